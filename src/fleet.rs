@@ -1,0 +1,130 @@
+//! The workers: who they are, whether they are well, how busy they are, what they serve.
+//!
+//! Routing reads a [`Snapshot`], which never changes; whatever changes makes a new one. Only load
+//! numbers and the breaker's state, which change with every request, are atomics inside.
+
+pub mod breaker;
+pub mod discovery;
+pub mod health;
+pub mod load;
+pub mod probe;
+pub mod registry;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use hyper::header::HeaderValue;
+use rustc_hash::FxHashMap;
+use serde::Deserialize;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use self::breaker::SharedBreaker;
+use self::health::Health;
+use self::load::Load;
+use crate::http::client;
+use crate::ids::Model;
+use crate::ids::WorkerId;
+
+/// What a worker does of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Prompts only; its blocks go to a decode worker.
+    Prefill,
+    /// Continues what a prefill worker began; takes whole requests too.
+    Decode,
+    #[default]
+    Both,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Both => "both",
+        })
+    }
+}
+
+/// A worker as some discovery lists it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member {
+    /// Unique in the fleet; the address where nothing better is known.
+    pub name: String,
+    /// `host:port`.
+    pub address: String,
+    pub role: Role,
+    /// Gets nothing new.
+    pub draining: bool,
+    /// What the worker is sent as `authorization`, if it wants a key.
+    pub authorization: Option<HeaderValue>,
+}
+
+/// One worker for as long as it is listed.
+#[derive(Debug)]
+pub struct Worker {
+    pub id: WorkerId,
+    pub name: Arc<str>,
+    pub role: Role,
+    pub authorization: Option<HeaderValue>,
+    pub pool: Arc<client::Pool>,
+    pub load: Load,
+    pub breaker: SharedBreaker,
+    /// Tokens that its prefix cache holds; 0 where it does not say.
+    pub cache_tokens: AtomicU64,
+}
+
+/// What was known of a worker when the snapshot was made.
+#[derive(Clone, Debug)]
+pub struct Status {
+    pub worker: Arc<Worker>,
+    pub health: Health,
+    /// Grows whenever what the worker held may be gone: it was down, or its process is a new one.
+    pub life: u64,
+    pub draining: bool,
+    pub facts: Arc<Facts>,
+}
+
+/// What a worker tells of itself, beside its load.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Model name -> the worker's own entry of `/v1/models`.
+    pub models: BTreeMap<Model, Box<RawValue>>,
+    pub version: Option<String>,
+}
+
+/// The fleet at one moment.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    pub workers: Vec<Status>,
+    /// Every model that some listed worker serves.
+    pub models: BTreeMap<Model, Arc<Group>>,
+}
+
+/// The workers that may take a model's next request.
+#[derive(Debug)]
+pub struct Group {
+    pub model: Model,
+    pub workers: Vec<Arc<Worker>>,
+    /// Places in `workers`.
+    pub place: FxHashMap<WorkerId, usize>,
+    /// The model's entry for `/v1/models`, as one of its workers gave it.
+    pub card: Box<RawValue>,
+}
+
+impl Snapshot {
+    /// Whether some worker can take some request.
+    pub fn is_ready(&self) -> bool {
+        self.models.values().any(|group| !group.workers.is_empty())
+    }
+
+    /// The model of a request that names none: the only one, if there is only one.
+    pub fn only_model(&self) -> Option<&Arc<Group>> {
+        let mut groups = self.models.values();
+        groups.next().filter(|_| groups.next().is_none())
+    }
+}

@@ -1,0 +1,81 @@
+//! Workers behind a DNS name: each of its addresses is one, and the name is resolved again and again.
+
+use std::time::Duration;
+
+use hyper::header::HeaderValue;
+
+use super::Discovery;
+use crate::fleet::Member;
+use crate::fleet::Role;
+
+#[derive(Debug)]
+pub struct Dns {
+    /// `host:port`.
+    name: String,
+    interval: Duration,
+    authorization: Option<HeaderValue>,
+    asked: bool,
+}
+
+impl Dns {
+    pub fn new(name: String, interval: Duration, authorization: Option<HeaderValue>) -> Self {
+        Self {
+            name,
+            interval,
+            authorization,
+            asked: false,
+        }
+    }
+}
+
+impl Discovery for Dns {
+    fn name(&self) -> &'static str {
+        "dns"
+    }
+
+    async fn next(&mut self) -> Result<Vec<Member>, String> {
+        if self.asked {
+            tokio::time::sleep(self.interval).await;
+        }
+        self.asked = true;
+        let found = tokio::net::lookup_host(&self.name)
+            .await
+            .map_err(|error| format!("cannot resolve {}: {error}", self.name))?;
+        // Resolvers rotate their answers; the fleet should not.
+        let mut addresses: Vec<String> = found.map(|address| address.to_string()).collect();
+        addresses.sort();
+        addresses.dedup();
+        if addresses.is_empty() {
+            return Err(format!("{} has no addresses", self.name));
+        }
+        let member = |address: String| Member {
+            name: address.clone(),
+            address,
+            role: Role::Both,
+            draining: false,
+            authorization: self.authorization.clone(),
+        };
+        Ok(addresses.into_iter().map(member).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn each_address_of_a_name_is_a_worker() {
+        let mut dns = Dns::new("127.0.0.1:8000".to_owned(), Duration::from_millis(1), None);
+        for _ in 0..2 {
+            let members = dns.next().await.unwrap();
+            assert_eq!(members.len(), 1);
+            assert_eq!(members[0].address, "127.0.0.1:8000");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_without_a_port_is_an_error_not_an_empty_fleet() {
+        let mut dns = Dns::new("127.0.0.1".to_owned(), Duration::from_millis(1), None);
+        assert!(dns.next().await.is_err());
+    }
+}

@@ -1,0 +1,183 @@
+//! Tasks that ask each worker how it is: `/health`, `/v1/models`, `/metrics`.
+
+mod engine;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+use tracing::info;
+use tracing::warn;
+
+use super::Facts;
+use super::Worker;
+use super::health;
+use super::health::Health;
+use super::load::Reported;
+use super::registry::Registry;
+use crate::http::drain::Tasks;
+use crate::ids::Model;
+use crate::ids::WorkerId;
+use crate::observe;
+
+/// Answers to a probe are small; `/metrics` of an engine with many models is the longest.
+const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// Models and version change only with a restart or a new adapter: every so many probes is enough.
+const FACTS_EVERY: u32 = 8;
+
+/// Keeps one probing task for each worker of the fleet.
+pub async fn run(registry: Arc<Registry>, settings: health::Settings, tasks: Tasks) {
+    let mut changes = registry.changes();
+    let mut running: BTreeMap<WorkerId, CancellationToken> = BTreeMap::new();
+    let stopped = tasks.stopped();
+    let mut stopped = std::pin::pin!(stopped);
+    loop {
+        let snapshot = registry.snapshot().clone();
+        let listed: BTreeMap<WorkerId, &Arc<Worker>> = snapshot
+            .workers
+            .iter()
+            .map(|status| (status.worker.id, &status.worker))
+            .collect();
+        running.retain(|id, token| {
+            let stays = listed.contains_key(id);
+            if !stays {
+                token.cancel();
+            }
+            stays
+        });
+        for (id, worker) in listed {
+            running.entry(id).or_insert_with(|| {
+                let token = CancellationToken::new();
+                let probing = probe(worker.clone(), registry.clone(), settings.clone());
+                let cancelled = token.clone().cancelled_owned();
+                let stopped = tasks.stopped();
+                tasks.spawn(async move {
+                    tokio::select! {
+                        () = probing => {}
+                        () = cancelled => {}
+                        () = stopped => {}
+                    }
+                });
+                token
+            });
+        }
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() { return },
+            () = &mut stopped => return,
+        }
+    }
+}
+
+async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, settings: health::Settings) {
+    let mut machine = health::Machine::new(&settings);
+    let limit = Duration::from_millis(settings.timeout_ms);
+    let interval = Duration::from_millis(settings.interval_ms);
+    let mut facts: Option<Facts> = None;
+    let mut started = None;
+    for round in 0u32.. {
+        let is_good = ask(&worker, "/health", limit).await.is_ok();
+        let turned_up = is_good && machine.health() != Health::Up;
+        if turned_up || (is_good && (facts.is_none() || round % FACTS_EVERY == 0)) {
+            // Before the worker takes requests: a worker whose models are unknown serves nothing.
+            match ask_models(&worker, limit).await {
+                Ok(mut found) => {
+                    found.version = ask(&worker, "/version", limit)
+                        .await
+                        .ok()
+                        .and_then(|body| engine::version(&body));
+                    registry.set_facts(worker.id, found.clone());
+                    facts = Some(found);
+                }
+                Err(error) => debug!(worker = %worker.name, error, "cannot list models"),
+            }
+        }
+        if is_good {
+            match ask(&worker, "/metrics", limit).await {
+                Ok(body) => {
+                    let seen = engine::metrics(&String::from_utf8_lossy(&body));
+                    if let (Some(before), Some(now)) = (started, seen.started)
+                        && before != now
+                    {
+                        info!(worker = %worker.name, "engine was restarted; its cache is empty");
+                        registry.restarted(worker.id);
+                    }
+                    started = seen.started.or(started);
+                    worker.load.report(Reported {
+                        at: observe::now(),
+                        running: seen.running,
+                        waiting: seen.waiting,
+                        kv_usage: seen.kv_usage,
+                    });
+                    worker
+                        .cache_tokens
+                        .store(seen.cache_tokens.unwrap_or(0), Relaxed);
+                }
+                Err(_) => worker.load.expire_report(),
+            }
+        } else {
+            worker.load.expire_report();
+        }
+        match machine.on_probe(is_good) {
+            Some(Health::Down) => {
+                warn!(worker = %worker.name, address = worker.pool.address(), "worker is down");
+                registry.set_health(worker.id, Health::Down);
+            }
+            Some(health) => {
+                let models: Vec<&str> = facts
+                    .iter()
+                    .flat_map(|facts| facts.models.keys())
+                    .map(|model| &**model)
+                    .collect();
+                info!(worker = %worker.name, ?models, "worker is up");
+                registry.set_health(worker.id, health);
+            }
+            None => {}
+        }
+        worker.pool.sweep(observe::now());
+        // Jitter, so that a thousand workers are not asked in one burst.
+        tokio::time::sleep(interval.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
+    }
+}
+
+/// One GET with a deadline; anything but 2xx is an error.
+async fn ask(worker: &Worker, path: &str, limit: Duration) -> Result<Bytes, String> {
+    let get = worker
+        .pool
+        .get(path, worker.authorization.as_ref(), ANSWER_BYTES_MAX);
+    match tokio::time::timeout(limit, get).await {
+        Err(_) => Err(format!("no answer to {path} within {limit:?}")),
+        Ok(Err(error)) => Err(error.to_string()),
+        Ok(Ok((status, _))) if !status.is_success() => Err(format!("{path} answered {status}")),
+        Ok(Ok((_, body))) => Ok(body),
+    }
+}
+
+async fn ask_models(worker: &Worker, limit: Duration) -> Result<Facts, String> {
+    #[derive(Deserialize)]
+    struct List {
+        data: Vec<Box<RawValue>>,
+    }
+    #[derive(Deserialize)]
+    struct Entry {
+        id: String,
+    }
+    let body = ask(worker, "/v1/models", limit).await?;
+    let list: List =
+        serde_json::from_slice(&body).map_err(|error| format!("/v1/models: {error}"))?;
+    let mut models: BTreeMap<Model, Box<RawValue>> = BTreeMap::new();
+    for card in list.data {
+        let entry: Entry =
+            serde_json::from_str(card.get()).map_err(|error| format!("/v1/models: {error}"))?;
+        models.insert(entry.id.into(), card);
+    }
+    Ok(Facts {
+        models,
+        ..Facts::default()
+    })
+}

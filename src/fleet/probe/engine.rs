@@ -1,0 +1,136 @@
+//! What an engine's own pages say. Pure. Names as vLLM 0.32 gives them.
+
+/// The few numbers of an engine's `/metrics` that concern a router.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct EngineMetrics {
+    pub(super) running: u32,
+    pub(super) waiting: u32,
+    /// Share of the KV cache in use, of the fullest rank.
+    pub(super) kv_usage: f64,
+    /// The process's start, in seconds since 1970: the same number is the same process.
+    pub(super) started: Option<f64>,
+    /// Tokens that the prefix cache holds.
+    pub(super) cache_tokens: Option<u64>,
+}
+
+/// Reads a page in the Prometheus text format. Ranks are added up; what is missing stays zero.
+pub(super) fn metrics(text: &str) -> EngineMetrics {
+    let mut found = EngineMetrics::default();
+    for line in text.lines() {
+        let Some((name, labels, value)) = sample(line) else {
+            continue;
+        };
+        match name {
+            "vllm:num_requests_running" => {
+                found.running = found.running.saturating_add(value as u32)
+            }
+            "vllm:num_requests_waiting" => {
+                found.waiting = found.waiting.saturating_add(value as u32)
+            }
+            "vllm:kv_cache_usage_perc" => found.kv_usage = found.kv_usage.max(value),
+            "process_start_time_seconds" => found.started = Some(value),
+            "vllm:cache_config_info" => {
+                let number = |name| label(labels, name)?.parse::<u64>().ok();
+                if let (Some(size), Some(blocks)) = (number("block_size"), number("num_gpu_blocks"))
+                {
+                    found.cache_tokens =
+                        Some(found.cache_tokens.unwrap_or(0) + size.saturating_mul(blocks));
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The `version` of `{"version":"0.32.0"}`.
+pub(super) fn version(body: &[u8]) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Version {
+        version: String,
+    }
+    serde_json::from_slice::<Version>(body)
+        .ok()
+        .map(|page| page.version)
+}
+
+/// `name{labels} value` -> its three parts.
+fn sample(line: &str) -> Option<(&str, &str, f64)> {
+    if line.starts_with('#') {
+        return None;
+    }
+    // Label values may hold spaces and braces, so the value is what follows the last brace.
+    let (name, labels, value) = match line.find('{') {
+        Some(open) => {
+            let close = line.rfind('}').filter(|close| *close > open)?;
+            (&line[..open], &line[open + 1..close], &line[close + 1..])
+        }
+        None => {
+            let (name, value) = line.split_once(' ')?;
+            (name, "", value)
+        }
+    };
+    let value = value.split_whitespace().next()?.parse().ok()?;
+    Some((name, labels, value))
+}
+
+fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
+    let start = labels
+        .match_indices(name)
+        .find(|(at, _)| {
+            (*at == 0 || labels[..*at].ends_with(','))
+                && labels[at + name.len()..].starts_with("=\"")
+        })?
+        .0;
+    labels[start + name.len() + 2..].split('"').next()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn two_ranks_are_added_up() {
+        let page = "# TYPE vllm:num_requests_running gauge\n\
+            vllm:num_requests_running{engine=\"0\",model_name=\"a b}\"} 2.0\n\
+            vllm:num_requests_running{engine=\"1\",model_name=\"a b}\"} 1.0\n\
+            vllm:num_requests_waiting{engine=\"0\"} 4.0\n\
+            vllm:num_requests_waiting_by_reason{engine=\"0\",reason=\"capacity\"} 9.0\n\
+            vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n\
+            vllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n\
+            process_start_time_seconds 1.79519653478802e+09\n\
+            vllm:cache_config_info{_block_size_resolved=\"True\",block_size=\"32\",num_gpu_blocks=\"160\",num_gpu_blocks_override=\"1\"} 1.0\n";
+        assert_eq!(
+            metrics(page),
+            EngineMetrics {
+                running: 3,
+                waiting: 4,
+                kv_usage: 0.5,
+                started: Some(1_795_196_534.788_02),
+                cache_tokens: Some(32 * 160),
+            }
+        );
+    }
+
+    #[test]
+    fn a_page_of_something_else_says_nothing() {
+        assert_eq!(
+            metrics("{\"detail\":\"Not Found\"}"),
+            EngineMetrics::default()
+        );
+        assert_eq!(version(b"<html>"), None);
+        assert_eq!(
+            version(b"{\"version\":\"0.32.0\"}").as_deref(),
+            Some("0.32.0")
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_page_makes_it_panic(page in "(vllm:[a-z_]{0,12}|[a-z\"=,{} é\n]{0,8}|\\{|\\}){0,20}") {
+            metrics(&page);
+        }
+    }
+}

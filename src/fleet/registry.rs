@@ -1,0 +1,429 @@
+//! Membership, health and facts -> a new immutable [`Snapshot`], swapped in on every change.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tokio::sync::watch;
+use tracing::info;
+use tracing::warn;
+
+use super::Facts;
+use super::Group;
+use super::Member;
+use super::Role;
+use super::Snapshot;
+use super::Status;
+use super::Worker;
+use super::breaker;
+use super::breaker::SharedBreaker;
+use super::health::Health;
+use super::load::Load;
+use crate::http::client;
+use crate::ids::WorkerId;
+
+/// The fleet's book-keeper. Readers take a snapshot with one pointer load.
+#[derive(Debug)]
+pub struct Registry {
+    snapshot: ArcSwap<Snapshot>,
+    book: Mutex<Book>,
+    client: client::Settings,
+    breaker: breaker::Settings,
+    workers_max: usize,
+    version: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    next_id: u32,
+    /// Discovery's name -> what it lists.
+    lists: BTreeMap<&'static str, Vec<Member>>,
+    /// In the order in which they joined, so that places are stable.
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    member: Member,
+    status: Status,
+    /// Drained by an operator, whatever the discovery says.
+    drained: bool,
+}
+
+impl Registry {
+    pub fn new(
+        client: client::Settings,
+        breaker: breaker::Settings,
+        workers_max: usize,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            snapshot: ArcSwap::default(),
+            book: Mutex::default(),
+            client,
+            breaker,
+            workers_max,
+            version: watch::Sender::new(0),
+        })
+    }
+
+    pub fn snapshot(&self) -> arc_swap::Guard<Arc<Snapshot>> {
+        self.snapshot.load()
+    }
+
+    /// Tells of every new snapshot.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// Takes what one discovery lists now; what others list stays.
+    pub fn set_members(&self, discovery: &'static str, members: Vec<Member>) {
+        let mut book = self.book.lock();
+        book.lists.insert(discovery, members);
+        let mut listed: BTreeMap<String, Member> = BTreeMap::new();
+        let mut order = Vec::new();
+        for member in book.lists.values().flatten() {
+            if listed
+                .insert(member.address.clone(), member.clone())
+                .is_none()
+            {
+                order.push(member.address.clone());
+            }
+        }
+        if order.len() > self.workers_max {
+            warn!(
+                listed = order.len(),
+                workers_max = self.workers_max,
+                "more workers than allowed; the last are left out"
+            );
+            for address in order.drain(self.workers_max..) {
+                listed.remove(&address);
+            }
+        }
+        book.entries.retain(|entry| {
+            // A worker whose role or credential changed is a new one: its connections and counts are not its own.
+            let stays = listed.get(&entry.member.address).is_some_and(|member| {
+                let draining = entry.member.draining;
+                Member {
+                    draining,
+                    ..member.clone()
+                } == entry.member
+            });
+            if !stays {
+                info!(worker = %entry.member.name, "worker left");
+            }
+            stays
+        });
+        for address in order {
+            let Some(member) = listed.remove(&address) else {
+                continue;
+            };
+            match book
+                .entries
+                .iter_mut()
+                .find(|entry| entry.member.address == address)
+            {
+                Some(entry) => {
+                    entry.member.draining = member.draining;
+                    entry.status.draining = member.draining || entry.drained;
+                }
+                None => {
+                    info!(worker = %member.name, address, role = %member.role, "worker joined");
+                    let entry = self.enter(&mut book, member);
+                    book.entries.push(entry);
+                }
+            }
+        }
+        self.publish(&book);
+    }
+
+    pub fn set_health(&self, id: WorkerId, health: Health) {
+        self.change(id, |entry| {
+            entry.status.health = health;
+            // A worker that was down may be another process when it comes back.
+            if health == Health::Down {
+                entry.status.life += 1;
+            }
+        });
+    }
+
+    pub fn set_facts(&self, id: WorkerId, facts: Facts) {
+        self.change(id, |entry| entry.status.facts = Arc::new(facts));
+    }
+
+    /// The engine process behind a worker is another one now: what it held is gone.
+    pub fn restarted(&self, id: WorkerId) {
+        self.change(id, |entry| entry.status.life += 1);
+    }
+
+    /// Lets a worker finish what it has and gives it nothing new, or takes it back. `false` if there
+    /// is no such worker.
+    pub fn set_drained(&self, name: &str, drained: bool) -> bool {
+        let mut book = self.book.lock();
+        let Some(entry) = book
+            .entries
+            .iter_mut()
+            .find(|entry| entry.member.name == name)
+        else {
+            return false;
+        };
+        entry.drained = drained;
+        entry.status.draining = drained || entry.member.draining;
+        info!(
+            worker = name,
+            drained, "worker drain changed by an operator"
+        );
+        self.publish(&book);
+        true
+    }
+
+    fn change(&self, id: WorkerId, change: impl FnOnce(&mut Entry)) {
+        let mut book = self.book.lock();
+        // A worker that has left in the meantime has nothing to change.
+        if let Some(entry) = book
+            .entries
+            .iter_mut()
+            .find(|entry| entry.status.worker.id == id)
+        {
+            change(entry);
+            self.publish(&book);
+        }
+    }
+
+    fn enter(&self, book: &mut Book, member: Member) -> Entry {
+        let id = WorkerId(book.next_id);
+        book.next_id += 1;
+        let worker = Arc::new(Worker {
+            id,
+            name: member.name.as_str().into(),
+            role: member.role,
+            authorization: member.authorization.clone(),
+            pool: client::Pool::new(member.address.clone(), self.client.clone()),
+            load: Load::default(),
+            breaker: SharedBreaker::new(self.breaker.clone()),
+            cache_tokens: AtomicU64::new(0),
+        });
+        let draining = member.draining;
+        let status = Status {
+            worker,
+            health: Health::Unknown,
+            life: 0,
+            draining,
+            facts: Arc::default(),
+        };
+        Entry {
+            member,
+            status,
+            drained: false,
+        }
+    }
+
+    fn publish(&self, book: &Book) {
+        self.snapshot.store(Arc::new(snapshot(
+            book.entries
+                .iter()
+                .map(|entry| entry.status.clone())
+                .collect(),
+        )));
+        self.version.send_modify(|version| *version += 1);
+    }
+}
+
+/// Groups workers by model. A model whose workers are all down keeps its (empty) group: it is
+/// unavailable, not unknown.
+fn snapshot(workers: Vec<Status>) -> Snapshot {
+    let mut models: BTreeMap<_, (Group, Vec<Arc<Worker>>)> = BTreeMap::new();
+    for status in &workers {
+        let takes_requests = status.health == Health::Up && !status.draining;
+        for (model, card) in &status.facts.models {
+            let (group, prefill) = models.entry(model.clone()).or_insert_with(|| {
+                let group = Group {
+                    model: model.clone(),
+                    workers: Vec::new(),
+                    place: FxHashMap::default(),
+                    card: card.clone(),
+                };
+                (group, Vec::new())
+            });
+            match status.worker.role {
+                _ if !takes_requests => {}
+                Role::Prefill => prefill.push(status.worker.clone()),
+                Role::Decode | Role::Both => group.workers.push(status.worker.clone()),
+            }
+        }
+    }
+    let models = models.into_iter().map(|(model, (mut group, prefill))| {
+        // Whole requests go to prefill workers only where there is nobody else.
+        if group.workers.is_empty() {
+            group.workers = prefill;
+        }
+        group.place = group
+            .workers
+            .iter()
+            .enumerate()
+            .map(|(place, worker)| (worker.id, place))
+            .collect();
+        (model, Arc::new(group))
+    });
+    Snapshot {
+        models: models.collect(),
+        workers,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub(crate) fn member(name: &str) -> Member {
+        Member {
+            name: name.to_owned(),
+            address: format!("{name}.test:8000"),
+            role: Role::Both,
+            draining: false,
+            authorization: None,
+        }
+    }
+
+    pub(crate) fn registry(names: &[&str]) -> Arc<Registry> {
+        let registry = Registry::new(
+            client::Settings::default(),
+            breaker::Settings::default(),
+            100,
+        );
+        registry.set_members("fixed", names.iter().map(|name| member(name)).collect());
+        registry
+    }
+
+    pub(crate) fn facts(models: &[&str]) -> Facts {
+        let card = serde_json::value::RawValue::from_string("{}".to_owned()).unwrap();
+        Facts {
+            models: models
+                .iter()
+                .map(|model| ((*model).into(), card.clone()))
+                .collect(),
+            ..Facts::default()
+        }
+    }
+
+    /// Brings every worker up with one model.
+    pub(crate) fn bring_up(registry: &Registry, model: &str) {
+        let ids: Vec<WorkerId> = registry
+            .snapshot()
+            .workers
+            .iter()
+            .map(|status| status.worker.id)
+            .collect();
+        for id in ids {
+            registry.set_health(id, Health::Up);
+            registry.set_facts(id, facts(&[model]));
+        }
+    }
+
+    pub(crate) fn worker(name: &str) -> Arc<Worker> {
+        registry(&[name]).snapshot().workers[0].worker.clone()
+    }
+
+    fn group_of(registry: &Registry, model: &str) -> Option<Vec<String>> {
+        let snapshot = registry.snapshot();
+        let group = snapshot.models.get(model)?;
+        Some(
+            group
+                .workers
+                .iter()
+                .map(|worker| worker.name.to_string())
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn a_worker_takes_requests_once_it_is_up_and_its_models_are_known() {
+        let registry = registry(&["a", "b"]);
+        let id = registry.snapshot().workers[0].worker.id;
+        assert!(!registry.snapshot().is_ready());
+        registry.set_facts(id, facts(&["m"]));
+        assert_eq!(group_of(&registry, "m"), Some(vec![]));
+        registry.set_health(id, Health::Up);
+        assert_eq!(group_of(&registry, "m"), Some(vec!["a".to_owned()]));
+        assert!(registry.snapshot().is_ready());
+    }
+
+    #[test]
+    fn a_model_whose_workers_are_down_is_still_known() {
+        let registry = registry(&["a"]);
+        bring_up(&registry, "m");
+        registry.set_health(registry.snapshot().workers[0].worker.id, Health::Down);
+        assert_eq!(group_of(&registry, "m"), Some(vec![]));
+        assert_eq!(group_of(&registry, "other"), None);
+    }
+
+    #[test]
+    fn a_draining_worker_gets_nothing_new_and_can_come_back() {
+        let registry = registry(&["a", "b"]);
+        bring_up(&registry, "m");
+        assert!(registry.set_drained("a", true));
+        assert_eq!(group_of(&registry, "m"), Some(vec!["b".to_owned()]));
+        assert!(registry.set_drained("a", false));
+        assert_eq!(group_of(&registry, "m").unwrap().len(), 2);
+        assert!(!registry.set_drained("nobody", true));
+    }
+
+    #[test]
+    fn a_worker_that_left_and_came_back_is_another_one() {
+        let registry = registry(&["a"]);
+        let first = registry.snapshot().workers[0].worker.id;
+        registry.set_members("fixed", vec![]);
+        registry.set_members("fixed", vec![member("a")]);
+        assert_ne!(registry.snapshot().workers[0].worker.id, first);
+    }
+
+    #[test]
+    fn prefill_workers_take_whole_requests_only_where_nobody_else_can() {
+        let registry = registry(&[]);
+        let with_role = |name, role| Member {
+            role,
+            ..member(name)
+        };
+        registry.set_members(
+            "fixed",
+            vec![with_role("p", Role::Prefill), with_role("d", Role::Decode)],
+        );
+        bring_up(&registry, "m");
+        assert_eq!(group_of(&registry, "m"), Some(vec!["d".to_owned()]));
+        registry.set_members("fixed", vec![with_role("p", Role::Prefill)]);
+        assert_eq!(group_of(&registry, "m"), Some(vec!["p".to_owned()]));
+    }
+
+    proptest! {
+        /// Against a set of names: two discoveries list any names in any order, over and over.
+        #[test]
+        fn the_snapshot_lists_the_union_and_keeps_who_stays(
+            lists in proptest::collection::vec((any::<bool>(), proptest::collection::vec(0u8..6, 0..6)), 0..12),
+        ) {
+            let registry = registry(&[]);
+            let mut model: [std::collections::BTreeSet<u8>; 2] = Default::default();
+            for (second, names) in lists {
+                let before: BTreeMap<String, WorkerId> = registry.snapshot().workers.iter()
+                    .map(|status| (status.worker.name.to_string(), status.worker.id)).collect();
+                let members = names.iter().map(|name| member(&name.to_string())).collect();
+                registry.set_members(if second { "dns" } else { "fixed" }, members);
+                model[usize::from(second)] = names.into_iter().collect();
+                let expected: std::collections::BTreeSet<String> =
+                    model.iter().flatten().map(u8::to_string).collect();
+                let snapshot = registry.snapshot();
+                let listed: Vec<String> = snapshot.workers.iter().map(|status| status.worker.name.to_string()).collect();
+                prop_assert_eq!(listed.len(), expected.len());
+                prop_assert_eq!(listed.into_iter().collect::<std::collections::BTreeSet<_>>(), expected);
+                for status in &snapshot.workers {
+                    if let Some(id) = before.get(&*status.worker.name) {
+                        prop_assert_eq!(status.worker.id, *id);
+                    }
+                }
+            }
+        }
+    }
+}

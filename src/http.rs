@@ -1,0 +1,37 @@
+//! Transport: bodies, listeners, connections. Knows nothing of models, workers or routing.
+
+pub mod client;
+pub mod drain;
+pub mod server;
+pub mod sse;
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use http_body_util::Full;
+use http_body_util::combinators::UnsyncBoxBody;
+
+/// Why a body broke off. Opaque: nobody downstream acts on the difference.
+pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The body of an answer: whole, or frames as they come from an engine.
+pub type Body = UnsyncBoxBody<Bytes, BodyError>;
+
+/// A body that is already whole.
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into())
+        .map_err(|never| match never {})
+        .boxed_unsync()
+}
+
+/// Headers that describe one connection and are never passed on (RFC 9110, section 7.6.1), with the
+/// old ones that some clients still send.
+pub const HOP_BY_HOP: [hyper::header::HeaderName; 8] = [
+    hyper::header::CONNECTION,
+    hyper::header::PROXY_AUTHENTICATE,
+    hyper::header::PROXY_AUTHORIZATION,
+    hyper::header::TE,
+    hyper::header::TRAILER,
+    hyper::header::TRANSFER_ENCODING,
+    hyper::header::UPGRADE,
+    hyper::header::HeaderName::from_static("keep-alive"),
+];

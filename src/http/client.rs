@@ -1,0 +1,353 @@
+//! Pooled HTTP/1.1 connections to one engine.
+//!
+//! A connection has no task of its own: whoever waits for its answer drives it. That saves a wake-up
+//! between threads for every frame, and dropping an answer half-way closes the socket in the same
+//! instant, which is what stops the engine's work.
+
+use std::fmt;
+use std::future::Future;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Context;
+use std::task::Poll;
+use std::task::Waker;
+use std::time::Duration;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http_body::Body as _;
+use http_body::Frame;
+use http_body::SizeHint;
+use http_body_util::BodyExt;
+use http_body_util::Full;
+use hyper::Request;
+use hyper::Response;
+use hyper::Uri;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde::Serialize;
+use tokio::net::TcpStream;
+
+use super::BodyError;
+use crate::observe;
+
+/// Limits of the connections to one worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    pub connect_timeout_ms: u64,
+    /// How long a connection may wait in the pool. Below the 5 s after which vLLM's server closes it.
+    pub pool_idle_timeout_ms: u64,
+    /// Connections that wait in one worker's pool; more are closed after use.
+    pub pool_idle_max: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            connect_timeout_ms: 2_000,
+            pool_idle_timeout_ms: 4_000,
+            pool_idle_max: 256,
+        }
+    }
+}
+
+/// Why a request got no answer.
+#[derive(Debug)]
+pub enum Error {
+    /// No connection: nothing was sent.
+    Connect(io::Error),
+    /// A connection that had waited in the pool broke before the answer: the engine had closed it.
+    Stale(hyper::Error),
+    /// A new connection broke before the answer.
+    Broken(hyper::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Connect(error) => write!(f, "cannot connect: {error}"),
+            Error::Stale(error) | Error::Broken(error) => {
+                write!(f, "connection closed before an answer: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The connections to one address.
+#[derive(Debug)]
+pub struct Pool {
+    address: String,
+    settings: Settings,
+    idle: Mutex<Vec<Idle>>,
+}
+
+struct Idle {
+    connection: Connection,
+    since: Instant,
+}
+
+impl fmt::Debug for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idle")
+            .field("since", &self.since)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// `address` is `host:port`; a name is resolved at each connect.
+    pub fn new(address: String, settings: Settings) -> Arc<Self> {
+        Arc::new(Self {
+            address,
+            settings,
+            idle: Mutex::default(),
+        })
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Sends a request, over a waiting connection if there is one.
+    pub async fn send(
+        self: &Arc<Self>,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<EngineBody>, Error> {
+        match self.take() {
+            Some(connection) => connection
+                .exchange(request, self)
+                .await
+                .map_err(Error::Stale),
+            None => self.send_anew(request).await,
+        }
+    }
+
+    /// Sends a request over a new connection.
+    pub async fn send_anew(
+        self: &Arc<Self>,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<EngineBody>, Error> {
+        let limit = Duration::from_millis(self.settings.connect_timeout_ms);
+        let stream = tokio::time::timeout(limit, TcpStream::connect(&self.address))
+            .await
+            .unwrap_or_else(|_| {
+                Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "no connection within the limit",
+                ))
+            })
+            .map_err(Error::Connect)?;
+        let _ = stream.set_nodelay(true);
+        let (sender, driver) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(Error::Broken)?;
+        let connection = Connection {
+            sender,
+            driver: Box::pin(driver),
+            ended: false,
+        };
+        connection
+            .exchange(request, self)
+            .await
+            .map_err(Error::Broken)
+    }
+
+    /// A small GET, read whole: health, models, metrics.
+    pub async fn get(
+        self: &Arc<Self>,
+        path: &str,
+        authorization: Option<&hyper::header::HeaderValue>,
+        body_bytes_max: usize,
+    ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
+        let build = || {
+            let mut request = Request::get(path).header(hyper::header::HOST, &self.address);
+            if let Some(value) = authorization {
+                request = request.header(hyper::header::AUTHORIZATION, value);
+            }
+            request.body(Full::default())
+        };
+        let answer = match self.send(build()?).await {
+            Err(Error::Stale(_)) => self.send_anew(build()?).await?,
+            other => other?,
+        };
+        let status = answer.status();
+        let body = http_body_util::Limited::new(answer.into_body(), body_bytes_max)
+            .collect()
+            .await?;
+        Ok((status, body.to_bytes()))
+    }
+
+    /// Closes connections that have waited too long. Returns how many still wait.
+    pub fn sweep(&self, now: Instant) -> usize {
+        let mut idle = self.idle.lock();
+        idle.retain(|idle| !self.is_old(idle, now));
+        idle.len()
+    }
+
+    fn take(&self) -> Option<Connection> {
+        let now = observe::now();
+        loop {
+            // The last one in: the others may then grow old and go.
+            let idle = self.idle.lock().pop()?;
+            if self.is_old(&idle, now) {
+                continue;
+            }
+            let mut connection = idle.connection;
+            if connection.is_usable() {
+                return Some(connection);
+            }
+        }
+    }
+
+    fn put(&self, connection: Connection) {
+        let mut idle = self.idle.lock();
+        if idle.len() < self.settings.pool_idle_max as usize {
+            idle.push(Idle {
+                connection,
+                since: observe::now(),
+            });
+        }
+    }
+
+    fn is_old(&self, idle: &Idle, now: Instant) -> bool {
+        let limit = Duration::from_millis(self.settings.pool_idle_timeout_ms);
+        now.saturating_duration_since(idle.since) > limit
+    }
+}
+
+/// A request target in origin form, which is what HTTP/1.1 sends to a server.
+pub fn origin_form(uri: &Uri) -> Uri {
+    uri.path_and_query()
+        .cloned()
+        .map(Uri::from)
+        .unwrap_or_default()
+}
+
+struct Connection {
+    sender: http1::SendRequest<Full<Bytes>>,
+    driver: Pin<Box<http1::Connection<TokioIo<TcpStream>, Full<Bytes>>>>,
+    ended: bool,
+}
+
+impl Connection {
+    async fn exchange(
+        mut self,
+        request: Request<Full<Bytes>>,
+        pool: &Arc<Pool>,
+    ) -> Result<Response<EngineBody>, hyper::Error> {
+        let mut answer = pin!(self.sender.send_request(request));
+        // Only the driver makes an answer, and this task polls both: the answer needs no waker.
+        let answer = poll_fn(|cx| {
+            if !self.ended {
+                self.ended = self.driver.as_mut().poll(cx).is_ready();
+            }
+            answer
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+        })
+        .await?;
+        let pool = pool.clone();
+        Ok(answer.map(|incoming| {
+            let mut body = EngineBody {
+                incoming,
+                connection: Some(self),
+                pool,
+            };
+            body.finish_if_ended();
+            body
+        }))
+    }
+
+    /// Drives what can be done without waiting.
+    fn nudge(&mut self) {
+        if !self.ended {
+            self.ended = self
+                .driver
+                .as_mut()
+                .poll(&mut Context::from_waker(Waker::noop()))
+                .is_ready();
+        }
+    }
+
+    fn is_usable(&mut self) -> bool {
+        self.nudge();
+        !self.ended && self.sender.is_ready()
+    }
+}
+
+/// The body of an engine's answer, with the connection that it comes over. Read to its end, the
+/// connection goes back to the pool; dropped before, the connection closes.
+pub struct EngineBody {
+    incoming: Incoming,
+    connection: Option<Connection>,
+    pool: Arc<Pool>,
+}
+
+impl fmt::Debug for EngineBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineBody")
+            .field("address", &self.pool.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EngineBody {
+    fn finish_if_ended(&mut self) {
+        if self.incoming.is_end_stream() {
+            self.finish();
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(mut connection) = self.connection.take()
+            && connection.is_usable()
+        {
+            self.pool.put(connection);
+        }
+    }
+}
+
+impl http_body::Body for EngineBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = self.get_mut();
+        let mut quiet = Context::from_waker(Waker::noop());
+        let mut frame = Pin::new(&mut this.incoming).poll_frame(&mut quiet);
+        if frame.is_pending()
+            && let Some(connection) = &mut this.connection
+            && !connection.ended
+        {
+            connection.ended = connection.driver.as_mut().poll(cx).is_ready();
+            frame = Pin::new(&mut this.incoming).poll_frame(&mut quiet);
+        }
+        match &frame {
+            Poll::Ready(Some(Ok(_))) => this.finish_if_ended(),
+            Poll::Ready(None) => this.finish(),
+            Poll::Ready(Some(Err(_))) => this.connection = None,
+            Poll::Pending => {}
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}

@@ -1,0 +1,19 @@
+//! What each worker's cache holds, as far as it is known.
+
+pub mod block;
+pub mod predicted;
+
+use smallvec::SmallVec;
+
+use crate::ids::WorkerId;
+
+/// A worker that holds the start of a prompt, and how much of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    pub worker: WorkerId,
+    /// Blocks from the prompt's start.
+    pub blocks: u32,
+}
+
+/// The deepest holders of one prompt, deepest first.
+pub type Overlap = SmallVec<[Holder; 8]>;

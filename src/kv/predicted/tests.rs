@@ -1,0 +1,178 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::kv::block;
+use crate::observe;
+
+const TOKENS: u32 = 10;
+
+fn index(settings: Settings) -> Predicted {
+    Predicted::new(settings, Metrics::new(&Registry::default()), observe::now())
+}
+
+fn prompt(locals: &[u64]) -> Vec<Block> {
+    block::chain(
+        block::start("m", None),
+        locals.iter().map(|local| (*local, TOKENS)),
+    )
+}
+
+fn depths(index: &Predicted, prompt: &[Block]) -> Vec<(u32, u32)> {
+    index
+        .overlap(prompt, 8, 0)
+        .iter()
+        .map(|holder| (holder.worker.0, holder.blocks))
+        .collect()
+}
+
+#[test]
+fn the_deepest_holder_comes_first() {
+    let index = index(Settings::default());
+    let now = index.born;
+    index.record(now, WorkerId(1), 0, &prompt(&[1, 2]));
+    index.record(now, WorkerId(2), 0, &prompt(&[1, 2, 3, 4]));
+    index.record(now, WorkerId(3), 0, &prompt(&[1, 9]));
+    assert_eq!(
+        depths(&index, &prompt(&[1, 2, 3, 5])),
+        [(2, 3), (1, 2), (3, 1)]
+    );
+    assert_eq!(depths(&index, &prompt(&[7])), []);
+    assert_eq!(depths(&index, &[]), []);
+    assert_eq!(index.depth(WorkerId(1), &prompt(&[1, 2, 3])), 2);
+}
+
+#[test]
+fn where_many_hold_equally_much_the_seed_picks() {
+    let index = index(Settings::default());
+    for worker in 0..10 {
+        index.record(index.born, WorkerId(worker), 0, &prompt(&[1]));
+    }
+    let first = |seed| index.overlap(&prompt(&[1, 2]), 2, seed)[0].worker.0;
+    assert_eq!((first(3), first(14)), (3, 4));
+    assert_eq!(index.overlap(&prompt(&[1, 2]), 2, 9).len(), 2);
+}
+
+#[test]
+fn a_full_worker_forgets_the_tail_of_what_was_used_longest_ago() {
+    let index = index(Settings {
+        tokens_per_worker: 50,
+        ..Settings::default()
+    });
+    let worker = WorkerId(1);
+    index.record(index.born, worker, 0, &prompt(&[1, 2, 3]));
+    index.record(index.born, worker, 0, &prompt(&[4, 5]));
+    index.record(index.born, worker, 0, &prompt(&[1]));
+    index.record(index.born, worker, 0, &prompt(&[6]));
+    assert_eq!(index.depth(worker, &prompt(&[1, 2, 3])), 2);
+    assert_eq!(index.depth(worker, &prompt(&[4, 5])), 2);
+    assert_eq!(index.size(worker), (5, 50));
+    // The engine knows better how much it holds.
+    index.record(index.born, worker, 20, &prompt(&[6]));
+    assert_eq!(index.size(worker), (2, 20));
+}
+
+#[test]
+fn what_was_not_used_for_long_is_forgotten() {
+    let index = index(Settings {
+        age_max_s: 60,
+        ..Settings::default()
+    });
+    let worker = WorkerId(1);
+    index.record(index.born, worker, 0, &prompt(&[1, 2]));
+    index.record(
+        index.born + Duration::from_secs(40),
+        worker,
+        0,
+        &prompt(&[1]),
+    );
+    index.record(
+        index.born + Duration::from_secs(90),
+        worker,
+        0,
+        &prompt(&[9]),
+    );
+    assert_eq!(index.depth(worker, &prompt(&[1, 2])), 1);
+}
+
+#[test]
+fn memory_is_shared_by_the_workers() {
+    let index = index(Settings {
+        blocks_max: 6,
+        ..Settings::default()
+    });
+    for worker in 0..3 {
+        index.record(index.born, WorkerId(worker), 0, &prompt(&[1, 2, 3, 4]));
+        index.record(index.born, WorkerId(worker), 0, &prompt(&[1, 2, 3, 4]));
+    }
+    assert_eq!(index.size(WorkerId(2)), (2, 20));
+}
+
+#[test]
+fn a_worker_that_is_gone_leaves_nothing() {
+    let index = index(Settings::default());
+    index.record(index.born, WorkerId(1), 0, &prompt(&[1, 2]));
+    index.record(index.born, WorkerId(2), 0, &prompt(&[1]));
+    index.forget(WorkerId(1));
+    assert_eq!(depths(&index, &prompt(&[1, 2])), [(2, 1)]);
+    index.forget(WorkerId(2));
+    assert!(index.holders.is_empty());
+    assert_eq!(index.metrics.blocks.get(), 0);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Record { worker: u32, prompt: Vec<u64> },
+    Forget { worker: u32 },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        8 => (0u32..3, proptest::collection::vec(0u64..3, 1..7))
+            .prop_map(|(worker, prompt)| Step::Record { worker, prompt }),
+        1 => (0u32..3).prop_map(|worker| Step::Forget { worker }),
+    ];
+    proptest::collection::vec(step, 0..60)
+}
+
+proptest! {
+    /// Against a literal LRU: a list of prefixes in order of use, from which the first is dropped.
+    #[test]
+    fn it_holds_what_a_plain_lru_holds(steps in steps(), capacity in 1usize..12) {
+        let index = index(Settings { tokens_per_worker: capacity as u64 * u64::from(TOKENS), ..Settings::default() });
+        let mut model: BTreeMap<u32, Vec<Vec<u64>>> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Forget { worker } => {
+                    index.forget(WorkerId(worker));
+                    model.remove(&worker);
+                }
+                Step::Record { worker, prompt: locals } => {
+                    index.record(index.born, WorkerId(worker), 0, &prompt(&locals));
+                    let held = model.entry(worker).or_default();
+                    for end in (1..=locals.len()).rev() {
+                        held.retain(|prefix| prefix != &locals[..end]);
+                        held.push(locals[..end].to_vec());
+                    }
+                    let surplus = held.len().saturating_sub(capacity);
+                    held.drain(..surplus);
+                }
+            }
+            for worker in 0..3 {
+                let held = model.get(&worker).cloned().unwrap_or_default();
+                prop_assert_eq!(index.size(WorkerId(worker)).0, held.len());
+                for prefix in &held {
+                    prop_assert_eq!(index.depth(WorkerId(worker), &prompt(prefix)) as usize, prefix.len());
+                }
+            }
+            let asked = prompt(&[0, 1, 2, 0]);
+            let mut expected: Vec<(u32, u32)> = (0..3)
+                .map(|worker| (worker, index.depth(WorkerId(worker), &asked)))
+                .filter(|(_, depth)| *depth > 0)
+                .collect();
+            expected.sort_by_key(|(worker, depth)| (std::cmp::Reverse(*depth), *worker));
+            prop_assert_eq!(depths(&index, &asked), expected);
+        }
+    }
+}

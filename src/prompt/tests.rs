@@ -1,0 +1,212 @@
+use proptest::prelude::*;
+use serde_json::Value;
+use serde_json::json;
+
+use super::*;
+
+fn peeked(api: Api, body: &Value) -> Prompt {
+    peek(api, body.to_string().as_bytes(), 64).unwrap().prompt
+}
+
+fn chat(messages: &Value) -> Prompt {
+    peeked(Api::Chat, &json!({"model": "m", "messages": messages}))
+}
+
+fn user(text: &str) -> Value {
+    json!({"role": "user", "content": text})
+}
+
+#[test]
+fn the_fields_that_routing_needs_are_found_wherever_they_stand() {
+    let body = br#" {"unknown": [{"model": "no"}], "stream" : true, "user":"u\u0031",
+        "messages": [], "prompt_cache_key": "k", "session_id": "s", "cache_salt": "c", "model": "tiny"} "#;
+    let peek = peek(Api::Chat, body, 64).unwrap();
+    assert_eq!(peek.model.as_deref(), Some("tiny"));
+    assert!(peek.is_stream);
+    assert_eq!(peek.user.as_deref(), Some("u1"));
+    assert_eq!(peek.prompt_cache_key.as_deref(), Some("k"));
+    assert_eq!(peek.session_id.as_deref(), Some("s"));
+    assert_eq!(peek.cache_salt.as_deref(), Some("c"));
+}
+
+fn check_error(api: Api, body: &str, expected: &str) {
+    let error = peek(api, body.as_bytes(), 64).unwrap_err().to_string();
+    assert!(error.contains(expected), "{body}: {error}");
+}
+
+#[test]
+fn a_body_that_is_no_json_object_says_where() {
+    check_error(Api::Chat, "", "EOF while parsing");
+    check_error(Api::Chat, "{\"model\": \"tiny\", ", "line 1 column 18");
+    check_error(Api::Chat, "[1]", "a JSON object");
+    check_error(Api::Chat, "{} {}", "trailing characters");
+    check_error(Api::Chat, "{\"model\": 7}", "`model` must be a string");
+    let deep = format!("{{\"messages\": {}", "[".repeat(100_000));
+    assert!(
+        peek(Api::Chat, deep.as_bytes(), 64)
+            .unwrap_err()
+            .to_string()
+            .contains("recursion limit")
+    );
+}
+
+#[test]
+fn fields_between_router_and_engine_are_refused_by_name() {
+    for name in ["kv_transfer_params", "ec_transfer_params"] {
+        for api in [Api::Chat, Api::Completions, Api::Responses] {
+            check_error(api, &format!("{{\"{name}\": {{}}}}"), name);
+        }
+    }
+    check_error(Api::Responses, r#"{"request_id": "x"}"#, "request_id");
+    check_error(
+        Api::Chat,
+        r#"{"kv_transfer\u005fparams": 1}"#,
+        "kv_transfer_params",
+    );
+    check_error(
+        Api::Chat,
+        r#"{"kv_transfer_params": null, "kv_transfer_params": 1}"#,
+        "kv_transfer_params",
+    );
+    let hidden = [
+        r#"{"vllm_xargs": {"kv_cache_report_mode": "full"}}"#,
+        r#"{"vllm_xargs": {"a": 1, "kv_cache_report\u005fmode": "full"}}"#,
+        r#"{"vllm_xargs": {"kv_cache_report_mode": null, "kv_cache_report_mode": "full"}}"#,
+    ];
+    for body in hidden {
+        check_error(Api::Chat, body, "vllm_xargs.kv_cache_report_mode");
+    }
+}
+
+#[test]
+fn what_an_engine_answers_may_be_sent_back_to_it_as_null() {
+    let body = br#"{"kv_transfer_params": null, "vllm_xargs": {"mine": 1}, "request_id": "x"}"#;
+    assert!(peek(Api::Chat, body, 64).is_ok());
+}
+
+#[test]
+fn white_space_and_escapes_do_not_change_a_prompt() {
+    let text = "naïve \"quoted\"\n".repeat(40);
+    let plain = json!({"messages": [user(&text)]}).to_string();
+    let mut escaped = String::new();
+    for c in plain.chars() {
+        match c {
+            'ï' => escaped.push_str("\\u00ef"),
+            ',' | ':' => escaped.extend([c, ' ']),
+            _ => escaped.push(c),
+        }
+    }
+    // Commas and colons inside texts are none here, so the two bodies mean the same.
+    let a = peek(Api::Chat, plain.as_bytes(), 64).unwrap().prompt;
+    let b = peek(Api::Chat, escaped.as_bytes(), 64).unwrap().prompt;
+    assert_eq!(a, b);
+    assert!(a.blocks.len() > 5);
+}
+
+#[test]
+fn tools_and_instructions_come_first_wherever_the_body_has_them() {
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let long = "x".repeat(300);
+    let first = format!(r#"{{"tools": {tools}, "instructions": "be brief", "input": "{long}"}}"#);
+    let last = format!(r#"{{"input": "{long}", "instructions": "be brief", "tools": {tools}}}"#);
+    let first = peek(Api::Responses, first.as_bytes(), 64).unwrap().prompt;
+    assert_eq!(
+        first,
+        peek(Api::Responses, last.as_bytes(), 64).unwrap().prompt
+    );
+    let without = peeked(Api::Responses, &json!({"input": long}));
+    assert_ne!(first.blocks[0], without.blocks[0]);
+    assert_eq!(
+        first.blocks[first.blocks.len() - without.blocks.len()..],
+        without.blocks
+    );
+}
+
+#[test]
+fn every_part_that_shapes_the_prompt_shapes_its_blocks() {
+    let long = "y".repeat(200);
+    let base = json!({"messages": [user(&long)], "tools": [{"name": "a"}]});
+    let base_blocks = peeked(Api::Chat, &base).blocks;
+    for (place, value) in [
+        ("/messages/0/role", json!("system")),
+        ("/tools/0/name", json!("b")),
+        ("/tools", json!(null)),
+        (
+            "/messages/0/content",
+            json!([{"type": "image_url", "image_url": {"url": "data:..."}}, {"type": "text", "text": long}]),
+        ),
+    ] {
+        let mut other = base.clone();
+        *other.pointer_mut(place).unwrap() = value;
+        let other = peeked(Api::Chat, &other).blocks;
+        assert!(
+            other[0] != base_blocks[0] || other[1] != base_blocks[1],
+            "{place}"
+        );
+    }
+    let mut sampled = base.clone();
+    sampled["temperature"] = json!(0.3);
+    assert_eq!(peeked(Api::Chat, &sampled).blocks, base_blocks);
+}
+
+#[test]
+fn an_image_counts_by_what_it_costs_not_by_its_bytes() {
+    let with_image = |data: &str| {
+        chat(&json!([{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": data}}, {"type": "text", "text": "what is it? ".repeat(20)}]}]))
+    };
+    let (small, large) = (with_image("data:1"), with_image(&"data:2".repeat(10_000)));
+    assert_eq!(small.bytes, large.bytes);
+    assert!(small.bytes > 3_200 && small.bytes < 4_000);
+    assert_ne!(small.blocks, large.blocks);
+    let in_blocks: u64 = small
+        .blocks
+        .iter()
+        .map(|block| u64::from(block.bytes))
+        .sum();
+    assert!((small.bytes - 64..=small.bytes).contains(&in_blocks));
+}
+
+#[test]
+fn token_ids_are_a_prompt_too() {
+    let ids: Vec<u32> = (0..64).collect();
+    let prompt = peeked(Api::Completions, &json!({"prompt": ids}));
+    assert_eq!((prompt.bytes, prompt.blocks.len()), (256, 4));
+}
+
+#[test]
+fn a_long_prompt_has_few_blocks() {
+    let prompt = chat(&json!([user(&"z".repeat(4_000_000))]));
+    assert!(prompt.blocks.len() < 1_000, "{}", prompt.blocks.len());
+}
+
+proptest! {
+    /// A conversation that grows keeps every block it had.
+    #[test]
+    fn the_next_turn_begins_with_the_blocks_of_this_one(
+        turns in proptest::collection::vec("[a-zé\"\\\\ ]{0,200}", 1..8),
+        next in "[a-z]{0,300}",
+    ) {
+        let mut messages: Vec<Value> = turns.iter().map(|turn| user(turn)).collect();
+        let now = chat(&Value::from(messages.clone()));
+        messages.push(user(&next));
+        let later = chat(&Value::from(messages));
+        prop_assert!(later.blocks.starts_with(&now.blocks));
+        prop_assert!(later.bytes > now.bytes);
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = peek(Api::Chat, &body, 64);
+    }
+
+    /// A body that has been damaged anywhere is read or refused, never worse.
+    #[test]
+    fn no_damage_makes_it_panic(at in any::<usize>(), byte in any::<u8>(), api in 0usize..3) {
+        let mut body = json!({"model": "m", "stream": true, "tools": [{"a": 1.5}], "vllm_xargs": {"b": -1},
+            "messages": [{"role": "user", "content": [{"image_url": {"url": "x"}}, "t"]}]}).to_string().into_bytes();
+        let at = at % body.len();
+        body[at] = byte;
+        let _ = peek([Api::Chat, Api::Completions, Api::Responses][api], &body, 16);
+    }
+}

@@ -1,0 +1,154 @@
+//! The choice of a worker: a pure function of a request and a view of the fleet, which says why.
+//!
+//! No I/O, no lock, no clock, no randomness but the request's seed: the same view gives the same
+//! decision.
+
+pub mod cost;
+pub mod policy;
+pub mod sticky;
+
+use serde::Deserialize;
+use serde::Serialize;
+
+pub use self::policy::Policy;
+pub use self::policy::decide;
+
+/// How a model's requests are spread.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    pub policy: Policy,
+    /// cache_aware: how much a token to compute weighs beyond the time it takes, since computing it
+    /// also delays everyone behind it.
+    pub lambda: f64,
+    /// cache_aware: what a token that others are decoding weighs against one to compute.
+    pub mu: f64,
+    /// cache_aware: how many of the workers that hold the most of the prompt are looked at.
+    pub holders: u32,
+    /// How many other workers are looked at, drawn anew for each request; in a fleet of up to so
+    /// many, all are.
+    pub sampled: u32,
+    /// consistent_hash: what stays together; the first that a request has. `header:NAME`, or a field
+    /// of the body: `session_id`, `prompt_cache_key`, `user`.
+    pub hash_on: Vec<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            policy: Policy::CacheAware,
+            // Both from simulation over two public traces: flat between 2 and 8, and 0.02 costs at most 5 % of
+            // TTFT for evener decoding.
+            lambda: 2.0,
+            mu: 0.02,
+            holders: 8,
+            // The best of 16 drawn is among the least busy 6 %, at a cost that does not grow with the fleet.
+            sampled: 16,
+            hash_on: [
+                "header:x-session-id",
+                "session_id",
+                "prompt_cache_key",
+                "user",
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+        }
+    }
+}
+
+/// What a decision needs to know of a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Request {
+    pub prompt_tokens: u32,
+    /// The hash of what keeps requests together, for consistent_hash.
+    pub affinity: Option<u64>,
+    /// Counts the model's requests, for round_robin.
+    pub ticket: u64,
+    /// Breaks ties and draws samples.
+    pub seed: u64,
+}
+
+/// One worker at the moment of a decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct State {
+    /// Whether it may be chosen at all.
+    pub is_usable: bool,
+    pub requests: u32,
+    /// Uncached prompt tokens that it has been given and has not computed yet.
+    pub pending_tokens: u64,
+    /// Prompt tokens of the requests that it is decoding.
+    pub decode_tokens: u64,
+}
+
+/// The workers that serve a model, by place.
+pub trait View {
+    fn len(&self) -> usize;
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn state(&self, place: usize) -> State;
+
+    /// Stays the same for a worker as long as it is called the same, on every replica.
+    fn identity(&self, place: usize) -> u64;
+
+    /// The workers known to hold the most of the prompt.
+    fn holders(&self) -> &[usize];
+
+    /// Tokens of the prompt's start that a worker holds.
+    fn cached_tokens(&self, place: usize) -> u32;
+}
+
+/// Why a worker was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// It holds more of the prompt than any other.
+    Warmest,
+    /// Another one holds more, and is too busy to be worth it.
+    LessBusy,
+    /// Nobody holds any of it: the cheapest.
+    Cold,
+    /// The key's own worker.
+    Affinity,
+    /// Its turn.
+    Turn,
+    /// Drawn.
+    Drawn,
+    /// The least requests of those looked at.
+    LeastLoad,
+}
+
+impl Reason {
+    pub const ALL: [Reason; 7] = [
+        Reason::Warmest,
+        Reason::LessBusy,
+        Reason::Cold,
+        Reason::Affinity,
+        Reason::Turn,
+        Reason::Drawn,
+        Reason::LeastLoad,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Warmest => "warmest",
+            Reason::LessBusy => "less_busy",
+            Reason::Cold => "cold",
+            Reason::Affinity => "affinity",
+            Reason::Turn => "turn",
+            Reason::Drawn => "drawn",
+            Reason::LeastLoad => "least_load",
+        }
+    }
+}
+
+/// A worker, by its place in the view, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Decision {
+    pub place: usize,
+    pub reason: Reason,
+    pub cached_tokens: u32,
+    pub cost: f64,
+}

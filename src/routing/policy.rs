@@ -1,0 +1,216 @@
+//! The policies, one arm each.
+
+use serde::Deserialize;
+use serde::Serialize;
+
+use super::Decision;
+use super::Reason;
+use super::Request;
+use super::Settings;
+use super::State;
+use super::View;
+use super::cost::cost;
+use super::sticky;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// The least cost of waiting and computing, given what each worker's cache holds.
+    CacheAware,
+    RoundRobin,
+    Random,
+    /// The fewest requests in flight.
+    LeastLoad,
+    /// The fewer requests of two workers drawn.
+    PowerOfTwo,
+    /// The key's own worker.
+    ConsistentHash,
+}
+
+/// Chooses a worker. `None` if none can be used.
+pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Option<Decision> {
+    let mut draw = Draw(request.seed);
+    let chosen = match settings.policy {
+        Policy::CacheAware => return cache_aware(settings, request, view, &mut draw),
+        Policy::RoundRobin => {
+            let start = if view.is_empty() {
+                0
+            } else {
+                (request.ticket % view.len() as u64) as usize
+            };
+            next_usable(view, start).map(|place| (place, Reason::Turn))
+        }
+        Policy::Random => {
+            let start = draw.below(view.len());
+            next_usable(view, start).map(|place| (place, Reason::Drawn))
+        }
+        Policy::LeastLoad => least_load(view, sample(view, settings.sampled.max(64), &mut draw))
+            .map(|place| (place, Reason::LeastLoad)),
+        Policy::PowerOfTwo => {
+            let first = next_usable(view, draw.below(view.len()));
+            let second = next_usable(view, draw.below(view.len()));
+            least_load(view, first.into_iter().chain(second))
+                .map(|place| (place, Reason::LeastLoad))
+        }
+        Policy::ConsistentHash => match request.affinity {
+            Some(key) => {
+                sticky::choose(key, usable(view).map(|place| (place, view.identity(place))))
+                    .map(|place| (place, Reason::Affinity))
+            }
+            // Nothing to hold on to.
+            None => next_usable(view, draw.below(view.len())).map(|place| (place, Reason::Drawn)),
+        },
+    };
+    // A sample may have met only workers that are out; somebody else may still be there.
+    let (place, reason) = chosen
+        .or_else(|| least_load(view, 0..view.len()).map(|place| (place, Reason::LeastLoad)))?;
+    let cached_tokens = view.cached_tokens(place);
+    let cost = cost(settings, request, &view.state(place), cached_tokens);
+    Some(Decision {
+        place,
+        reason,
+        cached_tokens,
+        cost,
+    })
+}
+
+fn cache_aware(
+    settings: &Settings,
+    request: &Request,
+    view: &impl View,
+    draw: &mut Draw,
+) -> Option<Decision> {
+    let drawn = sample(view, settings.sampled, draw);
+    let (best, most_cached) = cheapest(
+        settings,
+        request,
+        view,
+        view.holders().iter().copied().chain(drawn),
+    );
+    // Holders and sample may all be out; somebody else may still be there.
+    let best = best.or_else(|| cheapest(settings, request, view, 0..view.len()).0)?;
+    let reason = match best.cached_tokens {
+        _ if most_cached == 0 => Reason::Cold,
+        cached if cached == most_cached => Reason::Warmest,
+        _ => Reason::LessBusy,
+    };
+    Some(Decision {
+        place: best.place,
+        reason,
+        cached_tokens: best.cached_tokens,
+        cost: best.cost,
+    })
+}
+
+/// The cheapest usable worker of `places`, and the most that any of them holds.
+fn cheapest(
+    settings: &Settings,
+    request: &Request,
+    view: &impl View,
+    places: impl Iterator<Item = usize>,
+) -> (Option<Candidate>, u32) {
+    let mut best: Option<Candidate> = None;
+    let mut most_cached = 0;
+    for place in places {
+        let state = view.state(place);
+        if !state.is_usable {
+            continue;
+        }
+        let cached_tokens = view.cached_tokens(place);
+        most_cached = most_cached.max(cached_tokens);
+        let candidate = Candidate {
+            place,
+            cost: cost(settings, request, &state, cached_tokens),
+            requests: state.requests,
+            // Among equals the seed decides, or an idle fleet would use its first worker only.
+            tie: mix(request.seed ^ mix(place as u64 + 1)),
+            cached_tokens,
+        };
+        if best
+            .as_ref()
+            .is_none_or(|best| candidate.is_better_than(best))
+        {
+            best = Some(candidate);
+        }
+    }
+    (best, most_cached)
+}
+
+struct Candidate {
+    place: usize,
+    cost: f64,
+    requests: u32,
+    tie: u64,
+    cached_tokens: u32,
+}
+
+impl Candidate {
+    fn is_better_than(&self, other: &Self) -> bool {
+        self.cost
+            .total_cmp(&other.cost)
+            .then(self.requests.cmp(&other.requests))
+            .then(self.tie.cmp(&other.tie))
+            .is_lt()
+    }
+}
+
+/// Every place in a small fleet, `count` drawn ones (some perhaps twice) in a large one.
+fn sample<'a, V: View>(
+    view: &V,
+    count: u32,
+    draw: &'a mut Draw,
+) -> impl Iterator<Item = usize> + use<'a, V> {
+    let len = view.len();
+    let draws_all = len <= count as usize;
+    let count = if draws_all { len } else { count as usize };
+    (0..count).map(move |place| if draws_all { place } else { draw.below(len) })
+}
+
+fn usable(view: &impl View) -> impl Iterator<Item = usize> {
+    (0..view.len()).filter(|place| view.state(*place).is_usable)
+}
+
+fn next_usable(view: &impl View, start: usize) -> Option<usize> {
+    (start..view.len())
+        .chain(0..start)
+        .find(|place| view.state(*place).is_usable)
+}
+
+fn least_load(view: &impl View, places: impl Iterator<Item = usize>) -> Option<usize> {
+    let load = |place: &usize| -> Option<(u32, usize)> {
+        let State {
+            is_usable,
+            requests,
+            ..
+        } = view.state(*place);
+        is_usable.then_some((requests, *place))
+    };
+    places
+        .filter_map(|place| load(&place))
+        .min_by_key(|(requests, _)| *requests)
+        .map(|(_, place)| place)
+}
+
+/// Numbers from the request's seed.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        if end == 0 {
+            0
+        } else {
+            (mix(self.0) % end as u64) as usize
+        }
+    }
+}
+
+/// SplitMix64's finaliser.
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests;

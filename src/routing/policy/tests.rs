@@ -1,0 +1,224 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// The plainest view: a table.
+#[derive(Clone, Debug, Default)]
+struct Table {
+    states: Vec<State>,
+    cached: Vec<u32>,
+    holders: Vec<usize>,
+}
+
+impl Table {
+    fn new(rows: &[(bool, u32, u64, u32)]) -> Self {
+        let mut table = Table::default();
+        for (place, &(is_usable, requests, pending_tokens, cached)) in rows.iter().enumerate() {
+            table.states.push(State {
+                is_usable,
+                requests,
+                pending_tokens,
+                decode_tokens: 0,
+            });
+            table.cached.push(cached);
+            if cached > 0 {
+                table.holders.push(place);
+            }
+        }
+        table
+    }
+}
+
+impl View for Table {
+    fn len(&self) -> usize {
+        self.states.len()
+    }
+    fn state(&self, place: usize) -> State {
+        self.states[place]
+    }
+    fn identity(&self, place: usize) -> u64 {
+        mix(place as u64)
+    }
+    fn holders(&self) -> &[usize] {
+        &self.holders
+    }
+    fn cached_tokens(&self, place: usize) -> u32 {
+        self.cached[place]
+    }
+}
+
+const ALL: [Policy; 6] = [
+    Policy::CacheAware,
+    Policy::RoundRobin,
+    Policy::Random,
+    Policy::LeastLoad,
+    Policy::PowerOfTwo,
+    Policy::ConsistentHash,
+];
+
+fn with(policy: Policy) -> Settings {
+    Settings {
+        policy,
+        ..Settings::default()
+    }
+}
+
+fn chosen(policy: Policy, request: &Request, table: &Table) -> Option<(usize, Reason)> {
+    decide(&with(policy), request, table).map(|decision| (decision.place, decision.reason))
+}
+
+#[test]
+fn cache_aware_weighs_what_is_held_against_the_queue() {
+    let request = Request {
+        prompt_tokens: 1_000,
+        ..Request::default()
+    };
+    let check = |rows: &[(bool, u32, u64, u32)], expected| {
+        assert_eq!(
+            chosen(Policy::CacheAware, &request, &Table::new(rows)),
+            expected,
+            "{rows:?}"
+        );
+    };
+    check(
+        &[(true, 0, 0, 0), (true, 9, 2_000, 900)],
+        Some((1, Reason::Warmest)),
+    );
+    check(
+        &[(true, 0, 0, 0), (true, 9, 3_000, 900)],
+        Some((0, Reason::LessBusy)),
+    );
+    check(
+        &[(true, 0, 0, 500), (true, 9, 3_000, 900)],
+        Some((0, Reason::LessBusy)),
+    );
+    check(
+        &[(true, 1, 50, 0), (true, 0, 10, 0)],
+        Some((1, Reason::Cold)),
+    );
+    check(
+        &[(true, 1, 10, 0), (true, 0, 10, 0)],
+        Some((1, Reason::Cold)),
+    );
+    check(
+        &[(true, 0, 0, 0), (false, 0, 0, 900)],
+        Some((0, Reason::Cold)),
+    );
+    check(&[(false, 0, 0, 0)], None);
+    check(&[], None);
+}
+
+#[test]
+fn an_idle_fleet_is_used_evenly() {
+    let table = Table::new(&[(true, 0, 0, 0); 4]);
+    let mut counts = [0; 4];
+    for seed in 0..400 {
+        let request = Request {
+            prompt_tokens: 10,
+            seed,
+            ..Request::default()
+        };
+        counts[chosen(Policy::CacheAware, &request, &table).unwrap().0] += 1;
+    }
+    assert!(counts.iter().all(|count| *count > 60), "{counts:?}");
+}
+
+#[test]
+fn round_robin_takes_turns_and_skips_who_is_out() {
+    let table = Table::new(&[(true, 0, 0, 0), (false, 0, 0, 0), (true, 0, 0, 0)]);
+    let turns: Vec<usize> = (0..6)
+        .map(|ticket| {
+            chosen(
+                Policy::RoundRobin,
+                &Request {
+                    ticket,
+                    ..Request::default()
+                },
+                &table,
+            )
+            .unwrap()
+            .0
+        })
+        .collect();
+    assert_eq!(turns, [0, 2, 2, 0, 2, 2]);
+}
+
+#[test]
+fn least_load_takes_the_fewest_requests() {
+    let table = Table::new(&[(true, 3, 0, 0), (true, 1, 0, 0), (false, 0, 0, 0)]);
+    assert_eq!(
+        chosen(Policy::LeastLoad, &Request::default(), &table),
+        Some((1, Reason::LeastLoad))
+    );
+}
+
+#[test]
+fn a_key_keeps_its_worker_and_no_key_is_drawn() {
+    let table = Table::new(&[(true, 0, 0, 0); 5]);
+    let of_key = |seed| {
+        chosen(
+            Policy::ConsistentHash,
+            &Request {
+                affinity: Some(7),
+                seed,
+                ..Request::default()
+            },
+            &table,
+        )
+    };
+    assert_eq!(of_key(1), of_key(2));
+    assert_eq!(of_key(1).unwrap().1, Reason::Affinity);
+    assert_eq!(
+        chosen(Policy::ConsistentHash, &Request::default(), &table)
+            .unwrap()
+            .1,
+        Reason::Drawn
+    );
+}
+
+#[test]
+fn in_a_large_fleet_the_holders_are_looked_at_though_nobody_drew_them() {
+    let mut rows = vec![(true, 0, 0, 0); 1_000];
+    rows[777].3 = 900;
+    let request = Request {
+        prompt_tokens: 1_000,
+        ..Request::default()
+    };
+    assert_eq!(
+        chosen(Policy::CacheAware, &request, &Table::new(&rows)),
+        Some((777, Reason::Warmest))
+    );
+}
+
+proptest! {
+    #[test]
+    fn a_worker_is_chosen_if_any_can_be_used_and_never_one_that_cannot(
+        rows in proptest::collection::vec((any::<bool>(), 0u32..9, 0u64..9_000, 0u32..900), 0..100),
+        policy in 0usize..6, seed in any::<u64>(), ticket in any::<u64>(), affinity in any::<Option<u64>>(),
+    ) {
+        let table = Table::new(&rows);
+        let request = Request { prompt_tokens: 1_000, affinity, ticket, seed };
+        let decision = decide(&with(ALL[policy]), &request, &table);
+        prop_assert_eq!(decision, decide(&with(ALL[policy]), &request, &table));
+        prop_assert_eq!(decision.is_some(), rows.iter().any(|row| row.0));
+        if let Some(decision) = decision {
+            prop_assert!(rows[decision.place].0);
+            prop_assert_eq!(decision.cached_tokens, rows[decision.place].3);
+        }
+    }
+
+    /// In a fleet that is looked at whole, nobody is cheaper than the chosen one.
+    #[test]
+    fn cache_aware_takes_the_least_cost(
+        rows in proptest::collection::vec((any::<bool>(), 0u32..9, 0u64..9_000, 0u32..900), 1..16), seed in any::<u64>(),
+    ) {
+        let table = Table::new(&rows);
+        let settings = with(Policy::CacheAware);
+        let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
+        if let Some(decision) = decide(&settings, &request, &table) {
+            for place in usable(&table) {
+                prop_assert!(decision.cost <= cost(&settings, &request, &table.states[place], rows[place].3));
+            }
+        }
+    }
+}
