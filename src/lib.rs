@@ -12,13 +12,13 @@ pub mod prompt;
 
 pub mod routing;
 
-//pub mod relay;
+pub mod relay;
 
-//pub mod admin;
-//pub mod api;
+pub mod admin;
+pub mod api;
 
-//pub mod config;
+pub mod config;
 
-//pub mod app;
+pub mod app;
 
-//pub mod sim;
+pub mod sim;

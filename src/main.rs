@@ -1,1 +1,128 @@
-fn main() {}
+//! The command line: arguments -> a router, a check, a demo, or one pretend engine.
+
+use std::io;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::Subcommand;
+use tokio::runtime;
+use tokio::signal::unix::SignalKind;
+use tokio::signal::unix::signal;
+use warmroute::app::App;
+use warmroute::config::Config;
+use warmroute::config::document;
+use warmroute::observe;
+use warmroute::sim;
+
+/// Codes of sysexits.h, which service managers know.
+const USAGE: u8 = 64;
+const BAD_CONFIGURATION: u8 = 78;
+
+/// Routes each request to the LLM engine that is already warm for it.
+#[derive(Parser)]
+#[command(version, max_term_width = 100, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the router.
+    Serve {
+        /// The configuration; config.yaml in the source tree documents every key.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Print the configuration as it would be used, or everything that is wrong with it.
+    Check {
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Start pretend engines and a router, send them conversations, and compare two policies.
+    Demo(sim::demo::Settings),
+    /// Run one pretend engine, which speaks vLLM's HTTP and keeps a prefix cache.
+    Sim(sim::worker::Settings),
+}
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+        }
+    };
+    let done = match arguments.command {
+        Command::Serve { config } => with_config(&config, |config| {
+            observe::start_logging(&config.log);
+            run(config.runtime.threads, serve(&config))
+        }),
+        Command::Check { config } => with_config(&config, |config| {
+            let yaml = document::to_yaml(&config).map_err(io::Error::other)?;
+            io::stdout().write_all(yaml.as_bytes())
+        }),
+        Command::Demo(settings) => run(0, sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
+        Command::Sim(settings) => run(1, pretend(settings)).map(|()| ExitCode::SUCCESS),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("warmroute: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Reads a configuration and goes on with it, or prints what is wrong.
+fn with_config(
+    path: &std::path::Path,
+    then: impl FnOnce(Config) -> io::Result<()>,
+) -> io::Result<ExitCode> {
+    match Config::load(path) {
+        Ok(config) => then(config).map(|()| ExitCode::SUCCESS),
+        Err(problems) => {
+            eprintln!("{}", problems.to_string().trim_end());
+            Ok(ExitCode::from(BAD_CONFIGURATION))
+        }
+    }
+}
+
+fn run(threads: u32, task: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+    let mut builder = runtime::Builder::new_multi_thread();
+    if threads > 0 {
+        builder.worker_threads(threads as usize);
+    }
+    builder.enable_all().build()?.block_on(task)
+}
+
+async fn serve(config: &Config) -> io::Result<()> {
+    let app = App::bind(config).await?;
+    tokio::select! {
+        stopped = stop_signal() => stopped?,
+        () = app.drain_asked() => {}
+    }
+    app.drain().await;
+    Ok(())
+}
+
+async fn pretend(settings: sim::worker::Settings) -> io::Result<()> {
+    let worker = sim::worker::bind(settings).await?;
+    writeln!(io::stdout(), "listening on http://{}", worker.addr())?;
+    worker
+        .run(async {
+            let _ = stop_signal().await;
+        })
+        .await;
+    Ok(())
+}
+
+/// Resolves at SIGTERM or SIGINT.
+async fn stop_signal() -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}

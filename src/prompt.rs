@@ -30,6 +30,29 @@ pub enum Api {
 }
 
 impl Api {
+    pub const COUNT: usize = 7;
+    pub const ALL: [Api; Self::COUNT] = [
+        Api::Chat,
+        Api::Completions,
+        Api::Responses,
+        Api::Embeddings,
+        Api::Rerank,
+        Api::Tokenize,
+        Api::Detokenize,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Api::Chat => "chat",
+            Api::Completions => "completions",
+            Api::Responses => "responses",
+            Api::Embeddings => "embeddings",
+            Api::Rerank => "rerank",
+            Api::Tokenize => "tokenize",
+            Api::Detokenize => "detokenize",
+        }
+    }
+
     /// Whether an engine computes the prompt and keeps its blocks.
     pub fn generates(self) -> bool {
         matches!(self, Api::Chat | Api::Completions | Api::Responses)

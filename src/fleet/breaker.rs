@@ -58,6 +58,8 @@ pub struct Breaker {
     failures: u32,
     /// When an open breaker lets a request try, or a probe that never ended counts as lost.
     until: Option<Instant>,
+    /// The worker asked to be left alone until then.
+    held_until: Option<Instant>,
 }
 
 impl Breaker {
@@ -67,6 +69,7 @@ impl Breaker {
             state: State::Closed,
             failures: 0,
             until: None,
+            held_until: None,
         }
     }
 
@@ -76,6 +79,9 @@ impl Breaker {
 
     /// Whether a request may go to the worker now. Changes nothing.
     pub fn may_pass(&self, now: Instant) -> bool {
+        if self.held_until.is_some_and(|until| now < until) {
+            return false;
+        }
         match self.state {
             State::Closed => true,
             State::Open | State::Probing => self.until.is_none_or(|until| now >= until),
@@ -96,6 +102,12 @@ impl Breaker {
         self.state = State::Closed;
         self.failures = 0;
         self.until = None;
+        self.held_until = None;
+    }
+
+    /// The worker is well, and asked for a pause (Retry-After).
+    pub fn hold(&mut self, until: Instant) {
+        self.held_until = Some(until);
     }
 
     /// Counts one failed request; a worker that restarts meets each request's failure once.
@@ -171,6 +183,11 @@ impl SharedBreaker {
         was != State::Open && machine.state() == State::Open
     }
 
+    pub fn hold(&self, until: Instant) {
+        self.machine.lock().hold(until);
+        self.troubled.store(true, Ordering::Release);
+    }
+
     fn is_troubled(&self) -> bool {
         self.troubled.load(Ordering::Acquire)
     }
@@ -228,6 +245,15 @@ mod tests {
         let (mut breaker, now) = breaker();
         (0..3).for_each(|_| breaker.on_failure(now));
         assert!(breaker.pass(now + Duration::from_secs(1)));
+        assert!(breaker.pass(now + Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn a_worker_that_asked_for_a_pause_gets_it() {
+        let (mut breaker, now) = breaker();
+        breaker.hold(now + Duration::from_secs(2));
+        assert!(!breaker.pass(now + Duration::from_secs(1)));
+        assert_eq!(breaker.state(), State::Closed);
         assert!(breaker.pass(now + Duration::from_secs(2)));
     }
 

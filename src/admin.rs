@@ -1,0 +1,211 @@
+//! The operator's surface, on a listener of its own: metrics, health, fleet, explain, drain.
+
+mod fleet;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use http_body_util::BodyExt;
+use http_body_util::Limited;
+use hyper::Method;
+use hyper::Request;
+use hyper::Response;
+use hyper::StatusCode;
+use hyper::body::Incoming;
+use hyper::header;
+use hyper::header::HeaderValue;
+use serde::Serialize;
+use serde_json::json;
+
+use self::fleet::FleetMetrics;
+use crate::http;
+use crate::http::drain::Tasks;
+use crate::observe;
+use crate::observe::metrics::Registry;
+use crate::prompt;
+use crate::prompt::Api;
+use crate::relay::Relay;
+
+/// What the page at `/` tells somebody who looks in.
+const PATHS: &str = "\
+GET  /metrics             Prometheus metrics
+GET  /healthz             200 while the process lives
+GET  /readyz              200 while some worker can take requests
+GET  /fleet               workers, models and load (JSON)
+POST /explain             any request body in: every worker's cost, and the choice (JSON); ?path=/v1/responses for another API
+POST /drain               stop accepting, finish what runs, exit; ?worker=NAME: give that worker nothing new
+POST /undrain?worker=NAME take it back
+";
+
+/// The admin listener's handler.
+#[derive(Debug)]
+pub struct AdminServer {
+    relay: Arc<Relay>,
+    registry: Registry,
+    fleet_metrics: FleetMetrics,
+    tasks: Tasks,
+    drain_asked: Arc<AtomicBool>,
+    drain: tokio::sync::Notify,
+    body_bytes_max: usize,
+}
+
+impl AdminServer {
+    pub fn new(
+        relay: Arc<Relay>,
+        registry: Registry,
+        tasks: Tasks,
+        body_bytes_max: u64,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            fleet_metrics: FleetMetrics::new(&registry),
+            relay,
+            registry,
+            tasks,
+            drain_asked: Arc::default(),
+            drain: tokio::sync::Notify::new(),
+            body_bytes_max: usize::try_from(body_bytes_max).unwrap_or(usize::MAX),
+        })
+    }
+
+    /// Resolves when an operator has asked the process to drain.
+    pub async fn drain_asked(&self) {
+        while !self.drain_asked.load(Relaxed) {
+            self.drain.notified().await;
+        }
+    }
+
+    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<http::Body> {
+        let path = request.uri().path().to_owned();
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        match (request.method(), path.as_str()) {
+            (&Method::GET, "/") => text(StatusCode::OK, PATHS),
+            (&Method::GET, "/healthz") => text(StatusCode::OK, "ok\n"),
+            (&Method::GET, "/readyz") => self.ready(),
+            (&Method::GET, "/metrics") => self.metrics(),
+            (&Method::GET, "/fleet") => {
+                answer(StatusCode::OK, &fleet::page(&self.relay, observe::now()))
+            }
+            (&Method::POST, "/explain") => self.explain(request, parameter(&query, "path")).await,
+            (&Method::POST, "/drain") => match parameter(&query, "worker") {
+                Some(worker) => self.set_drained(&worker, true),
+                None => {
+                    self.drain_asked.store(true, Relaxed);
+                    self.drain.notify_waiters();
+                    self.drain.notify_one();
+                    answer(StatusCode::ACCEPTED, &json!({"draining": true}))
+                }
+            },
+            (&Method::POST, "/undrain") => match parameter(&query, "worker") {
+                Some(worker) => self.set_drained(&worker, false),
+                None => refuse(
+                    StatusCode::BAD_REQUEST,
+                    "name a worker: /undrain?worker=NAME",
+                ),
+            },
+            (_, "/" | "/healthz" | "/readyz" | "/metrics" | "/fleet") => {
+                refuse(StatusCode::METHOD_NOT_ALLOWED, "use GET")
+            }
+            (_, "/explain" | "/drain" | "/undrain") => {
+                refuse(StatusCode::METHOD_NOT_ALLOWED, "use POST")
+            }
+            _ => refuse(StatusCode::NOT_FOUND, "no such page; GET / lists them"),
+        }
+    }
+
+    fn ready(&self) -> Response<http::Body> {
+        if self.tasks.is_stopping() {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
+        }
+        match self.relay.fleet().snapshot().is_ready() {
+            true => text(StatusCode::OK, "ready\n"),
+            false => text(StatusCode::SERVICE_UNAVAILABLE, "no healthy worker\n"),
+        }
+    }
+
+    fn metrics(&self) -> Response<http::Body> {
+        self.fleet_metrics.observe(&self.relay);
+        let mut response = text(StatusCode::OK, self.registry.text());
+        let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        response
+    }
+
+    async fn explain(
+        &self,
+        request: Request<Incoming>,
+        path: Option<String>,
+    ) -> Response<http::Body> {
+        let (head, body) = request.into_parts();
+        let Ok(body) = Limited::new(body, self.body_bytes_max).collect().await else {
+            return refuse(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "the body is too large or broke off",
+            );
+        };
+        let body = body.to_bytes();
+        let api = match path.as_deref() {
+            None | Some("/v1/chat/completions") => Api::Chat,
+            Some("/v1/completions") => Api::Completions,
+            Some("/v1/responses") => Api::Responses,
+            Some(_) => {
+                return refuse(
+                    StatusCode::BAD_REQUEST,
+                    "path must be one of the three that generate text",
+                );
+            }
+        };
+        match prompt::peek(api, &body, self.relay.block_bytes()) {
+            Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
+            Ok(peek) => match self.relay.explain(api, &head.headers, &peek) {
+                Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
+                Ok(explanation) => answer(StatusCode::OK, &explanation),
+            },
+        }
+    }
+
+    fn set_drained(&self, worker: &str, drained: bool) -> Response<http::Body> {
+        if self.relay.fleet().set_drained(worker, drained) {
+            answer(
+                StatusCode::OK,
+                &json!({"worker": worker, "draining": drained}),
+            )
+        } else {
+            refuse(
+                StatusCode::NOT_FOUND,
+                &format!("no worker is called `{worker}`; GET /fleet lists them"),
+            )
+        }
+    }
+}
+
+/// One parameter of a query.
+fn parameter(query: &str, name: &str) -> Option<String> {
+    let mut pairs = form_urlencoded::parse(query.as_bytes());
+    pairs
+        .find(|(key, _)| key == name)
+        .map(|(_, value)| value.into_owned())
+}
+
+fn text(status: StatusCode, text: impl Into<String>) -> Response<http::Body> {
+    let mut response = Response::new(http::full(text.into()));
+    *response.status_mut() = status;
+    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+fn answer(status: StatusCode, value: &impl Serialize) -> Response<http::Body> {
+    let body = serde_json::to_string_pretty(value)
+        .unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));
+    let mut response = text(status, body + "\n");
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    response
+}
+
+fn refuse(status: StatusCode, message: &str) -> Response<http::Body> {
+    answer(status, &json!({"error": message}))
+}

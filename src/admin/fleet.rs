@@ -1,0 +1,204 @@
+//! The fleet as JSON and as gauges: both are read off the snapshot when somebody asks.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use prometheus::IntGaugeVec;
+use serde::Serialize;
+
+use crate::fleet::Role;
+use crate::fleet::breaker;
+use crate::fleet::health::Health;
+use crate::observe::metrics::Registry;
+use crate::relay::Relay;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Page {
+    is_ready: bool,
+    models: Vec<ModelRow>,
+    workers: Vec<WorkerRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct ModelRow {
+    name: String,
+    /// Workers that can take its requests now.
+    workers: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct WorkerRow {
+    name: String,
+    address: String,
+    role: Role,
+    health: Health,
+    breaker: breaker::State,
+    is_draining: bool,
+    version: Option<String>,
+    models: Vec<String>,
+    /// Counted by this router.
+    requests: u32,
+    requests_total: u64,
+    pending_tokens: u64,
+    decode_tokens: u64,
+    /// Told by the engine.
+    reported: Option<ReportedRow>,
+    /// What the router believes it to hold.
+    predicted_blocks: usize,
+    predicted_tokens: u64,
+    cache_tokens: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct ReportedRow {
+    age_ms: u64,
+    running: u32,
+    waiting: u32,
+    kv_usage: f64,
+}
+
+pub(super) fn page(relay: &Relay, now: Instant) -> Page {
+    let snapshot = relay.fleet().snapshot();
+    let models = snapshot.models.iter().map(|(name, group)| ModelRow {
+        name: name.to_string(),
+        workers: group
+            .workers
+            .iter()
+            .map(|worker| worker.name.to_string())
+            .collect(),
+    });
+    let workers = snapshot.workers.iter().map(|status| {
+        let worker = &status.worker;
+        let (predicted_blocks, predicted_tokens) = relay.predicted().size(worker.id);
+        WorkerRow {
+            name: worker.name.to_string(),
+            address: worker.pool.address().to_owned(),
+            role: worker.role,
+            health: status.health,
+            breaker: worker.breaker.state(),
+            is_draining: status.draining,
+            version: status.facts.version.clone(),
+            models: status
+                .facts
+                .models
+                .keys()
+                .map(|model| model.to_string())
+                .collect(),
+            requests: worker.load.own_requests(),
+            requests_total: worker.load.total(),
+            pending_tokens: worker.load.pending_tokens(),
+            decode_tokens: worker.load.decode_tokens(),
+            reported: worker.load.reported().map(|reported| ReportedRow {
+                age_ms: now.saturating_duration_since(reported.at).as_millis() as u64,
+                running: reported.running,
+                waiting: reported.waiting,
+                kv_usage: reported.kv_usage,
+            }),
+            predicted_blocks,
+            predicted_tokens,
+            cache_tokens: Some(worker.cache_tokens.load(Relaxed)).filter(|tokens| *tokens > 0),
+        }
+    });
+    Page {
+        is_ready: snapshot.is_ready(),
+        models: models.collect(),
+        workers: workers.collect(),
+    }
+}
+
+/// Gauges of each worker, set when they are scraped: requests do not pay for them, and a worker that
+/// left leaves no stale number.
+#[derive(Debug)]
+pub(super) struct FleetMetrics {
+    up: IntGaugeVec,
+    draining: IntGaugeVec,
+    breaker_open: IntGaugeVec,
+    requests: IntGaugeVec,
+    pending_tokens: IntGaugeVec,
+    decode_tokens: IntGaugeVec,
+    reported_running: IntGaugeVec,
+    reported_waiting: IntGaugeVec,
+    predicted_tokens: IntGaugeVec,
+}
+
+impl FleetMetrics {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let gauges = |name, help| registry.gauges(name, help, &["worker"]);
+        Self {
+            up: gauges(
+                "warmroute_worker_up",
+                "1 for a worker that answers its health probe.",
+            ),
+            draining: gauges(
+                "warmroute_worker_draining",
+                "1 for a worker that gets nothing new.",
+            ),
+            breaker_open: gauges(
+                "warmroute_worker_breaker_open",
+                "1 for a worker whose breaker is not closed.",
+            ),
+            requests: gauges(
+                "warmroute_worker_requests",
+                "Requests of this router on a worker.",
+            ),
+            pending_tokens: gauges(
+                "warmroute_worker_pending_tokens",
+                "Uncached prompt tokens not computed yet.",
+            ),
+            decode_tokens: gauges(
+                "warmroute_worker_decode_tokens",
+                "Prompt tokens of requests being decoded.",
+            ),
+            reported_running: gauges(
+                "warmroute_worker_reported_running",
+                "Running requests, as the engine reports.",
+            ),
+            reported_waiting: gauges(
+                "warmroute_worker_reported_waiting",
+                "Waiting requests, as the engine reports.",
+            ),
+            predicted_tokens: gauges(
+                "warmroute_worker_predicted_tokens",
+                "Tokens a worker is believed to hold.",
+            ),
+        }
+    }
+
+    pub(super) fn observe(&self, relay: &Relay) {
+        for gauges in [
+            &self.up,
+            &self.draining,
+            &self.breaker_open,
+            &self.requests,
+            &self.pending_tokens,
+            &self.decode_tokens,
+            &self.reported_running,
+            &self.reported_waiting,
+            &self.predicted_tokens,
+        ] {
+            gauges.reset();
+        }
+        for status in &relay.fleet().snapshot().workers {
+            let worker = &status.worker;
+            let set = |gauges: &IntGaugeVec, value: u64| {
+                gauges
+                    .with_label_values(&[&worker.name])
+                    .set(i64::try_from(value).unwrap_or(i64::MAX));
+            };
+            set(&self.up, u64::from(status.health == Health::Up));
+            set(&self.draining, u64::from(status.draining));
+            set(
+                &self.breaker_open,
+                u64::from(worker.breaker.state() != breaker::State::Closed),
+            );
+            set(&self.requests, u64::from(worker.load.own_requests()));
+            set(&self.pending_tokens, worker.load.pending_tokens());
+            set(&self.decode_tokens, worker.load.decode_tokens());
+            if let Some(reported) = worker.load.reported() {
+                set(&self.reported_running, u64::from(reported.running));
+                set(&self.reported_waiting, u64::from(reported.waiting));
+            }
+            set(&self.predicted_tokens, relay.predicted().size(worker.id).1);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! The OpenAI surface: which paths there are, what a request must look like, how answers and errors
+//! are dressed. Never sees a worker.
+
+pub mod error;
+mod models;
+mod request_id;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use bytes::BytesMut;
+use http_body_util::BodyExt;
+use hyper::Method;
+use hyper::Request;
+use hyper::Response;
+use hyper::body::Body as _;
+use hyper::body::Incoming;
+use hyper::header::ALLOW;
+use hyper::header::HeaderValue;
+use serde::Deserialize;
+use serde::Serialize;
+use tracing::debug;
+
+use self::error::ApiError;
+use crate::http;
+use crate::http::client::origin_form;
+use crate::ids::RequestId;
+use crate::observe;
+use crate::prompt;
+use crate::prompt::Api;
+use crate::relay;
+use crate::relay::Relay;
+
+/// Limits of requests, beyond those of connections.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    pub body_bytes_max: u64,
+    /// Between two pieces of a request's body.
+    pub body_timeout_ms: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        // A million tokens of text, or a dozen images.
+        Self {
+            body_bytes_max: 64 << 20,
+            body_timeout_ms: 30_000,
+        }
+    }
+}
+
+/// The API, shared by all connections.
+#[derive(Debug)]
+pub struct ApiServer {
+    settings: Settings,
+    relay: Arc<Relay>,
+}
+
+/// What a path and method lead to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Route {
+    Relay(Api),
+    Models,
+    /// One model, by the rest of the path.
+    Model,
+    NotFound,
+    WrongMethod {
+        allow: &'static str,
+    },
+}
+
+fn route(method: &Method, path: &str) -> Route {
+    let (found, allow) = match path {
+        "/v1/chat/completions" => (Route::Relay(Api::Chat), "POST"),
+        "/v1/completions" => (Route::Relay(Api::Completions), "POST"),
+        "/v1/responses" => (Route::Relay(Api::Responses), "POST"),
+        "/v1/embeddings" => (Route::Relay(Api::Embeddings), "POST"),
+        "/v1/rerank" | "/rerank" | "/v2/rerank" => (Route::Relay(Api::Rerank), "POST"),
+        "/tokenize" => (Route::Relay(Api::Tokenize), "POST"),
+        "/detokenize" => (Route::Relay(Api::Detokenize), "POST"),
+        "/v1/models" => (Route::Models, "GET"),
+        _ if path
+            .strip_prefix("/v1/models/")
+            .is_some_and(|name| !name.is_empty()) =>
+        {
+            (Route::Model, "GET")
+        }
+        _ => return Route::NotFound,
+    };
+    if method.as_str() == allow {
+        found
+    } else {
+        Route::WrongMethod { allow }
+    }
+}
+
+impl ApiServer {
+    pub fn new(settings: Settings, relay: Arc<Relay>) -> Arc<Self> {
+        Arc::new(Self { settings, relay })
+    }
+
+    /// Answers a request. Every answer carries `x-request-id`: the client's own, or ours.
+    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<http::Body> {
+        let id = RequestId::new(fastrand::u128(..));
+        let (echo, answer) = match request_id::of_client(request.headers()) {
+            Ok(client_id) => {
+                let echo = client_id.unwrap_or_else(|| request_id::header(id));
+                (echo.clone(), self.answer(request, id, &echo).await)
+            }
+            Err(error) => (request_id::header(id), Err(error)),
+        };
+        let mut response = answer.unwrap_or_else(|error| {
+            debug!(%id, status = error.status.as_u16(), message = error.message, "refused");
+            error.into_response()
+        });
+        response.headers_mut().insert(request_id::HEADER, echo);
+        response
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        id: RequestId,
+        client_id: &HeaderValue,
+    ) -> Result<Response<http::Body>, ApiError> {
+        match route(request.method(), request.uri().path()) {
+            Route::Relay(api) => self.carry(api, request, id, client_id).await,
+            Route::Models => Ok(models::list(&self.relay.fleet().snapshot())),
+            Route::Model => {
+                let name = request.uri().path().trim_start_matches("/v1/models/");
+                models::one(&self.relay.fleet().snapshot(), name)
+            }
+            Route::NotFound => Err(ApiError::not_found_path(
+                request.method(),
+                request.uri().path(),
+            )),
+            Route::WrongMethod { allow } => {
+                let mut response = ApiError::wrong_method(request.method(), allow).into_response();
+                response
+                    .headers_mut()
+                    .insert(ALLOW, HeaderValue::from_static(allow));
+                Ok(response)
+            }
+        }
+    }
+
+    async fn carry(
+        &self,
+        api: Api,
+        request: Request<Incoming>,
+        id: RequestId,
+        client_id: &HeaderValue,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let begun = observe::now();
+        let (head, body) = request.into_parts();
+        let body = read(body, &self.settings).await?;
+        debug!(%id, client_id = ?client_id, api = api.as_str(), bytes = body.len(), "request");
+        let job = relay::Job {
+            api,
+            target: origin_form(&head.uri),
+            headers: &head.headers,
+            body,
+            id,
+            begun,
+        };
+        let peek = prompt::peek(api, &job.body, self.relay.block_bytes())?;
+        Ok(self.relay.run(&job, peek).await?)
+    }
+}
+
+/// Reads a body whole: a decision needs its prompt, and a second try all of it.
+async fn read(mut body: Incoming, settings: &Settings) -> Result<Bytes, ApiError> {
+    let max = settings.body_bytes_max;
+    let announced = body.size_hint().lower();
+    if announced > max {
+        return Err(ApiError::too_large(max));
+    }
+    // The announced length is the client's word: not more than this is set aside before bytes come.
+    const RESERVED_MAX: u64 = 1 << 20;
+    let mut whole = BytesMut::new();
+    let mut first = Bytes::new();
+    loop {
+        let frame = match poll_once(body.frame()).await {
+            Ok(ready) => ready,
+            Err(_) => {
+                let limit = Duration::from_millis(settings.body_timeout_ms);
+                tokio::time::timeout(limit, body.frame())
+                    .await
+                    .map_err(|_| ApiError::slow_body(settings.body_timeout_ms))?
+            }
+        };
+        let Some(frame) = frame else { break };
+        let data = match frame
+            .map_err(|error| ApiError::broken_body(&error))?
+            .into_data()
+        {
+            Ok(data) => data,
+            Err(_) => continue,
+        };
+        if (whole.len() + first.len() + data.len()) as u64 > max {
+            return Err(ApiError::too_large(max));
+        }
+        // A body of one piece, which most are, is not copied.
+        if first.is_empty() && whole.is_empty() {
+            first = data;
+            if body.is_end_stream() {
+                break;
+            }
+            continue;
+        }
+        if whole.is_empty() {
+            whole.reserve(announced.min(RESERVED_MAX) as usize);
+            whole.extend_from_slice(&first);
+            first = Bytes::new();
+        }
+        whole.extend_from_slice(&data);
+    }
+    Ok(if whole.is_empty() {
+        first
+    } else {
+        whole.freeze()
+    })
+}
+
+/// Polls a future once: a body that is there already needs no timer.
+async fn poll_once<F: Future + Unpin>(mut future: F) -> Result<F::Output, ()> {
+    std::future::poll_fn(|cx| match std::pin::Pin::new(&mut future).poll(cx) {
+        std::task::Poll::Ready(ready) => std::task::Poll::Ready(Ok(ready)),
+        std::task::Poll::Pending => std::task::Poll::Ready(Err(())),
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_endpoint_has_one_method_and_the_rest_is_refused() {
+        let check = |method: &Method, path: &str, expected| {
+            assert_eq!(route(method, path), expected, "{method} {path}")
+        };
+        check(
+            &Method::POST,
+            "/v1/chat/completions",
+            Route::Relay(Api::Chat),
+        );
+        check(
+            &Method::GET,
+            "/v1/chat/completions",
+            Route::WrongMethod { allow: "POST" },
+        );
+        check(
+            &Method::POST,
+            "/v1/models",
+            Route::WrongMethod { allow: "GET" },
+        );
+        check(&Method::GET, "/v1/models", Route::Models);
+        check(&Method::GET, "/v1/models/org/name", Route::Model);
+        check(&Method::GET, "/v1/models/", Route::NotFound);
+        check(&Method::GET, "/", Route::NotFound);
+        check(&Method::POST, "/v1/chat/completions/", Route::NotFound);
+    }
+}

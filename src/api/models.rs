@@ -1,0 +1,40 @@
+//! `/v1/models`, merged over the fleet. Each entry is one worker's own, byte for byte.
+
+use hyper::Response;
+use hyper::header;
+use hyper::header::HeaderValue;
+
+use super::error::ApiError;
+use crate::fleet::Snapshot;
+use crate::http;
+
+pub(super) fn list(fleet: &Snapshot) -> Response<http::Body> {
+    let cards: Vec<&str> = fleet
+        .models
+        .values()
+        .map(|group| group.card.get())
+        .collect();
+    json(format!(
+        "{{\"object\":\"list\",\"data\":[{}]}}",
+        cards.join(",")
+    ))
+}
+
+pub(super) fn one(fleet: &Snapshot, name: &str) -> Result<Response<http::Body>, ApiError> {
+    // SDKs escape the slash of `org/name`.
+    let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy();
+    let group = fleet
+        .models
+        .get(name.as_ref())
+        .ok_or_else(|| ApiError::unknown_model(&name))?;
+    Ok(json(group.card.get().to_owned()))
+}
+
+fn json(text: String) -> Response<http::Body> {
+    let mut response = Response::new(http::full(text));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    response
+}

@@ -1,0 +1,54 @@
+//! The client's `x-request-id`: taken if it is harmless, and given back.
+
+use hyper::HeaderMap;
+use hyper::header::HeaderName;
+use hyper::header::HeaderValue;
+
+use super::error::ApiError;
+use crate::ids::RequestId;
+
+pub(super) const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+/// Longer than any scheme in use; what is longer is an accident or an attack on somebody's logs.
+const LENGTH_MAX: usize = 128;
+
+/// The client's id, if it sent one.
+pub(super) fn of_client(headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
+    let Some(value) = headers.get(HEADER) else {
+        return Ok(None);
+    };
+    let bytes = value.as_bytes();
+    let is_fine = (1..=LENGTH_MAX).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic);
+    if !is_fine {
+        return Err(ApiError::bad_header(
+            "x-request-id",
+            "x-request-id must be 1 to 128 printable ASCII characters without spaces",
+        ));
+    }
+    Ok(Some(value.clone()))
+}
+
+/// Our own id, for a client that sent none.
+pub(super) fn header(id: RequestId) -> HeaderValue {
+    HeaderValue::from_str(id.as_str()).expect("hex digits and a dash")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &[u8]) -> Result<Option<HeaderValue>, ApiError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(HEADER, HeaderValue::from_bytes(text).unwrap());
+        of_client(&headers)
+    }
+
+    #[test]
+    fn an_id_is_given_back_as_it_came_or_refused() {
+        assert_eq!(of(b"req-1/a:b").unwrap().unwrap(), "req-1/a:b");
+        assert!(of(b"").is_err());
+        assert!(of(b"a b").is_err());
+        assert!(of("é".as_bytes()).is_err());
+        assert!(of(&[b'x'; 129]).is_err());
+        assert!(of_client(&HeaderMap::new()).unwrap().is_none());
+    }
+}

@@ -1,0 +1,229 @@
+//! Wiring: builds every part from the configuration, starts its tasks, and drains them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tracing::info;
+use tracing::warn;
+
+use crate::admin::AdminServer;
+use crate::api::ApiServer;
+use crate::config;
+use crate::config::Config;
+use crate::fleet::discovery;
+use crate::fleet::discovery::Discovery;
+use crate::fleet::discovery::bearer;
+use crate::fleet::discovery::dns::Dns;
+use crate::fleet::discovery::file::File;
+use crate::fleet::discovery::fixed::Fixed;
+use crate::fleet::probe;
+use crate::fleet::registry;
+use crate::http::drain::Tasks;
+use crate::http::server;
+use crate::ids::WorkerId;
+use crate::kv::predicted;
+use crate::kv::predicted::Predicted;
+use crate::observe;
+use crate::observe::metrics::Registry;
+use crate::relay::Relay;
+
+/// A running router.
+#[derive(Debug)]
+pub struct App {
+    api: SocketAddr,
+    admin: SocketAddr,
+    tasks: Tasks,
+    fleet: Arc<registry::Registry>,
+    admin_server: Arc<AdminServer>,
+    drain_timeout: Duration,
+}
+
+impl App {
+    /// Starts a router on the addresses that its configuration names.
+    pub async fn bind(config: &Config) -> io::Result<Self> {
+        let listen = async |path: &str, address: &str| {
+            let named = |error: io::Error| {
+                io::Error::new(error.kind(), format!("{path}: {address}: {error}"))
+            };
+            TcpListener::bind(address).await.map_err(named)
+        };
+        let api = listen("api.listen", &config.api.listen).await?;
+        let admin = listen("admin.listen", &config.admin.listen).await?;
+        Self::start(config, api, admin)
+    }
+
+    /// Starts a router on two listeners. Returns at once; workers are found meanwhile.
+    pub fn start(config: &Config, api: TcpListener, admin: TcpListener) -> io::Result<Self> {
+        let (api_address, admin_address) = (api.local_addr()?, admin.local_addr()?);
+        let metrics = Registry::default();
+        let tasks = Tasks::default();
+        let fleet = registry::Registry::new(
+            config.fleet.connections.clone(),
+            config.fleet.breaker.clone(),
+            config.fleet.workers_max as usize,
+        );
+        let predicted = Arc::new(Predicted::new(
+            config.predicted.clone(),
+            predicted::Metrics::new(&metrics),
+            observe::now(),
+        ));
+        let relay = Arc::new(Relay::new(
+            config.relay.clone(),
+            fleet.clone(),
+            predicted.clone(),
+            config.model_settings(),
+            &metrics,
+        ));
+
+        find_workers(config, &fleet, &tasks);
+        tasks.spawn(probe::run(
+            fleet.clone(),
+            config.fleet.health.clone(),
+            tasks.clone(),
+        ));
+        let until_stopped = tasks.stopped();
+        let forgetting = forget_lost_caches(fleet.clone(), predicted);
+        tasks.spawn(async move {
+            tokio::select! {
+                () = forgetting => {}
+                () = until_stopped => {}
+            }
+        });
+
+        let admin_server = AdminServer::new(
+            relay.clone(),
+            metrics.clone(),
+            tasks.clone(),
+            config.api.requests.body_bytes_max,
+        );
+        let api_server = ApiServer::new(config.api.requests.clone(), relay);
+        tasks.spawn(server::serve(
+            api,
+            config.api.connections.clone(),
+            server::Metrics::new(&metrics),
+            move |request| api_server.clone().handle(request),
+            tasks.clone(),
+        ));
+        let handler = admin_server.clone();
+        // Its connections are an operator's few; they are not worth a place among the metrics.
+        tasks.spawn(server::serve(
+            admin,
+            server::Settings {
+                connections_max: 64,
+                ..server::Settings::default()
+            },
+            server::Metrics::new(&Registry::default()),
+            move |request| handler.clone().handle(request),
+            tasks.clone(),
+        ));
+        info!(api = %api_address, admin = %admin_address, "listening");
+        Ok(Self {
+            api: api_address,
+            admin: admin_address,
+            tasks,
+            fleet,
+            admin_server,
+            drain_timeout: Duration::from_millis(config.api.drain_timeout_ms),
+        })
+    }
+
+    pub fn api_address(&self) -> SocketAddr {
+        self.api
+    }
+
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin
+    }
+
+    pub fn fleet(&self) -> &registry::Registry {
+        &self.fleet
+    }
+
+    /// Resolves when an operator has asked for a drain over the admin listener.
+    pub async fn drain_asked(&self) {
+        self.admin_server.drain_asked().await;
+    }
+
+    /// Stops accepting, lets running answers finish within the limit, and ends the rest.
+    pub async fn drain(&self) {
+        info!(limit = ?self.drain_timeout, "draining");
+        match self.tasks.drain(self.drain_timeout).await {
+            0 => info!("drained"),
+            left => warn!(left, "the time to drain is over; connections were cut"),
+        }
+    }
+}
+
+fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
+    let fixed = config.members();
+    if !fixed.is_empty() {
+        // At once, so that the first requests find the workers listed.
+        follow(Fixed::new(fixed), fleet, tasks);
+    }
+    if !config.fleet.file.path.is_empty() {
+        let path = config.fleet.file.path.clone();
+        let interval = Duration::from_millis(config.fleet.file.interval_ms);
+        let parse = {
+            let path = path.clone();
+            Box::new(move |text: &str| config::parse_workers(&path, text))
+        };
+        follow(
+            File::new(PathBuf::from(path), interval, parse),
+            fleet,
+            tasks,
+        );
+    }
+    let dns = &config.fleet.dns;
+    if !dns.name.is_empty() {
+        let authorization = bearer(&dns.api_key).unwrap_or_default();
+        let interval = Duration::from_millis(dns.interval_ms);
+        follow(
+            Dns::new(
+                format!("{}:{}", dns.name, dns.port),
+                interval,
+                authorization,
+            ),
+            fleet,
+            tasks,
+        );
+    }
+}
+
+fn follow(discovery: impl Discovery, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
+    let following = discovery::follow(discovery, fleet.clone());
+    let stopped = tasks.stopped();
+    tasks.spawn(async move {
+        tokio::select! {
+            () = following => {}
+            () = stopped => {}
+        }
+    });
+}
+
+/// Joins fleet and cache index: what a worker held is gone when it left or may have restarted.
+async fn forget_lost_caches(fleet: Arc<registry::Registry>, predicted: Arc<Predicted>) {
+    let mut changes = fleet.changes();
+    let mut lives: BTreeMap<WorkerId, u64> = BTreeMap::new();
+    loop {
+        let snapshot = fleet.snapshot().clone();
+        let now: BTreeMap<WorkerId, u64> = snapshot
+            .workers
+            .iter()
+            .map(|status| (status.worker.id, status.life))
+            .collect();
+        for (worker, life) in &lives {
+            if now.get(worker) != Some(life) {
+                predicted.forget(*worker);
+            }
+        }
+        lives = now;
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}

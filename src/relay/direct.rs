@@ -1,0 +1,124 @@
+//! One try at one worker: send, and wait for the first byte of an answer.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body::Body;
+use http_body_util::Full;
+use hyper::Method;
+use hyper::Request;
+use hyper::StatusCode;
+use hyper::http::response;
+use tokio::time::Sleep;
+
+use super::Job;
+use super::attempt::Failure;
+use super::headers;
+use crate::fleet::Worker;
+use crate::http::client;
+use crate::http::client::EngineBody;
+
+/// The beginning of an engine's answer.
+pub(super) struct Answer {
+    pub(super) head: response::Parts,
+    pub(super) body: EngineBody,
+    /// The body's first bytes. Nothing has gone to the client before they are here, so that an
+    /// engine that dies while it computes the prompt costs a retry and not the answer.
+    pub(super) first: Option<Bytes>,
+    /// Limits the rest.
+    pub(super) timer: Pin<Box<Sleep>>,
+}
+
+impl Answer {
+    /// Whether it says that something is wrong with the worker, not with the request or its timing.
+    pub(super) fn is_failure(&self) -> bool {
+        self.head.status.is_server_error()
+            && !matches!(
+                self.head.status,
+                StatusCode::NOT_IMPLEMENTED | StatusCode::SERVICE_UNAVAILABLE
+            )
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Error {
+    Send(client::Error),
+    /// The head came, the body did not.
+    Cut(hyper::Error),
+    TimedOut,
+}
+
+impl Error {
+    pub(super) fn failure(&self) -> Failure {
+        match self {
+            Error::Send(client::Error::Connect(_)) => Failure::Connect,
+            Error::Send(client::Error::Stale(_) | client::Error::Broken(_)) | Error::Cut(_) => {
+                Failure::Broken
+            }
+            Error::TimedOut => Failure::TimedOut,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Send(error) => error.fmt(f),
+            Error::Cut(error) => write!(f, "answer broke off at its first byte: {error}"),
+            Error::TimedOut => f.write_str("no answer in time"),
+        }
+    }
+}
+
+pub(super) async fn attempt(
+    job: &Job<'_>,
+    worker: &Arc<Worker>,
+    mut timer: Pin<Box<Sleep>>,
+) -> Result<Answer, Error> {
+    let begin = async {
+        let build = || {
+            let mut request = Request::new(Full::new(job.body.clone()));
+            *request.method_mut() = Method::POST;
+            *request.uri_mut() = job.target.clone();
+            *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);
+            request
+        };
+        let answer = match worker.pool.send(build()).await {
+            // The engine closed a connection that had waited too long: nothing is wrong with it.
+            Err(client::Error::Stale(_)) => worker.pool.send_anew(build()).await,
+            answer => answer,
+        };
+        let (head, mut body) = answer.map_err(Error::Send)?.into_parts();
+        let first = first_data(&mut body).await.map_err(Error::Cut)?;
+        Ok((head, body, first))
+    };
+    let (head, body, first) = tokio::select! {
+        biased;
+        begun = begin => begun?,
+        () = &mut timer => return Err(Error::TimedOut),
+    };
+    Ok(Answer {
+        head,
+        body,
+        first,
+        timer,
+    })
+}
+
+/// The first non-empty piece of a body.
+async fn first_data(body: &mut EngineBody) -> Result<Option<Bytes>, hyper::Error> {
+    loop {
+        match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(error),
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) if !data.is_empty() => return Ok(Some(data)),
+                // Trailers, or nothing: no byte yet.
+                _ => {}
+            },
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Which headers pass, and which are the router's own. Pure.
+
+use std::time::Duration;
+
+use hyper::HeaderMap;
+use hyper::header;
+use hyper::header::HeaderName;
+use hyper::header::HeaderValue;
+
+use crate::fleet::Worker;
+use crate::http::HOP_BY_HOP;
+use crate::ids::RequestId;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// End-to-end headers that clients may not set for an engine: its request id, its rank, its queue.
+const OWNED: [HeaderName; 5] = [
+    REQUEST_ID,
+    super::DECISION,
+    HeaderName::from_static("x-data-parallel-rank"),
+    HeaderName::from_static("x-vllm-priority"),
+    HeaderName::from_static("x-session-id"),
+];
+
+/// The headers of a request to an engine. Length and framing are the connection's business.
+pub(super) fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(client.len() + 2);
+    let named = named_by_connection(client);
+    for (name, value) in client {
+        let stays = HOP_BY_HOP.contains(name)
+            || OWNED.contains(name)
+            || matches!(
+                *name,
+                header::HOST | header::CONTENT_LENGTH | header::EXPECT
+            )
+            || (*name == header::AUTHORIZATION && worker.authorization.is_some())
+            || named
+                .iter()
+                .any(|named| name.as_str().eq_ignore_ascii_case(named));
+        if !stays {
+            headers.append(name, value.clone());
+        }
+    }
+    if let Ok(host) = HeaderValue::from_str(worker.pool.address()) {
+        headers.insert(header::HOST, host);
+    }
+    if let Some(authorization) = &worker.authorization {
+        headers.insert(header::AUTHORIZATION, authorization.clone());
+    }
+    if let Ok(id) = HeaderValue::from_str(id.as_str()) {
+        headers.insert(REQUEST_ID, id);
+    }
+    headers
+}
+
+/// The headers of an engine's answer, for the client.
+pub(super) fn to_client(mut engine: HeaderMap) -> HeaderMap {
+    for name in named_by_connection(&engine)
+        .into_iter()
+        .map(str::to_owned)
+        .collect::<Vec<_>>()
+    {
+        engine.remove(name);
+    }
+    for name in HOP_BY_HOP {
+        engine.remove(name);
+    }
+    // The client's own comes back to it instead.
+    engine.remove(REQUEST_ID);
+    engine
+}
+
+/// Whether an answer is a stream of server-sent events.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// How long an engine asks to be left alone, in seconds (a date is not worth reading: engines send none).
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers
+        .get(header::RETRY_AFTER)?
+        .to_str()
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// Headers that a `connection` header declares to be hop-by-hop.
+fn named_by_connection(headers: &HeaderMap) -> Vec<&str> {
+    let values = headers.get_all(header::CONNECTION).iter();
+    values
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|name| {
+            !name.is_empty()
+                && !name.eq_ignore_ascii_case("keep-alive")
+                && !name.eq_ignore_ascii_case("close")
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::registry::tests::worker;
+
+    fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines
+            .iter()
+            .map(|(name, value)| {
+                (
+                    HeaderName::from_static(name),
+                    HeaderValue::from_static(value),
+                )
+            })
+            .collect()
+    }
+
+    fn sent(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        to_engine(&map(lines), &worker("a"), RequestId::new(0))
+    }
+
+    #[test]
+    fn end_to_end_headers_pass() {
+        let sent = sent(&[
+            ("traceparent", "00-1"),
+            ("x-custom", "1"),
+            ("authorization", "Bearer k"),
+            ("accept", "*/*"),
+        ]);
+        assert_eq!(sent["traceparent"], "00-1");
+        assert_eq!(sent["x-custom"], "1");
+        assert_eq!(sent["authorization"], "Bearer k");
+        assert_eq!(sent["accept"], "*/*");
+    }
+
+    #[test]
+    fn the_router_owns_ids_ranks_and_framing() {
+        let sent = sent(&[
+            ("host", "router"),
+            ("connection", "keep-alive, x-hop"),
+            ("x-hop", "1"),
+            ("te", "trailers"),
+            ("content-length", "5"),
+            ("x-request-id", "mine"),
+            ("x-data-parallel-rank", "3"),
+            ("x-vllm-priority", "-1"),
+            ("x-session-id", "s"),
+        ]);
+        assert_eq!(sent["x-request-id"], "wr-000000000000000000000000");
+        assert_eq!(sent["host"], "a.test:8000");
+        assert_eq!(sent.len(), 2);
+    }
+
+    #[test]
+    fn an_answers_own_headers_pass_and_its_connections_do_not() {
+        let client = to_client(map(&[
+            ("content-type", "application/json"),
+            ("content-length", "3"),
+            ("transfer-encoding", "chunked"),
+            ("connection", "close"),
+            ("x-request-id", "engine's"),
+            ("vary", "Origin"),
+        ]));
+        assert_eq!(client.len(), 3);
+        assert_eq!(client["content-length"], "3");
+    }
+
+    #[test]
+    fn a_pause_is_read_in_seconds() {
+        assert_eq!(
+            retry_after(&map(&[("retry-after", "7")])),
+            Some(Duration::from_secs(7))
+        );
+        assert_eq!(retry_after(&map(&[("retry-after", "soon")])), None);
+    }
+}

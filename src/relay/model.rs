@@ -1,0 +1,419 @@
+//! One model's settings, counters and metric handles, resolved once and shared by its requests.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use hyper::HeaderMap;
+use hyper::StatusCode;
+use hyper::header::HeaderName;
+use prometheus::Histogram;
+use prometheus::HistogramVec;
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+use prometheus::IntGaugeVec;
+use rustc_hash::FxHashMap;
+use tracing::warn;
+
+use crate::fleet::Worker;
+use crate::ids::Block;
+use crate::ids::Model;
+use crate::observe;
+use crate::observe::metrics;
+use crate::prompt::Api;
+use crate::prompt::Peek;
+use crate::routing;
+use crate::routing::Decision;
+use crate::routing::Reason;
+use crate::routing::sticky;
+
+/// What models are told of routing: each its own, the others a common one.
+#[derive(Clone, Debug)]
+pub struct ModelSettings {
+    pub common: PerModel,
+    pub named: FxHashMap<String, PerModel>,
+}
+
+#[derive(Clone, Debug)]
+pub struct PerModel {
+    pub routing: routing::Settings,
+    pub bytes_per_token: f64,
+}
+
+/// Where a request's affinity key comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum KeySource {
+    Header(HeaderName),
+    SessionId,
+    PromptCacheKey,
+    User,
+}
+
+impl FromStr for KeySource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "session_id" => Ok(KeySource::SessionId),
+            "prompt_cache_key" => Ok(KeySource::PromptCacheKey),
+            "user" => Ok(KeySource::User),
+            _ => match text.strip_prefix("header:").map(str::parse) {
+                Some(Ok(name)) => Ok(KeySource::Header(name)),
+                Some(Err(_)) => Err(format!("`{text}` does not name a header")),
+                None => Err(format!(
+                    "`{text}` is none of header:NAME, session_id, prompt_cache_key, user"
+                )),
+            },
+        }
+    }
+}
+
+/// The models that requests have asked for.
+#[derive(Debug)]
+pub(super) struct Models {
+    settings: ModelSettings,
+    states: ArcSwap<FxHashMap<Model, Arc<ModelState>>>,
+    families: Families,
+}
+
+/// One model, as its requests share it.
+#[derive(Debug)]
+pub(super) struct ModelState {
+    pub(super) routing: routing::Settings,
+    pub(super) bytes_per_token: f64,
+    name: Model,
+    key_sources: Vec<KeySource>,
+    tickets: AtomicU64,
+    /// For status 200, which nearly every request has.
+    good: [IntCounter; Api::COUNT],
+    decisions: [IntCounter; Reason::ALL.len()],
+    prompt_blocks: IntCounter,
+    predicted_tokens: IntCounter,
+    in_flight: IntGauge,
+    pub(super) ttft: Histogram,
+    pub(super) itl: Histogram,
+    pub(super) duration: Histogram,
+    pub(super) prompt_tokens: IntCounter,
+    pub(super) cached_tokens: IntCounter,
+    pub(super) output_tokens: IntCounter,
+    families: Families,
+}
+
+#[derive(Clone, Debug)]
+struct Families {
+    requests: IntCounterVec,
+    decisions: IntCounterVec,
+    prompt_blocks: IntCounterVec,
+    predicted_tokens: IntCounterVec,
+    in_flight: IntGaugeVec,
+    ttft: HistogramVec,
+    itl: HistogramVec,
+    duration: HistogramVec,
+    prompt_tokens: IntCounterVec,
+    cached_tokens: IntCounterVec,
+    output_tokens: IntCounterVec,
+    ends: IntCounterVec,
+    breaker: IntCounterVec,
+}
+
+impl Families {
+    fn new(registry: &metrics::Registry) -> Self {
+        let counters = |name, help, labels: &[&str]| registry.counters(name, help, labels);
+        Self {
+            requests: counters(
+                "warmroute_requests_total",
+                "Requests by their answer's status; `none` where no engine answered or the client left before.",
+                &["model", "api", "status"],
+            ),
+            decisions: counters(
+                "warmroute_decisions_total",
+                "Workers chosen, by why.",
+                &["model", "reason"],
+            ),
+            prompt_blocks: counters(
+                "warmroute_prompt_blocks_total",
+                "Blocks of the prompts routed.",
+                &["model"],
+            ),
+            predicted_tokens: counters(
+                "warmroute_overlap_tokens_total",
+                "Prompt tokens that the chosen worker was believed to hold (an estimate).",
+                &["model"],
+            ),
+            in_flight: registry.gauges(
+                "warmroute_requests_in_flight",
+                "Requests being carried.",
+                &["model"],
+            ),
+            ttft: registry.histograms(
+                "warmroute_ttft_seconds",
+                "From a streamed request's head to its first token.",
+                metrics::TTFT_SECONDS,
+                &["model"],
+            ),
+            itl: registry.histograms(
+                "warmroute_itl_seconds",
+                "Between two pieces of a streamed answer.",
+                metrics::ITL_SECONDS,
+                &["model"],
+            ),
+            duration: registry.histograms(
+                "warmroute_request_seconds",
+                "From a request's head to the end of its answer.",
+                metrics::REQUEST_SECONDS,
+                &["model"],
+            ),
+            prompt_tokens: counters(
+                "warmroute_prompt_tokens_total",
+                "Prompt tokens, as engines report them.",
+                &["model"],
+            ),
+            cached_tokens: counters(
+                "warmroute_cached_prompt_tokens_total",
+                "Prompt tokens that engines report as cached.",
+                &["model"],
+            ),
+            output_tokens: counters(
+                "warmroute_output_tokens_total",
+                "Output tokens, as engines report them.",
+                &["model"],
+            ),
+            ends: counters(
+                "warmroute_answer_ends_total",
+                "Answers by how they ended.",
+                &["model", "end"],
+            ),
+            breaker: counters(
+                "warmroute_breaker_changes_total",
+                "Breakers that opened or closed.",
+                &["worker", "to"],
+            ),
+        }
+    }
+}
+
+impl Models {
+    pub(super) fn new(settings: ModelSettings, registry: &metrics::Registry) -> Self {
+        Self {
+            settings,
+            states: ArcSwap::default(),
+            families: Families::new(registry),
+        }
+    }
+
+    pub(super) fn of(&self, name: &Model) -> Arc<ModelState> {
+        if let Some(state) = self.states.load().get(name) {
+            return state.clone();
+        }
+        let state = Arc::new(self.build(name));
+        // Two first requests may both build one; the later one's is kept, and shares its metrics.
+        self.states.rcu(|states| {
+            let mut states = FxHashMap::clone(states);
+            states.insert(name.clone(), state.clone());
+            states
+        });
+        state
+    }
+
+    fn build(&self, name: &Model) -> ModelState {
+        let settings = self
+            .settings
+            .named
+            .get(name.as_ref())
+            .unwrap_or(&self.settings.common)
+            .clone();
+        let families = self.families.clone();
+        let label = [name.as_ref()];
+        ModelState {
+            name: name.clone(),
+            key_sources: settings
+                .routing
+                .hash_on
+                .iter()
+                .filter_map(|text| text.parse().ok())
+                .collect(),
+            tickets: AtomicU64::new(0),
+            good: Api::ALL.map(|api| {
+                families
+                    .requests
+                    .with_label_values(&[name.as_ref(), api.as_str(), "200"])
+            }),
+            decisions: Reason::ALL.map(|reason| {
+                families
+                    .decisions
+                    .with_label_values(&[name.as_ref(), reason.as_str()])
+            }),
+            prompt_blocks: families.prompt_blocks.with_label_values(&label),
+            predicted_tokens: families.predicted_tokens.with_label_values(&label),
+            in_flight: families.in_flight.with_label_values(&label),
+            ttft: families.ttft.with_label_values(&label),
+            itl: families.itl.with_label_values(&label),
+            duration: families.duration.with_label_values(&label),
+            prompt_tokens: families.prompt_tokens.with_label_values(&label),
+            cached_tokens: families.cached_tokens.with_label_values(&label),
+            output_tokens: families.output_tokens.with_label_values(&label),
+            routing: settings.routing,
+            bytes_per_token: settings.bytes_per_token,
+            families,
+        }
+    }
+}
+
+impl ModelState {
+    pub(super) fn ticket(&self) -> u64 {
+        self.tickets.fetch_add(1, Relaxed)
+    }
+
+    /// The hash of the first key that a request has.
+    pub(super) fn affinity(&self, headers: &HeaderMap, peek: &Peek<'_>) -> Option<u64> {
+        if self.routing.policy != routing::Policy::ConsistentHash {
+            return None;
+        }
+        self.key_sources.iter().find_map(|source| {
+            let text = match source {
+                KeySource::Header(name) => headers.get(name).map(|value| value.as_bytes()),
+                KeySource::SessionId => peek.session_id.as_deref().map(str::as_bytes),
+                KeySource::PromptCacheKey => peek.prompt_cache_key.as_deref().map(str::as_bytes),
+                KeySource::User => peek.user.as_deref().map(str::as_bytes),
+            };
+            text.filter(|text| !text.is_empty()).map(sticky::key)
+        })
+    }
+
+    pub(super) fn on_decision(&self, blocks: &[Block], decision: &Decision) {
+        self.decisions[decision.reason as usize].inc();
+        self.prompt_blocks.inc_by(blocks.len() as u64);
+        self.predicted_tokens
+            .inc_by(u64::from(decision.cached_tokens));
+    }
+
+    /// Tells a worker's breaker how a request went.
+    pub(super) fn judge(&self, worker: &Worker, is_good: bool) {
+        let changed = if is_good {
+            worker.breaker.on_success()
+        } else {
+            worker.breaker.on_failure(observe::now())
+        };
+        if changed {
+            let to = if is_good { "closed" } else { "open" };
+            warn!(worker = %worker.name, to, "breaker changed");
+            self.families
+                .breaker
+                .with_label_values(&[&worker.name, to])
+                .inc();
+        }
+    }
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Complete,
+    /// The client left.
+    Client,
+    /// The engine broke off.
+    Engine,
+    /// The engine was silent for too long.
+    Silence,
+    /// The request's time was over.
+    Deadline,
+}
+
+impl End {
+    fn as_str(self) -> &'static str {
+        match self {
+            End::Complete => "complete",
+            End::Client => "client_left",
+            End::Engine => "engine_broke_off",
+            End::Silence => "engine_silent",
+            End::Deadline => "deadline",
+        }
+    }
+}
+
+/// One request in the counts of its model, from its plan to its end, however it ends.
+#[derive(Debug)]
+pub(super) struct Counted {
+    pub(super) model: Arc<ModelState>,
+    pub(super) begun: Instant,
+    api: Api,
+    is_counted: bool,
+}
+
+impl Counted {
+    pub(super) fn new(model: Arc<ModelState>, api: Api, begun: Instant) -> Self {
+        model.in_flight.inc();
+        Self {
+            model,
+            api,
+            begun,
+            is_counted: false,
+        }
+    }
+
+    pub(super) fn api(&self) -> Api {
+        self.api
+    }
+
+    /// No engine's answer was passed on.
+    pub(super) fn fail(mut self) {
+        self.count("none", End::Engine);
+    }
+
+    pub(super) fn end(&mut self, now: Instant, status: StatusCode, end: End) {
+        if self.is_counted {
+            return;
+        }
+        self.model
+            .duration
+            .observe(now.saturating_duration_since(self.begun).as_secs_f64());
+        if status == StatusCode::OK && end == End::Complete {
+            self.is_counted = true;
+            self.model.good[self.api as usize].inc();
+        } else {
+            self.count(status.as_str(), end);
+        }
+    }
+
+    fn count(&mut self, status: &str, end: End) {
+        self.is_counted = true;
+        let families = &self.model.families;
+        families
+            .requests
+            .with_label_values(&[self.model.name.as_ref(), self.api.as_str(), status])
+            .inc();
+        families
+            .ends
+            .with_label_values(&[self.model.name.as_ref(), end.as_str()])
+            .inc();
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if !self.is_counted {
+            self.count("none", End::Client);
+        }
+        self.model.in_flight.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_comes_from_a_header_or_a_field() {
+        assert_eq!("user".parse(), Ok(KeySource::User));
+        assert_eq!(
+            "header:X-Team".parse(),
+            Ok(KeySource::Header(HeaderName::from_static("x-team")))
+        );
+        assert!("header:a b".parse::<KeySource>().is_err());
+        assert!("team".parse::<KeySource>().is_err());
+    }
+}

@@ -1,0 +1,172 @@
+//! The last words of an event stream, where the engine did not say them. Pure.
+
+use bytes::Bytes;
+use memchr::memmem;
+use serde_json::Value;
+use serde_json::json;
+
+use crate::http::sse;
+use crate::prompt::Api;
+
+/// Watches one stream for its end.
+#[derive(Debug)]
+pub(super) struct Ending {
+    api: Api,
+    last: Bytes,
+    /// A Responses stream's first events: they have the response that may have to be called failed.
+    first: Option<Bytes>,
+    events: u64,
+}
+
+impl Ending {
+    pub(super) fn new(api: Api) -> Self {
+        Self {
+            api,
+            last: Bytes::new(),
+            first: None,
+            events: 0,
+        }
+    }
+
+    /// Takes whole events that went to the client.
+    pub(super) fn on_passed(&mut self, events: &Bytes) {
+        if self.api == Api::Responses {
+            self.events += memmem::find_iter(events, b"\n\n").count() as u64;
+            self.first.get_or_insert_with(|| events.clone());
+        }
+        self.last = events.clone();
+    }
+
+    /// What to add to a stream that ended by itself with `held` left over: nothing if it had an end.
+    pub(super) fn if_missing(self, held: &[u8]) -> Option<Bytes> {
+        let has_end = is_terminal(self.api, &self.last) || is_terminal(self.api, held);
+        (!has_end).then(|| self.error("the engine ended the stream before the answer's end"))
+    }
+
+    /// What ends a stream that broke off.
+    pub(super) fn error(&self, message: &str) -> Bytes {
+        if is_terminal(self.api, &self.last) {
+            return Bytes::new();
+        }
+        let text = match self.api {
+            Api::Responses => {
+                let (name, data) = match self.first.as_deref().and_then(created) {
+                    Some(mut response) => {
+                        response["status"] = json!("failed");
+                        response["error"] = json!({"code": "server_error", "message": message});
+                        let data = json!({
+                            "type": "response.failed", "sequence_number": self.events, "response": response});
+                        ("response.failed", data)
+                    }
+                    None => {
+                        let data = json!({
+                            "type": "error", "sequence_number": self.events, "code": "server_error",
+                            "message": message, "param": null});
+                        ("error", data)
+                    }
+                };
+                format!("event: {name}\ndata: {data}\n\ndata: [DONE]\n\n")
+            }
+            _ => {
+                let data = json!({"error": {
+                    "message": message, "type": "server_error", "param": null, "code": "engine_stream_broken"}});
+                format!("data: {data}\n\ndata: [DONE]\n\n")
+            }
+        };
+        Bytes::from(text)
+    }
+}
+
+/// Whether the last events of a stream end it.
+fn is_terminal(api: Api, events: &[u8]) -> bool {
+    if events.trim_ascii_end().ends_with(b"[DONE]") {
+        return true;
+    }
+    let has = |text: &str| memmem::find(events, text.as_bytes()).is_some();
+    api == Api::Responses
+        && [
+            "event: response.completed",
+            "event: response.incomplete",
+            "event: response.failed",
+            "event: error",
+        ]
+        .into_iter()
+        .any(has)
+}
+
+/// The response that a stream's first event announces.
+fn created(events: &[u8]) -> Option<Value> {
+    let mut found = Vec::new();
+    sse::Decoder::default().push(events, &mut found);
+    let event = found
+        .into_iter()
+        .find(|event| event.event == "response.created")?;
+    let mut data: Value = serde_json::from_str(&event.data).ok()?;
+    Some(data.get_mut("response")?.take()).filter(Value::is_object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(api: Api, passed: &[&'static str]) -> Ending {
+        let mut ending = Ending::new(api);
+        for events in passed {
+            ending.on_passed(&Bytes::from_static(events.as_bytes()));
+        }
+        ending
+    }
+
+    const CREATED: &str = "event: response.created\ndata: {\"response\":{\"id\":\"r\",\"status\":\"in_progress\"},\"sequence_number\":0}\n\n";
+    const DELTA: &str = "event: response.output_text.delta\ndata: {\"delta\":\"a\"}\n\n";
+
+    #[test]
+    fn a_stream_that_has_its_end_gets_no_other() {
+        let done = ["data: {}\n\n", "data: {}\n\ndata: [DONE]\n\n"];
+        assert_eq!(after(Api::Chat, &done).if_missing(b""), None);
+        assert_eq!(after(Api::Chat, &done).error("late"), "");
+        assert_eq!(
+            after(Api::Chat, &["data: {}\n\n"]).if_missing(b"data: [DONE]\n"),
+            None
+        );
+        assert_eq!(
+            after(
+                Api::Responses,
+                &[CREATED, "event: response.completed\ndata: {}\n\n"]
+            )
+            .if_missing(b""),
+            None
+        );
+    }
+
+    #[test]
+    fn a_chat_that_breaks_off_ends_with_an_error_and_done() {
+        let end = after(Api::Chat, &["data: {}\n\n"]).if_missing(b"").unwrap();
+        let end = std::str::from_utf8(&end).unwrap();
+        assert!(
+            end.starts_with("data: {\"error\":{\"message\":\"the engine ended the stream"),
+            "{end}"
+        );
+        assert!(end.ends_with("\n\ndata: [DONE]\n\n"));
+    }
+
+    #[test]
+    fn a_response_that_breaks_off_is_called_failed_under_its_own_id() {
+        let end = after(Api::Responses, &[CREATED, DELTA, DELTA]).error("gone");
+        let mut events = Vec::new();
+        sse::Decoder::default().push(&end, &mut events);
+        assert_eq!(events[0].event, "response.failed");
+        let data: Value = serde_json::from_str(&events[0].data).unwrap();
+        assert_eq!(data["sequence_number"], 3);
+        assert_eq!(data["response"]["id"], "r");
+        assert_eq!(data["response"]["status"], "failed");
+        assert_eq!(data["response"]["error"]["message"], "gone");
+        assert_eq!(events[1].data, "[DONE]");
+    }
+
+    #[test]
+    fn a_response_that_was_never_announced_ends_with_an_error_event() {
+        let end = after(Api::Responses, &[]).error("gone");
+        assert!(end.starts_with(b"event: error\ndata: {\"type\":\"error\""));
+    }
+}

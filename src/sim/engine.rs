@@ -1,0 +1,398 @@
+//! A model of one LLM engine: a queue, steps that compute prompts and decode answers, a prefix cache.
+//!
+//! It does what vLLM's scheduler does, as far as a router can tell from outside: prompts are computed
+//! in chunks, all running requests decode together, a step that also computes prompts takes longer,
+//! and when the cache is too small for all of them the last one is sent back to the queue. It has no
+//! clock and no I/O: time is an argument, and it says when it next wants to be called.
+
+pub mod cache;
+
+use std::collections::VecDeque;
+use std::num::NonZeroU32;
+use std::time::Duration;
+use std::time::Instant;
+
+use self::cache::Cache;
+use self::cache::Change;
+use self::cache::Path;
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub block_tokens: NonZeroU32,
+    pub capacity_blocks: NonZeroU32,
+    /// Requests computed at the same time.
+    pub running_max: NonZeroU32,
+    /// Requests that wait; one more is refused.
+    pub queue_max: usize,
+    /// Tokens computed in one step.
+    pub batch_tokens_max: NonZeroU32,
+    pub prefill_tokens_per_second: NonZeroU32,
+    /// How long a step takes that only decodes.
+    pub decode_time: Duration,
+    /// Where the names of the blocks start. Engines with the same root give the same names.
+    pub root: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    pub prompt: Vec<u32>,
+    /// The tokens that the engine will pretend to think of. With none, it only reads the prompt.
+    pub answer: Vec<u32>,
+    /// Requests with different salts share no blocks. 0 is the common one.
+    pub salt: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestKey(u64);
+
+/// Why a request was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The queue is full; later may be better.
+    Busy,
+    /// Nothing to read.
+    Empty,
+    /// Prompt and answer together would never fit into the cache.
+    TooLong,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Output {
+    pub key: RequestKey,
+    pub event: Event,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The prompt is computed, but for its cached beginning, and this is the answer's first token.
+    First {
+        token: u32,
+        cached_tokens: usize,
+    },
+    Token {
+        token: u32,
+    },
+    /// The request is over. A request without an answer has only this.
+    Done {
+        cached_tokens: usize,
+    },
+}
+
+/// What the engine is doing now.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gauges {
+    pub running: usize,
+    pub waiting: usize,
+    /// The part of the cache that requests are using, 0 to 1.
+    pub kv_usage: f64,
+}
+
+/// What the engine has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Prompt tokens looked up in the cache, and those found there.
+    pub prefix_queries: u64,
+    pub prefix_hits: u64,
+    pub prompt_tokens: u64,
+    pub generation_tokens: u64,
+    pub preemptions: u64,
+    pub finished: u64,
+    pub cancelled: u64,
+    pub refused: u64,
+}
+
+#[derive(Debug)]
+pub struct Engine {
+    settings: Settings,
+    cache: Cache,
+    waiting: VecDeque<Sequence>,
+    /// In the order of admission; the last is the first to be sent back when blocks run out.
+    running: Vec<Running>,
+    /// When the step that is being computed ends.
+    step_ends: Option<Instant>,
+    next_key: u64,
+    counters: Counters,
+}
+
+/// A request with what has been made of it so far.
+#[derive(Debug)]
+struct Sequence {
+    key: RequestKey,
+    /// The prompt, then the part of the answer that is out.
+    tokens: Vec<u32>,
+    prompt_tokens: usize,
+    answer: Vec<u32>,
+    root: u64,
+    arrived: Instant,
+    /// Known from the first admission on. A request that is sent back does not look again, for the
+    /// client is told once.
+    cached_tokens: Option<usize>,
+}
+
+/// A sequence that holds blocks.
+#[derive(Debug)]
+struct Running {
+    sequence: Sequence,
+    path: Path,
+    /// How many of its tokens are computed, and how many more will be when the step ends.
+    computed: usize,
+    scheduled: usize,
+}
+
+impl Engine {
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            cache: Cache::new(settings.block_tokens, settings.capacity_blocks),
+            settings,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            step_ends: None,
+            next_key: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Puts a request at the end of the queue. Nothing is computed before the next `on_timeout`.
+    pub fn submit(&mut self, now: Instant, request: Request) -> Result<RequestKey, Refused> {
+        if let Err(refused) = self.check(&request) {
+            self.counters.refused += 1;
+            return Err(refused);
+        }
+        let key = RequestKey(self.next_key);
+        self.next_key += 1;
+        self.waiting.push_back(Sequence {
+            key,
+            prompt_tokens: request.prompt.len(),
+            tokens: request.prompt,
+            answer: request.answer,
+            root: self.settings.root ^ request.salt,
+            arrived: now,
+            cached_tokens: None,
+        });
+        Ok(key)
+    }
+
+    /// Forgets a request and frees its blocks; false if it is over already. The step that is being
+    /// computed does not get shorter by it.
+    pub fn cancel(&mut self, key: RequestKey) -> bool {
+        if let Some(at) = self.waiting.iter().position(|it| it.key == key) {
+            self.waiting.remove(at);
+        } else if let Some(at) = self.running.iter().position(|it| it.sequence.key == key) {
+            let running = self.running.remove(at);
+            self.cache.release(running.path);
+        } else {
+            return false;
+        }
+        self.counters.cancelled += 1;
+        true
+    }
+
+    /// When `on_timeout` has something to do; `None` if only a new request can change anything.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        let front_arrived = self.waiting.front().map(|sequence| sequence.arrived);
+        self.step_ends.or(front_arrived)
+    }
+
+    /// Does all that happened up to `now`. A late call loses no time: steps follow each other as if
+    /// each call had come at its moment.
+    pub fn on_timeout(&mut self, now: Instant) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        while let Some(due) = self.next_timeout().filter(|due| *due <= now) {
+            if self.step_ends.take().is_some() {
+                self.finish_step(&mut outputs);
+            }
+            self.begin_step(due);
+        }
+        outputs
+    }
+
+    /// Clears the cache; false, and unchanged, while any request holds blocks.
+    pub fn reset(&mut self) -> bool {
+        self.cache.reset()
+    }
+
+    pub fn gauges(&self) -> Gauges {
+        Gauges {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            kv_usage: self.cache.used_blocks() as f64 / self.cache.capacity_blocks() as f64,
+        }
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Takes what has happened to the blocks since the last call. Whoever drives the engine must
+    /// call this now and then, for the list only grows otherwise.
+    pub fn drain_changes(&mut self) -> Vec<Change> {
+        self.cache.drain_changes()
+    }
+
+    fn check(&self, request: &Request) -> Result<(), Refused> {
+        let tokens = request.prompt.len() + request.answer.len();
+        let block_tokens = self.settings.block_tokens.get() as usize;
+        if request.prompt.is_empty() {
+            Err(Refused::Empty)
+        } else if tokens > block_tokens * self.cache.capacity_blocks() {
+            Err(Refused::TooLong)
+        } else if self.waiting.len() >= self.settings.queue_max {
+            Err(Refused::Busy)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Chooses what the next step computes, running requests first, and says when it ends.
+    fn begin_step(&mut self, at: Instant) {
+        let mut budget = self.settings.batch_tokens_max.get() as usize;
+        let preemptions = self.counters.preemptions;
+        self.continue_running(&mut budget);
+        // Who was just sent back would take the room again that it was sent back for.
+        if self.counters.preemptions == preemptions {
+            self.admit_waiting(at, &mut budget);
+        }
+
+        let mut prefill_tokens = 0;
+        let mut decodes = false;
+        for running in &self.running {
+            if running.is_decoding() {
+                decodes |= running.scheduled > 0;
+            } else {
+                prefill_tokens += running.scheduled;
+            }
+        }
+        if prefill_tokens > 0 || decodes {
+            self.step_ends = Some(at + self.step_time(prefill_tokens, decodes));
+        }
+    }
+
+    fn continue_running(&mut self, budget: &mut usize) {
+        let mut next = 0;
+        while next < self.running.len() {
+            let running = &mut self.running[next];
+            let tokens = running.sequence.tokens.len();
+            if self.cache.grow(&mut running.path, tokens) {
+                running.scheduled = (tokens - running.computed).min(*budget);
+                *budget -= running.scheduled;
+                next += 1;
+            } else {
+                self.preempt_last();
+            }
+        }
+    }
+
+    fn admit_waiting(&mut self, at: Instant, budget: &mut usize) {
+        let running_max = self.settings.running_max.get() as usize;
+        while *budget > 0 && self.running.len() < running_max {
+            let arrived_by_then = |sequence: &mut Sequence| sequence.arrived <= at;
+            let Some(mut sequence) = self.waiting.pop_front_if(arrived_by_then) else {
+                return;
+            };
+            let Some((path, computed)) = self.cache.open(sequence.root, &sequence.tokens) else {
+                // The order is kept: a small request does not overtake one that waits for room.
+                self.waiting.push_front(sequence);
+                return;
+            };
+            if sequence.cached_tokens.is_none() {
+                sequence.cached_tokens = Some(computed);
+                self.counters.prefix_queries += sequence.prompt_tokens as u64;
+                self.counters.prefix_hits += computed as u64;
+            }
+            let scheduled = (sequence.tokens.len() - computed).min(*budget);
+            *budget -= scheduled;
+            self.running.push(Running {
+                sequence,
+                path,
+                computed,
+                scheduled,
+            });
+        }
+    }
+
+    /// Takes the blocks of the youngest running request. What it had computed is lost, unless its
+    /// blocks are still there when it gets its next turn.
+    fn preempt_last(&mut self) {
+        let last = self.running.pop().expect("a running request asked for it");
+        self.cache.release(last.path);
+        self.waiting.push_front(last.sequence);
+        self.counters.preemptions += 1;
+    }
+
+    fn step_time(&self, prefill_tokens: usize, decodes: bool) -> Duration {
+        let rate = self.settings.prefill_tokens_per_second.get();
+        let prefill_time =
+            Duration::from_nanos(prefill_tokens as u64 * 1_000_000_000 / u64::from(rate));
+        if decodes {
+            prefill_time + self.settings.decode_time
+        } else {
+            prefill_time
+        }
+    }
+
+    fn finish_step(&mut self, outputs: &mut Vec<Output>) {
+        let mut index = 0;
+        while index < self.running.len() {
+            let running = &mut self.running[index];
+            let scheduled = std::mem::take(&mut running.scheduled);
+            running.computed += scheduled;
+            let tokens = &running.sequence.tokens;
+            self.cache.fill(&mut running.path, tokens, running.computed);
+            let caught_up = scheduled > 0 && running.computed == tokens.len();
+            if caught_up && running.sequence.speak(&mut self.counters, outputs) {
+                let running = self.running.remove(index);
+                self.cache.release(running.path);
+            } else {
+                index += 1;
+            }
+        }
+    }
+}
+
+impl Running {
+    /// The prompt is behind it, and only its last token is to be computed.
+    fn is_decoding(&self) -> bool {
+        let sequence = &self.sequence;
+        sequence.tokens.len() > sequence.prompt_tokens && self.computed + 1 == sequence.tokens.len()
+    }
+}
+
+impl Sequence {
+    /// Says its next token; true if that was all.
+    fn speak(&mut self, counters: &mut Counters, outputs: &mut Vec<Output>) -> bool {
+        let key = self.key;
+        let said = self.tokens.len() - self.prompt_tokens;
+        let cached_tokens = self
+            .cached_tokens
+            .expect("set when the request was admitted");
+        if said == 0 {
+            counters.prompt_tokens += self.prompt_tokens as u64;
+        }
+        if let Some(&token) = self.answer.get(said) {
+            self.tokens.push(token);
+            counters.generation_tokens += 1;
+            let event = match said {
+                0 => Event::First {
+                    token,
+                    cached_tokens,
+                },
+                _ => Event::Token { token },
+            };
+            outputs.push(Output { key, event });
+        }
+        let done = said + 1 >= self.answer.len();
+        if done {
+            counters.finished += 1;
+            let event = Event::Done { cached_tokens };
+            outputs.push(Output { key, event });
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! The engine by itself, in virtual time.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn settings() -> Settings {
+    let number = |value| NonZeroU32::new(value).unwrap();
+    Settings {
+        block_tokens: number(4),
+        capacity_blocks: number(100),
+        running_max: number(4),
+        queue_max: 3,
+        batch_tokens_max: number(50),
+        prefill_tokens_per_second: number(1000),
+        decode_time: Duration::from_millis(10),
+        root: 1,
+    }
+}
+
+fn request(prompt: impl IntoIterator<Item = u32>, answer_tokens: u32) -> Request {
+    Request {
+        prompt: prompt.into_iter().collect(),
+        answer: (0..answer_tokens).map(|token| 1000 + token).collect(),
+        salt: 0,
+    }
+}
+
+/// Runs until nothing is left to do; each output with the milliseconds since `start`.
+fn run(engine: &mut Engine, start: Instant) -> Vec<(u128, Event)> {
+    let mut seen = Vec::new();
+    while let Some(due) = engine.next_timeout() {
+        for output in engine.on_timeout(due) {
+            seen.push(((due - start).as_millis(), output.event));
+        }
+    }
+    seen
+}
+
+#[test]
+fn a_prompt_takes_its_tokens_and_an_answer_a_step_a_token() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    engine.submit(start, request(0..20, 3)).unwrap();
+    let cached_tokens = 0;
+    let expected = [
+        (
+            20,
+            Event::First {
+                token: 1000,
+                cached_tokens,
+            },
+        ),
+        (30, Event::Token { token: 1001 }),
+        (40, Event::Token { token: 1002 }),
+        (40, Event::Done { cached_tokens }),
+    ];
+    assert_eq!(run(&mut engine, start), expected);
+}
+
+#[test]
+fn a_long_prompt_is_computed_in_chunks_that_decoding_requests_wait_for() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    engine.submit(start, request(0..10, 4)).unwrap();
+    engine.submit(start, request(100..190, 1)).unwrap();
+    // The first step has room for 10 + 40 tokens, the second for a decode and 49, the third for a
+    // decode and the last one.
+    let times: Vec<u128> = run(&mut engine, start).iter().map(|(at, _)| *at).collect();
+    assert_eq!(times, [50, 109, 120, 120, 120, 130, 130]);
+}
+
+#[test]
+fn a_repeated_prompt_starts_sooner_and_says_how_much_was_cached() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    engine.submit(start, request(0..20, 1)).unwrap();
+    run(&mut engine, start);
+    engine.submit(start, request(0..20, 1)).unwrap();
+    let seen = run(&mut engine, start);
+    let first = Event::First {
+        token: 1000,
+        cached_tokens: 16,
+    };
+    assert_eq!(seen[0], (4, first));
+    assert_eq!(engine.counters().prefix_queries, 40);
+    assert_eq!(engine.counters().prefix_hits, 16);
+}
+
+#[test]
+fn the_next_turn_finds_the_answer_in_the_cache_too() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    engine.submit(start, request(0..8, 9)).unwrap();
+    run(&mut engine, start);
+    let next_turn = (0..8).chain(1000..1009).chain([7]);
+    engine.submit(start, request(next_turn, 1)).unwrap();
+    run(&mut engine, start);
+    assert_eq!(engine.counters().prefix_hits, 16);
+}
+
+#[test]
+fn blocks_are_hits_only_once_they_are_computed() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    engine.submit(start, request(0..20, 1)).unwrap();
+    engine.submit(start, request(0..20, 1)).unwrap();
+    run(&mut engine, start);
+    assert_eq!(engine.counters().prefix_hits, 0);
+}
+
+#[test]
+fn a_full_queue_refuses() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    for _ in 0..3 {
+        engine.submit(start, request(0..4, 1)).unwrap();
+    }
+    assert_eq!(engine.submit(start, request(0..4, 1)), Err(Refused::Busy));
+    assert_eq!(engine.submit(start, request([], 1)), Err(Refused::Empty));
+    assert_eq!(
+        engine.submit(start, request(0..400, 1)),
+        Err(Refused::TooLong)
+    );
+}
+
+#[test]
+fn a_request_that_came_in_the_middle_of_a_step_waits_for_the_next() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    engine.submit(start, request(0..20, 1)).unwrap();
+    let _ = engine.on_timeout(start);
+    let later = start + Duration::from_millis(5);
+    engine.submit(later, request(50..60, 1)).unwrap();
+    let seen = run(&mut engine, start);
+    assert_eq!(seen.last().unwrap().0, 30);
+}
+
+#[test]
+fn a_late_call_gives_what_timely_calls_would_have_given() {
+    let start = Instant::now();
+    let mut timely = Engine::new(settings());
+    let mut late = Engine::new(settings());
+    for engine in [&mut timely, &mut late] {
+        engine.submit(start, request(0..20, 3)).unwrap();
+        let after_a_pause = start + Duration::from_millis(500);
+        engine.submit(after_a_pause, request(0..30, 3)).unwrap();
+    }
+    let timely: Vec<Event> = run(&mut timely, start).into_iter().map(|it| it.1).collect();
+    let outputs = late.on_timeout(start + Duration::from_secs(9));
+    let late: Vec<Event> = outputs.into_iter().map(|it| it.event).collect();
+    assert_eq!(late, timely);
+}
+
+#[test]
+fn a_cancelled_request_gives_its_blocks_back_and_says_nothing_more() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    let running = engine.submit(start, request(0..20, 9)).unwrap();
+    let _ = engine.on_timeout(start);
+    let waiting = engine.submit(start, request(0..20, 9)).unwrap();
+    assert!(!engine.reset(), "blocks are in use");
+    assert!(engine.cancel(running));
+    assert!(engine.cancel(waiting));
+    assert!(!engine.cancel(running));
+    assert_eq!(run(&mut engine, start), []);
+    assert_eq!(engine.gauges(), Gauges::default());
+    assert!(engine.reset());
+    assert_eq!(engine.drain_changes(), [Change::Cleared]);
+}
+
+#[test]
+fn when_blocks_run_out_the_youngest_is_sent_back_and_still_finishes() {
+    let start = Instant::now();
+    let mut engine = Engine::new(Settings {
+        capacity_blocks: NonZeroU32::new(10).unwrap(),
+        ..settings()
+    });
+    engine.submit(start, request(0..16, 16)).unwrap();
+    engine.submit(start, request(50..66, 16)).unwrap();
+    let seen = run(&mut engine, start);
+    assert!(engine.counters().preemptions > 0);
+    assert_eq!(engine.counters().finished, 2);
+    assert_eq!(engine.counters().generation_tokens, 32);
+    let firsts = seen.iter().filter(|it| matches!(it.1, Event::First { .. }));
+    assert_eq!(firsts.count(), 2);
+}
+
+#[test]
+fn a_request_without_an_answer_is_done_when_it_is_read() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    engine.submit(start, request(0..20, 0)).unwrap();
+    let done = Event::Done { cached_tokens: 0 };
+    assert_eq!(run(&mut engine, start), [(20, done)]);
+}
+
+proptest! {
+    #[test]
+    fn every_request_gets_its_whole_answer_in_order_whatever_the_load(
+        arrivals in prop::collection::vec((0..200u64, 0..3u32, 1..60u32, 0..20u32, any::<bool>()), 1..40)
+    ) {
+        let start = Instant::now();
+        let mut engine = Engine::new(Settings {
+            capacity_blocks: NonZeroU32::new(24).unwrap(),
+            queue_max: 1000,
+            ..settings()
+        });
+        let mut wanted = BTreeMap::new();
+        let mut cancelled = Vec::new();
+        let mut heard: BTreeMap<RequestKey, (Vec<u32>, bool)> = BTreeMap::new();
+        let mut now = start;
+        let mut hear = |outputs: Vec<Output>| {
+            for Output { key, event } in outputs {
+                let (tokens, done) = heard.entry(key).or_default();
+                assert!(!*done, "something was said after the end");
+                match event {
+                    Event::First { token, .. } => {
+                        assert!(tokens.is_empty(), "a second first token");
+                        tokens.push(token);
+                    }
+                    Event::Token { token } => tokens.push(token),
+                    Event::Done { .. } => *done = true,
+                }
+            }
+        };
+        for (pause_ms, family, prompt, answer, cancel) in arrivals {
+            now += Duration::from_millis(pause_ms);
+            hear(engine.on_timeout(now));
+            let request = request((0..prompt).map(|token| token + family), answer);
+            let key = engine.submit(now, request.clone()).unwrap();
+            if cancel {
+                hear(engine.on_timeout(now + Duration::from_millis(15)));
+                engine.cancel(key);
+                cancelled.push(key);
+            } else {
+                wanted.insert(key, (request.answer, true));
+            }
+        }
+        while let Some(due) = engine.next_timeout() {
+            hear(engine.on_timeout(due));
+            prop_assert!(engine.gauges().kv_usage <= 1.0);
+        }
+        heard.retain(|key, _| !cancelled.contains(key));
+        prop_assert_eq!(heard, wanted);
+        prop_assert_eq!(engine.gauges(), Gauges::default());
+        prop_assert!(engine.reset(), "a block was left in use");
+    }
+}

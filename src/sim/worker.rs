@@ -1,0 +1,195 @@
+//! A pretend engine behind real HTTP: what a vLLM 0.32 server answers, without a model.
+//!
+//! `GET /seen` tells what it was sent, and `POST /fault` makes it misbehave. Nothing is stored, so
+//! the Responses API has no `previous_response_id` and no background here.
+
+mod answer;
+mod ask;
+mod body;
+mod completions;
+mod driver;
+mod generate;
+mod lists;
+mod metrics;
+mod pooling;
+mod problem;
+mod responses;
+mod seen;
+mod serve;
+mod settings;
+mod tokenizer;
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::SystemTime;
+use std::time::UNIX_EPOCH;
+
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tracing::warn;
+
+pub use self::seen::Arrival;
+pub use self::seen::Stats;
+pub use self::settings::Settings;
+use crate::sim::engine::Counters;
+use crate::sim::engine::Engine;
+use crate::sim::engine::Gauges;
+use crate::sim::engine::cache::Change;
+use crate::sim::fault::Faults;
+
+/// How long to wait when the system gives no connection, say because too many files are open.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// A bound worker. It answers while [`Worker::run`] is polled.
+#[derive(Debug)]
+pub struct Worker {
+    listener: TcpListener,
+    addr: SocketAddr,
+    handle: Handle,
+}
+
+/// A view of a worker, to be kept while it runs elsewhere.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+/// What all connections share.
+#[derive(Debug)]
+struct Shared {
+    settings: Settings,
+    driver: Arc<driver::Driver>,
+    seen: Arc<seen::Seen>,
+    faults: Mutex<Faults>,
+    /// Since the Unix epoch.
+    started: Duration,
+}
+
+/// Takes the address. Connections queue up from now on, and are served once the worker runs.
+pub async fn bind(settings: Settings) -> io::Result<Worker> {
+    let listener = TcpListener::bind(settings.listen).await?;
+    let addr = listener.local_addr()?;
+    let shared = Arc::new(Shared {
+        driver: Arc::new(driver::Driver::new(Engine::new(settings.engine()))),
+        seen: Arc::default(),
+        faults: Mutex::new(settings.faults.clone()),
+        started: since_epoch(),
+        settings,
+    });
+    let handle = Handle { shared };
+    Ok(Worker {
+        listener,
+        addr,
+        handle,
+    })
+}
+
+impl Worker {
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.handle.stats()
+    }
+
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Serves until `shutdown`. Then everything ends at once: open connections are dropped, and none
+    /// of their tasks is left when this returns.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+        let shared = self.handle.shared;
+        let mut connections = JoinSet::new();
+        let mut accepted: u64 = 0;
+        let mut shutdown = pin!(shutdown);
+        let mut engine = pin!(shared.driver.run());
+        loop {
+            tokio::select! {
+                () = &mut shutdown => break,
+                never = &mut engine => match never {},
+                Some(_) = connections.join_next() => {}
+                stream = accept(&self.listener) => {
+                    accepted += 1;
+                    connections.spawn(serve::connection(Arc::clone(&shared), stream, accepted));
+                }
+            }
+        }
+        drop(self.listener);
+        connections.shutdown().await;
+    }
+}
+
+impl Handle {
+    pub fn stats(&self) -> Stats {
+        self.shared.seen.stats()
+    }
+
+    pub fn faults(&self) -> Faults {
+        self.shared.faults()
+    }
+
+    pub fn set_faults(&self, faults: Faults) {
+        self.shared.set_faults(faults);
+    }
+
+    pub fn gauges(&self) -> Gauges {
+        self.shared.driver.gauges()
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.shared.driver.counters()
+    }
+
+    /// What happens to the cached blocks from now on, in batches. One listener at a time.
+    pub fn changes(&self) -> mpsc::UnboundedReceiver<Vec<Change>> {
+        self.shared.driver.changes()
+    }
+}
+
+impl Shared {
+    fn faults(&self) -> Faults {
+        self.faults.lock().clone()
+    }
+
+    fn set_faults(&self, faults: Faults) {
+        *self.faults.lock() = faults;
+    }
+
+    fn started_unix_seconds(&self) -> u64 {
+        self.started.as_secs()
+    }
+
+    fn now_unix_seconds(&self) -> u64 {
+        since_epoch().as_secs()
+    }
+}
+
+async fn accept(listener: &TcpListener) -> tokio::net::TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => {
+                warn!(%error, "no connection accepted; trying again");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn since_epoch() -> Duration {
+    // A clock before 1970 only makes the timestamps wrong.
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

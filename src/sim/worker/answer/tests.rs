@@ -1,0 +1,142 @@
+//! The shapes, character by character as a real server wrote them; only the words are ours.
+
+use super::*;
+use crate::sim::worker::ask::Repeated;
+use crate::sim::worker::ask::UsageReport;
+
+const WORDS: [&str; 2] = ["ash ", "bay "];
+
+fn ask(api: Api, id: &str) -> Ask {
+    Ask {
+        api,
+        id: id.to_owned(),
+        created: 1795196868,
+        model: "tiny".to_owned(),
+        prompts: vec![vec![7; 33]],
+        answer_tokens: WORDS.len(),
+        salt: 0,
+        stream: true,
+        usage: UsageReport::Never,
+        repeated: Repeated {
+            temperature: Some(0.0),
+            ..Repeated::default()
+        },
+    }
+}
+
+/// Lets the engine say its words; gives everything that a stream would send.
+fn play(ask: Ask) -> (Transcript, Vec<String>) {
+    let mut transcript = Transcript::new(ask, 32);
+    let mut sent = transcript.opening();
+    for (place, word) in WORDS.into_iter().enumerate() {
+        let token = tokenizer::encode(word)[0];
+        let cached_tokens = 32;
+        let event = match place {
+            0 => Event::First {
+                token,
+                cached_tokens,
+            },
+            _ => Event::Token { token },
+        };
+        transcript.on_event(0, event);
+        sent.push(transcript.token(0, token));
+    }
+    transcript.on_event(0, Event::Done { cached_tokens: 32 });
+    assert!(transcript.is_complete());
+    sent.extend(transcript.closing());
+    (transcript, sent)
+}
+
+#[test]
+fn a_whole_chat_answer() {
+    let (transcript, _) = play(ask(Api::Chat, "chatcmpl-my-req-2"));
+    let expected = r#"{"id":"chatcmpl-my-req-2","object":"chat.completion","created":1795196868,"model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"ash bay ","refusal":null,"annotations":null,"audio":null,"function_call":null,"reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-0.32.0-sim","usage":{"prompt_tokens":33,"total_tokens":35,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":32,"created_cache_tokens":0,"multimodal_tokens":null},"completion_tokens_details":null},"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}"#;
+    assert_eq!(transcript.whole(), expected);
+}
+
+#[test]
+fn a_streamed_chat_answer() {
+    let (_, sent) = play(ask(Api::Chat, "chatcmpl-8c92e6ab9a3c8431"));
+    let expected = [
+        r#"data: {"id":"chatcmpl-8c92e6ab9a3c8431","object":"chat.completion.chunk","created":1795196868,"model":"tiny","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":null,"prompt_text":null}"#,
+        r#"data: {"id":"chatcmpl-8c92e6ab9a3c8431","object":"chat.completion.chunk","created":1795196868,"model":"tiny","choices":[{"index":0,"delta":{"content":"ash "},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#,
+        r#"data: {"id":"chatcmpl-8c92e6ab9a3c8431","object":"chat.completion.chunk","created":1795196868,"model":"tiny","choices":[{"index":0,"delta":{"content":"bay "},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null}],"system_fingerprint":"vllm-0.32.0-sim"}"#,
+        "data: [DONE]",
+    ];
+    assert_eq!(sent, expected.map(|event| format!("{event}\n\n")));
+}
+
+#[test]
+fn a_streamed_chat_answer_with_usage_in_every_event() {
+    let mut ask = ask(Api::Chat, "chatcmpl-1");
+    ask.usage = UsageReport::Always;
+    let (_, sent) = play(ask);
+    let expected = [
+        r#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1795196868,"model":"tiny","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"usage":{"prompt_tokens":33,"total_tokens":33,"completion_tokens":0,"completion_tokens_details":null},"prompt_token_ids":null,"prompt_text":null}"#,
+        r#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1795196868,"model":"tiny","choices":[{"index":0,"delta":{"content":"ash "},"logprobs":null,"finish_reason":null,"token_ids":null}],"usage":{"prompt_tokens":33,"total_tokens":34,"completion_tokens":1,"completion_tokens_details":null}}"#,
+        r#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1795196868,"model":"tiny","choices":[{"index":0,"delta":{"content":"bay "},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null}],"usage":{"prompt_tokens":33,"total_tokens":35,"completion_tokens":2,"completion_tokens_details":null}}"#,
+        r#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1795196868,"model":"tiny","choices":[],"usage":{"prompt_tokens":33,"total_tokens":35,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":32,"created_cache_tokens":0}},"system_fingerprint":"vllm-0.32.0-sim"}"#,
+        "data: [DONE]",
+    ];
+    assert_eq!(sent, expected.map(|event| format!("{event}\n\n")));
+}
+
+#[test]
+fn a_completion_whole_and_streamed() {
+    let mut ask = ask(Api::Completions, "cmpl-my-req-1");
+    ask.usage = UsageReport::AtTheEnd;
+    ask.prompts = vec![vec![7; 2]];
+    let (transcript, sent) = play(ask);
+    let whole = r#"{"id":"cmpl-my-req-1","object":"text_completion","created":1795196868,"model":"tiny","choices":[{"index":0,"text":"ash bay ","logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-0.32.0-sim","usage":{"prompt_tokens":2,"total_tokens":4,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":32,"created_cache_tokens":null,"multimodal_tokens":null},"completion_tokens_details":null},"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}"#;
+    assert_eq!(transcript.whole(), whole);
+    let expected = [
+        r#"data: {"id":"cmpl-my-req-1","object":"text_completion","created":1795196868,"model":"tiny","choices":[{"index":0,"text":"ash ","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}"#,
+        r#"data: {"id":"cmpl-my-req-1","object":"text_completion","created":1795196868,"model":"tiny","choices":[{"index":0,"text":"bay ","logprobs":null,"finish_reason":"length","stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}"#,
+        r#"data: {"id":"cmpl-my-req-1","object":"text_completion","created":1795196868,"model":"tiny","choices":[],"usage":{"prompt_tokens":2,"total_tokens":4,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":32}},"system_fingerprint":"vllm-0.32.0-sim"}"#,
+        "data: [DONE]",
+    ];
+    assert_eq!(sent, expected.map(|event| format!("{event}\n\n")));
+}
+
+#[test]
+fn a_response_streamed() {
+    let (transcript, sent) = play(ask(Api::Responses, "resp_1"));
+    let open = r#"{"id":"resp_1","created_at":1795196868,"incomplete_details":null,"instructions":null,"metadata":null,"model":"tiny","object":"response","output":[],"parallel_tool_calls":true,"temperature":0.0,"tool_choice":"none","tools":[],"top_p":1.0,"background":false,"max_output_tokens":2,"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"in_progress","text":null,"top_logprobs":null,"truncation":"disabled","usage":null,"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,"output_messages":null}"#;
+    let item = super::responses::whole(&transcript);
+    let item = &item[item.find("msg_").unwrap()..][..20];
+    let done = format!(
+        r#"{{"id":"resp_1","created_at":1795196868,"incomplete_details":{{"reason":"max_output_tokens"}},"instructions":null,"metadata":null,"model":"tiny","object":"response","output":[{{"id":"{item}","content":[{{"annotations":[],"text":"ash bay ","type":"output_text","logprobs":null}}],"role":"assistant","status":"completed","type":"message","phase":null}}],"parallel_tool_calls":true,"temperature":0.0,"tool_choice":"none","tools":[],"top_p":1.0,"background":false,"max_output_tokens":2,"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"incomplete","text":null,"top_logprobs":null,"truncation":"disabled","usage":{{"input_tokens":33,"input_tokens_details":{{"cached_tokens":32,"cache_write_tokens":0,"input_tokens_per_turn":[],"cached_tokens_per_turn":[]}},"output_tokens":2,"output_tokens_details":{{"reasoning_tokens":0,"tool_output_tokens":0,"output_tokens_per_turn":[],"tool_output_tokens_per_turn":[]}},"total_tokens":35}},"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,"output_messages":null}}"#
+    );
+    assert_eq!(transcript.whole(), done);
+    let expected = [
+        format!(r#"{{"response":{open},"sequence_number":0,"type":"response.created"}}"#),
+        format!(r#"{{"response":{open},"sequence_number":1,"type":"response.in_progress"}}"#),
+        format!(
+            r#"{{"item":{{"id":"{item}","content":[],"role":"assistant","status":"in_progress","type":"message","phase":null}},"output_index":0,"sequence_number":2,"type":"response.output_item.added"}}"#
+        ),
+        format!(
+            r#"{{"content_index":0,"item_id":"{item}","output_index":0,"part":{{"annotations":[],"text":"","type":"output_text","logprobs":[]}},"sequence_number":3,"type":"response.content_part.added"}}"#
+        ),
+        format!(
+            r#"{{"content_index":0,"delta":"ash ","item_id":"{item}","logprobs":[],"output_index":0,"sequence_number":4,"type":"response.output_text.delta"}}"#
+        ),
+        format!(
+            r#"{{"content_index":0,"delta":"bay ","item_id":"{item}","logprobs":[],"output_index":0,"sequence_number":5,"type":"response.output_text.delta"}}"#
+        ),
+        format!(
+            r#"{{"content_index":0,"item_id":"{item}","logprobs":[],"output_index":0,"sequence_number":6,"text":"ash bay ","type":"response.output_text.done"}}"#
+        ),
+        format!(
+            r#"{{"content_index":0,"item_id":"{item}","output_index":0,"part":{{"annotations":[],"text":"ash bay ","type":"output_text","logprobs":null}},"sequence_number":7,"type":"response.content_part.done"}}"#
+        ),
+        format!(
+            r#"{{"item":{{"id":"{item}","content":[{{"annotations":[],"text":"ash bay ","type":"output_text","logprobs":null}}],"role":"assistant","status":"completed","type":"message","phase":null}},"output_index":0,"sequence_number":8,"type":"response.output_item.done"}}"#
+        ),
+        format!(r#"{{"response":{done},"sequence_number":9,"type":"response.completed"}}"#),
+    ];
+    let expected = expected.map(|data| {
+        let kind = data[data.rfind("\"type\":\"").unwrap() + 8..].trim_end_matches("\"}");
+        format!("event: {kind}\ndata: {data}\n\n")
+    });
+    assert_eq!(sent, expected);
+}

@@ -1,0 +1,370 @@
+//! What a request for model work asks for: its JSON body, read and checked. Pure.
+//!
+//! Unknown fields are ignored, as a real server does, and so are most of the known ones.
+
+mod turns;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::problem::Problem;
+use super::tokenizer;
+use super::tokenizer::Turn;
+
+/// Without a limit in the request. Real servers go on to the end of the context; a demo should not.
+const ANSWER_TOKENS: usize = 16;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Api {
+    Chat,
+    Completions,
+    Responses,
+}
+
+/// What the answer says about tokens while it is streamed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UsageReport {
+    Never,
+    AtTheEnd,
+    Always,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) api: Api,
+    pub(crate) id: String,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) prompts: Vec<Vec<u32>>,
+    pub(crate) answer_tokens: usize,
+    pub(crate) salt: u64,
+    pub(crate) stream: bool,
+    pub(crate) usage: UsageReport,
+    /// Fields of a Responses request that its answer repeats.
+    pub(crate) repeated: Repeated,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(crate) struct Repeated {
+    pub(crate) instructions: Option<String>,
+    pub(crate) metadata: Option<Value>,
+    pub(crate) temperature: Option<f64>,
+    pub(crate) top_p: Option<f64>,
+    pub(crate) user: Option<String>,
+}
+
+/// What the server knows when a request comes in.
+#[derive(Clone, Debug)]
+pub(crate) struct Context<'a> {
+    pub(crate) models: &'a [String],
+    pub(crate) context_tokens_max: usize,
+    /// Unix seconds.
+    pub(crate) now: u64,
+    /// The request's X-Request-Id, if it has one.
+    pub(crate) request_id: Option<&'a str>,
+    /// For requests that bring no id.
+    pub(crate) random_id: String,
+}
+
+#[derive(Deserialize)]
+struct ChatBody {
+    messages: Option<Vec<Value>>,
+    tools: Option<Value>,
+    max_completion_tokens: Option<usize>,
+    #[serde(flatten)]
+    common: Common,
+}
+
+#[derive(Deserialize)]
+struct CompletionBody {
+    prompt: Option<Prompt>,
+    #[serde(flatten)]
+    common: Common,
+}
+
+#[derive(Deserialize)]
+struct ResponsesBody {
+    input: Option<Input>,
+    tools: Option<Value>,
+    prompt: Option<Value>,
+    previous_response_id: Option<String>,
+    background: Option<bool>,
+    max_output_tokens: Option<usize>,
+    #[serde(flatten)]
+    common: Common,
+    #[serde(flatten)]
+    repeated: Repeated,
+}
+
+#[derive(Deserialize)]
+struct Common {
+    model: Option<String>,
+    max_tokens: Option<usize>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    request_id: Option<String>,
+    cache_salt: Option<String>,
+    kv_transfer_params: Option<KvTransfer>,
+}
+
+#[derive(Deserialize)]
+struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+    #[serde(default)]
+    continuous_usage_stats: bool,
+}
+
+#[derive(Deserialize)]
+struct KvTransfer {
+    prompt_token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts(Vec<String>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Input {
+    Text(String),
+    Items(Vec<Value>),
+}
+
+impl Prompt {
+    pub(crate) fn into_tokens(self) -> Vec<Vec<u32>> {
+        match self {
+            Self::Text(text) => vec![tokenizer::encode(&text)],
+            Self::Tokens(tokens) => vec![tokens],
+            Self::Texts(texts) => texts.iter().map(|text| tokenizer::encode(text)).collect(),
+            Self::TokenLists(lists) => lists,
+        }
+    }
+}
+
+impl Ask {
+    pub(crate) fn read(api: Api, body: &[u8], context: Context<'_>) -> Result<Self, Problem> {
+        match api {
+            Api::Chat => Self::read_chat(body, context),
+            Api::Completions => Self::read_completion(body, context),
+            Api::Responses => Self::read_responses(body, context),
+        }
+    }
+
+    fn read_chat(body: &[u8], context: Context<'_>) -> Result<Self, Problem> {
+        let request: ChatBody = from_json(body)?;
+        let messages = request
+            .messages
+            .ok_or_else(|| missing_field("messages", body))?;
+        let turns = turns::conversation(None, request.tools.as_ref(), &messages)?;
+        let (param, limit) = match request.max_completion_tokens {
+            Some(limit) => ("max_completion_tokens", Some(limit)),
+            None => ("max_tokens", request.common.max_tokens),
+        };
+        let prompts = vec![request.common.prompt_or(&turns)];
+        let id = context.request_id.map(str::to_owned);
+        let id = id.or_else(|| request.common.request_id.clone());
+        let id = format!("chatcmpl-{}", id.unwrap_or(context.random_id.clone()));
+        let limit = (param, limit);
+        finish(Api::Chat, id, prompts, limit, request.common, context)
+    }
+
+    fn read_completion(body: &[u8], context: Context<'_>) -> Result<Self, Problem> {
+        let request: CompletionBody = from_json(body)?;
+        let prompt = request
+            .prompt
+            .ok_or_else(|| missing_field("prompt", body))?;
+        let id = context.request_id.map(str::to_owned);
+        let id = id.or_else(|| request.common.request_id.clone());
+        let id = format!("cmpl-{}", id.unwrap_or(context.random_id.clone()));
+        let limit = ("max_tokens", request.common.max_tokens);
+        let prompts = prompt.into_tokens();
+        finish(
+            Api::Completions,
+            id,
+            prompts,
+            limit,
+            request.common,
+            context,
+        )
+    }
+
+    fn read_responses(body: &[u8], context: Context<'_>) -> Result<Self, Problem> {
+        let request: ResponsesBody = from_json(body)?;
+        let input = request.input.ok_or_else(|| missing_field("input", body))?;
+        if request.prompt.is_some() {
+            let message = "prompt template is not supported (parameter=prompt)";
+            return Err(Problem::bad_param("prompt", message));
+        }
+        // Nothing is stored here, as on a real server without its store switched on.
+        if let Some(id) = request.previous_response_id {
+            return Err(Problem::unknown_response(&id));
+        }
+        if request.background == Some(true) {
+            let message = "This vLLM engine does not support `store=True` and therefore does not support the background mode.";
+            return Err(Problem::bad_param("background", message));
+        }
+        let items = match input {
+            Input::Text(text) => vec![serde_json::json!({"role": "user", "content": text})],
+            Input::Items(items) => items,
+        };
+        let instructions = request.repeated.instructions.as_deref();
+        let turns = turns::conversation(instructions, request.tools.as_ref(), &items)?;
+        let prompts = vec![request.common.prompt_or(&turns)];
+        // The header is not looked at, and the body's id is taken as it is.
+        let id = request.common.request_id.clone();
+        let id = id.unwrap_or_else(|| format!("resp_{}", context.random_id));
+        let limit = ("max_output_tokens", request.max_output_tokens);
+        let mut ask = finish(Api::Responses, id, prompts, limit, request.common, context)?;
+        ask.repeated = request.repeated;
+        Ok(ask)
+    }
+
+    pub(crate) fn prompt_tokens(&self) -> usize {
+        self.prompts.iter().map(Vec::len).sum()
+    }
+}
+
+impl Common {
+    /// A router that has tokenised the conversation already may send the tokens along.
+    fn prompt_or(&self, turns: &[Turn]) -> Vec<u32> {
+        let transfer = self.kv_transfer_params.as_ref();
+        match transfer.and_then(|it| it.prompt_token_ids.as_ref()) {
+            Some(tokens) => tokens.clone(),
+            None => tokenizer::encode_turns(turns, true),
+        }
+    }
+
+    fn usage(&self) -> UsageReport {
+        match &self.stream_options {
+            Some(options) if options.include_usage && options.continuous_usage_stats => {
+                UsageReport::Always
+            }
+            Some(options) if options.include_usage => UsageReport::AtTheEnd,
+            Some(_) | None => UsageReport::Never,
+        }
+    }
+}
+
+fn finish(
+    api: Api,
+    id: String,
+    prompts: Vec<Vec<u32>>,
+    (limit_param, limit): (&str, Option<usize>),
+    common: Common,
+    context: Context<'_>,
+) -> Result<Ask, Problem> {
+    let usage = common.usage();
+    let model = check_model(common.model, context.models)?;
+    let tokens_max = context.context_tokens_max;
+    let answer_tokens = limit.unwrap_or(ANSWER_TOKENS);
+    if answer_tokens == 0 {
+        let message = format!("{limit_param} must be at least 1, got 0.");
+        return Err(Problem::bad_param(limit_param, message));
+    }
+    if answer_tokens > tokens_max {
+        let problem = Problem::answer_too_long(limit_param, answer_tokens, tokens_max);
+        return Err(problem);
+    }
+    check_prompts(&prompts, tokens_max.saturating_sub(answer_tokens))?;
+    Ok(Ask {
+        api,
+        id,
+        created: context.now,
+        salt: salt(&model, context.models, common.cache_salt.as_deref()),
+        model,
+        prompts,
+        answer_tokens,
+        stream: common.stream.unwrap_or(false),
+        usage,
+        repeated: Repeated::default(),
+    })
+}
+
+pub(crate) fn check_prompts(prompts: &[Vec<u32>], tokens_max: usize) -> Result<(), Problem> {
+    if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
+        return Err(Problem::bad_request("The decoder prompt cannot be empty"));
+    }
+    match prompts.iter().map(Vec::len).max() {
+        Some(longest) if longest > tokens_max => Err(Problem::too_long(longest, tokens_max)),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// The model that answers: the one that is named, or the first if none is.
+pub(crate) fn check_model(name: Option<String>, known: &[String]) -> Result<String, Problem> {
+    match name {
+        Some(name) if !known.contains(&name) => Err(Problem::unknown_model(&name, known)),
+        Some(name) => Ok(name),
+        None => Ok(known.first().cloned().unwrap_or_default()),
+    }
+}
+
+/// Other names stand for adapters of the first model, and adapters share no blocks.
+fn salt(model: &str, known: &[String], cache_salt: Option<&str>) -> u64 {
+    let mut salt = 0;
+    if known.first().is_some_and(|first| first != model) {
+        salt ^= xxh3_64(model.as_bytes());
+    }
+    if let Some(text) = cache_salt {
+        salt ^= xxh3_64(text.as_bytes()).rotate_left(1);
+    }
+    salt
+}
+
+/// For /tokenize: a prompt as it is, or a conversation as chat would render it, in pieces.
+pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Tokenize, Problem> {
+    #[derive(Deserialize)]
+    struct Body {
+        model: Option<String>,
+        prompt: Option<String>,
+        messages: Option<Vec<Value>>,
+        tools: Option<Value>,
+        add_generation_prompt: Option<bool>,
+        return_token_strs: Option<bool>,
+    }
+    let request: Body = from_json(body)?;
+    check_model(request.model, models)?;
+    let segments = match (request.prompt, request.messages) {
+        (Some(prompt), _) => vec![prompt],
+        (None, Some(messages)) => {
+            let turns = turns::conversation(None, request.tools.as_ref(), &messages)?;
+            tokenizer::render(&turns, request.add_generation_prompt.unwrap_or(true))
+        }
+        (None, None) => return Err(missing_field("prompt", body)),
+    };
+    let pieces = || segments.iter().flat_map(|it| tokenizer::pieces(it));
+    let wants_pieces = request.return_token_strs == Some(true);
+    Ok(Tokenize {
+        pieces: wants_pieces.then(|| pieces().collect()),
+        tokens: segments
+            .iter()
+            .flat_map(|it| tokenizer::encode(it))
+            .collect(),
+    })
+}
+
+#[derive(Debug)]
+pub(crate) struct Tokenize {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) pieces: Option<Vec<String>>,
+}
+
+pub(crate) fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    serde_json::from_slice(body).map_err(|error| Problem::unreadable(body, &error))
+}
+
+pub(crate) fn missing_field(name: &str, body: &[u8]) -> Problem {
+    let fields = serde_json::from_slice::<serde_json::Map<String, Value>>(body);
+    Problem::missing_field(name, fields.map_or(0, |fields| fields.len()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+//! The part of vLLM's metrics that a router reads, in Prometheus' text format. Pure.
+
+use std::fmt::Write;
+
+use crate::sim::engine::Counters;
+use crate::sim::engine::Gauges;
+use crate::sim::engine::Settings;
+
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=1.0.0; charset=utf-8";
+
+pub(crate) fn render(
+    model: &str,
+    started_unix_seconds: f64,
+    settings: &Settings,
+    gauges: Gauges,
+    counters: Counters,
+) -> String {
+    let mut page = Page {
+        text: String::with_capacity(4096),
+        model,
+    };
+    page.family(
+        "process_start_time_seconds",
+        "gauge",
+        "Start time of the process since unix epoch in seconds.",
+    );
+    page.line(format_args!(
+        "process_start_time_seconds {started_unix_seconds}"
+    ));
+    page.gauges(gauges);
+    page.counters(counters);
+    page.family(
+        "vllm:cache_config_info",
+        "gauge",
+        "Information of the LLMEngine CacheConfig",
+    );
+    let block_tokens = settings.block_tokens;
+    let blocks = settings.capacity_blocks;
+    page.line(format_args!(
+        "vllm:cache_config_info{{block_size=\"{block_tokens}\",enable_prefix_caching=\"True\",engine=\"0\",num_gpu_blocks=\"{blocks}\"}} 1.0"
+    ));
+    page.text
+}
+
+struct Page<'a> {
+    text: String,
+    model: &'a str,
+}
+
+impl Page<'_> {
+    fn gauges(&mut self, gauges: Gauges) {
+        let rows = [
+            (
+                "num_requests_running",
+                "Number of requests in model execution batches.",
+                gauges.running as f64,
+            ),
+            (
+                "num_requests_waiting",
+                "Number of requests waiting to be processed.",
+                gauges.waiting as f64,
+            ),
+            (
+                "kv_cache_usage_perc",
+                "KV-cache usage. 1 means 100 percent usage.",
+                gauges.kv_usage,
+            ),
+        ];
+        for (name, help, value) in rows {
+            self.sample(name, "gauge", help, value);
+        }
+    }
+
+    fn counters(&mut self, counters: Counters) {
+        let rows = [
+            (
+                "prefix_cache_queries_total",
+                "Prefix cache queries, in terms of number of queried tokens.",
+                counters.prefix_queries,
+            ),
+            (
+                "prefix_cache_hits_total",
+                "Prefix cache hits, in terms of number of cached tokens.",
+                counters.prefix_hits,
+            ),
+            (
+                "num_preemptions_total",
+                "Cumulative number of preemption from the engine.",
+                counters.preemptions,
+            ),
+            (
+                "prompt_tokens_total",
+                "Number of prefill tokens processed.",
+                counters.prompt_tokens,
+            ),
+            (
+                "generation_tokens_total",
+                "Number of generation tokens processed.",
+                counters.generation_tokens,
+            ),
+        ];
+        for (name, help, value) in rows {
+            self.sample(name, "counter", help, value as f64);
+        }
+    }
+
+    fn sample(&mut self, name: &str, kind: &str, help: &str, value: f64) {
+        let model = self.model.replace('\\', "\\\\").replace('"', "\\\"");
+        self.family(&format!("vllm:{name}"), kind, help);
+        self.line(format_args!(
+            "vllm:{name}{{engine=\"0\",model_name=\"{model}\"}} {value:?}"
+        ));
+    }
+
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        self.line(format_args!("# HELP {name} {help}"));
+        self.line(format_args!("# TYPE {name} {kind}"));
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        writeln!(self.text, "{line}").expect("writing to a string cannot fail");
+    }
+}

@@ -1,0 +1,187 @@
+//! The errors of a vLLM server: status and body. Pure.
+
+use serde::Serialize;
+
+use crate::sim::engine::Refused;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    pub(crate) status: u16,
+    kind: &'static str,
+    message: String,
+    param: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Envelope<'a> {
+    error: Inner<'a>,
+}
+
+#[derive(Serialize)]
+struct Inner<'a> {
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'a str,
+    param: Option<&'a str>,
+    code: u16,
+}
+
+impl Problem {
+    fn new(status: u16, kind: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            kind,
+            message: message.into(),
+            param: None,
+        }
+    }
+
+    fn about(mut self, param: impl Into<String>) -> Self {
+        self.param = Some(param.into());
+        self
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, "BadRequestError", message)
+    }
+
+    pub(crate) fn bad_param(param: &str, message: impl Into<String>) -> Self {
+        Self::bad_request(message).about(param)
+    }
+
+    pub(crate) fn missing_field(name: &str, fields: usize) -> Self {
+        let location = format!("body.{name}");
+        let details = format!(
+            "{{'type': 'missing', 'loc': '{location}', 'msg': 'Field required', 'input': '<dict of {fields} items>'}}"
+        );
+        Self::validation(&details).about(location)
+    }
+
+    /// For a body that is not JSON, or not of the right shape.
+    pub(crate) fn unreadable(body: &[u8], error: &serde_json::Error) -> Self {
+        if error.is_data() {
+            let details = format!("{{'type': 'value_error', 'loc': 'body', 'msg': '{error}'}}");
+            return Self::validation(&details).about("body");
+        }
+        let location = format!("body.{}", offset(body, error));
+        let details = format!(
+            "{{'type': 'json_invalid', 'loc': '{location}', 'msg': 'JSON decode error', 'input': '<dict of 0 items>', 'ctx': {{'error': '{error}'}}}}"
+        );
+        Self::validation(&details).about(location)
+    }
+
+    pub(crate) fn media_type() -> Self {
+        Self::validation("Unsupported Media Type: Only 'application/json' is allowed")
+    }
+
+    fn validation(details: &str) -> Self {
+        Self::new(
+            400,
+            "Bad Request",
+            format!("1 validation error:\n  {details}"),
+        )
+    }
+
+    pub(crate) fn unknown_model(name: &str, known: &[String]) -> Self {
+        let known = known.join(", ");
+        let message = format!("The model `{name}` does not exist. Valid aliases: {known}.");
+        Self::new(404, "NotFoundError", message).about("model")
+    }
+
+    pub(crate) fn unknown_response(id: &str) -> Self {
+        let message = format!("Response with id '{id}' not found.");
+        Self::new(404, "invalid_request_error", message).about("response_id")
+    }
+
+    pub(crate) fn too_long(tokens: usize, tokens_max: usize) -> Self {
+        let message = format!(
+            "This model's maximum context length is {tokens_max} tokens. However, your prompt contains {tokens} input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={tokens})"
+        );
+        Self::bad_param("input_tokens", message)
+    }
+
+    pub(crate) fn answer_too_long(param: &str, tokens: usize, tokens_max: usize) -> Self {
+        let message = format!(
+            "{param}={tokens} cannot be greater than max_model_len={tokens_max}. Please request fewer output tokens. (parameter={param}, value={tokens})"
+        );
+        Self::bad_param(param, message)
+    }
+
+    pub(crate) fn engine_error() -> Self {
+        let message =
+            "EngineCore encountered an issue. See stack trace (above) for the root cause.";
+        Self::new(500, "InternalServerError", message)
+    }
+
+    /// For a refusal that a test asked for.
+    pub(crate) fn on_purpose(status: u16) -> Self {
+        match status {
+            503 => Self::from(Refused::Busy),
+            _ => Self::new(status, "InternalServerError", "Refused on purpose."),
+        }
+    }
+
+    pub(crate) fn body(&self) -> String {
+        let error = Inner {
+            message: &self.message,
+            kind: self.kind,
+            param: self.param.as_deref(),
+            code: self.status,
+        };
+        serde_json::to_string(&Envelope { error }).expect("strings and a number are always JSON")
+    }
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Busy => Self::new(
+                503,
+                "Service Unavailable",
+                "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance.",
+            ),
+            Refused::Empty => Self::bad_request("The decoder prompt cannot be empty"),
+            Refused::TooLong => Self::bad_param(
+                "input_tokens",
+                "The prompt and its answer are longer than the KV cache.",
+            ),
+        }
+    }
+}
+
+/// Where in the body the reader gave up.
+fn offset(body: &[u8], error: &serde_json::Error) -> usize {
+    let lines = body.split_inclusive(|byte| *byte == b'\n');
+    let before: usize = lines
+        .take(error.line().saturating_sub(1))
+        .map(<[u8]>::len)
+        .sum();
+    before + error.column()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bodies_are_those_of_a_real_server() {
+        let unknown = Problem::unknown_model("nope", &["tiny".to_owned()]);
+        assert_eq!(
+            unknown.body(),
+            r#"{"error":{"message":"The model `nope` does not exist. Valid aliases: tiny.","type":"NotFoundError","param":"model","code":404}}"#
+        );
+        assert_eq!(
+            Problem::missing_field("messages", 1).body(),
+            r#"{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required', 'input': '<dict of 1 items>'}","type":"Bad Request","param":"body.messages","code":400}}"#
+        );
+    }
+
+    #[test]
+    fn broken_json_is_reported_at_its_place() {
+        let body = br#"{"model": "tiny", "#;
+        let error = serde_json::from_slice::<serde_json::Value>(body).unwrap_err();
+        let problem = Problem::unreadable(body, &error);
+        assert_eq!(problem.param.as_deref(), Some("body.18"));
+        assert_eq!((problem.status, problem.kind), (400, "Bad Request"));
+    }
+}

@@ -1,0 +1,139 @@
+//! A pretend tokenizer: four bytes make a token, whose id is a hash of them. Pure.
+//!
+//! Equal beginnings of text give equal beginnings of tokens, which is all that a prefix cache needs.
+//! Generated words are four bytes long and every turn of a chat starts a new token, so an answer that
+//! comes back as part of the next request has the tokens that it was generated with.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+const TOKEN_BYTES: usize = 4;
+const VOCABULARY: u64 = 150_000;
+
+/// What answers are made of.
+const WORDS: [&str; 64] = [
+    "ash ", "bay ", "bee ", "bow ", "cup ", "day ", "dew ", "elm ", "eve ", "fen ", "fig ", "fir ",
+    "fog ", "fox ", "gem ", "hay ", "hen ", "hill", "hut ", "ice ", "ink ", "ivy ", "jar ", "jay ",
+    "key ", "kit ", "lake", "leaf", "log ", "map ", "mist", "moon", "moss", "nest", "nut ", "oak ",
+    "oar ", "owl ", "path", "pea ", "pen ", "pie ", "pine", "pond", "rain", "reed", "rye ", "sea ",
+    "sky ", "snow", "star", "sun ", "tea ", "tide", "tree", "twig", "vale", "vine", "wave", "wind",
+    "wing", "wood", "yew ", "zen ",
+];
+
+static WORD_OF_ID: LazyLock<HashMap<u32, &'static str>> = LazyLock::new(|| {
+    WORDS
+        .iter()
+        .map(|word| (id(word.as_bytes()), *word))
+        .collect()
+});
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    pub(crate) role: String,
+    pub(crate) text: String,
+}
+
+pub(crate) fn encode(text: &str) -> Vec<u32> {
+    text.as_bytes().chunks(TOKEN_BYTES).map(id).collect()
+}
+
+/// The pieces of `text` that become tokens. A character can lie on the border of two.
+pub(crate) fn pieces(text: &str) -> Vec<String> {
+    text.as_bytes()
+        .chunks(TOKEN_BYTES)
+        .map(|piece| String::from_utf8_lossy(piece).into_owned())
+        .collect()
+}
+
+/// Renders a conversation in the way of ChatML, piece by piece, ready for the assistant's turn.
+pub(crate) fn render(turns: &[Turn], add_generation_prompt: bool) -> Vec<String> {
+    let mut segments = Vec::with_capacity(turns.len() * 3 + 1);
+    for turn in turns {
+        segments.push(format!("<|im_start|>{}\n", turn.role));
+        segments.push(turn.text.clone());
+        segments.push("<|im_end|>\n".to_owned());
+    }
+    if add_generation_prompt {
+        segments.push("<|im_start|>assistant\n".to_owned());
+    }
+    segments
+}
+
+pub(crate) fn encode_turns(turns: &[Turn], add_generation_prompt: bool) -> Vec<u32> {
+    let segments = render(turns, add_generation_prompt);
+    segments.iter().flat_map(|text| encode(text)).collect()
+}
+
+/// The answer that this prompt always gets.
+pub(crate) fn answer(prompt: &[u32], tokens: usize) -> Vec<u32> {
+    let mut hasher = Xxh3::new();
+    for token in prompt {
+        hasher.update(&token.to_le_bytes());
+    }
+    let seed = hasher.digest();
+    (0..tokens as u64)
+        .map(|place| xxh3_64_with_seed(&place.to_le_bytes(), seed))
+        .map(|draw| id(WORDS[(draw % WORDS.len() as u64) as usize].as_bytes()))
+        .collect()
+}
+
+/// The text of tokens. A hash cannot be undone, so only generated words come back as they were.
+pub(crate) fn decode(tokens: &[u32]) -> String {
+    let mut text = String::new();
+    for token in tokens {
+        match WORD_OF_ID.get(token) {
+            Some(word) => text.push_str(word),
+            None => text.push_str(&format!("<{token}>")),
+        }
+    }
+    text
+}
+
+fn id(piece: &[u8]) -> u32 {
+    (xxh3_64(piece) % VOCABULARY) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn(role: &str, text: &str) -> Turn {
+        Turn {
+            role: role.to_owned(),
+            text: text.to_owned(),
+        }
+    }
+
+    #[test]
+    fn every_word_is_one_token_of_its_own() {
+        assert_eq!(WORD_OF_ID.len(), WORDS.len());
+        for word in WORDS {
+            assert_eq!(encode(word).len(), 1, "{word:?}");
+            assert_eq!(decode(&encode(word)), word);
+        }
+    }
+
+    #[test]
+    fn the_next_turn_begins_with_the_prompt_and_its_answer() {
+        let mut turns = vec![turn("system", "be brief"), turn("user", "hello there")];
+        let prompt = encode_turns(&turns, true);
+        let said = answer(&prompt, 7);
+        turns.push(turn("assistant", &decode(&said)));
+        turns.push(turn("user", "go on"));
+        let next = encode_turns(&turns, true);
+        assert!(next.starts_with(&[prompt, said].concat()));
+    }
+
+    #[test]
+    fn the_same_prompt_gets_the_same_answer_and_another_a_different_one() {
+        let prompt = encode("one");
+        assert_eq!(answer(&prompt, 20), answer(&prompt, 20));
+        assert_eq!(answer(&prompt, 20)[..5], answer(&prompt, 5));
+        assert_ne!(answer(&prompt, 20), answer(&encode("two"), 20));
+    }
+}
