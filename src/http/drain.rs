@@ -37,7 +37,7 @@ impl Tasks {
     }
 
     /// Like [`Tasks::spawn`] for connections, which are many and poll often: they look at
-    /// [`Tasks::stopping`] themselves and are not wrapped.
+    /// `Tasks::stopping` themselves and are not wrapped.
     pub fn spawn_connection(&self, task: impl Future<Output = ()> + Send + 'static) {
         #[expect(clippy::disallowed_methods, reason = "this is the spawn that waits")]
         let handle = tokio::spawn(self.tracker.track_future(task));
