@@ -40,6 +40,10 @@ pub(super) struct Limits {
 }
 
 /// Makes the client's body of an engine's.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one caller; a struct would name them once more"
+)]
 pub(super) fn relay(
     engine: EngineBody,
     first: Option<Bytes>,
