@@ -145,27 +145,32 @@ async fn play(workload: &workload::Settings, stage: &Stage, mut show: impl FnMut
 
 fn introduction(settings: &Settings) -> String {
     let workload = &settings.workload;
+    let number = |value: u32| report::grouped(value.into());
     format!(
-        "{} users in {} groups, each group with a system prompt of {} tokens: {} conversations a user, {} turns each, {} requests.\n\
-         They are sent through the router twice, with a fresh fleet of {} pretend engines each time (seed {}).",
-        workload.users,
-        workload.groups.min(workload.users),
-        workload.system_tokens,
-        workload.conversations,
-        workload.turns,
-        workload.requests(),
-        settings.stage.workers,
+        "{} users in {} groups; the users of a group share a system prompt of {} tokens.\n\
+         {} conversations each, {} turns a conversation: {} requests, seed {}.\n\
+         The same requests are played twice, each time on {} fresh engines behind a fresh router.\n",
+        number(workload.users),
+        number(workload.groups.min(workload.users)),
+        number(workload.system_tokens),
+        number(workload.conversations),
+        number(workload.turns),
+        report::grouped(workload.requests()),
         workload.seed,
+        number(settings.stage.workers),
     )
 }
 
 fn caveat(settings: &Settings) -> String {
     let engine = settings.stage.engine();
+    let cache_tokens = u64::from(engine.cache_blocks.get()) * u64::from(engine.block_tokens.get());
     format!(
-        "These are pretend engines with given speeds, not GPUs: {} prompt tokens/s, {} ms per answer token, a cache of {} tokens each.",
-        engine.prefill_tokens_per_second,
+        "These are {} pretend engines, no GPUs, with speeds that were given: {} prompt tokens/s, {} ms an answer token,\n\
+         a cache of {} tokens each. Router, HTTP and streaming are real.",
+        settings.stage.workers,
+        report::grouped(engine.prefill_tokens_per_second.get().into()),
         engine.decode_ms,
-        u64::from(engine.cache_blocks.get()) * u64::from(engine.block_tokens.get()),
+        report::grouped(cache_tokens),
     )
 }
 
@@ -242,6 +247,7 @@ mod tests {
                 system_tokens: 400,
                 question_tokens: 40,
                 answer_tokens: 4,
+                reading_ms: 10,
                 seed: 7,
             },
             exit: true,

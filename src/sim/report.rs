@@ -122,21 +122,35 @@ pub fn comparison(before: &Outcome, after: &Outcome) -> String {
         after.tally.first_token(50).as_secs_f64(),
     );
     let cached = if shares.0 > 0.0 {
-        format!("{:.1} times as much", shares.1 / shares.0)
+        format!("{:.1} times the share", shares.1 / shares.0)
     } else {
-        percent(shares.1)
+        format!("{} instead of none", percent(shares.1))
     };
-    let waited = if times.1 <= 0.0 || times.0 <= 0.0 {
-        "not known".to_owned()
+    let waited = if times.0 <= 0.0 || times.1 <= 0.0 {
+        "not measured".to_owned()
     } else if times.1 <= times.0 {
         format!("{:.1} times shorter", times.0 / times.1)
     } else {
         format!("{:.1} times longer", times.1 / times.0)
     };
     format!(
-        "{} took {cached} of its prompt tokens from the engines' caches as {}; its median time to first token was {waited}.",
-        after.name, before.name
+        "Compared with {}, {} took {cached} of prompt tokens from the engines' caches,\n\
+         and its median time to first token was {waited}.",
+        before.name, after.name
     )
+}
+
+/// `1234567` as `1,234,567`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 pub fn percent(share: f64) -> String {
@@ -216,6 +230,18 @@ mod tests {
     }
 
     #[test]
+    fn long_numbers_are_grouped() {
+        for (number, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1_000, "1,000"),
+            (1_234_567, "1,234,567"),
+        ] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
     fn columns_are_aligned() {
         let outcomes = [
             outcome("round_robin", 25, &[400, 200, 1_200]),
@@ -237,7 +263,7 @@ total time                       1.2 s         1.2 s
         let slow = outcome("slow", 25, &[400]);
         let fast = outcome("fast", 75, &[100]);
         let text = comparison(&slow, &fast);
-        assert!(text.contains("fast took 3.0 times as much"), "{text}");
+        assert!(text.contains("fast took 3.0 times the share"), "{text}");
         assert!(text.ends_with("4.0 times shorter."), "{text}");
         assert!(comparison(&fast, &slow).ends_with("4.0 times longer."));
     }

@@ -31,7 +31,7 @@ pub(super) struct Settings {
     pub(super) workers: u32,
 
     /// Speed at which an engine computes prompts, in tokens a second.
-    #[arg(long, value_name = "TOKENS", default_value_t = number(20_000))]
+    #[arg(long, value_name = "TOKENS", default_value_t = number(16_000))]
     pub(super) prefill_tokens_per_second: NonZeroU32,
 
     /// Time for one token of every running answer, in milliseconds.

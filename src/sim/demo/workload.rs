@@ -1,7 +1,8 @@
 //! What the demo's users say: a seed -> users, their conversations, and each turn's request. Pure.
 //!
-//! Users come in groups that share a long system prompt, as the users of one product do. The engines'
-//! answers are not in here; they join a conversation as they come.
+//! Users come in groups that share a long system prompt, as the users of one product do, and some
+//! products have more users than others. The engines' answers are not in here; they join a
+//! conversation as they come.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +12,6 @@ use serde::Serialize;
 
 /// What the pretend tokenizer and the router's own estimate both take for a token.
 const TOKEN_BYTES: usize = 4;
-/// When the first questions come, so that not all are asked in the same instant.
-const ARRIVAL: std::ops::Range<u64> = 0..1_500;
-/// How long a user reads an answer, in milliseconds. Much faster than people, so that the demo is short.
-const READING: std::ops::Range<u64> = 100..500;
-
 const WORDS: [&str; 32] = [
     "about", "answer", "before", "build", "carry", "change", "clear", "count", "cover", "date",
     "each", "field", "first", "given", "keep", "line", "list", "never", "note", "order", "other",
@@ -29,11 +25,11 @@ pub(super) struct Settings {
     pub(super) users: u32,
 
     /// System prompts; each user belongs to one of them.
-    #[arg(long, value_name = "GROUPS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    #[arg(long, value_name = "GROUPS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub(super) groups: u32,
 
-    /// Conversations of each user, one after the other.
-    #[arg(long, value_name = "CONVERSATIONS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    /// Conversations that each user has, one after the other.
+    #[arg(long, value_name = "CONVERSATIONS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub(super) conversations: u32,
 
     /// Questions in each conversation.
@@ -51,6 +47,10 @@ pub(super) struct Settings {
     /// Length of an answer.
     #[arg(long, value_name = "TOKENS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=4_000))]
     pub(super) answer_tokens: u32,
+
+    /// Average time between an answer and the next question, in milliseconds. People take longer.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(super) reading_ms: u64,
 
     /// Another seed makes other conversations; the same one makes the same.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
@@ -87,29 +87,41 @@ pub(super) fn users(settings: &Settings) -> Vec<User> {
         .map(|_| text(&mut rng, settings.system_tokens).into())
         .collect();
     (0..settings.users as usize)
-        .map(|user| User {
-            conversations: (0..settings.conversations)
-                .map(|place| Conversation {
-                    system: systems[user % systems.len()].clone(),
-                    turns: turns(settings, &mut rng, place == 0),
-                })
-                .collect(),
+        .map(|user| {
+            let group = group(&mut rng, user, systems.len());
+            let conversations = (0..settings.conversations).map(|place| Conversation {
+                system: systems[group].clone(),
+                turns: turns(settings, &mut rng, place == 0),
+            });
+            User {
+                conversations: conversations.collect(),
+            }
         })
         .collect()
 }
 
+/// Every group gets a user, and of the other users the first groups get more than the last.
+fn group(rng: &mut Rng, user: usize, groups: usize) -> usize {
+    if user < groups {
+        user
+    } else {
+        rng.usize(..groups).min(rng.usize(..groups))
+    }
+}
+
 fn turns(settings: &Settings, rng: &mut Rng, is_arrival: bool) -> Vec<Turn> {
-    let average = settings.question_tokens;
+    let (average_tokens, average_ms) = (settings.question_tokens, settings.reading_ms);
     (0..settings.turns)
         .map(|place| {
-            let pause = if is_arrival && place == 0 {
-                ARRIVAL
+            let pause_ms = if is_arrival && place == 0 {
+                // Not all at once.
+                0..=average_ms * 5
             } else {
-                READING
+                average_ms / 2..=average_ms + average_ms / 2
             };
-            let tokens = rng.u32(average / 2..=average + average / 2);
+            let tokens = rng.u32(average_tokens / 2..=average_tokens + average_tokens / 2);
             Turn {
-                pause: Duration::from_millis(rng.u64(pause)),
+                pause: Duration::from_millis(rng.u64(pause_ms)),
                 question: text(rng, tokens),
             }
         })
@@ -189,6 +201,8 @@ impl Dialogue {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::Value;
 
     use super::*;
@@ -202,6 +216,7 @@ mod tests {
             system_tokens: 50,
             question_tokens: 10,
             answer_tokens: 4,
+            reading_ms: 10,
             seed,
         }
     }
@@ -214,12 +229,22 @@ mod tests {
 
     #[test]
     fn users_of_a_group_share_a_system_prompt_and_nothing_else() {
-        let users = users(&settings(1));
+        let users = users(&Settings {
+            groups: 1,
+            ..settings(1)
+        });
         let first = |user: usize| &users[user].conversations[0];
-        assert_eq!(first(0).system, first(2).system);
-        assert_ne!(first(0).system, first(1).system);
-        assert_ne!(first(0).turns, first(2).turns);
+        assert_eq!(first(0).system, first(1).system);
+        assert_ne!(first(0).turns, first(1).turns);
         assert_eq!(first(0).system.len(), 50 * TOKEN_BYTES);
+    }
+
+    #[test]
+    fn no_group_is_empty() {
+        let users = users(&settings(1));
+        let systems = |user: &User| user.conversations[0].system.clone();
+        let groups: BTreeSet<Arc<str>> = users.iter().map(systems).collect();
+        assert_eq!(groups.len(), 2);
     }
 
     #[test]
