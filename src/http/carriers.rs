@@ -102,10 +102,6 @@ impl Carriers {
         let stream = stream.into_std()?;
         carrier.connections.fetch_add(1, Relaxed);
         let seat = Seat(carrier.connections.clone());
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the server tracks the task that it hands over"
-        )]
         let handle = carrier.runtime.spawn(async move {
             let _seat = seat;
             // Fails only when the process is out of files, and then the client sees a closed socket.
