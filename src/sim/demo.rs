@@ -34,6 +34,10 @@ const TICK: Duration = Duration::from_millis(200);
 /// Results on their way to the tally; a user whose result finds no room waits.
 const RESULTS_MAX: usize = 256;
 
+/// Long enough to fill the first block of what the router remembers.
+const QUESTION: &str =
+    "How long was a ship at sea that left at dawn with the tide and came back at dusk?";
+
 #[derive(clap::Args, Clone, Debug)]
 pub struct Settings {
     #[command(flatten)]
@@ -78,12 +82,13 @@ async fn perform(settings: &Settings) -> io::Result<Stage> {
 
     let outcomes = [round_robin, cache_aware];
     say(&format!(
-        "\n{}\n\n{}\n{}",
+        "\n{}\n\n{}",
         caveat(settings),
-        report::table(&outcomes),
-        report::comparison(&outcomes[0], &outcomes[1])
+        report::table(&outcomes)
     ))?;
-    complain(&outcomes)?;
+    // With answers missing, a comparison would be of unlike things.
+    complain(&outcomes, settings.workload.requests())?;
+    say(&report::comparison(&outcomes[0], &outcomes[1]))?;
     Ok(stage)
 }
 
@@ -147,9 +152,9 @@ fn introduction(settings: &Settings) -> String {
     let workload = &settings.workload;
     let number = |value: u32| report::grouped(value.into());
     format!(
-        "{} users in {} groups; the users of a group share a system prompt of {} tokens.\n\
-         {} conversations each, {} turns a conversation: {} requests, seed {}.\n\
-         The same requests are played twice, each time on {} fresh engines behind a fresh router.\n",
+        "{} users in {} groups; each group shares a system prompt of {} tokens.\n\
+         Conversations a user: {}; turns a conversation: {}; requests in all: {} (seed {}).\n\
+         All of it is played twice, on {} fresh pretend engines behind a fresh router.\n",
         number(workload.users),
         number(workload.groups.min(workload.users)),
         number(workload.system_tokens),
@@ -165,8 +170,8 @@ fn caveat(settings: &Settings) -> String {
     let engine = settings.stage.engine();
     let cache_tokens = u64::from(engine.cache_blocks.get()) * u64::from(engine.block_tokens.get());
     format!(
-        "These are {} pretend engines, no GPUs, with speeds that were given: {} prompt tokens/s, {} ms an answer token,\n\
-         a cache of {} tokens each. Router, HTTP and streaming are real.",
+        "These are {} pretend engines with given speeds, not GPUs: {} prompt tokens/s,\n\
+         {} ms for each token of an answer, a cache of {} tokens.",
         settings.stage.workers,
         report::grouped(engine.prefill_tokens_per_second.get().into()),
         engine.decode_ms,
@@ -174,33 +179,32 @@ fn caveat(settings: &Settings) -> String {
     )
 }
 
-fn complain(outcomes: &[Outcome]) -> io::Result<()> {
+fn complain(outcomes: &[Outcome], requests: u64) -> io::Result<()> {
     let complaints: Vec<String> = outcomes
         .iter()
         .filter(|outcome| outcome.tally.failed() > 0)
         .map(|outcome| {
-            let tally = &outcome.tally;
-            let (failed, sent) = (tally.failed(), tally.requests());
-            let name = outcome.name;
-            format!(
-                "{name}: {failed} of {sent} requests failed: {}",
-                tally.reasons()
-            )
+            let (name, tally) = (outcome.name, &outcome.tally);
+            let (failed, unsent) = (tally.failed(), requests - tally.requests());
+            let reasons = tally.reasons();
+            format!("{name}: {failed} of {requests} requests failed, {unsent} that were to follow were not sent: {reasons}")
         })
         .collect();
     if complaints.is_empty() {
         Ok(())
     } else {
-        Err(io::Error::other(complaints.join("; ")))
+        Err(io::Error::other(complaints.join("\n")))
     }
 }
 
 fn invitation(stage: &Stage) -> String {
     let (api, admin) = (stage.router().api_address(), stage.router().admin_address());
     format!(
-        "\nThe cache_aware router is still running. Ask it something, twice, and see why it chose an engine:\n\n\
-         \x20 curl -i http://{api}/v1/chat/completions -H 'content-type: application/json' -H 'x-warmroute-decision: 1' \\\n\
-         \x20   -d '{{\"model\":\"{MODEL}\",\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'\n\n\
+        "\nThe cache_aware router is still running. Ask it twice, and see in\n\
+         x-warmroute-decision why it chose an engine:\n\n\
+         \x20 curl -i http://{api}/v1/chat/completions \\\n\
+         \x20   -H 'content-type: application/json' -H 'x-warmroute-decision: 1' \\\n\
+         \x20   -d '{{\"model\":\"{MODEL}\",\"messages\":[{{\"role\":\"user\",\"content\":\"{QUESTION}\"}}]}}'\n\n\
          What it knows: http://{admin}/fleet and http://{admin}/metrics\n\
          Ctrl-C to stop."
     )

@@ -14,7 +14,8 @@ use crate::sim::report::Tally;
 /// Between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-const TEMPLATE: &str = "{prefix} [{bar:28}] {pos:>4}/{len}  {msg}";
+/// A line of 80 characters, with the longest message.
+const TEMPLATE: &str = "{prefix} [{bar:16}] {pos:>4}/{len}  {msg}";
 
 #[derive(Debug)]
 pub(super) struct Progress {
@@ -77,6 +78,8 @@ impl Progress {
                 bar.set_position(tally.requests());
                 // Not `finish`, which would fill the bar even if requests are missing.
                 bar.abandon_with_message(message);
+                // It fills its last line and leaves the cursor there.
+                eprintln!();
             }
             Look::Lines { .. } => self.line(tally, &message),
         }

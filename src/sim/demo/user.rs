@@ -74,11 +74,7 @@ async fn ask(router: &Arc<Pool>, body: String) -> Result<Answer, String> {
     let mut body = response.into_body();
     if status != StatusCode::OK {
         let said = body.collect().await.map(|it| it.to_bytes());
-        let said = said.unwrap_or_default();
-        return Err(format!(
-            "status {status}: {}",
-            String::from_utf8_lossy(&said)
-        ));
+        return Err(refusal(status, &said.unwrap_or_default()));
     }
 
     let mut decoder = Decoder::bounded(EVENT_BYTES_MAX);
@@ -107,6 +103,22 @@ async fn ask(router: &Arc<Pool>, body: String) -> Result<Answer, String> {
             first_token,
         },
     })
+}
+
+/// The status, and what the error body says if it is one.
+fn refusal(status: StatusCode, body: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Body {
+        error: Problem,
+    }
+    #[derive(Deserialize)]
+    struct Problem {
+        message: String,
+    }
+    match serde_json::from_slice::<Body>(body) {
+        Ok(body) => format!("status {}: {}", status.as_u16(), body.error.message),
+        Err(_) => format!("status {}", status.as_u16()),
+    }
 }
 
 fn request(router: &Pool, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
@@ -193,6 +205,16 @@ mod tests {
         assert_eq!(transcript.text, "so it is");
         assert_eq!(transcript.usage.unwrap().prompt_tokens, 9);
         assert!(transcript.is_done);
+    }
+
+    #[test]
+    fn a_refusal_says_what_the_body_says() {
+        let body = br#"{"error":{"message":"too long"}}"#;
+        assert_eq!(
+            refusal(StatusCode::BAD_REQUEST, body),
+            "status 400: too long"
+        );
+        assert_eq!(refusal(StatusCode::BAD_GATEWAY, b"oh"), "status 502");
     }
 
     #[test]
