@@ -8,11 +8,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::Subcommand;
 use tokio::runtime;
-use tokio::signal::unix::SignalKind;
-use tokio::signal::unix::signal;
 use warmroute::app::App;
 use warmroute::config::Config;
 use warmroute::config::document;
+use warmroute::http::drain::stop_signal;
 use warmroute::observe;
 use warmroute::sim;
 
@@ -113,16 +112,5 @@ async fn pretend(settings: sim::worker::Settings) -> io::Result<()> {
             let _ = stop_signal().await;
         })
         .await;
-    Ok(())
-}
-
-/// Resolves at SIGTERM or SIGINT.
-async fn stop_signal() -> io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
     Ok(())
 }

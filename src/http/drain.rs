@@ -1,15 +1,29 @@
 //! One signal to stop, and the tasks that must have ended afterwards.
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::signal::unix::SignalKind;
+use tokio::signal::unix::signal;
 use tokio_util::sync::CancellationToken;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TrackedFuture;
+
+/// Resolves at SIGTERM or SIGINT.
+pub async fn stop_signal() -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
 
 /// Spawns every task of the process, tells them to stop, and waits for them.
 #[derive(Clone, Debug, Default)]

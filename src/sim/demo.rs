@@ -12,8 +12,6 @@ use std::io;
 use std::io::Write;
 use std::time::Duration;
 
-use tokio::signal::unix::SignalKind;
-use tokio::signal::unix::signal;
 use tokio::sync::mpsc;
 
 use self::progress::Progress;
@@ -23,6 +21,7 @@ use self::stage::Stage;
 use crate::http::client;
 use crate::http::client::Pool;
 use crate::http::drain::Tasks;
+use crate::http::drain::stop_signal;
 use crate::observe;
 use crate::routing::Policy;
 use crate::sim::report;
@@ -214,17 +213,6 @@ fn say(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout();
     writeln!(stdout, "{text}")?;
     stdout.flush()
-}
-
-/// Resolves at SIGTERM or SIGINT.
-async fn stop_signal() -> io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ const LAST_MAX: usize = 100;
 /// Counts of requests, and the last of them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Stats {
-    /// All that is listed in `last`, and what was pushed out of it. Looking at the worker (health,
-    /// metrics, this) does not count.
+    /// All that is listed in `last`, and what was pushed out of it. Probes of health and load do not
+    /// count; asking for models or the version does.
     pub requests: u64,
     /// Requests for model work that were answered to the end.
     pub finished: u64,
