@@ -102,7 +102,13 @@ impl Breaker {
         self.state = State::Closed;
         self.failures = 0;
         self.until = None;
-        self.held_until = None;
+    }
+
+    /// Whether anything but success would be news: closed, without failures, not held.
+    fn is_settled(&self, now: Instant) -> bool {
+        self.state == State::Closed
+            && self.failures == 0
+            && self.held_until.is_none_or(|until| now >= until)
     }
 
     /// The worker is well, and asked for a pause (Retry-After).
@@ -163,14 +169,15 @@ impl SharedBreaker {
     }
 
     /// Returns whether this closed the breaker.
-    pub fn on_success(&self) -> bool {
+    pub fn on_success(&self, now: Instant) -> bool {
         if !self.is_troubled() {
             return false;
         }
         let mut machine = self.machine.lock();
         let was = machine.state();
         machine.on_success();
-        self.troubled.store(false, Ordering::Release);
+        self.troubled
+            .store(!machine.is_settled(now), Ordering::Release);
         was != State::Closed
     }
 
@@ -257,6 +264,17 @@ mod tests {
         assert!(breaker.pass(now + Duration::from_secs(2)));
     }
 
+    #[test]
+    fn an_answer_from_before_does_not_end_a_pause() {
+        let now = observe::now();
+        let shared = SharedBreaker::new(Settings::default());
+        shared.hold(now + Duration::from_secs(2));
+        shared.on_success(now);
+        assert!(!shared.may_pass(now));
+        shared.on_success(now + Duration::from_secs(2));
+        assert!(!shared.is_troubled());
+    }
+
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Wait(u64),
@@ -298,7 +316,7 @@ mod tests {
                             quiet_until = Some(now + Duration::from_secs(1));
                         }
                     }
-                    Step::Success => { machine.on_success(); shared.on_success(); quiet_until = None; }
+                    Step::Success => { machine.on_success(); shared.on_success(now); quiet_until = None; }
                     Step::Failure => {
                         let was = machine.state();
                         machine.on_failure(now);

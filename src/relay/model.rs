@@ -293,10 +293,11 @@ impl ModelState {
 
     /// Tells a worker's breaker how a request went.
     pub(super) fn judge(&self, worker: &Worker, is_good: bool) {
+        let now = observe::now();
         let changed = if is_good {
-            worker.breaker.on_success()
+            worker.breaker.on_success(now)
         } else {
-            worker.breaker.on_failure(observe::now())
+            worker.breaker.on_failure(now)
         };
         if changed {
             let to = if is_good { "closed" } else { "open" };
