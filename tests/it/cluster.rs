@@ -234,7 +234,7 @@ impl Engine {
         };
     }
 
-    fn listed(&self) -> Listed {
+    pub(crate) fn listed(&self) -> Listed {
         Listed {
             url: format!("http://{}", self.address),
             name: self.name.clone(),
@@ -297,8 +297,13 @@ impl Router {
 
     pub(crate) async fn child(config: &Config) -> Self {
         let file = Removed::new(&document::to_yaml(config).unwrap());
-        let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));
-        command.args(["serve", "--config"]).arg(&file.0);
+        // A thousand connections need more files than a shell allows by default.
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", r#"ulimit -n "$(ulimit -Hn)"; exec "$0" "$@""#])
+            .arg(env!("CARGO_BIN_EXE_warmroute"))
+            .args(["serve", "--config"])
+            .arg(&file.0);
         let mut child = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
         let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines();
         let log: Arc<Mutex<String>> = Arc::default();
@@ -366,11 +371,9 @@ impl Cluster {
     }
 
     pub(crate) async fn start(engines: Vec<Settings>, change: impl FnOnce(&mut Config)) -> Self {
-        let mut started = Vec::new();
-        for (place, settings) in engines.into_iter().enumerate() {
-            started.push(Engine::here(&format!("w{place}"), settings).await);
-        }
-        Self::over(started, change).await
+        let engines = Self::engines_here(engines).await;
+        let config = Self::config_of(&engines, change);
+        Self::of(engines, Router::here(&config).await).await
     }
 
     /// As [`Cluster::start`], with engines that are processes of their own.
@@ -378,18 +381,9 @@ impl Cluster {
         engines: Vec<Settings>,
         change: impl FnOnce(&mut Config),
     ) -> Self {
-        let child = |(place, settings)| Engine::child(&format!("w{place}"), settings);
-        Self::over(engines.iter().enumerate().map(child).collect(), change).await
-    }
-
-    async fn over(engines: Vec<Engine>, change: impl FnOnce(&mut Config)) -> Self {
-        let mut config = config();
-        config.fleet.workers = engines.iter().map(Engine::listed).collect();
-        change(&mut config);
-        let router = Router::here(&config).await;
-        let cluster = Self { engines, router };
-        cluster.all_up().await;
-        cluster
+        let engines = Self::engine_children(&engines);
+        let config = Self::config_of(&engines, change);
+        Self::of(engines, Router::here(&config).await).await
     }
 
     /// As [`Cluster::start`], with a router that is a process of its own.
@@ -397,18 +391,40 @@ impl Cluster {
         engines: Vec<Settings>,
         change: impl FnOnce(&mut Config),
     ) -> Self {
-        let mut started = Vec::new();
-        for (place, settings) in engines.into_iter().enumerate() {
-            started.push(Engine::here(&format!("w{place}"), settings).await);
+        let engines = Self::engines_here(engines).await;
+        let config = Self::config_of(&engines, change);
+        Self::of(engines, Router::child(&config).await).await
+    }
+
+    /// Everything is a process of its own.
+    pub(crate) async fn all_children(engines: Vec<Settings>) -> Self {
+        let engines = Self::engine_children(&engines);
+        let config = Self::config_of(&engines, |_| {});
+        Self::of(engines, Router::child(&config).await).await
+    }
+
+    async fn engines_here(settings: Vec<Settings>) -> Vec<Engine> {
+        let mut engines = Vec::new();
+        for (place, settings) in settings.into_iter().enumerate() {
+            engines.push(Engine::here(&format!("w{place}"), settings).await);
         }
+        engines
+    }
+
+    fn engine_children(settings: &[Settings]) -> Vec<Engine> {
+        let child = |(place, settings)| Engine::child(&format!("w{place}"), settings);
+        settings.iter().enumerate().map(child).collect()
+    }
+
+    fn config_of(engines: &[Engine], change: impl FnOnce(&mut Config)) -> Config {
         let mut config = config();
-        config.fleet.workers = started.iter().map(Engine::listed).collect();
+        config.fleet.workers = engines.iter().map(Engine::listed).collect();
         change(&mut config);
-        let router = Router::child(&config).await;
-        let cluster = Self {
-            engines: started,
-            router,
-        };
+        config
+    }
+
+    async fn of(engines: Vec<Engine>, router: Router) -> Self {
+        let cluster = Self { engines, router };
         cluster.all_up().await;
         cluster
     }

@@ -5,7 +5,6 @@ use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use warmroute::fleet::discovery::Listed;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
@@ -16,8 +15,6 @@ use crate::client::HANG;
 use crate::cluster::Cluster;
 use crate::cluster::Router;
 use crate::cluster::chat;
-use crate::cluster::config;
-use crate::cluster::eventually;
 use crate::cluster::fast;
 use crate::cluster::generating;
 use crate::cluster::unhurried;
@@ -31,16 +28,7 @@ fn digest(body: &[u8]) -> String {
 /// A router in front of an engine that answers with these bytes.
 async fn in_front_of(answer: impl Into<Vec<u8>>) -> (Stub, Router) {
     let stub = Stub::start(answer).await;
-    let mut config = config();
-    config.fleet.workers = vec![Listed {
-        url: format!("http://{}", stub.address),
-        ..Listed::default()
-    }];
-    let router = Router::here(&config).await;
-    eventually("the stub is up", async || {
-        client::get(router.admin, "/readyz").await.status == 200
-    })
-    .await;
+    let router = stub.router(|_| {}).await;
     (stub, router)
 }
 
