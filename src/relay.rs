@@ -325,7 +325,10 @@ impl Relay {
                 Err(error) => {
                     last = format!("{}: {error}", worker.name);
                     let failure = error.failure();
-                    plan.model.judge(&worker, !failure.blames_worker());
+                    // A worker that is tried again fails the same request, not another one.
+                    if !excluded.contains(&worker.id) {
+                        plan.model.judge(&worker, !failure.blames_worker());
+                    }
                     failure
                 }
             };
