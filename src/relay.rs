@@ -266,6 +266,7 @@ impl Relay {
                         model: plan.group.model.to_string(),
                         retry_after: NO_WORKER_RETRY_AFTER,
                     },
+                    tries if attempts.has_timed_out() => Error::TimedOut { tries },
                     tries => Error::Unreachable { tries, last },
                 };
             };

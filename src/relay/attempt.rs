@@ -90,6 +90,11 @@ impl Attempts {
         }
     }
 
+    /// Whether the last try did.
+    pub fn has_timed_out(&self) -> bool {
+        self.last == Some(Failure::TimedOut)
+    }
+
     /// Whether a worker that has failed this request may get it again when there is no other: one
     /// that could not be reached may be restarting; one that refused or kept silent would do it again.
     pub fn may_try_again_where_it_failed(&self) -> bool {
