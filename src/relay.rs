@@ -307,7 +307,11 @@ impl Relay {
                     };
                     match self.refusal(&tried.answer) {
                         None => {
-                            plan.model.judge(&worker, !tried.answer.is_failure());
+                            // How it ends is judged then; a beginning is enough for a worker on trial.
+                            let is_good = !tried.answer.is_failure();
+                            if !is_good || worker.breaker.state() != breaker::State::Closed {
+                                plan.model.judge(&worker, is_good);
+                            }
                             return Ok(self.relay(job, &plan, tried, counted, deadline));
                         }
                         Some(failure) => {
