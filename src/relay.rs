@@ -143,12 +143,6 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::UnknownModel { model, known } if known.is_empty() => {
-                write!(
-                    f,
-                    "the model `{model}` does not exist: no worker has been reached yet"
-                )
-            }
             Error::UnknownModel { model, known } => {
                 write!(
                     f,
@@ -156,11 +150,11 @@ impl fmt::Display for Error {
                     known.join(", ")
                 )
             }
-            Error::NoModel { known } if known.is_empty() => {
-                f.write_str("no model is available yet")
-            }
             Error::NoModel { known } => {
                 write!(f, "`model` is missing; there is {}", known.join(", "))
+            }
+            Error::NoWorker { model, .. } if model.is_empty() => {
+                f.write_str("no worker can take requests now")
             }
             Error::NoWorker { model, .. } => {
                 write!(f, "no worker can take requests for `{model}` now")
@@ -413,6 +407,13 @@ impl Relay {
 
     fn plan(&self, api: Api, headers: &HeaderMap, peek: &Peek<'_>) -> Result<Plan, Error> {
         let snapshot = self.fleet.snapshot();
+        if snapshot.models.is_empty() {
+            // Nobody knows yet what there is; a client should ask again, not give up.
+            return Err(Error::NoWorker {
+                model: peek.model.as_deref().unwrap_or_default().to_owned(),
+                retry_after: NO_WORKER_RETRY_AFTER,
+            });
+        }
         let known = || {
             snapshot
                 .models
