@@ -14,6 +14,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 /// No answer takes this long; it only tells a hang from an answer.
 pub(crate) const HANG: Duration = Duration::from_secs(30);
@@ -214,11 +215,13 @@ pub(crate) async fn http2(
     let _connection = Connection(tokio::spawn(async move {
         let _ = driver.await;
     }));
-    let mut running = Vec::new();
-    for body in bodies {
+    let mut answers = vec![(0, String::new()); bodies.len()];
+    // Aborts what runs when this is dropped.
+    let mut running = JoinSet::new();
+    for (place, body) in bodies.into_iter().enumerate() {
         let mut sender = sender.clone();
         let uri = format!("http://{address}{path}");
-        running.push(tokio::spawn(async move {
+        running.spawn(async move {
             let request = Request::post(uri)
                 .header("content-type", "application/json")
                 .body(Full::new(Bytes::from(body)))
@@ -226,12 +229,15 @@ pub(crate) async fn http2(
             let answer = sender.send_request(request).await.unwrap();
             let status = answer.status().as_u16();
             let body = answer.into_body().collect().await.unwrap().to_bytes();
-            (status, String::from_utf8(body.to_vec()).unwrap())
-        }));
+            (place, status, String::from_utf8(body.to_vec()).unwrap())
+        });
     }
-    let mut answers = Vec::new();
-    for answer in running {
-        answers.push(tokio::time::timeout(HANG, answer).await.unwrap().unwrap());
+    while let Some(done) = tokio::time::timeout(HANG, running.join_next())
+        .await
+        .unwrap()
+    {
+        let (place, status, body) = done.unwrap();
+        answers[place] = (status, body);
     }
     answers
 }

@@ -129,18 +129,26 @@ impl Killed {
 
 impl Engine {
     pub(crate) async fn here(name: &str, settings: Settings) -> Self {
-        let worker = worker::bind(settings).await.unwrap();
+        Self::try_here(name, settings).await.unwrap()
+    }
+
+    async fn try_here(name: &str, settings: Settings) -> Option<Self> {
+        let worker = worker::bind(settings).await.ok()?;
         let (address, handle) = (worker.addr(), worker.handle());
         let task = tokio::spawn(worker.run(std::future::pending()));
-        Self {
+        Some(Self {
             name: name.to_owned(),
             address,
             process: Process::Here { handle, task },
-        }
+        })
     }
 
     /// A process of its own, which can be killed.
     pub(crate) fn child(name: &str, settings: &Settings) -> Self {
+        Self::try_child(name, settings).unwrap()
+    }
+
+    fn try_child(name: &str, settings: &Settings) -> Option<Self> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));
         command
             .arg("sim")
@@ -165,13 +173,11 @@ impl Engine {
             .read_line(&mut line)
             .unwrap();
         let address = line.trim().trim_start_matches("listening on http://");
-        Self {
+        Some(Self {
             name: name.to_owned(),
-            address: address
-                .parse()
-                .unwrap_or_else(|_| panic!("an address, not {line:?}")),
+            address: address.parse().ok()?,
             process: Process::Child(child),
-        }
+        })
     }
 
     pub(crate) async fn stats(&self) -> Stats {
@@ -205,7 +211,7 @@ impl Engine {
         match &mut self.process {
             Process::Here { task, .. } => {
                 task.abort();
-                let _ = task.await;
+                eventually("its sockets are closed", async || task.is_finished()).await;
             }
             Process::Child(child) => {
                 child.0.kill().unwrap();
@@ -228,10 +234,18 @@ impl Engine {
             listen: self.address,
             ..settings
         };
-        *self = match self.process {
-            Process::Here { .. } => Self::here(&self.name, settings).await,
-            Process::Child(_) => Self::child(&self.name, &settings),
-        };
+        let is_here = matches!(self.process, Process::Here { .. });
+        let mut started = None;
+        // Somebody's outgoing connection may have the port for a moment.
+        eventually("the port is free again", async || {
+            started = match is_here {
+                true => Self::try_here(&self.name, settings.clone()).await,
+                false => Self::try_child(&self.name, &settings),
+            };
+            started.is_some()
+        })
+        .await;
+        *self = started.unwrap();
     }
 
     pub(crate) fn listed(&self) -> Listed {
@@ -256,7 +270,7 @@ impl Drop for Engine {
 pub(crate) struct Router {
     pub(crate) api: SocketAddr,
     pub(crate) admin: SocketAddr,
-    pub(crate) app: Option<App>,
+    _app: Option<App>,
     pub(crate) child: Option<Killed>,
     log: Arc<Mutex<String>>,
     _file: Option<Removed>,
@@ -288,7 +302,7 @@ impl Router {
         Self {
             api: app.api_address(),
             admin: app.admin_address(),
-            app: Some(app),
+            _app: Some(app),
             child: None,
             log: Arc::default(),
             _file: None,
@@ -324,7 +338,7 @@ impl Router {
         Self {
             api,
             admin,
-            app: None,
+            _app: None,
             child: Some(child),
             log,
             _file: Some(file),
