@@ -963,3 +963,98 @@ async fn a_killed_worker_is_taken_out_and_taken_back() {
     cluster.engines[0].restart(fast()).await;
     cluster.is_worker("w0", "health", "up").await;
 }
+
+#[tokio::test]
+async fn an_answer_that_is_cut_short_is_not_taken_for_a_whole_one() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n";
+    let stub = Stub::start(format!("{head}{{\"half\":")).await;
+    let router = stub.router(|_| {}).await;
+    // What came may be lost with the connection, but never looks whole.
+    let body = chat("x", 1, false);
+    if let Ok(mut open) = client::try_open(router.api, "POST", CHAT, &[], body).await {
+        assert_eq!(open.status, 200);
+        let (text, whole) = open.rest().await;
+        assert!("{\"half\":".starts_with(&text) && !whole, "{text}");
+    }
+
+    // Without its first byte it is no answer yet.
+    let stub = Stub::start(head).await;
+    let router = stub.router(|_| {}).await;
+    let answer = client::post(router.api, CHAT, chat("x", 1, false)).await;
+    assert_eq!(
+        (answer.status, answer.code()),
+        (502, "engine_unreachable".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn half_an_event_is_dropped_and_a_stream_without_an_end_gets_one() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n";
+    let event = "data: {\"choices\":[]}\n\n";
+    let close = format!("{head}connection: close\r\n\r\n{event}{event}data: {{\"cho");
+    let chunk = format!("{:x}\r\n{event}\r\n", event.len());
+    let chunked =
+        format!("{head}transfer-encoding: chunked\r\n\r\n{chunk}{chunk}40\r\ndata: {{\"cho");
+    let ended = format!("{head}transfer-encoding: chunked\r\n\r\n{chunk}{chunk}0\r\n\r\n");
+    for answer in [close, chunked, ended] {
+        let stub = Stub::start(answer.clone()).await;
+        let router = stub.router(|_| {}).await;
+        let mut open = client::open(router.api, "POST", CHAT, &[], chat("x", 1, true)).await;
+        let (text, whole) = open.rest().await;
+        assert!(whole, "{answer}");
+        assert!(
+            text.starts_with(&format!("{event}{event}data: {{\"error\":")),
+            "{text}"
+        );
+        ends_with_an_error(CHAT, &text);
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_takes_longer_than_allowed_ends_with_an_error() {
+    let cluster = Cluster::start(vec![unhurried()], |config| {
+        config.relay.request_timeout_ms = 400;
+    })
+    .await;
+    for (path, body) in generating(3_000, true) {
+        let answer = cluster.post(path, body).await;
+        ends_with_an_error(path, answer.text());
+    }
+    let ends = "warmroute_answer_ends_total";
+    assert_eq!(cluster.metric(ends, &["end=\"deadline\""]).await, 3.0);
+    let (path, body) = &generating(3_000, false)[0];
+    let answer = cluster.post(path, body.clone()).await;
+    assert_eq!(
+        (answer.status, answer.code()),
+        (504, "engine_timeout".to_owned())
+    );
+    eventually("the engine was told", async || {
+        cluster.engines[0].stats().await.aborted == 4
+    })
+    .await;
+    // Its time is over, which says nothing of the worker.
+    assert_eq!(cluster.worker("w0").await["breaker"], "closed");
+}
+
+#[tokio::test]
+async fn retries_stop_when_their_budget_is_spent() {
+    let cluster = Cluster::start(vec![fast(); 2], |config| {
+        by_turns(config);
+        config.relay.retry_budget_min_per_s = 0;
+        config.relay.retry_budget_percent = 0;
+    })
+    .await;
+    cluster.engines[0].fault(refuse(503)).await;
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        let answer = cluster.post(CHAT, chat("x", 1, false)).await;
+        statuses.push(answer.status);
+    }
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 200, 503, 503]);
+    assert_eq!(
+        cluster.metric("warmroute_retries_refused_total", &[]).await,
+        2.0
+    );
+    assert_eq!(cluster.metric("warmroute_retries_total", &[]).await, 0.0);
+}

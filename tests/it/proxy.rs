@@ -599,3 +599,89 @@ async fn a_decision_is_told_to_those_who_ask() {
     let answer = cluster.post("/v1/chat/completions", body).await;
     assert!(!answer.headers.contains_key("x-warmroute-decision"));
 }
+
+#[tokio::test]
+async fn odd_events_pass_byte_for_byte() {
+    let huge = format!("data: {{\"x\":\"{}\"}}\n\n", "y".repeat(3 << 20));
+    for stream in [
+        "data: {\"a\":1}\n\ndata: [DONE]\n\n",
+        ": ping\n\nevent: x\nid: 7\nretry: 5\ndata: a\ndata: b\n\ndata: [DONE]\n\n",
+        "data: {\"a\":1}\r\n\r\ndata: [DONE]\r\n\r\n",
+        "data:{\"a\":\"\u{e9}\u{1f600}\"}\n\n\n\ndata: [DONE]\n\n",
+        "data: no line feed at the end\n\ndata: [DONE]",
+        &format!("{huge}data: [DONE]\n\n"),
+    ] {
+        let head =
+            "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+        let (_stub, router) = in_front_of(format!("{head}{stream}")).await;
+        let answer = client::post(router.api, "/v1/chat/completions", chat("x", 1, true)).await;
+        assert_eq!(answer.status, 200);
+        let shown = &stream[..stream.len().min(200)];
+        assert_eq!(digest(&answer.body), digest(stream.as_bytes()), "{shown:?}");
+    }
+}
+
+/// Sends bytes and reads until the answer's JSON body has ended.
+async fn raw(router: &Router, request: &[&str]) -> String {
+    let mut stream = TcpStream::connect(router.api).await.unwrap();
+    for piece in request {
+        stream.write_all(piece.as_bytes()).await.unwrap();
+    }
+    let mut answer = Vec::new();
+    let read = async {
+        while !answer.ends_with(b"}") {
+            let count = stream.read_buf(&mut answer).await.unwrap();
+            assert_ne!(count, 0, "{}", String::from_utf8_lossy(&answer));
+        }
+    };
+    tokio::time::timeout(HANG, read).await.unwrap();
+    String::from_utf8(answer).unwrap()
+}
+
+#[tokio::test]
+async fn a_body_in_chunks_or_after_a_continue_is_a_body_like_any_other() {
+    let cluster = Cluster::fast(1).await;
+    let body = chat("x", 1, false);
+    let (one, two) = body.split_at(20);
+    let head =
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+    let chunked = "transfer-encoding: chunked\r\n\r\n";
+    let (one, two) = (chunk(one), chunk(two));
+    let answer = raw(&cluster.router, &[head, chunked, &one, &two, "0\r\n\r\n"]).await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+
+    let length = format!(
+        "content-length: {}\r\nexpect: 100-continue\r\n\r\n",
+        body.len()
+    );
+    let answer = raw(&cluster.router, &[head, &length, &body]).await;
+    assert!(answer.contains("HTTP/1.1 200 OK\r\n"), "{answer}");
+    let stats = cluster.engines[0].stats().await;
+    let arrived = stats.last.iter().filter(|arrival| arrival.method == "POST");
+    let arrived: Vec<_> = arrived.collect();
+    assert_eq!(arrived.len(), 2);
+    for arrival in arrived {
+        assert_eq!(arrival.body_xxh3, digest(body.as_bytes()));
+        assert_eq!(arrival.headers["content-length"], body.len().to_string());
+        assert!(!arrival.headers.contains_key("expect"));
+        assert!(!arrival.headers.contains_key("transfer-encoding"));
+    }
+}
+
+#[tokio::test]
+async fn a_connection_to_an_engine_is_used_again() {
+    let cluster = Cluster::fast(1).await;
+    for n in 0..40 {
+        let answer = cluster
+            .post("/v1/chat/completions", chat("x", 2, n % 2 == 0))
+            .await;
+        assert_eq!(answer.status, 200);
+    }
+    let stats = cluster.engines[0].stats().await;
+    let posts = stats.last.iter().filter(|arrival| arrival.method == "POST");
+    let connections: std::collections::BTreeSet<u64> =
+        posts.map(|arrival| arrival.connection).collect();
+    // Probes run beside the requests and may hold one of their own.
+    assert!(connections.len() <= 5, "{connections:?}");
+}
