@@ -91,6 +91,9 @@ impl Breaker {
     /// Lets a request pass, or not. The first one after the pause is the probe.
     pub fn pass(&mut self, now: Instant) -> bool {
         let passes = self.may_pass(now);
+        if self.held_until.is_some_and(|until| now >= until) {
+            self.held_until = None;
+        }
         if passes && self.state != State::Closed {
             self.state = State::Probing;
             self.until = Some(now + self.pause());
@@ -102,7 +105,6 @@ impl Breaker {
         self.state = State::Closed;
         self.failures = 0;
         self.until = None;
-        self.held_until = None;
     }
 
     /// The worker is well, and asked for a pause (Retry-After).
@@ -133,7 +135,7 @@ impl Breaker {
 /// A breaker that requests share.
 #[derive(Debug)]
 pub struct SharedBreaker {
-    /// Whether the machine is anything but closed without failures.
+    /// Whether the machine is anything but closed without failures or a pause.
     troubled: AtomicBool,
     machine: Mutex<Breaker>,
 }
@@ -170,7 +172,9 @@ impl SharedBreaker {
         let mut machine = self.machine.lock();
         let was = machine.state();
         machine.on_success();
-        self.troubled.store(false, Ordering::Release);
+        // What it was given before it asked for a pause may end well; the pause goes on.
+        let is_held = machine.held_until.is_some();
+        self.troubled.store(is_held, Ordering::Release);
         was != State::Closed
     }
 
@@ -252,6 +256,7 @@ mod tests {
     fn a_worker_that_asked_for_a_pause_gets_it() {
         let (mut breaker, now) = breaker();
         breaker.hold(now + Duration::from_secs(2));
+        breaker.on_success();
         assert!(!breaker.pass(now + Duration::from_secs(1)));
         assert_eq!(breaker.state(), State::Closed);
         assert!(breaker.pass(now + Duration::from_secs(2)));
