@@ -237,7 +237,8 @@ impl Relay {
 
     /// Carries a request and returns an engine's answer, whatever its status.
     pub async fn run(&self, job: &Job<'_>, peek: Peek<'_>) -> Result<Response<Body>, Error> {
-        let plan = self.plan(job.api, job.headers, &peek)?;
+        let mut plan = self.plan(job.api, job.headers, &peek)?;
+        plan.request.ticket = plan.model.take_ticket();
         drop(peek);
         let counted = Counted::new(plan.model.clone(), job.api, job.begun);
         self.budget.on_request();
@@ -453,7 +454,7 @@ impl Relay {
                 prompt_tokens: tokens(peek.prompt.bytes)
                     .max(blocks.last().map_or(0, |block| block.end_tokens)),
                 affinity: model.affinity(headers, peek),
-                ticket: model.ticket(),
+                ticket: model.next_ticket(),
                 seed: fastrand::u64(..),
             },
             is_stream: peek.is_stream,
