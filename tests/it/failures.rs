@@ -474,6 +474,32 @@ async fn a_busy_worker_gets_the_pause_that_it_asked_for() {
 }
 
 #[tokio::test]
+async fn a_pause_lasts_whatever_else_the_worker_finishes() {
+    let cluster = Cluster::start(vec![unhurried(); 2], by_turns).await;
+    // One on each worker.
+    let running = streams(&cluster, 2, 30).await;
+    let busy = Faults {
+        retry_after: Some(25),
+        ..refuse(503)
+    };
+    cluster.engines[0].fault(busy).await;
+    for _ in 0..2 {
+        let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
+        assert_eq!((answer.status, decided.worker.as_str()), (200, "w1"));
+    }
+    for mut stream in running {
+        assert!(stream.rest().await.1);
+    }
+    cluster.is_worker("w0", "requests", 0).await;
+    for _ in 0..4 {
+        let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
+        assert_eq!((answer.status, decided.tries), (200, 1));
+        assert_eq!(decided.worker, "w1");
+    }
+    assert_eq!(cluster.engines[0].stats().await.refused, 1);
+}
+
+#[tokio::test]
 async fn an_engine_hears_at_once_that_a_client_left() {
     let cluster = Cluster::start(vec![unhurried()], |_| {}).await;
     let engine = &cluster.engines[0];
@@ -698,11 +724,11 @@ async fn a_router_that_is_told_to_stop_finishes_what_it_has() {
             TcpStream::connect(api).await.is_err()
         })
         .await;
-        let mut finished = 0;
-        for engine in &cluster.engines {
-            finished += engine.stats().await.finished;
-        }
-        assert_eq!(finished, 0, "refused while streams are running");
+        let ready = cluster.admin("/readyz").await;
+        assert_eq!((ready.status, ready.text()), (503, "draining\n"));
+        assert_eq!(cluster.admin("/healthz").await.status, 200);
+        let in_flight = cluster.metric("warmroute_requests_in_flight", &[]).await;
+        assert_eq!(in_flight, open.len() as f64, "streams are running still");
         for mut stream in open {
             let (text, whole) = stream.rest().await;
             assert!(whole && text.ends_with("data: [DONE]\n\n"), "{text}");
@@ -717,6 +743,26 @@ async fn a_router_that_is_told_to_stop_finishes_what_it_has() {
         .await;
         assert_eq!(status.unwrap().code(), Some(0), "{}", cluster.router.log());
     }
+}
+
+#[tokio::test]
+async fn a_drain_lets_http2_streams_finish() {
+    let mut cluster = Cluster::with_router_child(vec![unhurried()], |_| {}).await;
+    let api = cluster.router.api;
+    let bodies = (0..20).map(|n| chat(&format!("{n}"), 50, true)).collect();
+    let asked = tokio::spawn(async move { client::http2(api, CHAT, bodies).await });
+    eventually("all run", async || {
+        cluster.engines[0].stats().await.running == 20
+    })
+    .await;
+    cluster.router.child.as_ref().unwrap().signal("TERM");
+    for (status, text) in asked.await.unwrap() {
+        assert_eq!(status, 200);
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+        assert!(!text.contains("\"error\":{"), "{text}");
+    }
+    let child = cluster.router.child.as_mut().unwrap();
+    eventually("the router ends", async || child.ended().is_some()).await;
 }
 
 #[tokio::test]

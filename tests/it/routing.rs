@@ -229,6 +229,18 @@ async fn explain_lists_every_candidate_and_foretells_the_decision() {
 }
 
 #[tokio::test]
+async fn explain_does_not_take_a_turn() {
+    let cluster = Cluster::start(vec![fast(); 3], with(Policy::RoundRobin)).await;
+    let body = chat("x", 1, false);
+    for _ in 0..6 {
+        let explained = cluster.post_admin("/explain", &body).await.json();
+        let (_, decided) = cluster.post_decided(CHAT, &body).await;
+        assert_eq!(explained["chosen"], decided.worker);
+    }
+    assert_eq!(cluster.requests().await, [2, 2, 2]);
+}
+
+#[tokio::test]
 async fn a_worker_that_was_restarted_is_not_believed_to_be_warm() {
     let mut cluster = Cluster::start_children(vec![fast(); 2], |_| {}).await;
     let body = chat(&"a prompt that will be forgotten. ".repeat(20), 2, false);
