@@ -357,6 +357,24 @@ async fn connections_that_engines_close_while_idle_cost_nobody_anything() {
 }
 
 #[tokio::test]
+async fn a_connection_that_closes_under_a_request_costs_nobody_anything() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n";
+    let stub = Stub::once(format!("{head}{{}}")).await;
+    let router = stub.router(|_| {}).await;
+    for n in 0..50 {
+        let answer = client::post(router.api, CHAT, chat("x", 1, false)).await;
+        assert_eq!((answer.status, answer.text()), (200, "{}"), "{n}");
+    }
+    let page = client::get(router.admin, "/metrics").await;
+    assert!(
+        !page.text().contains("warmroute_retries_total{"),
+        "{}",
+        page.text()
+    );
+    assert!(!page.text().contains("warmroute_breaker_changes_total{"));
+}
+
+#[tokio::test]
 async fn a_breaker_opens_after_failures_and_closes_once_the_worker_answers_again() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.fleet.breaker.failures = 3;

@@ -33,12 +33,18 @@ enum Reply {
     Bytes(Arc<[u8]>),
     /// Events without end, as fast as they are taken.
     Endless,
+    /// These bytes; then the connection stays open, and is closed when the next request comes.
+    Once(Arc<[u8]>),
 }
 
 impl Stub {
     /// `answer` is sent as it is to every POST; then the connection is closed.
     pub(crate) async fn start(answer: impl Into<Vec<u8>>) -> Self {
         Self::with(Reply::Bytes(answer.into().into())).await
+    }
+
+    pub(crate) async fn once(answer: impl Into<Vec<u8>>) -> Self {
+        Self::with(Reply::Once(answer.into().into())).await
     }
 
     pub(crate) async fn endless() -> Self {
@@ -126,6 +132,12 @@ impl Stub {
             self.requests.lock().push(head);
             self.open.fetch_add(1, Relaxed);
             let _ = match reply {
+                Reply::Once(answer) => {
+                    let _ = stream.write_all(&answer).await;
+                    self.open.fetch_sub(1, Relaxed);
+                    let _ = stream.read_buf(&mut bytes).await;
+                    return;
+                }
                 Reply::Bytes(answer) => stream.write_all(&answer).await,
                 Reply::Endless => self.write_for_ever(&mut stream).await,
             };
