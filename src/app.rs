@@ -23,6 +23,7 @@ use crate::fleet::discovery::file::File;
 use crate::fleet::discovery::fixed::Fixed;
 use crate::fleet::probe;
 use crate::fleet::registry;
+use crate::http::carriers::Carriers;
 use crate::http::drain::Tasks;
 use crate::http::server;
 use crate::ids::WorkerId;
@@ -46,6 +47,8 @@ pub struct App {
     fleet: Arc<registry::Registry>,
     admin_server: Arc<AdminServer>,
     drain_timeout: Duration,
+    /// Draining connections run there after the listeners are gone.
+    _carriers: Carriers,
 }
 
 impl App {
@@ -68,6 +71,7 @@ impl App {
         let metrics = Registry::default();
         let tasks = Tasks::default();
         let admin_tasks = Tasks::default();
+        let carriers = Carriers::start(config.runtime.threads)?;
         let fleet = registry::Registry::new(
             config.fleet.connections.clone(),
             config.fleet.breaker.clone(),
@@ -113,6 +117,7 @@ impl App {
             config.api.connections.clone(),
             server::Metrics::new(&metrics),
             move |request| api_server.clone().handle(request),
+            carriers.clone(),
             tasks.clone(),
         ));
         let handler = admin_server.clone();
@@ -125,6 +130,7 @@ impl App {
             },
             server::Metrics::new(&Registry::default()),
             move |request| handler.clone().handle(request),
+            carriers.clone(),
             admin_tasks.clone(),
         ));
         info!(api = %api_address, admin = %admin_address, "listening");
@@ -136,6 +142,7 @@ impl App {
             fleet,
             admin_server,
             drain_timeout: Duration::from_millis(config.api.drain_timeout_ms),
+            _carriers: carriers,
         })
     }
 

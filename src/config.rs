@@ -186,7 +186,7 @@ impl Config {
         let bytes = std::fs::read(path);
         let mut document = Document::parse(&name, bytes.as_deref().unwrap_or_default(), outside());
         if let Err(error) = bytes {
-            document.problem("", &format!("cannot be read: {error}"));
+            document.problem("", format!("cannot be read: {error}"));
         }
         check(document)
     }

@@ -1,5 +1,6 @@
 //! Transport: bodies, listeners, connections. Knows nothing of models, workers or routing.
 
+pub mod carriers;
 pub mod client;
 pub mod drain;
 pub mod server;

@@ -58,14 +58,14 @@ fn main() -> ExitCode {
     let done = match arguments.command {
         Command::Serve { config } => with_config(&config, |config| {
             observe::start_logging(&config.log);
-            run(config.runtime.threads, serve(&config))
+            run(serve(&config))
         }),
         Command::Check { config } => with_config(&config, |config| {
             let yaml = document::to_yaml(&config).map_err(io::Error::other)?;
             io::stdout().write_all(yaml.as_bytes())
         }),
-        Command::Demo(settings) => run(0, sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
-        Command::Sim(settings) => run(1, pretend(settings)).map(|()| ExitCode::SUCCESS),
+        Command::Demo(settings) => run(sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
+        Command::Sim(settings) => run(pretend(settings)).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
         eprintln!("warmroute: {error}");
@@ -87,12 +87,12 @@ fn with_config(
     }
 }
 
-fn run(threads: u32, task: impl Future<Output = io::Result<()>>) -> io::Result<()> {
-    let mut builder = runtime::Builder::new_multi_thread();
-    if threads > 0 {
-        builder.worker_threads(threads as usize);
-    }
-    builder.enable_all().build()?.block_on(task)
+/// Connections are carried by threads of their own; this one accepts, probes, and waits.
+fn run(task: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+    runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(task)
 }
 
 async fn serve(config: &Config) -> io::Result<()> {

@@ -2,6 +2,7 @@
 
 pub mod metrics;
 
+use std::io::IsTerminal;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,7 @@ pub fn start_logging(settings: &Settings) {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     let _ = match settings.format {
         Format::Text => logs.try_init(),

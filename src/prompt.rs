@@ -156,6 +156,7 @@ enum Section {
 }
 
 #[derive(Clone, Copy)]
+#[expect(clippy::enum_variant_names, reason = "they are named as in the body")]
 enum Key {
     Model,
     Stream,

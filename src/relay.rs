@@ -167,7 +167,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// What is counted of requests as a whole; [`model`] has what is counted for each model.
+/// What is counted of requests as a whole; `model` has what is counted for each model.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     retries: IntCounterVec,

@@ -3,4 +3,5 @@
 pub mod demo;
 pub mod engine;
 pub mod fault;
+pub mod report;
 pub mod worker;

@@ -35,6 +35,7 @@ use serde::Serialize;
 use tokio::net::TcpStream;
 
 use super::BodyError;
+use super::carriers;
 use crate::observe;
 
 /// Limits of the connections to one worker.
@@ -44,7 +45,7 @@ pub struct Settings {
     pub connect_timeout_ms: u64,
     /// How long a connection may wait in the pool. Below the 5 s after which vLLM's server closes it.
     pub pool_idle_timeout_ms: u64,
-    /// Connections that wait in one worker's pool; more are closed after use.
+    /// Connections to one worker that wait on each thread; more are closed after use.
     pub pool_idle_max: u32,
 }
 
@@ -82,12 +83,16 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// More carriers than these share shards, and wake each other now and then.
+const SHARDS: usize = 32;
+
 /// The connections to one address.
 #[derive(Debug)]
 pub struct Pool {
     address: String,
     settings: Settings,
-    idle: Mutex<Vec<Idle>>,
+    /// By carrier: a connection is driven by the thread that opened it.
+    idle: [Mutex<Vec<Idle>>; SHARDS],
 }
 
 struct Idle {
@@ -109,7 +114,7 @@ impl Pool {
         Arc::new(Self {
             address,
             settings,
-            idle: Mutex::default(),
+            idle: Default::default(),
         })
     }
 
@@ -186,18 +191,18 @@ impl Pool {
         Ok((status, body.to_bytes()))
     }
 
-    /// Closes connections that have waited too long. Returns how many still wait.
-    pub fn sweep(&self, now: Instant) -> usize {
-        let mut idle = self.idle.lock();
-        idle.retain(|idle| !self.is_old(idle, now));
-        idle.len()
+    /// Closes connections that have waited too long.
+    pub fn sweep(&self, now: Instant) {
+        for idle in &self.idle {
+            idle.lock().retain(|idle| !self.is_old(idle, now));
+        }
     }
 
     fn take(&self) -> Option<Connection> {
         let now = observe::now();
         loop {
             // The last one in: the others may then grow old and go.
-            let idle = self.idle.lock().pop()?;
+            let idle = self.shard().lock().pop()?;
             if self.is_old(&idle, now) {
                 continue;
             }
@@ -209,13 +214,17 @@ impl Pool {
     }
 
     fn put(&self, connection: Connection) {
-        let mut idle = self.idle.lock();
+        let mut idle = self.shard().lock();
         if idle.len() < self.settings.pool_idle_max as usize {
             idle.push(Idle {
                 connection,
                 since: observe::now(),
             });
         }
+    }
+
+    fn shard(&self) -> &Mutex<Vec<Idle>> {
+        &self.idle[carriers::index() % SHARDS]
     }
 
     fn is_old(&self, idle: &Idle, now: Instant) -> bool {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TrackedFuture;
 
 /// Spawns every task of the process, tells them to stop, and waits for them.
 #[derive(Clone, Debug, Default)]
@@ -36,12 +37,10 @@ impl Tasks {
         drop(handle);
     }
 
-    /// Like [`Tasks::spawn`] for connections, which are many and poll often: they look at
-    /// [`Tasks::stopping`] themselves and are not wrapped.
-    pub fn spawn_connection(&self, task: impl Future<Output = ()> + Send + 'static) {
-        #[expect(clippy::disallowed_methods, reason = "this is the spawn that waits")]
-        let handle = tokio::spawn(self.tracker.track_future(task));
-        drop(handle);
+    /// Makes the drain wait for a task that runs elsewhere. It must look at [`Tasks::is_aborted`]
+    /// itself: connections poll often, and are not wrapped.
+    pub fn track<F: Future>(&self, task: F) -> TrackedFuture<F> {
+        self.tracker.track_future(task)
     }
 
     pub fn is_stopping(&self) -> bool {

@@ -38,6 +38,7 @@ use self::activity::Verdict;
 use self::activity::Watched;
 use super::Body;
 use super::BodyError;
+use super::carriers::Carriers;
 use super::drain::Tasks;
 use crate::observe;
 use crate::observe::metrics::Registry;
@@ -103,13 +104,14 @@ impl Metrics {
     }
 }
 
-/// Accepts until told to stop. Each connection is a task of `tasks`; on the stop signal it finishes
-/// what it has begun and closes.
+/// Accepts until told to stop. Each connection is carried by one of `carriers`, and `tasks` waits for
+/// it: on the stop signal it finishes what it has begun and closes.
 pub async fn serve<H, F>(
     listener: TcpListener,
     settings: Settings,
     metrics: Metrics,
     handler: H,
+    carriers: Carriers,
     tasks: Tasks,
 ) where
     H: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
@@ -139,17 +141,22 @@ pub async fn serve<H, F>(
         };
         metrics.accepted.inc();
         let open = Open::new(metrics.connections.clone());
-        let connection = connection(
-            stream,
+        let (settings, metrics, handler, tasks) = (
             settings.clone(),
             metrics.clone(),
             handler.clone(),
             tasks.clone(),
         );
-        tasks.spawn_connection(async move {
-            connection.await;
-            drop((slot, open));
+        let tracker = tasks.clone();
+        let carried = carriers.carry(stream, move |stream| {
+            tracker.track(async move {
+                connection(stream, settings, metrics, handler, tasks).await;
+                drop((slot, open));
+            })
         });
+        if let Err(error) = carried {
+            debug!(%error, "connection was gone before it was served");
+        }
     }
 }
 

@@ -92,6 +92,8 @@ pub struct Predicted {
 struct Tree {
     blocks: LinkedHashMap<BlockHash, Held, FxBuildHasher>,
     tokens: u64,
+    /// Tokens ever stored: a clock that stands still while nothing is.
+    stored_tokens: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +101,8 @@ struct Held {
     tokens: u32,
     /// Seconds since the index was made.
     used_s: u32,
+    /// The tree's `stored_tokens` then.
+    used_at: u64,
 }
 
 impl Predicted {
@@ -168,18 +172,33 @@ impl Predicted {
         };
         let blocks_max =
             (self.settings.blocks_max / self.trees.len().max(1) as u64).max(1) as usize;
-        let mut tree = tree.lock();
+        let tree = &mut *tree.lock();
+        if self.is_fresh(tree, prompt, used_s, capacity_tokens) {
+            return;
+        }
         // From the end to the start: leaves become the oldest.
         for (place, block) in prompt.iter().enumerate().rev() {
+            let used_at = tree.stored_tokens;
             match tree.blocks.to_back(&block.path) {
-                Some(held) => held.used_s = used_s,
+                Some(held) => {
+                    held.used_s = used_s;
+                    held.used_at = used_at;
+                }
                 None => {
                     let before = place
                         .checked_sub(1)
                         .map_or(0, |place| prompt[place].end_tokens);
                     let tokens = block.end_tokens - before;
                     tree.tokens += u64::from(tokens);
-                    tree.blocks.insert(block.path, Held { tokens, used_s });
+                    tree.stored_tokens += u64::from(tokens);
+                    tree.blocks.insert(
+                        block.path,
+                        Held {
+                            tokens,
+                            used_s,
+                            used_at,
+                        },
+                    );
                     self.metrics.blocks.inc();
                     let mut holders = self.holders.entry(block.path).or_default();
                     if let Err(place) = holders.binary_search(&worker) {
@@ -229,6 +248,17 @@ impl Predicted {
             let tree = tree.lock();
             (tree.blocks.len(), tree.tokens)
         })
+    }
+
+    /// Whether the whole prompt is held and was used so lately that its place in the order of use
+    /// would hardly change. Repeated prompts then cost one look.
+    fn is_fresh(&self, tree: &Tree, prompt: &[Block], now_s: u32, capacity_tokens: u64) -> bool {
+        const FRESH: u64 = 64;
+        let Some(held) = prompt.last().and_then(|last| tree.blocks.get(&last.path)) else {
+            return false;
+        };
+        tree.stored_tokens - held.used_at < capacity_tokens / FRESH
+            && u64::from(now_s - held.used_s) <= u64::from(self.settings.age_max_s) / FRESH
     }
 
     fn remove_holder(&self, path: BlockHash, worker: WorkerId) {

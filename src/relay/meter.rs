@@ -161,22 +161,22 @@ mod tests {
 
     #[test]
     fn usage_is_read_in_the_words_of_either_api() {
-        let expected = Some(Usage {
+        let expected = || Usage {
             prompt_tokens: 33,
             cached_tokens: 32,
             output_tokens: 4,
-        });
+        };
         let chat = br#"{"choices":[],"usage":{"prompt_tokens":33,"total_tokens":37,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":32}},"x":1}"#;
         let responses = br#"data: {"response":{"usage":{"input_tokens":33,"input_tokens_details":{"cached_tokens":32,"cache_write_tokens":0},"output_tokens":4,"total_tokens":37}}}"#;
-        assert_eq!(usage(chat), expected);
-        assert_eq!(usage(responses), expected);
+        assert_eq!(usage(chat), Some(expected()));
+        assert_eq!(usage(responses), Some(expected()));
         let none =
             br#"{"usage":{"prompt_tokens":33,"completion_tokens":4,"prompt_tokens_details":null}}"#;
         assert_eq!(
             usage(none),
             Some(Usage {
                 cached_tokens: 0,
-                ..expected.unwrap()
+                ..expected()
             })
         );
         for bad in [

@@ -10,6 +10,8 @@ use std::time::Duration;
 use std::time::Instant;
 
 use bytes::Bytes;
+use bytes::BytesMut;
+use http_body::Body as _;
 use http_body::Frame;
 use http_body_util::BodyExt;
 use hyper::StatusCode;
@@ -28,6 +30,8 @@ use crate::prompt::Api;
 
 /// How much of an event that has not ended is held back. Longer ones pass in pieces.
 const HELD_BYTES_MAX: usize = 1 << 20;
+/// Pieces that have come together are passed on together, up to about so much.
+const BATCH_BYTES: usize = 8 << 10;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
@@ -36,6 +40,10 @@ pub(super) struct Limits {
 }
 
 /// Makes the client's body of an engine's.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one caller; a struct would name them once more"
+)]
 pub(super) fn relay(
     engine: EngineBody,
     first: Option<Bytes>,
@@ -77,13 +85,62 @@ struct Relayed {
     meter: Meter,
 }
 
+/// What the engine's connection had to give.
+enum Came {
+    Data(Bytes),
+    /// The last of it.
+    End(Bytes),
+    Broken(Bytes),
+}
+
+/// Pieces made one. A single one is not copied.
+#[derive(Default)]
+struct Batch {
+    first: Bytes,
+    all: BytesMut,
+}
+
+impl Batch {
+    fn push(&mut self, piece: Bytes) {
+        if self.len() == 0 {
+            self.first = piece;
+            return;
+        }
+        if self.all.is_empty() {
+            self.all.reserve(BATCH_BYTES);
+            self.all.extend_from_slice(&self.first);
+        }
+        self.all.extend_from_slice(&piece);
+    }
+
+    fn len(&self) -> usize {
+        self.first.len().max(self.all.len())
+    }
+
+    fn take(self) -> Bytes {
+        if self.all.is_empty() {
+            self.first
+        } else {
+            self.all.freeze()
+        }
+    }
+}
+
+fn join(first: Bytes, second: Bytes) -> Bytes {
+    match (first.is_empty(), second.is_empty()) {
+        (_, true) => first,
+        (true, false) => second,
+        (false, false) => [first, second].concat().into(),
+    }
+}
+
 struct Events {
     aligner: Aligner,
     ending: Option<Ending>,
 }
 
 impl Relayed {
-    /// Takes a piece; returns what may pass.
+    /// Takes what has come; returns what may pass.
     fn on_data(&mut self, data: Bytes) -> Bytes {
         self.last = observe::now();
         self.meter.on_data(self.last, &data);
@@ -99,36 +156,80 @@ impl Relayed {
         passed
     }
 
-    /// The engine has said all. Returns what is still to be sent.
-    fn on_complete(&mut self) -> Option<Bytes> {
-        self.engine = None;
-        let (rest, end) = match &mut self.events {
-            None => (Bytes::new(), End::Complete),
-            Some(events) => {
-                let held = events.aligner.finish();
-                match events
-                    .ending
-                    .take()
-                    .and_then(|ending| ending.if_missing(&held))
-                {
-                    None => (held, End::Complete),
-                    // Half an event is dropped: nothing could follow it.
-                    Some(error) => (error, End::Engine),
-                }
+    /// All that has come and not been passed on, as one piece: a token costs a write only if it came
+    /// alone. Nothing is waited for.
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Came> {
+        let mut batch = Batch::default();
+        if let Some(first) = self.first.take() {
+            batch.push(first);
+        }
+        while batch.len() < BATCH_BYTES {
+            let Some(engine) = &mut self.engine else {
+                return Poll::Ready(Came::End(batch.take()));
+            };
+            // Where the length is known, nobody polls for an end that has been reached.
+            if engine.is_end_stream() {
+                return Poll::Ready(Came::End(batch.take()));
             }
+            match Pin::new(engine).poll_frame(cx) {
+                // Trailers are dropped: nobody asked for any.
+                Poll::Ready(Some(Ok(frame))) => batch.push(frame.into_data().unwrap_or_default()),
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(Came::Broken(batch.take())),
+                Poll::Ready(None) => return Poll::Ready(Came::End(batch.take())),
+                Poll::Pending if batch.len() == 0 => return Poll::Pending,
+                Poll::Pending => break,
+            }
+        }
+        Poll::Ready(Came::Data(batch.take()))
+    }
+
+    /// The engine has said all. Returns what is still to be sent.
+    fn on_end(&mut self, data: Bytes) -> Bytes {
+        let mut passed = if data.is_empty() {
+            data
+        } else {
+            self.on_data(data)
         };
+        self.engine = None;
+        let mut end = End::Complete;
+        if let Some(events) = &mut self.events {
+            let held = events.aligner.finish();
+            let rest = match events
+                .ending
+                .take()
+                .and_then(|ending| ending.if_missing(&held))
+            {
+                None => held,
+                // Half an event is dropped: nothing could follow it.
+                Some(error) => {
+                    end = End::Engine;
+                    error
+                }
+            };
+            passed = join(passed, rest);
+        }
         self.meter.on_end(self.last, end);
-        (!rest.is_empty()).then_some(rest)
+        passed
     }
 
     /// The engine will not say more, or is not waited for. Returns what ends the stream.
-    fn on_broken(&mut self, end: End, message: &str) -> Result<Bytes, BodyError> {
+    fn on_broken(
+        &mut self,
+        data: Bytes,
+        end: End,
+        message: &'static str,
+    ) -> Result<Bytes, BodyError> {
+        let passed = if data.is_empty() {
+            data
+        } else {
+            self.on_data(data)
+        };
         self.engine = None;
         self.meter.on_end(observe::now(), end);
         info!(worker = self.meter.worker(), message, "answer broke off");
         match self.events.as_mut().and_then(|events| events.ending.take()) {
-            Some(ending) => Ok(ending.error(message)),
-            // Of a whole answer the client knows the length, or the missing last chunk: it sees the cut.
+            Some(ending) => Ok(join(passed, ending.error(message))),
+            // Of a whole answer the client knows the length, or misses the last chunk: it sees the cut.
             None => Err(message.into()),
         }
     }
@@ -168,49 +269,25 @@ impl http_body::Body for Relayed {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         loop {
-            let Some(engine) = &mut this.engine else {
+            if this.engine.is_none() {
                 return Poll::Ready(None);
-            };
-            let data = match this.first.take() {
-                Some(first) => first,
-                None => match Pin::new(engine).poll_frame(cx) {
-                    Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                        Ok(data) => data,
-                        // Trailers: nobody asked for any.
-                        Err(_) => continue,
-                    },
-                    Poll::Ready(None) => {
-                        return Poll::Ready(this.on_complete().map(|rest| Ok(Frame::data(rest))));
-                    }
-                    Poll::Ready(Some(Err(_))) => {
-                        let end = this.on_broken(
-                            End::Engine,
-                            "the engine closed its connection before the answer's end",
-                        );
-                        return Poll::Ready(Some(end.map(Frame::data)));
-                    }
-                    Poll::Pending => match this.poll_limits(cx) {
-                        Poll::Pending => return Poll::Pending,
-                        Poll::Ready((end, message)) => {
-                            return Poll::Ready(Some(
-                                this.on_broken(end, message).map(Frame::data),
-                            ));
-                        }
-                    },
+            }
+            let passed = match this.poll_data(cx) {
+                Poll::Ready(Came::Data(data)) => Ok(this.on_data(data)),
+                Poll::Ready(Came::End(data)) => Ok(this.on_end(data)),
+                Poll::Ready(Came::Broken(data)) => this.on_broken(
+                    data,
+                    End::Engine,
+                    "the engine closed its connection before the answer's end",
+                ),
+                Poll::Pending => match this.poll_limits(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready((end, message)) => this.on_broken(Bytes::new(), end, message),
                 },
             };
-            let passed = this.on_data(data);
-            // Where the length is known, nobody polls for an end that has been reached.
-            if this.events.is_none()
-                && this
-                    .engine
-                    .as_ref()
-                    .is_some_and(http_body::Body::is_end_stream)
-            {
-                let _ = this.on_complete();
-            }
-            if !passed.is_empty() {
-                return Poll::Ready(Some(Ok(Frame::data(passed))));
+            // An event that goes on passes nothing yet.
+            if passed.as_ref().map_or(true, |passed| !passed.is_empty()) {
+                return Poll::Ready(Some(passed.map(Frame::data)));
             }
         }
     }

@@ -46,19 +46,14 @@ pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Optio
         }
         Policy::LeastLoad => least_load(view, sample(view, settings.sampled.max(64), &mut draw))
             .map(|place| (place, Reason::LeastLoad)),
-        Policy::PowerOfTwo => {
-            let first = next_usable(view, draw.below(view.len()));
-            let second = next_usable(view, draw.below(view.len()));
-            least_load(view, first.into_iter().chain(second))
-                .map(|place| (place, Reason::LeastLoad))
-        }
+        Policy::PowerOfTwo => less_loaded_of_two(view, &mut draw),
         Policy::ConsistentHash => match request.affinity {
             Some(key) => {
                 sticky::choose(key, usable(view).map(|place| (place, view.identity(place))))
                     .map(|place| (place, Reason::Affinity))
             }
             // Nothing to hold on to.
-            None => next_usable(view, draw.below(view.len())).map(|place| (place, Reason::Drawn)),
+            None => less_loaded_of_two(view, &mut draw),
         },
     };
     // A sample may have met only workers that are out; somebody else may still be there.
@@ -174,6 +169,12 @@ fn next_usable(view: &impl View, start: usize) -> Option<usize> {
     (start..view.len())
         .chain(0..start)
         .find(|place| view.state(*place).is_usable)
+}
+
+fn less_loaded_of_two(view: &impl View, draw: &mut Draw) -> Option<(usize, Reason)> {
+    let first = next_usable(view, draw.below(view.len()));
+    let second = next_usable(view, draw.below(view.len()));
+    least_load(view, first.into_iter().chain(second)).map(|place| (place, Reason::LeastLoad))
 }
 
 fn least_load(view: &impl View, places: impl Iterator<Item = usize>) -> Option<usize> {

@@ -1,6 +1,270 @@
-//! placeholder
+//! The demo: the same conversations through two policies, each on a fresh fleet of pretend engines.
+//!
+//! Engines, router and users share this process and talk over real sockets. What it shows is what the
+//! router does; the engines' speeds are given, so its times say nothing about any GPU.
+
+mod progress;
+mod stage;
+mod user;
+mod workload;
+
+use std::io;
+use std::io::Write;
+use std::time::Duration;
+
+use tokio::signal::unix::SignalKind;
+use tokio::signal::unix::signal;
+use tokio::sync::mpsc;
+
+use self::progress::Progress;
+use self::stage::MODEL;
+use self::stage::Ports;
+use self::stage::Stage;
+use crate::http::client;
+use crate::http::client::Pool;
+use crate::http::drain::Tasks;
+use crate::observe;
+use crate::routing::Policy;
+use crate::sim::report;
+use crate::sim::report::Outcome;
+use crate::sim::report::Tally;
+
+/// Between two looks at how far a run has come.
+const TICK: Duration = Duration::from_millis(200);
+/// Results on their way to the tally; a user whose result finds no room waits.
+const RESULTS_MAX: usize = 256;
+
 #[derive(clap::Args, Clone, Debug)]
-pub struct Settings {}
-pub async fn run(_settings: Settings) -> std::io::Result<()> {
+pub struct Settings {
+    #[command(flatten)]
+    stage: stage::Settings,
+
+    #[command(flatten)]
+    workload: workload::Settings,
+
+    /// End after the table instead of leaving the last router running.
+    #[arg(long)]
+    exit: bool,
+}
+
+/// Plays the demo; an error if any request failed.
+pub async fn run(settings: Settings) -> io::Result<()> {
+    let stage = tokio::select! {
+        stage = perform(&settings) => stage?,
+        stopped = stop_signal() => {
+            stopped?;
+            return Err(io::Error::new(io::ErrorKind::Interrupted, "stopped before the end"));
+        }
+    };
+    if !settings.exit {
+        say(&invitation(&stage))?;
+        tokio::select! {
+            stopped = stop_signal() => stopped?,
+            () = stage.router().drain_asked() => {}
+        }
+    }
+    stage.stop().await;
     Ok(())
+}
+
+/// Both runs and their comparison. The second stage is still up afterwards.
+async fn perform(settings: &Settings) -> io::Result<Stage> {
+    eprintln!("{}", introduction(settings));
+    let (round_robin, stage) =
+        act(settings, "round_robin", Policy::RoundRobin, Ports::Free).await?;
+    stage.stop().await;
+    let (cache_aware, stage) =
+        act(settings, "cache_aware", Policy::CacheAware, Ports::Usual).await?;
+
+    let outcomes = [round_robin, cache_aware];
+    say(&format!(
+        "\n{}\n\n{}\n{}",
+        caveat(settings),
+        report::table(&outcomes),
+        report::comparison(&outcomes[0], &outcomes[1])
+    ))?;
+    complain(&outcomes)?;
+    Ok(stage)
+}
+
+/// One policy's run, with its progress shown. The stage is still up afterwards.
+async fn act(
+    settings: &Settings,
+    name: &'static str,
+    policy: Policy,
+    ports: Ports,
+) -> io::Result<(Outcome, Stage)> {
+    let stage = Stage::start(&settings.stage, policy, ports).await?;
+    let started = observe::now();
+    let mut progress = Progress::start(started, name, settings.workload.requests());
+    let tally = play(&settings.workload, &stage, |tally| {
+        progress.show(observe::now(), tally);
+    })
+    .await;
+    let ended = observe::now();
+    progress.finish(ended, &tally);
+    let outcome = Outcome {
+        name,
+        tally,
+        requests_per_worker: stage.requests_per_worker(),
+        elapsed: ended.saturating_duration_since(started),
+    };
+    Ok((outcome, stage))
+}
+
+/// Lets all users talk to the router, and calls `show` now and then.
+async fn play(workload: &workload::Settings, stage: &Stage, mut show: impl FnMut(&Tally)) -> Tally {
+    let router = Pool::new(
+        stage.router().api_address().to_string(),
+        client::Settings::default(),
+    );
+    let tasks = Tasks::default();
+    let (results, mut received) = mpsc::channel(RESULTS_MAX);
+    for user in workload::users(workload) {
+        tasks.spawn(user::play(
+            user,
+            workload.answer_tokens,
+            router.clone(),
+            results.clone(),
+        ));
+    }
+    // The users have the other ends: when the last of them is done, there is nothing more to receive.
+    drop(results);
+    let mut tally = Tally::default();
+    let mut ticks = tokio::time::interval(TICK);
+    loop {
+        tokio::select! {
+            result = received.recv() => match result {
+                Some(result) => tally.add(result),
+                None => return tally,
+            },
+            _ = ticks.tick() => show(&tally),
+        }
+    }
+}
+
+fn introduction(settings: &Settings) -> String {
+    let workload = &settings.workload;
+    let number = |value: u32| report::grouped(value.into());
+    format!(
+        "{} users in {} groups; the users of a group share a system prompt of {} tokens.\n\
+         {} conversations each, {} turns a conversation: {} requests, seed {}.\n\
+         The same requests are played twice, each time on {} fresh engines behind a fresh router.\n",
+        number(workload.users),
+        number(workload.groups.min(workload.users)),
+        number(workload.system_tokens),
+        number(workload.conversations),
+        number(workload.turns),
+        report::grouped(workload.requests()),
+        workload.seed,
+        number(settings.stage.workers),
+    )
+}
+
+fn caveat(settings: &Settings) -> String {
+    let engine = settings.stage.engine();
+    let cache_tokens = u64::from(engine.cache_blocks.get()) * u64::from(engine.block_tokens.get());
+    format!(
+        "These are {} pretend engines, no GPUs, with speeds that were given: {} prompt tokens/s, {} ms an answer token,\n\
+         a cache of {} tokens each. Router, HTTP and streaming are real.",
+        settings.stage.workers,
+        report::grouped(engine.prefill_tokens_per_second.get().into()),
+        engine.decode_ms,
+        report::grouped(cache_tokens),
+    )
+}
+
+fn complain(outcomes: &[Outcome]) -> io::Result<()> {
+    let complaints: Vec<String> = outcomes
+        .iter()
+        .filter(|outcome| outcome.tally.failed() > 0)
+        .map(|outcome| {
+            let tally = &outcome.tally;
+            let (failed, sent) = (tally.failed(), tally.requests());
+            let name = outcome.name;
+            format!(
+                "{name}: {failed} of {sent} requests failed: {}",
+                tally.reasons()
+            )
+        })
+        .collect();
+    if complaints.is_empty() {
+        Ok(())
+    } else {
+        Err(io::Error::other(complaints.join("; ")))
+    }
+}
+
+fn invitation(stage: &Stage) -> String {
+    let (api, admin) = (stage.router().api_address(), stage.router().admin_address());
+    format!(
+        "\nThe cache_aware router is still running. Ask it something, twice, and see why it chose an engine:\n\n\
+         \x20 curl -i http://{api}/v1/chat/completions -H 'content-type: application/json' -H 'x-warmroute-decision: 1' \\\n\
+         \x20   -d '{{\"model\":\"{MODEL}\",\"messages\":[{{\"role\":\"user\",\"content\":\"hello\"}}]}}'\n\n\
+         What it knows: http://{admin}/fleet and http://{admin}/metrics\n\
+         Ctrl-C to stop."
+    )
+}
+
+fn say(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    writeln!(stdout, "{text}")?;
+    stdout.flush()
+}
+
+/// Resolves at SIGTERM or SIGINT.
+async fn stop_signal() -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn cache_aware_finds_more_in_caches_than_round_robin() {
+        let number = |value| NonZeroU32::new(value).unwrap();
+        let settings = Settings {
+            stage: stage::Settings {
+                workers: 2,
+                prefill_tokens_per_second: number(1_000_000),
+                decode_ms: 1,
+                cache_blocks: number(256),
+            },
+            workload: workload::Settings {
+                users: 5,
+                groups: 5,
+                conversations: 1,
+                turns: 3,
+                system_tokens: 400,
+                question_tokens: 40,
+                answer_tokens: 4,
+                reading_ms: 10,
+                seed: 7,
+            },
+            exit: true,
+        };
+        let mut shares = Vec::new();
+        for policy in [Policy::RoundRobin, Policy::CacheAware] {
+            let stage = Stage::start(&settings.stage, policy, Ports::Free)
+                .await
+                .unwrap();
+            let tally = play(&settings.workload, &stage, |_| {}).await;
+            assert_eq!(tally.failed(), 0, "{}", tally.reasons());
+            assert_eq!(tally.requests(), settings.workload.requests());
+            let served: u64 = stage.requests_per_worker().iter().sum();
+            assert_eq!(served, settings.workload.requests());
+            shares.push(tally.cached_share());
+            stage.stop().await;
+        }
+        assert!(shares[1] > shares[0], "{shares:?}");
+    }
 }

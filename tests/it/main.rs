@@ -10,6 +10,7 @@ mod architecture;
 mod cli;
 mod client;
 mod cluster;
+mod config;
 mod failures;
 mod proxy;
 mod routing;

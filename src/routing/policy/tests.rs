@@ -153,7 +153,7 @@ fn least_load_takes_the_fewest_requests() {
 }
 
 #[test]
-fn a_key_keeps_its_worker_and_no_key_is_drawn() {
+fn a_key_keeps_its_worker_and_without_one_the_load_decides() {
     let table = Table::new(&[(true, 0, 0, 0); 5]);
     let of_key = |seed| {
         chosen(
@@ -172,7 +172,7 @@ fn a_key_keeps_its_worker_and_no_key_is_drawn() {
         chosen(Policy::ConsistentHash, &Request::default(), &table)
             .unwrap()
             .1,
-        Reason::Drawn
+        Reason::LeastLoad
     );
 }
 

@@ -1,5 +1,10 @@
 //! The engine by itself, in virtual time.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "virtual time has to start somewhere"
+)]
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;

@@ -1,5 +1,10 @@
 //! The worker over real sockets.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a test waits in real time, for tasks of its own"
+)]
+
 use std::time::Instant;
 
 use serde_json::Value;

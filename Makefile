@@ -1,0 +1,98 @@
+# `make test` is what CI runs: it installs what the tests need and runs everything, the cheap first.
+# Needed beforehand: Rust (rustup), a C compiler, Python 3.9 or later. Node is optional.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.NOTPARALLEL:
+
+CARGO ?= cargo
+PYTHON ?= python3
+DENY_VERSION := 0.20.2
+
+CACHE := $(CURDIR)/.cache
+VENV := $(CACHE)/venv
+NODE := $(CACHE)/node
+
+heading = @printf '\n== %s ==\n' '$(1)'
+
+.PHONY: help
+help: ## Print this.
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+.PHONY: test
+test: lint deny cargo-test sdk demo bench-build ## Everything, as CI does. Well inside an hour on two cores.
+	$(call heading,all passed)
+
+.PHONY: build
+build: ## The release binary, target/release/warmroute.
+	$(call heading,build (release))
+	$(CARGO) build --locked --release
+
+.PHONY: fmt
+fmt: ## Format the sources.
+	$(CARGO) fmt
+
+.PHONY: lint
+lint: ## Formatting, clippy, documentation; warnings are errors.
+	$(call heading,format)
+	$(CARGO) fmt --check
+	$(call heading,clippy)
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(call heading,documentation)
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --no-deps --document-private-items
+
+.PHONY: deny
+deny: ## Licences, sources and duplicates of the dependencies.
+	$(call heading,dependencies)
+	.ci/cargo-deny $(DENY_VERSION) check bans licenses sources
+
+.PHONY: advisories
+advisories: ## Known faults of the dependencies; fetches the database.
+	$(call heading,advisories)
+	.ci/cargo-deny $(DENY_VERSION) check advisories
+
+.PHONY: cargo-test
+cargo-test:
+	$(call heading,tests)
+	$(CARGO) test --locked --no-fail-fast
+
+.PHONY: unit
+unit: ## Only the unit tests.
+	$(CARGO) test --locked --lib
+
+.PHONY: it
+it: ## Only the integration tests.
+	$(CARGO) test --locked --test it
+
+# With the binary that the tests of cargo use. The limit only ends what hangs.
+.PHONY: sdk
+sdk: $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node, against the router; the examples.
+	$(call heading,SDKs and examples)
+	$(CARGO) build --locked
+	WARMROUTE_NODE=$(NODE) timeout --kill-after=10 600 \
+	    $(VENV)/bin/python -W error::ResourceWarning -m unittest discover --verbose --start-directory tests/sdk
+
+.PHONY: demo
+demo: build ## The demo, which ends by itself.
+	$(call heading,demo)
+	timeout --kill-after=10 120 target/release/warmroute demo --exit
+
+.PHONY: bench-build
+bench-build:
+	$(call heading,benches compile)
+	$(CARGO) bench --locked --no-run
+
+.PHONY: bench
+bench: ## Run the benches.
+	$(CARGO) bench --locked
+
+# Made anew when what is asked for changes.
+$(VENV)/installed: tests/sdk/requirements.txt .ci/python-environment
+	$(call heading,Python SDK)
+	PYTHON='$(PYTHON)' .ci/python-environment $(VENV) tests/sdk/requirements.txt
+	touch $@
+
+$(NODE)/installed: tests/sdk/package.json tests/sdk/package-lock.json .ci/node-environment
+	$(call heading,Node SDK)
+	.ci/node-environment $(NODE) tests/sdk
+	@if [ -d $(NODE)/node_modules ]; then touch $@; fi

@@ -1,0 +1,156 @@
+//! The threads that carry connections, each with a runtime of its own.
+//!
+//! A connection stays on its thread with all that it does, engine connections included: no task moves,
+//! no thread wakes another for a token. On two cores this took a third off the CPU of a stream
+//! beside one runtime that shares its tasks among its threads.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+
+use tokio::net::TcpStream;
+use tokio::runtime;
+use tokio_util::sync::CancellationToken;
+use tokio_util::sync::DropGuard;
+
+thread_local! {
+    static INDEX: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Which carrier the calling thread is, from 1; 0 for any other thread.
+pub fn index() -> usize {
+    INDEX.get()
+}
+
+/// A set of carriers. They end when the last clone is gone.
+#[derive(Clone, Debug)]
+pub struct Carriers(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    carriers: Vec<Carrier>,
+    _end: DropGuard,
+}
+
+#[derive(Debug)]
+struct Carrier {
+    runtime: runtime::Handle,
+    connections: Arc<AtomicUsize>,
+}
+
+/// Counts a connection on its carrier for as long as it lives.
+struct Seat(Arc<AtomicUsize>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Carriers {
+    /// Starts `count` threads; 0 for one a core.
+    pub fn start(count: u32) -> io::Result<Self> {
+        let count = match count {
+            0 => thread::available_parallelism().map_or(1, usize::from),
+            count => count as usize,
+        };
+        let end = CancellationToken::new();
+        let mut carriers = Vec::with_capacity(count);
+        for number in 1..=count {
+            let runtime = runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
+            let handle = runtime.handle().clone();
+            let ended = end.clone().cancelled_owned();
+            thread::Builder::new()
+                .name(format!("carrier-{number}"))
+                .spawn(move || {
+                    INDEX.set(number);
+                    runtime.block_on(ended);
+                })?;
+            carriers.push(Carrier {
+                runtime: handle,
+                connections: Arc::default(),
+            });
+        }
+        Ok(Self(Arc::new(Inner {
+            carriers,
+            _end: end.drop_guard(),
+        })))
+    }
+
+    /// Gives a connection to the carrier that has the fewest. `serve` makes the task that runs there.
+    pub(super) fn carry<F>(
+        &self,
+        stream: TcpStream,
+        serve: impl FnOnce(TcpStream) -> F + Send + 'static,
+    ) -> io::Result<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let least = self
+            .0
+            .carriers
+            .iter()
+            .min_by_key(|carrier| carrier.connections.load(Relaxed));
+        let carrier = least.expect("there is at least one carrier");
+        // Out of this runtime's poll set, into the other's.
+        let stream = stream.into_std()?;
+        carrier.connections.fetch_add(1, Relaxed);
+        let seat = Seat(carrier.connections.clone());
+        let handle = carrier.runtime.spawn(async move {
+            let _seat = seat;
+            // Fails only when the process is out of files, and then the client sees a closed socket.
+            if let Ok(stream) = TcpStream::from_std(stream) {
+                serve(stream).await;
+            }
+        });
+        drop(handle);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn connections_are_spread_evenly_and_stay_on_their_thread() {
+        let carriers = Carriers::start(3).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let mut clients = Vec::new();
+        for _ in 0..6 {
+            clients.push(
+                TcpStream::connect(listener.local_addr().unwrap())
+                    .await
+                    .unwrap(),
+            );
+            let (stream, _) = listener.accept().await.unwrap();
+            let tell = tell.clone();
+            let serve = move |stream: TcpStream| async move {
+                let before = index();
+                tokio::task::yield_now().await;
+                tell.send((before, index())).unwrap();
+                // Keeps its seat until the client leaves.
+                let _ = stream.readable().await;
+            };
+            carriers.carry(stream, serve).unwrap();
+        }
+        let mut counts = [0; 4];
+        for _ in 0..6 {
+            let (before, after) = told.recv().await.unwrap();
+            assert_eq!(before, after);
+            counts[before] += 1;
+        }
+        assert_eq!(counts, [0, 2, 2, 2]);
+        assert_eq!(index(), 0);
+    }
+}

@@ -1,0 +1,234 @@
+//! `config.yaml` says what the code does, and a bad file is told all that is wrong with it.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use warmroute::config::Config;
+use warmroute::config::document::Document;
+use warmroute::config::document::Outside;
+use warmroute::config::document::to_yaml;
+use warmroute::config::parse_workers;
+use warmroute::routing::Policy;
+
+const DOCUMENTED: &str = include_str!("../../config.yaml");
+
+fn minimal(rest: &str) -> String {
+    format!("fleet: {{workers: [{{url: 'http://127.0.0.1:1'}}]}}\n{rest}")
+}
+
+/// The paths of every value, list items without their number.
+fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                paths(value, &format!("{at}.{key}"), found);
+            }
+        }
+        Value::Array(items) if items.iter().any(Value::is_object) => {
+            items
+                .iter()
+                .for_each(|item| paths(item, &format!("{at}[]"), found));
+        }
+        _ => {
+            found.insert(at.to_owned());
+        }
+    }
+}
+
+#[test]
+fn the_documented_values_are_the_defaults() {
+    let mut documented = Config::parse("config.yaml", DOCUMENTED).unwrap();
+    assert_eq!(documented.fleet.workers.len(), 1);
+    assert_eq!(documented.models.len(), 1);
+    let common = documented.routing.clone();
+    let model = documented.models.remove(0);
+    assert_eq!(
+        (
+            model.policy,
+            model.lambda,
+            model.mu,
+            model.holders,
+            model.sampled,
+            model.hash_on,
+            model.bytes_per_token
+        ),
+        (
+            Some(common.policy),
+            Some(common.lambda),
+            Some(common.mu),
+            Some(common.holders),
+            Some(common.sampled),
+            Some(common.hash_on),
+            Some(documented.predicted.bytes_per_token),
+        ),
+    );
+    documented.fleet.workers.clear();
+    assert_eq!(documented, Config::default());
+}
+
+#[test]
+fn every_setting_is_documented() {
+    let outside = Outside {
+        env: &|_| None,
+        read_file: &|_| Ok(String::new()),
+    };
+    let documented: Value = Document::parse("config.yaml", DOCUMENTED.as_bytes(), outside)
+        .read()
+        .unwrap();
+    let used = serde_json::to_value(Config::parse("config.yaml", DOCUMENTED).unwrap()).unwrap();
+    let (mut in_file, mut in_code) = (BTreeSet::new(), BTreeSet::new());
+    paths(&documented, "", &mut in_file);
+    paths(&used, "", &mut in_code);
+    assert_eq!(in_file, in_code);
+    assert!(
+        in_code.contains(".fleet.workers[].api_key")
+            && in_code.contains(".models[].bytes_per_token")
+    );
+}
+
+#[test]
+fn what_check_prints_is_the_same_configuration() {
+    let config = Config::parse("c", &minimal("models: [{name: m, policy: random}]")).unwrap();
+    assert_eq!(
+        Config::parse("c", &to_yaml(&config).unwrap()).unwrap(),
+        config
+    );
+}
+
+#[test]
+fn a_model_has_its_own_weights_and_the_common_ones_else() {
+    let text = minimal(
+        "routing: {lambda: 4.0, policy: least_load}\nmodels: [{name: m, policy: cache_aware, mu: 0.1}]",
+    );
+    let models = Config::parse("c", &text).unwrap().model_settings();
+    let own = &models.named["m"].routing;
+    assert_eq!(
+        (own.policy, own.lambda, own.mu),
+        (Policy::CacheAware, 4.0, 0.1)
+    );
+    assert_eq!(models.common.routing.policy, Policy::LeastLoad);
+}
+
+fn check(text: &str, expected: &[&str]) {
+    let problems = Config::parse("c.yaml", text).unwrap_err().to_string();
+    let lines: Vec<&str> = problems.lines().collect();
+    assert_eq!(lines.len(), expected.len(), "{text}\n{problems}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(
+            line.contains(expected),
+            "{text}\n{line}\n  lacks {expected}"
+        );
+    }
+}
+
+#[test]
+fn each_mistake_has_its_message_with_path_and_line() {
+    check("", &["fleet: has no workers"]);
+    check("api: [", &["c.yaml:1:"]);
+    check(
+        &minimal("polcy: 1"),
+        &["c.yaml:2:1: polcy: unknown key `polcy`"],
+    );
+    check(
+        &minimal("routing:\n  polcy: random"),
+        &["c.yaml:3:3: routing.polcy: unknown key `polcy`; did you mean `policy`?"],
+    );
+    check(&minimal("routing: {policy: warmest}"), &["routing.policy"]);
+    check(
+        &minimal("api: {listen: 8080}"),
+        &["c.yaml:2:15: api.listen"],
+    );
+    check(
+        &minimal("api: {listen: localhost}"),
+        &["api.listen: `localhost` is not an address and port"],
+    );
+    check(
+        &minimal("api: {listen: '127.0.0.1:9090'}\nadmin: {listen: '127.0.0.1:9090'}"),
+        &["admin.listen: is the API's address"],
+    );
+    check(
+        &minimal("relay: {attempts_max: 0}"),
+        &["relay.attempts_max: must be at least 1"],
+    );
+    check(
+        &minimal("relay: {attempts_max: -1}"),
+        &["relay.attempts_max"],
+    );
+    check(
+        &minimal("relay: {retry_statuses: [503, 404]}"),
+        &["relay.retry_statuses[1]: 404 is an answer"],
+    );
+    check(
+        &minimal("routing: {lambda: -1.0}"),
+        &["routing.lambda: must be a number of at least 0"],
+    );
+    check(
+        &minimal("routing: {hash_on: [tenant]}"),
+        &["routing.hash_on[0]: `tenant` is none of"],
+    );
+    check(
+        &minimal("predicted: {block_bytes: 8}"),
+        &["predicted.block_bytes: must be from 16 to 8192"],
+    );
+    check(
+        &minimal("models: [{name: m}, {name: m}]"),
+        &["models[1].name: `m` is listed twice"],
+    );
+    check(&minimal("models: [{policy: random}]"), &["missing"]);
+    check(&minimal("log: {level: 'a=b=c'}"), &["log.level"]);
+    check(
+        "fleet: {workers: [{url: '127.0.0.1:1'}]}",
+        &["fleet.workers[0].url: `127.0.0.1:1`"],
+    );
+    check(
+        "fleet: {workers: [{url: 'https://a'}]}",
+        &["workers are reached over http"],
+    );
+    check(
+        "fleet: {workers: [{url: 'http://a:1'}, {url: 'http://a:1/'}]}",
+        &["fleet.workers[1].url: `a:1` is fleet.workers[0] already"],
+    );
+    check(
+        "fleet: {workers: [{url: 'http://a:1', api_key: '${WARMROUTE_NO_SUCH}'}]}",
+        &["WARMROUTE_NO_SUCH"],
+    );
+    check(
+        "fleet: {workers: [{url: 'http://a:1', api_key: 'file:/no/such/key'}]}",
+        &["/no/such/key"],
+    );
+    check(
+        "fleet: {dns: {name: 'http://a'}}",
+        &["fleet.dns.name: `http://a` must be a name alone"],
+    );
+}
+
+#[test]
+fn all_mistakes_are_told_at_once_in_the_order_of_the_file() {
+    check(
+        "fleet:\n  workers:\n    - url: ftp://a\n    - {url: 'http://b:1', rolle: prefill}\nrouting:\n  lambda: many\nrelay:\n  attempts_max: 0\n",
+        &[
+            "c.yaml:3:12: fleet.workers[0].url",
+            "c.yaml:4:27: fleet.workers[1].rolle",
+            "c.yaml:6:11: routing.lambda",
+            "c.yaml:8:17: relay.attempts_max",
+        ],
+    );
+}
+
+#[test]
+fn a_workers_file_is_read_like_the_configuration() {
+    let members = parse_workers("w.yaml", "workers: [{url: 'http://a:1', name: x}]").unwrap();
+    assert_eq!(
+        (members[0].name.as_str(), members[0].address.as_str()),
+        ("x", "a:1")
+    );
+    let error = parse_workers(
+        "w.yaml",
+        "workers:\n- url: a\n- {url: 'http://b', nam: y}\n",
+    )
+    .unwrap_err();
+    assert!(
+        error.contains("w.yaml:2:8: workers[0].url") && error.contains("w.yaml:3:"),
+        "{error}"
+    );
+}
