@@ -33,12 +33,17 @@ use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::relay::Relay;
 
+/// For the operator's pages that are being sent when the drain is over.
+const ADMIN_DRAIN: Duration = Duration::from_millis(500);
+
 /// A running router.
 #[derive(Debug)]
 pub struct App {
     api: SocketAddr,
     admin: SocketAddr,
     tasks: Tasks,
+    /// The admin listener's, which answers until the drain is over.
+    admin_tasks: Tasks,
     fleet: Arc<registry::Registry>,
     admin_server: Arc<AdminServer>,
     drain_timeout: Duration,
@@ -65,6 +70,7 @@ impl App {
         let (api_address, admin_address) = (api.local_addr()?, admin.local_addr()?);
         let metrics = Registry::default();
         let tasks = Tasks::default();
+        let admin_tasks = Tasks::default();
         let carriers = Carriers::start(config.runtime.threads)?;
         let fleet = registry::Registry::new(
             config.fleet.connections.clone(),
@@ -116,7 +122,7 @@ impl App {
         ));
         let handler = admin_server.clone();
         // Its connections are an operator's few; they are not worth a place among the metrics.
-        tasks.spawn(server::serve(
+        admin_tasks.spawn(server::serve(
             admin,
             server::Settings {
                 connections_max: 64,
@@ -125,13 +131,14 @@ impl App {
             server::Metrics::new(&Registry::default()),
             move |request| handler.clone().handle(request),
             carriers.clone(),
-            tasks.clone(),
+            admin_tasks.clone(),
         ));
         info!(api = %api_address, admin = %admin_address, "listening");
         Ok(Self {
             api: api_address,
             admin: admin_address,
             tasks,
+            admin_tasks,
             fleet,
             admin_server,
             drain_timeout: Duration::from_millis(config.api.drain_timeout_ms),
@@ -163,6 +170,7 @@ impl App {
             0 => info!("drained"),
             left => warn!(left, "the time to drain is over; connections were cut"),
         }
+        self.admin_tasks.drain(ADMIN_DRAIN).await;
     }
 }
 

@@ -91,6 +91,9 @@ impl Breaker {
     /// Lets a request pass, or not. The first one after the pause is the probe.
     pub fn pass(&mut self, now: Instant) -> bool {
         let passes = self.may_pass(now);
+        if self.held_until.is_some_and(|until| now >= until) {
+            self.held_until = None;
+        }
         if passes && self.state != State::Closed {
             self.state = State::Probing;
             self.until = Some(now + self.pause());
@@ -139,7 +142,7 @@ impl Breaker {
 /// A breaker that requests share.
 #[derive(Debug)]
 pub struct SharedBreaker {
-    /// Whether the machine is anything but closed without failures.
+    /// Whether the machine is anything but closed without failures or a pause.
     troubled: AtomicBool,
     machine: Mutex<Breaker>,
 }
@@ -259,6 +262,7 @@ mod tests {
     fn a_worker_that_asked_for_a_pause_gets_it() {
         let (mut breaker, now) = breaker();
         breaker.hold(now + Duration::from_secs(2));
+        breaker.on_success();
         assert!(!breaker.pass(now + Duration::from_secs(1)));
         assert_eq!(breaker.state(), State::Closed);
         assert!(breaker.pass(now + Duration::from_secs(2)));

@@ -69,7 +69,7 @@ impl Metrics {
             forgotten: registry.counters(
                 "warmroute_predicted_forgotten_blocks_total",
                 "Blocks no longer believed to be held, by what made room: the worker's own capacity, \
-                 the router's memory, age, or a worker that is gone.",
+                 the router's memory, age, a worker that is gone, or one that did not take the request.",
                 &["reason"],
             ),
         }
@@ -161,8 +161,14 @@ impl Predicted {
     }
 
     /// Counts a prompt as held by a worker, as of now. `capacity_tokens` is what the engine says it
-    /// holds, 0 if it does not.
-    pub fn record(&self, now: Instant, worker: WorkerId, capacity_tokens: u64, prompt: &[Block]) {
+    /// holds, 0 if it does not. Returns how many blocks counted as held before.
+    pub fn record(
+        &self,
+        now: Instant,
+        worker: WorkerId,
+        capacity_tokens: u64,
+        prompt: &[Block],
+    ) -> usize {
         let tree = self.trees.entry(worker).or_default().clone();
         let used_s = self.seconds(now);
         let capacity_tokens = if capacity_tokens == 0 {
@@ -174,13 +180,15 @@ impl Predicted {
             (self.settings.blocks_max / self.trees.len().max(1) as u64).max(1) as usize;
         let tree = &mut *tree.lock();
         if self.is_fresh(tree, prompt, used_s, capacity_tokens) {
-            return;
+            return prompt.len();
         }
+        let mut held_before = 0;
         // From the end to the start: leaves become the oldest.
         for (place, block) in prompt.iter().enumerate().rev() {
             let used_at = tree.stored_tokens;
             match tree.blocks.to_back(&block.path) {
                 Some(held) => {
+                    held_before = held_before.max(place + 1);
                     held.used_s = used_s;
                     held.used_at = used_at;
                 }
@@ -218,11 +226,20 @@ impl Predicted {
             } else {
                 break;
             };
-            tree.blocks.pop_front();
-            tree.tokens -= u64::from(held.tokens);
-            self.remove_holder(path, worker);
-            self.metrics.blocks.dec();
-            self.metrics.forgotten.with_label_values(&[reason]).inc();
+            self.remove(tree, worker, path, reason);
+        }
+        held_before
+    }
+
+    /// Takes back what a record added, after `held_before` blocks: the worker did not take the request.
+    /// A sibling that counted on the same blocks meanwhile loses them too: colder, not wrong.
+    pub fn retract(&self, worker: WorkerId, prompt: &[Block], held_before: usize) {
+        let Some(tree) = self.trees.get(&worker).map(|tree| tree.clone()) else {
+            return;
+        };
+        let tree = &mut *tree.lock();
+        for block in prompt.get(held_before..).unwrap_or_default() {
+            self.remove(tree, worker, block.path, "retracted");
         }
     }
 
@@ -259,6 +276,15 @@ impl Predicted {
         };
         tree.stored_tokens - held.used_at < capacity_tokens / FRESH
             && u64::from(now_s - held.used_s) <= u64::from(self.settings.age_max_s) / FRESH
+    }
+
+    fn remove(&self, tree: &mut Tree, worker: WorkerId, path: BlockHash, reason: &str) {
+        if let Some(held) = tree.blocks.remove(&path) {
+            tree.tokens -= u64::from(held.tokens);
+            self.remove_holder(path, worker);
+            self.metrics.blocks.dec();
+            self.metrics.forgotten.with_label_values(&[reason]).inc();
+        }
     }
 
     fn remove_holder(&self, path: BlockHash, worker: WorkerId) {

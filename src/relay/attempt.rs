@@ -28,11 +28,6 @@ impl Failure {
             Failure::Refused { .. } => "refused",
         }
     }
-
-    /// Whether the worker's breaker should count it. A worker that says it is busy is well.
-    pub fn blames_worker(self) -> bool {
-        !matches!(self, Failure::Refused { .. })
-    }
 }
 
 #[must_use]
@@ -88,6 +83,11 @@ impl Attempts {
         Step::Retry {
             after: full.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0),
         }
+    }
+
+    /// Whether the last try did.
+    pub fn has_timed_out(&self) -> bool {
+        self.last == Some(Failure::TimedOut)
     }
 
     /// Whether a worker that has failed this request may get it again when there is no other: one
@@ -160,11 +160,5 @@ mod tests {
                 "{failure:?}"
             );
         }
-    }
-
-    #[test]
-    fn a_busy_worker_is_not_a_broken_one() {
-        assert!(!Failure::Refused { retry_after: None }.blames_worker());
-        assert!(Failure::TimedOut.blames_worker());
     }
 }

@@ -80,8 +80,14 @@ impl Meter {
 
     pub(super) fn on_end(&mut self, now: Instant, end: End) {
         self.counted.end(now, self.status, end);
-        if matches!(end, End::Engine | End::Silence) {
-            self.counted.model.judge(self.in_flight.worker(), false);
+        let is_good = match end {
+            // A failure's status has been judged already.
+            End::Complete => (!self.status.is_server_error()).then_some(true),
+            End::Engine | End::Silence => Some(false),
+            End::Client | End::Deadline => None,
+        };
+        if let Some(is_good) = is_good {
+            self.counted.model.judge(self.in_flight.worker(), is_good);
         }
         let Some(usage) = self.usage.take().and_then(|data| usage(&data)) else {
             return;

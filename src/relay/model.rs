@@ -264,8 +264,13 @@ impl Models {
 }
 
 impl ModelState {
-    pub(super) fn ticket(&self) -> u64 {
+    pub(super) fn take_ticket(&self) -> u64 {
         self.tickets.fetch_add(1, Relaxed)
+    }
+
+    /// The ticket that the next request will take.
+    pub(super) fn next_ticket(&self) -> u64 {
+        self.tickets.load(Relaxed)
     }
 
     /// The hash of the first key that a request has.

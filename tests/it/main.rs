@@ -1,2 +1,17 @@
-#![allow(clippy::unwrap_used)]
+//! The router over real sockets, in front of pretend engines.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test that fails should panic where it fails, and its tasks die with its runtime"
+)]
+
+mod architecture;
+mod cli;
+mod client;
+mod cluster;
 mod config;
+mod failures;
+mod proxy;
+mod routing;
+mod stub;

@@ -110,6 +110,21 @@ fn memory_is_shared_by_the_workers() {
 }
 
 #[test]
+fn what_a_worker_did_not_take_is_taken_back() {
+    let index = index(Settings::default());
+    let worker = WorkerId(1);
+    assert_eq!(index.record(index.born, worker, 0, &prompt(&[1, 2])), 0);
+    assert_eq!(
+        index.record(index.born, worker, 0, &prompt(&[1, 2, 3, 4])),
+        2
+    );
+    index.retract(worker, &prompt(&[1, 2, 3, 4]), 2);
+    assert_eq!(index.depth(worker, &prompt(&[1, 2, 3, 4])), 2);
+    assert_eq!(index.size(worker), (2, 20));
+    assert_eq!(index.record(index.born, worker, 0, &prompt(&[1, 2])), 2);
+}
+
+#[test]
 fn a_worker_that_is_gone_leaves_nothing() {
     let index = index(Settings::default());
     index.record(index.born, WorkerId(1), 0, &prompt(&[1, 2]));

@@ -1,0 +1,50 @@
+//! How many retries there may be.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tower::retry::budget::Budget;
+use tower::retry::budget::TpsBudget;
+
+use super::Settings;
+
+/// Retries as a share of requests, so that a fleet in trouble is not sent its requests many times over.
+#[derive(Debug)]
+pub(super) struct RetryBudget {
+    budget: TpsBudget,
+    requests: AtomicU64,
+}
+
+impl RetryBudget {
+    /// The budget takes a lock for each deposit, so requests are put in by the dozen.
+    const BATCH: u64 = 16;
+
+    pub(super) fn new(settings: &Settings) -> Self {
+        let percent = f32::from(u16::try_from(settings.retry_budget_percent).unwrap_or(u16::MAX));
+        let share = (percent / 100.0 * Self::BATCH as f32).min(1_000.0);
+        let budget = TpsBudget::new(
+            Duration::from_secs(10),
+            settings.retry_budget_min_per_s,
+            share,
+        );
+        Self {
+            budget,
+            requests: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn on_request(&self) {
+        if self
+            .requests
+            .fetch_add(1, Relaxed)
+            .is_multiple_of(Self::BATCH)
+        {
+            self.budget.deposit();
+        }
+    }
+
+    pub(super) fn may_retry(&self) -> bool {
+        self.budget.withdraw()
+    }
+}

@@ -1,0 +1,149 @@
+//! From a body's few fields to a worker: the model's group, the prompt's blocks, the decision.
+
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use hyper::HeaderMap;
+use smallvec::SmallVec;
+
+use super::Error;
+use super::Relay;
+use super::model::ModelState;
+use super::view::LiveView;
+use crate::fleet::Group;
+use crate::fleet::Worker;
+use crate::ids::Block;
+use crate::ids::WorkerId;
+use crate::kv;
+use crate::prompt::Api;
+use crate::prompt::Peek;
+use crate::routing;
+use crate::routing::Decision;
+
+/// How long a client should wait where no worker is healthy: about half of what it takes a worker to
+/// be found healthy again.
+pub(super) const NO_WORKER_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+pub(super) type Excluded = SmallVec<[WorkerId; 4]>;
+
+/// A request with all that is needed to choose a worker for it, again if need be.
+pub(super) struct Plan {
+    pub(super) group: Arc<Group>,
+    pub(super) model: Arc<ModelState>,
+    pub(super) request: routing::Request,
+    pub(super) blocks: Vec<Block>,
+    pub(super) is_stream: bool,
+}
+
+impl Relay {
+    pub(super) fn plan(
+        &self,
+        api: Api,
+        headers: &HeaderMap,
+        peek: &Peek<'_>,
+    ) -> Result<Plan, Error> {
+        let snapshot = self.fleet.snapshot();
+        if snapshot.models.is_empty() {
+            // Nobody knows yet what there is; a client should ask again, not give up.
+            return Err(Error::NoWorker {
+                model: peek.model.as_deref().unwrap_or_default().to_owned(),
+                retry_after: NO_WORKER_RETRY_AFTER,
+            });
+        }
+        let known = || {
+            snapshot
+                .models
+                .keys()
+                .map(|model| model.to_string())
+                .collect()
+        };
+        let group = match &peek.model {
+            Some(name) => {
+                snapshot
+                    .models
+                    .get(name.as_ref())
+                    .ok_or_else(|| Error::UnknownModel {
+                        model: name.to_string(),
+                        known: known(),
+                    })?
+            }
+            None => snapshot
+                .only_model()
+                .ok_or_else(|| Error::NoModel { known: known() })?,
+        };
+        let model = self.models.of(&group.model);
+        let tokens = |bytes: u64| (bytes as f64 / model.bytes_per_token) as u32;
+        let blocks = if api.generates() {
+            let start = kv::block::start(&group.model, peek.cache_salt.as_deref());
+            let blocks = peek.prompt.blocks.iter();
+            kv::block::chain(
+                start,
+                blocks.map(|block| (block.hash, tokens(u64::from(block.bytes)))),
+            )
+        } else {
+            Vec::new()
+        };
+        Ok(Plan {
+            request: routing::Request {
+                // Rounding each block down must not make the prompt shorter than its blocks.
+                prompt_tokens: tokens(peek.prompt.bytes)
+                    .max(blocks.last().map_or(0, |block| block.end_tokens)),
+                affinity: model.affinity(headers, peek),
+                ticket: model.next_ticket(),
+                seed: fastrand::u64(..),
+            },
+            is_stream: peek.is_stream,
+            group: group.clone(),
+            model,
+            blocks,
+        })
+    }
+
+    pub(super) fn view<'a>(
+        &'a self,
+        plan: &'a Plan,
+        now: Instant,
+        excluded: &'a [WorkerId],
+        holders_max: usize,
+    ) -> LiveView<'a> {
+        LiveView::new(
+            &plan.group,
+            &self.predicted,
+            &plan.blocks,
+            holders_max,
+            plan.request.seed,
+            now,
+            excluded,
+        )
+    }
+
+    /// A worker for a plan, but for `excluded`; with `may_repeat` one of those where there is no other.
+    pub(super) fn choose(
+        &self,
+        plan: &Plan,
+        now: Instant,
+        excluded: &[WorkerId],
+        may_repeat: bool,
+    ) -> Option<(Decision, Arc<Worker>)> {
+        let mut excluded: Excluded = excluded.into();
+        let holders_max = plan.model.routing.holders as usize;
+        loop {
+            let decide = |excluded: &[WorkerId]| {
+                routing::decide(
+                    &plan.model.routing,
+                    &plan.request,
+                    &self.view(plan, now, excluded, holders_max),
+                )
+            };
+            let decision =
+                decide(&excluded).or_else(|| if may_repeat { decide(&[]) } else { None })?;
+            let worker = &plan.group.workers[decision.place];
+            // Of several requests that see a breaker ready to probe, one gets through.
+            if worker.breaker.pass(now) {
+                return Some((decision, worker.clone()));
+            }
+            excluded.push(worker.id);
+        }
+    }
+}

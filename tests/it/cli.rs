@@ -1,0 +1,136 @@
+//! The command line: what it prints, and the codes it ends with.
+
+use std::process::Command;
+use std::process::Output;
+
+use crate::cluster::Removed;
+
+const GOOD: &str = "fleet:\n  workers:\n    - url: http://127.0.0.1:8000\n      api_key: hush\n";
+
+fn warmroute(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_warmroute"))
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn check(text: &str) -> (Removed, Output) {
+    let file = Removed::new(text);
+    let output = warmroute(&["check", "--config", file.0.to_str().unwrap()]);
+    (file, output)
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn wrong_arguments_are_a_usage_error() {
+    for arguments in [
+        &["nonsense"][..],
+        &["serve"],
+        &["serve", "--config"],
+        &["check", "--nonsense"],
+        &["sim", "--decode-ms", "soon"],
+        &[],
+    ] {
+        let output = warmroute(arguments);
+        assert_eq!(output.status.code(), Some(64), "{arguments:?}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+        assert!(text(&output.stderr).contains("--help"), "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_and_version_go_to_standard_output() {
+    let version = warmroute(&["--version"]);
+    assert_eq!(version.status.code(), Some(0));
+    let expected = format!("warmroute {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(text(&version.stdout), expected);
+    for arguments in [&["--help"][..], &["serve", "--help"], &["sim", "--help"]] {
+        let help = warmroute(arguments);
+        assert_eq!(help.status.code(), Some(0), "{arguments:?}");
+        assert!(text(&help.stdout).contains("Usage: "), "{arguments:?}");
+    }
+    let help = warmroute(&["--help"]);
+    for command in ["serve", "check", "demo", "sim"] {
+        assert!(text(&help.stdout).contains(command), "{command}");
+    }
+}
+
+#[test]
+fn a_bad_configuration_is_told_with_every_line_and_path() {
+    let bad = "fleet:\n  workers:\n    - url: ftp://x\nrelay:\n  attempts_max: 0\n  attemps: 3\nrouting:\n  policy: warmest\n";
+    let (file, output) = check(bad);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(output.stdout.is_empty());
+    let problems = text(&output.stderr);
+    let name = file.0.to_str().unwrap();
+    for (line, path) in [(6, "relay.attemps"), (8, "routing.policy")] {
+        let found = problems.lines().any(|problem| {
+            problem.starts_with(&format!("{name}:{line}:")) && problem.contains(path)
+        });
+        assert!(found, "line {line}, {path}: {problems}");
+    }
+    let served = warmroute(&["serve", "--config", name]);
+    assert_eq!(served.status.code(), Some(78));
+    assert_eq!(text(&served.stderr), problems);
+}
+
+#[test]
+fn values_out_of_range_are_told_together_once_all_can_be_read() {
+    let bad =
+        "fleet:\n  workers:\n    - url: ftp://x\nrelay:\n  attempts_max: 0\nlog:\n  level: '='\n";
+    let (file, output) = check(bad);
+    assert_eq!(output.status.code(), Some(78));
+    let problems = text(&output.stderr);
+    let name = file.0.to_str().unwrap();
+    for (line, path) in [
+        (3, "fleet.workers[0].url"),
+        (5, "relay.attempts_max"),
+        (7, "log.level"),
+    ] {
+        let found = problems.lines().any(|problem| {
+            problem.starts_with(&format!("{name}:{line}:")) && problem.contains(path)
+        });
+        assert!(found, "line {line}, {path}: {problems}");
+    }
+}
+
+#[test]
+fn a_configuration_that_is_not_there_or_empty_is_a_bad_one() {
+    let output = warmroute(&["check", "--config", "/nonexistent/warmroute.yaml"]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(text(&output.stderr).contains("/nonexistent/warmroute.yaml"));
+    let (_file, output) = check("");
+    assert_eq!(output.status.code(), Some(78));
+    assert!(text(&output.stderr).contains("has no workers"));
+}
+
+#[test]
+fn what_check_prints_is_a_configuration_of_the_same_meaning_without_secrets() {
+    let (_file, printed) = check(GOOD);
+    assert_eq!(printed.status.code(), Some(0), "{}", text(&printed.stderr));
+    assert!(!text(&printed.stdout).contains("hush"));
+    let (_file, again) = check(text(&printed.stdout));
+    assert_eq!(again.status.code(), Some(0), "{}", text(&again.stderr));
+    assert_eq!(text(&again.stdout), text(&printed.stdout));
+}
+
+#[test]
+fn a_port_in_use_is_told_with_its_key() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap();
+    let _holds = std::net::TcpListener::bind(taken);
+    for key in ["api", "admin"] {
+        let other = if key == "api" { "admin" } else { "api" };
+        let file = Removed::new(&format!(
+            "{GOOD}{key}:\n  listen: {taken}\n{other}:\n  listen: 127.0.0.1:0\n"
+        ));
+        let output = warmroute(&["serve", "--config", file.0.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(1));
+        let told = text(&output.stderr);
+        assert!(told.contains(&format!("{key}.listen")), "{told}");
+        assert!(told.contains(&taken.to_string()), "{told}");
+    }
+}

@@ -1,0 +1,563 @@
+//! Pretend engines and a router in front of them, in this process or as real ones.
+
+use std::fmt::Write as _;
+use std::io::BufRead;
+use std::io::BufReader;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Child;
+use std::process::Command;
+use std::process::ExitStatus;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use warmroute::app::App;
+use warmroute::config::Config;
+use warmroute::config::document;
+use warmroute::fleet::discovery::Listed;
+use warmroute::sim::fault::Faults;
+use warmroute::sim::worker;
+use warmroute::sim::worker::Settings;
+use warmroute::sim::worker::Stats;
+
+use crate::client;
+use crate::client::Answer;
+use crate::client::Open;
+
+/// The only wait: polls until the condition holds, and gives up after far longer than it can take.
+pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    within(Duration::from_secs(20), what, &mut holds).await;
+}
+
+/// As [`eventually`], for what the router promises within a time.
+pub(crate) async fn within(limit: Duration, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < limit, "not within {limit:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// An engine that computes so fast that tests wait for the router only.
+pub(crate) fn fast() -> Settings {
+    Settings {
+        decode_ms: 1,
+        prefill_tokens_per_second: 1_000_000.try_into().unwrap(),
+        ..Settings::default()
+    }
+}
+
+/// An engine that generates for as long as a test wants it to.
+pub(crate) fn unhurried() -> Settings {
+    Settings {
+        decode_ms: 20,
+        ..fast()
+    }
+}
+
+/// A chat of one message.
+pub(crate) fn chat(text: &str, max_tokens: usize, stream: bool) -> String {
+    serde_json::json!({
+        "model": "sim",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens,
+        "stream": stream,
+    })
+    .to_string()
+}
+
+/// The three APIs that generate, with a body for each. Their prompts have nothing in common.
+pub(crate) fn generating(max_tokens: usize, stream: bool) -> [(&'static str, String); 3] {
+    let text = |of: &str| format!("{of}: once upon a time there was a router. ").repeat(8);
+    let completion = serde_json::json!({
+        "model": "sim", "prompt": text("1"), "max_tokens": max_tokens, "stream": stream});
+    let response = serde_json::json!({
+        "model": "sim", "input": text("2"), "max_output_tokens": max_tokens, "stream": stream});
+    [
+        ("/v1/chat/completions", chat(&text("3"), max_tokens, stream)),
+        ("/v1/completions", completion.to_string()),
+        ("/v1/responses", response.to_string()),
+    ]
+}
+
+/// One pretend engine.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) name: String,
+    pub(crate) address: SocketAddr,
+    process: Process,
+}
+
+#[derive(Debug)]
+enum Process {
+    Here {
+        handle: worker::Handle,
+        task: JoinHandle<()>,
+    },
+    Child(Killed),
+}
+
+/// A child process that does not outlive the test.
+#[derive(Debug)]
+pub(crate) struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Killed {
+    pub(crate) fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.0.id());
+        let status = Command::new("sh").args(["-c", &kill]).status().unwrap();
+        assert!(status.success(), "{kill}");
+    }
+
+    /// The exit status, if it has ended.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().unwrap()
+    }
+}
+
+impl Engine {
+    pub(crate) async fn here(name: &str, settings: Settings) -> Self {
+        Self::try_here(name, settings).await.unwrap()
+    }
+
+    async fn try_here(name: &str, settings: Settings) -> Option<Self> {
+        let worker = worker::bind(settings).await.ok()?;
+        let (address, handle) = (worker.addr(), worker.handle());
+        let task = tokio::spawn(worker.run(std::future::pending()));
+        Some(Self {
+            name: name.to_owned(),
+            address,
+            process: Process::Here { handle, task },
+        })
+    }
+
+    /// A process of its own, which can be killed.
+    pub(crate) fn child(name: &str, settings: &Settings) -> Self {
+        Self::try_child(name, settings).unwrap()
+    }
+
+    fn try_child(name: &str, settings: &Settings) -> Option<Self> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));
+        command
+            .arg("sim")
+            .args(["--listen", &settings.listen.to_string()])
+            .args(["--decode-ms", &settings.decode_ms.to_string()])
+            .args([
+                "--prefill-tokens-per-second",
+                &settings.prefill_tokens_per_second.to_string(),
+            ]);
+        for model in &settings.models {
+            command.args(["--model", model]);
+        }
+        let mut child = Killed(
+            command
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap(),
+        );
+        let mut line = String::new();
+        BufReader::new(child.0.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let address = line.trim().trim_start_matches("listening on http://");
+        Some(Self {
+            name: name.to_owned(),
+            address: address.parse().ok()?,
+            process: Process::Child(child),
+        })
+    }
+
+    pub(crate) async fn stats(&self) -> Stats {
+        match &self.process {
+            Process::Here { handle, .. } => handle.stats(),
+            Process::Child(_) => panic!("only engines in this process are looked into"),
+        }
+    }
+
+    pub(crate) async fn fault(&self, faults: Faults) {
+        match &self.process {
+            Process::Here { handle, .. } => handle.set_faults(faults),
+            Process::Child(_) => {
+                let body = serde_json::to_string(&faults).unwrap();
+                let answer = client::post(self.address, "/fault", body).await;
+                assert_eq!(answer.status, 200);
+            }
+        }
+    }
+
+    /// Prompt tokens that the engine found in its cache, ever.
+    pub(crate) fn cached_tokens(&self) -> u64 {
+        match &self.process {
+            Process::Here { handle, .. } => handle.counters().prefix_hits,
+            Process::Child(_) => panic!("only engines in this process are looked into"),
+        }
+    }
+
+    /// Ends it without a word: SIGKILL for a child, its sockets closed at once for one of ours.
+    pub(crate) async fn kill(&mut self) {
+        match &mut self.process {
+            Process::Here { task, .. } => {
+                task.abort();
+                eventually("its sockets are closed", async || task.is_finished()).await;
+            }
+            Process::Child(child) => {
+                child.0.kill().unwrap();
+                child.0.wait().unwrap();
+            }
+        }
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        match &self.process {
+            Process::Here { .. } => panic!("only children take signals"),
+            Process::Child(child) => child.signal(name),
+        }
+    }
+
+    /// A new process in the place of this one.
+    pub(crate) async fn restart(&mut self, settings: Settings) {
+        self.kill().await;
+        let settings = Settings {
+            listen: self.address,
+            ..settings
+        };
+        let is_here = matches!(self.process, Process::Here { .. });
+        let mut started = None;
+        // Somebody's outgoing connection may have the port for a moment.
+        eventually("the port is free again", async || {
+            started = match is_here {
+                true => Self::try_here(&self.name, settings.clone()).await,
+                false => Self::try_child(&self.name, &settings),
+            };
+            started.is_some()
+        })
+        .await;
+        *self = started.unwrap();
+    }
+
+    pub(crate) fn listed(&self) -> Listed {
+        Listed {
+            url: format!("http://{}", self.address),
+            name: self.name.clone(),
+            ..Listed::default()
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Process::Here { task, .. } = &self.process {
+            task.abort();
+        }
+    }
+}
+
+/// A router, in this process or as a child.
+#[derive(Debug)]
+pub(crate) struct Router {
+    pub(crate) api: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    _app: Option<App>,
+    pub(crate) child: Option<Killed>,
+    log: Arc<Mutex<String>>,
+    _file: Option<Removed>,
+}
+
+/// A file that does not outlive the test.
+#[derive(Debug)]
+pub(crate) struct Removed(pub(crate) PathBuf);
+
+impl Removed {
+    pub(crate) fn new(text: &str) -> Self {
+        let name = format!("warmroute-it-{:016x}.yaml", fastrand::u64(..));
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, text).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Router {
+    pub(crate) async fn here(config: &Config) -> Self {
+        let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let app = App::start(config, listen().await, listen().await).unwrap();
+        Self {
+            api: app.api_address(),
+            admin: app.admin_address(),
+            _app: Some(app),
+            child: None,
+            log: Arc::default(),
+            _file: None,
+        }
+    }
+
+    pub(crate) async fn child(config: &Config) -> Self {
+        let file = Removed::new(&document::to_yaml(config).unwrap());
+        // A thousand connections need more files than a shell allows by default.
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", r#"ulimit -n "$(ulimit -Hn)"; exec "$0" "$@""#])
+            .arg(env!("CARGO_BIN_EXE_warmroute"))
+            .args(["serve", "--config"])
+            .arg(&file.0);
+        let mut child = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
+        let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines();
+        let log: Arc<Mutex<String>> = Arc::default();
+        let kept = log.clone();
+        // Ends with the child.
+        std::thread::spawn(move || {
+            while let Some(Ok(line)) = lines.next() {
+                writeln!(kept.lock(), "{line}").unwrap();
+            }
+        });
+        let mut addresses = None;
+        eventually("the child listens", async || {
+            addresses = log.lock().lines().find_map(listening);
+            addresses.is_some()
+        })
+        .await;
+        let (api, admin) = addresses.unwrap();
+        Self {
+            api,
+            admin,
+            _app: None,
+            child: Some(child),
+            log,
+            _file: Some(file),
+        }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().clone()
+    }
+}
+
+/// The two addresses in a log line, if it is the one that tells of them.
+fn listening(line: &str) -> Option<(SocketAddr, SocketAddr)> {
+    let line: Value = serde_json::from_str(line).ok()?;
+    let fields = &line["fields"];
+    let address = |name: &str| fields[name].as_str()?.parse().ok();
+    (fields["message"] == "listening").then_some(())?;
+    Some((address("api")?, address("admin")?))
+}
+
+/// Quick probes, free ports, logs that a test can read.
+pub(crate) fn config() -> Config {
+    let mut config = Config::default();
+    "127.0.0.1:0".clone_into(&mut config.api.listen);
+    "127.0.0.1:0".clone_into(&mut config.admin.listen);
+    config.fleet.health.interval_ms = 50;
+    config.fleet.file.interval_ms = 20;
+    config.relay.retry_budget_min_per_s = 1_000;
+    config.log.format = warmroute::observe::Format::Json;
+    config
+}
+
+/// Engines with a router in front of them.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    pub(crate) engines: Vec<Engine>,
+    pub(crate) router: Router,
+}
+
+impl Cluster {
+    /// `count` fast engines and a router of default settings, all in this process.
+    pub(crate) async fn fast(count: usize) -> Self {
+        Self::start(vec![fast(); count], |_| {}).await
+    }
+
+    pub(crate) async fn start(engines: Vec<Settings>, change: impl FnOnce(&mut Config)) -> Self {
+        let engines = Self::engines_here(engines).await;
+        let config = Self::config_of(&engines, change);
+        Self::of(engines, Router::here(&config).await).await
+    }
+
+    /// As [`Cluster::start`], with engines that are processes of their own.
+    pub(crate) async fn start_children(
+        engines: Vec<Settings>,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        let engines = Self::engine_children(&engines);
+        let config = Self::config_of(&engines, change);
+        Self::of(engines, Router::here(&config).await).await
+    }
+
+    /// As [`Cluster::start`], with a router that is a process of its own.
+    pub(crate) async fn with_router_child(
+        engines: Vec<Settings>,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        let engines = Self::engines_here(engines).await;
+        let config = Self::config_of(&engines, change);
+        Self::of(engines, Router::child(&config).await).await
+    }
+
+    /// Everything is a process of its own.
+    pub(crate) async fn all_children(engines: Vec<Settings>) -> Self {
+        let engines = Self::engine_children(&engines);
+        let config = Self::config_of(&engines, |_| {});
+        Self::of(engines, Router::child(&config).await).await
+    }
+
+    async fn engines_here(settings: Vec<Settings>) -> Vec<Engine> {
+        let mut engines = Vec::new();
+        for (place, settings) in settings.into_iter().enumerate() {
+            engines.push(Engine::here(&format!("w{place}"), settings).await);
+        }
+        engines
+    }
+
+    fn engine_children(settings: &[Settings]) -> Vec<Engine> {
+        let child = |(place, settings)| Engine::child(&format!("w{place}"), settings);
+        settings.iter().enumerate().map(child).collect()
+    }
+
+    fn config_of(engines: &[Engine], change: impl FnOnce(&mut Config)) -> Config {
+        let mut config = config();
+        config.fleet.workers = engines.iter().map(Engine::listed).collect();
+        change(&mut config);
+        config
+    }
+
+    async fn of(engines: Vec<Engine>, router: Router) -> Self {
+        let cluster = Self { engines, router };
+        cluster.all_up().await;
+        cluster
+    }
+
+    /// Waits until every engine can take requests.
+    pub(crate) async fn all_up(&self) {
+        for engine in &self.engines {
+            self.is_worker(&engine.name, "health", "up").await;
+        }
+    }
+
+    /// Waits until a worker's row of `/fleet` says so.
+    pub(crate) async fn is_worker(&self, name: &str, field: &str, value: impl Into<Value>) {
+        let value = value.into();
+        eventually(&format!("{name}: {field} is {value}"), async || {
+            self.worker(name).await[field] == value
+        })
+        .await;
+    }
+
+    /// A worker's row of `/fleet`; null if there is none.
+    pub(crate) async fn worker(&self, name: &str) -> Value {
+        let fleet = self.admin("/fleet").await.json();
+        let mut rows = fleet["workers"].as_array().unwrap().iter();
+        rows.find(|row| row["name"] == name)
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    pub(crate) async fn admin(&self, path: &str) -> Answer {
+        client::get(self.router.admin, path).await
+    }
+
+    pub(crate) async fn post_admin(&self, path: &str, body: &str) -> Answer {
+        client::post(self.router.admin, path, body.to_owned()).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: impl Into<bytes::Bytes>) -> Answer {
+        client::post(self.router.api, path, body).await
+    }
+
+    /// A POST that asks for the decision, and the worker it names.
+    pub(crate) async fn post_decided(&self, path: &str, body: &str) -> (Answer, Decided) {
+        let headers = [("x-warmroute-decision", "1")];
+        let answer = client::send(self.router.api, "POST", path, &headers, body.to_owned()).await;
+        let decided = Decided::of(answer.header("x-warmroute-decision"));
+        (answer, decided)
+    }
+
+    pub(crate) async fn open(&self, path: &str, body: &str) -> Open {
+        client::open(self.router.api, "POST", path, &[], body.to_owned()).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        client::get(self.router.api, path).await
+    }
+
+    /// The sum of a metric's samples whose line has all of `labels`.
+    pub(crate) async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let page = self.admin("/metrics").await;
+        let lines = page.text().lines().filter(|line| {
+            let named = line.strip_prefix(name);
+            named.is_some_and(|rest| rest.starts_with(['{', ' ']))
+                && labels.iter().all(|label| line.contains(label))
+        });
+        let value = |line: &str| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
+        lines.map(value).sum()
+    }
+
+    pub(crate) async fn requests(&self) -> Vec<u64> {
+        let mut counts = Vec::new();
+        for engine in &self.engines {
+            counts.push(engine.generated().await);
+        }
+        counts
+    }
+}
+
+impl Engine {
+    /// Requests for model work, whatever became of them. Probes are not counted.
+    pub(crate) async fn generated(&self) -> u64 {
+        let stats = self.stats().await;
+        stats.finished + stats.aborted + stats.refused + stats.running
+    }
+
+    /// The last POST that it was sent.
+    pub(crate) async fn last_post(&self) -> worker::Arrival {
+        let stats = self.stats().await;
+        let mut posts = stats.last.into_iter().rev();
+        posts
+            .find(|arrival| arrival.method == "POST")
+            .expect("a POST has arrived")
+    }
+}
+
+/// What `x-warmroute-decision` says.
+#[derive(Debug)]
+pub(crate) struct Decided {
+    pub(crate) worker: String,
+    pub(crate) reason: String,
+    pub(crate) cached_tokens: u64,
+    pub(crate) tries: u32,
+}
+
+impl Decided {
+    fn of(header: &str) -> Self {
+        let field = |name: &str| {
+            let mut pairs = header.split("; ").filter_map(|pair| pair.split_once('='));
+            let found = pairs.find(|(key, _)| *key == name);
+            found.map_or_else(
+                || panic!("no {name} in {header:?}"),
+                |(_, value)| value.to_owned(),
+            )
+        };
+        Self {
+            worker: field("worker"),
+            reason: field("reason"),
+            cached_tokens: field("cached_tokens").parse().unwrap(),
+            tries: field("tries").parse().unwrap(),
+        }
+    }
+}

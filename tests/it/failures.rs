@@ -1,0 +1,1124 @@
+//! What clients see when engines, clients or the router itself stop half-way.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use serde_json::json;
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use warmroute::config::Config;
+use warmroute::routing::Policy;
+use warmroute::sim::fault::Faults;
+use warmroute::sim::worker::Settings;
+
+use crate::client;
+use crate::client::HANG;
+use crate::cluster::Cluster;
+use crate::cluster::Engine;
+use crate::cluster::Removed;
+use crate::cluster::Router;
+use crate::cluster::chat;
+use crate::cluster::config;
+use crate::cluster::eventually;
+use crate::cluster::fast;
+use crate::cluster::generating;
+use crate::cluster::unhurried;
+use crate::cluster::within;
+use crate::stub::Stub;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Every kind of request: path, body, whether it streams.
+fn kinds(max_tokens: usize) -> Vec<(&'static str, String, bool)> {
+    let of = |stream: bool| {
+        generating(max_tokens, stream)
+            .into_iter()
+            .map(move |(path, body)| (path, body, stream))
+    };
+    let embedding = json!({"model": "sim", "input": ["x", "y"]}).to_string();
+    let one = ("/v1/embeddings", embedding, false);
+    of(false).chain(of(true)).chain([one]).collect()
+}
+
+/// Turns, so that a broken worker gets its share; time-outs that a test can wait for.
+fn by_turns(config: &mut Config) {
+    config.routing.policy = Policy::RoundRobin;
+    config.relay.first_byte_timeout_ms = 700;
+    config.relay.answer_timeout_ms = 700;
+    config.fleet.breaker.failures = 1_000;
+}
+
+/// An engine is gone for longer than a test takes before the probes notice.
+fn unnoticed(config: &mut Config) {
+    config.fleet.health.interval_ms = 600_000;
+}
+
+fn refuse(status: u16) -> Faults {
+    Faults {
+        refuse: Some(status),
+        ..Faults::default()
+    }
+}
+
+fn hang() -> Faults {
+    Faults {
+        hang: true,
+        ..Faults::default()
+    }
+}
+
+/// The events of a stream: name, and data as JSON (null for `[DONE]`).
+fn events(text: &str) -> Vec<(String, Value)> {
+    let event = |block: &str| {
+        let field = |name: &str| {
+            let mut lines = block.lines();
+            lines.find_map(|line| line.strip_prefix(name).map(str::to_owned))
+        };
+        let data = field("data: ").unwrap_or_else(|| panic!("no data in {block:?}"));
+        let data = match data.as_str() {
+            "[DONE]" => Value::Null,
+            data => serde_json::from_str(data).unwrap(),
+        };
+        (field("event: ").unwrap_or_default(), data)
+    };
+    let blocks = text.split("\n\n").filter(|block| !block.is_empty());
+    blocks.map(event).collect()
+}
+
+/// A stream that broke off in the middle: what came is kept, and its end says what happened.
+fn ends_with_an_error(path: &str, text: &str) {
+    let events = events(text);
+    assert!(text.ends_with("data: [DONE]\n\n"), "{path}: {text}");
+    let (name, last) = &events[events.len() - 2];
+    assert!(events.len() > 2, "{path}: {text}");
+    if path == "/v1/responses" {
+        assert_eq!(name, "response.failed", "{text}");
+        assert_eq!(last["response"]["status"], "failed");
+        assert_eq!(last["response"]["error"]["code"], "server_error");
+        let created = &events[0].1["response"]["id"];
+        assert_eq!(&last["response"]["id"], created);
+        for (place, (_, data)) in events[..events.len() - 1].iter().enumerate() {
+            assert_eq!(data["sequence_number"], place, "{text}");
+        }
+    } else {
+        assert_eq!(last["error"]["type"], "server_error", "{text}");
+        assert_eq!(last["error"]["code"], "engine_stream_broken", "{text}");
+    }
+}
+
+#[tokio::test]
+async fn what_fails_before_the_first_byte_is_tried_elsewhere() {
+    for (name, fault) in [
+        ("refuses", Some(refuse(503))),
+        ("bad gateway", Some(refuse(502))),
+        ("hangs", Some(hang())),
+        ("is gone", None),
+    ] {
+        let mut cluster = Cluster::start(vec![fast(); 2], |config| {
+            by_turns(config);
+            unnoticed(config);
+        })
+        .await;
+        match fault {
+            Some(fault) => cluster.engines[0].fault(fault).await,
+            None => cluster.engines[0].kill().await,
+        }
+        for (path, body, stream) in kinds(3) {
+            let mut tries = Vec::new();
+            for _ in 0..2 {
+                let (answer, decided) = cluster.post_decided(path, &body).await;
+                assert_eq!(answer.status, 200, "{name}, {path}, stream {stream}");
+                assert_eq!(decided.worker, "w1", "{name}, {path}, stream {stream}");
+                assert!(!answer.text().contains("\"error\":{"), "{}", answer.text());
+                tries.push(decided.tries);
+            }
+            tries.sort_unstable();
+            assert_eq!(tries, [1, 2], "{name}, {path}, stream {stream}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_fails_everywhere_is_told_as_what_it_is() {
+    for (name, fault, status, code) in [
+        ("refuses", Some(refuse(503)), 503, None),
+        ("is broken", Some(refuse(500)), 500, None),
+        ("is busy", Some(refuse(429)), 429, None),
+        ("hangs", Some(hang()), 504, Some("engine_timeout")),
+        ("is gone", None, 502, Some("engine_unreachable")),
+    ] {
+        let mut cluster = Cluster::start(vec![fast()], |config| {
+            by_turns(config);
+            unnoticed(config);
+            config.relay.first_byte_timeout_ms = 200;
+            config.relay.answer_timeout_ms = 200;
+        })
+        .await;
+        match fault {
+            Some(fault) => cluster.engines[0].fault(fault).await,
+            None => cluster.engines[0].kill().await,
+        }
+        for (path, body, stream) in kinds(3) {
+            let answer = cluster.post(path, body.clone()).await;
+            let told = answer.text();
+            assert_eq!(
+                answer.status, status,
+                "{name}, {path}, stream {stream}: {told}"
+            );
+            match code {
+                Some(code) => assert_eq!(answer.code(), code, "{name}, {path}"),
+                None => {
+                    let engine = cluster.engines[0].address;
+                    let direct = client::post(engine, path, body).await;
+                    assert_eq!(answer.body, direct.body, "{name}, {path}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_off_ends_with_an_error_and_not_in_a_hang() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.relay.stream_idle_timeout_ms = 300;
+        config.fleet.breaker.failures = 1_000;
+    })
+    .await;
+    let after = Some(3);
+    let cut = Faults {
+        cut_after_tokens: after,
+        ..Faults::default()
+    };
+    let stall = Faults {
+        stall_after_tokens: after,
+        ..Faults::default()
+    };
+    let mut breaks = 0.0;
+    for fault in [cut, stall] {
+        cluster.engines[0].fault(fault.clone()).await;
+        for (path, body) in generating(50, true) {
+            let mut open = cluster.open(path, &body).await;
+            assert_eq!(open.status, 200);
+            let (text, whole) = open.rest().await;
+            assert!(whole, "{path}, {fault:?}: {text}");
+            ends_with_an_error(path, &text);
+            breaks += 1.0;
+            eventually("the engine was let go", async || {
+                cluster.engines[0].stats().await.running == 0
+            })
+            .await;
+        }
+    }
+    let ends = "warmroute_answer_ends_total";
+    let broken = cluster.metric(ends, &["end=\"engine_broke_off\""]).await;
+    let silent = cluster.metric(ends, &["end=\"engine_silent\""]).await;
+    assert_eq!((broken, silent), (breaks / 2.0, breaks / 2.0));
+    cluster.is_worker("w0", "requests", 0).await;
+}
+
+#[tokio::test]
+async fn an_engines_own_error_in_a_stream_passes_as_it_is() {
+    let cluster = Cluster::fast(1).await;
+    let fault = Faults {
+        error_after_tokens: Some(2),
+        ..Faults::default()
+    };
+    cluster.engines[0].fault(fault).await;
+    for (path, body) in &generating(50, true)[..2] {
+        let answer = cluster.post(path, body.clone()).await;
+        assert!(
+            answer.text().contains("EngineCore encountered"),
+            "{}",
+            answer.text()
+        );
+        assert_eq!(answer.text().matches("[DONE]").count(), 1);
+        assert_eq!(answer.text().matches("\"error\":{").count(), 1);
+    }
+    let (path, body) = &generating(50, false)[0];
+    let answer = cluster.post(path, body.clone()).await;
+    assert_eq!(answer.status, 500);
+    assert!(
+        answer.text().contains("EngineCore encountered"),
+        "{}",
+        answer.text()
+    );
+}
+
+#[tokio::test]
+async fn a_worker_killed_in_mid_stream_ends_its_streams_with_an_error() {
+    let mut cluster = Cluster::start_children(vec![unhurried()], |_| {}).await;
+    let mut open = Vec::new();
+    for (path, body) in generating(3_000, true) {
+        let mut stream = cluster.open(path, &body).await;
+        let mut begun = stream.until("\n\n").await;
+        for _ in 0..3 {
+            begun += &stream.until("\n\n").await;
+        }
+        open.push((path, stream, begun));
+    }
+    cluster.engines[0].kill().await;
+    for (path, mut stream, begun) in open {
+        let (rest, whole) = stream.rest().await;
+        assert!(whole, "{path}: {rest}");
+        ends_with_an_error(path, &(begun + &rest));
+    }
+}
+
+#[tokio::test]
+async fn a_worker_killed_before_the_first_byte_costs_a_retry_and_not_the_answer() {
+    let mut cluster = Cluster::start_children(vec![fast(); 2], |config| {
+        config.routing.policy = Policy::RoundRobin;
+    })
+    .await;
+    let slow = Faults {
+        slow_first_ms: 600_000,
+        ..Faults::default()
+    };
+    cluster.engines[0].fault(slow).await;
+    let api = cluster.router.api;
+    let mut running = Vec::new();
+    // Twice, so that each kind has a turn on each worker.
+    for (path, body, stream) in kinds(3).into_iter().chain(kinds(3)) {
+        let asked = tokio::spawn(async move { client::post(api, path, body).await });
+        running.push((path, stream, asked));
+        // One after the other, or turns would be taken in any order.
+        let total = running.len();
+        eventually("it is on a worker", async || {
+            let mut sent = 0;
+            for name in ["w0", "w1"] {
+                sent += cluster.worker(name).await["requests_total"]
+                    .as_u64()
+                    .unwrap();
+            }
+            sent == total as u64
+        })
+        .await;
+    }
+    let stuck = running.len() / 2;
+    cluster.is_worker("w0", "requests", stuck).await;
+    cluster.is_worker("w1", "requests", 0).await;
+    cluster.engines[0].kill().await;
+    for (path, stream, asked) in running {
+        let answer = asked.await.unwrap();
+        let told = answer.text();
+        assert_eq!(answer.status, 200, "{path}, stream {stream}: {told}");
+        assert!(!told.contains("\"error\":{"), "{told}");
+    }
+    let broken = ["reason=\"broken\""];
+    let retries = cluster.metric("warmroute_retries_total", &broken).await;
+    assert!(retries > 0.0 && retries <= stuck as f64, "{retries}");
+}
+
+#[tokio::test]
+async fn a_stopped_process_is_left_for_another_one() {
+    let cluster = Cluster::start_children(vec![fast(); 2], by_turns).await;
+    cluster.engines[0].signal("STOP");
+    let mut tries = Vec::new();
+    for _ in 0..2 {
+        let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 2, false)).await;
+        assert_eq!((answer.status, decided.worker.as_str()), (200, "w1"));
+        tries.push(decided.tries);
+    }
+    tries.sort_unstable();
+    assert_eq!(tries, [1, 2]);
+    let timed_out = ["reason=\"timed_out\""];
+    assert_eq!(
+        cluster.metric("warmroute_retries_total", &timed_out).await,
+        1.0
+    );
+    cluster.engines[0].signal("CONT");
+}
+
+#[tokio::test]
+async fn connections_that_engines_close_while_idle_cost_nobody_anything() {
+    let cluster = Cluster::fast(2).await;
+    let fault = Faults {
+        close_idle: true,
+        ..Faults::default()
+    };
+    for engine in &cluster.engines {
+        engine.fault(fault.clone()).await;
+    }
+    for n in 0..200 {
+        let stream = n % 3 == 0;
+        let answer = cluster
+            .post(CHAT, chat(&format!("question {n}"), 2, stream))
+            .await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(answer.text().contains("[DONE]"), stream);
+        assert!(!answer.text().contains("\"error\":{"), "{}", answer.text());
+    }
+    assert_eq!(cluster.metric("warmroute_retries_total", &[]).await, 0.0);
+    assert_eq!(
+        cluster.metric("warmroute_breaker_changes_total", &[]).await,
+        0.0
+    );
+}
+
+#[tokio::test]
+async fn a_connection_that_closes_under_a_request_costs_nobody_anything() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n";
+    let stub = Stub::once(format!("{head}{{}}")).await;
+    let router = stub.router(|_| {}).await;
+    for n in 0..50 {
+        let answer = client::post(router.api, CHAT, chat("x", 1, false)).await;
+        assert_eq!((answer.status, answer.text()), (200, "{}"), "{n}");
+    }
+    let page = client::get(router.admin, "/metrics").await;
+    assert!(
+        !page.text().contains("warmroute_retries_total{"),
+        "{}",
+        page.text()
+    );
+    assert!(!page.text().contains("warmroute_breaker_changes_total{"));
+}
+
+#[tokio::test]
+async fn a_breaker_opens_after_failures_and_closes_once_the_worker_answers_again() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.fleet.breaker.failures = 3;
+        config.fleet.breaker.open_ms = 3_000;
+    })
+    .await;
+    cluster.engines[0].fault(refuse(500)).await;
+    for n in 1..=3 {
+        assert_eq!(cluster.worker("w0").await["breaker"], "closed", "{n}");
+        assert_eq!(cluster.post(CHAT, chat("x", 1, false)).await.status, 500);
+    }
+    assert_eq!(cluster.worker("w0").await["breaker"], "open");
+    assert_eq!(
+        cluster.metric("warmroute_worker_breaker_open", &[]).await,
+        1.0
+    );
+    let refused = cluster.post(CHAT, chat("x", 1, false)).await;
+    assert_eq!(
+        (refused.status, refused.code()),
+        (503, "no_healthy_worker".to_owned())
+    );
+    assert!(!refused.header("retry-after").is_empty());
+
+    cluster.engines[0].fault(Faults::default()).await;
+    eventually("the breaker lets a request try", async || {
+        cluster.post(CHAT, chat("x", 1, false)).await.status == 200
+    })
+    .await;
+    assert_eq!(cluster.worker("w0").await["breaker"], "closed");
+    let changes = "warmroute_breaker_changes_total";
+    assert_eq!(
+        cluster
+            .metric(changes, &["to=\"open\"", "worker=\"w0\""])
+            .await,
+        1.0
+    );
+    assert_eq!(
+        cluster
+            .metric(changes, &["to=\"closed\"", "worker=\"w0\""])
+            .await,
+        1.0
+    );
+    assert_eq!(
+        cluster.metric("warmroute_worker_breaker_open", &[]).await,
+        0.0
+    );
+}
+
+#[tokio::test]
+async fn a_request_that_tries_a_worker_again_counts_as_one_failure() {
+    let mut cluster = Cluster::start(vec![fast()], |config| {
+        unnoticed(config);
+        config.fleet.breaker.failures = 3;
+        config.fleet.breaker.open_ms = 600_000;
+    })
+    .await;
+    cluster.engines[0].kill().await;
+    for n in 1..=3 {
+        let answer = cluster.post(CHAT, chat("x", 1, false)).await;
+        assert_eq!(answer.status, 502, "request {n}");
+        // The third request's first try opens the breaker.
+        let (tries, expected) = if n < 3 { (3, "closed") } else { (1, "open") };
+        let told = format!("in {tries} tries");
+        assert!(answer.text().contains(&told), "{}", answer.text());
+        assert_eq!(
+            cluster.worker("w0").await["breaker"],
+            expected,
+            "request {n}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_worker_whose_streams_keep_breaking_off_is_left_alone() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.fleet.breaker.failures = 3;
+        config.fleet.breaker.open_ms = 600_000;
+    })
+    .await;
+    let cut = Faults {
+        cut_after_tokens: Some(2),
+        ..Faults::default()
+    };
+    cluster.engines[0].fault(cut).await;
+    for _ in 0..3 {
+        let answer = cluster.post(CHAT, chat("x", 9, true)).await;
+        assert_eq!(answer.status, 200);
+        ends_with_an_error(CHAT, answer.text());
+    }
+    cluster.is_worker("w0", "breaker", "open").await;
+}
+
+#[tokio::test]
+async fn a_busy_worker_gets_the_pause_that_it_asked_for() {
+    let cluster = Cluster::start(vec![fast(); 2], by_turns).await;
+    let busy = Faults {
+        retry_after: Some(25),
+        ..refuse(503)
+    };
+    cluster.engines[0].fault(busy).await;
+    for n in 0..6 {
+        let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
+        assert_eq!((answer.status, decided.worker.as_str()), (200, "w1"), "{n}");
+    }
+    assert_eq!(cluster.engines[0].stats().await.refused, 1);
+    assert_eq!(cluster.worker("w0").await["breaker"], "closed");
+
+    let busy = Faults {
+        retry_after: Some(25),
+        ..refuse(503)
+    };
+    cluster.engines[1].fault(busy).await;
+    let answer = cluster.post(CHAT, chat("x", 1, false)).await;
+    assert_eq!((answer.status, answer.header("retry-after")), (503, "25"));
+}
+
+#[tokio::test]
+async fn a_pause_lasts_whatever_else_the_worker_finishes() {
+    let cluster = Cluster::start(vec![unhurried(); 2], by_turns).await;
+    // One on each worker.
+    let running = streams(&cluster, 2, 30).await;
+    let busy = Faults {
+        retry_after: Some(25),
+        ..refuse(503)
+    };
+    cluster.engines[0].fault(busy).await;
+    for _ in 0..2 {
+        let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
+        assert_eq!((answer.status, decided.worker.as_str()), (200, "w1"));
+    }
+    for mut stream in running {
+        assert!(stream.rest().await.1);
+    }
+    cluster.is_worker("w0", "requests", 0).await;
+    for _ in 0..4 {
+        let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
+        assert_eq!((answer.status, decided.tries), (200, 1));
+        assert_eq!(decided.worker, "w1");
+    }
+    assert_eq!(cluster.engines[0].stats().await.refused, 1);
+}
+
+#[tokio::test]
+async fn an_engine_hears_at_once_that_a_client_left() {
+    let cluster = Cluster::start(vec![unhurried()], |_| {}).await;
+    let engine = &cluster.engines[0];
+    let mut aborted = 0;
+    for (path, body, stream) in kinds(3_000) {
+        if path == "/v1/embeddings" {
+            continue;
+        }
+        let api = cluster.router.api;
+        if stream {
+            let mut open = cluster.open(path, &body).await;
+            open.until("\n\n").await;
+        } else {
+            let asked = tokio::spawn(async move { client::post(api, path, body).await });
+            eventually("the engine computes", async || {
+                engine.stats().await.running == 1
+            })
+            .await;
+            asked.abort();
+        }
+        aborted += 1;
+        within(
+            Duration::from_secs(1),
+            &format!("{path} was aborted"),
+            async || engine.stats().await.aborted == aborted,
+        )
+        .await;
+    }
+    let slow = Faults {
+        slow_first_ms: 600_000,
+        ..Faults::default()
+    };
+    engine.fault(slow).await;
+    for (path, body, stream) in kinds(3) {
+        let api = cluster.router.api;
+        let asked = tokio::spawn(async move { client::post(api, path, body).await });
+        eventually("the engine has it", async || {
+            engine.stats().await.running == 1
+        })
+        .await;
+        asked.abort();
+        aborted += 1;
+        let what = format!("{path}, stream {stream}, was aborted before its first byte");
+        within(Duration::from_secs(1), &what, async || {
+            engine.stats().await.aborted == aborted
+        })
+        .await;
+    }
+    let left = "end=\"client_left\"";
+    eventually("all are counted", async || {
+        cluster.metric("warmroute_answer_ends_total", &[left]).await == aborted as f64
+    })
+    .await;
+    cluster.is_worker("w0", "requests", 0).await;
+    assert_eq!(
+        cluster.metric("warmroute_breaker_changes_total", &[]).await,
+        0.0
+    );
+}
+
+#[tokio::test]
+async fn an_engine_hears_that_an_http2_client_gave_up() {
+    let cluster = Cluster::start(vec![unhurried()], |_| {}).await;
+    let engine = &cluster.engines[0];
+    let api = cluster.router.api;
+    for stream in [false, true] {
+        let body = chat("x", 3_000, stream);
+        let before = engine.stats().await.aborted;
+        let asked = tokio::spawn(async move { client::http2(api, CHAT, vec![body]).await });
+        eventually("the engine computes", async || {
+            engine.stats().await.running == 1
+        })
+        .await;
+        asked.abort();
+        within(Duration::from_secs(1), "it was aborted", async || {
+            engine.stats().await.aborted == before + 1
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_holds_up_its_engine_and_nobody_else() {
+    let stub = Stub::endless().await;
+    let router = stub.router(|_| {}).await;
+    let body = chat("x", 1, true);
+    let request = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut lazy = TcpStream::connect(router.api).await.unwrap();
+    lazy.write_all(request.as_bytes()).await.unwrap();
+    let mut last = 0;
+    let mut same = 0;
+    eventually("the engine is held up", async || {
+        let now = stub.taken();
+        same = if now == last && now > 0 { same + 1 } else { 0 };
+        last = now;
+        same > 40
+    })
+    .await;
+    // What the kernel's buffers of two connections take, which is not the router's memory.
+    let held = stub.taken();
+    assert!(held < 64 << 20, "{held} bytes taken");
+
+    // Somebody who reads gets more than that, from the same engine, meanwhile.
+    let mut eager = client::open(router.api, "POST", CHAT, &[], body).await;
+    let mut got = 0;
+    while got < 4 << 20 {
+        got += eager.next().await.unwrap().unwrap().len();
+    }
+    drop(eager);
+    eventually("the engine was told", async || stub.open() == 1).await;
+
+    let mut answer = vec![0; 1 << 20];
+    let mut read = 0;
+    while read < held as usize + (1 << 20) {
+        let next = tokio::time::timeout(HANG, lazy.read(&mut answer)).await;
+        read += next.unwrap().unwrap();
+    }
+    drop(lazy);
+    eventually("the engine was told", async || stub.open() == 0).await;
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_for_too_long_is_cut_off() {
+    let stub = Stub::endless().await;
+    let router = stub
+        .router(|config| config.api.connections.send_timeout_ms = 300)
+        .await;
+    let open = client::open(router.api, "POST", CHAT, &[], chat("x", 1, true)).await;
+    let lazy = TcpStream::connect(router.api).await.unwrap();
+    let body = chat("x", 1, true);
+    let request = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    drop(open);
+    let mut lazy = lazy;
+    lazy.write_all(request.as_bytes()).await.unwrap();
+    eventually("it began", async || stub.taken() > 0).await;
+    eventually("the connection was cut", async || stub.open() == 0).await;
+    let page = client::get(router.admin, "/metrics").await;
+    let line = "warmroute_connections_closed_total{limit=\"send\"} 1";
+    assert!(page.text().contains(line), "{}", page.text());
+}
+
+#[tokio::test]
+async fn a_slow_engine_is_waited_for() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        // The time-out between pieces is not the one for the first.
+        config.relay.stream_idle_timeout_ms = 250;
+    })
+    .await;
+    let slow = Faults {
+        slow_first_ms: 600,
+        ..Faults::default()
+    };
+    cluster.engines[0].fault(slow).await;
+    for (path, body, stream) in kinds(3) {
+        let (answer, decided) = cluster.post_decided(path, &body).await;
+        assert_eq!(
+            (answer.status, decided.tries),
+            (200, 1),
+            "{path}, stream {stream}"
+        );
+        assert!(!answer.text().contains("\"error\":{"), "{}", answer.text());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_streams_at_a_time_all_complete() {
+    let roomy = Settings {
+        running_max: 300.try_into().unwrap(),
+        ..unhurried()
+    };
+    let cluster = Cluster::all_children(vec![roomy; 4]).await;
+    let bodies = (0..1_000).map(|n| chat(&format!("{n}: a question of its own"), 20, true));
+    let answers = client::http2(cluster.router.api, CHAT, bodies.collect()).await;
+    assert_eq!(answers.len(), 1_000);
+    for (status, text) in answers {
+        assert_eq!(status, 200, "{text}");
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+        assert!(!text.contains("\"error\":{"), "{text}");
+        assert_eq!(text.matches("data: ").count(), 22, "{text}");
+    }
+    for engine in &cluster.engines {
+        cluster.is_worker(&engine.name, "requests", 0).await;
+    }
+    let good = ["status=\"200\"", "api=\"chat\""];
+    assert_eq!(
+        cluster.metric("warmroute_requests_total", &good).await,
+        1_000.0
+    );
+}
+
+/// Streams of which the first event has come.
+async fn streams(cluster: &Cluster, count: usize, tokens: usize) -> Vec<client::Open> {
+    let mut open = Vec::new();
+    for n in 0..count {
+        let mut stream = cluster
+            .open(CHAT, &chat(&format!("{n}"), tokens, true))
+            .await;
+        stream.until("\n\n").await;
+        open.push(stream);
+    }
+    open
+}
+
+#[tokio::test]
+async fn a_router_that_is_told_to_stop_finishes_what_it_has() {
+    for by_signal in [true, false] {
+        let mut cluster = Cluster::with_router_child(vec![unhurried(); 2], |_| {}).await;
+        let open = streams(&cluster, 50, 150).await;
+        if by_signal {
+            cluster.router.child.as_ref().unwrap().signal("TERM");
+        } else {
+            assert_eq!(cluster.post_admin("/drain", "").await.status, 202);
+        }
+        let api = cluster.router.api;
+        eventually("new connections are refused", async || {
+            TcpStream::connect(api).await.is_err()
+        })
+        .await;
+        let ready = cluster.admin("/readyz").await;
+        assert_eq!((ready.status, ready.text()), (503, "draining\n"));
+        assert_eq!(cluster.admin("/healthz").await.status, 200);
+        let in_flight = cluster.metric("warmroute_requests_in_flight", &[]).await;
+        assert_eq!(in_flight, open.len() as f64, "streams are running still");
+        for mut stream in open {
+            let (text, whole) = stream.rest().await;
+            assert!(whole && text.ends_with("data: [DONE]\n\n"), "{text}");
+            assert!(!text.contains("\"error\":{"), "{text}");
+        }
+        let child = cluster.router.child.as_mut().unwrap();
+        let mut status = None;
+        eventually("the router ends", async || {
+            status = child.ended();
+            status.is_some()
+        })
+        .await;
+        assert_eq!(status.unwrap().code(), Some(0), "{}", cluster.router.log());
+    }
+}
+
+#[tokio::test]
+async fn a_drain_lets_http2_streams_finish() {
+    let mut cluster = Cluster::with_router_child(vec![unhurried()], |_| {}).await;
+    let api = cluster.router.api;
+    let bodies = (0..20).map(|n| chat(&format!("{n}"), 50, true)).collect();
+    let asked = tokio::spawn(async move { client::http2(api, CHAT, bodies).await });
+    eventually("all run", async || {
+        cluster.engines[0].stats().await.running == 20
+    })
+    .await;
+    cluster.router.child.as_ref().unwrap().signal("TERM");
+    for (status, text) in asked.await.unwrap() {
+        assert_eq!(status, 200);
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+        assert!(!text.contains("\"error\":{"), "{text}");
+    }
+    let child = cluster.router.child.as_mut().unwrap();
+    eventually("the router ends", async || child.ended().is_some()).await;
+}
+
+#[tokio::test]
+async fn what_runs_longer_than_the_drain_may_take_is_cut() {
+    let mut cluster = Cluster::with_router_child(vec![unhurried()], |config| {
+        config.api.drain_timeout_ms = 500;
+    })
+    .await;
+    let open = streams(&cluster, 5, 3_000).await;
+    let child = cluster.router.child.as_mut().unwrap();
+    child.signal("TERM");
+    let mut status = None;
+    eventually("the router ends", async || {
+        status = child.ended();
+        status.is_some()
+    })
+    .await;
+    assert_eq!(status.unwrap().code(), Some(0));
+    for mut stream in open {
+        let (text, _) = stream.rest().await;
+        assert!(!text.contains("\"finish_reason\":\"length\""), "{text}");
+    }
+    eventually("the engine was told", async || {
+        cluster.engines[0].stats().await.aborted == 5
+    })
+    .await;
+    let log = cluster.router.log();
+    assert!(log.contains("connections were cut"), "{log}");
+}
+
+#[tokio::test]
+async fn an_idle_client_does_not_hold_up_a_drain() {
+    let mut cluster = Cluster::with_router_child(vec![fast()], |_| {}).await;
+    let mut idle = TcpStream::connect(cluster.router.api).await.unwrap();
+    idle.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = [0; 64];
+    idle.read_exact(&mut answer).await.unwrap();
+    let _never_used = TcpStream::connect(cluster.router.api).await.unwrap();
+    let child = cluster.router.child.as_mut().unwrap();
+    child.signal("INT");
+    // Far less than the 25 s of the limit.
+    let mut status = None;
+    within(Duration::from_secs(10), "the router ends", async || {
+        status = child.ended();
+        status.is_some()
+    })
+    .await;
+    assert_eq!(status.unwrap().code(), Some(0));
+    assert!(!cluster.router.log().contains("connections were cut"));
+}
+
+#[tokio::test]
+async fn a_connection_beyond_the_cap_waits_for_its_turn() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.api.connections.connections_max = 2;
+    })
+    .await;
+    let api = cluster.router.api;
+    let first = TcpStream::connect(api).await.unwrap();
+    let _second = TcpStream::connect(api).await.unwrap();
+    eventually("two are in", async || {
+        cluster.metric("warmroute_connections", &[]).await == 2.0
+    })
+    .await;
+    let third = tokio::spawn(async move { client::post(api, CHAT, chat("x", 1, false)).await });
+    assert!(
+        cluster
+            .metric("warmroute_connections_at_cap_total", &[])
+            .await
+            >= 1.0
+    );
+    assert_eq!(
+        cluster
+            .metric("warmroute_connections_accepted_total", &[])
+            .await,
+        2.0
+    );
+    assert!(!third.is_finished());
+    drop(first);
+    assert_eq!(third.await.unwrap().status, 200);
+}
+
+/// Reads until the other side closes; gives what came.
+async fn until_closed(stream: &mut TcpStream) -> String {
+    let mut text = Vec::new();
+    let read = tokio::time::timeout(HANG, stream.read_to_end(&mut text)).await;
+    // A reset is a close, too.
+    let _ = read.expect("the connection is closed");
+    String::from_utf8(text).unwrap()
+}
+
+#[tokio::test]
+async fn connections_that_dawdle_or_idle_are_closed() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.api.connections.header_timeout_ms = 300;
+        config.api.connections.idle_timeout_ms = 300;
+        config.api.requests.body_timeout_ms = 300;
+    })
+    .await;
+    let closed = "warmroute_connections_closed_total";
+    let connect = async || TcpStream::connect(cluster.router.api).await.unwrap();
+
+    let mut idle = connect().await;
+    assert_eq!(until_closed(&mut idle).await, "");
+    let mut used = connect().await;
+    used.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        .await
+        .unwrap();
+    assert!(
+        until_closed(&mut used)
+            .await
+            .starts_with("HTTP/1.1 200 OK\r\n")
+    );
+    eventually("both are counted", async || {
+        cluster.metric(closed, &["limit=\"idle\""]).await == 2.0
+    })
+    .await;
+
+    let mut slow = connect().await;
+    slow.write_all(b"GET /v1/models HT").await.unwrap();
+    until_closed(&mut slow).await;
+    // A byte now and then is no excuse.
+    let (mut reads, mut writes) = connect().await.into_split();
+    let dribble = tokio::spawn(async move {
+        while writes.write_all(b"G").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+    });
+    let mut rest = Vec::new();
+    let read = tokio::time::timeout(HANG, reads.read_to_end(&mut rest)).await;
+    let _ = read.expect("the connection is closed");
+    dribble.abort();
+    eventually("both are counted", async || {
+        cluster.metric(closed, &["limit=\"header\""]).await == 2.0
+    })
+    .await;
+
+    let mut body = connect().await;
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{");
+    body.write_all(head.as_bytes()).await.unwrap();
+    let answer = until_closed(&mut body).await;
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert!(answer.contains("request_body_timeout"), "{answer}");
+}
+
+#[tokio::test]
+async fn an_answer_that_takes_long_is_not_an_idle_connection() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.api.connections.header_timeout_ms = 100;
+        config.api.connections.idle_timeout_ms = 100;
+    })
+    .await;
+    let slow = Faults {
+        slow_first_ms: 500,
+        ..Faults::default()
+    };
+    cluster.engines[0].fault(slow).await;
+    let answer = cluster.post(CHAT, chat("x", 1, false)).await;
+    assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
+async fn a_changed_workers_file_adds_and_removes_workers() {
+    let one = Engine::here("one", fast()).await;
+    let two = Engine::here("two", fast()).await;
+    let file = Removed::new("workers: []\n");
+    let mut config = config();
+    config.fleet.file.path = file.0.to_str().unwrap().to_owned();
+    let mut cluster = Cluster {
+        router: Router::here(&config).await,
+        engines: Vec::new(),
+    };
+    let list = |engines: &[&Engine]| {
+        let line = |engine: &&Engine| {
+            format!(
+                "  - url: http://{}\n    name: {}\n",
+                engine.address, engine.name
+            )
+        };
+        let lines: String = engines.iter().map(line).collect();
+        std::fs::write(&file.0, format!("workers:\n{lines}")).unwrap();
+    };
+    list(&[&one]);
+    cluster.is_worker("one", "health", "up").await;
+    assert_eq!(cluster.post(CHAT, chat("x", 1, false)).await.status, 200);
+
+    list(&[&one, &two]);
+    cluster.is_worker("two", "health", "up").await;
+
+    // A file that cannot be read is no reason to send workers away.
+    std::fs::write(&file.0, "workers:\n  - url: 7").unwrap();
+    list(&[&two]);
+    eventually("one has left", async || {
+        cluster.worker("one").await.is_null()
+    })
+    .await;
+    for _ in 0..4 {
+        let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
+        assert_eq!((answer.status, decided.worker.as_str()), (200, "two"));
+    }
+    cluster.engines.extend([one, two]);
+}
+
+#[tokio::test]
+async fn a_worker_that_comes_up_later_is_found() {
+    let mut engine = Engine::here("late", fast()).await;
+    engine.kill().await;
+    let mut config = config();
+    config.fleet.workers = vec![engine.listed()];
+    let mut cluster = Cluster {
+        router: Router::here(&config).await,
+        engines: Vec::new(),
+    };
+    // Nobody knows yet what the worker serves: that is not the client's mistake.
+    for body in [chat("x", 1, false), r#"{"messages":[]}"#.to_owned()] {
+        let answer = cluster.post(CHAT, body).await;
+        assert_eq!(
+            (answer.status, answer.code()),
+            (503, "no_healthy_worker".to_owned())
+        );
+        assert!(!answer.header("retry-after").is_empty());
+    }
+    assert_eq!(cluster.admin("/readyz").await.status, 503);
+    assert_eq!(cluster.get("/v1/models").await.json()["data"], json!([]));
+    engine.restart(fast()).await;
+    cluster.is_worker("late", "health", "up").await;
+    assert_eq!(cluster.admin("/readyz").await.status, 200);
+    assert_eq!(cluster.post(CHAT, chat("x", 1, false)).await.status, 200);
+    cluster.engines.push(engine);
+}
+
+#[tokio::test]
+async fn a_killed_worker_is_taken_out_and_taken_back() {
+    let mut cluster = Cluster::start_children(vec![fast(); 2], |_| {}).await;
+    cluster.engines[0].kill().await;
+    cluster.is_worker("w0", "health", "down").await;
+    for _ in 0..4 {
+        let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
+        assert_eq!((answer.status, decided.worker.as_str()), (200, "w1"));
+        assert_eq!(decided.tries, 1);
+    }
+    cluster.engines[0].restart(fast()).await;
+    cluster.is_worker("w0", "health", "up").await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_cut_short_is_not_taken_for_a_whole_one() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n";
+    let stub = Stub::start(format!("{head}{{\"half\":")).await;
+    let router = stub.router(|_| {}).await;
+    // What came may be lost with the connection, but never looks whole.
+    let body = chat("x", 1, false);
+    if let Ok(mut open) = client::try_open(router.api, "POST", CHAT, &[], body).await {
+        assert_eq!(open.status, 200);
+        let (text, whole) = open.rest().await;
+        assert!("{\"half\":".starts_with(&text) && !whole, "{text}");
+    }
+
+    // Without its first byte it is no answer yet.
+    let stub = Stub::start(head).await;
+    let router = stub.router(|_| {}).await;
+    let answer = client::post(router.api, CHAT, chat("x", 1, false)).await;
+    assert_eq!(
+        (answer.status, answer.code()),
+        (502, "engine_unreachable".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn half_an_event_is_dropped_and_a_stream_without_an_end_gets_one() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n";
+    let event = "data: {\"choices\":[]}\n\n";
+    let close = format!("{head}connection: close\r\n\r\n{event}{event}data: {{\"cho");
+    let chunk = format!("{:x}\r\n{event}\r\n", event.len());
+    let chunked =
+        format!("{head}transfer-encoding: chunked\r\n\r\n{chunk}{chunk}40\r\ndata: {{\"cho");
+    let ended = format!("{head}transfer-encoding: chunked\r\n\r\n{chunk}{chunk}0\r\n\r\n");
+    for answer in [close, chunked, ended] {
+        let stub = Stub::start(answer.clone()).await;
+        let router = stub.router(|_| {}).await;
+        let mut open = client::open(router.api, "POST", CHAT, &[], chat("x", 1, true)).await;
+        let (text, whole) = open.rest().await;
+        assert!(whole, "{answer}");
+        assert!(
+            text.starts_with(&format!("{event}{event}data: {{\"error\":")),
+            "{text}"
+        );
+        ends_with_an_error(CHAT, &text);
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_takes_longer_than_allowed_ends_with_an_error() {
+    let cluster = Cluster::start(vec![unhurried()], |config| {
+        config.relay.request_timeout_ms = 400;
+    })
+    .await;
+    for (path, body) in generating(3_000, true) {
+        let answer = cluster.post(path, body).await;
+        ends_with_an_error(path, answer.text());
+    }
+    let ends = "warmroute_answer_ends_total";
+    assert_eq!(cluster.metric(ends, &["end=\"deadline\""]).await, 3.0);
+    let (path, body) = &generating(3_000, false)[0];
+    let answer = cluster.post(path, body.clone()).await;
+    assert_eq!(
+        (answer.status, answer.code()),
+        (504, "engine_timeout".to_owned())
+    );
+    eventually("the engine was told", async || {
+        cluster.engines[0].stats().await.aborted == 4
+    })
+    .await;
+    // Its time is over, which says nothing of the worker.
+    assert_eq!(cluster.worker("w0").await["breaker"], "closed");
+}
+
+#[tokio::test]
+async fn retries_stop_when_their_budget_is_spent() {
+    let cluster = Cluster::start(vec![fast(); 2], |config| {
+        by_turns(config);
+        config.relay.retry_budget_min_per_s = 0;
+        config.relay.retry_budget_percent = 0;
+    })
+    .await;
+    cluster.engines[0].fault(refuse(503)).await;
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        let answer = cluster.post(CHAT, chat("x", 1, false)).await;
+        statuses.push(answer.status);
+    }
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 200, 503, 503]);
+    assert_eq!(
+        cluster.metric("warmroute_retries_refused_total", &[]).await,
+        2.0
+    );
+    assert_eq!(cluster.metric("warmroute_retries_total", &[]).await, 0.0);
+}

@@ -1,0 +1,368 @@
+//! Where requests go, and whether the router can say why.
+
+use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use serde_json::json;
+use warmroute::config::Config;
+use warmroute::routing::Policy;
+use warmroute::sim::fault::Faults;
+
+use crate::client;
+use crate::cluster::Cluster;
+use crate::cluster::chat;
+use crate::cluster::eventually;
+use crate::cluster::fast;
+use crate::cluster::generating;
+use crate::cluster::unhurried;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn with(policy: Policy) -> impl FnOnce(&mut Config) {
+    move |config| config.routing.policy = policy
+}
+
+/// Conversations that take turns, each request with all that was said before. Returns the workers
+/// that each conversation met, and how many prompt tokens the engines found in their caches.
+async fn converse(policy: Policy) -> (Vec<BTreeSet<String>>, u64) {
+    let cluster = Cluster::start(vec![fast(); 3], with(policy)).await;
+    let mut conversations: Vec<Vec<Value>> = (0..4)
+        .map(|n| {
+            let text = format!("You are assistant number {n}. ").repeat(20);
+            vec![json!({"role": "system", "content": text})]
+        })
+        .collect();
+    let mut met = vec![BTreeSet::new(); conversations.len()];
+    for turn in 0..5 {
+        for (messages, met) in conversations.iter_mut().zip(&mut met) {
+            let question = format!("Question {turn}: {}", "what then? ".repeat(10));
+            messages.push(json!({"role": "user", "content": question}));
+            let body = json!({"model": "sim", "messages": messages, "max_tokens": 16});
+            let (answer, decided) = cluster.post_decided(CHAT, &body.to_string()).await;
+            assert_eq!(answer.status, 200);
+            met.insert(decided.worker);
+            messages.push(answer.json()["choices"][0]["message"].clone());
+        }
+    }
+    let cached = cluster.engines.iter().map(|engine| engine.cached_tokens());
+    (met, cached.sum())
+}
+
+#[tokio::test]
+async fn a_conversation_stays_on_its_worker_which_beats_taking_turns() {
+    let (met, cached) = converse(Policy::CacheAware).await;
+    assert!(met.iter().all(|workers| workers.len() == 1), "{met:?}");
+    let (_, cached_by_turns) = converse(Policy::RoundRobin).await;
+    assert!(
+        cached * 2 > cached_by_turns * 3,
+        "{cached} and {cached_by_turns} cached tokens"
+    );
+}
+
+#[tokio::test]
+async fn taking_turns_is_even() {
+    let cluster = Cluster::start(vec![fast(); 3], with(Policy::RoundRobin)).await;
+    for _ in 0..12 {
+        let (_, decided) = cluster
+            .post_decided(CHAT, &chat("the same", 1, false))
+            .await;
+        assert_eq!(decided.reason, "turn");
+    }
+    assert_eq!(cluster.requests().await, [4, 4, 4]);
+}
+
+#[tokio::test]
+async fn a_key_stays_on_its_worker_and_keys_spread() {
+    let cluster = Cluster::start(vec![fast(); 4], with(Policy::ConsistentHash)).await;
+    let mut workers: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for n in 0..3 {
+        for user in 0..12 {
+            let body = json!({"model": "sim", "prompt": format!("{n}"), "max_tokens": 1, "user": format!("user-{user}")});
+            let (_, decided) = cluster
+                .post_decided("/v1/completions", &body.to_string())
+                .await;
+            assert_eq!(decided.reason, "affinity");
+            workers
+                .entry(format!("user-{user}"))
+                .or_default()
+                .insert(decided.worker);
+        }
+    }
+    assert!(workers.values().all(|met| met.len() == 1), "{workers:?}");
+    let used: BTreeSet<&String> = workers.values().flatten().collect();
+    assert!(used.len() > 1, "{workers:?}");
+
+    // A header comes before the field, and the same key means the same worker wherever it stands.
+    for (user, met) in &workers {
+        let headers = [
+            ("x-session-id", user.as_str()),
+            ("x-warmroute-decision", "1"),
+        ];
+        let body = json!({"model": "sim", "prompt": "x", "max_tokens": 1, "user": "another"});
+        let answer = client::send(
+            cluster.router.api,
+            "POST",
+            "/v1/completions",
+            &headers,
+            body.to_string(),
+        )
+        .await;
+        let worker = format!("worker={};", met.first().unwrap());
+        let decision = answer.header("x-warmroute-decision");
+        assert!(decision.starts_with(&worker), "{decision}");
+    }
+}
+
+#[tokio::test]
+async fn a_burst_of_siblings_spreads() {
+    let slow_prefill = warmroute::sim::worker::Settings {
+        prefill_tokens_per_second: 20_000.try_into().unwrap(),
+        ..fast()
+    };
+    let cluster = Cluster::start(vec![slow_prefill; 4], |_| {}).await;
+    let shared = "the same long instructions for everyone. ".repeat(8);
+    let own = "and a question of its own, longer than what is shared. ".repeat(40);
+    let bodies: Vec<String> = (0..32)
+        .map(|n| chat(&format!("{shared}{n}{own}"), 4, false))
+        .collect();
+    let running = bodies.into_iter().map(|body| {
+        let api = cluster.router.api;
+        tokio::spawn(async move { client::post(api, CHAT, body).await.status })
+    });
+    for status in running.collect::<Vec<_>>() {
+        assert_eq!(status.await.unwrap(), 200);
+    }
+    let counts = cluster.requests().await;
+    assert!(
+        counts.iter().all(|count| (4..=12).contains(count)),
+        "{counts:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_draining_worker_finishes_what_it_has_and_gets_nothing_new() {
+    let cluster = Cluster::start(vec![unhurried(); 2], |_| {}).await;
+    let body = chat(
+        &"a conversation with a long beginning. ".repeat(10),
+        50,
+        true,
+    );
+    let headers = [("x-warmroute-decision", "1")];
+    let mut running = client::open(cluster.router.api, "POST", CHAT, &headers, body.clone()).await;
+    let decision = running.headers["x-warmroute-decision"].to_str().unwrap();
+    let warm = decision[7..9].to_owned();
+    let drained = cluster
+        .post_admin(&format!("/drain?worker={warm}"), "")
+        .await;
+    assert_eq!(drained.status, 200);
+    cluster.is_worker(&warm, "is_draining", true).await;
+    for _ in 0..10 {
+        let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
+        assert_eq!(answer.status, 200);
+        assert_ne!(decided.worker, warm);
+    }
+    let (rest, whole) = running.rest().await;
+    assert!(whole && rest.ends_with("data: [DONE]\n\n"), "{rest}");
+    assert!(!rest.contains("\"error\""), "{rest}");
+
+    let back = cluster
+        .post_admin(&format!("/undrain?worker={warm}"), "")
+        .await;
+    assert_eq!(back.status, 200);
+    let (_, decided) = cluster
+        .post_decided(CHAT, &body.replace("true", "false"))
+        .await;
+    assert_eq!((decided.worker, decided.reason.as_str()), (warm, "warmest"));
+
+    let unknown = cluster.post_admin("/drain?worker=nobody", "").await;
+    assert_eq!(unknown.status, 404);
+    assert_eq!(cluster.post_admin("/undrain", "").await.status, 400);
+    assert_eq!(cluster.admin("/drain?worker=w0").await.status, 405);
+}
+
+#[tokio::test]
+async fn explain_lists_every_candidate_and_foretells_the_decision() {
+    let cluster = Cluster::fast(3).await;
+    for (path, body) in generating(2, false) {
+        let explain = format!("/explain?path={path}");
+        let cold = cluster.post_admin(&explain, &body).await.json();
+        assert_eq!(cold["reason"], "cold", "{path}");
+        let (_, first) = cluster.post_decided(path, &body).await;
+
+        // Nothing that explain does may change what it is asked about.
+        for _ in 0..2 {
+            let answer = cluster.post_admin(&explain, &body).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            let explained = answer.json();
+            assert_eq!(explained["chosen"], first.worker, "{path}");
+            assert_eq!(explained["reason"], "warmest");
+            assert_eq!(explained["policy"], "cache_aware");
+            let rows = explained["workers"].as_array().unwrap();
+            assert_eq!(rows.len(), 3);
+            let chosen = rows
+                .iter()
+                .find(|row| row["worker"] == first.worker)
+                .unwrap();
+            for row in rows {
+                assert_eq!(row["is_usable"], true);
+                let cost = row["cost"].as_f64().unwrap();
+                assert!(cost >= chosen["cost"].as_f64().unwrap(), "{explained}");
+                let is_chosen = row["worker"] == first.worker;
+                assert_eq!(row["cached_tokens"].as_u64().unwrap() > 0, is_chosen);
+            }
+            let (_, next) = cluster.post_decided(path, &body).await;
+            assert_eq!(next.worker, first.worker);
+            assert_eq!(
+                next.cached_tokens,
+                chosen["cached_tokens"].as_u64().unwrap()
+            );
+        }
+        cluster.is_worker(&first.worker, "requests", 0).await;
+    }
+    let bad = cluster.post_admin("/explain", "{").await;
+    assert_eq!(bad.status, 400);
+    let unknown = cluster
+        .post_admin("/explain", r#"{"model":"no","messages":[]}"#)
+        .await;
+    assert_eq!(unknown.status, 404);
+}
+
+#[tokio::test]
+async fn explain_does_not_take_a_turn() {
+    let cluster = Cluster::start(vec![fast(); 3], with(Policy::RoundRobin)).await;
+    let body = chat("x", 1, false);
+    for _ in 0..6 {
+        let explained = cluster.post_admin("/explain", &body).await.json();
+        let (_, decided) = cluster.post_decided(CHAT, &body).await;
+        assert_eq!(explained["chosen"], decided.worker);
+    }
+    assert_eq!(cluster.requests().await, [2, 2, 2]);
+}
+
+#[tokio::test]
+async fn a_worker_that_was_restarted_is_not_believed_to_be_warm() {
+    let mut cluster = Cluster::start_children(vec![fast(); 2], |_| {}).await;
+    let body = chat(&"a prompt that will be forgotten. ".repeat(20), 2, false);
+    let (_, first) = cluster.post_decided(CHAT, &body).await;
+    let (_, second) = cluster.post_decided(CHAT, &body).await;
+    assert_eq!(
+        (second.worker.clone(), second.reason.as_str()),
+        (first.worker, "warmest")
+    );
+    let place = usize::from(second.worker == "w1");
+    assert!(
+        cluster.worker(&second.worker).await["predicted_blocks"]
+            .as_u64()
+            .unwrap()
+            > 0
+    );
+    cluster.engines[place].restart(fast()).await;
+    cluster
+        .is_worker(&second.worker, "predicted_blocks", 0)
+        .await;
+    cluster.is_worker(&second.worker, "health", "up").await;
+    let (answer, after) = cluster.post_decided(CHAT, &body).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!((after.reason.as_str(), after.cached_tokens), ("cold", 0));
+}
+
+#[tokio::test]
+async fn metrics_count_what_happened() {
+    let cluster = Cluster::start(vec![fast(); 2], |_| {}).await;
+    let body = chat(&"a prompt that is counted. ".repeat(20), 5, false);
+    let (_, first) = cluster.post_decided(CHAT, &body).await;
+    let (answer, second) = cluster.post_decided(CHAT, &body).await;
+    let usage = &answer.json()["usage"];
+    let prompt = usage["prompt_tokens"].as_f64().unwrap();
+    cluster.post(CHAT, r#"{"model":"sim","messages":[]}"#).await;
+    cluster
+        .post("/v1/embeddings", r#"{"model":"sim","input":"x"}"#)
+        .await;
+
+    let model = "model=\"sim\"";
+    let is = async |name: &str, labels: &[&str], expected: f64| {
+        eventually(&format!("{name} {labels:?} is {expected}"), async || {
+            cluster.metric(name, labels).await == expected
+        })
+        .await;
+    };
+    let requests = "warmroute_requests_total";
+    is(requests, &[model, "api=\"chat\"", "status=\"200\""], 2.0).await;
+    is(requests, &[model, "api=\"chat\"", "status=\"400\""], 1.0).await;
+    is(
+        requests,
+        &[model, "api=\"embeddings\"", "status=\"200\""],
+        1.0,
+    )
+    .await;
+    is("warmroute_decisions_total", &["reason=\"warmest\""], 1.0).await;
+    is("warmroute_decisions_total", &["reason=\"cold\""], 3.0).await;
+    let overlap = second.cached_tokens as f64;
+    assert!(overlap > 0.0);
+    is("warmroute_overlap_tokens_total", &[model], overlap).await;
+    is("warmroute_output_tokens_total", &[model], 10.0).await;
+    // The embedding's one token is counted, too.
+    is(
+        "warmroute_prompt_tokens_total",
+        &[model],
+        2.0 * prompt + 1.0,
+    )
+    .await;
+    let cached = cluster.engines.iter().map(|engine| engine.cached_tokens());
+    let cached: u64 = cached.sum();
+    assert!(cached > 0);
+    is(
+        "warmroute_cached_prompt_tokens_total",
+        &[model],
+        cached as f64,
+    )
+    .await;
+    is("warmroute_requests_in_flight", &[model], 0.0).await;
+    is("warmroute_request_seconds_count", &[model], 4.0).await;
+    is("warmroute_ttft_seconds_count", &[model], 0.0).await;
+    is("warmroute_worker_up", &[], 2.0).await;
+    is("warmroute_worker_requests", &[], 0.0).await;
+    assert!(
+        cluster
+            .metric("warmroute_worker_predicted_tokens", &[])
+            .await
+            > 0.0
+    );
+
+    let mut stream = cluster.open(CHAT, &body.replace("false", "true")).await;
+    assert!(stream.rest().await.1);
+    is("warmroute_ttft_seconds_count", &[model], 1.0).await;
+    assert!(
+        cluster
+            .metric("warmroute_itl_seconds_count", &[model])
+            .await
+            >= 1.0
+    );
+
+    // A retry: the warm worker refuses.
+    let place = usize::from(first.worker == "w1");
+    let refuse = Faults {
+        refuse: Some(503),
+        ..Faults::default()
+    };
+    cluster.engines[place].fault(refuse).await;
+    let (answer, decided) = cluster.post_decided(CHAT, &body).await;
+    assert_eq!((answer.status, decided.tries), (200, 2));
+    assert_ne!(decided.worker, first.worker);
+    is("warmroute_retries_total", &["reason=\"refused\""], 1.0).await;
+    assert_eq!(
+        cluster.metric("warmroute_worker_breaker_open", &[]).await,
+        0.0
+    );
+
+    let page = cluster.admin("/metrics").await;
+    assert_eq!(
+        page.header("content-type"),
+        "text/plain; version=0.0.4; charset=utf-8"
+    );
+    for line in page.text().lines() {
+        let is_ours = line.starts_with("warmroute_") || line.starts_with("# ");
+        assert!(is_ours, "{line}");
+    }
+}
