@@ -9,8 +9,8 @@ use super::Section;
 /// The seed that the field's routers use for block hashes.
 const SEED: u64 = 1337;
 /// After so many blocks of one length the next ones are twice as long: an overlap is then known to
-/// within 1/64 of itself, and a 4 MB prompt has about 700 blocks, not 60,000.
-const BLOCKS_A_LENGTH: usize = 64;
+/// within 1/32 of itself, and a 4 MB prompt has about 700 blocks, not 60,000.
+const BLOCKS_A_LENGTH: usize = 32;
 const BLOCK_BYTES_MAX: usize = 8192;
 
 /// Takes a prompt's sections in any order, each as a run of byte strings.

@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warm_worker_is_worth_a_queue_of_up_to_three_times_what_it_saves() {
+    fn a_warm_worker_is_worth_a_queue_of_up_to_five_times_what_it_saves() {
         let settings = Settings::default();
         let request = Request {
             prompt_tokens: 1_000,
@@ -36,7 +36,7 @@ mod tests {
                 900,
             )
         };
-        assert!(warm(2_699) < idle);
-        assert!(warm(2_701) > idle);
+        assert!(warm(4_499) < idle);
+        assert!(warm(4_501) > idle);
     }
 }

@@ -85,11 +85,11 @@ fn cache_aware_weighs_what_is_held_against_the_queue() {
         Some((1, Reason::Warmest)),
     );
     check(
-        &[(true, 0, 0, 0), (true, 9, 3_000, 900)],
+        &[(true, 0, 0, 0), (true, 9, 5_000, 900)],
         Some((0, Reason::LessBusy)),
     );
     check(
-        &[(true, 0, 0, 500), (true, 9, 3_000, 900)],
+        &[(true, 0, 0, 500), (true, 9, 5_000, 900)],
         Some((0, Reason::LessBusy)),
     );
     check(
