@@ -19,6 +19,7 @@ use hyper::body::Body as _;
 use hyper::body::Incoming;
 use hyper::header::ALLOW;
 use hyper::header::HeaderValue;
+use prometheus::IntCounterVec;
 use serde::Deserialize;
 use serde::Serialize;
 use tracing::debug;
@@ -28,6 +29,7 @@ use crate::http;
 use crate::http::client::origin_form;
 use crate::ids::RequestId;
 use crate::observe;
+use crate::observe::metrics::Registry;
 use crate::prompt;
 use crate::prompt::Api;
 use crate::relay;
@@ -57,6 +59,7 @@ impl Default for Settings {
 pub struct ApiServer {
     settings: Settings,
     relay: Arc<Relay>,
+    refused: IntCounterVec,
 }
 
 /// What a path and method lead to.
@@ -98,8 +101,17 @@ fn route(method: &Method, path: &str) -> Route {
 }
 
 impl ApiServer {
-    pub fn new(settings: Settings, relay: Arc<Relay>) -> Arc<Self> {
-        Arc::new(Self { settings, relay })
+    pub fn new(settings: Settings, relay: Arc<Relay>, registry: &Registry) -> Arc<Self> {
+        let refused = registry.counters(
+            "warmroute_refused_total",
+            "Requests that were answered with an error of the router's own, by status and code.",
+            &["status", "code"],
+        );
+        Arc::new(Self {
+            settings,
+            relay,
+            refused,
+        })
     }
 
     /// Answers a request. Every answer carries `x-request-id`: the client's own, or ours.
@@ -113,6 +125,9 @@ impl ApiServer {
             Err(error) => (request_id::header(id), Err(error)),
         };
         let mut response = answer.unwrap_or_else(|error| {
+            self.refused
+                .with_label_values(&[error.status.as_str(), error.code])
+                .inc();
             debug!(%id, status = error.status.as_u16(), message = error.message, "refused");
             error.into_response()
         });

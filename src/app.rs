@@ -111,7 +111,7 @@ impl App {
             tasks.clone(),
             config.api.requests.body_bytes_max,
         );
-        let api_server = ApiServer::new(config.api.requests.clone(), relay);
+        let api_server = ApiServer::new(config.api.requests.clone(), relay, &metrics);
         tasks.spawn(server::serve(
             api,
             config.api.connections.clone(),
@@ -220,6 +220,8 @@ fn follow(discovery: impl Discovery, fleet: &Arc<registry::Registry>, tasks: &Ta
     });
 }
 
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
+
 /// Joins fleet and cache index: what a worker held is gone when it left or may have restarted.
 async fn forget_lost_caches(fleet: Arc<registry::Registry>, predicted: Arc<Predicted>) {
     let mut changes = fleet.changes();
@@ -231,13 +233,16 @@ async fn forget_lost_caches(fleet: Arc<registry::Registry>, predicted: Arc<Predi
             .iter()
             .map(|status| (status.worker.id, status.life))
             .collect();
-        for (worker, life) in &lives {
-            if now.get(worker) != Some(life) {
+        for (worker, life) in &now {
+            if lives.get(worker).is_some_and(|known| known != life) {
                 predicted.forget(*worker);
             }
         }
+        predicted.sweep(observe::now(), |worker| now.contains_key(&worker));
         lives = now;
-        if changes.changed().await.is_err() {
+        // A request that was still out when its worker left may have recorded it again, and what is
+        // old must go though no request comes: look again though nothing changed.
+        if let Ok(Err(_)) = tokio::time::timeout(SWEEP_EVERY, changes.changed()).await {
             return;
         }
     }

@@ -242,12 +242,17 @@ pub fn parse_workers(name: &str, text: &str) -> Result<Vec<Member>, String> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct List {
-        workers: Vec<Listed>,
+        workers: Option<Vec<Listed>>,
     }
     let mut document = Document::parse(name, text.as_bytes(), outside());
     let list: Option<List> = document.read();
+    if let Some(List { workers: None }) = list {
+        // A file that is being written is empty for a moment; `workers: []` says it on purpose.
+        document.problem("", "has no `workers:`");
+    }
+    let listed = list.and_then(|list| list.workers).unwrap_or_default();
     let mut members = Vec::new();
-    for (place, worker) in list.iter().flat_map(|list| &list.workers).enumerate() {
+    for (place, worker) in listed.iter().enumerate() {
         match worker.check() {
             Ok(member) => members.push(member),
             Err(error) => document.problem(&format!("workers[{place}].url"), &error),
@@ -403,6 +408,9 @@ fn check_routing(config: &Config, wrong: &mut Wrong<'_>) {
     }
 }
 
+/// Beyond this a time-out is a mistake, and clocks overflow.
+const YEAR_MS: u64 = 365 * 24 * 3_600_000;
+
 fn check_limits(config: &Config, wrong: &mut Wrong<'_>) {
     let at_least_one = [
         (
@@ -478,6 +486,26 @@ fn check_limits(config: &Config, wrong: &mut Wrong<'_>) {
         if value == 0 {
             wrong(path, "must be at least 1".to_owned());
         }
+    }
+    let may_be_zero = [
+        ("api.drain_timeout_ms", config.api.drain_timeout_ms),
+        (
+            "fleet.connections.pool_idle_timeout_ms",
+            config.fleet.connections.pool_idle_timeout_ms,
+        ),
+        ("relay.backoff_ms", config.relay.backoff_ms),
+        ("relay.backoff_max_ms", config.relay.backoff_max_ms),
+    ];
+    for (path, value) in at_least_one.into_iter().chain(may_be_zero) {
+        if path.ends_with("_ms") && value > YEAR_MS {
+            wrong(path, format!("{value} ms is more than a year"));
+        }
+    }
+    if config.relay.retry_budget_min_per_s > 1_000_000 {
+        wrong(
+            "relay.retry_budget_min_per_s",
+            "must be up to 1000000".to_owned(),
+        );
     }
     if !(16..=8_192).contains(&config.predicted.block_bytes) {
         let found = config.predicted.block_bytes;

@@ -122,6 +122,13 @@ impl Snapshot {
         self.models.values().any(|group| !group.workers.is_empty())
     }
 
+    /// Whether some worker was not asked yet what it serves.
+    pub fn is_being_learnt(&self) -> bool {
+        self.workers
+            .iter()
+            .any(|status| status.health == Health::Unknown)
+    }
+
     /// The model of a request that names none: the only one, if there is only one.
     pub fn only_model(&self) -> Option<&Arc<Group>> {
         let mut groups = self.models.values();

@@ -26,7 +26,7 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
 
 /// Headers that describe one connection and are never passed on (RFC 9110, section 7.6.1), with the
 /// old ones that some clients still send.
-pub const HOP_BY_HOP: [hyper::header::HeaderName; 8] = [
+pub const HOP_BY_HOP: [hyper::header::HeaderName; 9] = [
     hyper::header::CONNECTION,
     hyper::header::PROXY_AUTHENTICATE,
     hyper::header::PROXY_AUTHORIZATION,
@@ -35,4 +35,5 @@ pub const HOP_BY_HOP: [hyper::header::HeaderName; 8] = [
     hyper::header::TRANSFER_ENCODING,
     hyper::header::UPGRADE,
     hyper::header::HeaderName::from_static("keep-alive"),
+    hyper::header::HeaderName::from_static("proxy-connection"),
 ];

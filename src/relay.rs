@@ -63,7 +63,8 @@ pub struct Settings {
     pub retry_budget_min_per_s: u32,
     /// Streamed requests: from sending to the first byte of the answer's body.
     pub first_byte_timeout_ms: u64,
-    /// Other requests: from sending to the answer.
+    /// Other requests: from sending to the answer. Longer than the longest answer: one that is still
+    /// being made when it ends is asked for again elsewhere.
     pub answer_timeout_ms: u64,
     /// Between two pieces of an answer. An engine that shuts down can leave a stream open for ever.
     pub stream_idle_timeout_ms: u64,

@@ -19,7 +19,7 @@ pub struct ApiError {
     pub status: StatusCode,
     pub message: String,
     param: Option<String>,
-    code: &'static str,
+    pub code: &'static str,
     retry_after: Option<Duration>,
 }
 

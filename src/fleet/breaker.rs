@@ -102,6 +102,10 @@ impl Breaker {
     }
 
     pub fn on_success(&mut self) {
+        if self.state == State::Open {
+            // A request from before the breaker opened: it says nothing of now.
+            return;
+        }
         self.state = State::Closed;
         self.failures = 0;
         self.until = None;
@@ -181,7 +185,7 @@ impl SharedBreaker {
         machine.on_success();
         self.troubled
             .store(!machine.is_settled(now), Ordering::Release);
-        was != State::Closed
+        was != State::Closed && machine.state() == State::Closed
     }
 
     /// Returns whether this opened the breaker.
@@ -232,6 +236,14 @@ mod tests {
         breaker.on_failure(now);
         assert_eq!(breaker.state(), State::Open);
         assert!(!breaker.pass(now));
+    }
+
+    #[test]
+    fn an_answer_from_before_it_opened_does_not_close_it() {
+        let (mut breaker, now) = breaker();
+        (0..3).for_each(|_| breaker.on_failure(now));
+        breaker.on_success();
+        assert_eq!(breaker.state(), State::Open);
     }
 
     #[test]
@@ -320,7 +332,11 @@ mod tests {
                             quiet_until = Some(now + Duration::from_secs(1));
                         }
                     }
-                    Step::Success => { machine.on_success(); shared.on_success(now); quiet_until = None; }
+                    Step::Success => {
+                        if machine.state() != State::Open { quiet_until = None; }
+                        machine.on_success();
+                        shared.on_success(now);
+                    }
                     Step::Failure => {
                         let was = machine.state();
                         machine.on_failure(now);

@@ -40,7 +40,8 @@ pub struct Reported {
 impl Load {
     /// Requests in flight, ours and what the engine reported beyond them.
     pub fn requests(&self) -> u32 {
-        self.own_requests() + self.foreign_requests.load(Relaxed)
+        self.own_requests()
+            .saturating_add(self.foreign_requests.load(Relaxed))
     }
 
     pub fn own_requests(&self) -> u32 {
@@ -66,7 +67,7 @@ impl Load {
 
     /// Takes an engine's report. What it counts beyond our own requests is somebody else's.
     pub fn report(&self, reported: Reported) {
-        let theirs = reported.running + reported.waiting;
+        let theirs = reported.running.saturating_add(reported.waiting);
         self.foreign_requests
             .store(theirs.saturating_sub(self.own_requests()), Relaxed);
         *self.reported.lock() = Some(reported);

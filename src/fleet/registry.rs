@@ -1,6 +1,7 @@
 //! Membership, health and facts -> a new immutable [`Snapshot`], swapped in on every change.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -84,13 +85,18 @@ impl Registry {
         book.lists.insert(discovery, members);
         let mut listed: BTreeMap<String, Member> = BTreeMap::new();
         let mut order = Vec::new();
+        let mut names = BTreeSet::new();
         for member in book.lists.values().flatten() {
-            if listed
-                .insert(member.address.clone(), member.clone())
-                .is_none()
-            {
-                order.push(member.address.clone());
+            if listed.contains_key(&member.address) {
+                continue;
             }
+            let mut member = member.clone();
+            if !names.insert(member.name.clone()) {
+                // Two of one name could not be told apart in logs, metrics and drains.
+                member.name.clone_from(&member.address);
+            }
+            order.push(member.address.clone());
+            listed.insert(member.address.clone(), member);
         }
         if order.len() > self.workers_max {
             warn!(
@@ -149,8 +155,17 @@ impl Registry {
         });
     }
 
+    /// Takes what a worker tells of itself. Its models' entries differ each time it is asked (they carry
+    /// the time); only other names or another version make a new snapshot.
     pub fn set_facts(&self, id: WorkerId, facts: Facts) {
-        self.change(id, |entry| entry.status.facts = Arc::new(facts));
+        let is_news = self.snapshot().workers.iter().any(|status| {
+            let known = &status.facts;
+            status.worker.id == id
+                && (known.version != facts.version || !known.models.keys().eq(facts.models.keys()))
+        });
+        if is_news {
+            self.change(id, |entry| entry.status.facts = Arc::new(facts));
+        }
     }
 
     /// The engine process behind a worker is another one now: what it held is gone.
@@ -359,6 +374,26 @@ pub(crate) mod tests {
         registry.set_health(registry.snapshot().workers[0].worker.id, Health::Down);
         assert_eq!(group_of(&registry, "m"), Some(vec![]));
         assert_eq!(group_of(&registry, "other"), None);
+    }
+
+    #[test]
+    fn of_two_workers_with_one_name_the_second_is_called_by_its_address() {
+        let registry = registry(&[]);
+        let at = |address: &str| Member {
+            address: address.to_owned(),
+            ..member("a")
+        };
+        for _ in 0..2 {
+            registry.set_members("fixed", vec![at("x:1"), at("x:2")]);
+            let snapshot = registry.snapshot();
+            let names: Vec<&str> = snapshot
+                .workers
+                .iter()
+                .map(|status| &*status.worker.name)
+                .collect();
+            assert_eq!(names, ["a", "x:2"]);
+            assert_eq!(snapshot.workers[1].worker.id, WorkerId(1));
+        }
     }
 
     #[test]

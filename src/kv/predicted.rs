@@ -6,13 +6,15 @@
 //! Because of that order, "how deep" is a binary search and needs no walk along the prompt.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use std::time::Instant;
 
 use dashmap::DashMap;
 use hashlink::LinkedHashMap;
 use parking_lot::Mutex;
-use prometheus::IntCounterVec;
+use prometheus::IntCounter;
 use prometheus::IntGauge;
 use rustc_hash::FxBuildHasher;
 use serde::Deserialize;
@@ -59,19 +61,32 @@ impl Default for Settings {
 #[derive(Clone, Debug)]
 pub struct Metrics {
     blocks: IntGauge,
-    forgotten: IntCounterVec,
+    capacity: IntCounter,
+    memory: IntCounter,
+    age: IntCounter,
+    gone: IntCounter,
+    retracted: IntCounter,
 }
 
 impl Metrics {
     pub fn new(registry: &Registry) -> Self {
+        let forgotten = registry.counters(
+            "warmroute_predicted_forgotten_blocks_total",
+            "Blocks no longer believed to be held, by why: the worker's own capacity, the router's \
+             memory, age, a process that is gone, or a request that the worker did not take.",
+            &["reason"],
+        );
+        let of = |reason| forgotten.with_label_values(&[reason]);
         Self {
-            blocks: registry.gauge("warmroute_predicted_blocks", "Prompt blocks that workers are believed to hold."),
-            forgotten: registry.counters(
-                "warmroute_predicted_forgotten_blocks_total",
-                "Blocks no longer believed to be held, by what made room: the worker's own capacity, \
-                 the router's memory, age, a worker that is gone, or one that did not take the request.",
-                &["reason"],
+            blocks: registry.gauge(
+                "warmroute_predicted_blocks",
+                "Prompt blocks that workers are believed to hold.",
             ),
+            capacity: of("capacity"),
+            memory: of("memory"),
+            age: of("age"),
+            gone: of("gone"),
+            retracted: of("retracted"),
         }
     }
 }
@@ -82,6 +97,8 @@ pub struct Predicted {
     /// Who holds a block, sorted.
     holders: DashMap<BlockHash, SmallVec<[WorkerId; 4]>, FxBuildHasher>,
     trees: DashMap<WorkerId, Arc<Mutex<Tree>>, FxBuildHasher>,
+    /// As many as `trees` has; counting those takes all of its locks.
+    tree_count: AtomicUsize,
     settings: Settings,
     metrics: Metrics,
     born: Instant,
@@ -94,6 +111,8 @@ struct Tree {
     tokens: u64,
     /// Tokens ever stored: a clock that stands still while nothing is.
     stored_tokens: u64,
+    /// The worker left; nothing more is recorded.
+    is_closed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +129,7 @@ impl Predicted {
         Self {
             holders: DashMap::default(),
             trees: DashMap::default(),
+            tree_count: AtomicUsize::new(0),
             settings,
             metrics,
             born: now,
@@ -169,17 +189,19 @@ impl Predicted {
         capacity_tokens: u64,
         prompt: &[Block],
     ) -> usize {
-        let tree = self.trees.entry(worker).or_default().clone();
+        let tree = self.tree(worker);
         let used_s = self.seconds(now);
         let capacity_tokens = if capacity_tokens == 0 {
             self.settings.tokens_per_worker
         } else {
             capacity_tokens
         };
-        let blocks_max =
-            (self.settings.blocks_max / self.trees.len().max(1) as u64).max(1) as usize;
+        // What is longer than the cache must not push everything else out of it.
+        let fitting =
+            prompt.partition_point(|block| u64::from(block.end_tokens) <= capacity_tokens);
+        let prompt = &prompt[..fitting];
         let tree = &mut *tree.lock();
-        if self.is_fresh(tree, prompt, used_s, capacity_tokens) {
+        if tree.is_closed || self.is_fresh(tree, prompt, used_s, capacity_tokens) {
             return prompt.len();
         }
         let mut held_before = 0;
@@ -215,19 +237,7 @@ impl Predicted {
                 }
             }
         }
-        let old_s = used_s.saturating_sub(self.settings.age_max_s);
-        while let Some((path, held)) = tree.blocks.front().map(|(path, held)| (*path, *held)) {
-            let reason = if tree.tokens > capacity_tokens {
-                "capacity"
-            } else if tree.blocks.len() > blocks_max {
-                "memory"
-            } else if held.used_s < old_s {
-                "age"
-            } else {
-                break;
-            };
-            self.remove(tree, worker, path, reason);
-        }
+        self.evict(tree, worker, capacity_tokens, used_s);
         held_before
     }
 
@@ -239,24 +249,39 @@ impl Predicted {
         };
         let tree = &mut *tree.lock();
         for block in prompt.get(held_before..).unwrap_or_default() {
-            self.remove(tree, worker, block.path, "retracted");
+            if self.remove(tree, worker, block.path) {
+                self.metrics.retracted.inc();
+            }
         }
     }
 
-    /// Drops all that a worker was believed to hold: it left, or its process is another one.
+    /// Drops all that a worker was believed to hold: its process is another one.
     pub fn forget(&self, worker: WorkerId) {
-        let Some((_, tree)) = self.trees.remove(&worker) else {
-            return;
-        };
-        let tree = std::mem::take(&mut *tree.lock());
-        for path in tree.blocks.keys() {
-            self.remove_holder(*path, worker);
+        if let Some(tree) = self.trees.get(&worker).map(|tree| tree.clone()) {
+            self.clear(&mut tree.lock(), worker);
         }
-        self.metrics.blocks.sub(tree.blocks.len() as i64);
-        self.metrics
-            .forgotten
-            .with_label_values(&["gone"])
-            .inc_by(tree.blocks.len() as u64);
+    }
+
+    /// Drops workers that are no longer there, and what nobody asked for in a long time. To be called
+    /// now and then: requests only look at the worker that they go to.
+    pub fn sweep(&self, now: Instant, is_listed: impl Fn(WorkerId) -> bool) {
+        let trees: Vec<(WorkerId, Arc<Mutex<Tree>>)> = self
+            .trees
+            .iter()
+            .map(|tree| (*tree.key(), tree.value().clone()))
+            .collect();
+        for (worker, tree) in trees {
+            let tree = &mut *tree.lock();
+            if is_listed(worker) {
+                self.evict(tree, worker, u64::MAX, self.seconds(now));
+            } else {
+                self.clear(tree, worker);
+                tree.is_closed = true;
+                if self.trees.remove(&worker).is_some() {
+                    self.tree_count.fetch_sub(1, Relaxed);
+                }
+            }
+        }
     }
 
     /// Blocks and tokens that a worker is believed to hold.
@@ -274,17 +299,58 @@ impl Predicted {
         let Some(held) = prompt.last().and_then(|last| tree.blocks.get(&last.path)) else {
             return false;
         };
+        let age_s = now_s.saturating_sub(held.used_s);
         tree.stored_tokens - held.used_at < capacity_tokens / FRESH
-            && u64::from(now_s - held.used_s) <= u64::from(self.settings.age_max_s) / FRESH
+            && u64::from(age_s) <= u64::from(self.settings.age_max_s) / FRESH
     }
 
-    fn remove(&self, tree: &mut Tree, worker: WorkerId, path: BlockHash, reason: &str) {
-        if let Some(held) = tree.blocks.remove(&path) {
-            tree.tokens -= u64::from(held.tokens);
-            self.remove_holder(path, worker);
-            self.metrics.blocks.dec();
-            self.metrics.forgotten.with_label_values(&[reason]).inc();
+    fn tree(&self, worker: WorkerId) -> Arc<Mutex<Tree>> {
+        if let Some(tree) = self.trees.get(&worker) {
+            return tree.clone();
         }
+        let new = || {
+            self.tree_count.fetch_add(1, Relaxed);
+            Arc::default()
+        };
+        self.trees.entry(worker).or_insert_with(new).clone()
+    }
+
+    /// Makes room: least recently used first, which is the end of a prompt before its start.
+    fn evict(&self, tree: &mut Tree, worker: WorkerId, capacity_tokens: u64, now_s: u32) {
+        let share = self.settings.blocks_max / self.tree_count.load(Relaxed).max(1) as u64;
+        let blocks_max = share.max(1) as usize;
+        let old_s = now_s.saturating_sub(self.settings.age_max_s);
+        while let Some((path, held)) = tree.blocks.front().map(|(path, held)| (*path, *held)) {
+            let reason = if tree.tokens > capacity_tokens {
+                &self.metrics.capacity
+            } else if tree.blocks.len() > blocks_max {
+                &self.metrics.memory
+            } else if held.used_s < old_s {
+                &self.metrics.age
+            } else {
+                break;
+            };
+            self.remove(tree, worker, path);
+            reason.inc();
+        }
+    }
+
+    /// With the tree's lock held throughout, so that no record falls between tree and holders.
+    fn clear(&self, tree: &mut Tree, worker: WorkerId) {
+        self.metrics.gone.inc_by(tree.blocks.len() as u64);
+        while let Some(path) = tree.blocks.front().map(|(path, _)| *path) {
+            self.remove(tree, worker, path);
+        }
+    }
+
+    fn remove(&self, tree: &mut Tree, worker: WorkerId, path: BlockHash) -> bool {
+        let Some(held) = tree.blocks.remove(&path) else {
+            return false;
+        };
+        tree.tokens -= u64::from(held.tokens);
+        self.remove_holder(path, worker);
+        self.metrics.blocks.dec();
+        true
     }
 
     fn remove_holder(&self, path: BlockHash, worker: WorkerId) {

@@ -4,7 +4,6 @@
 //! labels are resolved once (a worker, a model), so that a request only adds to atomics.
 
 use prometheus::Encoder;
-use prometheus::Histogram;
 use prometheus::HistogramOpts;
 use prometheus::HistogramVec;
 use prometheus::IntCounter;
@@ -47,12 +46,6 @@ impl Registry {
 
     pub fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
         self.put(IntGaugeVec::new(Opts::new(name, help), labels))
-    }
-
-    pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
-        self.put(Histogram::with_opts(
-            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
-        ))
     }
 
     pub fn histograms(

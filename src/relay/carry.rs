@@ -30,6 +30,9 @@ use crate::fleet::Worker;
 use crate::fleet::breaker;
 use crate::fleet::load::InFlight;
 use crate::http::Body;
+use crate::ids::Block;
+use crate::ids::WorkerId;
+use crate::kv::predicted::Predicted;
 use crate::observe;
 use crate::prompt::Peek;
 use crate::routing::Decision;
@@ -51,6 +54,46 @@ enum Outcome {
     /// An answer that says somebody else should be asked.
     Refused(Tried, Failure),
     Failed(direct::Error),
+}
+
+/// The belief that a worker computes a prompt, and so holds its blocks. Taken back when dropped, unless
+/// the worker has begun to answer.
+struct Belief<'a> {
+    predicted: &'a Predicted,
+    worker: WorkerId,
+    blocks: &'a [Block],
+    held_before: usize,
+}
+
+impl<'a> Belief<'a> {
+    fn new(predicted: &'a Predicted, now: Instant, worker: &Worker, blocks: &'a [Block]) -> Self {
+        let held_before = match blocks {
+            [] => 0,
+            _ => {
+                let capacity_tokens = worker.cache_tokens.load(Relaxed);
+                predicted.record(now, worker.id, capacity_tokens, blocks)
+            }
+        };
+        Self {
+            predicted,
+            worker: worker.id,
+            blocks,
+            held_before,
+        }
+    }
+
+    fn confirm(mut self) {
+        self.held_before = self.blocks.len();
+    }
+}
+
+impl Drop for Belief<'_> {
+    fn drop(&mut self) {
+        if self.held_before < self.blocks.len() {
+            self.predicted
+                .retract(self.worker, self.blocks, self.held_before);
+        }
+    }
 }
 
 impl Relay {
@@ -86,6 +129,10 @@ impl Relay {
                 }
                 Outcome::Refused(tried, failure) => {
                     last = format!("{} answered {}", worker.name, tried.answer.head.status);
+                    // 503 is a busy worker; what stands before an engine answers 502 and 504 for a dead one.
+                    if tried.answer.is_failure() && !excluded.contains(&worker.id) {
+                        plan.model.judge(&worker, false);
+                    }
                     refused = Some(tried);
                     failure
                 }
@@ -99,6 +146,8 @@ impl Relay {
                 }
             };
             excluded.push(worker.id);
+            // The fleet may be another one by now.
+            self.renew(&mut plan);
             match attempts.on_failure(failure, fastrand::f64()) {
                 Step::Retry { after }
                     if self.may_retry(failure) && observe::now() + after < deadline =>
@@ -120,7 +169,8 @@ impl Relay {
             tries if attempts.has_timed_out() => Error::TimedOut { tries },
             tries => Error::Unreachable { tries, last },
         };
-        warn!(id = %job.id, %error, "request failed");
+        let client_id = job.headers.get("x-request-id");
+        warn!(id = %job.id, ?client_id, %error, "request failed");
         counted.fail();
         Err(error)
     }
@@ -147,13 +197,7 @@ impl Relay {
             prompt_tokens = request.prompt_tokens,
             "chosen"
         );
-        let capacity_tokens = worker.cache_tokens.load(Relaxed);
-        let held_before = match plan.blocks.as_slice() {
-            [] => 0,
-            blocks => self
-                .predicted
-                .record(now, worker.id, capacity_tokens, blocks),
-        };
+        let belief = Belief::new(&self.predicted, now, worker, &plan.blocks);
         let in_flight = InFlight::new(
             worker.clone(),
             request.prompt_tokens,
@@ -163,6 +207,9 @@ impl Relay {
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let outcome = match direct::attempt(job, worker, timer).await {
             Ok(answer) => {
+                if answer.head.status.is_success() {
+                    belief.confirm();
+                }
                 let refusal = self.refusal(&answer);
                 let tried = Tried {
                     answer,
@@ -177,7 +224,6 @@ impl Relay {
             }
             Err(error) => Outcome::Failed(error),
         };
-        self.predicted.retract(worker.id, &plan.blocks, held_before);
         if let Outcome::Refused(
             _,
             Failure::Refused {
@@ -267,7 +313,7 @@ impl Relay {
         let meter = meter::Meter::new(counted, status, in_flight, is_events);
         response.map(|()| {
             stream::relay(
-                body, first, timer, limits, job.api, status, is_events, meter,
+                body, first, timer, limits, job.api, status, is_events, meter, job.id,
             )
         })
     }

@@ -55,12 +55,17 @@ pub(super) fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> H
 
 /// The headers of an engine's answer, for the client.
 pub(super) fn to_client(mut engine: HeaderMap) -> HeaderMap {
-    for name in named_by_connection(&engine)
+    let named: Vec<String> = named_by_connection(&engine)
         .into_iter()
         .map(str::to_owned)
-        .collect::<Vec<_>>()
-    {
+        .collect();
+    for name in named {
         engine.remove(name);
+    }
+    // A length beside chunks is not to be believed (RFC 9112, section 6.3); and an event stream may
+    // get an end that the engine did not send.
+    if engine.contains_key(header::TRANSFER_ENCODING) || is_event_stream(&engine) {
+        engine.remove(header::CONTENT_LENGTH);
     }
     for name in HOP_BY_HOP {
         engine.remove(name);
@@ -70,11 +75,15 @@ pub(super) fn to_client(mut engine: HeaderMap) -> HeaderMap {
     engine
 }
 
-/// Whether an answer is a stream of server-sent events.
+/// Whether an answer is a stream of server-sent events that can be read: a compressed one cannot.
 pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
-    headers
+    let is_events = headers
         .get(header::CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
+        .is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"));
+    is_events
+        && headers
+            .get(header::CONTENT_ENCODING)
+            .is_none_or(|value| value == "identity")
 }
 
 /// How long an engine asks to be left alone, in seconds (a date is not worth reading: engines send none).
@@ -162,13 +171,34 @@ mod tests {
         let client = to_client(map(&[
             ("content-type", "application/json"),
             ("content-length", "3"),
-            ("transfer-encoding", "chunked"),
             ("connection", "close"),
             ("x-request-id", "engine's"),
             ("vary", "Origin"),
         ]));
         assert_eq!(client.len(), 3);
         assert_eq!(client["content-length"], "3");
+    }
+
+    #[test]
+    fn a_length_that_may_not_hold_is_dropped() {
+        for other in [
+            ("transfer-encoding", "chunked"),
+            ("content-type", "text/event-stream; charset=utf-8"),
+        ] {
+            assert!(
+                !to_client(map(&[("content-length", "3"), other])).contains_key("content-length")
+            );
+        }
+    }
+
+    #[test]
+    fn a_compressed_stream_is_passed_without_reading_it() {
+        let events = ("content-type", "text/event-stream");
+        assert!(is_event_stream(&map(&[events])));
+        assert!(!is_event_stream(&map(&[
+            events,
+            ("content-encoding", "gzip")
+        ])));
     }
 
     #[test]

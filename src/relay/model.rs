@@ -91,8 +91,10 @@ pub(super) struct ModelState {
     /// For status 200, which nearly every request has.
     good: [IntCounter; Api::COUNT],
     decisions: [IntCounter; Reason::ALL.len()],
+    complete: IntCounter,
     prompt_blocks: IntCounter,
-    predicted_tokens: IntCounter,
+    overlap_blocks: IntCounter,
+    overlap_tokens: IntCounter,
     in_flight: IntGauge,
     pub(super) ttft: Histogram,
     pub(super) itl: Histogram,
@@ -108,7 +110,8 @@ struct Families {
     requests: IntCounterVec,
     decisions: IntCounterVec,
     prompt_blocks: IntCounterVec,
-    predicted_tokens: IntCounterVec,
+    overlap_blocks: IntCounterVec,
+    overlap_tokens: IntCounterVec,
     in_flight: IntGaugeVec,
     ttft: HistogramVec,
     itl: HistogramVec,
@@ -139,7 +142,12 @@ impl Families {
                 "Blocks of the prompts routed.",
                 &["model"],
             ),
-            predicted_tokens: counters(
+            overlap_blocks: counters(
+                "warmroute_overlap_blocks_total",
+                "Blocks of those prompts that the chosen worker was believed to hold.",
+                &["model"],
+            ),
+            overlap_tokens: counters(
                 "warmroute_overlap_tokens_total",
                 "Prompt tokens that the chosen worker was believed to hold (an estimate).",
                 &["model"],
@@ -248,7 +256,11 @@ impl Models {
                     .with_label_values(&[name.as_ref(), reason.as_str()])
             }),
             prompt_blocks: families.prompt_blocks.with_label_values(&label),
-            predicted_tokens: families.predicted_tokens.with_label_values(&label),
+            overlap_blocks: families.overlap_blocks.with_label_values(&label),
+            overlap_tokens: families.overlap_tokens.with_label_values(&label),
+            complete: families
+                .ends
+                .with_label_values(&[name.as_ref(), End::Complete.as_str()]),
             in_flight: families.in_flight.with_label_values(&label),
             ttft: families.ttft.with_label_values(&label),
             itl: families.itl.with_label_values(&label),
@@ -291,8 +303,10 @@ impl ModelState {
 
     pub(super) fn on_decision(&self, blocks: &[Block], decision: &Decision) {
         self.decisions[decision.reason as usize].inc();
+        let held = blocks.partition_point(|block| block.end_tokens <= decision.cached_tokens);
         self.prompt_blocks.inc_by(blocks.len() as u64);
-        self.predicted_tokens
+        self.overlap_blocks.inc_by(held as u64);
+        self.overlap_tokens
             .inc_by(u64::from(decision.cached_tokens));
     }
 
@@ -380,6 +394,7 @@ impl Counted {
         if status == StatusCode::OK && end == End::Complete {
             self.is_counted = true;
             self.model.good[self.api as usize].inc();
+            self.model.complete.inc();
         } else {
             self.count(status.as_str(), end);
         }

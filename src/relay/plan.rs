@@ -44,8 +44,12 @@ impl Relay {
         peek: &Peek<'_>,
     ) -> Result<Plan, Error> {
         let snapshot = self.fleet.snapshot();
-        if snapshot.models.is_empty() {
-            // Nobody knows yet what there is; a client should ask again, not give up.
+        let is_known = match &peek.model {
+            Some(name) => snapshot.models.contains_key(name.as_ref()),
+            None => !snapshot.models.is_empty(),
+        };
+        if !is_known && (snapshot.models.is_empty() || snapshot.is_being_learnt()) {
+            // Nobody knows yet all that there is; a client should ask again, not give up.
             return Err(Error::NoWorker {
                 model: peek.model.as_deref().unwrap_or_default().to_owned(),
                 retry_after: NO_WORKER_RETRY_AFTER,
@@ -98,6 +102,13 @@ impl Relay {
             model,
             blocks,
         })
+    }
+
+    /// Takes the model's workers as they are now.
+    pub(super) fn renew(&self, plan: &mut Plan) {
+        if let Some(group) = self.fleet.snapshot().models.get(&plan.group.model) {
+            plan.group = group.clone();
+        }
     }
 
     pub(super) fn view<'a>(

@@ -25,6 +25,7 @@ use crate::http;
 use crate::http::BodyError;
 use crate::http::client::EngineBody;
 use crate::http::sse::Aligner;
+use crate::ids::RequestId;
 use crate::observe;
 use crate::prompt::Api;
 
@@ -32,6 +33,8 @@ use crate::prompt::Api;
 const HELD_BYTES_MAX: usize = 1 << 20;
 /// Pieces that have come together are passed on together, up to about so much.
 const BATCH_BYTES: usize = 8 << 10;
+
+const TOO_LONG: &str = "the request took longer than the router allows";
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
@@ -53,6 +56,7 @@ pub(super) fn relay(
     status: StatusCode,
     is_events: bool,
     meter: Meter,
+    id: RequestId,
 ) -> http::Body {
     let events = is_events.then(|| Events {
         aligner: Aligner::new(HELD_BYTES_MAX),
@@ -68,6 +72,7 @@ pub(super) fn relay(
         limits,
         events,
         meter,
+        id,
     };
     relayed.boxed_unsync()
 }
@@ -83,6 +88,7 @@ struct Relayed {
     limits: Limits,
     events: Option<Events>,
     meter: Meter,
+    id: RequestId,
 }
 
 /// What the engine's connection had to give.
@@ -225,9 +231,15 @@ impl Relayed {
             self.on_data(data)
         };
         self.engine = None;
+        let ending = self.events.as_mut().and_then(|events| events.ending.take());
+        if ending.as_ref().is_some_and(Ending::has_end) {
+            // All was said before the connection broke.
+            self.meter.on_end(self.last, End::Complete);
+            return Ok(passed);
+        }
         self.meter.on_end(observe::now(), end);
-        info!(worker = self.meter.worker(), message, "answer broke off");
-        match self.events.as_mut().and_then(|events| events.ending.take()) {
+        info!(id = %self.id, worker = self.meter.worker(), message, "answer broke off");
+        match ending {
             Some(ending) => Ok(join(passed, ending.error(message))),
             // Of a whole answer the client knows the length, or misses the last chunk: it sees the cut.
             None => Err(message.into()),
@@ -243,10 +255,7 @@ impl Relayed {
             let now = observe::now();
             let silent_at = self.last + self.limits.idle;
             if now >= self.limits.deadline {
-                return Poll::Ready((
-                    End::Deadline,
-                    "the request took longer than the router allows",
-                ));
+                return Poll::Ready((End::Deadline, TOO_LONG));
             }
             if now >= silent_at {
                 return Poll::Ready((End::Silence, "the engine stopped sending"));
@@ -271,6 +280,11 @@ impl http_body::Body for Relayed {
         loop {
             if this.engine.is_none() {
                 return Poll::Ready(None);
+            }
+            // Here too, for a client that is slower than its engine and never waits.
+            if this.last >= this.limits.deadline {
+                let end = this.on_broken(Bytes::new(), End::Deadline, TOO_LONG);
+                return Poll::Ready(Some(end.map(Frame::data)));
             }
             let passed = match this.poll_data(cx) {
                 Poll::Ready(Came::Data(data)) => Ok(this.on_data(data)),

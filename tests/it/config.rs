@@ -151,6 +151,10 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &["relay.attempts_max: must be at least 1"],
     );
     check(
+        &minimal("relay: {request_timeout_ms: 99999999999999}"),
+        &["relay.request_timeout_ms: 99999999999999 ms is more than a year"],
+    );
+    check(
         &minimal("relay: {attempts_max: -1}"),
         &["relay.attempts_max"],
     );
@@ -217,6 +221,12 @@ fn all_mistakes_are_told_at_once_in_the_order_of_the_file() {
 
 #[test]
 fn a_workers_file_is_read_like_the_configuration() {
+    assert!(
+        parse_workers("w.yaml", "")
+            .unwrap_err()
+            .contains("has no `workers:`")
+    );
+    assert!(parse_workers("w.yaml", "workers: []").unwrap().is_empty());
     let members = parse_workers("w.yaml", "workers: [{url: 'http://a:1', name: x}]").unwrap();
     assert_eq!(
         (members[0].name.as_str(), members[0].address.as_str()),

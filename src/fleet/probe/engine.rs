@@ -33,8 +33,9 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
                 let number = |name| label(labels, name)?.parse::<u64>().ok();
                 if let (Some(size), Some(blocks)) = (number("block_size"), number("num_gpu_blocks"))
                 {
-                    found.cache_tokens =
-                        Some(found.cache_tokens.unwrap_or(0) + size.saturating_mul(blocks));
+                    let rank = size.saturating_mul(blocks);
+                    let others = found.cache_tokens.unwrap_or(0);
+                    found.cache_tokens = Some(others.saturating_add(rank));
                 }
             }
             _ => {}

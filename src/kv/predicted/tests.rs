@@ -125,6 +125,32 @@ fn what_a_worker_did_not_take_is_taken_back() {
 }
 
 #[test]
+fn a_prompt_longer_than_the_cache_pushes_out_no_more_than_fits() {
+    let index = index(Settings {
+        tokens_per_worker: 30,
+        ..Settings::default()
+    });
+    let worker = WorkerId(1);
+    index.record(index.born, worker, 0, &prompt(&[1, 2, 3, 4, 5]));
+    assert_eq!(index.depth(worker, &prompt(&[1, 2, 3, 4, 5])), 3);
+}
+
+#[test]
+fn a_sweep_drops_what_is_old_and_who_left() {
+    let index = index(Settings {
+        age_max_s: 60,
+        ..Settings::default()
+    });
+    index.record(index.born, WorkerId(1), 0, &prompt(&[1]));
+    index.record(index.born, WorkerId(2), 0, &prompt(&[1]));
+    index.sweep(index.born, |worker| worker == WorkerId(1));
+    assert_eq!(depths(&index, &prompt(&[1])), [(1, 1)]);
+    index.sweep(index.born + Duration::from_secs(90), |_| true);
+    assert_eq!(depths(&index, &prompt(&[1])), []);
+    assert_eq!(index.tree_count.load(Relaxed), 1);
+}
+
+#[test]
 fn a_worker_that_is_gone_leaves_nothing() {
     let index = index(Settings::default());
     index.record(index.born, WorkerId(1), 0, &prompt(&[1, 2]));

@@ -12,7 +12,7 @@ use crate::prompt::Api;
 #[derive(Debug)]
 pub(super) struct Ending {
     api: Api,
-    last: Bytes,
+    has_end: bool,
     /// A Responses stream's first events: they have the response that may have to be called failed.
     first: Option<Bytes>,
     events: u64,
@@ -22,7 +22,7 @@ impl Ending {
     pub(super) fn new(api: Api) -> Self {
         Self {
             api,
-            last: Bytes::new(),
+            has_end: false,
             first: None,
             events: 0,
         }
@@ -34,18 +34,23 @@ impl Ending {
             self.events += memmem::find_iter(events, b"\n\n").count() as u64;
             self.first.get_or_insert_with(|| events.clone());
         }
-        self.last = events.clone();
+        self.has_end = self.has_end || is_terminal(self.api, events);
+    }
+
+    /// Whether the stream has said that it is over.
+    pub(super) fn has_end(&self) -> bool {
+        self.has_end
     }
 
     /// What to add to a stream that ended by itself with `held` left over: nothing if it had an end.
     pub(super) fn if_missing(self, held: &[u8]) -> Option<Bytes> {
-        let has_end = is_terminal(self.api, &self.last) || is_terminal(self.api, held);
+        let has_end = self.has_end || is_terminal(self.api, held);
         (!has_end).then(|| self.error("the engine ended the stream before the answer's end"))
     }
 
     /// What ends a stream that broke off.
     pub(super) fn error(&self, message: &str) -> Bytes {
-        if is_terminal(self.api, &self.last) {
+        if self.has_end {
             return Bytes::new();
         }
         let text = match self.api {
@@ -77,21 +82,26 @@ impl Ending {
     }
 }
 
-/// Whether the last events of a stream end it.
+/// Whether events end a stream: the last one says so, or (Responses) one of them is of a final type.
+/// A final type counts only as a line of its own, not within somebody's text.
 fn is_terminal(api: Api, events: &[u8]) -> bool {
     if events.trim_ascii_end().ends_with(b"[DONE]") {
         return true;
     }
-    let has = |text: &str| memmem::find(events, text.as_bytes()).is_some();
+    const FINAL: [&[u8]; 4] = [
+        b"response.completed",
+        b"response.incomplete",
+        b"response.failed",
+        b"error",
+    ];
     api == Api::Responses
-        && [
-            "event: response.completed",
-            "event: response.incomplete",
-            "event: response.failed",
-            "event: error",
-        ]
-        .into_iter()
-        .any(has)
+        && memmem::find_iter(events, b"event:").any(|at| {
+            let starts_line = at == 0 || events[at - 1] == b'\n';
+            let line = events[at + b"event:".len()..]
+                .split(|byte| *byte == b'\n')
+                .next();
+            starts_line && line.is_some_and(|name| FINAL.contains(&name.trim_ascii()))
+        })
 }
 
 /// The response that a stream's first event announces.
@@ -137,6 +147,26 @@ mod tests {
             .if_missing(b""),
             None
         );
+    }
+
+    #[test]
+    fn an_end_is_an_event_and_not_a_text_that_mentions_one() {
+        let quoted = "event: response.output_text.delta\ndata: {\"delta\":\"event: error\"}\n\n";
+        assert!(
+            after(Api::Responses, &[CREATED, quoted])
+                .if_missing(b"")
+                .is_some()
+        );
+        assert!(
+            after(
+                Api::Responses,
+                &["event:response.failed\r\ndata: {}\r\n\r\n"]
+            )
+            .has_end()
+        );
+        // A final event so long that it passed in pieces.
+        let pieces = ["event: response.completed\ndata: {\"a", "b\"}\n\n"];
+        assert_eq!(after(Api::Responses, &pieces).if_missing(b""), None);
     }
 
     #[test]
