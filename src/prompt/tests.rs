@@ -72,6 +72,8 @@ fn fields_between_router_and_engine_are_refused_by_name() {
         r#"{"vllm_xargs": {"kv_cache_report_mode": "full"}}"#,
         r#"{"vllm_xargs": {"a": 1, "kv_cache_report\u005fmode": "full"}}"#,
         r#"{"vllm_xargs": {"kv_cache_report_mode": null, "kv_cache_report_mode": "full"}}"#,
+        r#"{"vllm_xargs": {"kv_cache_report_mode": "full", "kv_cache_report_mode": null}}"#,
+        r#"{"vllm_xargs": {"kv\u005fcache_report_mode":"full","kv\u005fcache_report_mode":"full"}}"#,
     ];
     for body in hidden {
         check_error(Api::Chat, body, "vllm_xargs.kv_cache_report_mode");
@@ -82,6 +84,10 @@ fn fields_between_router_and_engine_are_refused_by_name() {
 fn what_an_engine_answers_may_be_sent_back_to_it_as_null() {
     let body = br#"{"kv_transfer_params": null, "vllm_xargs": {"mine": 1}, "request_id": "x"}"#;
     assert!(peek(Api::Chat, body, 64).is_ok());
+    for odd in ["null", "true", "-1", "1", "1.5", "\"x\"", "[{}]"] {
+        let body = format!("{{\"vllm_xargs\": {odd}}}");
+        assert!(peek(Api::Chat, body.as_bytes(), 64).is_ok(), "{body}");
+    }
 }
 
 #[test]
