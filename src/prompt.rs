@@ -213,7 +213,7 @@ impl<'de> Visitor<'de> for &mut Looker<'de> {
                 Key::Stream => self.peek.is_stream = map.next_value::<Flag>()?.0,
                 Key::Part(section) => {
                     self.cutter.begin(section);
-                    map.next_value_seed(Canonical::new(&mut self.cutter))?;
+                    map.next_value_seed(Canonical::new(&mut self.cutter, section))?;
                     self.cutter.end();
                 }
                 Key::Forbidden(name) => {

@@ -174,6 +174,28 @@ fn an_image_counts_by_what_it_costs_not_by_its_bytes() {
 }
 
 #[test]
+fn what_describes_an_image_is_no_other_image() {
+    let check = |part: Value, images: u64| {
+        let prompt = chat(&json!([{"role": "user", "content": [part]}]));
+        assert_eq!(prompt.bytes / 3_200, images, "{part}");
+    };
+    check(json!({"image_url": {"url": "u", "detail": "low"}}), 1);
+    check(json!({"image_url": "u", "detail": "low"}), 1);
+    check(json!({"input_audio": {"data": "d", "format": "wav"}}), 1);
+    check(json!({"file": {"file_data": "d", "filename": "f"}}), 1);
+    check(json!({"file_url": "u", "filename": "f"}), 1);
+    check(json!({"type": "url_citation", "url": "u", "data": "d"}), 0);
+}
+
+#[test]
+fn a_tool_may_call_its_parameters_as_it_likes() {
+    let property = json!({"type": "string", "description": "what to look at", "url": "u"});
+    let tools = json!([{"function": {"parameters": {"properties":
+        {"image_url": property, "file": property, "file_data": "d", "input_audio": {"data": "d"}}}}}]);
+    assert!(peeked(Api::Chat, &json!({"tools": tools})).bytes < 1_000);
+}
+
+#[test]
 fn token_ids_are_a_prompt_too() {
     let ids: Vec<u32> = (0..64).collect();
     let prompt = peeked(Api::Completions, &json!({"prompt": ids}));
