@@ -40,7 +40,7 @@ use crate::relay::Relay;
 #[serde(default)]
 pub struct Settings {
     pub body_bytes_max: u64,
-    /// Between two pieces of a request's body.
+    /// Between two pieces of a request's body; the whole of it may take 10 times as long.
     pub body_timeout_ms: u64,
 }
 
@@ -186,6 +186,9 @@ impl ApiServer {
     }
 }
 
+/// How many of the times between two pieces a whole body may take: a byte now and then is no excuse.
+const TOTAL_TIMEOUTS: u32 = 10;
+
 /// Reads a body whole: a decision needs its prompt, and a second try all of it.
 async fn read(mut body: Incoming, settings: &Settings) -> Result<Bytes, ApiError> {
     let max = settings.body_bytes_max;
@@ -197,14 +200,22 @@ async fn read(mut body: Incoming, settings: &Settings) -> Result<Bytes, ApiError
     const RESERVED_MAX: u64 = 1 << 20;
     let mut whole = BytesMut::new();
     let mut first = Bytes::new();
+    let limit = Duration::from_millis(settings.body_timeout_ms);
+    let total = limit.saturating_mul(TOTAL_TIMEOUTS);
+    // The first wait. A body that never lets us wait needs no clock.
+    let mut begun = None;
     loop {
         let frame = match poll_once(body.frame()).await {
             Ok(ready) => ready,
             Err(_) => {
-                let limit = Duration::from_millis(settings.body_timeout_ms);
-                tokio::time::timeout(limit, body.frame())
+                let now = observe::now();
+                let left = total.saturating_sub(now - *begun.get_or_insert(now));
+                tokio::time::timeout(limit.min(left), body.frame())
                     .await
-                    .map_err(|_| ApiError::slow_body(settings.body_timeout_ms))?
+                    .map_err(|_| match left < limit {
+                        true => ApiError::endless_body(total),
+                        false => ApiError::slow_body(settings.body_timeout_ms),
+                    })?
             }
         };
         let Some(frame) = frame else { break };

@@ -213,7 +213,7 @@ impl<'de> Visitor<'de> for &mut Looker<'de> {
                 Key::Stream => self.peek.is_stream = map.next_value::<Flag>()?.0,
                 Key::Part(section) => {
                     self.cutter.begin(section);
-                    map.next_value_seed(Canonical::new(&mut self.cutter))?;
+                    map.next_value_seed(Canonical::new(&mut self.cutter, section))?;
                     self.cutter.end();
                 }
                 Key::Forbidden(name) => {
@@ -328,24 +328,54 @@ impl<'de> Deserialize<'de> for Flag {
 }
 
 /// Whether `vllm_xargs` asks for a re-report of cached blocks.
-#[derive(Default)]
 struct Xargs {
     reports: bool,
 }
 
 impl<'de> Deserialize<'de> for Xargs {
     fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Fields {
-            kv_cache_report_mode: Option<IgnoredAny>,
+        /// Anything but an object is the engine's to refuse.
+        const NOTHING: Xargs = Xargs { reports: false };
+        struct V;
+        impl<'de> Visitor<'de> for V {
+            type Value = Xargs;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("any value")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Xargs, A::Error> {
+                let mut reports = false;
+                // However it is escaped, and however often it is there.
+                while let Some(name) = map.next_key::<Cow<'de, str>>()? {
+                    let is_set = map.next_value::<Option<IgnoredAny>>()?.is_some();
+                    reports |= is_set && name == "kv_cache_report_mode";
+                }
+                Ok(Xargs { reports })
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<Xargs, A::Error> {
+                while seq.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(NOTHING)
+            }
+            fn visit_str<E>(self, _: &str) -> Result<Xargs, E> {
+                Ok(NOTHING)
+            }
+            fn visit_unit<E>(self) -> Result<Xargs, E> {
+                Ok(NOTHING)
+            }
+            fn visit_bool<E>(self, _: bool) -> Result<Xargs, E> {
+                Ok(NOTHING)
+            }
+            fn visit_i64<E>(self, _: i64) -> Result<Xargs, E> {
+                Ok(NOTHING)
+            }
+            fn visit_u64<E>(self, _: u64) -> Result<Xargs, E> {
+                Ok(NOTHING)
+            }
+            fn visit_f64<E>(self, _: f64) -> Result<Xargs, E> {
+                Ok(NOTHING)
+            }
         }
-        let raw = <&serde_json::value::RawValue>::deserialize(deserializer)?;
-        // A key given twice fails here, though engines take the last: then it is there, too.
-        let reports = match serde_json::from_str::<Fields>(raw.get()) {
-            Ok(fields) => fields.kv_cache_report_mode.is_some(),
-            Err(_) => raw.get().contains("kv_cache_report_mode"),
-        };
-        Ok(Xargs { reports })
+        deserializer.deserialize_any(V)
     }
 }
 

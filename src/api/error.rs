@@ -67,6 +67,11 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "request_body_timeout", message)
     }
 
+    pub(super) fn endless_body(limit: std::time::Duration) -> Self {
+        let message = format!("the request body took longer than {} ms", limit.as_millis());
+        Self::new(StatusCode::BAD_REQUEST, "request_body_timeout", message)
+    }
+
     pub(super) fn broken_body(error: &hyper::Error) -> Self {
         Self::new(
             StatusCode::BAD_REQUEST,

@@ -11,6 +11,7 @@ use serde::de::MapAccess;
 use serde::de::SeqAccess;
 use serde::de::Visitor;
 
+use super::Section;
 use super::blocks::Cutter;
 
 /// Ends a text. No UTF-8 text has this byte.
@@ -22,15 +23,41 @@ const MEDIA_BYTES: u32 = 3_200;
 /// Feeds one value to a cutter.
 pub(super) struct Canonical<'c> {
     cutter: &'c mut Cutter,
-    is_media: bool,
+    place: Place,
+}
+
+/// What a string at some place of a value is.
+#[derive(Clone, Copy)]
+enum Place {
+    /// Text, and so is all that is below: a tool may call its parameters as it likes.
+    TextOnly,
+    /// Text, though media may be below.
+    Text,
+    /// An image's or sound's URL or data, or an object that has it beside what describes it.
+    Media,
+    /// A payload, by its key.
+    Payload,
+}
+
+impl Place {
+    fn below(self, key: &str) -> Self {
+        match (self, key) {
+            (Place::TextOnly, _) => Place::TextOnly,
+            (Place::Media, "url" | "data") => Place::Payload,
+            (_, "file_data" | "file_url") => Place::Payload,
+            (_, "image_url" | "input_audio" | "audio_url" | "video_url") => Place::Media,
+            _ => Place::Text,
+        }
+    }
 }
 
 impl<'c> Canonical<'c> {
-    pub(super) fn new(cutter: &'c mut Cutter) -> Self {
-        Self {
-            cutter,
-            is_media: false,
-        }
+    pub(super) fn new(cutter: &'c mut Cutter, section: Section) -> Self {
+        let place = match section {
+            Section::Conversation => Place::Text,
+            Section::Template | Section::Instructions | Section::Tools => Place::TextOnly,
+        };
+        Self { cutter, place }
     }
 }
 
@@ -50,11 +77,14 @@ impl<'de> Visitor<'de> for Canonical<'_> {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<(), E> {
-        if self.is_media {
-            self.cutter.feed_media(text.as_bytes(), MEDIA_BYTES);
-        } else {
-            self.cutter.feed(text.as_bytes());
-            self.cutter.feed(&[TEXT_END]);
+        match self.place {
+            Place::Media | Place::Payload => {
+                self.cutter.feed_media(text.as_bytes(), MEDIA_BYTES);
+            }
+            Place::Text | Place::TextOnly => {
+                self.cutter.feed(text.as_bytes());
+                self.cutter.feed(&[TEXT_END]);
+            }
         }
         Ok(())
     }
@@ -91,7 +121,7 @@ impl<'de> Visitor<'de> for Canonical<'_> {
         while seq
             .next_element_seed(Canonical {
                 cutter: self.cutter,
-                is_media: self.is_media,
+                place: self.place,
             })?
             .is_some()
         {}
@@ -100,12 +130,13 @@ impl<'de> Visitor<'de> for Canonical<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         self.cutter.feed(b"{");
-        while let Some(is_media) = map.next_key_seed(KeyMark {
+        while let Some(place) = map.next_key_seed(KeyMark {
             cutter: self.cutter,
+            above: self.place,
         })? {
             map.next_value_seed(Canonical {
                 cutter: self.cutter,
-                is_media: self.is_media || is_media,
+                place,
             })?;
         }
         self.cutter.feed(b"}");
@@ -113,38 +144,30 @@ impl<'de> Visitor<'de> for Canonical<'_> {
     }
 }
 
-/// Feeds a key and tells whether what follows is media.
+/// Feeds a key and tells what follows.
 struct KeyMark<'c> {
     cutter: &'c mut Cutter,
+    above: Place,
 }
 
 impl<'de> DeserializeSeed<'de> for KeyMark<'_> {
-    type Value = bool;
+    type Value = Place;
 
-    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
+    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Place, D::Error> {
         deserializer.deserialize_str(self)
     }
 }
 
 impl Visitor<'_> for KeyMark<'_> {
-    type Value = bool;
+    type Value = Place;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a key")
     }
 
-    fn visit_str<E>(self, name: &str) -> Result<bool, E> {
+    fn visit_str<E>(self, name: &str) -> Result<Place, E> {
         self.cutter.feed(name.as_bytes());
         self.cutter.feed(b":");
-        Ok(matches!(
-            name,
-            "image_url"
-                | "input_audio"
-                | "audio_url"
-                | "video_url"
-                | "file"
-                | "file_data"
-                | "file_url"
-        ))
+        Ok(self.above.below(name))
     }
 }

@@ -72,6 +72,8 @@ fn fields_between_router_and_engine_are_refused_by_name() {
         r#"{"vllm_xargs": {"kv_cache_report_mode": "full"}}"#,
         r#"{"vllm_xargs": {"a": 1, "kv_cache_report\u005fmode": "full"}}"#,
         r#"{"vllm_xargs": {"kv_cache_report_mode": null, "kv_cache_report_mode": "full"}}"#,
+        r#"{"vllm_xargs": {"kv_cache_report_mode": "full", "kv_cache_report_mode": null}}"#,
+        r#"{"vllm_xargs": {"kv\u005fcache_report_mode":"full","kv\u005fcache_report_mode":"full"}}"#,
     ];
     for body in hidden {
         check_error(Api::Chat, body, "vllm_xargs.kv_cache_report_mode");
@@ -82,6 +84,10 @@ fn fields_between_router_and_engine_are_refused_by_name() {
 fn what_an_engine_answers_may_be_sent_back_to_it_as_null() {
     let body = br#"{"kv_transfer_params": null, "vllm_xargs": {"mine": 1}, "request_id": "x"}"#;
     assert!(peek(Api::Chat, body, 64).is_ok());
+    for odd in ["null", "true", "-1", "1", "1.5", "\"x\"", "[{}]"] {
+        let body = format!("{{\"vllm_xargs\": {odd}}}");
+        assert!(peek(Api::Chat, body.as_bytes(), 64).is_ok(), "{body}");
+    }
 }
 
 #[test]
@@ -165,6 +171,28 @@ fn an_image_counts_by_what_it_costs_not_by_its_bytes() {
         .map(|block| u64::from(block.bytes))
         .sum();
     assert!((small.bytes - 64..=small.bytes).contains(&in_blocks));
+}
+
+#[test]
+fn what_describes_an_image_is_no_other_image() {
+    let check = |part: Value, images: u64| {
+        let prompt = chat(&json!([{"role": "user", "content": [part]}]));
+        assert_eq!(prompt.bytes / 3_200, images, "{part}");
+    };
+    check(json!({"image_url": {"url": "u", "detail": "low"}}), 1);
+    check(json!({"image_url": "u", "detail": "low"}), 1);
+    check(json!({"input_audio": {"data": "d", "format": "wav"}}), 1);
+    check(json!({"file": {"file_data": "d", "filename": "f"}}), 1);
+    check(json!({"file_url": "u", "filename": "f"}), 1);
+    check(json!({"type": "url_citation", "url": "u", "data": "d"}), 0);
+}
+
+#[test]
+fn a_tool_may_call_its_parameters_as_it_likes() {
+    let property = json!({"type": "string", "description": "what to look at", "url": "u"});
+    let tools = json!([{"function": {"parameters": {"properties":
+        {"image_url": property, "file": property, "file_data": "d", "input_audio": {"data": "d"}}}}}]);
+    assert!(peeked(Api::Chat, &json!({"tools": tools})).bytes < 1_000);
 }
 
 #[test]

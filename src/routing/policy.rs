@@ -1,5 +1,7 @@
 //! The policies, one arm each.
 
+use std::iter;
+
 use serde::Deserialize;
 use serde::Serialize;
 
@@ -7,7 +9,6 @@ use super::Decision;
 use super::Reason;
 use super::Request;
 use super::Settings;
-use super::State;
 use super::View;
 use super::cost::cost;
 use super::sticky;
@@ -44,21 +45,24 @@ pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Optio
             let start = draw.below(view.len());
             next_usable(view, start).map(|place| (place, Reason::Drawn))
         }
-        Policy::LeastLoad => least_load(view, sample(view, settings.sampled.max(64), &mut draw))
-            .map(|place| (place, Reason::LeastLoad)),
-        Policy::PowerOfTwo => less_loaded_of_two(view, &mut draw),
+        Policy::LeastLoad => {
+            let places = sample(view, settings.sampled.max(64), &mut draw);
+            least_load(request, view, places).map(|place| (place, Reason::LeastLoad))
+        }
+        Policy::PowerOfTwo => less_loaded_of_two(request, view, &mut draw),
         Policy::ConsistentHash => match request.affinity {
             Some(key) => {
                 sticky::choose(key, usable(view).map(|place| (place, view.identity(place))))
                     .map(|place| (place, Reason::Affinity))
             }
             // Nothing to hold on to.
-            None => less_loaded_of_two(view, &mut draw),
+            None => less_loaded_of_two(request, view, &mut draw),
         },
     };
     // A sample may have met only workers that are out; somebody else may still be there.
-    let (place, reason) = chosen
-        .or_else(|| least_load(view, 0..view.len()).map(|place| (place, Reason::LeastLoad)))?;
+    let (place, reason) = chosen.or_else(|| {
+        least_load(request, view, 0..view.len()).map(|place| (place, Reason::LeastLoad))
+    })?;
     let cached_tokens = view.cached_tokens(place);
     let cost = cost(settings, request, &view.state(place), cached_tokens);
     Some(Decision {
@@ -117,8 +121,7 @@ fn cheapest(
             place,
             cost: cost(settings, request, &state, cached_tokens),
             requests: state.requests,
-            // Among equals the seed decides, or an idle fleet would use its first worker only.
-            tie: mix(request.seed ^ mix(place as u64 + 1)),
+            tie: tie(request, place),
             cached_tokens,
         };
         if best
@@ -171,25 +174,38 @@ fn next_usable(view: &impl View, start: usize) -> Option<usize> {
         .find(|place| view.state(*place).is_usable)
 }
 
-fn less_loaded_of_two(view: &impl View, draw: &mut Draw) -> Option<(usize, Reason)> {
-    let first = next_usable(view, draw.below(view.len()));
-    let second = next_usable(view, draw.below(view.len()));
-    least_load(view, first.into_iter().chain(second)).map(|place| (place, Reason::LeastLoad))
+fn less_loaded_of_two(
+    request: &Request,
+    view: &impl View,
+    draw: &mut Draw,
+) -> Option<(usize, Reason)> {
+    let first = next_usable(view, draw.below(view.len()))?;
+    // Of the others, counted on from the first, or the first could be compared with itself.
+    let others = view.len() - 1;
+    let start = draw.below(others);
+    let second = (start..others)
+        .chain(0..start)
+        .map(|ahead| (first + 1 + ahead) % view.len())
+        .find(|place| view.state(*place).is_usable);
+    least_load(request, view, iter::once(first).chain(second))
+        .map(|place| (place, Reason::LeastLoad))
 }
 
-fn least_load(view: &impl View, places: impl Iterator<Item = usize>) -> Option<usize> {
-    let load = |place: &usize| -> Option<(u32, usize)> {
-        let State {
-            is_usable,
-            requests,
-            ..
-        } = view.state(*place);
-        is_usable.then_some((requests, *place))
-    };
+fn least_load(
+    request: &Request,
+    view: &impl View,
+    places: impl Iterator<Item = usize>,
+) -> Option<usize> {
     places
-        .filter_map(|place| load(&place))
-        .min_by_key(|(requests, _)| *requests)
-        .map(|(_, place)| place)
+        .map(|place| (place, view.state(place)))
+        .filter(|(_, state)| state.is_usable)
+        .min_by_key(|(place, state)| (state.requests, tie(request, *place)))
+        .map(|(place, _)| place)
+}
+
+/// Among equals the seed decides, or an idle fleet would use its first worker only.
+fn tie(request: &Request, place: usize) -> u64 {
+    mix(request.seed ^ mix(place as u64 + 1))
 }
 
 /// Numbers from the request's seed.

@@ -929,6 +929,30 @@ async fn connections_that_dawdle_or_idle_are_closed() {
 }
 
 #[tokio::test]
+async fn a_body_that_drips_is_not_waited_for_forever() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.api.requests.body_timeout_ms = 200;
+    })
+    .await;
+    let stream = TcpStream::connect(cluster.router.api).await.unwrap();
+    let (mut reads, mut writes) = stream.into_split();
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n{{");
+    writes.write_all(head.as_bytes()).await.unwrap();
+    let drip = tokio::spawn(async move {
+        while writes.write_all(b" ").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let mut answer = vec![0; 4096];
+    let read = tokio::time::timeout(HANG, reads.read(&mut answer)).await;
+    let read = read.expect("an answer, not a hang").unwrap();
+    drip.abort();
+    let answer = String::from_utf8_lossy(&answer[..read]);
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert!(answer.contains("longer than 2000 ms"), "{answer}");
+}
+
+#[tokio::test]
 async fn an_answer_that_takes_long_is_not_an_idle_connection() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.api.connections.header_timeout_ms = 100;

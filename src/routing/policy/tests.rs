@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::super::State;
 use super::*;
 
 /// The plainest view: a table.
@@ -111,16 +112,40 @@ fn cache_aware_weighs_what_is_held_against_the_queue() {
 #[test]
 fn an_idle_fleet_is_used_evenly() {
     let table = Table::new(&[(true, 0, 0, 0); 4]);
-    let mut counts = [0; 4];
-    for seed in 0..400 {
+    for policy in [Policy::CacheAware, Policy::LeastLoad, Policy::PowerOfTwo] {
+        let mut counts = [0; 4];
+        for seed in 0..400 {
+            let request = Request {
+                prompt_tokens: 10,
+                seed,
+                ..Request::default()
+            };
+            counts[chosen(policy, &request, &table).unwrap().0] += 1;
+        }
+        assert!(
+            counts.iter().all(|count| *count > 60),
+            "{policy:?} {counts:?}"
+        );
+    }
+}
+
+#[test]
+fn power_of_two_compares_two_workers_and_not_one_with_itself() {
+    let of_seed = |seed, table: &Table| {
         let request = Request {
-            prompt_tokens: 10,
             seed,
             ..Request::default()
         };
-        counts[chosen(Policy::CacheAware, &request, &table).unwrap().0] += 1;
+        chosen(Policy::PowerOfTwo, &request, table).unwrap().0
+    };
+    let two = Table::new(&[(true, 9, 0, 0), (true, 1, 0, 0)]);
+    let two_of_three = Table::new(&[(true, 9, 0, 0), (false, 0, 0, 0), (true, 1, 0, 0)]);
+    let one = Table::new(&[(true, 9, 0, 0)]);
+    for seed in 0..200 {
+        assert_eq!(of_seed(seed, &two), 1, "{seed}");
+        assert_eq!(of_seed(seed, &two_of_three), 2, "{seed}");
+        assert_eq!(of_seed(seed, &one), 0, "{seed}");
     }
-    assert!(counts.iter().all(|count| *count > 60), "{counts:?}");
 }
 
 #[test]
