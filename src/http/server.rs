@@ -283,8 +283,12 @@ impl http_body::Body for Counted {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        debug_assert!(self.busy.is_held());
-        Pin::new(&mut self.body).poll_frame(cx)
+        self.busy.on_poll();
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(_))) = &polled {
+            self.busy.on_piece();
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

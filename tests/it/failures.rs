@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
@@ -663,6 +665,34 @@ async fn a_client_that_takes_nothing_for_too_long_is_cut_off() {
     let page = client::get(router.admin, "/metrics").await;
     let line = "warmroute_connections_closed_total{limit=\"send\"} 1";
     assert!(page.text().contains(line), "{}", page.text());
+}
+
+#[tokio::test]
+async fn an_http2_client_that_grants_no_window_is_cut_off() {
+    let stub = Stub::endless().await;
+    let router = stub
+        .router(|config| config.api.connections.send_timeout_ms = 300)
+        .await;
+    let stream = TcpStream::connect(router.api).await.unwrap();
+    let (mut sender, driver) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
+    let driver = tokio::spawn(driver);
+    let request = hyper::Request::post(format!("http://{}{CHAT}", router.api))
+        .header("content-type", "application/json")
+        .body(chat("x", 1, true))
+        .unwrap();
+    // The connection is read all the while; the answer's body, which is held here, is not.
+    let answer = sender.send_request(request).await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let cut = tokio::time::timeout(HANG, driver).await;
+    let _ = cut.expect("the connection is closed");
+    eventually("the engine was told", async || stub.open() == 0).await;
+    let page = client::get(router.admin, "/metrics").await;
+    let line = "warmroute_connections_closed_total{limit=\"send\"} 1";
+    assert!(page.text().contains(line), "{}", page.text());
+    drop(answer);
 }
 
 #[tokio::test]

@@ -68,10 +68,23 @@ pub(super) struct Activity {
     since_ms: AtomicU64,
     /// When a write first found no room; 0 when writes succeed.
     blocked_ms: AtomicU64,
+    /// Half a send limit each; `judge` counts them on.
+    period: AtomicU32,
+    period_ms: AtomicU64,
+    /// HTTP/2 bodies of which a piece waits for the client's window, by the period in which it came.
+    /// The socket is writable all the while.
+    withheld: [AtomicU32; PERIODS],
 }
 
+const PERIODS: usize = 4;
+
 /// Marks a request as running until it is dropped.
-pub(super) struct Busy(Arc<Activity>);
+pub(super) struct Busy {
+    activity: Arc<Activity>,
+    http2: bool,
+    /// The period in which a piece was taken, until the next one is asked for.
+    withheld: Option<usize>,
+}
 
 impl Activity {
     pub(super) fn new(now: Instant) -> Self {
@@ -82,22 +95,33 @@ impl Activity {
             http2: AtomicBool::new(false),
             since_ms: AtomicU64::new(0),
             blocked_ms: AtomicU64::new(0),
+            period: AtomicU32::new(0),
+            period_ms: AtomicU64::new(0),
+            withheld: Default::default(),
         }
     }
 
     pub(super) fn begin(self: &Arc<Self>, version: Version) -> Busy {
         self.requests.fetch_add(1, Relaxed);
         self.in_head.store(false, Relaxed);
-        if version == Version::HTTP_2 {
+        let http2 = version == Version::HTTP_2;
+        if http2 {
             self.http2.store(true, Relaxed);
         }
-        Busy(self.clone())
+        Busy {
+            activity: self.clone(),
+            http2,
+            withheld: None,
+        }
     }
 
     pub(super) fn judge(&self, now: Instant, limits: &Limits) -> Verdict {
         let now_ms = self.ms(now);
         let blocked_ms = self.blocked_ms.load(Relaxed);
         if blocked_ms != 0 && now_ms.saturating_sub(blocked_ms) > limits.send.as_millis() as u64 {
+            return Verdict::NotReading;
+        }
+        if self.withholds(now_ms, limits) {
             return Verdict::NotReading;
         }
         if self.requests.load(Relaxed) > 0 {
@@ -116,6 +140,20 @@ impl Activity {
         } else {
             Verdict::Fine
         }
+    }
+
+    /// Whether a piece has waited for longer than the send limit. Counts the periods on.
+    fn withholds(&self, now_ms: u64, limits: &Limits) -> bool {
+        let begun_ms = self.period_ms.load(Relaxed);
+        if now_ms.saturating_sub(begun_ms) <= limits.send.as_millis() as u64 / 2 {
+            return false;
+        }
+        let period = self.period.load(Relaxed).wrapping_add(1);
+        self.period_ms.store(now_ms, Relaxed);
+        self.period.store(period, Relaxed);
+        // Of the period before the last two whole ones, whose slot is the next to be used again.
+        let oldest = period.wrapping_add(1) as usize % PERIODS;
+        self.withheld[oldest].load(Relaxed) > 0
     }
 
     fn on_read(&self) {
@@ -141,15 +179,31 @@ impl Activity {
 }
 
 impl Busy {
-    pub(super) fn is_held(&self) -> bool {
-        self.0.requests.load(Relaxed) > 0
+    /// The body gave a piece. Over HTTP/1 the socket itself shows whether it is taken.
+    pub(super) fn on_piece(&mut self) {
+        if self.http2 && self.withheld.is_none() {
+            let period = self.activity.period.load(Relaxed) as usize % PERIODS;
+            self.activity.withheld[period].fetch_add(1, Relaxed);
+            self.withheld = Some(period);
+        }
+    }
+
+    /// The next piece is asked for: the last one has gone.
+    pub(super) fn on_poll(&mut self) {
+        if let Some(period) = self.withheld.take() {
+            self.activity.withheld[period].fetch_sub(1, Relaxed);
+        }
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        if self.0.requests.fetch_sub(1, Relaxed) == 1 {
-            self.0.since_ms.store(self.0.ms(observe::now()), Relaxed);
+        self.on_poll();
+        let activity = &self.activity;
+        if activity.requests.fetch_sub(1, Relaxed) == 1 {
+            activity
+                .since_ms
+                .store(activity.ms(observe::now()), Relaxed);
         }
     }
 }
@@ -265,5 +319,42 @@ mod tests {
         activity.on_write(false);
         assert_eq!(at(&activity, 32), Verdict::Fine);
         drop(busy);
+    }
+
+    #[test]
+    fn a_piece_that_no_window_lets_go_ends_the_connection() {
+        let activity = Arc::new(Activity::new(observe::now()));
+        let mut busy = activity.begin(Version::HTTP_2);
+        busy.on_piece();
+        let verdicts: Vec<Verdict> = (1..5).map(|look| at(&activity, 16 * look)).collect();
+        assert_eq!(verdicts[..2], [Verdict::Fine; 2]);
+        assert_eq!(verdicts[2], Verdict::NotReading);
+    }
+
+    #[test]
+    fn a_body_that_is_asked_for_more_or_dropped_withholds_nothing() {
+        let activity = Arc::new(Activity::new(observe::now()));
+        let mut busy = activity.begin(Version::HTTP_2);
+        for look in 1..20 {
+            busy.on_poll();
+            busy.on_piece();
+            assert_eq!(at(&activity, 16 * look), Verdict::Fine);
+        }
+        let other = activity.begin(Version::HTTP_2);
+        drop(busy);
+        for look in 20..40 {
+            assert_eq!(at(&activity, 16 * look), Verdict::Fine);
+        }
+        drop(other);
+    }
+
+    #[test]
+    fn over_http1_only_the_socket_tells() {
+        let activity = Arc::new(Activity::new(observe::now()));
+        let mut busy = activity.begin(Version::HTTP_11);
+        busy.on_piece();
+        for look in 1..20 {
+            assert_eq!(at(&activity, 16 * look), Verdict::Fine);
+        }
     }
 }
