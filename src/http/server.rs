@@ -198,6 +198,7 @@ async fn connection<H, F>(
     let mut tick = pin!(tokio::time::sleep(limits.look_every()));
     let mut registered = false;
     let mut finishing = false;
+    let mut is_leaving = false;
     let ended = poll_fn(|cx| {
         if !registered {
             // Once is enough: a task keeps its waker, and the flags below tell what woke it.
@@ -215,7 +216,10 @@ async fn connection<H, F>(
         if tick.as_mut().poll(cx).is_ready() {
             match activity.judge(observe::now(), &limits) {
                 Verdict::Fine => {}
+                // Asked to go a look ago and still here: it takes no part in its own farewell.
+                Verdict::Idle if is_leaving => return Poll::Ready(Ok(())),
                 Verdict::Idle => {
+                    is_leaving = true;
                     metrics.closed.with_label_values(&["idle"]).inc();
                     connection.as_mut().graceful_shutdown();
                 }
