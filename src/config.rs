@@ -1,9 +1,8 @@
 //! What we are told: YAML text -> each part's settings, checked once, all complaints together.
 
+mod check;
 pub mod document;
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -16,14 +15,12 @@ use crate::api;
 use crate::fleet::Member;
 use crate::fleet::breaker;
 use crate::fleet::discovery::Listed;
-use crate::fleet::discovery::bearer;
 use crate::fleet::health;
 use crate::http::client;
 use crate::http::server;
 use crate::kv::predicted;
 use crate::observe;
 use crate::relay;
-use crate::relay::KeySource;
 use crate::relay::ModelSettings;
 use crate::relay::PerModel;
 use crate::routing;
@@ -188,12 +185,12 @@ impl Config {
         if let Err(error) = bytes {
             document.problem("", format!("cannot be read: {error}"));
         }
-        check(document)
+        check::check(document)
     }
 
     /// Reads and checks a text.
     pub fn parse(name: &str, text: &str) -> Result<Self, Problems> {
-        check(Document::parse(name, text.as_bytes(), outside()))
+        check::check(Document::parse(name, text.as_bytes(), outside()))
     }
 
     /// The workers that the configuration itself lists.
@@ -268,266 +265,5 @@ fn outside() -> Outside<'static> {
     Outside {
         env: &|name| std::env::var(name).ok(),
         read_file: &|path| std::fs::read_to_string(path),
-    }
-}
-
-fn check(mut document: Document<'_>) -> Result<Config, Problems> {
-    let config: Option<Config> = document.read();
-    if let Some(config) = &config {
-        let mut wrong = |path: &str, message: String| document.problem(path, &message);
-        check_listeners(config, &mut wrong);
-        check_fleet(&config.fleet, &mut wrong);
-        check_routing(config, &mut wrong);
-        check_limits(config, &mut wrong);
-        if let Err(error) = observe::check_level(&config.log.level) {
-            wrong("log.level", error);
-        }
-    }
-    document.finish(config)
-}
-
-type Wrong<'a> = dyn FnMut(&str, String) + 'a;
-
-fn check_listeners(config: &Config, wrong: &mut Wrong<'_>) {
-    for (path, listen) in [
-        ("api.listen", &config.api.listen),
-        ("admin.listen", &config.admin.listen),
-    ] {
-        if listen.parse::<SocketAddr>().is_err() {
-            wrong(
-                path,
-                format!("`{listen}` is not an address and port such as 0.0.0.0:8080"),
-            );
-        }
-    }
-    let is_free_port = config.api.listen.ends_with(":0");
-    if config.api.listen == config.admin.listen && !is_free_port {
-        wrong(
-            "admin.listen",
-            "is the API's address; give it another port".to_owned(),
-        );
-    }
-}
-
-fn check_fleet(fleet: &Fleet, wrong: &mut Wrong<'_>) {
-    if fleet.workers.is_empty() && fleet.file.path.is_empty() && fleet.dns.name.is_empty() {
-        wrong(
-            "fleet",
-            "has no workers: list some under workers, or name a file or a dns name".to_owned(),
-        );
-    }
-    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
-    for (place, worker) in fleet.workers.iter().enumerate() {
-        let path = format!("fleet.workers[{place}]");
-        let member = match worker.check() {
-            Ok(member) => member,
-            Err(error) => {
-                wrong(&format!("{path}.url"), error);
-                continue;
-            }
-        };
-        for (key, text) in [("url", &member.address), ("name", &member.name)] {
-            if let Some(first) = seen.insert(text.clone(), place)
-                && first != place
-            {
-                wrong(
-                    &format!("{path}.{key}"),
-                    format!("`{text}` is fleet.workers[{first}] already"),
-                );
-            }
-        }
-    }
-    if fleet.dns.name.contains([':', '/']) {
-        wrong(
-            "fleet.dns.name",
-            format!(
-                "`{}` must be a name alone; the port has its own key",
-                fleet.dns.name
-            ),
-        );
-    }
-    if let Err(error) = bearer(&fleet.dns.api_key) {
-        wrong("fleet.dns.api_key", error);
-    }
-}
-
-fn check_routing(config: &Config, wrong: &mut Wrong<'_>) {
-    let mut weight = |path: &str, value: f64, min: f64| {
-        if !value.is_finite() || value < min {
-            wrong(
-                path,
-                format!("must be a number of at least {min}, not {value}"),
-            );
-        }
-    };
-    weight("routing.lambda", config.routing.lambda, 0.0);
-    weight("routing.mu", config.routing.mu, 0.0);
-    weight(
-        "predicted.bytes_per_token",
-        config.predicted.bytes_per_token,
-        0.01,
-    );
-    for (place, model) in config.models.iter().enumerate() {
-        weight(
-            &format!("models[{place}].lambda"),
-            model.lambda.unwrap_or(0.0),
-            0.0,
-        );
-        weight(&format!("models[{place}].mu"), model.mu.unwrap_or(0.0), 0.0);
-        weight(
-            &format!("models[{place}].bytes_per_token"),
-            model.bytes_per_token.unwrap_or(1.0),
-            0.01,
-        );
-    }
-    let own = config.models.iter().enumerate().map(|(place, model)| {
-        (
-            format!("models[{place}].hash_on"),
-            model.hash_on.as_deref().unwrap_or_default(),
-        )
-    });
-    for (path, keys) in
-        std::iter::once(("routing.hash_on".to_owned(), &*config.routing.hash_on)).chain(own)
-    {
-        for (place, key) in keys.iter().enumerate() {
-            if let Err(error) = key.parse::<KeySource>() {
-                wrong(&format!("{path}[{place}]"), error);
-            }
-        }
-    }
-    for (place, model) in config.models.iter().enumerate() {
-        if config.models[..place]
-            .iter()
-            .any(|other| other.name == model.name)
-        {
-            wrong(
-                &format!("models[{place}].name"),
-                format!("`{}` is listed twice", model.name),
-            );
-        }
-    }
-}
-
-/// Beyond this a time-out is a mistake, and clocks overflow.
-const YEAR_MS: u64 = 365 * 24 * 3_600_000;
-
-fn check_limits(config: &Config, wrong: &mut Wrong<'_>) {
-    let at_least_one = [
-        (
-            "api.requests.body_bytes_max",
-            config.api.requests.body_bytes_max,
-        ),
-        (
-            "api.requests.body_timeout_ms",
-            config.api.requests.body_timeout_ms,
-        ),
-        (
-            "api.connections.connections_max",
-            u64::from(config.api.connections.connections_max),
-        ),
-        (
-            "api.connections.header_timeout_ms",
-            config.api.connections.header_timeout_ms,
-        ),
-        (
-            "api.connections.idle_timeout_ms",
-            config.api.connections.idle_timeout_ms,
-        ),
-        (
-            "api.connections.send_timeout_ms",
-            config.api.connections.send_timeout_ms,
-        ),
-        (
-            "api.connections.http2_streams_max",
-            u64::from(config.api.connections.http2_streams_max),
-        ),
-        ("fleet.workers_max", u64::from(config.fleet.workers_max)),
-        ("fleet.file.interval_ms", config.fleet.file.interval_ms),
-        ("fleet.dns.interval_ms", config.fleet.dns.interval_ms),
-        ("fleet.dns.port", u64::from(config.fleet.dns.port)),
-        ("fleet.health.interval_ms", config.fleet.health.interval_ms),
-        ("fleet.health.timeout_ms", config.fleet.health.timeout_ms),
-        (
-            "fleet.health.down_after",
-            u64::from(config.fleet.health.down_after),
-        ),
-        (
-            "fleet.health.up_after",
-            u64::from(config.fleet.health.up_after),
-        ),
-        (
-            "fleet.breaker.failures",
-            u64::from(config.fleet.breaker.failures),
-        ),
-        ("fleet.breaker.open_ms", config.fleet.breaker.open_ms),
-        (
-            "fleet.connections.connect_timeout_ms",
-            config.fleet.connections.connect_timeout_ms,
-        ),
-        ("routing.sampled", u64::from(config.routing.sampled)),
-        (
-            "predicted.tokens_per_worker",
-            config.predicted.tokens_per_worker,
-        ),
-        ("predicted.blocks_max", config.predicted.blocks_max),
-        ("relay.attempts_max", u64::from(config.relay.attempts_max)),
-        (
-            "relay.first_byte_timeout_ms",
-            config.relay.first_byte_timeout_ms,
-        ),
-        ("relay.answer_timeout_ms", config.relay.answer_timeout_ms),
-        (
-            "relay.stream_idle_timeout_ms",
-            config.relay.stream_idle_timeout_ms,
-        ),
-        ("relay.request_timeout_ms", config.relay.request_timeout_ms),
-    ];
-    for (path, value) in at_least_one {
-        if value == 0 {
-            wrong(path, "must be at least 1".to_owned());
-        }
-    }
-    let may_be_zero = [
-        ("api.drain_timeout_ms", config.api.drain_timeout_ms),
-        (
-            "fleet.connections.pool_idle_timeout_ms",
-            config.fleet.connections.pool_idle_timeout_ms,
-        ),
-        ("relay.backoff_ms", config.relay.backoff_ms),
-        ("relay.backoff_max_ms", config.relay.backoff_max_ms),
-    ];
-    for (path, value) in at_least_one.into_iter().chain(may_be_zero) {
-        if path.ends_with("_ms") && value > YEAR_MS {
-            wrong(path, format!("{value} ms is more than a year"));
-        }
-    }
-    if config.relay.retry_budget_min_per_s > 1_000_000 {
-        wrong(
-            "relay.retry_budget_min_per_s",
-            "must be up to 1000000".to_owned(),
-        );
-    }
-    if !(16..=8_192).contains(&config.predicted.block_bytes) {
-        let found = config.predicted.block_bytes;
-        wrong(
-            "predicted.block_bytes",
-            format!("must be from 16 to 8192, not {found}"),
-        );
-    }
-    for (place, status) in config.relay.retry_statuses.iter().enumerate() {
-        if !(429..600).contains(status) {
-            wrong(
-                &format!("relay.retry_statuses[{place}]"),
-                format!(
-                    "{status} is an answer, not a reason to ask another worker; use 429 or 5xx"
-                ),
-            );
-        }
-    }
-    if config.runtime.threads > 1_024 {
-        wrong(
-            "runtime.threads",
-            format!("must be up to 1024, not {}", config.runtime.threads),
-        );
     }
 }

@@ -6,6 +6,7 @@
 pub mod attempt;
 mod budget;
 mod carry;
+mod counted;
 mod direct;
 mod explain;
 mod headers;

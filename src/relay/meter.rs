@@ -8,8 +8,8 @@ use hyper::StatusCode;
 use memchr::memmem;
 use serde::Deserialize;
 
-use super::model::Counted;
-use super::model::End;
+use super::counted::Counted;
+use super::counted::End;
 use crate::fleet::load::InFlight;
 use crate::prompt::Api;
 

@@ -1,24 +1,21 @@
-//! One model's settings, counters and metric handles, resolved once and shared by its requests.
+//! One model's settings and metric handles, resolved once and shared by its requests.
 
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use hyper::HeaderMap;
-use hyper::StatusCode;
 use hyper::header::HeaderName;
 use prometheus::Histogram;
-use prometheus::HistogramVec;
 use prometheus::IntCounter;
-use prometheus::IntCounterVec;
 use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
 use rustc_hash::FxHashMap;
 use tracing::warn;
 
+use super::counted::End;
+use super::counted::Families;
 use crate::fleet::Worker;
 use crate::ids::Block;
 use crate::ids::Model;
@@ -85,123 +82,24 @@ pub(super) struct Models {
 pub(super) struct ModelState {
     pub(super) routing: routing::Settings,
     pub(super) bytes_per_token: f64,
-    name: Model,
+    pub(super) name: Model,
     key_sources: Vec<KeySource>,
     tickets: AtomicU64,
     /// For status 200, which nearly every request has.
-    good: [IntCounter; Api::COUNT],
+    pub(super) good: [IntCounter; Api::COUNT],
     decisions: [IntCounter; Reason::ALL.len()],
-    complete: IntCounter,
+    pub(super) complete: IntCounter,
     prompt_blocks: IntCounter,
     overlap_blocks: IntCounter,
     overlap_tokens: IntCounter,
-    in_flight: IntGauge,
+    pub(super) in_flight: IntGauge,
     pub(super) ttft: Histogram,
     pub(super) itl: Histogram,
     pub(super) duration: Histogram,
     pub(super) prompt_tokens: IntCounter,
     pub(super) cached_tokens: IntCounter,
     pub(super) output_tokens: IntCounter,
-    families: Families,
-}
-
-#[derive(Clone, Debug)]
-struct Families {
-    requests: IntCounterVec,
-    decisions: IntCounterVec,
-    prompt_blocks: IntCounterVec,
-    overlap_blocks: IntCounterVec,
-    overlap_tokens: IntCounterVec,
-    in_flight: IntGaugeVec,
-    ttft: HistogramVec,
-    itl: HistogramVec,
-    duration: HistogramVec,
-    prompt_tokens: IntCounterVec,
-    cached_tokens: IntCounterVec,
-    output_tokens: IntCounterVec,
-    ends: IntCounterVec,
-    breaker: IntCounterVec,
-}
-
-impl Families {
-    fn new(registry: &metrics::Registry) -> Self {
-        let counters = |name, help, labels: &[&str]| registry.counters(name, help, labels);
-        Self {
-            requests: counters(
-                "warmroute_requests_total",
-                "Requests by their answer's status; `none` where no engine answered or the client left before.",
-                &["model", "api", "status"],
-            ),
-            decisions: counters(
-                "warmroute_decisions_total",
-                "Workers chosen, by why.",
-                &["model", "reason"],
-            ),
-            prompt_blocks: counters(
-                "warmroute_prompt_blocks_total",
-                "Blocks of the prompts routed.",
-                &["model"],
-            ),
-            overlap_blocks: counters(
-                "warmroute_overlap_blocks_total",
-                "Blocks of those prompts that the chosen worker was believed to hold.",
-                &["model"],
-            ),
-            overlap_tokens: counters(
-                "warmroute_overlap_tokens_total",
-                "Prompt tokens that the chosen worker was believed to hold (an estimate).",
-                &["model"],
-            ),
-            in_flight: registry.gauges(
-                "warmroute_requests_in_flight",
-                "Requests being carried.",
-                &["model"],
-            ),
-            ttft: registry.histograms(
-                "warmroute_ttft_seconds",
-                "From a streamed request's head to its first token.",
-                metrics::TTFT_SECONDS,
-                &["model"],
-            ),
-            itl: registry.histograms(
-                "warmroute_itl_seconds",
-                "Between two pieces of a streamed answer.",
-                metrics::ITL_SECONDS,
-                &["model"],
-            ),
-            duration: registry.histograms(
-                "warmroute_request_seconds",
-                "From a request's head to the end of its answer.",
-                metrics::REQUEST_SECONDS,
-                &["model"],
-            ),
-            prompt_tokens: counters(
-                "warmroute_prompt_tokens_total",
-                "Prompt tokens, as engines report them.",
-                &["model"],
-            ),
-            cached_tokens: counters(
-                "warmroute_cached_prompt_tokens_total",
-                "Prompt tokens that engines report as cached.",
-                &["model"],
-            ),
-            output_tokens: counters(
-                "warmroute_output_tokens_total",
-                "Output tokens, as engines report them.",
-                &["model"],
-            ),
-            ends: counters(
-                "warmroute_answer_ends_total",
-                "Answers by how they ended.",
-                &["model", "end"],
-            ),
-            breaker: counters(
-                "warmroute_breaker_changes_total",
-                "Breakers that opened or closed.",
-                &["worker", "to"],
-            ),
-        }
-    }
+    pub(super) families: Families,
 }
 
 impl Models {
@@ -326,100 +224,6 @@ impl ModelState {
                 .with_label_values(&[&worker.name, to])
                 .inc();
         }
-    }
-}
-
-/// How an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    Complete,
-    /// The client left.
-    Client,
-    /// The engine broke off.
-    Engine,
-    /// The engine was silent for too long.
-    Silence,
-    /// The request's time was over.
-    Deadline,
-}
-
-impl End {
-    fn as_str(self) -> &'static str {
-        match self {
-            End::Complete => "complete",
-            End::Client => "client_left",
-            End::Engine => "engine_broke_off",
-            End::Silence => "engine_silent",
-            End::Deadline => "deadline",
-        }
-    }
-}
-
-/// One request in the counts of its model, from its plan to its end, however it ends.
-#[derive(Debug)]
-pub(super) struct Counted {
-    pub(super) model: Arc<ModelState>,
-    pub(super) begun: Instant,
-    api: Api,
-    is_counted: bool,
-}
-
-impl Counted {
-    pub(super) fn new(model: Arc<ModelState>, api: Api, begun: Instant) -> Self {
-        model.in_flight.inc();
-        Self {
-            model,
-            api,
-            begun,
-            is_counted: false,
-        }
-    }
-
-    pub(super) fn api(&self) -> Api {
-        self.api
-    }
-
-    /// No engine's answer was passed on.
-    pub(super) fn fail(mut self) {
-        self.count("none", End::Engine);
-    }
-
-    pub(super) fn end(&mut self, now: Instant, status: StatusCode, end: End) {
-        if self.is_counted {
-            return;
-        }
-        self.model
-            .duration
-            .observe(now.saturating_duration_since(self.begun).as_secs_f64());
-        if status == StatusCode::OK && end == End::Complete {
-            self.is_counted = true;
-            self.model.good[self.api as usize].inc();
-            self.model.complete.inc();
-        } else {
-            self.count(status.as_str(), end);
-        }
-    }
-
-    fn count(&mut self, status: &str, end: End) {
-        self.is_counted = true;
-        let families = &self.model.families;
-        families
-            .requests
-            .with_label_values(&[self.model.name.as_ref(), self.api.as_str(), status])
-            .inc();
-        families
-            .ends
-            .with_label_values(&[self.model.name.as_ref(), end.as_str()])
-            .inc();
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        if !self.is_counted {
-            self.count("none", End::Client);
-        }
-        self.model.in_flight.dec();
     }
 }
 

@@ -19,8 +19,8 @@ use tokio::time::Sleep;
 use tracing::info;
 
 use self::ending::Ending;
+use super::counted::End;
 use super::meter::Meter;
-use super::model::End;
 use crate::http;
 use crate::http::BodyError;
 use crate::http::client::EngineBody;
