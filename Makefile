@@ -80,7 +80,7 @@ demo: build ## The demo, which ends by itself.
 .PHONY: bench-build
 bench-build:
 	$(call heading,benches compile)
-	$(CARGO) bench --locked --no-run
+	$(CARGO) build --locked --benches
 
 .PHONY: bench
 bench: ## Run the benches.
