@@ -21,8 +21,9 @@ pub(super) struct LiveView<'a> {
     /// Places of the deepest holders, and the tokens that each holds.
     places: SmallVec<[usize; 8]>,
     cached: SmallVec<[u32; 8]>,
-    /// Whether nobody holds anything but those.
-    is_complete: bool,
+    /// Nobody else holds more than so many blocks: those of the last holder that was asked for, or
+    /// none if there were fewer holders than that.
+    others_max: usize,
     now: Instant,
     excluded: &'a [WorkerId],
 }
@@ -38,14 +39,17 @@ impl<'a> LiveView<'a> {
         excluded: &'a [WorkerId],
     ) -> Self {
         let overlap = predicted.overlap(prompt, holders_max, seed);
-        let is_complete = overlap.len() < holders_max;
+        let others_max = match overlap.last() {
+            Some(last) if overlap.len() == holders_max => last.blocks as usize,
+            _ => 0,
+        };
         let mut view = Self {
             group,
             predicted,
             prompt,
             places: SmallVec::new(),
             cached: SmallVec::new(),
-            is_complete,
+            others_max,
             now,
             excluded,
         };
@@ -92,11 +96,12 @@ impl View for LiveView<'_> {
     fn cached_tokens(&self, place: usize) -> u32 {
         match self.places.iter().position(|known| *known == place) {
             Some(known) => self.cached[known],
-            None if self.is_complete => 0,
-            None => self.tokens(
-                self.predicted
-                    .depth(self.group.workers[place].id, self.prompt),
-            ),
+            None if self.others_max == 0 => 0,
+            // Most often all of that, which takes one look: a system prompt that the whole fleet holds.
+            None => {
+                let id = self.group.workers[place].id;
+                self.tokens(self.predicted.depth(id, &self.prompt[..self.others_max]))
+            }
         }
     }
 }
