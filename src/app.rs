@@ -96,14 +96,7 @@ impl App {
             config.fleet.health.clone(),
             tasks.clone(),
         ));
-        let until_stopped = tasks.stopped();
-        let forgetting = forget_lost_caches(fleet.clone(), predicted);
-        tasks.spawn(async move {
-            tokio::select! {
-                () = forgetting => {}
-                () = until_stopped => {}
-            }
-        });
+        tasks.spawn_until_stopped(forget_lost_caches(fleet.clone(), predicted));
 
         let admin_server = AdminServer::new(
             relay.clone(),
@@ -210,14 +203,7 @@ fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks)
 }
 
 fn follow(discovery: impl Discovery, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
-    let following = discovery::follow(discovery, fleet.clone());
-    let stopped = tasks.stopped();
-    tasks.spawn(async move {
-        tokio::select! {
-            () = following => {}
-            () = stopped => {}
-        }
-    });
+    tasks.spawn_until_stopped(discovery::follow(discovery, fleet.clone()));
 }
 
 const SWEEP_EVERY: Duration = Duration::from_secs(30);

@@ -56,12 +56,10 @@ pub async fn run(registry: Arc<Registry>, settings: health::Settings, tasks: Tas
                 let token = CancellationToken::new();
                 let probing = probe(worker.clone(), registry.clone(), settings.clone());
                 let cancelled = token.clone().cancelled_owned();
-                let stopped = tasks.stopped();
-                tasks.spawn(async move {
+                tasks.spawn_until_stopped(async move {
                     tokio::select! {
                         () = probing => {}
                         () = cancelled => {}
-                        () = stopped => {}
                     }
                 });
                 token

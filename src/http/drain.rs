@@ -51,6 +51,17 @@ impl Tasks {
         drop(handle);
     }
 
+    /// Runs `task` until it ends or the process should stop: for what only watches and may be dropped.
+    pub fn spawn_until_stopped(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stopped = self.stopped();
+        self.spawn(async move {
+            tokio::select! {
+                () = task => {}
+                () = stopped => {}
+            }
+        });
+    }
+
     /// Makes the drain wait for a task that runs elsewhere. It must look at [`Tasks::is_aborted`]
     /// itself: connections poll often, and are not wrapped.
     pub fn track<F: Future>(&self, task: F) -> TrackedFuture<F> {

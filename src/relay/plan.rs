@@ -12,6 +12,7 @@ use super::Relay;
 use super::model::ModelState;
 use super::view::LiveView;
 use crate::fleet::Group;
+use crate::fleet::Snapshot;
 use crate::fleet::Worker;
 use crate::ids::Block;
 use crate::ids::WorkerId;
@@ -44,37 +45,12 @@ impl Relay {
         peek: &Peek<'_>,
     ) -> Result<Plan, Error> {
         let snapshot = self.fleet.snapshot();
-        let is_known = match &peek.model {
-            Some(name) => snapshot.models.contains_key(name.as_ref()),
-            None => !snapshot.models.is_empty(),
-        };
-        if !is_known && (snapshot.models.is_empty() || snapshot.is_being_learnt()) {
-            // Nobody knows yet all that there is; a client should ask again, not give up.
-            return Err(Error::NoWorker {
-                model: peek.model.as_deref().unwrap_or_default().to_owned(),
-                retry_after: NO_WORKER_RETRY_AFTER,
-            });
-        }
-        let known = || {
-            snapshot
-                .models
-                .keys()
-                .map(|model| model.to_string())
-                .collect()
-        };
         let group = match &peek.model {
-            Some(name) => {
-                snapshot
-                    .models
-                    .get(name.as_ref())
-                    .ok_or_else(|| Error::UnknownModel {
-                        model: name.to_string(),
-                        known: known(),
-                    })?
-            }
-            None => snapshot
-                .only_model()
-                .ok_or_else(|| Error::NoModel { known: known() })?,
+            Some(name) => snapshot.models.get(name.as_ref()),
+            None => snapshot.only_model(),
+        };
+        let Some(group) = group else {
+            return Err(no_group(&snapshot, peek.model.as_deref()));
         };
         let model = self.models.of(&group.model);
         let tokens = |bytes: u64| (bytes as f64 / model.bytes_per_token) as u32;
@@ -156,5 +132,26 @@ impl Relay {
             }
             excluded.push(worker.id);
         }
+    }
+}
+
+/// Why a request has no workers to choose from.
+fn no_group(fleet: &Snapshot, model: Option<&str>) -> Error {
+    let known: Vec<String> = fleet.models.keys().map(|model| model.to_string()).collect();
+    match model {
+        // Nobody knows yet all that there is; a client should ask again, not give up.
+        _ if known.is_empty() => {}
+        Some(_) if fleet.is_being_learnt() => {}
+        Some(model) => {
+            return Error::UnknownModel {
+                model: model.to_owned(),
+                known,
+            };
+        }
+        None => return Error::NoModel { known },
+    }
+    Error::NoWorker {
+        model: model.unwrap_or_default().to_owned(),
+        retry_after: NO_WORKER_RETRY_AFTER,
     }
 }
