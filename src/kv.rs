@@ -1,7 +1,9 @@
 //! What each worker's cache holds, as far as it is known.
 
 pub mod block;
+pub mod event;
 pub mod predicted;
+pub mod source;
 
 use smallvec::SmallVec;
 
