@@ -195,6 +195,7 @@ fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks)
                 format!("{}:{}", dns.name, dns.port),
                 interval,
                 authorization,
+                dns.events.check().unwrap_or_default(),
             ),
             fleet,
             tasks,

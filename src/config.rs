@@ -15,6 +15,7 @@ use crate::api;
 use crate::fleet::Member;
 use crate::fleet::breaker;
 use crate::fleet::discovery::Listed;
+use crate::fleet::events;
 use crate::fleet::health;
 use crate::http::client;
 use crate::http::server;
@@ -135,6 +136,7 @@ pub struct Dns {
     pub port: u16,
     pub interval_ms: u64,
     pub api_key: Secret,
+    pub events: events::Listed,
 }
 
 impl Default for Dns {
@@ -145,6 +147,7 @@ impl Default for Dns {
             port: 8_000,
             interval_ms: 5_000,
             api_key: Secret::default(),
+            events: events::Listed::default(),
         }
     }
 }
@@ -252,7 +255,7 @@ pub fn parse_workers(name: &str, text: &str) -> Result<Vec<Member>, String> {
     for (place, worker) in listed.iter().enumerate() {
         match worker.check() {
             Ok(member) => members.push(member),
-            Err(error) => document.problem(&format!("workers[{place}].url"), &error),
+            Err((key, error)) => document.problem(&format!("workers[{place}].{key}"), &error),
         }
     }
     document

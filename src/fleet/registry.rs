@@ -161,7 +161,10 @@ impl Registry {
         let is_news = self.snapshot().workers.iter().any(|status| {
             let known = &status.facts;
             status.worker.id == id
-                && (known.version != facts.version || !known.models.keys().eq(facts.models.keys()))
+                && (known.version != facts.version
+                    || known.base != facts.base
+                    || known.event_endpoints != facts.event_endpoints
+                    || !known.models.keys().eq(facts.models.keys()))
         });
         if is_news {
             self.change(id, |entry| entry.status.facts = Arc::new(facts));
@@ -215,6 +218,7 @@ impl Registry {
             name: member.name.as_str().into(),
             role: member.role,
             authorization: member.authorization.clone(),
+            events: member.events.clone(),
             pool: client::Pool::new(member.address.clone(), self.client.clone()),
             load: Load::default(),
             breaker: SharedBreaker::new(self.breaker.clone()),
@@ -259,9 +263,17 @@ fn snapshot(workers: Vec<Status>) -> Snapshot {
                     workers: Vec::new(),
                     place: FxHashMap::default(),
                     card: card.clone(),
+                    bases: Vec::new(),
+                    is_adapter: status.facts.adapters.contains(model),
                 };
                 (group, Vec::new())
             });
+            if let Some(base) = &status.facts.base
+                && takes_requests
+                && !group.bases.contains(base)
+            {
+                group.bases.push(base.clone());
+            }
             match status.worker.role {
                 _ if !takes_requests => {}
                 Role::Prefill => prefill.push(status.worker.clone()),
@@ -293,6 +305,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::fleet::events::Events;
 
     pub(crate) fn member(name: &str) -> Member {
         Member {
@@ -301,6 +314,7 @@ pub(crate) mod tests {
             role: Role::Both,
             draining: false,
             authorization: None,
+            events: Events::Off,
         }
     }
 
