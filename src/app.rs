@@ -91,7 +91,7 @@ impl App {
         ));
 
         find_workers(config, &fleet, &tasks);
-        tasks.spawn(probe::run(
+        tasks.spawn_until_stopped(probe::run(
             fleet.clone(),
             config.fleet.health.clone(),
             tasks.clone(),

@@ -125,6 +125,8 @@ pub struct Group {
     pub workers: Vec<Arc<Worker>>,
     /// Places in `workers`.
     pub place: FxHashMap<WorkerId, usize>,
+    /// For each of `workers`, how many of its ranks tell their cache events; 0 for a worker that does not.
+    pub event_ranks: Vec<u32>,
     /// The model's entry for `/v1/models`, as one of its workers gave it.
     pub card: Box<RawValue>,
     /// Its workers' base models, under which their cached blocks are known; nearly always one.

@@ -10,7 +10,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio_util::sync::CancellationToken;
 use tracing::debug;
 use tracing::info;
 use tracing::warn;
@@ -25,6 +24,7 @@ use super::health::Health;
 use super::load::Reported;
 use super::registry::Registry;
 use crate::http::drain::Tasks;
+use crate::http::drain::keyed::Keyed;
 use crate::ids::Model;
 use crate::ids::WorkerId;
 use crate::observe;
@@ -37,9 +37,7 @@ const FACTS_EVERY: u32 = 8;
 /// Keeps one probing task for each worker of the fleet.
 pub async fn run(registry: Arc<Registry>, settings: health::Settings, tasks: Tasks) {
     let mut changes = registry.changes();
-    let mut running: BTreeMap<WorkerId, CancellationToken> = BTreeMap::new();
-    let stopped = tasks.stopped();
-    let mut stopped = std::pin::pin!(stopped);
+    let mut probes = Keyed::new(tasks);
     loop {
         let snapshot = registry.snapshot().clone();
         let listed: BTreeMap<WorkerId, &Arc<Worker>> = snapshot
@@ -47,30 +45,11 @@ pub async fn run(registry: Arc<Registry>, settings: health::Settings, tasks: Tas
             .iter()
             .map(|status| (status.worker.id, &status.worker))
             .collect();
-        running.retain(|id, token| {
-            let stays = listed.contains_key(id);
-            if !stays {
-                token.cancel();
-            }
-            stays
+        probes.keep(&listed.keys().copied().collect(), |id| {
+            probe(listed[id].clone(), registry.clone(), settings.clone())
         });
-        for (id, worker) in listed {
-            running.entry(id).or_insert_with(|| {
-                let token = CancellationToken::new();
-                let probing = probe(worker.clone(), registry.clone(), settings.clone());
-                let cancelled = token.clone().cancelled_owned();
-                tasks.spawn_until_stopped(async move {
-                    tokio::select! {
-                        () = probing => {}
-                        () = cancelled => {}
-                    }
-                });
-                token
-            });
-        }
-        tokio::select! {
-            changed = changes.changed() => if changed.is_err() { return },
-            () = &mut stopped => return,
+        if changes.changed().await.is_err() {
+            return;
         }
     }
 }
