@@ -27,6 +27,7 @@ use crate::http::carriers::Carriers;
 use crate::http::drain::Tasks;
 use crate::http::server;
 use crate::ids::WorkerId;
+use crate::kv::forest::Forest;
 use crate::kv::predicted;
 use crate::kv::predicted::Predicted;
 use crate::observe;
@@ -82,10 +83,12 @@ impl App {
             predicted::Metrics::new(&metrics),
             observe::now(),
         ));
+        let forest = Forest::new(config.events.index.clone(), &metrics);
         let relay = Arc::new(Relay::new(
             config.relay.clone(),
             fleet.clone(),
             predicted.clone(),
+            forest.clone(),
             config.model_settings(),
             &metrics,
         ));
