@@ -4,6 +4,7 @@ pub mod block;
 pub mod event;
 pub mod predicted;
 pub mod source;
+pub mod stream;
 
 use smallvec::SmallVec;
 
