@@ -34,6 +34,8 @@ const QUESTIONS_MAX: u32 = 2;
 /// So often live batches and answers of one connection may be of different processes (an old
 /// connection's last words do that) before its answers count for nothing.
 const CONTRADICTIONS_MAX: u32 = 3;
+/// So many proofs in a row were refused: the source keeps no history, and asking only disturbs it.
+const REFUSALS_MAX: u32 = 2;
 
 /// One rank's stream.
 #[derive(Debug)]
@@ -52,8 +54,17 @@ pub struct Stream<T> {
     answer: Answer,
     /// Whether this connection's source can be asked.
     can_ask: bool,
+    /// A question on this connection was given up, and none was ever answered.
+    is_mute: bool,
+    has_answered: bool,
     contradictions: u32,
+    refusals: u32,
+    /// Number and digest of a live batch that ran backwards.
+    backwards: Option<(u64, u128)>,
+    /// The process that the tree is of, where the source names it.
     epoch: Option<String>,
+    /// The process that this connection is to.
+    connected_epoch: Option<String>,
     heard: Instant,
     counts: Counts,
 }
@@ -111,8 +122,13 @@ impl<T> Stream<T> {
             listing: None,
             answer: Answer::default(),
             can_ask: false,
+            is_mute: false,
+            has_answered: false,
             contradictions: 0,
+            refusals: 0,
+            backwards: None,
             epoch: None,
+            connected_epoch: None,
             heard: now,
             counts: Counts::default(),
         }
@@ -176,15 +192,17 @@ impl<T> Stream<T> {
             .as_deref()
             .zip(epoch)
             .map(|(before, now)| before == now);
-        self.epoch = epoch.map(str::to_owned);
+        self.connected_epoch = epoch.map(str::to_owned);
         self.can_ask = can_ask;
+        self.is_mute = false;
+        self.has_answered = false;
         self.contradictions = 0;
         self.heard = now;
         match (self.last, same_epoch) {
             (None, _) => self.join(now, 1, &mut steps),
             (Some(_), _) if !can_ask => {
                 self.clear(Reset::Disconnected, &mut steps);
-                self.phase = Phase::Following;
+                self.settle(now, false, &mut steps);
             }
             (Some(_), Some(false)) => self.start_over(now, Reset::Restarted, 1, &mut steps),
             (Some(_), Some(true)) => self.prove(now, Doubt::SameEpoch, since, &mut steps),
@@ -204,6 +222,7 @@ impl<T> Stream<T> {
         self.phase = Phase::Lost { since };
         // What came on it and was not applied cannot be told from another process's batches.
         self.held.clear();
+        self.backwards = None;
         self.answer = Answer::default();
         if self.listing.take().is_some() {
             self.is_whole = false;
@@ -223,11 +242,11 @@ impl<T> Stream<T> {
         let mut steps = Steps::new();
         // The other side may not have noticed yet.
         self.epoch = None;
+        self.connected_epoch = None;
         match self.phase {
             // It will be proved anyway.
             Phase::Lost { .. } => {}
             Phase::Joining { .. } if self.last.is_none() => {
-                self.held.clear();
                 self.join(now, 1, &mut steps);
             }
             _ if self.last.is_none() => {}
@@ -250,9 +269,9 @@ impl<T> Stream<T> {
         match self.phase {
             Phase::Lost { .. } => self.counts.stray += 1,
             _ if begins_list => {
-                self.phase = Phase::Following;
                 self.held.clear();
                 self.answer = Answer::default();
+                self.settle(now, false, &mut steps);
                 self.accept(frame, true, &mut steps);
             }
             Phase::Joining { .. } => self.hold(frame),
@@ -270,7 +289,11 @@ impl<T> Stream<T> {
             self.counts.stray += 1;
             return steps;
         }
-        let told_live = self.held.digest(frame.sequence);
+        self.is_answered();
+        let told_live = match self.backwards {
+            Some((sequence, digest)) if sequence == frame.sequence => Some(digest),
+            _ => self.held.digest(frame.sequence),
+        };
         if frame.snapshot.is_none() && told_live.is_some_and(|digest| digest != frame.digest) {
             self.contradict(now, &mut steps);
             return steps;
@@ -333,18 +356,21 @@ impl<T> Stream<T> {
     pub fn on_replay_end(&mut self, now: Instant) -> Steps<T> {
         let mut steps = Steps::new();
         self.heard = now;
+        if !matches!(self.phase, Phase::Lost { .. }) {
+            self.is_answered();
+        }
         let answer = std::mem::take(&mut self.answer);
         let has_more = answer.is_linked && self.last != answer.last_then;
         match self.phase {
             Phase::Lost { .. } | Phase::Following => {}
             // Half an answer came before, and this one does not know its end.
             Phase::Joining { .. } if self.last.is_some() && !answer.is_linked => {
-                self.held.clear();
                 self.start_over(now, Reset::Unproved, QUESTIONS_MAX, &mut steps);
             }
             Phase::Joining { .. } => self.settle(now, has_more, &mut steps),
             Phase::Proving { .. } if answer.is_linked || self.last.is_none() => {
                 self.counts.proofs_kept += 1;
+                self.refusals = 0;
                 self.settle(now, has_more, &mut steps);
             }
             // The last batch that was applied is not this process's.
@@ -356,7 +382,9 @@ impl<T> Stream<T> {
     pub fn on_replay_failed(&mut self, now: Instant) -> Steps<T> {
         let mut steps = Steps::new();
         self.heard = now;
-        self.answer = Answer::default();
+        if matches!(self.phase, Phase::Proving { .. }) {
+            self.refusals += 1;
+        }
         self.give_up(now, &mut steps);
         steps
     }
@@ -367,7 +395,7 @@ impl<T> Stream<T> {
             Phase::Joining { question } | Phase::Proving { question, .. } => {
                 Some(question.deadline)
             }
-            Phase::Following if self.can_ask => {
+            Phase::Following if self.can_ask && (self.last.is_none() || !self.is_mute()) => {
                 Some(self.heard + Duration::from_millis(self.settings.silence_ms))
             }
             Phase::Following | Phase::Lost { .. } => None,
@@ -428,9 +456,8 @@ impl<T> Stream<T> {
     /// A live batch while nothing speaks against the process.
     fn follow(&mut self, now: Instant, frame: Numbered<T>, steps: &mut Steps<T>) {
         let Some(last) = self.last else {
-            if frame.sequence > 0 && frame.snapshot.is_none() && self.can_ask {
+            if frame.sequence > 0 && frame.snapshot.is_none() && !self.is_mute() {
                 // The first ones were missed while the connection was made.
-                self.hold(frame);
                 self.join(now, 1, steps);
             } else {
                 self.accept(frame, true, steps);
@@ -446,13 +473,13 @@ impl<T> Stream<T> {
         } else {
             match self.memory.compare(frame.sequence, frame.digest) {
                 Known::Same => self.counts.duplicates += 1,
-                Known::Different if self.can_ask => self.contradict(now, steps),
+                Known::Different if !self.is_mute() => self.contradict(now, steps),
                 Known::Different => {
                     self.clear(Reset::Restarted, steps);
                     self.accept(frame, true, steps);
                 }
-                Known::Unknown if self.can_ask => {
-                    self.hold(frame);
+                Known::Unknown if !self.is_mute() => {
+                    self.backwards = Some((frame.sequence, frame.digest));
                     self.prove(now, Doubt::Backwards, now, steps);
                 }
                 // Not applied: if it is an old one come late, what removed its blocks came already.
@@ -467,6 +494,9 @@ impl<T> Stream<T> {
 
     /// The answer has ended: on with what waits.
     fn settle(&mut self, now: Instant, may_ask: bool, steps: &mut Steps<T>) {
+        self.backwards = None;
+        // Not before: a connection that was never proved must not vouch for the next one.
+        self.epoch.clone_from(&self.connected_epoch);
         self.phase = Phase::Following;
         self.drain(now, may_ask, steps);
     }
@@ -495,7 +525,7 @@ impl<T> Stream<T> {
                         return;
                     }
                     self.counts.gaps += 1;
-                    if self.can_ask && may_ask {
+                    if may_ask && !self.is_mute() {
                         self.prove(now, Doubt::Gap, now, steps);
                         return;
                     }
@@ -628,11 +658,13 @@ impl<T> Stream<T> {
     }
 
     /// Asks from the last applied batch on, so that the answer shows whose it is; or from an earlier one
-    /// that came live, so that it shows that too.
+    /// that ran backwards, so that it shows that too. What waits is dropped: it is part of the answer,
+    /// and where the answer is a new stream, what the old one said does not belong to it.
     fn ask(&mut self, now: Instant, question: &mut Question, steps: &mut Steps<T>) {
         let known = self.last.filter(|last| self.memory.ends_with(*last));
-        let live = self.held.first().map(|frame| frame.sequence);
-        let first = known.map_or(0, |last| live.map_or(last, |live| last.min(live)));
+        let back = self.backwards.map(|(sequence, _)| sequence);
+        let first = known.map_or(0, |last| back.map_or(last, |back| last.min(back)));
+        self.held.clear();
         self.answer = Answer {
             is_linked: false,
             last_then: self.last,
@@ -646,17 +678,6 @@ impl<T> Stream<T> {
     /// The answer shows another process than the one that is known.
     fn disprove(&mut self, now: Instant, steps: &mut Steps<T>) {
         self.counts.proofs_failed += 1;
-        // What waits is the new process's only if it came on a connection that is new too.
-        let is_new = matches!(
-            self.phase,
-            Phase::Proving {
-                doubt: Doubt::Reconnected | Doubt::SameEpoch,
-                ..
-            }
-        );
-        if !is_new {
-            self.held.clear();
-        }
         self.start_over(now, Reset::Restarted, 1, steps);
     }
 
@@ -678,10 +699,11 @@ impl<T> Stream<T> {
 
     /// The question has no answer, or not all of it.
     fn give_up(&mut self, now: Instant, steps: &mut Steps<T>) {
+        self.answer = Answer::default();
+        self.is_mute = !self.has_answered;
         match self.phase {
             Phase::Lost { .. } | Phase::Following => {}
             Phase::Joining { .. } => {
-                self.answer = Answer::default();
                 // What half an answer told may have been removed by its other half.
                 if self.last.is_some() {
                     self.clear(Reset::Unproved, steps);
@@ -735,6 +757,7 @@ impl<T> Stream<T> {
         self.clear_but_number(reset, steps);
         self.last = None;
         self.listing = None;
+        self.backwards = None;
         self.memory.clear();
     }
 
@@ -748,6 +771,16 @@ impl<T> Stream<T> {
             listing.is_whole = false;
         }
         self.reason = Reason::Reset(reset);
+    }
+
+    /// Whether there is no use in asking.
+    fn is_mute(&self) -> bool {
+        !self.can_ask || self.is_mute || self.refusals >= REFUSALS_MAX
+    }
+
+    fn is_answered(&mut self) {
+        self.has_answered = true;
+        self.is_mute = false;
     }
 
     fn timeout(&self) -> Duration {

@@ -26,3 +26,10 @@ fn no_block_outlives_its_process_and_all_settles() {
     }
     assert!(failed.is_empty(), "{} seeds: {:?}", failed.len(), &failed[..failed.len().min(10)]);
 }
+
+#[test]
+fn one_seed() {
+    if let Ok(seed) = std::env::var("WARMROUTE_STREAM_SEED") {
+        run(seed.parse().unwrap());
+    }
+}
