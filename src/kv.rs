@@ -7,6 +7,7 @@ pub mod index;
 pub mod predicted;
 pub mod radix;
 pub mod source;
+pub mod stream;
 
 use smallvec::SmallVec;
 
