@@ -4,6 +4,7 @@ pub mod block;
 pub mod event;
 pub mod forest;
 pub mod index;
+pub mod msgpack;
 pub mod predicted;
 pub mod radix;
 pub mod source;
