@@ -3,6 +3,7 @@
 pub mod block;
 pub mod event;
 pub mod predicted;
+pub mod protobuf;
 pub mod source;
 
 use smallvec::SmallVec;

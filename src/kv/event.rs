@@ -114,3 +114,22 @@ impl Tier {
         }
     }
 }
+
+/// What an engine says of its load, where a wire carries that beside events. Nothing of it counts for
+/// the order of batches.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Load {
+    pub running_requests: u32,
+    pub waiting_requests: u32,
+    /// Tokens of waiting requests that no cache holds.
+    pub waiting_uncached_tokens: Option<u32>,
+    /// Share of the cache that is in use, 0 to 1.
+    pub token_usage: f64,
+    pub max_running_requests: u32,
+    /// How old the report was when it was sent.
+    pub age_ms: u32,
+    /// Tokens of running requests that are still to be prefilled.
+    pub prefill_pending_tokens: Option<u32>,
+    /// How long the engine has not said anything.
+    pub engine_silence_ms: Option<u32>,
+}
