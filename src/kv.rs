@@ -2,6 +2,7 @@
 
 pub mod block;
 pub mod event;
+pub mod grpc;
 pub mod predicted;
 pub mod protobuf;
 pub mod source;

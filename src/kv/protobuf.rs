@@ -34,7 +34,12 @@ pub enum Service {
 }
 
 impl Service {
-    pub const ALL: [Self; 4] = [Self::Vllm, Self::Sglang, Self::TokenSpeed, Self::TensorrtLlm];
+    pub const ALL: [Self; 4] = [
+        Self::Vllm,
+        Self::Sglang,
+        Self::TokenSpeed,
+        Self::TensorrtLlm,
+    ];
 
     /// The path of its `SubscribeKvEvents` call.
     pub const fn path(self) -> &'static str {

@@ -148,9 +148,7 @@ fn medium(medium: Option<&str>, tier: Option<i32>, level: Option<i32>) -> Medium
         (Some(said), None) => said,
         (None, Some(tier)) => tier,
         // A server that knows what the engine's word means has said so.
-        (Some(Medium::Other(word)), Some(tier)) if matches!(tier, Medium::Other(_)) => {
-            Medium::Other(word)
-        }
+        (Some(Medium::Other(word)), Some(Medium::Other(_))) => Medium::Other(word),
         (Some(Medium::Other(_)), Some(tier)) => tier,
         (Some(said), Some(tier)) if said == tier => said,
         (Some(said), Some(tier)) => Medium::Other(format!("{said:?} and {tier:?} at once").into()),

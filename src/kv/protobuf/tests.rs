@@ -206,10 +206,7 @@ fn blocks_that_make_up_for_each_others_length_are_not_believed() {
         blocks: vec![block(1, 2, &[5, 6, 7]), block(2, 2, &[8])],
         ..message::KvBlocksStored::default()
     });
-    assert!(
-        matches!(&events[..], [Event::Unknown { .. }]),
-        "{events:?}"
-    );
+    assert!(matches!(&events[..], [Event::Unknown { .. }]), "{events:?}");
 }
 
 #[test]
