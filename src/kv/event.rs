@@ -58,7 +58,7 @@ pub struct Removed {
 }
 
 /// Where in an engine's memory blocks are.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Place {
     pub medium: Medium,
     /// The cache group, in engines whose layers differ.
@@ -68,7 +68,7 @@ pub struct Place {
 }
 
 /// The memory that blocks lie in, as engines name it.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Medium {
     /// Older engines don't say; they mean the GPU.
     #[default]
@@ -82,7 +82,7 @@ pub enum Medium {
 }
 
 /// Something beside tokens that a block's content depends on.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ExtraKey {
     Text(Box<str>),
     Blob(Box<[u8]>),

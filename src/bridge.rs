@@ -1,0 +1,3 @@
+//! ZeroMQ in, gRPC out.
+
+pub mod held;
