@@ -6,6 +6,7 @@ pub mod grpc;
 pub mod predicted;
 pub mod protobuf;
 pub mod source;
+pub mod stream;
 
 use smallvec::SmallVec;
 
