@@ -3,6 +3,7 @@
 pub mod block;
 pub mod event;
 pub mod grpc;
+pub mod msgpack;
 pub mod predicted;
 pub mod protobuf;
 pub mod source;
