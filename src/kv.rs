@@ -7,6 +7,10 @@ pub mod index;
 pub mod msgpack;
 pub mod predicted;
 pub mod radix;
+pub mod grpc;
+pub mod msgpack;
+pub mod predicted;
+pub mod protobuf;
 pub mod source;
 pub mod stream;
 
