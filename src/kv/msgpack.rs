@@ -1,0 +1,3 @@
+//! vLLM's event payloads: msgpack <-> [`super::event::Batch`].
+
+pub mod encode;
