@@ -109,7 +109,11 @@ async fn pretend(settings: sim::worker::Settings) -> io::Result<()> {
     let mut stdout = io::stdout();
     writeln!(stdout, "listening on http://{}", worker.addr())?;
     for (rank, bound) in worker.handle().kv_events().iter().enumerate() {
-        write!(stdout, "cache events of rank {rank} on tcp://{}", bound.events)?;
+        write!(
+            stdout,
+            "cache events of rank {rank} on tcp://{}",
+            bound.events
+        )?;
         match bound.replay {
             Some(replay) => writeln!(stdout, ", replays on tcp://{replay}")?,
             None => writeln!(stdout)?,

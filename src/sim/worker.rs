@@ -1,6 +1,6 @@
 //! A pretend engine behind real HTTP: what a vLLM 0.32 server answers, without a model.
 //!
-//! `GET /seen` tells what it was sent, and `POST /fault` makes it misbehave. Nothing is stored, so
+//! `GET /seen` tells what it was sent, `GET /held` what each rank's cache holds, and `POST /fault` makes it misbehave. Nothing is stored, so
 //! the Responses API has no `previous_response_id` and no background here.
 
 mod answer;

@@ -10,10 +10,12 @@ use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use serde::Deserialize;
+use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The name of a full block: a chain over its own tokens and all tokens before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BlockHash(pub u64);
 
 /// What happened to the blocks, in order. The engine's cache events are made from it.
@@ -42,7 +44,7 @@ pub struct Label {
 }
 
 /// A name and what is held under it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     pub hash: BlockHash,
     /// The block before it; none for a prompt's first.
@@ -50,6 +52,7 @@ pub struct Held {
     /// The block's own tokens.
     pub token_ids: Vec<u32>,
     /// As its first copy was stored.
+    #[serde(skip)]
     pub label: Option<Arc<Label>>,
     /// Blocks that hold this; at least one.
     pub copies: usize,

@@ -51,7 +51,7 @@ pub struct KvFaults {
     pub delay_ms: u64,
 
     /// Cut all event and replay connections, once, when this is switched on.
-    #[arg(long = "fault-kv-cut")]
+    #[arg(skip)]
     pub cut: bool,
 
     /// Cut the event connections before every n-th batch is sent, so that nobody gets it.

@@ -282,7 +282,12 @@ fn finish(
     }
     check_prompts(&prompts, tokens_max.saturating_sub(answer_tokens))?;
     let session_id = common.session_id.as_deref().or(context.session_id);
-    let label = label(&model, context.models, common.cache_salt.as_deref(), session_id);
+    let label = label(
+        &model,
+        context.models,
+        common.cache_salt.as_deref(),
+        session_id,
+    );
     Ok(Ask {
         api,
         id,

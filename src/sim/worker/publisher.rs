@@ -39,6 +39,7 @@ pub use self::settings::Endpoint;
 pub use self::settings::Hashes;
 pub use self::settings::Layout;
 pub use self::settings::Settings;
+use crate::kv::msgpack::encode;
 use crate::sim::engine::cache::Change;
 use crate::sim::fault::kv::KvFaults;
 
@@ -169,9 +170,9 @@ impl Outlet {
     pub(super) fn publish(&self, changes: &[Change]) {
         let timestamp = super::since_epoch().as_secs_f64();
         let batch = events::batch(changes, self.block_tokens, self.rank, timestamp);
-        let payload = self.encode(&batch);
+        let payload = encode::encode(&batch, self.settings.encoding());
         let mut log = self.log.lock();
-        let sending = log.publish(payload);
+        let sending = log.publish(payload.into());
         let delay = Duration::from_millis(self.faults.borrow().delay_ms);
         let due = Instant::now() + delay;
         let cut = sending.cut.then_some(Order::Cut);
@@ -182,10 +183,6 @@ impl Outlet {
         for order in cut.into_iter().chain(send) {
             let _ = self.orders.try_send(order);
         }
-    }
-
-    fn encode(&self, batch: &crate::kv::event::Batch) -> Bytes {
-        todo!()
     }
 
     pub(super) fn set_faults(&self, faults: &KvFaults) {

@@ -7,6 +7,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 
 use hyper::HeaderMap;
+use serde::Deserialize;
+use serde::Serialize;
 use serde_json::Map;
 use serde_json::Value;
 use tokio::task::JoinSet;
@@ -44,7 +46,7 @@ pub(crate) struct Engines {
 }
 
 /// What a rank holds, and what it has told of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Truth {
     /// In the order of names. What the step that is being computed evicts, and a reset, are seen here
     /// before they are told.
@@ -163,6 +165,10 @@ impl Ranks {
 
     pub(crate) fn truth(&self, rank: usize) -> Truth {
         self.ranks[rank].driver.truth()
+    }
+
+    pub(crate) fn truths(&self) -> Vec<Truth> {
+        self.ranks.iter().map(|rank| rank.driver.truth()).collect()
     }
 
     /// The answer to `GET /kv_event_sources`: by rank, and empty if events are off.

@@ -58,6 +58,7 @@ enum Route {
     ResetPrefixCache,
     KvEventSources,
     Seen,
+    Held,
     Fault,
     /// `/v1/responses/{id}` and what is below: nothing is stored here.
     StoredResponse,
@@ -106,6 +107,7 @@ async fn handle(
                 | Route::Metrics
                 | Route::KvEventSources
                 | Route::Seen
+                | Route::Held
                 | Route::Fault
         ))
     ) {
@@ -135,6 +137,7 @@ fn route(path: &str) -> Option<(Method, Route)> {
         "/reset_prefix_cache" => (Method::POST, Route::ResetPrefixCache),
         "/kv_event_sources" => (Method::GET, Route::KvEventSources),
         "/seen" => (Method::GET, Route::Seen),
+        "/held" => (Method::GET, Route::Held),
         "/fault" => (Method::POST, Route::Fault),
         _ => {
             let below = path.strip_prefix("/v1/responses/")?;
@@ -178,6 +181,7 @@ async fn dispatch(
         Route::ResetPrefixCache => ok(lists::success(shared.ranks.reset())),
         Route::KvEventSources => ok(shared.ranks.sources().to_string()),
         Route::Seen => ok(json(&shared.seen.stats())),
+        Route::Held => ok(json(&shared.ranks.truths())),
         Route::Fault => match Faults::from_json(body) {
             Ok(faults) => {
                 let now = json(&faults);

@@ -8,7 +8,11 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 
+use crate::kv::msgpack::encode;
+
+// The arguments around these are a group of the same name.
 #[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
 pub struct Settings {
     /// Publish cache events here over ZeroMQ, as tcp://HOST:PORT; `*` is every address, port 0 a free
     /// one. Data-parallel rank r takes the port that is r higher.
@@ -41,11 +45,7 @@ pub struct Settings {
     pub buffer_steps: NonZeroUsize,
 
     /// Number of the first batch. A real engine starts at 0.
-    #[arg(
-        long = "kv-first-sequence",
-        value_name = "NUMBER",
-        default_value_t = 0
-    )]
+    #[arg(long = "kv-first-sequence", value_name = "NUMBER", default_value_t = 0)]
     pub first_sequence: u64,
 }
 
@@ -90,6 +90,19 @@ impl Default for Settings {
 }
 
 impl Settings {
+    pub(super) fn encoding(&self) -> encode::Layout {
+        encode::Layout {
+            events: match self.layout {
+                Layout::Map => encode::Events::Map,
+                Layout::Array => encode::Events::Array,
+            },
+            hashes: match self.hashes {
+                Hashes::Int => encode::Hashes::Int,
+                Hashes::Bytes => encode::Hashes::Bytes,
+            },
+        }
+    }
+
     /// Events and their replay on this machine only, on free ports.
     pub fn anywhere() -> Self {
         let endpoint = Endpoint::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
@@ -167,7 +180,13 @@ mod tests {
         for text in ["tcp://*:5557", "tcp://127.0.0.1:0", "tcp://[::1]:80"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
-        for text in ["ipc:///tmp/x", "tcp://:1", "tcp://x:70000", "x:1", "tcp://x"] {
+        for text in [
+            "ipc:///tmp/x",
+            "tcp://:1",
+            "tcp://x:70000",
+            "x:1",
+            "tcp://x",
+        ] {
             text.parse::<Endpoint>().unwrap_err();
         }
     }
