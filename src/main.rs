@@ -106,7 +106,19 @@ async fn serve(config: &Config) -> io::Result<()> {
 
 async fn pretend(settings: sim::worker::Settings) -> io::Result<()> {
     let worker = sim::worker::bind(settings).await?;
-    writeln!(io::stdout(), "listening on http://{}", worker.addr())?;
+    let mut stdout = io::stdout();
+    writeln!(stdout, "listening on http://{}", worker.addr())?;
+    for (rank, bound) in worker.handle().kv_events().iter().enumerate() {
+        write!(
+            stdout,
+            "cache events of rank {rank} on tcp://{}",
+            bound.events
+        )?;
+        match bound.replay {
+            Some(replay) => writeln!(stdout, ", replays on tcp://{replay}")?,
+            None => writeln!(stdout)?,
+        }
+    }
     worker
         .run(async {
             let _ = stop_signal().await;

@@ -4,6 +4,8 @@
 
 mod turns;
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -12,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::problem::Problem;
 use super::tokenizer;
 use super::tokenizer::Turn;
+use crate::sim::engine::cache::Label;
 
 /// Without a limit in the request. Real servers go on to the end of the context; a demo should not.
 const ANSWER_TOKENS: usize = 16;
@@ -40,6 +43,7 @@ pub(crate) struct Ask {
     pub(crate) prompts: Vec<Vec<u32>>,
     pub(crate) answer_tokens: usize,
     pub(crate) salt: u64,
+    pub(crate) label: Option<Arc<Label>>,
     pub(crate) stream: bool,
     pub(crate) usage: UsageReport,
     /// Fields of a Responses request that its answer repeats.
@@ -64,6 +68,8 @@ pub(crate) struct Context<'a> {
     pub(crate) now: u64,
     /// The request's X-Request-Id, if it has one.
     pub(crate) request_id: Option<&'a str>,
+    /// The request's X-Session-ID, if it has one.
+    pub(crate) session_id: Option<&'a str>,
     /// For requests that bring no id.
     pub(crate) random_id: String,
 }
@@ -106,6 +112,7 @@ struct Common {
     stream_options: Option<StreamOptions>,
     request_id: Option<String>,
     cache_salt: Option<String>,
+    session_id: Option<String>,
     kv_transfer_params: Option<KvTransfer>,
 }
 
@@ -274,11 +281,19 @@ fn finish(
         return Err(problem);
     }
     check_prompts(&prompts, tokens_max.saturating_sub(answer_tokens))?;
+    let session_id = common.session_id.as_deref().or(context.session_id);
+    let label = label(
+        &model,
+        context.models,
+        common.cache_salt.as_deref(),
+        session_id,
+    );
     Ok(Ask {
         api,
         id,
         created: context.now,
         salt: salt(&model, context.models, common.cache_salt.as_deref()),
+        label,
         model,
         prompts,
         answer_tokens,
@@ -317,6 +332,24 @@ fn salt(model: &str, known: &[String], cache_salt: Option<&str>) -> u64 {
         salt ^= xxh3_64(text.as_bytes()).rotate_left(1);
     }
     salt
+}
+
+/// What the blocks of such a request are told with; most have nothing.
+fn label(
+    model: &str,
+    known: &[String],
+    cache_salt: Option<&str>,
+    session_id: Option<&str>,
+) -> Option<Arc<Label>> {
+    // The base model is the first, so adapters are numbered from one.
+    let place = known.iter().position(|name| name == model);
+    let adapter = place.filter(|place| *place > 0);
+    let label = Label {
+        lora: adapter.map(|place| (place as i64, model.into())),
+        cache_salt: cache_salt.map(Into::into),
+        session_id: session_id.map(Into::into),
+    };
+    (label != Label::default()).then(|| Arc::new(label))
 }
 
 /// For /tokenize: a prompt as it is, or a conversation as chat would render it, in pieces.
