@@ -1,10 +1,15 @@
 //! What each worker's cache holds, as far as it is known.
 
+pub mod admit;
 pub mod block;
 pub mod event;
+pub mod forest;
+pub mod index;
 pub mod predicted;
+pub mod radix;
 pub mod source;
 pub mod stream;
+pub mod subscriber;
 
 use smallvec::SmallVec;
 
