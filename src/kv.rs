@@ -1,5 +1,6 @@
 //! What each worker's cache holds, as far as it is known.
 
+pub mod admit;
 pub mod block;
 pub mod event;
 pub mod forest;
@@ -11,6 +12,7 @@ pub mod protobuf;
 pub mod radix;
 pub mod source;
 pub mod stream;
+pub mod subscriber;
 
 use smallvec::SmallVec;
 
