@@ -20,7 +20,10 @@ use crate::fleet::health;
 use crate::http::client;
 use crate::http::server;
 use crate::kv::forest;
+use crate::kv::grpc;
 use crate::kv::predicted;
+use crate::kv::stream;
+use crate::kv::zmq;
 use crate::observe;
 use crate::relay;
 use crate::relay::ModelSettings;
@@ -179,6 +182,9 @@ pub struct ModelOverride {
 #[serde(default)]
 pub struct Events {
     pub index: forest::Settings,
+    pub stream: stream::Settings,
+    pub zmq: zmq::Settings,
+    pub grpc: grpc::Settings,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
