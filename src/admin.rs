@@ -191,7 +191,9 @@ impl AdminServer {
             Some(blocks) => answer(StatusCode::OK, &blocks),
             None => refuse(
                 StatusCode::NOT_FOUND,
-                &format!("no events of `{name}`, rank {rank}, are followed; GET /kv lists those that are"),
+                &format!(
+                    "no events of `{name}`, rank {rank}, are followed; GET /kv lists those that are"
+                ),
             ),
         }
     }

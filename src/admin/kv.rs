@@ -88,7 +88,13 @@ impl KvPages {
     }
 
     /// None where no events of that rank are followed.
-    pub(super) fn blocks(&self, now: Instant, id: WorkerId, name: &str, rank: u32) -> Option<Blocks> {
+    pub(super) fn blocks(
+        &self,
+        now: Instant,
+        id: WorkerId,
+        name: &str,
+        rank: u32,
+    ) -> Option<Blocks> {
         let statuses = self.board.statuses(now);
         let is_it = |status: &&Status| status.worker == name && status.rank == rank;
         let status = statuses.iter().find(is_it)?;

@@ -55,7 +55,9 @@ pub(super) async fn follow(
             let mut name = name.filter(|status| status.worker.id == wanted.worker);
             let subject = Subject {
                 worker: wanted.worker,
-                name: name.next().map_or_else(|| "".into(), |at| at.worker.name.clone()),
+                name: name
+                    .next()
+                    .map_or_else(|| "".into(), |at| at.worker.name.clone()),
                 rank: wanted.rank,
                 model: wanted.model.clone(),
             };

@@ -24,7 +24,12 @@ fn no_block_outlives_its_process_and_all_settles() {
             failed.push((seed, first));
         }
     }
-    assert!(failed.is_empty(), "{} seeds: {:?}", failed.len(), &failed[..failed.len().min(10)]);
+    assert!(
+        failed.is_empty(),
+        "{} seeds: {:?}",
+        failed.len(),
+        &failed[..failed.len().min(10)]
+    );
 }
 
 #[test]
