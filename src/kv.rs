@@ -1,13 +1,19 @@
 //! What each worker's cache holds, as far as it is known.
 
+pub mod admit;
 pub mod block;
 pub mod event;
 pub mod grpc;
 pub mod msgpack;
 pub mod predicted;
 pub mod protobuf;
+pub mod forest;
+pub mod index;
+pub mod predicted;
+pub mod radix;
 pub mod source;
 pub mod stream;
+pub mod subscriber;
 
 use smallvec::SmallVec;
 
