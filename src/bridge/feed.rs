@@ -5,6 +5,7 @@
 //! the history; whoever needs one that is no longer kept was too slow and is cut off.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::task::Context;
 use std::task::Poll;
 use std::task::Waker;
@@ -46,7 +47,9 @@ struct Inner {
 pub struct Place {
     id: u64,
     term: u64,
-    parts: std::vec::IntoIter<Bytes>,
+    parts: Arc<[Bytes]>,
+    /// How many of them were given away.
+    given: usize,
     next: u64,
 }
 
@@ -84,6 +87,11 @@ impl Feed {
         self.metrics.lives.inc();
     }
 
+    /// Whether anyone may be served.
+    pub fn is_open(&self) -> bool {
+        self.inner.lock().closed.is_none()
+    }
+
     pub fn has_life(&self) -> bool {
         self.inner.lock().life.is_some()
     }
@@ -92,7 +100,7 @@ impl Feed {
     pub fn is_blank(&self) -> bool {
         let inner = self.inner.lock();
         let life = inner.life.as_ref();
-        life.is_some_and(|life| life.history().len() == 0 && life.unknown_before() == 0)
+        life.is_some_and(|life| life.history().batches() == 0 && life.unknown_before() == 0)
     }
 
     /// What was told is no longer true, or cannot be continued.
@@ -187,7 +195,8 @@ impl Feed {
         let place = Place {
             id: inner.subscribers,
             term: inner.term,
-            parts: parts.to_vec().into_iter(),
+            parts,
+            given: 0,
             next,
         };
         Ok((place, epoch))
@@ -203,9 +212,13 @@ impl Feed {
         if place.term != inner.term {
             return Poll::Ready(Err(inner.farewell.clone()));
         }
-        if let Some(part) = place.parts.next() {
-            return Poll::Ready(Ok(part));
+        if let Some(part) = place.parts.get(place.given) {
+            place.given += 1;
+            return Poll::Ready(Ok(part.clone()));
         }
+        // They may be the last to keep the snapshot alive.
+        place.parts = Arc::default();
+        place.given = 0;
         let Some(life) = &inner.life else {
             return Poll::Ready(Err(inner.farewell.clone()));
         };
@@ -238,9 +251,9 @@ impl Feed {
         self.metrics.measure(
             self.rank,
             [
-                of(history.len()),
+                of(history.batches()),
                 of(history.bytes()),
-                of(held.len()),
+                of(held.blocks()),
                 of(held.bytes()),
                 left_out,
             ],

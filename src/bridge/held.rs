@@ -81,7 +81,7 @@ impl Held {
     }
 
     /// Blocks of which there is a copy.
-    pub fn len(&self) -> usize {
+    pub fn blocks(&self) -> usize {
         self.blocks.len() - self.ghosts
     }
 

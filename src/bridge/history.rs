@@ -36,7 +36,7 @@ impl History {
         self.first + self.messages.len() as u64
     }
 
-    pub fn len(&self) -> usize {
+    pub fn batches(&self) -> usize {
         self.messages.len()
     }
 
@@ -76,7 +76,7 @@ mod tests {
             history.push(vec![0; length].into());
         }
         assert_eq!((history.first(), history.next()), (11, 14));
-        assert_eq!((history.len(), history.bytes()), (3, 90));
+        assert_eq!((history.batches(), history.bytes()), (3, 90));
         assert!(history.get(10).is_none() && history.get(14).is_none());
         assert_eq!(history.get(13).unwrap().len(), 40);
         history.push(vec![0; 1_000].into());

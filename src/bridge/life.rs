@@ -159,7 +159,7 @@ impl Life {
         let count = u32::try_from(events.len()).expect("parts of a megabyte each");
         // Not all that is held is listed: the reader has to know that it is so, not how much.
         let unknown_before = self.unknown_before.max(u64::from(self.held.left_out() > 0));
-        let blocks = self.held.len() as u64;
+        let blocks = self.held.blocks() as u64;
         let numbers = number - u64::from(count) + 1..;
         let parts = (0..).zip(numbers).zip(events);
         let parts = parts.map(|((index, number), events)| {

@@ -454,6 +454,13 @@ impl Source for Grpc {
         // Outside a connection there is nobody to ask, and what is lost was said.
         if matches!(self.state, State::Up(_)) {
             self.asked = Some(start_for(first));
+            // The end of an answer that this question takes the place of would pass for its own.
+            self.said.retain(|said| {
+                matches!(
+                    said,
+                    Said::Connected { .. } | Said::Live(_) | Said::Lost { .. }
+                )
+            });
         }
     }
 

@@ -154,6 +154,11 @@ impl<T> Stream<T> {
         }
     }
 
+    /// Whether the answer that tells what the process holds is still awaited.
+    pub fn is_joining(&self) -> bool {
+        matches!(self.phase, Phase::Joining { .. })
+    }
+
     pub fn reason(&self) -> Reason {
         match (self.state(), self.phase) {
             (State::Stale { .. }, Phase::Proving { doubt, .. }) => Reason::Doubt(doubt),

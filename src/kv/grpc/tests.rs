@@ -297,6 +297,18 @@ async fn a_gap_is_answered_up_to_what_was_said_already() {
 }
 
 #[tokio::test]
+async fn the_end_of_an_answer_is_not_that_of_the_next_one() {
+    let servicer = Servicer::start(relay).await;
+    let mut source = servicer.source();
+    check(&mut source, &["connected", "live 4", "live 5", "live 6"]).await;
+    source.replay(6);
+    check(&mut source, &["replayed 6"]).await;
+    // It was another process's, say.
+    source.replay(0);
+    check(&mut source, &["replayed 4", "replayed 5", "end", "live 6"]).await;
+}
+
+#[tokio::test]
 async fn a_replay_that_is_not_held_fails_and_the_live_call_goes_on() {
     let servicer = Servicer::start(live_only).await;
     let mut source = servicer.source();
