@@ -44,6 +44,7 @@ pub(crate) struct Ask {
     pub(crate) answer_tokens: usize,
     pub(crate) salt: u64,
     pub(crate) label: Option<Arc<Label>>,
+    pub(crate) report_cached: bool,
     pub(crate) stream: bool,
     pub(crate) usage: UsageReport,
     /// Fields of a Responses request that its answer repeats.
@@ -114,6 +115,7 @@ struct Common {
     cache_salt: Option<String>,
     session_id: Option<String>,
     kv_transfer_params: Option<KvTransfer>,
+    vllm_xargs: Option<ExtraArguments>,
 }
 
 #[derive(Deserialize)]
@@ -127,6 +129,11 @@ struct StreamOptions {
 #[derive(Deserialize)]
 struct KvTransfer {
     prompt_token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize)]
+struct ExtraArguments {
+    kv_cache_report_mode: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -249,6 +256,11 @@ impl Common {
         }
     }
 
+    fn reports_cached(&self) -> bool {
+        let extra = self.vllm_xargs.as_ref();
+        extra.is_some_and(|it| it.kv_cache_report_mode.as_deref() == Some("full"))
+    }
+
     fn usage(&self) -> UsageReport {
         match &self.stream_options {
             Some(options) if options.include_usage && options.continuous_usage_stats => {
@@ -269,6 +281,7 @@ fn finish(
     context: Context<'_>,
 ) -> Result<Ask, Problem> {
     let usage = common.usage();
+    let report_cached = common.reports_cached();
     let model = check_model(common.model, context.models)?;
     let tokens_max = context.context_tokens_max;
     let answer_tokens = limit.unwrap_or(ANSWER_TOKENS);
@@ -294,6 +307,7 @@ fn finish(
         created: context.now,
         salt: salt(&model, context.models, common.cache_salt.as_deref()),
         label,
+        report_cached,
         model,
         prompts,
         answer_tokens,

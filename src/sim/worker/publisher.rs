@@ -24,7 +24,6 @@ use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::debug;
-use zeromq::MultiPeerBackend;
 use zeromq::PubSocket;
 use zeromq::RouterSocket;
 use zeromq::Socket;
@@ -32,6 +31,7 @@ use zeromq::SocketRecv;
 use zeromq::SocketSend;
 use zeromq::ZmqMessage;
 
+use self::gate::Cutter;
 use self::gate::Gate;
 use self::log::Log;
 use self::log::Numbered;
@@ -60,13 +60,14 @@ pub struct Bound {
 /// The driver's end: what is published here goes out as soon as the sockets are served.
 pub(super) struct Outlet {
     settings: Settings,
+    topic: Bytes,
     rank: u32,
     block_tokens: u32,
     bound: Bound,
     log: Mutex<Log>,
     orders: mpsc::Sender<Order>,
     faults: watch::Sender<KvFaults>,
-    connections: Vec<Arc<dyn MultiPeerBackend>>,
+    cutters: Vec<Cutter>,
 }
 
 /// The sockets' end.
@@ -111,13 +112,13 @@ pub(super) async fn bind(
         events: events_gate.address()?,
         replay: None,
     };
-    let mut connections = vec![events.backend()];
+    let mut cutters = vec![events_gate.cutter()];
     let mut replay = None;
     if let Some(endpoint) = &settings.replay {
         let listener = listen(endpoint, rank).await?;
         let (socket, gate) = inner::<RouterSocket>(listener).await?;
         bound.replay = Some(gate.address()?);
-        connections.push(socket.backend());
+        cutters.push(gate.cutter());
         replay = Some((gate, socket));
     }
     let log = Log::new(
@@ -128,13 +129,14 @@ pub(super) async fn bind(
     let (sender, orders) = mpsc::channel(QUEUE_MAX);
     let outlet = Outlet {
         settings: settings.clone(),
+        topic: settings.topic.clone().into(),
         rank: u32::from(rank),
         block_tokens,
         bound,
         log: Mutex::new(log),
         orders: sender,
         faults: watch::Sender::new(faults.clone()),
-        connections,
+        cutters,
     };
     Ok(Some(Publisher {
         outlet: Arc::new(outlet),
@@ -189,9 +191,7 @@ impl Outlet {
         self.log.lock().set_faults(faults.clone());
         self.faults.send_replace(faults.clone());
         if faults.cut {
-            for connections in &self.connections {
-                connections.shutdown();
-            }
+            self.cutters.iter().for_each(Cutter::cut);
         }
     }
 
@@ -225,10 +225,6 @@ impl Outlet {
         }
     }
 
-    fn topic(&self) -> Bytes {
-        Bytes::from(self.settings.topic.clone())
-    }
-
     /// Waits while a fault switch keeps it silent.
     async fn may_speak(&self) {
         let mut faults = self.faults.subscribe();
@@ -252,16 +248,20 @@ impl Publisher {
         } = self;
         let replays = async {
             match replay {
-                Some((gate, socket)) => tokio::select! {
-                    never = gate.run() => never,
-                    never = answer(&outlet, socket) => never,
-                },
+                Some((gate, socket)) => {
+                    let cutter = gate.cutter();
+                    tokio::select! {
+                        never = gate.run() => never,
+                        never = answer(&outlet, socket, &cutter) => never,
+                    }
+                }
                 None => std::future::pending().await,
             }
         };
+        let cutter = events_gate.cutter();
         tokio::select! {
             never = events_gate.run() => never,
-            never = send(&outlet, orders, events) => never,
+            never = send(&outlet, orders, events, &cutter) => never,
             never = replays => never,
         }
     }
@@ -271,6 +271,7 @@ async fn send(
     outlet: &Outlet,
     mut orders: mpsc::Receiver<Order>,
     mut socket: PubSocket,
+    cutter: &Cutter,
 ) -> Infallible {
     loop {
         let Some(order) = orders.recv().await else {
@@ -278,11 +279,11 @@ async fn send(
             std::future::pending().await
         };
         match order {
-            Order::Cut => socket.backend().shutdown(),
+            Order::Cut => cutter.cut(),
             Order::Send { batch, due } => {
                 tokio::time::sleep_until(due).await;
                 outlet.may_speak().await;
-                let frames = [outlet.topic(), number(batch.sequence), batch.payload];
+                let frames = [outlet.topic.clone(), number(batch.sequence), batch.payload];
                 if let Err(error) = socket.send(message(frames)).await {
                     debug!(%error, "a batch of cache events was not sent");
                 }
@@ -292,7 +293,7 @@ async fn send(
 }
 
 /// Answers requests for replays, one after the other.
-async fn answer(outlet: &Outlet, mut socket: RouterSocket) -> Infallible {
+async fn answer(outlet: &Outlet, mut socket: RouterSocket, cutter: &Cutter) -> Infallible {
     loop {
         let request = match socket.recv().await {
             Ok(request) => request.into_vec(),
@@ -311,12 +312,13 @@ async fn answer(outlet: &Outlet, mut socket: RouterSocket) -> Infallible {
         };
         outlet.may_speak().await;
         if outlet.faults.borrow().replay_refuse {
-            socket.backend().shutdown();
+            cutter.cut();
             continue;
         }
         let replayed = outlet.log.lock().replay(u64::from_be_bytes(first));
         let batches = replayed.batches.into_iter();
-        let batches = batches.map(|batch| (outlet.topic(), number(batch.sequence), batch.payload));
+        let batches =
+            batches.map(|batch| (outlet.topic.clone(), number(batch.sequence), batch.payload));
         let end = (Bytes::new(), Bytes::from_static(&END), Bytes::new());
         for (topic, number, payload) in batches.chain(replayed.ends.then_some(end)) {
             let mut frames = vec![asker.clone(), Bytes::new(), topic, number, payload];

@@ -20,6 +20,7 @@ use super::*;
 use crate::kv::event::Batch;
 use crate::kv::event::Event;
 use crate::kv::event::Name;
+use crate::kv::msgpack;
 
 use crate::sim::fault::kv::KvFaults;
 use crate::sim::worker::publisher::Hashes;
@@ -81,7 +82,7 @@ impl Message {
     }
 
     fn batch(&self) -> Batch {
-        todo!()
+        msgpack::decode(&self.payload).unwrap()
     }
 }
 
@@ -293,6 +294,29 @@ async fn what_was_told_adds_up_to_what_is_held() {
         "{events:?}"
     );
     assert_eq!(follow(&told), held(&worker.handle.truth(0)));
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_cached_is_told_of_again_on_request() {
+    let worker = Running::start(with_events()).await;
+    worker.read(0, 0..40).await;
+    let prompt: Vec<u32> = (0..56).collect();
+    let body = serde_json::json!({
+        "prompt": prompt, "max_tokens": 1, "vllm_xargs": {"kv_cache_report_mode": "full"},
+    });
+    worker.post_json("/v1/completions", &body.to_string()).await;
+    let told = Asker::connect(&worker, 0).await.replay(0).await;
+    let first = told[0].batch().events;
+    let second = told[1].batch().events;
+    assert_eq!(second[0], first[0]);
+    let [Event::Stored(again), Event::Stored(more)] = &second[..] else {
+        panic!("{second:?}");
+    };
+    assert_eq!(more.parent, again.names.last().copied());
+    // A copy more is told of than there is.
+    let truth = worker.handle.truth(0);
+    assert!(truth.held.iter().all(|held| held.copies == 1));
     worker.stop().await;
 }
 
@@ -635,7 +659,7 @@ async fn another_worker_takes_the_ports_of_one_that_was_killed() {
     })
     .await;
     assert_eq!(again.last_sequence(0), None);
-    assert_eq!(&again.handle.kv_events()[..], [bound.clone()]);
+    assert_eq!(&again.handle.kv_events()[0], bound);
     // A subscriber connects again by itself.
     for round in 0.. {
         again.read(0, 16 * round..16 * round + 16).await;
