@@ -2,6 +2,7 @@
 //!
 //! Unknown fields are ignored, as a real server does, and so are most of the known ones.
 
+mod sharing;
 mod turns;
 
 use std::sync::Arc;
@@ -9,7 +10,6 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::problem::Problem;
 use super::tokenizer;
@@ -295,7 +295,7 @@ fn finish(
     }
     check_prompts(&prompts, tokens_max.saturating_sub(answer_tokens))?;
     let session_id = common.session_id.as_deref().or(context.session_id);
-    let label = label(
+    let label = sharing::label(
         &model,
         context.models,
         common.cache_salt.as_deref(),
@@ -305,7 +305,7 @@ fn finish(
         api,
         id,
         created: context.now,
-        salt: salt(&model, context.models, common.cache_salt.as_deref()),
+        salt: sharing::salt(&model, context.models, common.cache_salt.as_deref()),
         label,
         report_cached,
         model,
@@ -334,36 +334,6 @@ pub(crate) fn check_model(name: Option<String>, known: &[String]) -> Result<Stri
         Some(name) => Ok(name),
         None => Ok(known.first().cloned().unwrap_or_default()),
     }
-}
-
-/// Other names stand for adapters of the first model, and adapters share no blocks.
-fn salt(model: &str, known: &[String], cache_salt: Option<&str>) -> u64 {
-    let mut salt = 0;
-    if known.first().is_some_and(|first| first != model) {
-        salt ^= xxh3_64(model.as_bytes());
-    }
-    if let Some(text) = cache_salt {
-        salt ^= xxh3_64(text.as_bytes()).rotate_left(1);
-    }
-    salt
-}
-
-/// What the blocks of such a request are told with; most have nothing.
-fn label(
-    model: &str,
-    known: &[String],
-    cache_salt: Option<&str>,
-    session_id: Option<&str>,
-) -> Option<Arc<Label>> {
-    // The base model is the first, so adapters are numbered from one.
-    let place = known.iter().position(|name| name == model);
-    let adapter = place.filter(|place| *place > 0);
-    let label = Label {
-        lora: adapter.map(|place| (place as i64, model.into())),
-        cache_salt: cache_salt.map(Into::into),
-        session_id: session_id.map(Into::into),
-    };
-    (label != Label::default()).then(|| Arc::new(label))
 }
 
 /// For /tokenize: a prompt as it is, or a conversation as chat would render it, in pieces.
