@@ -43,7 +43,7 @@ enum Command {
     /// Start pretend engines and a router, send them conversations, and compare two policies.
     Demo(sim::demo::Settings),
     /// Run one pretend engine, which speaks vLLM's HTTP and keeps a prefix cache.
-    Sim(sim::worker::Settings),
+    Sim(Box<sim::worker::Settings>),
 }
 
 fn main() -> ExitCode {
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
             io::stdout().write_all(yaml.as_bytes())
         }),
         Command::Demo(settings) => run(sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
-        Command::Sim(settings) => run(pretend(settings)).map(|()| ExitCode::SUCCESS),
+        Command::Sim(settings) => run(pretend(*settings)).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
         eprintln!("warmroute: {error}");

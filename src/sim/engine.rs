@@ -45,6 +45,8 @@ pub struct Request {
     /// Requests with different salts share no blocks. 0 is the common one.
     pub salt: u64,
     pub label: Option<Arc<Label>>,
+    /// Whether cached blocks are told of again, as if they were stored.
+    pub report_cached: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -146,6 +148,7 @@ struct Sequence {
     answer: Vec<u32>,
     root: u64,
     label: Option<Arc<Label>>,
+    report_cached: bool,
     arrived: Instant,
     /// Known from the first admission on. A request that is sent back does not look again, for the
     /// client is told once.
@@ -191,6 +194,7 @@ impl Engine {
             answer: request.answer,
             root: self.settings.root ^ request.salt,
             label: request.label,
+            report_cached: request.report_cached,
             arrived: now,
             cached_tokens: None,
         });
@@ -337,9 +341,14 @@ impl Engine {
             }
             let scheduled = (sequence.tokens.len() - computed).min(*budget);
             *budget -= scheduled;
+            let path = path.labelled(sequence.label.clone());
+            // Once, also if it is sent back and comes again.
+            if std::mem::take(&mut sequence.report_cached) {
+                self.cache.report(&path, &sequence.tokens);
+            }
             self.running.push(Running {
-                path: path.labelled(sequence.label.clone()),
                 sequence,
+                path,
                 computed,
                 scheduled,
             });

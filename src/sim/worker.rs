@@ -108,7 +108,8 @@ impl Worker {
     }
 
     /// Serves until `shutdown`. Then everything ends at once: open connections are dropped, and none
-    /// of their tasks is left when this returns.
+    /// of their tasks is left when this returns, but for the ZeroMQ library's own, which end soon and
+    /// to which nobody is connected.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let shared = self.handle.shared;
         let mut connections = JoinSet::new();

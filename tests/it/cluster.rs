@@ -176,7 +176,10 @@ impl Engine {
         for model in &settings.models {
             command.args(["--model", model]);
         }
-        command.args(["--cache-blocks", &settings.cache_blocks.to_string()]);
+        command
+            .args(["--block-tokens", &settings.block_tokens.to_string()])
+            .args(["--cache-blocks", &settings.cache_blocks.to_string()])
+            .args(["--hash-seed", &settings.hash_seed.to_string()]);
         command.args(event_arguments(settings));
         let mut child = Killed(
             command

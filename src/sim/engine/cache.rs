@@ -209,6 +209,21 @@ impl Cache {
         });
     }
 
+    /// Tells again what the path's named blocks hold, as if they were stored now.
+    pub fn report(&mut self, path: &Path, tokens: &[u32]) {
+        if path.named == 0 {
+            return;
+        }
+        let name = |number: &SlotNumber| self.slot(*number).name;
+        let hashes = path.slots[..path.named].iter().filter_map(name).collect();
+        self.changes.push(Change::Stored {
+            parent: None,
+            hashes,
+            token_ids: tokens[..path.named * self.block_tokens].to_vec(),
+            label: path.label.clone(),
+        });
+    }
+
     /// Gives the blocks back. The last ones count as older, so that a path is evicted from its end
     /// and what stays is always a beginning.
     pub fn release(&mut self, path: Path) {

@@ -105,6 +105,7 @@ fn requests(ask: &Ask) -> Vec<Request> {
         prompt: prompt.clone(),
         salt: ask.salt,
         label: ask.label.clone(),
+        report_cached: ask.report_cached,
     };
     ask.prompts.iter().map(request).collect()
 }

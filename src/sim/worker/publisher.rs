@@ -8,8 +8,8 @@ mod events;
 mod gate;
 mod log;
 mod settings;
+mod sockets;
 
-use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -23,32 +23,22 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tracing::debug;
-use zeromq::MultiPeerBackend;
-use zeromq::PubSocket;
-use zeromq::RouterSocket;
-use zeromq::Socket;
-use zeromq::SocketRecv;
-use zeromq::SocketSend;
-use zeromq::ZmqMessage;
 
-use self::gate::Gate;
+use self::gate::Cutter;
 use self::log::Log;
 use self::log::Numbered;
 pub use self::settings::Endpoint;
 pub use self::settings::Hashes;
 pub use self::settings::Layout;
 pub use self::settings::Settings;
+use self::sockets::Guarded;
+pub(super) use self::sockets::Publisher;
 use crate::kv::msgpack::encode;
 use crate::sim::engine::cache::Change;
 use crate::sim::fault::kv::KvFaults;
 
 /// Batches on their way out; one more is lost to subscribers. vLLM's high-water mark.
 const QUEUE_MAX: usize = 100_000;
-/// Before the library's socket is asked again after an error.
-const ERROR_PAUSE: Duration = Duration::from_millis(20);
-/// In place of a number, after the last batch of a replay.
-const END: [u8; 8] = [0xff; 8];
 
 /// Where one rank's events are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,21 +50,14 @@ pub struct Bound {
 /// The driver's end: what is published here goes out as soon as the sockets are served.
 pub(super) struct Outlet {
     settings: Settings,
+    topic: Bytes,
     rank: u32,
     block_tokens: u32,
     bound: Bound,
     log: Mutex<Log>,
     orders: mpsc::Sender<Order>,
     faults: watch::Sender<KvFaults>,
-    connections: Vec<Arc<dyn MultiPeerBackend>>,
-}
-
-/// The sockets' end.
-pub(super) struct Publisher {
-    outlet: Arc<Outlet>,
-    orders: mpsc::Receiver<Order>,
-    events: (Gate, PubSocket),
-    replay: Option<(Gate, RouterSocket)>,
+    cutters: Vec<Cutter>,
 }
 
 enum Order {
@@ -105,21 +88,18 @@ pub(super) async fn bind(
     let Some(endpoint) = &settings.events else {
         return Ok(None);
     };
-    let events_listener = listen(endpoint, rank).await?;
-    let (events, events_gate) = inner::<PubSocket>(events_listener).await?;
-    let mut bound = Bound {
-        events: events_gate.address()?,
-        replay: None,
+    let events = Guarded::bind(listen(endpoint, rank).await?).await?;
+    let replay = match &settings.replay {
+        Some(endpoint) => Some(Guarded::bind(listen(endpoint, rank).await?).await?),
+        None => None,
     };
-    let mut connections = vec![events.backend()];
-    let mut replay = None;
-    if let Some(endpoint) = &settings.replay {
-        let listener = listen(endpoint, rank).await?;
-        let (socket, gate) = inner::<RouterSocket>(listener).await?;
-        bound.replay = Some(gate.address()?);
-        connections.push(socket.backend());
-        replay = Some((gate, socket));
-    }
+    let replay_address = replay.as_ref().map(|replay| replay.gate.address());
+    let bound = Bound {
+        events: events.gate.address()?,
+        replay: replay_address.transpose()?,
+    };
+    let mut cutters = vec![events.gate.cutter()];
+    cutters.extend(replay.as_ref().map(|replay| replay.gate.cutter()));
     let log = Log::new(
         settings.first_sequence,
         settings.buffer_steps,
@@ -128,18 +108,19 @@ pub(super) async fn bind(
     let (sender, orders) = mpsc::channel(QUEUE_MAX);
     let outlet = Outlet {
         settings: settings.clone(),
+        topic: settings.topic.clone().into(),
         rank: u32::from(rank),
         block_tokens,
         bound,
         log: Mutex::new(log),
         orders: sender,
         faults: watch::Sender::new(faults.clone()),
-        connections,
+        cutters,
     };
     Ok(Some(Publisher {
         outlet: Arc::new(outlet),
         orders,
-        events: (events_gate, events),
+        events,
         replay,
     }))
 }
@@ -151,18 +132,6 @@ async fn listen(endpoint: &Endpoint, rank: u16) -> io::Result<TcpListener> {
     TcpListener::bind(endpoint.address())
         .await
         .map_err(|error| io::Error::new(error.kind(), format!("{endpoint}: {error}")))
-}
-
-/// A socket of the library, and the gate before it.
-async fn inner<S: Socket>(listener: TcpListener) -> io::Result<(S, Gate)> {
-    let behind = std::net::TcpListener::bind("127.0.0.1:0")?;
-    let address = behind.local_addr()?;
-    let mut socket = S::new();
-    socket
-        .bind_listener(behind)
-        .await
-        .map_err(io::Error::other)?;
-    Ok((socket, Gate::new(listener, address)))
 }
 
 impl Outlet {
@@ -189,9 +158,7 @@ impl Outlet {
         self.log.lock().set_faults(faults.clone());
         self.faults.send_replace(faults.clone());
         if faults.cut {
-            for connections in &self.connections {
-                connections.shutdown();
-            }
+            self.cutters.iter().for_each(Cutter::cut);
         }
     }
 
@@ -225,10 +192,6 @@ impl Outlet {
         }
     }
 
-    fn topic(&self) -> Bytes {
-        Bytes::from(self.settings.topic.clone())
-    }
-
     /// Waits while a fault switch keeps it silent.
     async fn may_speak(&self) {
         let mut faults = self.faults.subscribe();
@@ -237,120 +200,11 @@ impl Outlet {
     }
 }
 
-impl Publisher {
-    pub(super) fn outlet(&self) -> Arc<Outlet> {
-        Arc::clone(&self.outlet)
-    }
-
-    /// Serves the sockets for as long as it is polled.
-    pub(super) async fn run(self) -> Infallible {
-        let Self {
-            outlet,
-            orders,
-            events: (events_gate, events),
-            replay,
-        } = self;
-        let replays = async {
-            match replay {
-                Some((gate, socket)) => tokio::select! {
-                    never = gate.run() => never,
-                    never = answer(&outlet, socket) => never,
-                },
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            never = events_gate.run() => never,
-            never = send(&outlet, orders, events) => never,
-            never = replays => never,
-        }
-    }
-}
-
-async fn send(
-    outlet: &Outlet,
-    mut orders: mpsc::Receiver<Order>,
-    mut socket: PubSocket,
-) -> Infallible {
-    loop {
-        let Some(order) = orders.recv().await else {
-            // The outlet has the other end, and is held above.
-            std::future::pending().await
-        };
-        match order {
-            Order::Cut => socket.backend().shutdown(),
-            Order::Send { batch, due } => {
-                tokio::time::sleep_until(due).await;
-                outlet.may_speak().await;
-                let frames = [outlet.topic(), number(batch.sequence), batch.payload];
-                if let Err(error) = socket.send(message(frames)).await {
-                    debug!(%error, "a batch of cache events was not sent");
-                }
-            }
-        }
-    }
-}
-
-/// Answers requests for replays, one after the other.
-async fn answer(outlet: &Outlet, mut socket: RouterSocket) -> Infallible {
-    loop {
-        let request = match socket.recv().await {
-            Ok(request) => request.into_vec(),
-            Err(error) => {
-                debug!(%error, "no request for a replay could be read");
-                tokio::time::sleep(ERROR_PAUSE).await;
-                continue;
-            }
-        };
-        // What has another shape is passed over without a word, as by vLLM.
-        let [asker, _, first] = &request[..] else {
-            continue;
-        };
-        let Ok(first) = <[u8; 8]>::try_from(&first[..]) else {
-            continue;
-        };
-        outlet.may_speak().await;
-        if outlet.faults.borrow().replay_refuse {
-            socket.backend().shutdown();
-            continue;
-        }
-        let replayed = outlet.log.lock().replay(u64::from_be_bytes(first));
-        let batches = replayed.batches.into_iter();
-        let batches = batches.map(|batch| (outlet.topic(), number(batch.sequence), batch.payload));
-        let end = (Bytes::new(), Bytes::from_static(&END), Bytes::new());
-        for (topic, number, payload) in batches.chain(replayed.ends.then_some(end)) {
-            let mut frames = vec![asker.clone(), Bytes::new(), topic, number, payload];
-            if outlet.settings.layout == Layout::Array {
-                // The releases that write arrays leave the topic out here.
-                frames.remove(2);
-            }
-            // Whoever is gone needs no more.
-            let Ok(()) = socket.send(message(frames)).await else {
-                break;
-            };
-        }
-    }
-}
-
-fn number(sequence: u64) -> Bytes {
-    Bytes::copy_from_slice(&sequence.to_be_bytes())
-}
-
-fn message(frames: impl Into<Vec<Bytes>>) -> ZmqMessage {
-    ZmqMessage::try_from(frames.into()).expect("there are frames")
-}
-
 impl fmt::Debug for Outlet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Outlet")
             .field("rank", &self.rank)
             .field("bound", &self.bound)
             .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Publisher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Publisher").field(&self.outlet).finish()
     }
 }

@@ -149,8 +149,8 @@ impl Ranks {
 
     /// False if any rank could not.
     pub(crate) fn reset(&self) -> bool {
-        let reset = self.ranks.iter().map(|rank| rank.driver.reset());
-        reset.fold(true, |all, one| all && one)
+        let reset = self.ranks.iter().filter(|rank| rank.driver.reset());
+        reset.count() == self.ranks.len()
     }
 
     pub(crate) fn set_faults(&self, faults: &KvFaults) {

@@ -6,6 +6,7 @@
 )]
 
 mod kv_events;
+mod kv_faults;
 
 use std::time::Instant;
 

@@ -16,6 +16,7 @@ fn ask(api: Api, id: &str) -> Ask {
         answer_tokens: WORDS.len(),
         salt: 0,
         label: None,
+        report_cached: false,
         stream: true,
         usage: UsageReport::Never,
         repeated: Repeated {
