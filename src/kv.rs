@@ -5,6 +5,7 @@ pub mod event;
 pub mod msgpack;
 pub mod predicted;
 pub mod source;
+pub mod tap;
 pub mod zmq;
 
 use smallvec::SmallVec;
