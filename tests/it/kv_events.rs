@@ -15,11 +15,11 @@ use crate::cluster::telling;
 fn held(truth: &Truth) -> BTreeMap<Vec<u32>, usize> {
     let blocks: BTreeMap<_, _> = truth.held.iter().map(|held| (held.hash, held)).collect();
     let path = |hash| {
-        let mut blocks =
+        let blocks =
             std::iter::successors(blocks.get(hash), |held| blocks.get(held.parent.as_ref()?));
         let mut path: Vec<u32> = Vec::new();
         // From the end to the start.
-        for held in blocks.by_ref() {
+        for held in blocks {
             path.splice(..0, held.token_ids.iter().copied());
         }
         path
