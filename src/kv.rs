@@ -3,13 +3,12 @@
 pub mod admit;
 pub mod block;
 pub mod event;
+pub mod forest;
 pub mod grpc;
+pub mod index;
 pub mod msgpack;
 pub mod predicted;
 pub mod protobuf;
-pub mod forest;
-pub mod index;
-pub mod predicted;
 pub mod radix;
 pub mod source;
 pub mod stream;

@@ -323,6 +323,34 @@ async fn a_replay_that_is_not_held_fails_and_the_live_call_goes_on() {
 }
 
 #[tokio::test]
+async fn a_server_that_cannot_repeat_its_last_word_is_not_asked_again() {
+    let servicer = Servicer::start(|asked| match asked.start {
+        0 => open(None, vec![batch(6)]),
+        _ => refuse(Status::out_of_range("no replay here")),
+    })
+    .await;
+    let mut source = servicer.source();
+    check(&mut source, &["connected", "live 6"]).await;
+    assert!(source.can_replay());
+    source.replay(6);
+    let expected = ["failed OutOfRange", "lost Unavailable: the server keeps no"];
+    check(&mut source, &expected).await;
+    check(&mut source, &["connected", "live 6"]).await;
+    assert!(!source.can_replay());
+}
+
+#[tokio::test]
+async fn what_keeps_a_connection_from_being_made_is_said_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let mut source = Grpc::new(&address, 0, fast(), 1);
+    check(&mut source, &["lost Unavailable: Connection refused"]).await;
+    let again = tokio::time::timeout(Duration::from_millis(100), source.next()).await;
+    assert!(again.is_err(), "{again:?}");
+}
+
+#[tokio::test]
 async fn a_refusal_after_the_head_is_one_all_the_same() {
     for status in [Status::out_of_range("late"), Status::data_loss("late")] {
         let servicer = Servicer::start(move |asked| match asked.start {
