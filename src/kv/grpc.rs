@@ -124,7 +124,6 @@ pub struct Grpc {
     keeps_history: bool,
     /// Why there is no connection, as last said.
     trouble: Option<String>,
-    random: fastrand::Rng,
     on_load: Option<OnLoad>,
 }
 
@@ -174,8 +173,8 @@ enum Until {
 }
 
 impl Grpc {
-    /// Subscribes to a rank's events at `address`, a `HOST:PORT`. `seed` is for the jitter.
-    pub fn new(address: &str, rank: u32, settings: Settings, seed: u64) -> Self {
+    /// Subscribes to a rank's events at `address`, a `HOST:PORT`.
+    pub fn new(address: &str, rank: u32, settings: Settings) -> Self {
         let target = Target {
             address: address.to_owned(),
             rank,
@@ -191,7 +190,6 @@ impl Grpc {
             service: None,
             keeps_history: true,
             trouble: None,
-            random: fastrand::Rng::with_seed(seed),
             on_load: None,
         }
     }
@@ -279,7 +277,7 @@ impl Grpc {
         };
         self.failures = self.failures.saturating_add(1);
         // Half of it at least, so that a fleet's routers do not come back in one moment.
-        let wait = wait / 2 + self.random.u64(0..=wait.div_ceil(2));
+        let wait = wait / 2 + fastrand::u64(0..=wait.div_ceil(2));
         self.asked = None;
         self.state = State::Waiting(Box::pin(tokio::time::sleep(Duration::from_millis(wait))));
         // Each attempt fails in the same way mostly, which is worth one word.
