@@ -17,6 +17,7 @@ pub mod service;
 mod settings;
 
 use std::io;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,13 +29,25 @@ use tracing::warn;
 pub use self::settings::Settings;
 use crate::http::carriers::Carriers;
 use crate::http::drain::Tasks;
+use crate::http::drain::stop_signal;
 use crate::http::server;
 use crate::kv::source::Source;
 use crate::kv::stream;
+use crate::kv::zmq;
+use crate::kv::zmq::Zmq;
 use crate::observe::metrics::Registry;
 
 /// For calls to be told that they end.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// Follows and serves until told to stop.
+pub async fn run(settings: Settings) -> io::Result<()> {
+    let bridge = Bridge::bind(&settings).await?;
+    writeln!(io::stdout(), "listening on {}", bridge.address())?;
+    stop_signal().await?;
+    bridge.stop().await;
+    Ok(())
+}
 
 /// A running bridge.
 #[derive(Debug)]
@@ -47,16 +60,26 @@ pub struct Bridge {
 }
 
 impl Bridge {
+    /// Follows the engine that the arguments name.
+    pub async fn bind(settings: &Settings) -> io::Result<Self> {
+        let targets = settings.targets().map_err(io::Error::other)?;
+        let registry = Registry::default();
+        let metrics = zmq::Metrics::new(&registry);
+        let source = |target| Zmq::new(target, zmq::Settings::default(), metrics.clone());
+        let sources = targets.into_iter().map(source).collect();
+        Self::start(settings, sources, registry).await
+    }
+
     /// Follows `sources`, one for each rank, and serves what they say.
     pub async fn start<S: Source + 'static>(
         settings: &Settings,
         sources: Vec<S>,
+        registry: Registry,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(settings.listen).await.map_err(|error| {
             io::Error::new(error.kind(), format!("{}: {error}", settings.listen))
         })?;
         let address = listener.local_addr()?;
-        let registry = Registry::default();
         let metrics = metrics::Metrics::new(&registry);
         let tasks = Tasks::default();
         let carriers = Carriers::start(0)?;

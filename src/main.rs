@@ -9,6 +9,7 @@ use clap::Parser;
 use clap::Subcommand;
 use tokio::runtime;
 use warmroute::app::App;
+use warmroute::bridge;
 use warmroute::config::Config;
 use warmroute::config::document;
 use warmroute::http::drain::stop_signal;
@@ -43,6 +44,8 @@ enum Command {
     },
     /// Start pretend engines and a router, send them conversations, and compare two policies.
     Demo(sim::demo::Settings),
+    /// Serve one engine's cache events over gRPC, to any number of routers.
+    Bridge(bridge::Settings),
     /// Run one pretend engine, which speaks vLLM's HTTP and keeps a prefix cache.
     Sim(Box<sim::worker::Settings>),
     /// Look at what engines tell of their caches.
@@ -87,6 +90,16 @@ fn main() -> ExitCode {
             io::stdout().write_all(yaml.as_bytes())
         }),
         Command::Demo(settings) => run(sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
+        Command::Bridge(settings) => match settings.targets() {
+            Err(problem) => {
+                eprintln!("warmroute bridge: {problem}; see --help");
+                Ok(ExitCode::from(USAGE))
+            }
+            Ok(_) => {
+                observe::start_logging(&observe::Settings::default());
+                run(bridge::run(settings)).map(|()| ExitCode::SUCCESS)
+            }
+        },
         Command::Sim(settings) => run(pretend(*settings)).map(|()| ExitCode::SUCCESS),
         Command::Kv(Kv::Tap {
             zmq,

@@ -2,33 +2,8 @@
 
 use std::net::SocketAddr;
 
-/// Where an engine publishes: `tcp://HOST:PORT`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    host: String,
-    port: u16,
-}
-
-impl Endpoint {
-    /// That of a rank: each has the port above the one before it.
-    pub fn of_rank(&self, rank: u16) -> Option<String> {
-        let port = self.port.checked_add(rank)?;
-        Some(format!("tcp://{}:{port}", self.host))
-    }
-}
-
-fn endpoint(text: &str) -> Result<Endpoint, String> {
-    let parse = || {
-        let (host, port) = text.strip_prefix("tcp://")?.rsplit_once(':')?;
-        let port = port.parse().ok().filter(|port| *port > 0)?;
-        let is_host = !host.is_empty() && !host.contains(['/', '*', '?', '#', '@']);
-        is_host.then(|| Endpoint {
-            host: host.to_owned(),
-            port,
-        })
-    };
-    parse().ok_or_else(|| "an engine's endpoint looks like tcp://HOST:PORT".to_owned())
-}
+use crate::kv::zmq::Endpoint;
+use crate::kv::zmq::Target;
 
 /// Serves one engine's cache events over gRPC, to any number of routers.
 ///
@@ -91,31 +66,45 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What is wrong with arguments that are each right.
-    pub fn check(&self) -> Result<(), String> {
+    /// Where each rank publishes, or what is wrong with arguments that are each right.
+    pub fn targets(&self) -> Result<Vec<Target>, String> {
+        let last = self.ranks.saturating_sub(1);
         for (name, endpoint) in [
             ("--zmq", Some(&self.zmq)),
             ("--replay", self.replay.as_ref()),
         ] {
-            if endpoint.is_some_and(|endpoint| endpoint.of_rank(self.ranks - 1).is_none()) {
-                return Err(format!(
-                    "{name}: there are not {} ports from there on",
-                    self.ranks
-                ));
+            if endpoint.is_some_and(|endpoint| endpoint.port.checked_add(last).is_none()) {
+                return Err(format!("{name}: no {} ports from there on", self.ranks));
             }
         }
-        let Some(replay) = &self.replay else {
-            return Ok(());
-        };
-        let apart = self.zmq.port.abs_diff(replay.port);
-        if self.zmq.host == replay.host && apart < self.ranks {
+        if let Some(replay) = &self.replay
+            && replay.host == self.zmq.host
+            && replay.port.abs_diff(self.zmq.port) < self.ranks
+        {
             return Err(format!(
-                "--zmq and --replay: {} ranks need ports that are that far apart, and these are {apart}",
+                "--zmq and --replay: each of {} ranks needs its port at both, and they meet",
                 self.ranks
             ));
         }
-        Ok(())
+        let of = |endpoint: &Endpoint, rank| Endpoint {
+            port: endpoint.port + rank,
+            ..endpoint.clone()
+        };
+        let target = |rank| Target {
+            endpoint: of(&self.zmq, rank),
+            topic: self.topic.clone(),
+            replay: self.replay.as_ref().map(|replay| of(replay, rank)),
+        };
+        Ok((0..self.ranks).map(target).collect())
     }
+}
+
+fn endpoint(text: &str) -> Result<Endpoint, String> {
+    let endpoint: Endpoint = text.parse()?;
+    if matches!(endpoint.host.as_str(), "*" | "0.0.0.0" | "::") {
+        return Err("that is where an engine listens; name the host to connect to".to_owned());
+    }
+    Ok(endpoint)
 }
 
 #[cfg(test)]
@@ -125,26 +114,41 @@ mod tests {
 
     use super::*;
 
-    fn parse(arguments: &str) -> Result<Settings, String> {
+    fn parse(arguments: &str) -> Result<Vec<Target>, String> {
         let command = Settings::augment_args(clap::Command::new("bridge"));
         let words = std::iter::once("bridge").chain(arguments.split_whitespace());
         let matches = command
             .try_get_matches_from(words)
             .map_err(|error| error.to_string())?;
         let settings = Settings::from_arg_matches(&matches).map_err(|error| error.to_string())?;
-        settings.check().map(|()| settings)
+        settings.targets()
     }
 
     #[test]
     fn ranks_have_ports_of_their_own() {
-        let settings = parse("--zmq tcp://engine:5557 --listen 127.0.0.1:0 --ranks 2").unwrap();
-        assert_eq!(settings.zmq.of_rank(0).unwrap(), "tcp://engine:5557");
-        assert_eq!(settings.zmq.of_rank(1).unwrap(), "tcp://engine:5558");
-        let six = "--zmq tcp://[::1]:65535 --listen [::]:80";
+        let both = "--zmq tcp://engine:5557 --replay tcp://engine:6557 --ranks 2 --topic kv";
+        let targets = parse(&format!("{both} --listen 127.0.0.1:0")).unwrap();
+        let told: Vec<_> = targets
+            .iter()
+            .map(|target| {
+                let replay = target.replay.as_ref().map(ToString::to_string);
+                (
+                    target.endpoint.to_string(),
+                    replay.unwrap(),
+                    &target.topic[..],
+                )
+            })
+            .collect();
+        let rank = |zmq: &str, replay: &str| (zmq.to_owned(), replay.to_owned(), "kv");
         assert_eq!(
-            parse(six).unwrap().zmq.of_rank(0).unwrap(),
-            "tcp://[::1]:65535"
+            told,
+            [
+                rank("tcp://engine:5557", "tcp://engine:6557"),
+                rank("tcp://engine:5558", "tcp://engine:6558")
+            ]
         );
+        let six = parse("--zmq tcp://[::1]:65535 --listen [::]:80").unwrap();
+        assert_eq!(six[0].endpoint.to_string(), "tcp://[::1]:65535");
     }
 
     #[test]
@@ -153,11 +157,11 @@ mod tests {
             ("--listen 127.0.0.1:0", "--zmq"),
             ("--zmq tcp://h:1", "--listen"),
             ("--zmq h:1 --listen 127.0.0.1:0", "tcp://HOST:PORT"),
-            ("--zmq tcp://*:1 --listen 127.0.0.1:0", "tcp://HOST:PORT"),
+            ("--zmq tcp://*:1 --listen 127.0.0.1:0", "name the host"),
             ("--zmq tcp://h:0 --listen 127.0.0.1:0", "tcp://HOST:PORT"),
             (
                 "--zmq tcp://h:65535 --listen 127.0.0.1:0 --ranks 2",
-                "2 ports",
+                "no 2 ports",
             ),
             (
                 "--zmq tcp://h:1 --listen 127.0.0.1:0 --ranks 0",
@@ -165,7 +169,7 @@ mod tests {
             ),
             (
                 "--zmq tcp://h:1 --replay tcp://h:2 --listen 127.0.0.1:0 --ranks 2",
-                "far apart",
+                "they meet",
             ),
         ] {
             let error = parse(arguments).unwrap_err();

@@ -176,7 +176,7 @@ impl Router {
             ..grpc::Settings::default()
         };
         Self {
-            source: Grpc::new(&bridge.address().to_string(), rank, settings, 1),
+            source: Grpc::new(&bridge.address().to_string(), rank, settings),
             stream: Stream::new(stream::Settings::default(), observe::now()),
             copies: BTreeMap::new(),
             clears: 0,
@@ -255,7 +255,9 @@ fn settings(more: &str) -> Settings {
 
 async fn bridge(more: &str) -> (Engine, Bridge) {
     let (engine, wire) = Engine::new();
-    let bridge = Bridge::start(&settings(more), vec![wire]).await.unwrap();
+    let bridge = Bridge::start(&settings(more), vec![wire], Registry::default())
+        .await
+        .unwrap();
     (engine, bridge)
 }
 
@@ -393,7 +395,9 @@ async fn ranks_are_told_apart() {
     let (first, first_wire) = Engine::new();
     let (second, second_wire) = Engine::new();
     let wires = vec![first_wire, second_wire];
-    let bridge = Bridge::start(&settings("--ranks 2"), wires).await.unwrap();
+    let bridge = Bridge::start(&settings("--ranks 2"), wires, Registry::default())
+        .await
+        .unwrap();
     first.store(&[1]);
     second.store(&[2]);
     let mut routers = [0, 1].map(|rank| Router::with(&bridge, rank, Servicer::Auto));

@@ -120,7 +120,10 @@ pub struct Grpc {
     /// Tries to connect since a message came.
     failures: u32,
     service: Option<Service>,
-    random: fastrand::Rng,
+    /// No, once the other side could not even repeat what it had just said.
+    keeps_history: bool,
+    /// Why there is no connection, as last said.
+    trouble: Option<String>,
     on_load: Option<OnLoad>,
 }
 
@@ -137,8 +140,8 @@ enum State {
 struct Up {
     /// `None` while the first call on the way to another answer has failed.
     call: Option<Call>,
-    /// The call that is to take its place, and whether it was asked for.
-    next: Option<(Doing<Call>, Purpose)>,
+    /// The call that is to take its place, what for, and where it starts.
+    next: Option<(Doing<Call>, Purpose, u64)>,
     epoch: Option<String>,
     /// Whether `call` has said a frame.
     has_spoken: bool,
@@ -146,6 +149,8 @@ struct Up {
     answering: Option<Until>,
     /// The highest number said over this connection.
     highest: u64,
+    /// It sends no snapshots and no epochs.
+    is_plain: bool,
     link: Link,
 }
 
@@ -168,8 +173,8 @@ enum Until {
 }
 
 impl Grpc {
-    /// Subscribes to a rank's events at `address`, a `HOST:PORT`. `seed` is for the jitter.
-    pub fn new(address: &str, rank: u32, settings: Settings, seed: u64) -> Self {
+    /// Subscribes to a rank's events at `address`, a `HOST:PORT`.
+    pub fn new(address: &str, rank: u32, settings: Settings) -> Self {
         let target = Target {
             address: address.to_owned(),
             rank,
@@ -183,7 +188,8 @@ impl Grpc {
             last: None,
             failures: 0,
             service: None,
-            random: fastrand::Rng::with_seed(seed),
+            keeps_history: true,
+            trouble: None,
             on_load: None,
         }
     }
@@ -219,6 +225,13 @@ impl Grpc {
                         Ok(Heard::Refused(why)) => {
                             self.said.push_back(Said::ReplayFailed { why });
                         }
+                        Ok(Heard::NoHistory(why)) => {
+                            // It is asked at each silence, and each answer that fails costs all that
+                            // is known. Whoever follows learns at a new connection that it need not.
+                            self.keeps_history = false;
+                            self.said.push_back(Said::ReplayFailed { why });
+                            self.lost(&Status::unavailable("the server keeps no history"));
+                        }
                         Ok(Heard::Nothing) => {}
                         Err(status) => self.lost(&status),
                     }
@@ -229,7 +242,9 @@ impl Grpc {
 
     fn connected(&mut self, link: Link, call: Call) {
         self.service = Some(call.service);
+        self.trouble = None;
         let epoch = call.epoch.clone();
+        self.keeps_history |= epoch.is_some();
         self.said.push_back(Said::Connected {
             epoch: epoch.clone(),
         });
@@ -240,6 +255,7 @@ impl Grpc {
             has_spoken: false,
             answering: None,
             highest: 0,
+            is_plain: true,
             link,
         }));
     }
@@ -261,12 +277,15 @@ impl Grpc {
         };
         self.failures = self.failures.saturating_add(1);
         // Half of it at least, so that a fleet's routers do not come back in one moment.
-        let wait = wait / 2 + self.random.u64(0..=wait.div_ceil(2));
+        let wait = wait / 2 + fastrand::u64(0..=wait.div_ceil(2));
         self.asked = None;
         self.state = State::Waiting(Box::pin(tokio::time::sleep(Duration::from_millis(wait))));
-        self.said.push_back(Said::Lost {
-            why: explain(status),
-        });
+        // Each attempt fails in the same way mostly, which is worth one word.
+        let why = explain(status);
+        if self.trouble.as_ref() != Some(&why) {
+            self.trouble = Some(why.clone());
+            self.said.push_back(Said::Lost { why });
+        }
     }
 
     fn heard(&mut self, bytes: &Bytes) {
@@ -305,6 +324,8 @@ impl Grpc {
         };
         up.has_spoken = true;
         up.highest = up.highest.max(sequence);
+        up.is_plain &= snapshot.is_none() && up.epoch.is_none();
+        self.keeps_history |= snapshot.is_some();
         let Some(until) = up.answering else {
             self.said.push_back(Said::Live(frame));
             return;
@@ -326,6 +347,8 @@ enum Heard {
     Message(Bytes),
     /// A question has no answer.
     Refused(String),
+    /// A question has no answer, and none ever will.
+    NoHistory(String),
     /// Something changed that is nobody's business.
     Nothing,
 }
@@ -336,7 +359,7 @@ impl Up {
         if self.next.is_none() && !self.has_spoken && self.call.as_ref().is_some_and(fits) {
             // It begins where the answer does, and nothing of it was given away yet.
             self.answering = Some(self.until(start));
-        } else if let Some((_, purpose)) = &mut self.next
+        } else if let Some((_, purpose, _)) = &mut self.next
             && *purpose == Purpose::GoOn
             && start == 0
         {
@@ -345,7 +368,7 @@ impl Up {
         } else {
             self.answering = None;
             let doing = Box::pin(self.link.subscribe(start));
-            self.next = Some((doing, Purpose::Answer));
+            self.next = Some((doing, Purpose::Answer, start));
         }
     }
 
@@ -359,8 +382,8 @@ impl Up {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Heard, Status>> {
         // What is live may wait for the answer: it is in it.
-        if let Some((doing, purpose)) = &mut self.next {
-            let purpose = *purpose;
+        if let Some((doing, purpose, start)) = &mut self.next {
+            let (purpose, start) = (*purpose, *start);
             let opened = std::task::ready!(doing.as_mut().poll(cx));
             self.next = None;
             return Poll::Ready(match opened {
@@ -378,7 +401,7 @@ impl Up {
                     if self.call.is_none() {
                         self.go_on();
                     }
-                    Ok(Heard::Refused(explain(&status)))
+                    Ok(self.refused(start, &status))
                 }
                 Err(status) => Err(status),
             });
@@ -397,7 +420,7 @@ impl Up {
                 let was_asked = self.answering.take().is_some();
                 self.go_on();
                 Ok(if was_asked {
-                    Heard::Refused(explain(&status))
+                    self.refused(start, &status)
                 } else {
                     Heard::Nothing
                 })
@@ -409,7 +432,17 @@ impl Up {
     fn go_on(&mut self) {
         self.call = None;
         let doing = Box::pin(self.link.subscribe(0));
-        self.next = Some((doing, Purpose::GoOn));
+        self.next = Some((doing, Purpose::GoOn, 0));
+    }
+
+    /// A question for what comes after `start` was refused.
+    fn refused(&self, start: u64, status: &Status) -> Heard {
+        let was_just_said = self.highest > 0 && start + 1 >= self.highest;
+        if self.is_plain && was_just_said {
+            Heard::NoHistory(explain(status))
+        } else {
+            Heard::Refused(explain(status))
+        }
     }
 }
 
@@ -465,7 +498,7 @@ impl Source for Grpc {
     }
 
     fn can_replay(&self) -> bool {
-        true
+        self.keeps_history
     }
 }
 

@@ -111,7 +111,7 @@ impl Servicer {
     }
 
     fn source(&self) -> Grpc {
-        Grpc::new(&self.address.to_string(), 0, fast(), 1)
+        Grpc::new(&self.address.to_string(), 0, fast())
     }
 
     fn starts(&self) -> Vec<u64> {
@@ -262,7 +262,7 @@ async fn a_service_that_is_set_is_the_only_one_asked() {
         service: Servicer_::Sglang,
         ..fast()
     };
-    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings, 1);
+    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings);
     check(&mut source, &["lost Unimplemented: what?"]).await;
     assert_eq!(servicer.asked.lock().len(), 1);
 }
@@ -320,6 +320,34 @@ async fn a_replay_that_is_not_held_fails_and_the_live_call_goes_on() {
     )
     .await;
     assert_eq!(servicer.starts(), [0, 2]);
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_repeat_its_last_word_is_not_asked_again() {
+    let servicer = Servicer::start(|asked| match asked.start {
+        0 => open(None, vec![batch(6)]),
+        _ => refuse(Status::out_of_range("no replay here")),
+    })
+    .await;
+    let mut source = servicer.source();
+    check(&mut source, &["connected", "live 6"]).await;
+    assert!(source.can_replay());
+    source.replay(6);
+    let expected = ["failed OutOfRange", "lost Unavailable: the server keeps no"];
+    check(&mut source, &expected).await;
+    check(&mut source, &["connected", "live 6"]).await;
+    assert!(!source.can_replay());
+}
+
+#[tokio::test]
+async fn what_keeps_a_connection_from_being_made_is_said_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let mut source = Grpc::new(&address, 0, fast());
+    check(&mut source, &["lost Unavailable: Connection refused"]).await;
+    let again = tokio::time::timeout(Duration::from_millis(100), source.next()).await;
+    assert!(again.is_err(), "{again:?}");
 }
 
 #[tokio::test]
@@ -443,7 +471,7 @@ async fn other_ranks_batches_are_dropped() {
     .await;
     let mut first = servicer.source();
     check(&mut first, &["connected", "live 1", "live 2"]).await;
-    let mut second = Grpc::new(&servicer.address.to_string(), 1, fast(), 1);
+    let mut second = Grpc::new(&servicer.address.to_string(), 1, fast());
     check(&mut second, &["connected", "live 9", "live 10"]).await;
 }
 
@@ -491,7 +519,7 @@ async fn a_message_that_is_too_large_or_none_ends_the_connection() {
         message_bytes_max: 8,
         ..fast()
     };
-    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings, 1);
+    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings);
     check(&mut source, &["connected", "lost OutOfRange"]).await;
 }
 
