@@ -264,8 +264,12 @@ impl Admit {
         let group = stored.place.group.unwrap_or(0);
         let (is_kept, why) = match kind {
             "full_attention" | "mla_attention" | "sink_full_attention" => (true, None),
-            "sliding_window" | "sliding_window_mla" | "mamba" | "chunked_local_attention"
-            | "cross_attention" | "encoder_only_attention" => (false, Some(Filtered::Attention)),
+            "sliding_window"
+            | "sliding_window_mla"
+            | "mamba"
+            | "chunked_local_attention"
+            | "cross_attention"
+            | "encoder_only_attention" => (false, Some(Filtered::Attention)),
             _ => (false, Some(Filtered::UnknownAttention)),
         };
         if self.groups.len() < LEARNT_MAX || self.groups.contains_key(&group) {

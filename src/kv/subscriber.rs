@@ -35,8 +35,8 @@ use crate::ids::Model;
 use crate::ids::WorkerId;
 use crate::observe;
 pub use board::Board;
-pub use board::Status;
 use board::Seat;
+pub use board::Status;
 use ground::Ground;
 use ground::Tally;
 use metrics::Meters;
@@ -158,7 +158,10 @@ impl Task {
 
     fn next_wake(&self) -> Option<Instant> {
         let tell = self.untold_since.map(|since| since + TELL);
-        [self.stream.next_timeout(), tell].into_iter().flatten().min()
+        [self.stream.next_timeout(), tell]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     async fn take(&mut self, input: Input, source: &mut impl Source) {
@@ -336,7 +339,11 @@ impl Task {
             status.reason = reason.as_str();
             status.epoch = self.stream.epoch().map(str::to_owned);
             status.block_size = tree.map(|(size, _)| size.get());
-            status.blocks = Tier::ALL.iter().map(|tier| tier.as_str()).zip(blocks).collect();
+            status.blocks = Tier::ALL
+                .iter()
+                .map(|tier| tier.as_str())
+                .zip(blocks)
+                .collect();
             status.memory_bytes = tree.map_or(0, |(_, tree)| tree.memory_bytes());
             status.last_number = self.stream.last();
             status.held_batches = held_batches;

@@ -17,11 +17,7 @@ pub(super) fn salt<'a>(keys: &'a [ExtraKey], lora_name: Option<&str>) -> Option<
 }
 
 /// Over all that is neither the adapter's name nor the salt; none where there is nothing else.
-pub(super) fn hash(
-    keys: &[ExtraKey],
-    lora_name: Option<&str>,
-    salt: Option<&str>,
-) -> Option<u64> {
+pub(super) fn hash(keys: &[ExtraKey], lora_name: Option<&str>, salt: Option<&str>) -> Option<u64> {
     if keys.is_empty() {
         return None;
     }
@@ -53,8 +49,7 @@ fn rest<'a>(
     keys: &'a [ExtraKey],
     lora_name: Option<&str>,
 ) -> impl Iterator<Item = &'a ExtraKey> + use<'a> {
-    let is_name =
-        |key: &ExtraKey| matches!((key, lora_name), (ExtraKey::Text(text), Some(name)) if &**text == name);
+    let is_name = |key: &ExtraKey| matches!((key, lora_name), (ExtraKey::Text(text), Some(name)) if &**text == name);
     let place = keys.iter().position(is_name);
     keys.iter()
         .enumerate()

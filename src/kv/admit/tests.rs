@@ -278,7 +278,10 @@ fn a_removal_from_an_unknown_medium_is_of_what_was_stored_there_or_of_everything
         })
     );
     let _ = admit.admit(&stored(|stored| other(&mut stored.place)));
-    assert_eq!(admit.admit(&removed(other)), Err(harmless(Filtered::UnknownMedium)));
+    assert_eq!(
+        admit.admit(&removed(other)),
+        Err(harmless(Filtered::UnknownMedium))
+    );
 }
 
 #[test]

@@ -89,7 +89,11 @@ impl Ground {
                 tier,
                 block_size,
             } => {
-                if self.tree.as_ref().is_none_or(|(size, _)| *size != block_size) {
+                if self
+                    .tree
+                    .as_ref()
+                    .is_none_or(|(size, _)| *size != block_size)
+                {
                     let index = self.forest.index(&self.model, block_size);
                     let mut tree = index.plant(self.worker, self.rank);
                     tree.set_scoring(self.is_scoring);

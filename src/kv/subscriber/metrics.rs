@@ -18,7 +18,9 @@ use super::super::stream::Reset;
 use crate::observe::metrics::Registry;
 
 /// Seconds, from an idle router beside its engine to one that cannot keep up.
-const LAG_SECONDS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0];
+const LAG_SECONDS: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0,
+];
 const STATES: [&str; 4] = ["cold", "partial", "live", "stale"];
 const PROOFS: [&str; 2] = ["kept", "failed"];
 

@@ -145,8 +145,12 @@ fn prompt(blocks: u32) -> Vec<u32> {
 /// The blocks `from..to` of the prompt.
 fn stored(from: u32, to: u32) -> Event {
     Event::Stored(Stored {
-        names: (from..to).map(|block| Name(u64::from(block) + 100)).collect(),
-        parent: from.checked_sub(1).map(|block| Name(u64::from(block) + 100)),
+        names: (from..to)
+            .map(|block| Name(u64::from(block) + 100))
+            .collect(),
+        parent: from
+            .checked_sub(1)
+            .map(|block| Name(u64::from(block) + 100)),
         token_ids: (from * SIZE.get()..to * SIZE.get()).collect(),
         block_size: SIZE.get(),
         ..Stored::default()
@@ -194,7 +198,9 @@ fn what_is_replayed_and_then_said_live_is_scored() {
 #[test]
 fn a_lost_connection_stops_scoring_until_the_process_is_proved() {
     on_stage(true, async |mut stage| {
-        stage.say([connected(), Said::Replayed(frame(0, vec![stored(0, 2)]))]).await;
+        stage
+            .say([connected(), Said::Replayed(frame(0, vec![stored(0, 2)]))])
+            .await;
         stage.say([Said::ReplayEnd, lost()]).await;
         assert_eq!(stage.depth(&prompt(2)), 0);
         assert_eq!(stage.status().state, "stale");
@@ -202,7 +208,10 @@ fn a_lost_connection_stops_scoring_until_the_process_is_proved() {
         stage.say([connected()]).await;
         assert_eq!(stage.depth(&prompt(2)), 0);
         stage
-            .say([Said::Replayed(frame(0, vec![stored(0, 2)])), Said::ReplayEnd])
+            .say([
+                Said::Replayed(frame(0, vec![stored(0, 2)])),
+                Said::ReplayEnd,
+            ])
             .await;
         assert_eq!(stage.depth(&prompt(2)), 2);
         assert_eq!(stage.asked.try_recv(), Ok(0));
@@ -212,10 +221,14 @@ fn a_lost_connection_stops_scoring_until_the_process_is_proved() {
 #[test]
 fn a_restarted_engine_at_the_same_number_is_found_out() {
     on_stage(true, async |stage| {
-        stage.say([connected(), Said::Replayed(frame(0, vec![stored(0, 2)]))]).await;
+        stage
+            .say([connected(), Said::Replayed(frame(0, vec![stored(0, 2)]))])
+            .await;
         stage.say([Said::ReplayEnd, lost(), connected()]).await;
         let new = of_process(1, frame(0, vec![stored(0, 1)]));
-        stage.say([Said::Replayed(new.clone()), Said::ReplayEnd]).await;
+        stage
+            .say([Said::Replayed(new.clone()), Said::ReplayEnd])
+            .await;
         assert_eq!(stage.depth(&prompt(2)), 0);
         stage.say([Said::Replayed(new), Said::ReplayEnd]).await;
         assert_eq!(stage.depth(&prompt(2)), 1);
@@ -226,7 +239,9 @@ fn a_restarted_engine_at_the_same_number_is_found_out() {
 #[test]
 fn a_new_life_makes_a_source_without_replays_forget() {
     on_stage(false, async |stage| {
-        stage.say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))]).await;
+        stage
+            .say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))])
+            .await;
         assert_eq!(stage.depth(&prompt(2)), 2);
         stage.life.send(1).unwrap();
         stage.say([]).await;
@@ -240,14 +255,21 @@ fn a_new_life_makes_a_source_without_replays_forget() {
 #[test]
 fn what_cannot_be_read_or_understood_forgets_all_before_it() {
     on_stage(false, async |stage| {
-        stage.say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))]).await;
+        stage
+            .say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))])
+            .await;
         let mut unreadable = frame(1, vec![]);
         unreadable.batch = Err(Undecodable("bytes".to_owned()));
         stage.say([Said::Live(unreadable)]).await;
         assert_eq!(stage.depth(&prompt(2)), 0);
-        let unknown = Event::Unknown { kind: "Moved".into() };
+        let unknown = Event::Unknown {
+            kind: "Moved".into(),
+        };
         stage
-            .say([Said::Live(frame(2, vec![stored(0, 2), unknown, stored(0, 1)]))])
+            .say([Said::Live(frame(
+                2,
+                vec![stored(0, 2), unknown, stored(0, 1)],
+            ))])
             .await;
         assert_eq!(stage.depth(&prompt(2)), 0);
         let status = stage.status();
@@ -282,7 +304,10 @@ fn a_removal_from_a_medium_never_heard_of_forgets_the_block() {
 fn a_block_after_an_unknown_one_is_left_out_and_the_rest_is_partial() {
     on_stage(false, async |stage| {
         stage
-            .say([connected(), Said::Live(frame(0, vec![stored(0, 1), stored(2, 3)]))])
+            .say([
+                connected(),
+                Said::Live(frame(0, vec![stored(0, 1), stored(2, 3)])),
+            ])
             .await;
         assert_eq!(stage.depth(&prompt(3)), 1);
         stage.say([Said::Live(frame(1, vec![]))]).await;
@@ -297,7 +322,9 @@ fn nothing_is_left_of_a_subscriber_that_ended() {
     let mut left = None;
     let kept = &mut left;
     on_stage(false, async move |stage| {
-        stage.say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))]).await;
+        stage
+            .say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))])
+            .await;
         assert!(stage.registry.text().contains("http://a:1"));
         *kept = Some(stage);
     });
@@ -316,7 +343,11 @@ fn two_of_a_kind_share_labels_until_the_last_one_goes() {
     let (old, new) = (metrics.of(&name, 0), metrics.of(&name, 0));
     drop(old);
     new.events.inc();
-    assert!(registry.text().contains("warmroute_kv_events_total{rank=\"0\",worker=\"a\"} 1"));
+    assert!(
+        registry
+            .text()
+            .contains("warmroute_kv_events_total{rank=\"0\",worker=\"a\"} 1")
+    );
     drop(new);
     assert!(!registry.text().contains("worker=\"a\""));
 }

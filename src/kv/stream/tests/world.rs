@@ -327,7 +327,11 @@ impl World {
     }
 
     fn say_answer(&mut self) {
-        if let Some(said) = self.connection.as_mut().and_then(|it| it.answers.pop_front()) {
+        if let Some(said) = self
+            .connection
+            .as_mut()
+            .and_then(|it| it.answers.pop_front())
+        {
             self.say(said);
         }
     }
@@ -409,7 +413,8 @@ impl World {
             }
             return;
         }
-        let mut said: Vec<Said> = process.frames[(first.max(oldest).min(process.count())) as usize..]
+        let mut said: Vec<Said> = process.frames
+            [(first.max(oldest).min(process.count())) as usize..]
             .iter()
             .cloned()
             .map(Said::Replayed)
@@ -454,7 +459,10 @@ impl World {
                 }
                 Step::AskReplay { first } => {
                     self.log.push(format!("  ask {first}"));
-                    let line = self.connection.as_mut().expect("asked only while connected");
+                    let line = self
+                        .connection
+                        .as_mut()
+                        .expect("asked only while connected");
                     line.question = Some(first);
                     if !self.make.is_sloppy {
                         line.answers.clear();
@@ -558,7 +566,11 @@ impl World {
 
     fn calm(&mut self) {
         if self.connection.as_ref().is_some_and(|line| line.is_dead) {
-            while self.connection.as_ref().is_some_and(|it| !it.live.is_empty()) {
+            while self
+                .connection
+                .as_ref()
+                .is_some_and(|it| !it.live.is_empty())
+            {
                 self.say_live();
             }
             self.notice();
@@ -566,10 +578,18 @@ impl World {
         self.connect();
         for _ in 0..4 {
             self.answer();
-            while self.connection.as_ref().is_some_and(|it| !it.answers.is_empty()) {
+            while self
+                .connection
+                .as_ref()
+                .is_some_and(|it| !it.answers.is_empty())
+            {
                 self.say_answer();
             }
-            while self.connection.as_ref().is_some_and(|it| !it.live.is_empty()) {
+            while self
+                .connection
+                .as_ref()
+                .is_some_and(|it| !it.live.is_empty())
+            {
                 self.say_live();
             }
         }
