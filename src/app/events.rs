@@ -131,7 +131,7 @@ async fn subscribe(
             }
         }
         Endpoint::Grpc { address } => {
-            let source = Grpc::new(address, wanted.rank, settings.grpc, fastrand::u64(..));
+            let source = Grpc::new(address, wanted.rank, settings.grpc);
             subscriber::run(source, subject, shared, life).await;
         }
     }

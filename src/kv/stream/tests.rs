@@ -1,6 +1,10 @@
+mod facts;
 mod world;
 
 use world::World;
+
+/// Seeds that one run of the tests tries.
+const SEEDS: u64 = 1_000;
 
 fn run(seed: u64) {
     let mut world = World::new(seed);
@@ -10,28 +14,25 @@ fn run(seed: u64) {
     world.settle();
 }
 
+/// `WARMROUTE_STREAM_SEEDS` tries more of them.
 #[test]
 fn no_block_outlives_its_process_and_all_settles() {
     let seeds = std::env::var("WARMROUTE_STREAM_SEEDS")
         .ok()
         .and_then(|seeds| seeds.parse().ok())
-        .unwrap_or(2_000);
+        .unwrap_or(SEEDS);
     let mut failed = Vec::new();
     for seed in 0..seeds {
         if let Err(panic) = std::panic::catch_unwind(|| run(seed)) {
             let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-            let first = text.lines().next().unwrap_or_default().to_owned();
-            failed.push((seed, first));
+            failed.push((seed, text.lines().next().unwrap_or_default().to_owned()));
         }
     }
-    assert!(
-        failed.is_empty(),
-        "{} seeds: {:?}",
-        failed.len(),
-        &failed[..failed.len().min(10)]
-    );
+    let shown = &failed[..failed.len().min(10)];
+    assert!(failed.is_empty(), "{} seeds: {shown:?}", failed.len());
 }
 
+/// The seed in `WARMROUTE_STREAM_SEED`, with all that happened.
 #[test]
 fn one_seed() {
     if let Ok(seed) = std::env::var("WARMROUTE_STREAM_SEED") {
