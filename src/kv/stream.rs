@@ -99,6 +99,7 @@ struct Answer {
     is_linked: bool,
     /// `last` when the question was put.
     last_then: Option<u64>,
+    frames: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +144,9 @@ impl<T> Stream<T> {
                 doubt,
                 since,
                 question,
-            } if doubt.is_of_the_process() || question.times > 1 => State::Stale { since },
+            } if doubt.is_of_the_process() || question.times > 1 && !self.is_mute() => {
+                State::Stale { since }
+            }
             Phase::Following | Phase::Proving { .. } => {
                 if self.is_whole && self.listing.is_none() {
                     State::Live
@@ -292,7 +295,9 @@ impl<T> Stream<T> {
             Phase::Joining { question } | Phase::Proving { question, .. } => {
                 Some(question.deadline)
             }
-            Phase::Following if self.can_ask && (self.last.is_none() || !self.is_mute()) => {
+            Phase::Following
+                if self.can_ask && (self.last.is_none() || self.refusals < REFUSALS_MAX) =>
+            {
                 Some(self.heard + Duration::from_millis(self.settings.silence_ms))
             }
             Phase::Following | Phase::Lost { .. } => None,
@@ -323,6 +328,14 @@ impl<T> Stream<T> {
                     since,
                     question,
                 };
+            }
+            // It never answers, so that it does not now says nothing.
+            Phase::Proving {
+                doubt: Doubt::Silence,
+                ..
+            } if self.is_mute() => {
+                self.answer = Answer::default();
+                self.settle(now, false, &mut steps);
             }
             Phase::Joining { .. } | Phase::Proving { .. } => self.give_up(now, &mut steps),
         }

@@ -9,6 +9,7 @@ use super::Stream;
 use super::follows;
 use super::memory::Known;
 use super::words::Numbered;
+use super::words::Reason;
 use super::words::Reset;
 use super::words::Steps;
 
@@ -22,6 +23,7 @@ impl<T> Stream<T> {
             return steps;
         }
         self.is_answered();
+        self.answer.frames += 1;
         let told_live = match self.backwards {
             Some((sequence, digest)) if sequence == frame.sequence => Some(digest),
             _ => self.held.digest(frame.sequence),
@@ -99,7 +101,13 @@ impl<T> Stream<T> {
             Phase::Joining { .. } if self.last.is_some() && !answer.is_linked => {
                 self.start_over(now, Reset::Unproved, QUESTIONS_MAX, &mut steps);
             }
-            Phase::Joining { .. } => self.settle(now, has_more, &mut steps),
+            Phase::Joining { .. } => {
+                // A servicer without history says one batch, its next.
+                if answer.frames != 1 || self.reason == Reason::Snapshot {
+                    self.refusals = 0;
+                }
+                self.settle(now, has_more, &mut steps);
+            }
             Phase::Proving { .. } if answer.is_linked || self.last.is_none() => {
                 self.counts.proofs_kept += 1;
                 self.refusals = 0;
@@ -114,10 +122,15 @@ impl<T> Stream<T> {
     pub fn on_replay_failed(&mut self, now: Instant) -> Steps<T> {
         let mut steps = Steps::new();
         self.heard = now;
-        if matches!(self.phase, Phase::Proving { .. }) {
-            self.refusals += 1;
+        if matches!(self.phase, Phase::Joining { .. } | Phase::Proving { .. }) {
+            self.refusals = self.refusals.saturating_add(1);
         }
-        self.give_up(now, &mut steps);
+        if matches!(self.phase, Phase::Joining { .. }) && self.answer.last_then.is_some() {
+            // The other half was refused. From the first, then; and that once.
+            self.start_over(now, Reset::Unproved, QUESTIONS_MAX, &mut steps);
+        } else {
+            self.give_up(now, &mut steps);
+        }
         steps
     }
 }

@@ -244,6 +244,7 @@ impl<T> Stream<T> {
         self.answer = Answer {
             is_linked: false,
             last_then: self.last,
+            frames: 0,
         };
         self.counts.asked += 1;
         question.times += 1;

@@ -382,24 +382,28 @@ fn what_came_before_a_question_does_not_outlive_it() {
 
 /// Found by seed 7: forgotten, joined anew and forgotten again, for as long as nobody answered.
 #[test]
-fn a_source_that_never_answers_is_no_longer_asked() {
+fn a_source_that_never_answers_proves_nothing_by_it() {
     let mut play = Play::new();
     play.connect(None);
     play.wait();
     play.wait();
     play.say(0, [8, 9]);
-    assert_eq!(play.state(), "partial");
-    assert_eq!(play.stream.next_timeout(), None);
+    for _ in 0..9 {
+        assert_eq!(play.state(), "partial");
+        play.wait();
+    }
+    assert_eq!(play.numbers(), [8, 9]);
+    play.asked.clear();
     play.say(0, [11]);
     assert_eq!(
         (play.resets.as_slice(), play.numbers()),
         (&[Reset::Gap][..], vec![11])
     );
-    assert_eq!(play.asked, [0, 0]);
+    assert!(play.asked.is_empty());
 }
 
 #[test]
-fn a_servicer_without_history_is_asked_twice_only() {
+fn a_servicer_without_history_is_believed_twice_that_it_forgot() {
     let mut play = Play::new();
     play.connect(None);
     for first in [3, 5] {
