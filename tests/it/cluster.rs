@@ -6,6 +6,7 @@ use std::io::BufReader;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Child;
+use std::process::ChildStdout;
 use std::process::Command;
 use std::process::ExitStatus;
 use std::process::Stdio;
@@ -128,6 +129,14 @@ impl Drop for Killed {
 }
 
 impl Killed {
+    /// Starts it. What it prints can be read; what it logs is lost.
+    pub(crate) fn start(command: &mut Command) -> (Self, BufReader<ChildStdout>) {
+        command.stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = Self(command.spawn().unwrap());
+        let printed = child.0.stdout.take().unwrap();
+        (child, BufReader::new(printed))
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         let kill = format!("kill -{name} {}", self.0.id());
         let status = Command::new("sh").args(["-c", &kill]).status().unwrap();
@@ -145,7 +154,7 @@ impl Engine {
         Self::try_here(name, settings).await.unwrap()
     }
 
-    async fn try_here(name: &str, settings: Settings) -> Option<Self> {
+    pub(crate) async fn try_here(name: &str, settings: Settings) -> Option<Self> {
         let worker = worker::bind(settings).await.ok()?;
         let (address, handle) = (worker.addr(), worker.handle());
         let events = handle.kv_events();
@@ -181,14 +190,8 @@ impl Engine {
             .args(["--cache-blocks", &settings.cache_blocks.to_string()])
             .args(["--hash-seed", &settings.hash_seed.to_string()]);
         command.args(event_arguments(settings));
-        let mut child = Killed(
-            command
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap(),
-        );
-        let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
+        let (child, printed) = Killed::start(&mut command);
+        let mut lines = printed.lines();
         let line = lines.next()?.unwrap();
         let address = line.trim_start_matches("listening on http://");
         let ranks = match settings.kv.events {
@@ -232,6 +235,12 @@ impl Engine {
                 truths.swap_remove(rank)
             }
         }
+    }
+
+    /// Forgets its cache, as an operator asks it to.
+    pub(crate) async fn reset(&self) {
+        let answer = client::post(self.address, "/reset_prefix_cache", "").await;
+        assert_eq!(answer.status, 200);
     }
 
     /// Prompt tokens that the engine found in its cache, ever.
