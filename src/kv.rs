@@ -13,6 +13,7 @@ pub mod radix;
 pub mod source;
 pub mod stream;
 pub mod subscriber;
+pub mod tap;
 pub mod zmq;
 
 use smallvec::SmallVec;

@@ -1,4 +1,4 @@
-//! The command line: arguments -> a router, a check, a demo, or one pretend engine.
+//! The command line: arguments -> a router, a check, a demo, one pretend engine, or a tap.
 
 use std::io;
 use std::io::Write;
@@ -13,6 +13,7 @@ use warmroute::bridge;
 use warmroute::config::Config;
 use warmroute::config::document;
 use warmroute::http::drain::stop_signal;
+use warmroute::kv::zmq;
 use warmroute::observe;
 use warmroute::sim;
 
@@ -46,6 +47,28 @@ enum Command {
     Bridge(bridge::Settings),
     /// Run one pretend engine, which speaks vLLM's HTTP and keeps a prefix cache.
     Sim(sim::worker::Settings),
+    /// Look at what engines tell of their caches.
+    #[command(subcommand)]
+    Kv(Kv),
+}
+
+#[derive(Subcommand)]
+enum Kv {
+    /// Print one engine's cache events as they come.
+    Tap {
+        /// Where it publishes, as tcp://HOST:PORT.
+        #[arg(long, value_name = "ENDPOINT")]
+        zmq: zmq::Endpoint,
+        /// Where it can be asked for what it published before; that is shown first.
+        #[arg(long, value_name = "ENDPOINT")]
+        replay: Option<zmq::Endpoint>,
+        /// What topics must begin with.
+        #[arg(long, default_value = "")]
+        topic: String,
+        /// One JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -77,6 +100,19 @@ fn main() -> ExitCode {
             }
         },
         Command::Sim(settings) => run(pretend(settings)).map(|()| ExitCode::SUCCESS),
+        Command::Kv(Kv::Tap {
+            zmq,
+            replay,
+            topic,
+            json,
+        }) => {
+            let target = zmq::Target {
+                endpoint: zmq,
+                topic,
+                replay,
+            };
+            run(tap(target, json)).map(|()| ExitCode::SUCCESS)
+        }
     };
     done.unwrap_or_else(|error| {
         eprintln!("warmroute: {error}");
@@ -125,4 +161,11 @@ async fn pretend(settings: sim::worker::Settings) -> io::Result<()> {
         })
         .await;
     Ok(())
+}
+
+async fn tap(target: zmq::Target, json: bool) -> io::Result<()> {
+    tokio::select! {
+        ended = zmq::tap::run(target, json) => ended,
+        stopped = stop_signal() => stopped,
+    }
 }

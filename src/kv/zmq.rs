@@ -31,6 +31,7 @@ pub mod zmtp;
 mod connection;
 mod endpoint;
 pub mod frame;
+pub mod tap;
 
 use std::fmt;
 use std::pin::Pin;
@@ -227,7 +228,13 @@ impl Zmq {
         self.question = None;
         self.metrics.ended.with_label_values(&[end.reason()]).inc();
         let why = end.to_string();
-        self.trouble.send_replace(Some(why.as_str().into()));
+        self.trouble.send_if_modified(|trouble| {
+            let is_new = trouble.as_deref() != Some(&why);
+            if is_new {
+                *trouble = Some(why.as_str().into());
+            }
+            is_new
+        });
         why
     }
 
