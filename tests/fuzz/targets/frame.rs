@@ -13,7 +13,7 @@ use warmroute::kv::zmq::zmtp::Heard;
 use warmroute::kv::zmq::zmtp::Role;
 use warmroute::kv::zmq::zmtp::Session;
 
-/// The first byte chooses: the role, whether the handshake is done already, and the pieces.
+// The first byte chooses: the role, whether the handshake is done already, and the pieces.
 fuzz_target!(|bytes: &[u8]| {
     let Some((&choice, said)) = bytes.split_first() else {
         return;
