@@ -114,6 +114,11 @@ impl App {
             board: board.clone(),
             metrics: subscriber::Metrics::new(&metrics),
             settings: config.events.stream.clone(),
+            // What it was sent it does not hold any more either.
+            on_loss: {
+                let predicted = predicted.clone();
+                Arc::new(move |worker| predicted.forget(worker))
+            },
         };
         let listener = Aside::start("kv-events")?;
         let following = events::follow(

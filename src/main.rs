@@ -44,7 +44,6 @@ enum Command {
     },
     /// Start pretend engines and a router, send them conversations, and compare two policies.
     Demo(sim::demo::Settings),
-    /// Serve one engine's cache events over gRPC, to any number of routers.
     Bridge(bridge::Settings),
     /// Run one pretend engine, which speaks vLLM's HTTP and keeps a prefix cache.
     Sim(Box<sim::worker::Settings>),

@@ -5,6 +5,7 @@
 //! the time), so a subscriber that asks to go on from a number of another life is refused by the number
 //! alone, even one that does not know of epochs.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -42,6 +43,9 @@ pub struct Life {
     /// its reader has one to prove with whom it talks to.
     last: Option<Batch>,
     snapshot: Option<Snapshot>,
+    /// Numbers that snapshots' parts have, but for the last ones. Whoever has all up to one of them may
+    /// have a batch, or only a part.
+    ambiguous: Vec<RangeInclusive<u64>>,
 }
 
 /// What is held after a batch, ready to be sent.
@@ -78,6 +82,7 @@ impl Life {
             held: Held::new(limits.state_bytes),
             last: None,
             snapshot: None,
+            ambiguous: Vec::new(),
         }
     }
 
@@ -117,6 +122,8 @@ impl Life {
         if !self.snapshot.as_ref().is_some_and(is_of_use) {
             self.snapshot = None;
         }
+        let oldest = self.history.first() - 1;
+        self.ambiguous.retain(|numbers| *numbers.end() >= oldest);
         Ok(())
     }
 
@@ -130,7 +137,11 @@ impl Life {
             });
         }
         let oldest = self.history.first() - 1;
-        if (oldest..=self.number()).contains(&after) {
+        let is_ambiguous = self
+            .ambiguous
+            .iter()
+            .any(|numbers| numbers.contains(&after));
+        if (oldest..=self.number()).contains(&after) && !is_ambiguous {
             let parts = Arc::default();
             let next = after + 1;
             Ok(Start { parts, next })
@@ -150,6 +161,10 @@ impl Life {
             }
         }
         let snapshot = self.take_snapshot(at);
+        let parts = snapshot.parts.len() as u64;
+        if parts > 1 {
+            self.ambiguous.push(at + 1 - parts..=at - 1);
+        }
         self.snapshot = Some(snapshot.clone());
         snapshot
     }

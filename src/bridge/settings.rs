@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use crate::kv::zmq::Endpoint;
 use crate::kv::zmq::Target;
 
-/// Serves one engine's cache events over gRPC, to any number of routers.
+/// Serve one engine's cache events over gRPC, to any number of routers.
 ///
 /// Follows what the engine publishes over ZeroMQ (vLLM: --kv-events-config) and serves it as
 /// SubscribeKvEvents under the services of vLLM, SGLang, TokenSpeed and TensorRT-LLM. A subscriber may

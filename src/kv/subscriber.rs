@@ -66,7 +66,11 @@ pub struct Shared {
     pub board: Arc<Board>,
     pub metrics: Metrics,
     pub settings: stream::Settings,
+    pub on_loss: OnLoss,
 }
+
+/// Called when a worker lost its cache, or may have: its process is another one, or it cleared all.
+pub type OnLoss = Arc<dyn Fn(WorkerId) + Send + Sync>;
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -122,6 +126,7 @@ struct Task {
     ground: Ground,
     seat: Seat,
     meters: Meters,
+    on_loss: OnLoss,
     state: State,
     state_since: Instant,
     /// Since when the board does not say what is.
@@ -146,6 +151,7 @@ impl Task {
             ground: Ground::new(shared.forest, model, worker, rank),
             seat,
             meters,
+            on_loss: shared.on_loss,
             state: State::Cold,
             state_since: now,
             untold_since: None,
@@ -239,6 +245,9 @@ impl Task {
         let mut tally = Tally::default();
         self.ground.apply(batch, &mut tally);
         self.count(batch, is_live, &tally);
+        if tally.cleared {
+            (self.on_loss)(self.subject.worker);
+        }
         match tally.harm {
             Harm::None => {}
             Harm::Incomplete => self.stream.on_incomplete(),
@@ -260,6 +269,9 @@ impl Task {
     fn clear(&mut self, reset: stream::Reset) {
         self.ground.clear();
         self.meters.reset(reset);
+        if reset.is_of_the_process() {
+            (self.on_loss)(self.subject.worker);
+        }
         self.seat
             .tell(|told| *told.status.resets.entry(reset.as_str()).or_default() += 1);
     }

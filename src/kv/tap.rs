@@ -31,6 +31,7 @@ pub enum Style {
 #[derive(Debug)]
 pub struct Tap {
     style: Style,
+    is_connected: bool,
     /// The number that should come next on this connection.
     next: Option<u64>,
     /// The same within an answer.
@@ -42,6 +43,7 @@ impl Tap {
     pub fn new(style: Style) -> Self {
         Self {
             style,
+            is_connected: false,
             next: None,
             next_replayed: None,
             replayed: 0,
@@ -54,6 +56,7 @@ impl Tap {
         let mut out = String::new();
         match said {
             Said::Connected { epoch } => {
+                self.is_connected = true;
                 self.next = None;
                 let epoch = epoch.as_ref().map(|epoch| format!(", process {epoch}"));
                 self.note(
@@ -94,15 +97,19 @@ impl Tap {
             Said::Lost { why } => {
                 self.next = None;
                 self.end_of_replay();
-                let what = format!("{why}; all it told may be void. Connecting again");
-                self.note(&mut out, clock, "lost", &what);
+                if std::mem::take(&mut self.is_connected) {
+                    let what = format!("{why}; all it told may be void. Connecting again");
+                    self.note(&mut out, clock, "lost", &what);
+                } else {
+                    self.note(&mut out, clock, "waiting", &why.to_string());
+                }
             }
         }
         out
     }
 
     /// A line that nothing was said for.
-    pub fn note(&self, out: &mut String, clock: f64, kind: &str, what: &str) {
+    fn note(&self, out: &mut String, clock: f64, kind: &str, what: &str) {
         // Writing to a String cannot fail.
         let _ = match self.style {
             Style::Text => writeln!(out, "{}  -- {kind}: {what}", time(clock)),
@@ -401,6 +408,8 @@ mod tests {
         let lost = Said::Lost {
             why: "closed".to_owned(),
         };
+        assert!(lines(&mut tap, &lost).contains("-- waiting: closed"));
+        lines(&mut tap, &Said::Connected { epoch: None });
         assert!(lines(&mut tap, &lost).contains("-- lost: closed; all it told may be void"));
         assert_eq!(lines(&mut tap, &live(50)).lines().count(), 1);
     }

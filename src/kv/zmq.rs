@@ -35,7 +35,6 @@ pub mod tap;
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -43,7 +42,6 @@ use prometheus::IntCounter;
 use prometheus::IntCounterVec;
 use serde::Deserialize;
 use serde::Serialize;
-use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio::time::sleep_until;
 
@@ -144,7 +142,8 @@ pub struct Zmq {
     question: Option<Question>,
     /// Attempts and short connections in a row.
     failures: u32,
-    trouble: watch::Sender<Option<Arc<str>>>,
+    /// Why there is no connection, as it was last said.
+    trouble: Option<String>,
 }
 
 type Future<T> = Pin<Box<dyn std::future::Future<Output = T> + Send>>;
@@ -179,13 +178,8 @@ impl Zmq {
             },
             question: None,
             failures: 0,
-            trouble: watch::Sender::new(None),
+            trouble: None,
         }
-    }
-
-    /// Why there is no connection, if there was reason; none while there is one.
-    pub fn trouble(&self) -> watch::Receiver<Option<Arc<str>>> {
-        self.trouble.subscribe()
     }
 
     fn dial(&self) -> Link {
@@ -199,7 +193,7 @@ impl Zmq {
 
     fn connected(&mut self, connection: Connection, early: Option<Parts>) -> Said {
         self.metrics.connected.inc();
-        self.trouble.send_replace(None);
+        self.trouble = None;
         self.link = Link::Up(Box::new(Up {
             connection,
             since: Instant::now(),
@@ -227,15 +221,7 @@ impl Zmq {
         };
         self.question = None;
         self.metrics.ended.with_label_values(&[end.reason()]).inc();
-        let why = end.to_string();
-        self.trouble.send_if_modified(|trouble| {
-            let is_new = trouble.as_deref() != Some(&why);
-            if is_new {
-                *trouble = Some(why.as_str().into());
-            }
-            is_new
-        });
-        why
+        end.to_string()
     }
 
     fn heard(&mut self, heard: Result<Parts, End>) -> Said {
@@ -280,7 +266,11 @@ impl Source for Zmq {
                     Ok((connection, early)) => return self.connected(connection, early),
                     Err(end) => {
                         let why = self.ended(&end);
-                        tracing::debug!(endpoint = %self.target.endpoint, why, "no cache events");
+                        // Each attempt fails in the same way mostly, which is worth one word.
+                        if self.trouble.as_ref() != Some(&why) {
+                            self.trouble = Some(why.clone());
+                            return Said::Lost { why };
+                        }
                     }
                 },
                 Link::Up(up) => {

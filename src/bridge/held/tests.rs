@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::kv::event::Removed;
 
 /// The plainest subscriber: what it holds, by name and medium, with the tokens on the way there.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -166,6 +166,40 @@ fn a_snapshot_is_followed_by_a_batch_once_there_was_one() {
 }
 
 #[test]
+fn nobody_goes_on_from_half_a_snapshot() {
+    let limits = Limits {
+        history_batches: 100,
+        history_bytes: 1 << 30,
+        state_bytes: 1 << 30,
+    };
+    let mut life = Life::new(0, "e".to_owned(), 1_000, 0, limits);
+    for name in 0..50 {
+        // Some 160 kB of tokens each.
+        let event = Event::Stored(Stored {
+            names: vec![Name(name)],
+            token_ids: vec![1 << 31; 32_000],
+            block_size: 32_000,
+            ..Stored::default()
+        });
+        let batch = Batch {
+            events: vec![event],
+            ..Batch::default()
+        };
+        life.push(batch).unwrap();
+    }
+    let start = life.start(0).unwrap();
+    let parts = start.parts.len() as u64;
+    assert!(parts > 2, "{parts}");
+    let last = start.next - 1;
+    for number in last + 1 - parts..last {
+        assert!(life.start(number).is_err(), "{number}");
+    }
+    for number in [last - parts, last, last + 1] {
+        assert!(life.start(number).is_ok(), "{number}");
+    }
+}
+
+#[test]
 fn what_was_missed_before_is_said() {
     let mut life = Life::new(0, "e".to_owned(), 9, 7, LIMITS);
     life.push(store(&[1], None)).unwrap();

@@ -8,7 +8,7 @@
 use super::pages::BlockId;
 
 const ENTRIES: usize = 10;
-const PARTS: usize = 64;
+const PARTS: usize = 256;
 const LANES: u64 = 0x0001_0001_0001_0001;
 
 #[derive(Clone, Debug, Default)]
@@ -20,13 +20,18 @@ struct Line {
 }
 
 impl Line {
-    /// Lanes whose tag may be `tag`, as their highest bits; the lowest of a word surely is, and those
-    /// above it are all there.
+    /// Places whose tag may be `tag`, for [`place`]. The lowest bit surely is one, and all that are
+    /// there are in it. All words at once: which of them has it cannot be foreseen, so a branch for
+    /// each would cost more than the rest.
     #[inline]
-    fn like(&self, word: usize, tag: u64) -> u64 {
-        let lanes = if word == 2 { 0x8000_8000 } else { LANES << 15 };
-        let differ = self.tags[word] ^ (tag * LANES);
-        differ.wrapping_sub(LANES) & !differ & lanes
+    fn like(&self, tag: u64) -> u64 {
+        let zero = |word: u64| {
+            let differ = word ^ (tag * LANES);
+            differ.wrapping_sub(LANES) & !differ & (LANES << 15)
+        };
+        let [a, b, c] = self.tags.map(zero);
+        // The upper half of the last word is no tags.
+        a >> 15 | b >> 14 | (c & 0xffff_ffff) >> 13
     }
 
     #[inline]
@@ -37,15 +42,13 @@ impl Line {
     /// The place of an entry with this tag that `is_it`.
     #[inline]
     fn find(&self, tag: u64, mut is_it: impl FnMut(BlockId) -> bool) -> Option<usize> {
-        for word in 0..3 {
-            let mut like = self.like(word, tag);
-            while like != 0 {
-                let at = word * 4 + like.trailing_zeros() as usize / 16;
-                if self.tag(at) == tag && is_it(self.blocks[at]) {
-                    return Some(at);
-                }
-                like &= like - 1;
+        let mut like = self.like(tag);
+        while like != 0 {
+            let at = place(like);
+            if self.tag(at) == tag && is_it(self.blocks[at]) {
+                return Some(at);
             }
+            like &= like - 1;
         }
         None
     }
@@ -57,10 +60,8 @@ impl Line {
 
     #[inline]
     fn free(&self) -> Option<usize> {
-        (0..3).find_map(|word| {
-            let free = self.like(word, 0);
-            (free != 0).then(|| word * 4 + free.trailing_zeros() as usize / 16)
-        })
+        let free = self.like(0);
+        (free != 0).then(|| place(free))
     }
 
     #[inline]
@@ -70,6 +71,14 @@ impl Line {
         *word = (*word & !(0xffff << shift)) | (tag << shift);
         self.blocks[at] = block;
     }
+}
+
+/// The place that the lowest bit of [`Line::like`] means.
+#[inline]
+fn place(like: u64) -> usize {
+    let bit = like.trailing_zeros() as usize;
+    // At most the tenth; the mask spares a check of bounds.
+    (bit % 4 * 4 + bit / 16) & 15
 }
 
 #[derive(Debug)]
@@ -82,6 +91,8 @@ struct Part {
 pub(super) struct Names {
     parts: Box<[Part]>,
     bytes: usize,
+    /// For a part that grows; kept, since memory from the system costs more than the work.
+    scratch: Vec<(u64, BlockId)>,
 }
 
 /// A name, spread over all bits.
@@ -100,11 +111,12 @@ impl Names {
         Self {
             parts: (0..PARTS).map(|_| part()).collect(),
             bytes: PARTS * size_of::<Line>(),
+            scratch: Vec::new(),
         }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes + self.scratch.capacity() * 16
     }
 
     /// Loads the line of a name. Called for many names in a row, the loads overlap, which is what a
@@ -141,7 +153,7 @@ impl Names {
         }
         if part.len * 5 >= part.lines.len() * ENTRIES * 4 {
             let before = part.lines.len();
-            part.grow(name_of);
+            part.grow(&mut self.scratch, name_of);
             self.bytes += (part.lines.len() - before) * size_of::<Line>();
         }
         part.insert(hash, block);
@@ -222,9 +234,8 @@ impl Part {
     /// Half as many lines again.
     #[cold]
     #[inline(never)]
-    fn grow(&mut self, name_of: impl Fn(BlockId) -> u64) {
+    fn grow(&mut self, all: &mut Vec<(u64, BlockId)>, name_of: impl Fn(BlockId) -> u64) {
         // All names first: these loads are far apart, and none waits for another.
-        let mut all = Vec::with_capacity(self.len);
         for line in &self.lines {
             let blocks = line.blocks.iter().enumerate();
             let taken = blocks.filter(|(at, _)| line.tag(*at) != 0);
@@ -233,7 +244,7 @@ impl Part {
         self.lines = vec![Line::default(); self.lines.len() + self.lines.len() / 2 + 1];
         self.len = 0;
         // Lines are in the order of the hashes, in the old table as in the new.
-        for (name, block) in all {
+        for (name, block) in all.drain(..) {
             self.insert(spread(name), block);
         }
     }

@@ -256,7 +256,7 @@ fn check(trees: usize, steps: &[Step]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 20_000, ..ProptestConfig::with_cases(128) })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 20_000, ..ProptestConfig::with_cases(40) })]
 
     #[test]
     fn it_holds_what_the_model_holds(steps in proptest::collection::vec(step(3), 1..60)) {

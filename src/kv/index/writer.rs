@@ -77,6 +77,10 @@ pub(super) struct Writer {
     free_slots: BTreeSet<Slot>,
     /// Names of blocks that nobody holds any more, still in the table.
     dead: Vec<(u64, BlockId)>,
+    /// A bit for the paths that forks may begin with, to ask the table only rarely: of 64 Ki.
+    fork_bits: Box<[u64; 1024]>,
+    /// Forks that went and still have their bit.
+    forks_gone: u32,
     /// Scratch.
     paths: Vec<u64>,
     /// Blocks that anyone holds.
@@ -111,6 +115,8 @@ impl Writer {
             trees: Vec::new(),
             free_slots: BTreeSet::new(),
             dead: Vec::new(),
+            fork_bits: Box::new([0; 1024]),
+            forks_gone: 0,
             paths: Vec::new(),
             blocks: 0,
             memberships: 0,
@@ -229,7 +235,7 @@ impl Writer {
     fn page_of(&self, shared: &Shared, path: u64, depth: u32) -> Option<PageId> {
         let directory = if is_start(depth) {
             &self.starts
-        } else if self.forks.len > 0 {
+        } else if self.fork_bits[(path >> 54) as usize] >> (path >> 48 & 63) & 1 == 1 {
             &self.forks
         } else {
             return None;
@@ -271,6 +277,7 @@ impl Writer {
         let (directory, seen) = if is_start(depth) {
             (&mut self.starts, &shared.starts)
         } else {
+            self.fork_bits[(path >> 54) as usize] |= 1 << (path >> 48 & 63);
             (&mut self.forks, &shared.forks)
         };
         directory.len += 1;
@@ -300,6 +307,17 @@ impl Writer {
         };
         directory.table.remove(Path(first).mixed(), page);
         directory.len -= 1;
+        self.forks_gone += u32::from(!is_start(
+            self.meta[page as usize / CHUNK][page as usize % CHUNK].depth,
+        ));
+        if self.forks_gone > FORKS_GONE_MAX {
+            self.forks_gone = 0;
+            self.fork_bits.fill(0);
+            for fork in self.forks.table.pages() {
+                let path = shared.pages.at(fork).0.first.load(Relaxed);
+                self.fork_bits[(path >> 54) as usize] |= 1 << (path >> 48 & 63);
+            }
+        }
         head.open();
         head.all.store(NOBODY, Relaxed);
         head.close(0);
@@ -385,6 +403,9 @@ impl Writer {
 fn is_start(depth: u32) -> bool {
     (depth as usize).is_multiple_of(STRETCH)
 }
+
+/// Bits of forks that went are taken back when there are so many.
+const FORKS_GONE_MAX: u32 = 4096;
 
 /// What the names of a chunk's blocks may take.
 const NAMES_BYTES: usize = CHUNK * STRETCH * 10;

@@ -223,16 +223,16 @@ impl<'a> Cursor<'a> {
         // Not more than bytes follow, so a lying length costs four times the message at most.
         let mut numbers = Vec::with_capacity(len);
         for index in 0..len {
-            let number = match &self.bytes[self.at..] {
-                &[small @ 0..=0x7f, ..] => {
+            let number = match self.bytes[self.at..] {
+                [small @ 0..=0x7f, ..] => {
                     self.at += 1;
                     u32::from(small)
                 }
-                &[0xcd, high, low, ..] => {
+                [0xcd, high, low, ..] => {
                     self.at += 3;
                     u32::from(u16::from_be_bytes([high, low]))
                 }
-                &[0xce, a, b, c, d, ..] => {
+                [0xce, a, b, c, d, ..] => {
                     self.at += 5;
                     u32::from_be_bytes([a, b, c, d])
                 }

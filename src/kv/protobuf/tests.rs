@@ -124,6 +124,26 @@ proptest! {
     }
 
     #[test]
+    fn what_was_damaged_is_read_or_refused(
+        events in proptest::collection::vec(event(), 0..4),
+        damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let batch = Batch { events, ..Batch::default() };
+        let mut bytes = encode_batch(7, &batch, None).unwrap().to_vec();
+        for (at, byte) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let _ = digest(&bytes);
+        if let Ok(read) = decode_batch(&bytes)
+            && let Ok(written) = encode_batch(7, &read.batch, None)
+        {
+            let again = decode_batch(&written).unwrap();
+            prop_assert_eq!(again.batch.events, read.batch.events);
+        }
+    }
+
+    #[test]
     fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
         let _ = decode_batch(&bytes);
         let _ = digest(&bytes);

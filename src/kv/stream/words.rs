@@ -115,6 +115,18 @@ impl Reset {
         Reset::Snapshot,
     ];
 
+    /// Whether another process may have taken the place of the one that was known.
+    pub fn is_of_the_process(self) -> bool {
+        match self {
+            Reset::Gap | Reset::Undecodable | Reset::UnknownRemoval | Reset::Snapshot => false,
+            Reset::Disconnected
+            | Reset::Backwards
+            | Reset::Restarted
+            | Reset::Unproved
+            | Reset::Witness => true,
+        }
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             Reset::Gap => "gap",

@@ -27,6 +27,8 @@ pub(super) struct Tally {
     pub(super) removed: u64,
     /// Removals of blocks that were not held.
     pub(super) unknown: u64,
+    /// Whether the worker says that it holds nothing any more.
+    pub(super) cleared: bool,
     pub(super) filtered: Vec<Filtered>,
     pub(super) harm: Harm,
 }
@@ -133,6 +135,7 @@ impl Ground {
                 }
             }
             Change::Clear => {
+                tally.cleared = true;
                 if let Some((_, tree)) = &mut self.tree {
                     tree.clear();
                 }

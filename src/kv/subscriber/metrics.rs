@@ -106,7 +106,8 @@ impl Metrics {
                 "warmroute_kv_lag_seconds",
                 "From a live batch's timestamp by the engine's clock until it was applied.",
                 LAG_SECONDS,
-                &["worker", "rank"],
+                // Not by rank: its buckets times a fleet would be most of the page. `/kv` has each one's.
+                &[],
             ),
             users: Mutex::default(),
         }))
@@ -133,7 +134,7 @@ impl Metrics {
             kept: families.proofs.with_label_values(&with(PROOFS[0])),
             failed: families.proofs.with_label_values(&with(PROOFS[1])),
             held_dropped: families.held_dropped.with_label_values(labels),
-            lag: families.lag.with_label_values(labels),
+            lag: families.lag.with_label_values::<&str>(&[]),
             filtered: FxHashMap::default(),
             counted: Counts::default(),
             worker: worker.clone(),
@@ -230,7 +231,6 @@ impl Drop for Meters {
         ] {
             let _ = family.remove_label_values(labels);
         }
-        let _ = families.lag.remove_label_values(labels);
         let with = |last| [&*self.worker, &*self.rank_text, last];
         for state in STATES {
             let _ = families.state.remove_label_values(&with(state));

@@ -1,5 +1,6 @@
 use std::num::NonZeroU32;
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::super::block;
@@ -45,6 +46,8 @@ struct Stage {
     forest: Arc<Forest>,
     board: Arc<Board>,
     registry: Registry,
+    /// Who was said to have lost its cache.
+    losses: Arc<Mutex<Vec<WorkerId>>>,
 }
 
 const SIZE: NonZeroU32 = NonZeroU32::new(4).unwrap();
@@ -53,11 +56,16 @@ const WORKER: WorkerId = WorkerId(7);
 /// Runs `play` beside a subscriber until it ends.
 fn on_stage<F: Future<Output = ()>>(can_replay: bool, play: impl FnOnce(Stage) -> F) {
     let registry = Registry::default();
+    let losses: Arc<Mutex<Vec<WorkerId>>> = Arc::default();
     let shared = Shared {
         forest: Forest::new(forest::Settings::default(), &registry),
         board: Arc::default(),
         metrics: Metrics::new(&registry),
         settings: stream::Settings::default(),
+        on_loss: {
+            let losses = losses.clone();
+            Arc::new(move |worker| losses.lock().push(worker))
+        },
     };
     let (say, said) = mpsc::unbounded_channel();
     let (ask, asked) = mpsc::unbounded_channel();
@@ -69,6 +77,7 @@ fn on_stage<F: Future<Output = ()>>(can_replay: bool, play: impl FnOnce(Stage) -
         forest: shared.forest.clone(),
         board: shared.board.clone(),
         registry,
+        losses,
     };
     let source = Script {
         said,
@@ -192,6 +201,28 @@ fn what_is_replayed_and_then_said_live_is_scored() {
         assert_eq!(stage.status().state, "live");
         assert!(stage.board.has_events(WORKER) && stage.board.scores(WORKER));
         assert!(!stage.board.has_events(WorkerId(8)));
+    });
+}
+
+#[test]
+fn a_cache_that_was_cleared_or_is_another_processs_is_called_lost() {
+    on_stage(true, async |stage| {
+        let cleared = Event::Cleared { ownership: None };
+        stage
+            .say([
+                connected(),
+                Said::Replayed(frame(0, vec![stored(0, 2)])),
+                Said::ReplayEnd,
+            ])
+            .await;
+        assert!(stage.losses.lock().is_empty());
+        stage.say([Said::Live(frame(1, vec![cleared]))]).await;
+        assert_eq!(*stage.losses.lock(), [WORKER]);
+        let other = of_process(1, frame(1, vec![stored(0, 1)]));
+        stage
+            .say([lost(), connected(), Said::Replayed(other), Said::ReplayEnd])
+            .await;
+        assert_eq!(*stage.losses.lock(), [WORKER; 2]);
     });
 }
 
@@ -374,6 +405,7 @@ fn the_task_can_be_spawned() {
         board: Arc::default(),
         metrics: Metrics::new(&registry),
         settings: stream::Settings::default(),
+        on_loss: Arc::new(|_| {}),
     };
     check(run(source, subject, shared, watch::channel(0).1));
 }

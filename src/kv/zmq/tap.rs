@@ -16,34 +16,15 @@ use crate::observe::metrics::Registry;
 
 /// Prints what `target` says. A reader that has gone (`| head`) is no error.
 pub async fn run(target: Target, json: bool) -> io::Result<()> {
-    let endpoint = target.endpoint.to_string();
     let metrics = Metrics::new(&Registry::default());
     let mut source = Zmq::new(target, Settings::default(), metrics);
-    let mut trouble = source.trouble();
     let mut tap = Tap::new(if json { Style::Json } else { Style::Text });
     loop {
-        let lines = tokio::select! {
-            biased;
-            said = source.next() => {
-                let lines = tap.lines(&said, clock());
-                match said {
-                    Said::Connected { .. } if source.can_replay() => source.replay(0),
-                    // It has just been told.
-                    Said::Lost { .. } => trouble.mark_unchanged(),
-                    _ => {}
-                }
-                lines
-            }
-            Ok(()) = trouble.changed() => {
-                let Some(why) = trouble.borrow_and_update().clone() else {
-                    continue;
-                };
-                let mut line = String::new();
-                tap.note(&mut line, clock(), "waiting", &format!("{endpoint}: {why}"));
-                line
-            }
-        };
-        match print(&lines) {
+        let said = source.next().await;
+        if matches!(said, Said::Connected { .. }) && source.can_replay() {
+            source.replay(0);
+        }
+        match print(&tap.lines(&said, clock())) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             printed => printed?,
         }

@@ -219,7 +219,6 @@ async fn a_publisher_that_is_there_but_silent_is_lost() {
         ..hasty()
     };
     let mut source = source(&endpoint, None, settings);
-    let mut trouble = source.trouble();
     let (black_hole, connected) = tokio::join!(
         async { ByHand::accept(&listener, "PUB", 1).await.subscribed().await },
         said(&mut source)
@@ -227,8 +226,6 @@ async fn a_publisher_that_is_there_but_silent_is_lost() {
     assert_eq!(short(&connected), "connected");
     let lost = short(&said(&mut source).await);
     assert_eq!(lost, "lost: no answer to a ping within 50 ms");
-    let why = trouble.borrow_and_update().clone();
-    assert_eq!(why.as_deref(), Some("no answer to a ping within 50 ms"));
     drop(black_hole);
 }
 
@@ -283,18 +280,20 @@ async fn garbage_ends_the_connection_and_says_what_was_wrong() {
 async fn a_server_of_another_kind_is_never_connected_and_tried_again() {
     let (listener, endpoint) = listen().await;
     let mut source = source(&endpoint, None, hasty());
-    let mut trouble = source.trouble();
     let others = async {
-        let (mut other, _) = listener.accept().await.unwrap();
-        other.write_all(b"HTTP/1.1 400 Bad Request").await.unwrap();
-        trouble.changed().await.unwrap();
-        let why = trouble.borrow().clone();
-        assert_eq!(why.as_deref(), Some("not understood: no ZeroMQ greeting"));
+        for _ in 0..2 {
+            let (mut other, _) = listener.accept().await.unwrap();
+            other.write_all(b"HTTP/1.1 400 Bad Request").await.unwrap();
+        }
         ByHand::accept(&listener, "PUB", 1).await.subscribed().await
     };
-    let (_engine, connected) = tokio::join!(others, said(&mut source));
-    assert_eq!(short(&connected), "connected");
-    assert_eq!(*trouble.borrow(), None);
+    let heard = async { [said(&mut source).await, said(&mut source).await] };
+    let (_engine, heard) = tokio::join!(others, heard);
+    // The reason is said once, not with each attempt.
+    assert_eq!(
+        heard.map(|said| short(&said)),
+        ["lost: not understood: no ZeroMQ greeting", "connected"]
+    );
 }
 
 /// Answers one question as vLLM does, with `numbers`; gives what was asked.

@@ -1,0 +1,45 @@
+//! Tokens to local hashes, and on to what a lookup needs of the path chain.
+//!
+//! Budget: 128k tokens in 100 µs: hashing a prompt must stay small beside looking it up.
+
+use std::hint::black_box;
+use std::num::NonZeroU32;
+
+use criterion::Criterion;
+use criterion::Throughput;
+use criterion::criterion_group;
+use criterion::criterion_main;
+use warmroute::kv::block::Path;
+use warmroute::kv::block::STRETCH;
+use warmroute::kv::block::locals;
+use warmroute::kv::block::root;
+
+const TOKENS: u32 = 128 * 1024;
+
+fn block(criterion: &mut Criterion) {
+    let tokens: Vec<u32> = (0..TOKENS).map(|token| token * 7 % 150_000).collect();
+    let mut group = criterion.benchmark_group("block");
+    group.throughput(Throughput::Elements(u64::from(TOKENS)));
+    for size in [16, 32, 64] {
+        let size = NonZeroU32::new(size).expect("a literal");
+        let mut found = Vec::new();
+        group.bench_function(format!("locals/{size}"), |bencher| {
+            bencher.iter(|| {
+                found.clear();
+                locals(black_box(&tokens), size, &mut found);
+                found.len()
+            });
+        });
+        group.bench_function(format!("paths/{size}"), |bencher| {
+            bencher.iter(|| {
+                let start = Path::start(root(None, None));
+                let stretches = black_box(&found).chunks(STRETCH);
+                stretches.fold(start, |path, stretch| path.stretch(stretch).1)
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, block);
+criterion_main!(benches);
