@@ -2,6 +2,7 @@
 
 pub mod block;
 pub mod event;
+pub mod expected;
 pub mod predicted;
 pub mod source;
 

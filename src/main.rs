@@ -1,4 +1,4 @@
-//! The command line: arguments -> a router, a check, a demo, or one pretend engine.
+//! The command line: arguments -> a router, a check, a demo, a replay, or one pretend engine.
 
 use std::io;
 use std::io::Write;
@@ -44,6 +44,8 @@ enum Command {
     Demo(sim::demo::Settings),
     /// Run one pretend engine, which speaks vLLM's HTTP and keeps a prefix cache.
     Sim(sim::worker::Settings),
+    /// Replay a trace of requests in virtual time, and compare policies.
+    Replay(sim::replay::Settings),
 }
 
 fn main() -> ExitCode {
@@ -65,6 +67,10 @@ fn main() -> ExitCode {
         }),
         Command::Demo(settings) => run(sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
         Command::Sim(settings) => run(pretend(settings)).map(|()| ExitCode::SUCCESS),
+        Command::Replay(settings) => match &settings.config {
+            Some(config) => with_config(config, |config| sim::replay::run(&settings, &config)),
+            None => sim::replay::run(&settings, &Config::default()).map(|()| ExitCode::SUCCESS),
+        },
     };
     done.unwrap_or_else(|error| {
         eprintln!("warmroute: {error}");

@@ -1,0 +1,5 @@
+//! x
+use super::result::Report;
+pub(super) fn svg(_report: &Report, _caption: &str) -> String {
+    String::new()
+}
