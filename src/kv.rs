@@ -3,7 +3,10 @@
 pub mod block;
 pub mod event;
 pub mod expected;
+pub mod forest;
+pub mod index;
 pub mod predicted;
+pub mod radix;
 pub mod source;
 
 use smallvec::SmallVec;

@@ -25,6 +25,9 @@ use smallvec::SmallVec;
 
 use super::Holder;
 use super::Overlap;
+use super::block::Local;
+use super::block::Path;
+use super::block::Root;
 use crate::ids::BlockHash;
 use crate::ids::WorkerId;
 use crate::observe::metrics::Registry;
@@ -84,10 +87,19 @@ pub struct Mark {
     pub blocks: u32,
 }
 
-/// The marks of a prompt, given the paths of all of its blocks.
-pub fn marks(paths: impl Iterator<Item = BlockHash>) -> Marks {
-    let marked = paths.zip(1u32..).filter(|(_, blocks)| is_marked(*blocks));
-    marked.map(|(path, blocks)| Mark { path, blocks }).collect()
+/// The marks of a prompt, given all of its full blocks.
+pub fn marks(root: Root, locals: &[Local]) -> Marks {
+    let mut path = Path::start(root);
+    let mut marks = Vec::with_capacity(locals.len().min(64));
+    for (local, depth) in locals.iter().zip(0..) {
+        path = path.step(*local, depth);
+        let blocks = depth + 1;
+        if is_marked(blocks) {
+            let path = BlockHash(path.mixed());
+            marks.push(Mark { path, blocks });
+        }
+    }
+    marks.into()
 }
 
 /// Depends on the place alone, or two prompts that share a start would not share its marks.

@@ -253,6 +253,7 @@ impl Settings {
         Fleet {
             workers: self.workers as usize,
             cache_blocks: self.cache_blocks(),
+            block_tokens: self.block_tokens,
             prefill_tokens_per_second: self.prefill_tokens_per_second,
             decode: Duration::from_millis(self.token_ms),
             event_lag: Duration::from_millis(self.event_lag_ms),

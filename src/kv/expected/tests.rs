@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::super::block;
 use super::*;
 use crate::observe;
 
@@ -16,13 +17,10 @@ fn expected(marks_max: u64) -> (Arc<Expected>, Instant) {
     (Expected::new(settings, metrics, now), now)
 }
 
-/// A prompt of one letter a block; its paths are hashes of its prefixes.
+/// A prompt of one letter a block.
 fn prompt(letters: &str) -> Marks {
-    let mut path = 7u64;
-    marks(letters.bytes().map(|letter| {
-        path = (path ^ u64::from(letter)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        BlockHash(path)
-    }))
+    let locals = letters.bytes().map(|letter| block::local(&[letter.into()]));
+    marks(block::root(None, None), &locals.collect::<Vec<_>>())
 }
 
 fn seconds(count: u64) -> Duration {
@@ -99,12 +97,15 @@ fn what_finds_no_room_is_a_prompts_end() {
 
 #[test]
 fn long_prompts_have_few_marks_and_what_they_share_is_known_to_a_32nd() {
-    let of = |blocks: u64| marks((1..=blocks).map(BlockHash));
+    let of = |blocks: u32| {
+        let locals = (0..blocks).map(|block| block::local(&[block]));
+        marks(block::root(None, None), &locals.collect::<Vec<_>>())
+    };
     assert_eq!(of(63).len(), 63);
     assert!((250..300).contains(&of(8_000).len()));
     for blocks in [64, 100, 1_000, 5_555] {
         let known = of(blocks).last().unwrap().blocks;
-        assert!(u64::from(known) * 33 >= blocks * 32, "{known} of {blocks}");
+        assert!(known * 33 >= blocks * 32, "{known} of {blocks}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! One replay in virtual time: requests come, routers choose, engines compute, and everybody hears of
 //! it when they would.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -11,6 +12,7 @@ use super::router;
 use super::router::News;
 use super::router::Router;
 use super::told::Told;
+use super::workload;
 use super::workload::Job;
 use crate::sim::world::World;
 
@@ -22,6 +24,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Fleet {
     pub(super) workers: usize,
     pub(super) cache_blocks: usize,
+    pub(super) block_tokens: NonZeroU32,
     pub(super) prefill_tokens_per_second: f64,
     pub(super) decode: Duration,
     pub(super) event_lag: Duration,
@@ -95,7 +98,7 @@ pub(super) fn run(
         routers: (0..fleet.routers)
             .map(|_| Router::new(settings, born))
             .collect(),
-        told: Told::new(fleet.workers),
+        told: Told::new(fleet.workers, fleet.block_tokens, workload::root()),
         outcome: Outcome {
             first_tokens: vec![Duration::ZERO; jobs.len()],
             cached_tokens: 0,

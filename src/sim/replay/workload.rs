@@ -9,6 +9,8 @@ use fastrand::Rng;
 use super::lru::Lru;
 use crate::ids::Block;
 use crate::kv::block;
+use crate::kv::block::Local;
+use crate::kv::block::Root;
 use crate::kv::expected;
 use crate::kv::expected::Marks;
 use crate::sim::trace::Entry;
@@ -19,8 +21,10 @@ pub(super) struct Job {
     pub(super) at: Duration,
     pub(super) input_tokens: u32,
     pub(super) output_tokens: u32,
-    /// The prompt's full blocks.
+    /// The prompt's full blocks, as the predicted index takes them,
     pub(super) blocks: Vec<Block>,
+    /// and as the index of reported ones does.
+    pub(super) locals: Vec<Local>,
     pub(super) marks: Marks,
     /// Which router a load balancer gave it to.
     pub(super) router: usize,
@@ -45,17 +49,16 @@ pub(super) fn jobs(entries: &[Entry], shape: &Shape) -> Vec<Job> {
     let mut jobs: Vec<Job> = entries
         .iter()
         .map(|entry| {
-            let locals = entry.blocks.iter();
-            let blocks = block::chain(
-                start,
-                locals.map(|name| (block_hash(*name), shape.block_tokens.get())),
-            );
+            let locals: Vec<Local> = entry.blocks.iter().map(|name| local(*name)).collect();
+            let sized = locals.iter().map(|it| (it.0, shape.block_tokens.get()));
+            let blocks = block::chain(start, sized);
             Job {
                 at: (entry.at + shape.dither.mul_f64(rng.f64())).div_f64(shape.speed),
                 input_tokens: entry.input_tokens,
                 output_tokens: entry.output_tokens,
-                marks: expected::marks(blocks.iter().map(|block| block.path)),
+                marks: expected::marks(root(), &locals),
                 blocks,
+                locals,
                 router: rng.usize(..shape.routers),
                 seed: rng.u64(..),
             }
@@ -65,13 +68,19 @@ pub(super) fn jobs(entries: &[Entry], shape: &Shape) -> Vec<Job> {
     jobs
 }
 
-/// Traces number their blocks from 0; the chain is made of hashes.
-fn block_hash(name: u64) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(&name.to_le_bytes())
+/// Of the one model that there is.
+pub(super) fn root() -> Root {
+    block::root(None, None)
+}
+
+/// Traces number their blocks from 0; chains are made of hashes.
+fn local(name: u64) -> Local {
+    Local(xxhash_rust::xxh3::xxh3_64(&name.to_le_bytes()))
 }
 
 /// The share of all prompt tokens that one cache of `blocks_max` blocks would serve, if everything
-/// went through it and were held at once. Nothing that divides the same room can have more.
+/// went through it and were held at once. Divided room does not serve more, but for luck: the least
+/// recently used is not always what is not needed any more.
 pub(super) fn pooled_bound(jobs: &[Job], blocks_max: usize) -> f64 {
     let mut cache = Lru::new(blocks_max);
     let mut evicted = Vec::new();

@@ -3,7 +3,6 @@ use proptest::prelude::*;
 use super::super::formula::Formula;
 use super::super::line::Line;
 use super::super::router::Knowledge;
-use super::super::workload;
 use super::super::workload::Shape;
 use super::super::workload::tests::entry;
 use super::super::workload::tests::shape;
@@ -19,6 +18,7 @@ fn fleet() -> Fleet {
     Fleet {
         workers: 3,
         cache_blocks: 12,
+        block_tokens: shape().block_tokens,
         prefill_tokens_per_second: 100.0,
         decode: Duration::from_millis(50),
         event_lag: Duration::ZERO,

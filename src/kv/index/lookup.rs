@@ -1,0 +1,364 @@
+//! How deep each tree holds a prompt, read while the writer goes on.
+//!
+//! What a reader reports of a block was true at one moment between the lookup's begin and its end:
+//! page and version, the word of the holders and the set's generation are looked at again after what
+//! they stand for was read, and what does not agree is read once more or not used.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::Relaxed;
+
+use smallvec::SmallVec;
+
+use super::Depth;
+use super::Shared;
+use super::holders::GROUP;
+use super::holders::Groups;
+use super::holders::Members;
+use super::holders::NOBODY;
+use super::holders::Slot;
+use super::pages::Body;
+use super::pages::Head;
+use super::pages::PageId;
+use super::pages::Version;
+use super::roster::Roll;
+use super::table::Table;
+use crate::kv::block::Local;
+use crate::kv::block::Path;
+use crate::kv::block::Root;
+use crate::kv::block::STRETCH;
+
+/// How often a page that the writer is changing is looked at again. A change takes nanoseconds, unless
+/// the writer's thread was put to sleep in it; then its blocks are missed.
+const TRIES: usize = 64;
+
+/// A lookup on its way along a prompt.
+struct Walk<'a> {
+    shared: &'a Shared,
+    roll: Roll,
+    /// Trees that hold all blocks so far, and those of them that have all in the GPU.
+    any: Groups,
+    gpu: Groups,
+    /// Trees that do not have all in the GPU, and how many blocks they have there.
+    lower: SmallVec<[(Slot, u32); 4]>,
+    /// The word of holders that nobody of `any` was lost by last, and its generation.
+    last: (u32, u64),
+    members: Members,
+    found: &'a mut Vec<Depth>,
+}
+
+enum Next {
+    GoOn,
+    Over,
+}
+
+impl Shared {
+    pub(super) fn overlap(&self, root: Root, locals: &[Local], found: &mut Vec<Depth>) {
+        let starts = self.starts.load();
+        let roll = self.roster.call();
+        let mut walk = Walk {
+            shared: self,
+            roll,
+            any: Groups::new(),
+            gpu: Groups::new(),
+            lower: SmallVec::new(),
+            last: (NOBODY, 0),
+            members: Members::default(),
+            found,
+        };
+        let mut state = Path::start(root);
+        let mut page = None;
+        for (number, stretch) in locals.chunks(STRETCH).enumerate() {
+            let depth = (number * STRETCH) as u32;
+            let (first, last) = state.stretch(stretch);
+            page = self.page_at(&starts, page, first);
+            let Some((_, head, body)) = page.and_then(|page| {
+                let (head, body) = self.pages.page(page)?;
+                Some((page, head, body))
+            }) else {
+                walk.end(depth);
+                return;
+            };
+            if depth == 0 && !walk.begin(head, body, first) {
+                return;
+            }
+            if !walk.passes(head, first, last, stretch.len())
+                && let Next::Over = walk.stretch(head, body, state, stretch, depth)
+            {
+                return;
+            }
+            state = last;
+        }
+        walk.end(locals.len() as u32);
+    }
+
+    /// The page that begins with a path; often the one after the last.
+    #[inline]
+    fn page_at(&self, table: &Table, before: Option<PageId>, first: Path) -> Option<PageId> {
+        let is_it = |page| {
+            self.pages
+                .head(page)
+                .is_some_and(|head| head.first.load(Relaxed) == first.0 && head.len() > 0)
+        };
+        if let Some(before) = before
+            && is_it(before + 1)
+        {
+            return Some(before + 1);
+        }
+        table.find(first.mixed(), is_it)
+    }
+}
+
+impl Walk<'_> {
+    /// Takes the holders of the first block. False if there are none.
+    fn begin(&mut self, head: &Head, body: &Body, first: Path) -> bool {
+        for _ in 0..TRIES {
+            let Some(version) = head.version() else {
+                std::hint::spin_loop();
+                continue;
+            };
+            if version.len() == 0 || body.paths[0].load(Relaxed) != first.0 {
+                return false;
+            }
+            let held = body.held[0].load(Acquire);
+            if held == NOBODY {
+                return false;
+            }
+            if let Some(generation) = self.read(&body.held[0], held)
+                && head.is_still(version)
+            {
+                let groups = self.roll.groups;
+                self.any.extend_from_slice(&self.members.gpu);
+                self.gpu.extend_from_slice(&self.members.gpu);
+                if self.members.has_low {
+                    for group in 0..groups {
+                        self.any[group] |= self.members.low[group];
+                        for slot in bits(group, self.members.low[group]) {
+                            self.lower.push((slot, 0));
+                        }
+                    }
+                }
+                self.last = (held, generation);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether a page is just this stretch, and all trees hold all of it as they held what is before.
+    #[inline]
+    fn passes(&mut self, head: &Head, first: Path, last: Path, len: usize) -> bool {
+        let Some(version) = head.version() else {
+            return false;
+        };
+        if version.len() != len
+            || head.last.load(Relaxed) != last.0
+            || head.first.load(Relaxed) != first.0
+        {
+            return false;
+        }
+        let all = head.all.load(Acquire);
+        if all == NOBODY {
+            return false;
+        }
+        if self.is_last(all) {
+            return head.is_still(version);
+        }
+        let Some(generation) = self.read(&head.all, all) else {
+            return false;
+        };
+        if !head.is_still(version) || self.loses() {
+            return false;
+        }
+        self.last = (all, generation);
+        true
+    }
+
+    /// A stretch block by block, through the pages that part within it.
+    #[inline(never)]
+    fn stretch(
+        &mut self,
+        head: &Head,
+        body: &Body,
+        before: Path,
+        stretch: &[Local],
+        depth: u32,
+    ) -> Next {
+        let mut paths = [0; STRETCH];
+        let mut path = before;
+        for (at, local) in stretch.iter().enumerate() {
+            path = path.step(*local, depth + at as u32);
+            paths[at] = path.0;
+        }
+        let paths = &paths[..stretch.len()];
+        let mut done = 0;
+        let mut page = Some((head, body));
+        while done < paths.len() {
+            let Some((head, body)) = page else {
+                self.end(depth + done as u32);
+                return Next::Over;
+            };
+            let Some(matched) = self.page(head, body, &paths[done..], depth + done as u32) else {
+                return Next::Over;
+            };
+            if matched == 0 {
+                self.end(depth + done as u32);
+                return Next::Over;
+            }
+            done += matched;
+            if done < paths.len() {
+                let forks = self.shared.forks.load();
+                let next = self.shared.page_at(&forks, None, Path(paths[done]));
+                page = next.and_then(|next| self.shared.pages.page(next));
+            }
+        }
+        Next::GoOn
+    }
+
+    /// Goes along one page's blocks as far as they are these. None when nobody is left.
+    fn page(&mut self, head: &Head, body: &Body, paths: &[u64], depth: u32) -> Option<usize> {
+        let mut tries = TRIES;
+        let mut at = 0;
+        while at < paths.len() {
+            tries -= 1;
+            if tries == 0 {
+                break;
+            }
+            let Some(version) = head.version() else {
+                std::hint::spin_loop();
+                continue;
+            };
+            // Blocks that were passed before the page changed were there; these go on from them.
+            while at < version.len().min(paths.len()) && body.paths[at].load(Relaxed) == paths[at] {
+                match self.block(head, version, &body.held[at], depth + at as u32) {
+                    Ok(Next::GoOn) => at += 1,
+                    Ok(Next::Over) => return None,
+                    Err(Changed) => break,
+                }
+            }
+            if head.is_still(version) {
+                let is_end = at >= version.len().min(paths.len())
+                    || body.paths[at].load(Relaxed) != paths[at];
+                if is_end && head.is_still(version) {
+                    break;
+                }
+            }
+        }
+        Some(at)
+    }
+
+    fn block(
+        &mut self,
+        head: &Head,
+        version: Version,
+        held: &AtomicU32,
+        depth: u32,
+    ) -> Result<Next, Changed> {
+        let word = held.load(Acquire);
+        if self.is_last(word) {
+            return match head.is_still(version) {
+                true => Ok(Next::GoOn),
+                false => Err(Changed),
+            };
+        }
+        let generation = self.read(held, word).ok_or(Changed)?;
+        if !head.is_still(version) {
+            return Err(Changed);
+        }
+        self.narrow(depth);
+        self.last = (word, generation);
+        if self.any.iter().all(|group| *group == 0) {
+            return Ok(Next::Over);
+        }
+        Ok(Next::GoOn)
+    }
+
+    /// Whether a word means what nobody was lost by last.
+    #[inline]
+    fn is_last(&self, word: u32) -> bool {
+        // A set's generation only rises: the same now as then is the same in between.
+        word == self.last.0 && word != NOBODY && self.shared.sets.generation(word) == self.last.1
+    }
+
+    /// Reads who is meant by a word into `members`, and that it still is what its place says.
+    #[inline]
+    fn read(&mut self, place: &AtomicU32, word: u32) -> Option<u64> {
+        self.members.reset(self.roll.groups);
+        let generation = self.shared.sets.read(word, &mut self.members)?;
+        // In this order: at the moment of the first load the word was there, and it meant what was
+        // read from before until after that.
+        let is_there = place.load(Acquire) == word;
+        let is_same = word == NOBODY || self.shared.sets.generation(word) == generation;
+        (is_there && is_same || word == NOBODY).then_some(generation)
+    }
+
+    /// Whether `members` would take anybody out.
+    #[inline]
+    fn loses(&self) -> bool {
+        let gpu = self.gpu.iter().zip(&self.members.gpu);
+        let lost = gpu.fold(0, |lost, (gpu, held)| lost | (gpu & !held));
+        if !self.members.has_low && self.lower.is_empty() {
+            return lost != 0;
+        }
+        let any = self.any.iter().enumerate();
+        let lost_at_all = any.fold(0, |lost, (group, any)| {
+            lost | (any & !(self.members.gpu[group] | self.members.low[group]))
+        });
+        (lost | lost_at_all) != 0
+    }
+
+    /// Reports the trees that are not among `members`.
+    fn narrow(&mut self, depth: u32) {
+        for group in 0..self.roll.groups {
+            let gpu = self.members.gpu[group];
+            let low = match self.members.has_low {
+                true => self.members.low[group],
+                false => 0,
+            };
+            let from_gpu = self.gpu[group] & !gpu;
+            self.gpu[group] &= gpu;
+            let gone = self.any[group] & !(gpu | low);
+            self.any[group] &= gpu | low;
+            for slot in bits(group, from_gpu & !gone) {
+                self.lower.push((slot, depth));
+            }
+            for slot in bits(group, gone) {
+                self.report(slot, depth);
+            }
+        }
+    }
+
+    /// Reports all who are left.
+    fn end(&mut self, depth: u32) {
+        for group in 0..self.any.len() {
+            for slot in bits(group, self.any[group]) {
+                self.report(slot, depth);
+            }
+        }
+    }
+
+    #[inline]
+    fn report(&mut self, slot: Slot, blocks: u32) {
+        let Some((worker, rank)) = self.shared.roster.who(self.roll, slot) else {
+            return;
+        };
+        let lower = self.lower.iter().find(|(lower, _)| *lower == slot);
+        self.found.push(Depth {
+            worker,
+            rank,
+            blocks,
+            gpu_blocks: lower.map_or(blocks, |(_, gpu_blocks)| *gpu_blocks),
+        });
+    }
+}
+
+/// The page changed while it was read.
+struct Changed;
+
+fn bits(group: usize, mut bits: u64) -> impl Iterator<Item = Slot> {
+    std::iter::from_fn(move || {
+        let bit = (bits != 0).then(|| bits.trailing_zeros())?;
+        bits &= bits - 1;
+        Some((group * GROUP) as Slot + bit)
+    })
+}

@@ -1,0 +1,120 @@
+//! Which tree a number stands for. Numbers are reused: a tree's bits are cleared everywhere before its
+//! number is free, and a reader leaves out a tree that was planted after it began to read, so bits of
+//! the tree before are never taken for those of the next.
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::fence;
+
+use super::holders::GROUP;
+use super::holders::Slot;
+use super::holders::TREES_MAX;
+use crate::ids::WorkerId;
+
+/// Places are made this many at once.
+const PIECE: usize = 64;
+
+#[derive(Debug, Default)]
+struct Place {
+    /// The number of its planting, doubled, and whether it scores; 0 while nobody is there.
+    planted: AtomicU64,
+    /// Worker above rank.
+    who: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(super) struct Roster {
+    pieces: Box<[OnceLock<Box<[Place]>>]>,
+    /// Plantings so far.
+    plantings: AtomicU64,
+    /// Places that were ever taken.
+    end: AtomicUsize,
+}
+
+/// What a reader begins with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Roll {
+    plantings: u64,
+    /// Groups of trees in a set.
+    pub(super) groups: usize,
+}
+
+impl Roster {
+    pub(super) fn new() -> Self {
+        Self {
+            pieces: (0..TREES_MAX.div_ceil(PIECE))
+                .map(|_| OnceLock::new())
+                .collect(),
+            plantings: AtomicU64::new(0),
+            end: AtomicUsize::new(0),
+        }
+    }
+
+    #[inline]
+    pub(super) fn call(&self) -> Roll {
+        let plantings = self.plantings.load(Acquire);
+        Roll {
+            plantings,
+            groups: self.end.load(Relaxed).div_ceil(GROUP),
+        }
+    }
+
+    /// The worker and rank of a number that was read since the roll was called; none where no tree
+    /// that scores is there, or one that was planted later.
+    #[inline]
+    pub(super) fn who(&self, roll: Roll, slot: Slot) -> Option<(WorkerId, u32)> {
+        let place = self.place(slot)?;
+        let planted = place.planted.load(Acquire);
+        let who = place.who.load(Relaxed);
+        fence(Acquire);
+        let is_same = place.planted.load(Relaxed) == planted;
+        let is_scoring = planted & 1 == 1;
+        let was_there = planted >> 1 <= roll.plantings;
+        (is_same && is_scoring && was_there).then_some((WorkerId((who >> 32) as u32), who as u32))
+    }
+
+    /// Only by the writer, as all below.
+    pub(super) fn plant(&self, slot: Slot, worker: WorkerId, rank: u32) {
+        self.pieces[slot as usize / PIECE]
+            .get_or_init(|| (0..PIECE).map(|_| Place::default()).collect());
+        let place = self.place(slot).expect("it was just made");
+        let number = self.plantings.load(Relaxed) + 1;
+        place.planted.store(0, Relaxed);
+        fence(Release);
+        place
+            .who
+            .store(u64::from(worker.0) << 32 | u64::from(rank), Relaxed);
+        place.planted.store(number << 1, Release);
+        let end = self.end.load(Relaxed).max(slot as usize + 1);
+        self.end.store(end, Relaxed);
+        // Who sees this number sees the bits of the place's last tree cleared, which was before.
+        self.plantings.store(number, Release);
+    }
+
+    pub(super) fn set_scoring(&self, slot: Slot, is_scoring: bool) {
+        if let Some(place) = self.place(slot) {
+            let planted = place.planted.load(Relaxed);
+            place
+                .planted
+                .store(planted & !1 | u64::from(is_scoring), Release);
+        }
+    }
+
+    pub(super) fn fell(&self, slot: Slot) {
+        if let Some(place) = self.place(slot) {
+            place.planted.store(0, Release);
+        }
+    }
+
+    #[inline]
+    fn place(&self, slot: Slot) -> Option<&Place> {
+        self.pieces
+            .get(slot as usize / PIECE)?
+            .get()?
+            .get(slot as usize % PIECE)
+    }
+}

@@ -1,0 +1,275 @@
+//! The index beside the literal model, step by step.
+
+mod model;
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use self::model::Model;
+use super::*;
+use crate::kv::forest::Settings;
+use crate::observe::metrics::Registry;
+
+const BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
+
+fn index_of(memory_bytes_max: u64) -> (Arc<Forest>, Arc<Index>) {
+    let forest = Forest::new(Settings { memory_bytes_max }, &Registry::default());
+    let index = forest.index(&"m".into(), BLOCK_SIZE);
+    (forest, index)
+}
+
+/// Where each prompt parts from the first, and which root it has.
+const PROMPTS: [(usize, u64); 7] = [(99, 7), (5, 7), (16, 7), (21, 7), (5, 8), (20, 7), (0, 7)];
+const LENGTH: usize = 40;
+
+fn local_at(prompt: usize, at: usize) -> Local {
+    let (parts_at, _) = PROMPTS[prompt];
+    Local(if at < parts_at {
+        at as u64 % 3 + 1
+    } else {
+        (prompt * 1_000 + at) as u64
+    })
+}
+
+fn locals_of(prompt: usize) -> Vec<Local> {
+    (0..LENGTH).map(|at| local_at(prompt, at)).collect()
+}
+
+fn root_of(prompt: usize) -> Root {
+    Root(PROMPTS[prompt].1)
+}
+
+/// How an engine names its blocks.
+#[derive(Clone, Copy, Debug)]
+enum Naming {
+    /// As all others do.
+    Common,
+    /// With a seed of its own.
+    Private,
+    /// With so few names that they are used again and again.
+    Few,
+}
+
+fn name_of(naming: Naming, tree: usize, prompt: usize, at: usize) -> Name {
+    let mut content = vec![root_of(prompt).0];
+    content.extend((0..=at).map(|at| local_at(prompt, at).0));
+    let path = model::path_of(&content);
+    Name(match naming {
+        Naming::Common => path,
+        Naming::Private => path.wrapping_add(tree as u64 + 1),
+        Naming::Few => path % 23,
+    })
+}
+
+#[derive(Clone, Debug)]
+struct Run {
+    tree: usize,
+    prompt: usize,
+    from: usize,
+    len: usize,
+    naming: Naming,
+    tier: Tier,
+}
+
+impl Run {
+    fn names(&self) -> Vec<Name> {
+        let name = |at| name_of(self.naming, self.tree, self.prompt, at);
+        (self.from..(self.from + self.len).min(LENGTH))
+            .map(name)
+            .collect()
+    }
+
+    fn blocks(&self) -> Vec<NewBlock> {
+        let names = self.names().into_iter().zip(self.from..);
+        names
+            .map(|(name, at)| NewBlock {
+                name,
+                local: local_at(self.prompt, at),
+            })
+            .collect()
+    }
+
+    fn after(&self) -> After {
+        match self.from.checked_sub(1) {
+            None => After::Root(root_of(self.prompt)),
+            Some(before) => After::Block(name_of(self.naming, self.tree, self.prompt, before)),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Store(Run, Copies),
+    Remove(Run, bool),
+    Clear(usize),
+    Replant(usize),
+}
+
+fn run(trees: usize) -> impl Strategy<Value = Run> {
+    let naming = prop_oneof![
+        6 => Just(Naming::Common),
+        3 => Just(Naming::Private),
+        1 => Just(Naming::Few),
+    ];
+    let tier = prop_oneof![
+        8 => Just(Tier::Gpu),
+        2 => Just(Tier::Cpu),
+        1 => Just(Tier::Disk),
+    ];
+    let from = prop_oneof![Just(0), 0..LENGTH];
+    let length = prop_oneof![1..4usize, 1..LENGTH];
+    (0..trees, 0..PROMPTS.len(), from, length, naming, tier).prop_map(
+        |(tree, prompt, from, len, naming, tier)| Run {
+            tree,
+            prompt,
+            from,
+            len,
+            naming,
+            tier,
+        },
+    )
+}
+
+fn step(trees: usize) -> impl Strategy<Value = Step> {
+    let copies = prop_oneof![8 => Just(Copies::Counted), 1 => Just(Copies::Unknown)];
+    prop_oneof![
+        12 => (run(trees), copies).prop_map(|(run, copies)| Step::Store(run, copies)),
+        8 => (run(trees), any::<bool>()).prop_map(|(run, is_tail_first)| Step::Remove(run, is_tail_first)),
+        1 => (0..trees).prop_map(Step::Clear),
+        1 => (0..trees).prop_map(Step::Replant),
+    ]
+}
+
+/// The index, and the model of each tree.
+struct Both {
+    index: Arc<Index>,
+    trees: Vec<(Tree, Model, WorkerId)>,
+    plantings: u32,
+}
+
+impl Both {
+    fn new(index: Arc<Index>, trees: usize) -> Self {
+        let mut both = Self {
+            index,
+            trees: Vec::new(),
+            plantings: 0,
+        };
+        for _ in 0..trees {
+            let planted = both.plant();
+            both.trees.push(planted);
+        }
+        both
+    }
+
+    fn plant(&mut self) -> (Tree, Model, WorkerId) {
+        self.plantings += 1;
+        let worker = WorkerId(self.plantings);
+        let mut tree = self.index.plant(worker, self.plantings % 2);
+        tree.set_scoring(true);
+        (tree, Model::default(), worker)
+    }
+
+    fn take(&mut self, step: &Step) {
+        match step {
+            Step::Store(run, copies) => {
+                let (tree, model, _) = &mut self.trees[run.tree];
+                let expected = model.store(run.after(), &run.blocks(), run.tier, *copies);
+                let found = tree.store(run.after(), &run.blocks(), run.tier, *copies);
+                assert_eq!(found, expected, "{step:?}");
+            }
+            Step::Remove(run, is_tail_first) => {
+                let mut names = run.names();
+                if *is_tail_first {
+                    names.reverse();
+                }
+                let (tree, model, _) = &mut self.trees[run.tree];
+                let expected = model.remove(&names, run.tier);
+                assert_eq!(tree.remove(&names, run.tier), expected, "{step:?}");
+            }
+            Step::Clear(tree) => {
+                self.trees[*tree].0.clear();
+                self.trees[*tree].1 = Model::default();
+            }
+            Step::Replant(tree) => {
+                let planted = self.plant();
+                // The old one goes after the new one came, and its number is free for the next.
+                self.trees[*tree] = planted;
+            }
+        }
+    }
+
+    fn overlap(&self, prompt: usize, blocks: usize) -> Vec<Depth> {
+        let mut found = Vec::new();
+        let locals = locals_of(prompt);
+        self.index
+            .overlap(root_of(prompt), &locals[..blocks], &mut found);
+        found.sort();
+        found
+    }
+
+    fn check_lookups(&self) {
+        for prompt in 0..PROMPTS.len() {
+            for blocks in [1, 13, 16, 17, 32, LENGTH] {
+                let locals = &locals_of(prompt)[..blocks];
+                let mut expected = Vec::new();
+                for (_, model, worker) in &self.trees {
+                    let (blocks, gpu_blocks) = model.depth(root_of(prompt), locals);
+                    if blocks > 0 {
+                        expected.push(Depth {
+                            worker: *worker,
+                            rank: worker.0 % 2,
+                            blocks,
+                            gpu_blocks,
+                        });
+                    }
+                }
+                expected.sort();
+                assert_eq!(self.overlap(prompt, blocks), expected, "prompt {prompt}");
+            }
+        }
+    }
+
+    fn check_trees(&self) {
+        let mut contents = std::collections::HashSet::new();
+        for (tree, model, _) in &self.trees {
+            assert_eq!(tree.blocks(), model.in_tiers());
+            assert_eq!(tree.len(), model.blocks.len() as u64);
+            assert_eq!(tree.list().collect::<Vec<_>>(), model.list());
+            contents.extend(model.blocks.keys().cloned());
+        }
+        assert_eq!(self.index.len(), contents.len() as u64);
+    }
+}
+
+fn check(trees: usize, steps: &[Step]) {
+    let (_forest, index) = index_of(64 << 20);
+    let mut both = Both::new(index, trees);
+    for step in steps {
+        both.take(step);
+        both.check_lookups();
+        both.check_trees();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { max_shrink_iters: 20_000, ..ProptestConfig::with_cases(128) })]
+
+    #[test]
+    fn it_holds_what_the_model_holds(steps in proptest::collection::vec(step(3), 1..60)) {
+        check(3, &steps);
+    }
+
+    #[test]
+    fn so_do_many_trees(steps in proptest::collection::vec(step(120), 1..60), trees in 100usize..120) {
+        let steps: Vec<Step> = steps.into_iter().map(|mut step| {
+            match &mut step {
+                Step::Store(run, _) | Step::Remove(run, _) => run.tree %= trees,
+                Step::Clear(tree) | Step::Replant(tree) => *tree %= trees,
+            }
+            step
+        }).collect();
+        check(trees, &steps);
+    }
+}

@@ -1,0 +1,165 @@
+//! The literal truth: what each tree holds, in maps, a block being the list of all content up to it.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+
+use crate::kv::block::Local;
+use crate::kv::block::Path;
+use crate::kv::block::Root;
+use crate::kv::event::Name;
+use crate::kv::event::Tier;
+use crate::kv::radix::After;
+use crate::kv::radix::Copies;
+use crate::kv::radix::Listed;
+use crate::kv::radix::NewBlock;
+use crate::kv::radix::UnknownParent;
+
+/// A root and the local hashes from there on.
+pub(super) type Content = Vec<u64>;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Count {
+    Known(u32),
+    /// One at least.
+    Some,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    pub(super) name: Name,
+    pub(super) copies: [Count; Tier::COUNT],
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Model {
+    pub(super) blocks: BTreeMap<Content, Block>,
+    names: HashMap<Name, Content>,
+}
+
+impl Model {
+    pub(super) fn store(
+        &mut self,
+        after: After,
+        blocks: &[NewBlock],
+        tier: Tier,
+        told: Copies,
+    ) -> Result<(), UnknownParent> {
+        let mut content = match after {
+            After::Root(root) => vec![root.0],
+            After::Block(name) => self.names.get(&name).cloned().ok_or(UnknownParent)?,
+        };
+        for block in blocks {
+            content.push(block.local.0);
+            if let Some(other) = self.names.get(&block.name).cloned()
+                && other != content
+            {
+                self.forget(&other);
+            }
+            let held = self.blocks.entry(content.clone()).or_insert(Block {
+                name: block.name,
+                copies: [Count::Known(0); 3],
+            });
+            let copies = &mut held.copies[tier as usize];
+            *copies = match (*copies, told) {
+                (Count::Known(known), Copies::Counted) => Count::Known(known + 1),
+                (Count::Known(0), Copies::Unknown) => Count::Some,
+                (known, _) => known,
+            };
+            if held.name != block.name {
+                let old = std::mem::replace(&mut held.name, block.name);
+                for copies in &mut held.copies {
+                    if *copies != Count::Known(0) {
+                        *copies = Count::Some;
+                    }
+                }
+                self.names.remove(&old);
+            }
+            self.names.insert(block.name, content.clone());
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, names: &[Name], tier: Tier) -> usize {
+        let mut missing = 0;
+        for name in names {
+            let Some(content) = self.names.get(name).cloned() else {
+                missing += 1;
+                continue;
+            };
+            let block = self.blocks.get_mut(&content).unwrap();
+            let copies = &mut block.copies[tier as usize];
+            *copies = match *copies {
+                Count::Known(0) => {
+                    missing += 1;
+                    continue;
+                }
+                Count::Known(known) => Count::Known(known - 1),
+                Count::Some => Count::Known(0),
+            };
+            if block.copies == [Count::Known(0); 3] {
+                self.forget(&content);
+            }
+        }
+        missing
+    }
+
+    pub(super) fn forget(&mut self, content: &Content) {
+        if let Some(block) = self.blocks.remove(content) {
+            self.names.remove(&block.name);
+        }
+    }
+
+    /// Blocks from a prompt's start in any tier, and in the GPU.
+    pub(super) fn depth(&self, root: Root, locals: &[Local]) -> (u32, u32) {
+        let (mut any, mut gpu) = (0, None);
+        let mut content = vec![root.0];
+        for local in locals {
+            content.push(local.0);
+            let Some(block) = self.blocks.get(&content) else {
+                break;
+            };
+            if block.copies[Tier::Gpu as usize] == Count::Known(0) {
+                gpu.get_or_insert(any);
+            }
+            any += 1;
+        }
+        (any, gpu.unwrap_or(any))
+    }
+
+    pub(super) fn in_tiers(&self) -> [u64; Tier::COUNT] {
+        Tier::ALL.map(|tier| {
+            let blocks = self.blocks.values();
+            blocks
+                .filter(|block| block.copies[tier as usize] != Count::Known(0))
+                .count() as u64
+        })
+    }
+
+    pub(super) fn list(&self) -> Vec<Listed> {
+        let listed = self.blocks.iter().map(|(content, block)| Listed {
+            name: block.name,
+            parent: self
+                .blocks
+                .get(&content[..content.len() - 1])
+                .map(|parent| parent.name),
+            path: path_of(content),
+            depth: content.len() as u32 - 2,
+            copies: block.copies.map(|copies| match copies {
+                Count::Known(known) => known,
+                Count::Some => Listed::UNKNOWN,
+            }),
+        });
+        let mut listed: Vec<Listed> = listed.collect();
+        listed.sort_by_key(|block| (block.depth, block.path));
+        listed
+    }
+}
+
+pub(super) fn path_of(content: &[u64]) -> u64 {
+    let start = Path::start(Root(content[0]));
+    let locals = content[1..].iter().zip(0..);
+    let end = locals.fold(start, |path, (local, depth)| {
+        path.step(Local(*local), depth)
+    });
+    end.0
+}

@@ -1,0 +1,384 @@
+//! The one who changes an index, behind its lock: what stores and removals need beside what readers
+//! see. Finding a block by name, and the bookkeeping of pages; [`store`] and [`remove`] do the rest.
+
+mod cut;
+mod remove;
+mod store;
+mod tree;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Shared;
+use super::holders::Mark;
+use super::holders::NOBODY;
+use super::holders::Registry;
+use super::holders::Slot;
+use super::holders::TREES_MAX;
+use super::names::Names;
+use super::pages::BlockId;
+use super::pages::CHUNK;
+use super::pages::NONE;
+use super::pages::PageId;
+use super::pages::Pages;
+use super::pages::place_of;
+use super::table::Table;
+use crate::ids::WorkerId;
+use crate::kv::block::Path;
+use crate::kv::block::STRETCH;
+use crate::kv::event::Name;
+pub(super) use tree::Known;
+
+/// What only the writer needs of a page.
+#[derive(Clone, Debug)]
+struct Meta {
+    names: [u64; STRETCH],
+    /// The path before the first block.
+    up_path: u64,
+    /// The block before the first as it was once: a guess.
+    up: BlockId,
+    /// Of the first block.
+    depth: u32,
+    /// Which of `names` are in the table of names.
+    named: u16,
+    /// Blocks that anyone holds.
+    live: u16,
+}
+
+const NO_META: Meta = Meta {
+    names: [0; STRETCH],
+    up_path: 0,
+    up: NONE,
+    depth: 0,
+    named: 0,
+    live: 0,
+};
+
+impl Meta {
+    #[inline]
+    fn has_name(&self, at: usize, name: u64) -> bool {
+        self.names[at] == name && self.named >> at & 1 == 1
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Writer {
+    meta: Vec<Box<[Meta]>>,
+    names: Names,
+    /// Pages by the path of their first block: those that begin a stretch, and those within one.
+    starts: Directory,
+    forks: Directory,
+    free: Vec<PageId>,
+    /// Pages from here on were never used.
+    fresh: PageId,
+    sets: Registry,
+    trees: Vec<Option<Box<Known>>>,
+    free_slots: BTreeSet<Slot>,
+    /// Names of blocks that nobody holds any more, still in the table.
+    dead: Vec<(u64, BlockId)>,
+    /// Scratch.
+    paths: Vec<u64>,
+    /// Blocks that anyone holds.
+    pub(super) blocks: u64,
+    /// Blocks, once for each tree that holds them.
+    pub(super) memberships: u64,
+    /// Goes up with every store, to tell which tree is the coldest.
+    clock: u64,
+    trees_bytes: usize,
+    /// Blocks that the memory bound took since this was last looked at.
+    pub(super) cut_blocks: u64,
+}
+
+/// A table as the writer has it.
+#[derive(Debug)]
+struct Directory {
+    table: Arc<Table>,
+    len: usize,
+}
+
+impl Writer {
+    pub(super) fn new(starts: Arc<Table>, forks: Arc<Table>) -> Self {
+        let directory = |table| Directory { table, len: 0 };
+        Self {
+            meta: Vec::new(),
+            names: Names::new(),
+            starts: directory(starts),
+            forks: directory(forks),
+            free: Vec::new(),
+            fresh: 0,
+            sets: Registry::new(),
+            trees: Vec::new(),
+            free_slots: BTreeSet::new(),
+            dead: Vec::new(),
+            paths: Vec::new(),
+            blocks: 0,
+            memberships: 0,
+            clock: 0,
+            trees_bytes: 0,
+            cut_blocks: 0,
+        }
+    }
+
+    /// None where there are more trees than a set can hold.
+    pub(super) fn plant(&mut self, shared: &Shared, worker: WorkerId, rank: u32) -> Option<Slot> {
+        let slot = match self.free_slots.pop_first() {
+            Some(slot) => slot,
+            None if self.trees.len() < TREES_MAX => {
+                self.trees.push(None);
+                self.trees.len() as Slot - 1
+            }
+            None => return None,
+        };
+        self.trees[slot as usize] = Some(Box::default());
+        shared.roster.plant(slot, worker, rank);
+        Some(slot)
+    }
+
+    /// Forgets a tree and all that it holds; its number is free then.
+    pub(super) fn fell(&mut self, shared: &Shared, slot: Slot) {
+        self.clear(shared, slot);
+        shared.roster.fell(slot);
+        self.trees[slot as usize] = None;
+        self.free_slots.insert(slot);
+    }
+
+    pub(super) fn tree(&self, slot: Slot) -> Option<&Known> {
+        self.trees.get(slot as usize)?.as_deref()
+    }
+
+    pub(super) fn tree_mut(&mut self, slot: Slot) -> Option<&mut Known> {
+        self.trees.get_mut(slot as usize)?.as_deref_mut()
+    }
+
+    /// All that is allocated.
+    pub(super) fn bytes(&self) -> usize {
+        self.side_bytes() + self.names.bytes() + self.page_bytes()
+    }
+
+    /// What is bounded: names count as if all blocks of the pages had one, since they may.
+    pub(super) fn bounded_bytes(&self) -> usize {
+        let names = self.meta.len() * NAMES_BYTES;
+        self.side_bytes() + self.names.bytes().max(names) + self.page_bytes()
+    }
+
+    fn side_bytes(&self) -> usize {
+        self.trees_bytes
+            + self.sets.bytes()
+            + self.starts.table.bytes()
+            + self.forks.table.bytes()
+            + (self.free.capacity() + self.trees.capacity() * 2) * 4
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.meta.len() * CHUNK * (Pages::BYTES + size_of::<Meta>())
+    }
+
+    #[inline]
+    fn meta(&self, page: PageId) -> &Meta {
+        &self.meta[page as usize / CHUNK][page as usize % CHUNK]
+    }
+
+    #[inline]
+    fn meta_mut(&mut self, page: PageId) -> &mut Meta {
+        &mut self.meta[page as usize / CHUNK][page as usize % CHUNK]
+    }
+
+    /// The block that a tree knows by this name.
+    #[inline]
+    fn resolve(&self, shared: &Shared, known: &Known, slot: Slot, name: Name) -> Option<BlockId> {
+        if let Some(block) = known.alias(name) {
+            return Some(block);
+        }
+        let block = self.owner(name)?;
+        self.knows_by_own_name(shared, known, slot, block)
+            .then_some(block)
+    }
+
+    /// The block that has this name in the common table.
+    #[inline]
+    fn owner(&self, name: Name) -> Option<BlockId> {
+        self.names.find(name.0, |block| {
+            let (page, at) = place_of(block);
+            self.meta(page).has_name(at, name.0)
+        })
+    }
+
+    /// Whether a tree holds a block, and by the name that the block has in the common table.
+    #[inline]
+    fn knows_by_own_name(
+        &self,
+        shared: &Shared,
+        known: &Known,
+        slot: Slot,
+        block: BlockId,
+    ) -> bool {
+        self.mark(shared, slot, block) != Mark::Absent && !known.has_alias(block)
+    }
+
+    #[inline]
+    fn mark(&self, shared: &Shared, slot: Slot, block: BlockId) -> Mark {
+        let (page, at) = place_of(block);
+        let (_, body) = shared.pages.at(page);
+        self.sets
+            .mark(&shared.sets, body.held[at].load(Relaxed), slot)
+    }
+
+    /// The page that begins with a block.
+    #[inline]
+    fn page_of(&self, shared: &Shared, path: u64, depth: u32) -> Option<PageId> {
+        let directory = if depth as usize % STRETCH == 0 {
+            &self.starts
+        } else if self.forks.len > 0 {
+            &self.forks
+        } else {
+            return None;
+        };
+        directory.table.find(Path(path).mixed(), |page| {
+            shared.pages.at(page).0.first.load(Relaxed) == path
+        })
+    }
+
+    /// A page for a block that has none; `up` is the block before it. None where memory is at its
+    /// bound.
+    fn new_page(
+        &mut self,
+        shared: &Shared,
+        path: u64,
+        depth: u32,
+        up: BlockId,
+        up_path: u64,
+    ) -> Option<PageId> {
+        let page = match self.free.pop() {
+            Some(page) => page,
+            None if (self.fresh as usize) < self.meta.len() * CHUNK => {
+                self.fresh += 1;
+                self.fresh - 1
+            }
+            None => return None,
+        };
+        let (head, _) = shared.pages.at(page);
+        head.open();
+        head.first.store(path, Relaxed);
+        head.all.store(NOBODY, Relaxed);
+        head.close(0);
+        let meta = self.meta_mut(page);
+        meta.up_path = up_path;
+        meta.up = up;
+        meta.depth = depth;
+        meta.named = 0;
+        meta.live = 0;
+        let (directory, seen) = if depth as usize % STRETCH == 0 {
+            (&mut self.starts, &shared.starts)
+        } else {
+            (&mut self.forks, &shared.forks)
+        };
+        directory.len += 1;
+        if directory.table.is_full(directory.len) {
+            let larger = Table::with_room_for(directory.len + directory.len / 4 + 8);
+            for page in directory.table.pages() {
+                let first = shared.pages.at(page).0.first.load(Relaxed);
+                larger.insert(Path(first).mixed(), page);
+            }
+            directory.table = Arc::new(larger);
+            directory.table.insert(Path(path).mixed(), page);
+            seen.store(directory.table.clone());
+        } else {
+            directory.table.insert(Path(path).mixed(), page);
+        }
+        Some(page)
+    }
+
+    /// A page that nobody holds anything of.
+    fn free_page(&mut self, shared: &Shared, page: PageId) {
+        let (head, _) = shared.pages.at(page);
+        let first = head.first.load(Relaxed);
+        let directory = if self.meta(page).depth as usize % STRETCH == 0 {
+            &mut self.starts
+        } else {
+            &mut self.forks
+        };
+        directory.table.remove(Path(first).mixed(), page);
+        directory.len -= 1;
+        head.open();
+        head.all.store(NOBODY, Relaxed);
+        head.close(0);
+        self.free.push(page);
+    }
+
+    /// Lets a tree say something else of a block. Before the first change to a page its common word
+    /// must be taken back ([`Writer::unsettle`]), and [`Writer::settle`] follows the last.
+    #[inline]
+    fn set_mark(&mut self, shared: &Shared, slot: Slot, block: BlockId, mark: Mark) {
+        let (page, at) = place_of(block);
+        let held = &shared.pages.at(page).1.held[at];
+        let old = held.load(Relaxed);
+        let new = self.sets.with(&shared.sets, old, slot, mark);
+        if new == old {
+            return;
+        }
+        self.sets.retain(new);
+        // First where readers look, then the set may be reused.
+        held.store(new, std::sync::atomic::Ordering::Release);
+        self.sets.release(&shared.sets, old);
+        if old == NOBODY {
+            self.meta_mut(page).live += 1;
+            self.blocks += 1;
+        } else if new == NOBODY {
+            self.blocks -= 1;
+            let meta = self.meta_mut(page);
+            meta.live -= 1;
+            if meta.named >> at & 1 == 1 {
+                meta.named &= !(1 << at);
+                let name = meta.names[at];
+                self.dead.push((name, block));
+            }
+        }
+    }
+
+    /// The word of a page's common holders refers to a set without being counted, so it must not
+    /// outlive the blocks that it was read off.
+    #[inline]
+    fn unsettle(&self, shared: &Shared, page: PageId) {
+        shared.pages.at(page).0.all.store(NOBODY, Relaxed);
+    }
+
+    /// Makes a page what its blocks' holders say: shorter where its last ones have none, free where
+    /// none has.
+    #[inline]
+    fn settle(&mut self, shared: &Shared, page: PageId) {
+        if self.meta(page).live == 0 {
+            self.free_page(shared, page);
+            return;
+        }
+        let (head, body) = shared.pages.at(page);
+        let old = head.len();
+        let mut len = old;
+        while len > 0 && body.held[len - 1].load(Relaxed) == NOBODY {
+            len -= 1;
+        }
+        if len == old {
+            head.all.store(body.common(len), Relaxed);
+            return;
+        }
+        head.open();
+        head.last.store(body.paths[len - 1].load(Relaxed), Relaxed);
+        head.all.store(body.common(len), Relaxed);
+        head.close(len);
+    }
+
+    /// Takes the names of dead blocks out of the table.
+    #[inline]
+    fn bury(&mut self) {
+        if self.dead.len() > 2 {
+            let touched = self.dead.iter().map(|(name, _)| self.names.touch(*name));
+            std::hint::black_box(touched.fold(0, |all, one| all ^ one));
+        }
+        for (name, block) in self.dead.drain(..) {
+            self.names.remove(name, block);
+        }
+    }
+}
+
+/// What the names of a chunk's blocks may take.
+const NAMES_BYTES: usize = CHUNK * STRETCH * 10;

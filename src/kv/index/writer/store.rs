@@ -1,0 +1,394 @@
+//! Storing: blocks of a chain to their pages.
+
+use std::hint::black_box;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Known;
+use super::Writer;
+use super::tree::UNKNOWN;
+use super::tree::mark_of;
+use super::tree::usual;
+use crate::kv::block::Path;
+use crate::kv::block::STRETCH;
+use crate::kv::event::Name;
+use crate::kv::event::Tier;
+use crate::kv::index::Shared;
+use crate::kv::index::holders::Mark;
+use crate::kv::index::holders::NOBODY;
+use crate::kv::index::holders::Slot;
+use crate::kv::index::pages::BlockId;
+use crate::kv::index::pages::CHUNK;
+use crate::kv::index::pages::NONE;
+use crate::kv::index::pages::block_id;
+use crate::kv::index::pages::place_of;
+use crate::kv::radix::After;
+use crate::kv::radix::Copies;
+use crate::kv::radix::NewBlock;
+use crate::kv::radix::UnknownParent;
+
+/// Blocks that are placed at once. A longer event is several.
+const PIECE: usize = 256;
+
+/// Where the next block of a chain goes on from.
+#[derive(Clone, Copy)]
+struct End {
+    path: u64,
+    /// Of the next block.
+    depth: u32,
+    /// The last block; [`NONE`] at a chain's start.
+    block: BlockId,
+}
+
+/// How an event stores its blocks.
+#[derive(Clone, Copy)]
+struct Way {
+    slot: Slot,
+    tier: Tier,
+    copies: Copies,
+    /// What a block is marked with that was not held before.
+    mark: Mark,
+    /// Whether that mark says all.
+    is_usual: bool,
+}
+
+impl Writer {
+    pub(in crate::kv::index) fn store(
+        &mut self,
+        shared: &Shared,
+        slot: Slot,
+        after: After,
+        blocks: &[NewBlock],
+        tier: Tier,
+        copies: Copies,
+    ) -> Result<(), UnknownParent> {
+        let known = self.tree(slot).ok_or(UnknownParent)?;
+        let mut end = match after {
+            After::Root(root) => End {
+                path: Path::start(root).0,
+                depth: 0,
+                block: NONE,
+            },
+            After::Block(name) => {
+                // The first of them will be looked for next; both may be far away.
+                black_box(
+                    blocks
+                        .first()
+                        .map_or(0, |block| self.names.touch(block.name.0)),
+                );
+                let block = self
+                    .resolve(shared, known, slot, name)
+                    .ok_or(UnknownParent)?;
+                let (page, at) = place_of(block);
+                End {
+                    path: shared.pages.at(page).1.paths[at].load(Relaxed),
+                    depth: self.meta(page).depth + at as u32 + 1,
+                    block,
+                }
+            }
+        };
+        let first = first_copies(tier, copies);
+        let way = Way {
+            slot,
+            tier,
+            copies,
+            mark: mark_of(first),
+            is_usual: first == usual(mark_of(first)),
+        };
+        self.clock += 1;
+        let clock = self.clock;
+        let mut left = blocks;
+        while !left.is_empty() {
+            let (piece, rest) = left.split_at(left.len().min(PIECE));
+            // This may take blocks of the very tree, and the one that these go on from.
+            let is_cut = self.make_room(shared, piece.len());
+            if is_cut && end.block != NONE && !self.is_at(shared, slot, end) {
+                self.cut_short(slot, left.len());
+                return Ok(());
+            }
+            let Some(mut known) = self.trees[slot as usize].take() else {
+                return Ok(());
+            };
+            known.stored_at = clock;
+            let placed = self.place(shared, &mut known, way, &mut end, piece);
+            self.count_bytes(&mut known);
+            self.trees[slot as usize] = Some(known);
+            if placed < piece.len() {
+                self.cut_short(slot, left.len() - placed);
+                return Ok(());
+            }
+            left = rest;
+        }
+        Ok(())
+    }
+
+    fn is_at(&self, shared: &Shared, slot: Slot, end: End) -> bool {
+        let (page, at) = place_of(end.block);
+        let (head, body) = shared.pages.at(page);
+        at < head.len()
+            && body.paths[at].load(Relaxed) == end.path
+            && self.mark(shared, slot, end.block) != Mark::Absent
+    }
+
+    fn cut_short(&mut self, slot: Slot, blocks: usize) {
+        self.cut_blocks += blocks as u64;
+        if let Some(known) = self.tree_mut(slot) {
+            known.was_cut = true;
+        }
+    }
+
+    /// Places blocks after `end`, which moves on. Returns how many; fewer than given where memory is
+    /// at its bound.
+    fn place(
+        &mut self,
+        shared: &Shared,
+        known: &mut Known,
+        way: Way,
+        end: &mut End,
+        blocks: &[NewBlock],
+    ) -> usize {
+        let touched = blocks.iter().map(|block| self.names.touch(block.name.0));
+        black_box(touched.fold(0, |all, one| all ^ one));
+        let mut paths = std::mem::take(&mut self.paths);
+        paths.clear();
+        let (mut path, before) = (Path(end.path), end.path);
+        paths.extend(blocks.iter().zip(end.depth..).map(|(block, depth)| {
+            path = path.step(block.local, depth);
+            path.0
+        }));
+        let start = end.depth;
+        let mut placed = 0;
+        // The page to go on in, and the place there.
+        let mut next = (NONE, 0);
+        if end.block != NONE && end.depth as usize % STRETCH != 0 {
+            let (page, at) = place_of(end.block);
+            next = (page, at + 1);
+        }
+        while placed < blocks.len() {
+            let depth = start + placed as u32;
+            if next.0 == NONE {
+                let found = self.page_of(shared, paths[placed], depth).or_else(|| {
+                    let up_path = placed.checked_sub(1).map_or(before, |at| paths[at]);
+                    self.new_page(shared, paths[placed], depth, end.block, up_path)
+                });
+                match found {
+                    Some(page) => next = (page, 0),
+                    None => break,
+                }
+            }
+            let (page, at) = next;
+            let mut at = at;
+            let (head, body) = shared.pages.at(page);
+            let room = STRETCH - self.meta(page).depth as usize % STRETCH;
+            self.unsettle(shared, page);
+            // Blocks that are there.
+            let mut held = 0;
+            while placed < blocks.len()
+                && at < head.len()
+                && body.paths[at].load(Relaxed) == paths[placed]
+            {
+                let block = block_id(page, at);
+                let is_new = self.hold(shared, known, way, block);
+                held += usize::from(is_new);
+                let name = blocks[placed].name;
+                if !self.meta(page).has_name(at, name.0) || known.has_aliases() {
+                    // Other blocks of the page may go for it, but not this one.
+                    known.count_page(page, std::mem::take(&mut held));
+                    self.name(shared, known, way.slot, block, name, is_new);
+                    self.unsettle(shared, page);
+                }
+                end.block = block;
+                at += 1;
+                placed += 1;
+            }
+            known.count_page(page, held);
+            next = (NONE, 0);
+            // New ones after the last.
+            if at == head.len() && at < room && placed < blocks.len() {
+                let from = placed;
+                let fits = (room - at).min(blocks.len() - placed);
+                head.open();
+                while placed - from < fits {
+                    if at > 0
+                        && let Some(fork) =
+                            self.page_of(shared, paths[placed], start + placed as u32)
+                    {
+                        next = (fork, 0);
+                        break;
+                    }
+                    let name = blocks[placed].name;
+                    let owner = self.owner(name);
+                    if (owner.is_some() || known.has_aliases())
+                        && self.resolve(shared, known, way.slot, name).is_some()
+                    {
+                        // The tree knows another block by this name.
+                        break;
+                    }
+                    self.append(shared, known, way, block_id(page, at), paths[placed]);
+                    if owner.is_none() {
+                        self.name_in_table(block_id(page, at), name);
+                    } else {
+                        known.set_alias(block_id(page, at), name);
+                    }
+                    end.block = block_id(page, at);
+                    at += 1;
+                    placed += 1;
+                }
+                if at > 0 {
+                    head.last.store(body.paths[at - 1].load(Relaxed), Relaxed);
+                }
+                head.close(at);
+                known.count_page(page, placed - from);
+                if next.0 == NONE && placed - from < fits {
+                    next = self.make_way(shared, known, way, page, at, &blocks[placed]);
+                    if next.0 == page {
+                        continue;
+                    }
+                }
+            }
+            if self.meta(page).live > 0 {
+                self.settle(shared, page);
+            }
+        }
+        end.path = placed.checked_sub(1).map_or(end.path, |at| paths[at]);
+        end.depth = start + placed as u32;
+        self.paths = paths;
+        placed
+    }
+
+    /// Forgets the block that the tree knows by the name of the next one, which is to be placed in
+    /// `page` at `at`. Tells whether it still can be.
+    #[cold]
+    fn make_way(
+        &mut self,
+        shared: &Shared,
+        known: &mut Known,
+        way: Way,
+        page: u32,
+        at: usize,
+        next: &NewBlock,
+    ) -> (u32, usize) {
+        if let Some(other) = self.resolve(shared, known, way.slot, next.name) {
+            self.forget(shared, known, way.slot, other);
+        }
+        // An empty page is one that was just made for this block.
+        let is_there = at == 0 || self.meta(page).live > 0;
+        if is_there && shared.pages.at(page).0.len() == at {
+            (page, at)
+        } else {
+            (NONE, 0)
+        }
+    }
+
+    #[inline]
+    fn append(&mut self, shared: &Shared, known: &mut Known, way: Way, block: BlockId, path: u64) {
+        let (page, at) = place_of(block);
+        let (_, body) = shared.pages.at(page);
+        let word = self.sets.with(&shared.sets, NOBODY, way.slot, way.mark);
+        body.paths[at].store(path, Relaxed);
+        body.held[at].store(word, Relaxed);
+        self.meta_mut(page).live += 1;
+        self.blocks += 1;
+        self.memberships += 1;
+        self.first(known, way, block);
+    }
+
+    /// A tree holds a block that is there. Tells whether it did not before.
+    #[inline]
+    fn hold(&mut self, shared: &Shared, known: &mut Known, way: Way, block: BlockId) -> bool {
+        let mark = self.mark(shared, way.slot, block);
+        if mark == Mark::Absent {
+            self.set_mark(shared, way.slot, block, way.mark);
+            self.memberships += 1;
+            self.first(known, way, block);
+            return true;
+        }
+        let old = known.copies(block, mark);
+        let mut new = old;
+        let copies = &mut new[way.tier as usize];
+        *copies = match (way.copies, *copies) {
+            (Copies::Counted, known) => known.saturating_add(1),
+            (Copies::Unknown, 0) => UNKNOWN,
+            (Copies::Unknown, known) => known,
+        };
+        known.set_copies(block, old, new);
+        self.set_mark(shared, way.slot, block, mark_of(new));
+        false
+    }
+
+    /// Counts a block that a tree did not hold before.
+    #[inline]
+    fn first(&mut self, known: &mut Known, way: Way, block: BlockId) {
+        if way.is_usual {
+            known.blocks[way.tier as usize] += 1;
+        } else {
+            known.set_copies(block, [0; 3], first_copies(way.tier, way.copies));
+        }
+    }
+
+    /// Lets a tree know a block that it holds by a name; `is_new` if it did not hold it before.
+    ///
+    /// A tree knows a block by one name, and by a name one block. What else a name stood for is
+    /// forgotten, and a block told under another name is forgotten at its first removal: both are
+    /// colder than the truth can be, and never warmer.
+    #[inline(never)]
+    fn name(
+        &mut self,
+        shared: &Shared,
+        known: &mut Known,
+        slot: Slot,
+        block: BlockId,
+        name: Name,
+        is_new: bool,
+    ) {
+        if let Some(other) = self.resolve(shared, known, slot, name)
+            && other != block
+        {
+            self.forget(shared, known, slot, other);
+        }
+        let (page, at) = place_of(block);
+        let is_own = self.meta(page).has_name(at, name.0);
+        if !is_new {
+            let is_same = match known.alias_of(block) {
+                Some(alias) => alias == name,
+                None => is_own,
+            };
+            if is_same {
+                return;
+            }
+            let mark = self.mark(shared, slot, block);
+            let old = known.copies(block, mark);
+            let new = old.map(|copies| if copies > 0 { UNKNOWN } else { 0 });
+            known.set_copies(block, old, new);
+        }
+        if is_own {
+            known.drop_alias(block);
+        } else if self.meta(page).named >> at & 1 == 0 && self.owner(name).is_none() {
+            known.drop_alias(block);
+            self.name_in_table(block, name);
+        } else {
+            known.set_alias(block, name);
+        }
+    }
+
+    #[inline]
+    fn name_in_table(&mut self, block: BlockId, name: Name) {
+        let (page, at) = place_of(block);
+        let meta = self.meta_mut(page);
+        meta.names[at] = name.0;
+        meta.named |= 1 << at;
+        let meta = &self.meta;
+        self.names.insert(name.0, block, |block| {
+            let (page, at) = place_of(block);
+            meta[page as usize / CHUNK][page as usize % CHUNK].names[at]
+        });
+    }
+}
+
+fn first_copies(tier: Tier, copies: Copies) -> [u16; Tier::COUNT] {
+    let mut first = [0; Tier::COUNT];
+    first[tier as usize] = match copies {
+        Copies::Counted => 1,
+        Copies::Unknown => UNKNOWN,
+    };
+    first
+}
