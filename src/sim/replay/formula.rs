@@ -23,7 +23,7 @@ pub(super) enum Formula {
     /// The least `prefill blocks + decode blocks`, each with the weight 1, this request included:
     /// what Dynamo's KV router does unless it is told otherwise.
     DynamoDefault,
-    /// Who holds the most, whatever its load.
+    /// Who holds the most, whatever its load; among equals, the fewest requests.
     LongestPrefix,
     /// Who holds the most, if that is much of the prompt; unless loads differ much, then the fewest
     /// requests. The shape of SGLang's and SMG's cache-aware policy.
@@ -67,7 +67,10 @@ fn warmest(workers: &[Candidate]) -> Option<usize> {
 
 fn least(workers: &[Candidate], cost: impl Fn(&Candidate) -> u64) -> Option<usize> {
     let places = 0..workers.len();
-    places.min_by_key(|place| (cost(&workers[*place]), workers[*place].tie))
+    places.min_by_key(|place| {
+        let worker = &workers[*place];
+        (cost(worker), worker.requests, worker.tie)
+    })
 }
 
 #[cfg(test)]
