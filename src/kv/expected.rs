@@ -119,6 +119,7 @@ pub struct Expected {
     born: Instant,
 }
 
+/// In the order of their workers.
 type Holders = SmallVec<[Expectation; 2]>;
 
 #[derive(Clone, Copy, Debug)]
@@ -175,7 +176,7 @@ impl Expected {
         // ones above it that more workers have.
         while found.len() < limit {
             let known = found.len();
-            let depth = marks[..end].partition_point(|mark| self.holders(now_ms, *mark) > known);
+            let depth = marks[..end].partition_point(|mark| self.has_more(now_ms, *mark, known));
             let Some(deepest) = depth.checked_sub(1) else {
                 break;
             };
@@ -190,11 +191,7 @@ impl Expected {
         let now_ms = self.milliseconds(now);
         let depth = marks.partition_point(|mark| {
             self.coming.get(&mark.path).is_some_and(|holders| {
-                let of_worker = |it: &&Expectation| it.worker == worker;
-                holders
-                    .iter()
-                    .find(of_worker)
-                    .is_some_and(|it| it.counts(now_ms))
+                place_of(&holders, worker).is_ok_and(|place| holders[place].counts(now_ms))
             })
         });
         depth.checked_sub(1).map_or(0, |last| marks[last].blocks)
@@ -226,9 +223,11 @@ impl Expected {
         self.len() == 0
     }
 
-    fn holders(&self, now_ms: u64, mark: Mark) -> usize {
-        self.coming.get(&mark.path).map_or(0, |holders| {
-            holders.iter().filter(|it| it.counts(now_ms)).count()
+    /// Whether more than `known` workers are to hold a mark.
+    fn has_more(&self, now_ms: u64, mark: Mark, known: usize) -> bool {
+        self.coming.get(&mark.path).is_some_and(|holders| {
+            let mut counting = holders.iter().filter(|it| it.counts(now_ms));
+            counting.nth(known).is_some()
         })
     }
 
@@ -248,17 +247,21 @@ impl Expected {
 
     fn add(&self, worker: WorkerId, path: BlockHash) -> bool {
         let mut holders = self.coming.entry(path).or_default();
-        if let Some(known) = holders.iter_mut().find(|it| it.worker == worker) {
-            known.requests += 1;
-            return true;
-        }
+        let place = match place_of(&holders, worker) {
+            Ok(known) => {
+                holders[known].requests += 1;
+                return true;
+            }
+            Err(place) => place,
+        };
         let has_room = self.count.fetch_add(1, Relaxed) < self.settings.marks_max;
         if has_room {
-            holders.push(Expectation {
+            let new = Expectation {
                 worker,
                 requests: 1,
                 until_ms: 0,
-            });
+            };
+            holders.insert(place, new);
             self.metrics.marks.inc();
         } else {
             self.count.fetch_sub(1, Relaxed);
@@ -277,8 +280,7 @@ impl Expected {
         let Entry::Occupied(mut holders) = self.coming.entry(path) else {
             return;
         };
-        let found = holders.get().iter().position(|it| it.worker == worker);
-        let Some(place) = found else {
+        let Ok(place) = place_of(holders.get(), worker) else {
             return;
         };
         let it = &mut holders.get_mut()[place];
@@ -310,6 +312,11 @@ impl Expected {
     fn milliseconds(&self, at: Instant) -> u64 {
         at.saturating_duration_since(self.born).as_millis() as u64
     }
+}
+
+/// Where a worker's is among them, or where it would be.
+fn place_of(holders: &Holders, worker: WorkerId) -> Result<usize, usize> {
+    holders.binary_search_by_key(&worker, |it| it.worker)
 }
 
 /// A request whose prompt a worker is computing. Dropped before that is done, it takes back what it
