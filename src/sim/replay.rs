@@ -61,6 +61,7 @@ pub struct Settings {
     #[serde(skip)]
     policies: Vec<Line>,
 
+    /// Modelled engines behind the routers.
     #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     workers: u32,
 

@@ -30,7 +30,7 @@ pub(super) enum Formula {
     PrefixThreshold,
 }
 
-/// SMG's defaults.
+/// As SMG's command line has them where nothing is said.
 const SHARE_MIN: f64 = 0.3;
 const DIFFERENCE_MAX: u32 = 64;
 const RATIO_MAX: f64 = 1.5;
