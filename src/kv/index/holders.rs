@@ -44,10 +44,6 @@ const CLASS_SHIFT: u32 = 27;
 /// As many trees as the largest set can hold in both planes.
 pub(super) const TREES_MAX: usize = 500 * GROUP;
 
-fn of_one(slot: Slot, mark: Mark) -> u32 {
-    ((slot << 1) | u32::from(mark == Mark::Low)) + 1
-}
-
 /// Words of a set and of its header, which is the first: the generation above 16 bits of length. The
 /// generation is odd while the set is being written.
 fn stride(class: usize) -> usize {
@@ -215,6 +211,12 @@ impl Registry {
         own + self.content_bytes + self.words.capacity() * 28
     }
 
+    /// The word of one tree alone.
+    #[inline]
+    pub(super) fn of_one(slot: Slot, mark: Mark) -> u32 {
+        ((slot << 1) | u32::from(mark == Mark::Low)) + 1
+    }
+
     /// What a tree says, going by a block's word.
     #[inline]
     pub(super) fn mark(&self, sets: &Sets, word: u32, slot: Slot) -> Mark {
@@ -252,7 +254,7 @@ impl Registry {
             return last.to;
         }
         if word == NOBODY && mark != Mark::Absent {
-            return of_one(slot, mark);
+            return Self::of_one(slot, mark);
         }
         let was = self.mark(sets, word, slot);
         let to = self.make(sets, word, slot, mark);
@@ -332,7 +334,7 @@ impl Registry {
                 } else {
                     Mark::Low
                 };
-                of_one(slot as Slot, mark)
+                Self::of_one(slot as Slot, mark)
             }
             _ => self.intern(sets, &content),
         }

@@ -71,21 +71,25 @@ impl Shared {
         for (number, stretch) in locals.chunks(STRETCH).enumerate() {
             let depth = (number * STRETCH) as u32;
             let (first, last) = state.stretch(stretch);
-            page = self.page_at(&starts, page, first);
-            let Some((_, head, body)) = page.and_then(|page| {
-                let (head, body) = self.pages.page(page)?;
-                Some((page, head, body))
-            }) else {
+            let Some((at, head)) = self.page_at(&starts, page, first) else {
                 walk.end(depth);
                 return;
             };
-            if depth == 0 && !walk.begin(head, body, first) {
-                return;
-            }
-            if !walk.passes(head, first, last, stretch.len())
-                && let Next::Over = walk.stretch(head, body, state, stretch, depth)
-            {
-                return;
+            page = Some(at);
+            let passes = match depth {
+                0 => walk.begins(head, first, last, stretch.len()),
+                _ => walk.passes(head, first, last, stretch.len()),
+            };
+            if !passes {
+                let Some((_, body)) = self.pages.page(at) else {
+                    return;
+                };
+                if depth == 0 && !walk.begin(head, body, first) {
+                    return;
+                }
+                if let Next::Over = walk.stretch(head, body, state, stretch, depth) {
+                    return;
+                }
             }
             state = last;
         }
@@ -94,22 +98,57 @@ impl Shared {
 
     /// The page that begins with a path; often the one after the last.
     #[inline]
-    fn page_at(&self, table: &Table, before: Option<PageId>, first: Path) -> Option<PageId> {
-        let is_it = |page| {
-            self.pages
-                .head(page)
-                .is_some_and(|head| head.first.load(Relaxed) == first.0 && head.len() > 0)
-        };
+    fn page_at(
+        &self,
+        table: &Table,
+        before: Option<PageId>,
+        first: Path,
+    ) -> Option<(PageId, &Head)> {
+        let is_it = |head: &Head| head.first.load(Relaxed) == first.0 && head.len() > 0;
         if let Some(before) = before
-            && is_it(before + 1)
+            && let Some(head) = self.pages.head(before + 1)
+            && is_it(head)
         {
-            return Some(before + 1);
+            return Some((before + 1, head));
         }
-        table.find(first.mixed(), is_it)
+        let found = table.find(first.mixed(), |page| {
+            self.pages.head(page).is_some_and(is_it)
+        })?;
+        Some((found, self.pages.head(found)?))
     }
 }
 
 impl Walk<'_> {
+    /// Takes the holders of the first page, if they are the same for all of it and it is just this
+    /// stretch: then its blocks need not be looked at.
+    #[inline]
+    fn begins(&mut self, head: &Head, first: Path, last: Path, len: usize) -> bool {
+        let Some((version, all)) = whole(head, first, last, len) else {
+            return false;
+        };
+        match self.read(&head.all, all) {
+            Some(generation) if head.is_still(version) => {
+                self.take(all, generation);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Goes on with `members`.
+    fn take(&mut self, word: u32, generation: u64) {
+        self.any.extend_from_slice(&self.members.gpu);
+        self.gpu.extend_from_slice(&self.members.gpu);
+        if self.members.has_low {
+            for group in 0..self.roll.groups {
+                let low = self.members.low[group];
+                self.any[group] |= low;
+                self.lower.extend(bits(group, low).map(|slot| (slot, 0)));
+            }
+        }
+        self.last = (word, generation);
+    }
+
     /// Takes the holders of the first block. False if there are none.
     fn begin(&mut self, head: &Head, body: &Body, first: Path) -> bool {
         for _ in 0..TRIES {
@@ -127,18 +166,7 @@ impl Walk<'_> {
             if let Some(generation) = self.read(&body.held[0], held)
                 && head.is_still(version)
             {
-                let groups = self.roll.groups;
-                self.any.extend_from_slice(&self.members.gpu);
-                self.gpu.extend_from_slice(&self.members.gpu);
-                if self.members.has_low {
-                    for group in 0..groups {
-                        self.any[group] |= self.members.low[group];
-                        for slot in bits(group, self.members.low[group]) {
-                            self.lower.push((slot, 0));
-                        }
-                    }
-                }
-                self.last = (held, generation);
+                self.take(held, generation);
                 return true;
             }
         }
@@ -148,19 +176,9 @@ impl Walk<'_> {
     /// Whether a page is just this stretch, and all trees hold all of it as they held what is before.
     #[inline]
     fn passes(&mut self, head: &Head, first: Path, last: Path, len: usize) -> bool {
-        let Some(version) = head.version() else {
+        let Some((version, all)) = whole(head, first, last, len) else {
             return false;
         };
-        if version.len() != len
-            || head.last.load(Relaxed) != last.0
-            || head.first.load(Relaxed) != first.0
-        {
-            return false;
-        }
-        let all = head.all.load(Acquire);
-        if all == NOBODY {
-            return false;
-        }
         if self.is_last(all) {
             return head.is_still(version);
         }
@@ -209,7 +227,7 @@ impl Walk<'_> {
             if done < paths.len() {
                 let forks = self.shared.forks.load();
                 let next = self.shared.page_at(&forks, None, Path(paths[done]));
-                page = next.and_then(|next| self.shared.pages.page(next));
+                page = next.and_then(|(next, _)| self.shared.pages.page(next));
             }
         }
         Next::GoOn
@@ -350,6 +368,18 @@ impl Walk<'_> {
             gpu_blocks: lower.map_or(blocks, |(_, gpu_blocks)| *gpu_blocks),
         });
     }
+}
+
+/// A page's version and the word of its common holders, if it is just this stretch and has any.
+#[inline]
+fn whole(head: &Head, first: Path, last: Path, len: usize) -> Option<(Version, u32)> {
+    let version = head.version()?;
+    let all = head.all.load(Acquire);
+    let is_whole = version.len() == len
+        && head.last.load(Relaxed) == last.0
+        && head.first.load(Relaxed) == first.0
+        && all != NOBODY;
+    is_whole.then_some((version, all))
 }
 
 /// The page changed while it was read.

@@ -124,17 +124,28 @@ impl Names {
         Some(part.lines[line].blocks[at])
     }
 
-    /// Puts in a name that is not there; `name_of` tells the names of those that are.
+    /// The block that has a name, or none and then `block` has it from now on; `name_of` tells the
+    /// names of the blocks that are there.
     #[inline]
-    pub(super) fn insert(&mut self, name: u64, block: BlockId, name_of: impl Fn(BlockId) -> u64) {
+    pub(super) fn find_or_insert(
+        &mut self,
+        name: u64,
+        block: BlockId,
+        is_it: impl FnMut(BlockId) -> bool,
+        name_of: impl Fn(BlockId) -> u64,
+    ) -> Option<BlockId> {
         let hash = spread(name);
         let part = &mut self.parts[part_of(hash)];
-        if part.len * 8 >= part.lines.len() * ENTRIES * 7 {
+        if let Some((line, at)) = part.find(hash, is_it) {
+            return Some(part.lines[line].blocks[at]);
+        }
+        if part.len * 5 >= part.lines.len() * ENTRIES * 4 {
             let before = part.lines.len();
             part.grow(name_of);
             self.bytes += (part.lines.len() - before) * size_of::<Line>();
         }
         part.insert(hash, block);
+        None
     }
 
     #[inline]
@@ -208,19 +219,22 @@ impl Part {
         }
     }
 
-    /// A quarter more lines. Names that went are not in it, so the order of use does not matter.
+    /// Half as many lines again.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, name_of: impl Fn(BlockId) -> u64) {
-        let lines = vec![Line::default(); self.lines.len() + self.lines.len() / 4 + 1];
-        let old = std::mem::replace(&mut self.lines, lines);
+        // All names first: these loads are far apart, and none waits for another.
+        let mut all = Vec::with_capacity(self.len);
+        for line in &self.lines {
+            let blocks = line.blocks.iter().enumerate();
+            let taken = blocks.filter(|(at, _)| line.tag(*at) != 0);
+            all.extend(taken.map(|(_, block)| (name_of(*block), *block)));
+        }
+        self.lines = vec![Line::default(); self.lines.len() + self.lines.len() / 2 + 1];
         self.len = 0;
-        for line in &old {
-            for (at, block) in line.blocks.iter().enumerate() {
-                if line.tag(at) != 0 {
-                    self.insert(spread(name_of(*block)), *block);
-                }
-            }
+        // Lines are in the order of the hashes, in the old table as in the new.
+        for (name, block) in all {
+            self.insert(spread(name), block);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The index beside the literal model, step by step.
 
+mod beside;
+mod bound;
 mod model;
 
 use std::num::NonZeroU32;

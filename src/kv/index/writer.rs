@@ -227,7 +227,7 @@ impl Writer {
     /// The page that begins with a block.
     #[inline]
     fn page_of(&self, shared: &Shared, path: u64, depth: u32) -> Option<PageId> {
-        let directory = if depth as usize % STRETCH == 0 {
+        let directory = if is_start(depth) {
             &self.starts
         } else if self.forks.len > 0 {
             &self.forks
@@ -268,7 +268,7 @@ impl Writer {
         meta.depth = depth;
         meta.named = 0;
         meta.live = 0;
-        let (directory, seen) = if depth as usize % STRETCH == 0 {
+        let (directory, seen) = if is_start(depth) {
             (&mut self.starts, &shared.starts)
         } else {
             (&mut self.forks, &shared.forks)
@@ -293,7 +293,7 @@ impl Writer {
     fn free_page(&mut self, shared: &Shared, page: PageId) {
         let (head, _) = shared.pages.at(page);
         let first = head.first.load(Relaxed);
-        let directory = if self.meta(page).depth as usize % STRETCH == 0 {
+        let directory = if is_start(self.meta(page).depth) {
             &mut self.starts
         } else {
             &mut self.forks
@@ -378,6 +378,12 @@ impl Writer {
             self.names.remove(name, block);
         }
     }
+}
+
+/// Whether a block begins a stretch.
+#[inline]
+fn is_start(depth: u32) -> bool {
+    (depth as usize).is_multiple_of(STRETCH)
 }
 
 /// What the names of a chunk's blocks may take.

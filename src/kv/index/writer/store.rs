@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Known;
 use super::Writer;
+use super::is_start;
 use super::tree::UNKNOWN;
 use super::tree::mark_of;
 use super::tree::usual;
@@ -14,9 +15,10 @@ use crate::kv::event::Name;
 use crate::kv::event::Tier;
 use crate::kv::index::Shared;
 use crate::kv::index::holders::Mark;
-use crate::kv::index::holders::NOBODY;
+use crate::kv::index::holders::Registry;
 use crate::kv::index::holders::Slot;
 use crate::kv::index::pages::BlockId;
+use crate::kv::index::pages::Body;
 use crate::kv::index::pages::CHUNK;
 use crate::kv::index::pages::NONE;
 use crate::kv::index::pages::block_id;
@@ -159,7 +161,7 @@ impl Writer {
         let mut placed = 0;
         // The page to go on in, and the place there.
         let mut next = (NONE, 0);
-        if end.block != NONE && end.depth as usize % STRETCH != 0 {
+        if end.block != NONE && !is_start(end.depth) {
             let (page, at) = place_of(end.block);
             next = (page, at + 1);
         }
@@ -216,19 +218,18 @@ impl Writer {
                         break;
                     }
                     let name = blocks[placed].name;
-                    let owner = self.owner(name);
-                    if (owner.is_some() || known.has_aliases())
-                        && self.resolve(shared, known, way.slot, name).is_some()
-                    {
+                    let block = block_id(page, at);
+                    if known.alias(name).is_some() {
                         // The tree knows another block by this name.
                         break;
                     }
-                    self.append(shared, known, way, block_id(page, at), paths[placed]);
-                    if owner.is_none() {
-                        self.name_in_table(block_id(page, at), name);
-                    } else {
-                        known.set_alias(block_id(page, at), name);
+                    if let Some(owner) = self.name_in_table(block, name) {
+                        if self.knows_by_own_name(shared, known, way.slot, owner) {
+                            break;
+                        }
+                        known.set_alias(block, name);
                     }
+                    self.append(known, way, body, block, paths[placed]);
                     end.block = block_id(page, at);
                     at += 1;
                     placed += 1;
@@ -280,12 +281,10 @@ impl Writer {
     }
 
     #[inline]
-    fn append(&mut self, shared: &Shared, known: &mut Known, way: Way, block: BlockId, path: u64) {
+    fn append(&mut self, known: &mut Known, way: Way, body: &Body, block: BlockId, path: u64) {
         let (page, at) = place_of(block);
-        let (_, body) = shared.pages.at(page);
-        let word = self.sets.with(&shared.sets, NOBODY, way.slot, way.mark);
         body.paths[at].store(path, Relaxed);
-        body.held[at].store(word, Relaxed);
+        body.held[at].store(Registry::of_one(way.slot, way.mark), Relaxed);
         self.meta_mut(page).live += 1;
         self.blocks += 1;
         self.memberships += 1;
@@ -362,25 +361,42 @@ impl Writer {
         }
         if is_own {
             known.drop_alias(block);
-        } else if self.meta(page).named >> at & 1 == 0 && self.owner(name).is_none() {
-            known.drop_alias(block);
-            self.name_in_table(block, name);
         } else {
-            known.set_alias(block, name);
+            known.drop_alias(block);
+            let is_unnamed = self.meta(page).named >> at & 1 == 0;
+            if !is_unnamed || self.name_in_table(block, name).is_some() {
+                known.set_alias(block, name);
+            }
         }
     }
 
+    /// Gives a block a name in the common table. Where another block has it, returns that.
     #[inline]
-    fn name_in_table(&mut self, block: BlockId, name: Name) {
-        let (page, at) = place_of(block);
-        let meta = self.meta_mut(page);
-        meta.names[at] = name.0;
-        meta.named |= 1 << at;
+    fn name_in_table(&mut self, block: BlockId, name: Name) -> Option<BlockId> {
         let meta = &self.meta;
-        self.names.insert(name.0, block, |block| {
+        let meta_of = |block| {
             let (page, at) = place_of(block);
-            meta[page as usize / CHUNK][page as usize % CHUNK].names[at]
-        });
+            (&meta[page as usize / CHUNK][page as usize % CHUNK], at)
+        };
+        let owner = self.names.find_or_insert(
+            name.0,
+            block,
+            |block| {
+                let (meta, at) = meta_of(block);
+                meta.has_name(at, name.0)
+            },
+            |block| {
+                let (meta, at) = meta_of(block);
+                meta.names[at]
+            },
+        );
+        if owner.is_none() {
+            let (page, at) = place_of(block);
+            let meta = self.meta_mut(page);
+            meta.names[at] = name.0;
+            meta.named |= 1 << at;
+        }
+        owner
     }
 }
 
