@@ -19,7 +19,11 @@ use crate::fleet::events;
 use crate::fleet::health;
 use crate::http::client;
 use crate::http::server;
+use crate::kv::forest;
+use crate::kv::grpc;
 use crate::kv::predicted;
+use crate::kv::stream;
+use crate::kv::zmq;
 use crate::observe;
 use crate::relay;
 use crate::relay::ModelSettings;
@@ -37,6 +41,7 @@ pub struct Config {
     pub fleet: Fleet,
     pub routing: routing::Settings,
     pub models: Vec<ModelOverride>,
+    pub events: Events,
     pub predicted: predicted::Settings,
     pub relay: relay::Settings,
     pub log: observe::Settings,
@@ -170,6 +175,16 @@ pub struct ModelOverride {
     pub hash_on: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_token: Option<f64>,
+}
+
+/// What workers tell of their caches, and how it is kept.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Events {
+    pub index: forest::Settings,
+    pub stream: stream::Settings,
+    pub zmq: zmq::Settings,
+    pub grpc: grpc::Settings,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
