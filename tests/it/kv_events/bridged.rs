@@ -32,10 +32,13 @@ async fn another(bridge: &Bridge, engine: &Engine) -> Cluster {
 }
 
 async fn equals(cluster: &Cluster, engine: &Engine) {
-    eventually("the other router's tree is the engine's cache", async || {
-        let scored = scored(cluster, "w0", 0).await;
-        scored == Some(held(&engine.truth(0).await))
-    })
+    eventually(
+        "the other router's tree is the engine's cache",
+        async || {
+            let scored = scored(cluster, "w0", 0).await;
+            scored == Some(held(&engine.truth(0).await))
+        },
+    )
     .await;
 }
 
@@ -57,12 +60,15 @@ async fn a_bridge_that_is_killed_is_followed_again() {
         assert_eq!(scored(&followed.cluster, "w0", 0).await, None);
         followed.bridges[0].restart().await;
         let truth = held(&followed.engine(0).truth(0).await);
-        eventually("it is followed again, and nothing else is believed", async || {
-            let scored = scored(&followed.cluster, "w0", 0).await;
-            let stale = stale(&scored.clone().unwrap_or_default(), &truth);
-            assert!(stale.is_empty(), "{stale:?}");
-            scored.as_ref() == Some(&truth)
-        })
+        eventually(
+            "it is followed again, and nothing else is believed",
+            async || {
+                let scored = scored(&followed.cluster, "w0", 0).await;
+                let stale = stale(&scored.clone().unwrap_or_default(), &truth);
+                assert!(stale.is_empty(), "{stale:?}");
+                scored.as_ref() == Some(&truth)
+            },
+        )
         .await;
         // The new bridge asked the engine for all from its first batch on.
         followed.tells(0, 0, "state", "live").await;

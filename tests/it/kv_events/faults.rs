@@ -194,7 +194,11 @@ async fn nothing_stale(followed: &Followed, more: Option<&mut fastrand::Rng>) {
         let scored = scored(&followed.cluster, "w0", 0).await.unwrap_or_default();
         let truth = held(&followed.engine(0).truth(0).await);
         let stale = stale(&scored, &truth);
-        last.0 = format!("of {} held and {} believed: {stale:?}", truth.len(), scored.len());
+        last.0 = format!(
+            "of {} held and {} believed: {stale:?}",
+            truth.len(),
+            scored.len()
+        );
         if let Some(draw) = more.as_mut().filter(|_| !stale.is_empty()) {
             Prompt::new(draw.u32(0..8), draw.u32(16..300))
                 .to(followed.engine(0))
@@ -258,7 +262,10 @@ async fn suffers(wire: Wire, case: Case) {
         (End::Live, "live") => followed.equals(0, 0).await,
         (End::Partial | End::Either, "partial") => {}
         (End::Either, "live") => followed.equals(0, 0).await,
-        (_, state) => panic!("{what}: {state} at the end: {:#}", followed.status(0, 0).await),
+        (_, state) => panic!(
+            "{what}: {state} at the end: {:#}",
+            followed.status(0, 0).await
+        ),
     }
 }
 
@@ -307,7 +314,10 @@ async fn without_a_replay_a_lost_batch_or_connection_forgets_all() {
         ..KvFaults::default()
     };
     for wire in super::followed::BOTH {
-        for (name, kv, reset) in [("lost", lost.clone(), "gap"), ("cut", cut.clone(), "disconnected")] {
+        for (name, kv, reset) in [
+            ("lost", lost.clone(), "gap"),
+            ("cut", cut.clone(), "disconnected"),
+        ] {
             let mut draw = fastrand::Rng::with_seed(7);
             let followed = Followed::start(wire, vec![without_replay()]).await;
             let old = Prompt::new(100, 150);
@@ -321,24 +331,40 @@ async fn without_a_replay_a_lost_batch_or_connection_forgets_all() {
             })
             .await;
             let reset_path = format!("/resets/{reset}");
-            let resets = async || followed.status(0, 0).await.pointer(&reset_path).and_then(Value::as_u64);
+            let resets = async || {
+                followed
+                    .status(0, 0)
+                    .await
+                    .pointer(&reset_path)
+                    .and_then(Value::as_u64)
+            };
             let before = resets().await;
             faults(&followed, kv).await;
             Prompt::new(101, 40).to(followed.engine(0)).await;
             Prompt::new(102, 40).to(followed.engine(0)).await;
             if wire == Wire::Zmq {
-                eventually(&format!("{name}: all is forgotten"), async || resets().await > before).await;
+                eventually(&format!("{name}: all is forgotten"), async || {
+                    resets().await > before
+                })
+                .await;
             }
             faults(&followed, KvFaults::default()).await;
             let mut families = 200..;
-            eventually(&format!("{wire:?}, {name}: it is followed again"), async || {
-                let new = Prompt::new(families.next().unwrap(), 40);
-                new.to(followed.engine(0)).await;
-                nothing_stale(&followed, Some(&mut draw)).await;
-                followed.explain(&new).await[0].tokens == 32
-            })
+            eventually(
+                &format!("{wire:?}, {name}: it is followed again"),
+                async || {
+                    let new = Prompt::new(families.next().unwrap(), 40);
+                    new.to(followed.engine(0)).await;
+                    nothing_stale(&followed, Some(&mut draw)).await;
+                    followed.explain(&new).await[0].tokens == 32
+                },
+            )
             .await;
-            assert_eq!(followed.explain(&old).await[0].tokens, 0, "{wire:?}, {name}");
+            assert_eq!(
+                followed.explain(&old).await[0].tokens,
+                0,
+                "{wire:?}, {name}"
+            );
             assert_eq!(followed.status(0, 0).await["state"], "partial");
         }
     }

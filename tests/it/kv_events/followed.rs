@@ -326,8 +326,11 @@ fn difference(scored: Option<&Blocks>, truth: &Blocks) -> String {
         return "it does not count".to_owned();
     };
     let only = |of: &Blocks, other: &Blocks| -> Blocks {
-        let only = of.iter().filter(|(name, row)| other.get(*name) != Some(*row));
-        only.map(|(name, row)| (name.clone(), row.clone())).collect()
+        let only = of
+            .iter()
+            .filter(|(name, row)| other.get(*name) != Some(*row));
+        only.map(|(name, row)| (name.clone(), row.clone()))
+            .collect()
     };
     format!(
         "of {} held and {} believed: only held {:?}; only believed {:?}",
@@ -422,7 +425,12 @@ pub(super) async fn explain(cluster: &Cluster, prompt: &Prompt) -> Vec<Row> {
         tokens: row["cached_tokens"].as_u64().unwrap(),
         is_exact: row["known_by"] == "events",
     };
-    let mut rows: Vec<Row> = page["workers"].as_array().unwrap().iter().map(row).collect();
+    let mut rows: Vec<Row> = page["workers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(row)
+        .collect();
     rows.sort_by(|a, b| a.worker.cmp(&b.worker));
     rows
 }

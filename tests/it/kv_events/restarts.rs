@@ -107,10 +107,13 @@ async fn restarts(case: Case) {
     assert_eq!(followed.explain(&old[11]).await[0].tokens, 64, "{what}");
 
     followed.cluster.engines[0].kill().await;
-    eventually(&format!("{what}: the end of the process is seen"), async || {
-        let status = followed.status(0, 0).await;
-        status["is_connected"] == false || status["state"] == "stale"
-    })
+    eventually(
+        &format!("{what}: the end of the process is seen"),
+        async || {
+            let status = followed.status(0, 0).await;
+            status["is_connected"] == false || status["state"] == "stale"
+        },
+    )
     .await;
     let mut watch = Watch {
         old,
@@ -138,7 +141,11 @@ async fn restarts(case: Case) {
     followed.cluster.engines[0].restart(new).await;
     // In another order, so that no batch is where it was.
     let families: Vec<u32> = match case.same_prompts {
-        true => (0..BEFORE).rev().chain(BEFORE..).take(count as usize).collect(),
+        true => (0..BEFORE)
+            .rev()
+            .chain(BEFORE..)
+            .take(count as usize)
+            .collect(),
         false => (100..100 + count).collect(),
     };
     for family in families {
@@ -154,11 +161,14 @@ async fn restarts(case: Case) {
     let last = followed.engine(0).truth(0).await.last_sequence;
     assert_eq!(last, Some(expected), "{what}");
     watch.look(&followed.cluster, &what).await;
-    eventually(&format!("{what}: the new process is followed"), async || {
-        watch.look(&followed.cluster, &what).await;
-        status(&followed.cluster, "w0", 0).await["is_connected"] == true
-            && followed.status(0, 0).await["state"] != "stale"
-    })
+    eventually(
+        &format!("{what}: the new process is followed"),
+        async || {
+            watch.look(&followed.cluster, &what).await;
+            status(&followed.cluster, "w0", 0).await["is_connected"] == true
+                && followed.status(0, 0).await["state"] != "stale"
+        },
+    )
     .await;
     // What comes now is told, whatever came before.
     let mut families = 200..;
@@ -277,4 +287,3 @@ async fn a_restarted_engine_has_its_ports_again_and_an_empty_cache() {
         assert_eq!(engine.truth(0).await.last_sequence, Some(5));
     }
 }
-

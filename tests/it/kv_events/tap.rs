@@ -54,7 +54,11 @@ async fn a_tap_prints_what_an_engine_tells_and_told() {
     let (_tap, mut lines) = tap(&engine, &[]);
     let read = until(&mut lines, &["-- replay: that was the one batch"]);
     assert!(read[0].ends_with("-- connected: subscribed"), "{read:#?}");
-    let kept = ["  kept  rank 0  #0 ", "stored      2 blocks 32 tokens ", " from the start"];
+    let kept = [
+        "  kept  rank 0  #0 ",
+        "stored      2 blocks 32 tokens ",
+        " from the start",
+    ];
     assert!(kept.iter().all(|kept| read[1].contains(kept)), "{read:#?}");
     assert_eq!(read.len(), 3, "{read:#?}");
 
@@ -63,7 +67,10 @@ async fn a_tap_prints_what_an_engine_tells_and_told() {
         ..Prompt::new(1, 20)
     };
     adapter.to(&engine).await;
-    until(&mut lines, &["  live  rank 0  #1 ", "1 block 16 tokens", "lora sql"]);
+    until(
+        &mut lines,
+        &["  live  rank 0  #1 ", "1 block 16 tokens", "lora sql"],
+    );
     Prompt::new(1, 56).to(&engine).await;
     until(&mut lines, &["  live  rank 0  #2 ", "stored", " after "]);
     engine.reset().await;
@@ -101,7 +108,10 @@ async fn a_tap_prints_json_when_asked_to() {
         .map(|name| name.as_str().unwrap())
         .collect();
     assert_eq!(read[3]["parent"], told[1]);
-    assert_eq!((&read[1]["number"], &read[3]["number"]), (&0.into(), &1.into()));
+    assert_eq!(
+        (&read[1]["number"], &read[3]["number"]),
+        (&0.into(), &1.into())
+    );
     told.sort_unstable();
     assert_eq!(told, hashes);
 }
@@ -112,11 +122,18 @@ fn a_tap_of_nonsense_says_what_is_wrong() {
         (&[][..], "--zmq"),
         (&["--zmq", "127.0.0.1:5557"], "tcp://HOST:PORT"),
         (&["--zmq", "tcp://127.0.0.1:0"], "tcp://HOST:PORT"),
-        (&["--zmq", "tcp://h:1", "--replay", "h:2"], "tcp://HOST:PORT"),
+        (
+            &["--zmq", "tcp://h:1", "--replay", "h:2"],
+            "tcp://HOST:PORT",
+        ),
         (&["--zmq", "tcp://h:1", "--jason"], "--json"),
     ] {
         let mut command = Command::new(PROGRAM);
-        let output = command.args(["kv", "tap"]).args(arguments).output().unwrap();
+        let output = command
+            .args(["kv", "tap"])
+            .args(arguments)
+            .output()
+            .unwrap();
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
         let error = String::from_utf8(output.stderr).unwrap();

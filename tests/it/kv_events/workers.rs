@@ -21,10 +21,13 @@ use crate::cluster::eventually;
 use crate::cluster::telling;
 
 async fn equals(cluster: &Cluster, engine: &Engine) {
-    eventually(&format!("the tree of {} is its cache", engine.name), async || {
-        let scored = scored(cluster, &engine.name, 0).await;
-        scored == Some(held(&engine.truth(0).await))
-    })
+    eventually(
+        &format!("the tree of {} is its cache", engine.name),
+        async || {
+            let scored = scored(cluster, &engine.name, 0).await;
+            scored == Some(held(&engine.truth(0).await))
+        },
+    )
     .await;
 }
 
@@ -82,11 +85,14 @@ async fn a_worker_that_is_removed_takes_its_tree_along_and_comes_back_with_a_new
         assert!(metrics_of(&cluster, "w1").await > 5, "{wire:?}");
 
         list(&[0]);
-        eventually("the worker is gone, and all that was known of it", async || {
-            status(&cluster, "w1", 0).await == Value::Null
-                && indexed(&cluster).await == 6
-                && metrics_of(&cluster, "w1").await == 0
-        })
+        eventually(
+            "the worker is gone, and all that was known of it",
+            async || {
+                status(&cluster, "w1", 0).await == Value::Null
+                    && indexed(&cluster).await == 6
+                    && metrics_of(&cluster, "w1").await == 0
+            },
+        )
         .await;
         let rows = explain(&cluster, &old).await;
         assert_eq!((rows.len(), rows[0].tokens), (1, 0), "{wire:?}");
