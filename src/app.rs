@@ -31,6 +31,8 @@ use crate::http::carriers::Carriers;
 use crate::http::drain::Tasks;
 use crate::http::server;
 use crate::ids::WorkerId;
+use crate::kv::expected;
+use crate::kv::expected::Expected;
 use crate::kv::forest::Forest;
 use crate::kv::predicted;
 use crate::kv::predicted::Predicted;
@@ -93,11 +95,17 @@ impl App {
             observe::now(),
         ));
         let forest = Forest::new(config.events.index.clone(), &metrics);
+        let expected = Expected::new(
+            config.events.expected.clone(),
+            expected::Metrics::new(&metrics),
+            observe::now(),
+        );
         let relay = Arc::new(Relay::new(
             config.relay.clone(),
             fleet.clone(),
             predicted.clone(),
             forest.clone(),
+            expected.clone(),
             config.model_settings(),
             &metrics,
         ));
@@ -116,8 +124,11 @@ impl App {
             settings: config.events.stream.clone(),
             // What it was sent it does not hold any more either.
             on_loss: {
-                let predicted = predicted.clone();
-                Arc::new(move |worker| predicted.forget(worker))
+                let (predicted, expected) = (predicted.clone(), expected.clone());
+                Arc::new(move |worker| {
+                    predicted.forget(worker);
+                    expected.forget(worker);
+                })
             },
         };
         let listener = Aside::start("kv-events")?;
@@ -135,7 +146,7 @@ impl App {
                 () = stopped => {}
             }
         });
-        tasks.spawn_until_stopped(forget_lost_caches(fleet.clone(), predicted));
+        tasks.spawn_until_stopped(forget_lost_caches(fleet.clone(), predicted, expected));
 
         let admin_server = AdminServer::new(
             relay.clone(),
@@ -251,7 +262,11 @@ fn follow(discovery: impl Discovery, fleet: &Arc<registry::Registry>, tasks: &Ta
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 /// Joins fleet and cache index: what a worker held is gone when it left or may have restarted.
-async fn forget_lost_caches(fleet: Arc<registry::Registry>, predicted: Arc<Predicted>) {
+async fn forget_lost_caches(
+    fleet: Arc<registry::Registry>,
+    predicted: Arc<Predicted>,
+    expected: Arc<Expected>,
+) {
     let mut changes = fleet.changes();
     let mut lives: BTreeMap<WorkerId, u64> = BTreeMap::new();
     loop {
@@ -264,9 +279,11 @@ async fn forget_lost_caches(fleet: Arc<registry::Registry>, predicted: Arc<Predi
         for (worker, life) in &now {
             if lives.get(worker).is_some_and(|known| known != life) {
                 predicted.forget(*worker);
+                expected.forget(*worker);
             }
         }
         predicted.sweep(observe::now(), |worker| now.contains_key(&worker));
+        expected.sweep(observe::now());
         lives = now;
         // A request that was still out when its worker left may have recorded it again, and what is
         // old must go though no request comes: look again though nothing changed.

@@ -19,6 +19,7 @@ use crate::fleet::events;
 use crate::fleet::health;
 use crate::http::client;
 use crate::http::server;
+use crate::kv::expected;
 use crate::kv::forest;
 use crate::kv::grpc;
 use crate::kv::predicted;
@@ -182,6 +183,7 @@ pub struct ModelOverride {
 #[serde(default)]
 pub struct Events {
     pub index: forest::Settings,
+    pub expected: expected::Settings,
     pub stream: stream::Settings,
     pub zmq: zmq::Settings,
     pub grpc: grpc::Settings,

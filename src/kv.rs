@@ -3,6 +3,7 @@
 pub mod admit;
 pub mod block;
 pub mod event;
+pub mod expected;
 pub mod forest;
 pub mod grpc;
 pub mod index;

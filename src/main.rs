@@ -1,4 +1,4 @@
-//! The command line: arguments -> a router, a check, a demo, one pretend engine, or a tap.
+//! The command line: arguments -> a router, a check, a demo, a replay, one pretend engine, or a tap.
 
 use std::io;
 use std::io::Write;
@@ -47,6 +47,8 @@ enum Command {
     Bridge(bridge::Settings),
     /// Run one pretend engine, which speaks vLLM's HTTP and keeps a prefix cache.
     Sim(Box<sim::worker::Settings>),
+    /// Replay a trace of requests in virtual time, and compare policies.
+    Replay(Box<sim::replay::Settings>),
     /// Look at what engines tell of their caches.
     #[command(subcommand)]
     Kv(Kv),
@@ -113,6 +115,10 @@ fn main() -> ExitCode {
             };
             run(tap(target, json)).map(|()| ExitCode::SUCCESS)
         }
+        Command::Replay(settings) => match &settings.config {
+            Some(config) => with_config(config, |config| sim::replay::run(&settings, &config)),
+            None => sim::replay::run(&settings, &Config::default()).map(|()| ExitCode::SUCCESS),
+        },
     };
     done.unwrap_or_else(|error| {
         eprintln!("warmroute: {error}");

@@ -14,6 +14,7 @@ mod held;
 mod meter;
 mod model;
 mod plan;
+mod running;
 mod stream;
 mod view;
 
@@ -41,6 +42,7 @@ use self::model::Models;
 pub use self::model::PerModel;
 use crate::fleet::registry::Registry;
 use crate::ids::RequestId;
+use crate::kv::expected::Expected;
 use crate::kv::forest::Forest;
 use crate::kv::predicted::Predicted;
 use crate::observe::metrics;
@@ -167,6 +169,7 @@ pub struct Relay {
     fleet: Arc<Registry>,
     predicted: Arc<Predicted>,
     forest: Arc<Forest>,
+    expected: Arc<Expected>,
     models: Models,
     budget: RetryBudget,
     metrics: Metrics,
@@ -178,6 +181,7 @@ impl Relay {
         fleet: Arc<Registry>,
         predicted: Arc<Predicted>,
         forest: Arc<Forest>,
+        expected: Arc<Expected>,
         models: ModelSettings,
         registry: &metrics::Registry,
     ) -> Self {
@@ -187,6 +191,7 @@ impl Relay {
             fleet,
             predicted,
             forest,
+            expected,
             models: Models::new(models, registry),
             metrics: Metrics {
                 retries: registry.counters(

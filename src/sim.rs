@@ -3,5 +3,9 @@
 pub mod demo;
 pub mod engine;
 pub mod fault;
+mod progress;
+pub mod replay;
 pub mod report;
+pub mod trace;
 pub mod worker;
+mod world;

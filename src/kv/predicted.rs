@@ -109,8 +109,8 @@ pub struct Predicted {
 struct Tree {
     blocks: LinkedHashMap<BlockHash, Held, FxBuildHasher>,
     tokens: u64,
-    /// Tokens ever stored: a clock that stands still while nothing is.
-    stored_tokens: u64,
+    /// Tokens of all prompts so far: a clock that stands still while nothing is used.
+    used_tokens: u64,
     /// The worker left; nothing more is recorded.
     is_closed: bool,
 }
@@ -120,7 +120,7 @@ struct Held {
     tokens: u32,
     /// Seconds since the index was made.
     used_s: u32,
-    /// The tree's `stored_tokens` then.
+    /// The tree's `used_tokens` then.
     used_at: u64,
 }
 
@@ -205,9 +205,10 @@ impl Predicted {
             return prompt.len();
         }
         let mut held_before = 0;
+        tree.used_tokens += prompt.last().map_or(0, |last| u64::from(last.end_tokens));
+        let used_at = tree.used_tokens;
         // From the end to the start: leaves become the oldest.
         for (place, block) in prompt.iter().enumerate().rev() {
-            let used_at = tree.stored_tokens;
             match tree.blocks.to_back(&block.path) {
                 Some(held) => {
                     held_before = held_before.max(place + 1);
@@ -220,7 +221,6 @@ impl Predicted {
                         .map_or(0, |place| prompt[place].end_tokens);
                     let tokens = block.end_tokens - before;
                     tree.tokens += u64::from(tokens);
-                    tree.stored_tokens += u64::from(tokens);
                     tree.blocks.insert(
                         block.path,
                         Held {
@@ -300,7 +300,7 @@ impl Predicted {
             return false;
         };
         let age_s = now_s.saturating_sub(held.used_s);
-        tree.stored_tokens - held.used_at < capacity_tokens / FRESH
+        tree.used_tokens - held.used_at < capacity_tokens / FRESH
             && u64::from(age_s) <= u64::from(self.settings.age_max_s) / FRESH
     }
 

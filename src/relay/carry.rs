@@ -25,6 +25,7 @@ use super::meter;
 use super::plan::Excluded;
 use super::plan::NO_WORKER_RETRY_AFTER;
 use super::plan::Plan;
+use super::running::Running;
 use super::stream;
 use crate::fleet::Worker;
 use crate::fleet::breaker;
@@ -43,7 +44,7 @@ const HOLD_MAX: Duration = Duration::from_secs(30);
 /// An engine's answer, and how it was come by.
 struct Tried {
     answer: direct::Answer,
-    in_flight: InFlight,
+    running: Running,
     decision: Decision,
     tries: u32,
 }
@@ -203,6 +204,7 @@ impl Relay {
             request.prompt_tokens,
             decision.cached_tokens,
         );
+        let running = Running::new(in_flight, plan.expect(&self.expected, worker));
         let limit = self.try_limit(plan, now).min(deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let outcome = match direct::attempt(job, worker, timer).await {
@@ -213,7 +215,7 @@ impl Relay {
                 let refusal = self.refusal(&answer);
                 let tried = Tried {
                     answer,
-                    in_flight,
+                    running,
                     decision,
                     tries,
                 };
@@ -279,7 +281,7 @@ impl Relay {
     ) -> Response<Body> {
         let Tried {
             answer,
-            in_flight,
+            running,
             decision,
             tries,
         } = tried;
@@ -295,7 +297,7 @@ impl Relay {
         if job.headers.contains_key(DECISION)
             && let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(format!(
                 "worker={}; reason={}; prompt_tokens={}; cached_tokens={}; cost={:.0}; tries={tries}",
-                in_flight.worker().name,
+                running.worker().name,
                 decision.reason.as_str(),
                 plan.request.prompt_tokens,
                 decision.cached_tokens,
@@ -310,7 +312,7 @@ impl Relay {
             deadline,
         };
         let status = head.status;
-        let meter = meter::Meter::new(counted, status, in_flight, is_events);
+        let meter = meter::Meter::new(counted, status, running, is_events);
         response.map(|()| {
             stream::relay(
                 body, first, timer, limits, job.api, status, is_events, meter, job.id,

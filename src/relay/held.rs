@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
@@ -13,6 +14,9 @@ use crate::ids::WorkerId;
 use crate::kv::block;
 use crate::kv::block::Local;
 use crate::kv::block::Root;
+use crate::kv::expected;
+use crate::kv::expected::Expected;
+use crate::kv::expected::Marks;
 use crate::kv::forest::Forest;
 use crate::kv::index::Depth;
 use crate::kv::index::Index;
@@ -39,6 +43,7 @@ struct Cut {
     size: NonZeroU32,
     index: Arc<Index>,
     locals: Vec<Local>,
+    marks: Marks,
 }
 
 impl Exact {
@@ -49,6 +54,7 @@ impl Exact {
         token_ids: &[u32],
     ) -> Self {
         let adapter = group.is_adapter.then_some(&*group.model);
+        let root = block::root(adapter, cache_salt);
         let indexes = group.bases.iter().flat_map(|base| forest.of(base));
         let cuts = indexes.map(|(size, index)| {
             let mut locals = Vec::new();
@@ -56,11 +62,12 @@ impl Exact {
             Cut {
                 size,
                 index,
+                marks: expected::marks(root, &locals),
                 locals,
             }
         });
         Self {
-            root: block::root(adapter, cache_salt),
+            root,
             cuts: cuts.collect(),
         }
     }
@@ -70,9 +77,38 @@ impl Exact {
         lengths.max().unwrap_or(0)
     }
 
-    /// Tokens that workers hold, by worker. A worker of several ranks counts by the one that holds the
+    /// As the prompt's blocks are counted while they are on their way.
+    pub(super) fn marks(&self) -> impl Iterator<Item = &Marks> {
+        self.cuts.iter().map(|cut| &cut.marks)
+    }
+
+    /// Tokens that workers hold or are about to, by worker.
+    fn ask(
+        &self,
+        group: &Group,
+        expected: &Expected,
+        now: Instant,
+        holders_max: usize,
+    ) -> Vec<(WorkerId, u32)> {
+        let mut held = self.ask_trees(group);
+        for cut in &self.cuts {
+            for holder in expected.overlap(now, &cut.marks, holders_max) {
+                let tokens = holder.blocks.saturating_mul(cut.size.get());
+                match held.binary_search_by_key(&holder.worker, |(worker, _)| *worker) {
+                    Ok(found) => held[found].1 = held[found].1.max(tokens),
+                    Err(place) if group.place.contains_key(&holder.worker) => {
+                        held.insert(place, (holder.worker, tokens));
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        held
+    }
+
+    /// Tokens that workers say they hold, by worker. A worker of several ranks counts by the one that holds the
     /// least, since the request may go to any of them.
-    fn ask(&self, group: &Group) -> Vec<(WorkerId, u32)> {
+    fn ask_trees(&self, group: &Group) -> Vec<(WorkerId, u32)> {
         let mut depths: Vec<(Depth, u32)> = Vec::new();
         let mut found = Vec::new();
         for cut in &self.cuts {
@@ -119,6 +155,8 @@ impl<'a> Held<'a> {
         group: &'a Group,
         predicted: &'a Predicted,
         prompt: &'a Prompt,
+        expected: &Expected,
+        now: Instant,
         holders_max: usize,
         seed: u64,
     ) -> Self {
@@ -131,7 +169,10 @@ impl<'a> Held<'a> {
             group,
             predicted,
             blocks: &prompt.blocks,
-            exact: prompt.exact.as_ref().map(|exact| exact.ask(group)),
+            exact: prompt
+                .exact
+                .as_ref()
+                .map(|exact| exact.ask(group, expected, now, holders_max)),
             places: SmallVec::new(),
             tokens: SmallVec::new(),
             others_max,

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::counted::Counted;
 use super::counted::End;
-use crate::fleet::load::InFlight;
+use super::running::Running;
 use crate::prompt::Api;
 
 static USAGE: LazyLock<memmem::Finder<'static>> =
@@ -24,7 +24,7 @@ static DELTA: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finde
 pub(super) struct Meter {
     counted: Counted,
     status: StatusCode,
-    in_flight: InFlight,
+    running: Running,
     is_events: bool,
     has_token: bool,
     last: Instant,
@@ -36,14 +36,14 @@ impl Meter {
     pub(super) fn new(
         counted: Counted,
         status: StatusCode,
-        in_flight: InFlight,
+        running: Running,
         is_events: bool,
     ) -> Self {
         let last = counted.begun;
         Self {
             counted,
             status,
-            in_flight,
+            running,
             is_events,
             has_token: false,
             last,
@@ -53,7 +53,7 @@ impl Meter {
 
     pub(super) fn on_data(&mut self, now: Instant, data: &Bytes) {
         if !self.is_events {
-            self.in_flight.on_first_token();
+            self.running.on_first_token(now);
             // Usage stands near the end of a whole answer, so the last piece has it.
             self.usage = Some(data.clone());
             return;
@@ -71,7 +71,7 @@ impl Meter {
                 now.saturating_duration_since(self.counted.begun)
                     .as_secs_f64(),
             );
-            self.in_flight.on_first_token();
+            self.running.on_first_token(now);
         }
         if USAGE.find(data).is_some() {
             self.usage = Some(data.clone());
@@ -87,7 +87,7 @@ impl Meter {
             End::Client | End::Deadline => None,
         };
         if let Some(is_good) = is_good {
-            self.counted.model.judge(self.in_flight.worker(), is_good);
+            self.counted.model.judge(self.running.worker(), is_good);
         }
         let Some(usage) = self.usage.take().and_then(|data| usage(&data)) else {
             return;
@@ -99,7 +99,7 @@ impl Meter {
     }
 
     pub(super) fn worker(&self) -> &str {
-        &self.in_flight.worker().name
+        &self.running.worker().name
     }
 }
 

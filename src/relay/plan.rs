@@ -19,6 +19,8 @@ use crate::fleet::Snapshot;
 use crate::fleet::Worker;
 use crate::ids::WorkerId;
 use crate::kv;
+use crate::kv::expected::Coming;
+use crate::kv::expected::Expected;
 use crate::prompt::Api;
 use crate::prompt::Peek;
 use crate::routing;
@@ -37,6 +39,28 @@ pub(super) struct Plan {
     pub(super) request: routing::Request,
     pub(super) prompt: Prompt,
     pub(super) is_stream: bool,
+}
+
+impl Plan {
+    /// Counts the prompt's blocks as on their way to the worker that was chosen. Not to one of several
+    /// ranks, since nobody knows to which of them it goes.
+    pub(super) fn expect(
+        &self,
+        expected: &Arc<Expected>,
+        worker: &Worker,
+    ) -> SmallVec<[Coming; 1]> {
+        let Some(exact) = &self.prompt.exact else {
+            return SmallVec::new();
+        };
+        let place = self.group.place.get(&worker.id);
+        if place.is_none_or(|place| self.group.event_ranks[*place] != 1) {
+            return SmallVec::new();
+        }
+        let marks = exact.marks();
+        marks
+            .map(|marks| expected.expect(worker.id, marks))
+            .collect()
+    }
 }
 
 impl Relay {
@@ -110,6 +134,8 @@ impl Relay {
             &plan.group,
             &self.predicted,
             &plan.prompt,
+            &self.expected,
+            now,
             holders_max,
             plan.request.seed,
         );

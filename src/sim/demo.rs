@@ -3,7 +3,6 @@
 //! Engines, router and users share this process and talk over real sockets. What it shows is what the
 //! router does; the engines' speeds are given, so its times say nothing about any GPU.
 
-mod progress;
 mod stage;
 mod user;
 mod workload;
@@ -14,7 +13,6 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use self::progress::Progress;
 use self::stage::MODEL;
 use self::stage::Ports;
 use self::stage::Stage;
@@ -24,6 +22,7 @@ use crate::http::drain::Tasks;
 use crate::http::drain::stop_signal;
 use crate::observe;
 use crate::routing::Policy;
+use crate::sim::progress::Progress;
 use crate::sim::report;
 use crate::sim::report::Outcome;
 use crate::sim::report::Tally;
@@ -102,11 +101,12 @@ async fn act(
     let started = observe::now();
     let mut progress = Progress::start(started, name, settings.workload.requests());
     let tally = play(&settings.workload, &stage, |tally| {
-        progress.show(observe::now(), tally);
+        let now = observe::now();
+        progress.show(now, tally.requests(), || message(now - started, tally));
     })
     .await;
     let ended = observe::now();
-    progress.finish(ended, &tally);
+    progress.finish(tally.requests(), message(ended - started, &tally));
     let outcome = Outcome {
         name,
         tally,
@@ -114,6 +114,20 @@ async fn act(
         elapsed: ended.saturating_duration_since(started),
     };
     Ok((outcome, stage))
+}
+
+/// What a progress bar says of a run.
+fn message(elapsed: Duration, tally: &Tally) -> String {
+    let mut text = format!(
+        "{:>2} s  cached {:>6}  TTFT p50 {:>7}",
+        elapsed.as_secs(),
+        report::percent(tally.cached_share()),
+        report::milliseconds(tally.first_token(50)),
+    );
+    if tally.failed() > 0 {
+        text.push_str(&format!("  failed {}", tally.failed()));
+    }
+    text
 }
 
 /// Lets all users talk to the router, and calls `show` now and then.

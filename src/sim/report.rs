@@ -178,7 +178,7 @@ fn row(outcomes: &[Outcome], label: &str, cell: impl Fn(&Outcome) -> String) -> 
 }
 
 /// Labels to the left, everything else to the right.
-fn aligned(rows: &[Vec<String>]) -> String {
+pub fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..columns)
         .map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0))

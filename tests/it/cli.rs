@@ -32,6 +32,9 @@ fn wrong_arguments_are_a_usage_error() {
         &["serve", "--config"],
         &["check", "--nonsense"],
         &["sim", "--decode-ms", "soon"],
+        &["replay"],
+        &["replay", "trace", "--policies", "cache_aware,fastest"],
+        &["replay", "trace", "--speed", "0"],
         &["bridge", "--zmq", "tcp://127.0.0.1:5557"],
         &[
             "bridge",
@@ -69,13 +72,14 @@ fn help_and_version_go_to_standard_output() {
         &["serve", "--help"],
         &["bridge", "--help"],
         &["sim", "--help"],
+        &["replay", "--help"],
     ] {
         let help = warmroute(arguments);
         assert_eq!(help.status.code(), Some(0), "{arguments:?}");
         assert!(text(&help.stdout).contains("Usage: "), "{arguments:?}");
     }
     let help = warmroute(&["--help"]);
-    for command in ["serve", "check", "demo", "bridge", "sim"] {
+    for command in ["serve", "check", "demo", "bridge", "sim", "replay"] {
         assert!(text(&help.stdout).contains(command), "{command}");
     }
 }
@@ -154,5 +158,81 @@ fn a_port_in_use_is_told_with_its_key() {
         let told = text(&output.stderr);
         assert!(told.contains(&format!("{key}.listen")), "{told}");
         assert!(told.contains(&taken.to_string()), "{told}");
+    }
+}
+
+/// Three conversations of four turns each.
+fn trace() -> Removed {
+    let lines = (0..12).map(|request| {
+        let (turn, user) = (request / 3, request % 3);
+        let blocks: Vec<String> = (0..=turn).map(|it| (100 * user + it).to_string()).collect();
+        format!(
+            "{{\"timestamp\": {}, \"input_length\": {}, \"output_length\": 20, \"hash_ids\": [{}]}}\n",
+            request * 700,
+            (turn + 1) * 512,
+            blocks.join(", "),
+        )
+    });
+    Removed::new(&lines.collect::<String>())
+}
+
+#[test]
+fn a_replay_prints_a_table_and_writes_the_same_results_every_time() {
+    let (trace, config) = (trace(), Removed::new(GOOD));
+    let (json, plot) = (Removed::new(""), Removed::new(""));
+    let path = |file: &Removed| file.0.to_str().unwrap().to_owned();
+    let replay = || {
+        let output = warmroute(&[
+            "replay",
+            &path(&trace),
+            "--config",
+            &path(&config),
+            "--workers=3",
+            "--routers=2",
+            "--json",
+            &path(&json),
+            "--plot",
+            &path(&plot),
+        ]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let results = std::fs::read_to_string(&json.0).unwrap();
+        let picture = std::fs::read_to_string(&plot.0).unwrap();
+        (text(&output.stdout).to_owned(), results, picture)
+    };
+    let (table, results, picture) = replay();
+    assert_eq!((table.clone(), results.clone(), picture.clone()), replay());
+    assert!(picture.starts_with("<svg"));
+    let results: serde_json::Value = serde_json::from_str(&results).unwrap();
+    assert_eq!(results["trace"]["requests"], 12);
+    for policy in results["policies"].as_array().unwrap() {
+        assert!(
+            table.contains(policy["policy"].as_str().unwrap()),
+            "{table}"
+        );
+    }
+    // Every turn finds all of the turn before.
+    let cache_aware = &results["policies"][0];
+    assert_eq!(cache_aware["policy"], "cache_aware");
+    assert_eq!(cache_aware["cached_share"], 0.6, "{table}");
+}
+
+#[test]
+fn a_trace_that_cannot_be_replayed_is_told_with_its_line() {
+    let broken = Removed::new("{\"timestamp\": 0}\n");
+    for (path, expected) in [
+        (
+            broken.0.to_str().unwrap(),
+            "line 1: missing field `input_length`",
+        ),
+        ("/nonexistent/trace.jsonl", "/nonexistent/trace.jsonl: "),
+        ("/dev/null", "has no requests"),
+    ] {
+        let output = warmroute(&["replay", path]);
+        assert_eq!(output.status.code(), Some(1), "{path}");
+        assert!(
+            text(&output.stderr).contains(expected),
+            "{}",
+            text(&output.stderr)
+        );
     }
 }

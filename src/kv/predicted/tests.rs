@@ -135,6 +135,29 @@ fn a_prompt_longer_than_the_cache_pushes_out_no_more_than_fits() {
     assert_eq!(index.depth(worker, &prompt(&[1, 2, 3, 4, 5])), 3);
 }
 
+/// Found by `it_holds_what_a_plain_lru_holds`: reading did not move the clock by which a prompt counts as just used.
+#[test]
+fn a_prompt_that_is_only_read_again_is_used_all_the_same() {
+    let index = index(Settings {
+        tokens_per_worker: 70,
+        ..Settings::default()
+    });
+    let worker = WorkerId(2);
+    let read: [&[u64]; 6] = [
+        &[0, 2, 2],
+        &[2, 1],
+        &[2, 1],
+        &[0, 2, 2],
+        &[2, 1],
+        &[1, 0, 0, 0, 0],
+    ];
+    for locals in read {
+        index.record(index.born, worker, 0, &prompt(locals));
+    }
+    assert_eq!(index.depth(worker, &prompt(&[2, 1])), 2);
+    assert_eq!(index.depth(worker, &prompt(&[0, 2, 2])), 0);
+}
+
 #[test]
 fn a_sweep_drops_what_is_old_and_who_left() {
     let index = index(Settings {

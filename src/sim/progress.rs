@@ -8,20 +8,16 @@ use indicatif::ProgressBar;
 use indicatif::ProgressDrawTarget;
 use indicatif::ProgressStyle;
 
-use crate::sim::report;
-use crate::sim::report::Tally;
-
 /// Between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// A line of 80 characters, with the longest message.
+/// A line of 80 characters, with the demo's longest message.
 const TEMPLATE: &str = "{prefix} [{bar:16}] {pos:>4}/{len}  {msg}";
 
 #[derive(Debug)]
 pub(super) struct Progress {
-    name: &'static str,
+    name: String,
     requests: u64,
-    started: Instant,
     look: Look,
 }
 
@@ -32,7 +28,7 @@ enum Look {
 }
 
 impl Progress {
-    pub(super) fn start(now: Instant, name: &'static str, requests: u64) -> Self {
+    pub(super) fn start(now: Instant, name: &str, requests: u64) -> Self {
         let look = if std::io::stderr().is_terminal() {
             let style = ProgressStyle::with_template(TEMPLATE)
                 .unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -40,7 +36,7 @@ impl Progress {
             let target = ProgressDrawTarget::stderr();
             Look::Bar(
                 ProgressBar::with_draw_target(Some(requests), target)
-                    .with_prefix(name)
+                    .with_prefix(name.to_owned())
                     .with_style(style),
             )
         } else {
@@ -49,57 +45,40 @@ impl Progress {
             }
         };
         Self {
-            name,
+            name: name.to_owned(),
             requests,
-            started: now,
             look,
         }
     }
 
-    pub(super) fn show(&mut self, now: Instant, tally: &Tally) {
-        let message = self.message(now, tally);
+    pub(super) fn show(&mut self, now: Instant, done: u64, message: impl FnOnce() -> String) {
         match &mut self.look {
             Look::Bar(bar) => {
-                bar.set_message(message);
-                bar.set_position(tally.requests());
+                bar.set_message(message());
+                bar.set_position(done);
             }
             Look::Lines { next } if now >= *next => {
                 *next = now + LINE_EVERY;
-                self.line(tally, &message);
+                self.line(done, &message());
             }
             Look::Lines { .. } => {}
         }
     }
 
-    pub(super) fn finish(self, now: Instant, tally: &Tally) {
-        let message = self.message(now, tally);
+    pub(super) fn finish(self, done: u64, message: String) {
         match &self.look {
             Look::Bar(bar) => {
-                bar.set_position(tally.requests());
+                bar.set_position(done);
                 // Not `finish`, which would fill the bar even if requests are missing.
                 bar.abandon_with_message(message);
                 // It fills its last line and leaves the cursor there.
                 eprintln!();
             }
-            Look::Lines { .. } => self.line(tally, &message),
+            Look::Lines { .. } => self.line(done, &message),
         }
     }
 
-    fn line(&self, tally: &Tally, message: &str) {
-        let (name, done, of) = (self.name, tally.requests(), self.requests);
-        eprintln!("{name} {done:>4}/{of}  {message}");
-    }
-
-    fn message(&self, now: Instant, tally: &Tally) -> String {
-        let mut text = format!(
-            "{:>2} s  cached {:>6}  TTFT p50 {:>7}",
-            now.saturating_duration_since(self.started).as_secs(),
-            report::percent(tally.cached_share()),
-            report::milliseconds(tally.first_token(50)),
-        );
-        if tally.failed() > 0 {
-            text.push_str(&format!("  failed {}", tally.failed()));
-        }
-        text
+    fn line(&self, done: u64, message: &str) {
+        eprintln!("{} {done:>4}/{}  {message}", self.name, self.requests);
     }
 }

@@ -1,0 +1,216 @@
+//! Request traces in the format of Mooncake's release: one request a line, with its time, its lengths
+//! and the ids of its prompt's blocks. No text, only what is shared with what. Pure but for reading.
+//!
+//! ```json
+//! {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
+//! ```
+
+use std::fmt;
+use std::io;
+use std::io::BufRead;
+use std::io::Read;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// Of one line: a prompt of 50 million tokens in blocks of 512.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+/// Of all requests together; 24 bytes each for as long as a replay lasts.
+const BLOCKS_MAX: usize = 50_000_000;
+/// Since the beginning of time: 30,000 years, within which no sum overflows.
+const TIME_MAX: Duration = Duration::from_secs(1_000_000_000_000);
+/// Longer than any model's context, and short enough for sums of them.
+const TOKENS_MAX: u32 = 100_000_000;
+
+/// One request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// Since the trace's first.
+    pub at: Duration,
+    pub input_tokens: u32,
+    pub output_tokens: u32,
+    /// Names of the prompt's full blocks. Equal names stand for equal prefixes.
+    pub blocks: Vec<u64>,
+}
+
+/// What is wrong with a trace.
+#[derive(Debug)]
+pub enum Problem {
+    Read(io::Error),
+    Line { number: usize, complaint: String },
+    Empty,
+    TooLong,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::Read(error) => write!(f, "cannot be read: {error}"),
+            Problem::Line { number, complaint } => write!(f, "line {number}: {complaint}"),
+            Problem::Empty => write!(f, "has no requests"),
+            Problem::TooLong => write!(
+                f,
+                "has more than {BLOCKS_MAX} blocks in all; take the first requests only"
+            ),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Line {
+    /// Milliseconds; some traces have fractions.
+    timestamp: f64,
+    input_length: u32,
+    output_length: u32,
+    hash_ids: Vec<u64>,
+}
+
+/// Reads the first `requests_max` requests of a trace, and orders them by time.
+pub fn read(
+    mut from: impl BufRead,
+    block_tokens: NonZeroU32,
+    requests_max: usize,
+) -> Result<Vec<Entry>, Problem> {
+    let mut entries = Vec::new();
+    let mut blocks = 0;
+    let mut line = Vec::new();
+    for number in 1.. {
+        line.clear();
+        let read = (&mut from)
+            .take(LINE_BYTES_MAX)
+            .read_until(b'\n', &mut line)
+            .map_err(Problem::Read)?;
+        if read == 0 || entries.len() == requests_max {
+            break;
+        }
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let entry = parse(&line, block_tokens);
+        let entry = entry.map_err(|complaint| Problem::Line { number, complaint })?;
+        blocks += entry.blocks.len();
+        if blocks > BLOCKS_MAX {
+            return Err(Problem::TooLong);
+        }
+        entries.push(entry);
+    }
+    // Stable: requests of one moment stay in the order of the trace.
+    entries.sort_by_key(|entry| entry.at);
+    let Some(start) = entries.first().map(|first| first.at) else {
+        return Err(Problem::Empty);
+    };
+    for entry in &mut entries {
+        entry.at -= start;
+    }
+    Ok(entries)
+}
+
+fn parse(line: &[u8], block_tokens: NonZeroU32) -> Result<Entry, String> {
+    if line.len() as u64 == LINE_BYTES_MAX && !line.ends_with(b"\n") {
+        return Err(format!("is longer than {LINE_BYTES_MAX} bytes"));
+    }
+    let line: Line =
+        serde_json::from_slice(line.trim_ascii_end()).map_err(|error| without_line(&error))?;
+    let at = Duration::try_from_secs_f64(line.timestamp / 1_000.0)
+        .ok()
+        .filter(|at| *at <= TIME_MAX)
+        .ok_or_else(|| format!("timestamp {} is no time", line.timestamp))?;
+    for (name, tokens) in [
+        ("input_length", line.input_length),
+        ("output_length", line.output_length),
+    ] {
+        if tokens > TOKENS_MAX {
+            return Err(format!("{name} {tokens} is more than {TOKENS_MAX}"));
+        }
+    }
+    let full = (line.input_length / block_tokens) as usize;
+    let begun = line.input_length.div_ceil(block_tokens.get()) as usize;
+    // The last block of a prompt is seldom full; traces may name it or not.
+    if !(full..=begun).contains(&line.hash_ids.len()) {
+        return Err(format!(
+            "{} hash_ids for {} tokens, which are {begun} blocks of {block_tokens}",
+            line.hash_ids.len(),
+            line.input_length,
+        ));
+    }
+    let mut blocks = line.hash_ids;
+    blocks.truncate(full);
+    Ok(Entry {
+        at,
+        input_tokens: line.input_length,
+        output_tokens: line.output_length,
+        blocks,
+    })
+}
+
+/// The parser sees one line only, and would call it the first.
+fn without_line(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rsplit_once(" at line ") {
+        Some((what, _)) => format!("{what} at column {}", error.column()),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(text: &str) -> Result<Vec<Entry>, String> {
+        let block_tokens = NonZeroU32::new(512).unwrap();
+        read(text.as_bytes(), block_tokens, usize::MAX).map_err(|problem| problem.to_string())
+    }
+
+    #[test]
+    fn a_line_is_a_request_and_only_full_blocks_count() {
+        let text = r#"{"timestamp": 1500, "input_length": 1030, "output_length": 7, "hash_ids": [4, 5, 6], "type": "chat"}
+
+            {"timestamp": 1000.5, "input_length": 512, "output_length": 0, "hash_ids": [4]}"#;
+        let entry = |at, input_tokens, output_tokens, blocks: &[u64]| Entry {
+            at: Duration::from_micros(at),
+            input_tokens,
+            output_tokens,
+            blocks: blocks.to_vec(),
+        };
+        let expected = [entry(0, 512, 0, &[4]), entry(499_500, 1_030, 7, &[4, 5])];
+        assert_eq!(trace(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_complaint_tells_the_line() {
+        let good = r#"{"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": []}"#;
+        let check = |line: &str, expected: &str| {
+            let found = trace(&format!("{good}\n\n{line}\n{good}")).unwrap_err();
+            assert!(found.starts_with(&format!("line 3: {expected}")), "{found}");
+        };
+        check("{", "EOF while parsing an object at column 1");
+        check(r#"{"timestamp": 0}"#, "missing field `input_length`");
+        check(
+            r#"{"timestamp": -1, "input_length": 10, "output_length": 1, "hash_ids": []}"#,
+            "timestamp -1 is no time",
+        );
+        check(
+            r#"{"timestamp": 0, "input_length": 1025, "output_length": 1, "hash_ids": [1]}"#,
+            "1 hash_ids for 1025 tokens, which are 3 blocks of 512",
+        );
+        check(
+            r#"{"timestamp": 0, "input_length": 200000000, "output_length": 1, "hash_ids": []}"#,
+            "input_length 200000000 is more than 100000000",
+        );
+        check(&"x".repeat(2 << 20), "is longer than 1048576 bytes");
+    }
+
+    #[test]
+    fn a_trace_without_requests_is_refused() {
+        assert_eq!(trace("\n \n").unwrap_err(), "has no requests");
+    }
+
+    #[test]
+    fn only_the_first_requests_are_read() {
+        let line = r#"{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": []}"#;
+        let text = format!("{line}\n{line}\nbroken");
+        let block_tokens = NonZeroU32::new(16).unwrap();
+        assert_eq!(read(text.as_bytes(), block_tokens, 2).unwrap().len(), 2);
+    }
+}
