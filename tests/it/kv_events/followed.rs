@@ -227,6 +227,8 @@ impl Drop for Last {
 pub(super) fn quick() -> Config {
     let mut config = config();
     config.events.stream.silence_ms = 400;
+    // What was just sent and is evicted again would count as held for so long.
+    config.events.expected.grace_ms = 0;
     config.events.stream.replay_timeout_ms = 500;
     config.events.zmq.backoff_max_ms = 200;
     config.events.grpc.backoff_max_ms = 200;
