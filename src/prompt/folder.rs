@@ -137,7 +137,10 @@ fn object(value: Option<Value>) -> Map<String, Value> {
 
 fn kind(folder: &Path) -> Result<Option<String>, Error> {
     let config = object(json(&folder.join("config.json"))?);
-    Ok(config["model_type"].as_str().map(str::to_owned))
+    Ok(config
+        .get("model_type")
+        .and_then(Value::as_str)
+        .map(str::to_owned))
 }
 
 /// Weights and a tokenizer in Mistral's own format.
@@ -213,10 +216,7 @@ fn templates(
     Ok(templates)
 }
 
-fn special_tokens(
-    folder: &Path,
-    config: &Map<String, Value>,
-) -> Result<Map<String, Value>, Error> {
+fn special_tokens(folder: &Path, config: &Map<String, Value>) -> Result<Map<String, Value>, Error> {
     let mut map = config.clone();
     if !config.contains_key("added_tokens_decoder") {
         map.extend(object(json(&folder.join("special_tokens_map.json"))?));
@@ -253,7 +253,9 @@ fn with_added_tokens(
             .is_some_and(|all| all.iter().any(|token| token["content"] == content))
     };
     let mut missing = Vec::new();
-    let decoder = config.get("added_tokens_decoder").and_then(Value::as_object);
+    let decoder = config
+        .get("added_tokens_decoder")
+        .and_then(Value::as_object);
     for (id, token) in decoder.into_iter().flatten() {
         if let (Ok(id), Some(content)) = (id.parse::<u32>(), token["content"].as_str())
             && !is_known(&tokenizer, content)
@@ -265,7 +267,9 @@ fn with_added_tokens(
     }
     missing.sort_by_key(|(id, _)| *id);
     for (_, content) in special {
-        let Some(content) = content.as_str() else { continue };
+        let Some(content) = content.as_str() else {
+            continue;
+        };
         let is_missing = missing.iter().any(|(_, token)| token["content"] == content);
         // One that is a word of the vocabulary becomes a token of its own; others would get an id
         // beyond what the model was trained with, and are left out.

@@ -218,10 +218,22 @@ impl Renderer {
         continues: bool,
         now_s: i64,
     ) -> Result<String, Unknown> {
-        let mut messages = conversation.messages;
-        if !template.knows_developer() {
-            messages = message::developers_as_system(messages);
-        }
+        let messages = match template.knows_developer() {
+            true => conversation.messages,
+            false => message::developers_as_system(conversation.messages),
+        };
+        self.apply_to(template, messages, kwargs, continues, now_s)
+    }
+
+    /// What `apply_chat_template` does.
+    fn apply_to(
+        &self,
+        template: &Template,
+        mut messages: Vec<Map<String, Value>>,
+        kwargs: &Map<String, Value>,
+        continues: bool,
+        now_s: i64,
+    ) -> Result<String, Unknown> {
         let last = match continues {
             true => Some(mark_end(&mut messages, template.source())?),
             false => None,
@@ -256,7 +268,7 @@ impl Renderer {
             .collect();
         put("messages", minijinja::Value::from(messages));
         put(template::now_key(), minijinja::Value::from(now_s));
-        context.into_iter().collect()
+        minijinja::Value::from_pairs(context)
     }
 }
 
@@ -308,10 +320,10 @@ fn into_jinja(value: Value) -> minijinja::Value {
         Value::Array(items) => {
             minijinja::Value::from(items.into_iter().map(into_jinja).collect::<Vec<_>>())
         }
-        Value::Object(map) => map
-            .into_iter()
-            .map(|(key, value)| (minijinja::Value::from(key), into_jinja(value)))
-            .collect(),
+        Value::Object(map) => minijinja::Value::from_pairs(
+            map.into_iter()
+                .map(|(key, value)| (minijinja::Value::from(key), into_jinja(value))),
+        ),
         Value::Null => minijinja::Value::from(()),
         Value::Bool(is) => minijinja::Value::from(is),
         Value::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {

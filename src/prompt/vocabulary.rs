@@ -11,8 +11,8 @@ use std::panic::catch_unwind;
 
 use serde_json::Value;
 
-pub use self::cuts::Pieces;
 use self::cuts::Cuts;
+pub use self::cuts::Pieces;
 
 /// Room for a text's ids before they are known: a token is about four bytes, and rarely below three.
 const BYTES_PER_TOKEN_MIN: usize = 3;
@@ -41,8 +41,7 @@ impl Vocabulary {
             json.insert("padding".to_owned(), Value::Null);
         }
         let cuts = Cuts::new(&json)?;
-        let tokenizer =
-            fastokens::Tokenizer::from_json(json).map_err(|error| error.to_string())?;
+        let tokenizer = fastokens::Tokenizer::from_json(json).map_err(|error| error.to_string())?;
         let mut vocabulary = Self {
             tokenizer,
             cuts,
@@ -94,12 +93,9 @@ impl Vocabulary {
             .windows(bare.len().max(1))
             .position(|window| window == bare)
             .ok_or("its post-processor changes more than start and end")?;
-        Ok((
-            marked[..at].to_vec(),
-            marked[at + bare.len()..].to_vec(),
-        ))
+        Ok((marked[..at].to_vec(), marked[at + bare.len()..].to_vec()))
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::prompt) mod tests;

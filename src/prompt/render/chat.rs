@@ -118,7 +118,9 @@ fn tool(tool: Value) -> Result<Value, Unknown> {
     let Value::Object(mut tool) = tool else {
         return Err(wrong());
     };
-    let defer = tool.shift_remove("defer_loading").filter(|it| !it.is_null());
+    let defer = tool
+        .shift_remove("defer_loading")
+        .filter(|it| !it.is_null());
     match tool.shift_remove("function") {
         Some(Value::Object(mut function)) => {
             if let Some(defer) = &defer

@@ -308,7 +308,10 @@ pub(super) fn developers_as_system(
             message.shift_remove("tools");
         }
     }
-    let is_one_at_the_start = messages.iter().skip(1).all(|message| !is(message, "system"));
+    let is_one_at_the_start = messages
+        .iter()
+        .skip(1)
+        .all(|message| !is(message, "system"));
     if is_one_at_the_start {
         return messages;
     }

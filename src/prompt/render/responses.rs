@@ -102,7 +102,10 @@ fn message(role: &str, key: &str, value: Value) -> Map<String, Value> {
 
 /// Whether the model is to go on with what is said there.
 fn is_unfinished(item: &Map<String, Value>) -> bool {
-    let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
+    let kind = item
+        .get("type")
+        .and_then(Value::as_str)
+        .unwrap_or("message");
     let status = item.get("status").and_then(Value::as_str);
     matches!(kind, "message" | "reasoning") && matches!(status, Some("in_progress" | "incomplete"))
 }
@@ -241,7 +244,10 @@ fn functions(tools: Vec<Map<String, Value>>) -> Result<Vec<Value>, Unknown> {
                         continue;
                     }
                     let mut inner = inner.clone();
-                    let name = inner.get("name").and_then(Value::as_str).ok_or_else(wrong)?;
+                    let name = inner
+                        .get("name")
+                        .and_then(Value::as_str)
+                        .ok_or_else(wrong)?;
                     let name = flat(namespace, name);
                     inner.insert("name".to_owned(), name.into());
                     shown.push(super::function_tool(inner).ok_or_else(wrong)?);

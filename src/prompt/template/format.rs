@@ -103,9 +103,17 @@ impl<'t> Found<'t> {
     }
 
     /// Whether some call of a macro hands a message's content to this parameter.
-    fn is_handed(&self, within: usize, parameter: &str, is_content: &dyn Fn(&Expr<'_>) -> bool) -> bool {
+    fn is_handed(
+        &self,
+        within: usize,
+        parameter: &str,
+        is_content: &dyn Fn(&Expr<'_>) -> bool,
+    ) -> bool {
         let made = self.macros[within];
-        let place = made.args.iter().position(|arg| name(arg) == Some(parameter));
+        let place = made
+            .args
+            .iter()
+            .position(|arg| name(arg) == Some(parameter));
         let Some(place) = place else { return false };
         self.calls
             .iter()
@@ -128,7 +136,6 @@ impl<'t> Found<'t> {
             self.inside(statement, within);
         }
     }
-
 
     fn inside(&mut self, statement: &'t Stmt<'t>, within: Option<usize>) {
         match statement {

@@ -133,7 +133,9 @@ fn cuts_at_lines(json: &Value) -> bool {
     let is_kept = normalizer.is_null()
         || normalizer["type"] == "NFC"
         || (normalizer["type"] == "Sequence"
-            && normalizer["normalizers"].as_array().is_some_and(|all| all.is_empty()));
+            && normalizer["normalizers"]
+                .as_array()
+                .is_some_and(|all| all.is_empty()));
     let steps = match json["pre_tokenizer"]["type"].as_str() {
         Some("Sequence") => json["pre_tokenizer"]["pretokenizers"].as_array(),
         _ => None,
