@@ -103,11 +103,7 @@ impl Folder {
         let vocabulary =
             Vocabulary::new(tokenizer).map_err(|why| Error::Tokenizer(tokenizer_path, why))?;
         Ok(Self {
-            renderer: Renderer {
-                templates,
-                special_tokens,
-                options,
-            },
+            renderer: Renderer::new(templates, special_tokens, options),
             vocabulary,
         })
     }

@@ -6,6 +6,7 @@
 
 mod chat;
 mod completions;
+mod continued;
 mod message;
 mod responses;
 
@@ -32,9 +33,6 @@ const NOT_FOR_TEMPLATES: &[&str] = &[
     "return_assistant_tokens_mask",
     "tokenizer_kwargs",
 ];
-/// Marks the place where the last message ends, so that what the template adds after it can be cut
-/// off. The engine uses the same words, so a message that has them is cut at the same place.
-const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// How the engines of a model were started, as far as it changes what they render.
 #[derive(Clone, Debug, Default)]
@@ -65,7 +63,10 @@ pub enum Unknown {
 }
 
 impl Unknown {
-    /// For a metric's label.
+    pub const REASONS: [&'static str; 6] =
+        ["api", "body", "refused", "field", "tokenizer", "too_long"];
+
+    /// For a metric's label: one of `REASONS`.
     pub fn reason(&self) -> &'static str {
         match self {
             Unknown::Api => "api",
@@ -122,10 +123,9 @@ impl Text {
 /// Renders the requests of one model.
 #[derive(Debug)]
 pub struct Renderer {
-    pub(super) templates: Templates,
-    /// `bos_token` and its kin, which templates may say.
-    pub(super) special_tokens: Map<String, Value>,
-    pub(super) options: Options,
+    templates: Templates,
+    special_tokens: Map<String, Value>,
+    options: Options,
 }
 
 /// A model may have a template of its own for requests with tools.
@@ -145,6 +145,15 @@ struct Chat {
 }
 
 impl Renderer {
+    /// `special_tokens` are `bos_token` and its kin, which templates may say.
+    pub fn new(templates: Templates, special_tokens: Map<String, Value>, options: Options) -> Self {
+        Self {
+            templates,
+            special_tokens,
+            options,
+        }
+    }
+
     /// `now_s` is the time in seconds since 1970, for templates that tell the model the date.
     pub fn render(&self, api: Api, body: &[u8], now_s: i64) -> Result<Prompt, Unknown> {
         let chat = match api {
@@ -235,7 +244,7 @@ impl Renderer {
         now_s: i64,
     ) -> Result<String, Unknown> {
         let last = match continues {
-            true => Some(mark_end(&mut messages, template.source())?),
+            true => Some(continued::mark_end(&mut messages, template.source())?),
             false => None,
         };
         let context = self.context(messages, kwargs, now_s);
@@ -243,7 +252,7 @@ impl Renderer {
             .render(context)
             .map_err(|error| Unknown::Refused(error.0))?;
         match last {
-            Some(last) => cut_at_mark(text, &last),
+            Some(last) => continued::cut_at_mark(text, &last),
             None => Ok(text),
         }
     }
@@ -332,63 +341,6 @@ fn into_jinja(value: Value) -> minijinja::Value {
             (None, None, number) => minijinja::Value::from(number.unwrap_or(f64::NAN)),
         },
     }
-}
-
-/// Puts the tag behind the last message's last text, which is returned as it was.
-fn mark_end(messages: &mut [Map<String, Value>], source: &str) -> Result<String, Unknown> {
-    let refused = |why: &str| Unknown::Refused(why.to_owned());
-    if !source.contains("content") {
-        return Err(refused("the template says no content to continue"));
-    }
-    let last = messages
-        .last_mut()
-        .and_then(|message| message.get_mut("content"));
-    let text = match last {
-        Some(Value::String(text)) => Some(text),
-        Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| match part {
-            Value::Object(part) => match part.get_mut("text") {
-                Some(Value::String(text)) => Some(text),
-                _ => None,
-            },
-            _ => None,
-        }),
-        _ => None,
-    };
-    let text = text.ok_or_else(|| refused("the last message has no text to continue"))?;
-    let last = text.clone();
-    text.push_str(CONTINUE_TAG);
-    Ok(last)
-}
-
-fn cut_at_mark(mut text: String, last: &str) -> Result<String, Unknown> {
-    let tag = CONTINUE_TAG.trim_end();
-    let at = match text.rfind(tag) {
-        Some(at) if text.contains(python_strip(last)) => at,
-        _ => {
-            let why = "the template does not show the message to continue";
-            return Err(Unknown::Refused(why.to_owned()));
-        }
-    };
-    let keeps_spaces = text[at..].starts_with(CONTINUE_TAG);
-    text.truncate(at);
-    if !keeps_spaces {
-        // The template trims what it is given, so what came before the tag is trimmed as well.
-        text.truncate(python_strip_end(&text).len());
-    }
-    Ok(text)
-}
-
-/// Python's white space: Unicode's, and four separators of old that Unicode calls controls.
-fn is_python_space(char: char) -> bool {
-    char.is_whitespace() || ('\x1c'..='\x1f').contains(&char)
-}
-
-fn python_strip(text: &str) -> &str {
-    text.trim_matches(is_python_space)
-}
-
-fn python_strip_end(text: &str) -> &str {
-    text.trim_end_matches(is_python_space)
 }
 
 fn common_start(one: &str, other: &str) -> usize {

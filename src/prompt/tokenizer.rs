@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use prometheus::IntCounterVec;
+use prometheus::IntCounter;
 use serde::Deserialize;
 use serde::Serialize;
 
@@ -47,26 +47,31 @@ impl Default for Settings {
 
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    prompts: IntCounterVec,
+    whole: IntCounter,
+    part: IntCounter,
+    unknown: [IntCounter; Unknown::REASONS.len()],
 }
 
 impl Metrics {
     pub fn new(registry: &Registry) -> Self {
+        let prompts = registry.counters(
+            "warmroute_tokens_prompts_total",
+            "Prompts by how their tokens were found: known to the end, up to an image, or why not.",
+            &["outcome"],
+        );
+        let of = |outcome| prompts.with_label_values(&[outcome]);
         Self {
-            prompts: registry.counters(
-                "warmroute_tokens_prompts_total",
-                "Prompts by how their tokens were found: known to the end, up to an image, or why not.",
-                &["outcome"],
-            ),
+            whole: of("whole"),
+            part: of("part"),
+            unknown: Unknown::REASONS.map(of),
         }
     }
 
-    fn count<T>(&self, found: &Result<T, Unknown>, outcome: impl Fn(&T) -> &'static str) {
-        let outcome = match found {
-            Ok(found) => outcome(found),
-            Err(unknown) => unknown.reason(),
-        };
-        self.prompts.with_label_values(&[outcome]).inc();
+    fn count_unknown(&self, unknown: &Unknown) {
+        let found = Unknown::REASONS.iter().zip(&self.unknown);
+        for (_, counter) in found.filter(|(reason, _)| **reason == unknown.reason()) {
+            counter.inc();
+        }
     }
 }
 
@@ -134,11 +139,8 @@ impl Tokenizer {
     }
 
     pub fn prepare(&self, api: Api, body: &[u8], now_s: i64) -> Result<Prepared<'_>, Unknown> {
-        let prepared = self.find_known(api, body, now_s);
-        if prepared.is_err() {
-            self.metrics.count(&prepared, |_| "");
-        }
-        prepared
+        self.find_known(api, body, now_s)
+            .inspect_err(|unknown| self.metrics.count_unknown(unknown))
     }
 
     /// Whether what `prepare` left is too much for the thread that serves requests.
@@ -196,10 +198,11 @@ impl Prepared<'_> {
     pub fn finish(self) -> Result<Tokens, Unknown> {
         let metrics = &self.tokenizer.metrics;
         let tokens = self.encode_new();
-        metrics.count(&tokens, |tokens| match tokens.unknown_bytes {
-            0 => "whole",
-            _ => "part",
-        });
+        match &tokens {
+            Ok(tokens) if tokens.unknown_bytes == 0 => metrics.whole.inc(),
+            Ok(_) => metrics.part.inc(),
+            Err(unknown) => metrics.count_unknown(unknown),
+        }
         tokens
     }
 

@@ -19,14 +19,11 @@ fn tokenizer(name: &str, memory_bytes_max: u64) -> Tokenizer {
     let registry = Registry::default();
     let settings = cache::Settings { memory_bytes_max };
     let cache = Cache::new(&settings, 3, cache::Metrics::new(&registry));
-    let renderer = Renderer {
-        templates: Templates {
-            plain: Some(Template::new(CHATML).unwrap()),
-            with_tools: None,
-        },
-        special_tokens: Map::new(),
-        options: Options::default(),
+    let templates = Templates {
+        plain: Some(Template::new(CHATML).unwrap()),
+        with_tools: None,
     };
+    let renderer = Renderer::new(templates, Map::new(), Options::default());
     Tokenizer::new(
         renderer,
         vocabulary(name),
