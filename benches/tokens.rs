@@ -100,10 +100,10 @@ fn text(bytes: usize, seed: &mut u64) -> String {
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let word = (*seed >> 33) as usize;
         text.push_str(WORDS[word % WORDS.len()]);
-        if word % 7 == 0 {
+        if word.is_multiple_of(7) {
             text.push_str(&format!("{:x}", *seed >> 48));
         }
-        text.push_str(if word % 23 == 0 { ".\n" } else { " " });
+        text.push_str(if word.is_multiple_of(23) { ".\n" } else { " " });
     }
     text
 }
