@@ -4,7 +4,11 @@
 //! 100,000 tokens, 2 ms from body to ids; a 2 KB prompt that is repeated, well below the 30 us that a
 //! request may cost the router.
 //!
-//! MEASURED
+//! Measured on 2 cores of a virtual machine that eight other processes were busy on (wall time, so the
+//! budgets are to be measured again on a quiet one): new text 95 to 120 MB/s, its words being few;
+//! real text of a vocabulary of 64,000 words, never seen, 21 MB/s, where `tokenizers` had 2.4 in the
+//! same run. Next turn of 2 KB of a 400 KB chat: 3.1 to 3.9 ms, **above its budget**, of which 1.8 are
+//! reading the body and rendering it and 0.6 finding what is known. A 2 KB chat again: 17 us.
 
 use std::hint::black_box;
 use std::path::Path;
