@@ -2,7 +2,13 @@
 //! blocks. Nothing is kept, rebuilt or changed; unknown fields are skipped. Pure.
 
 mod blocks;
+pub mod cache;
 mod canonical;
+pub mod folder;
+pub mod render;
+pub mod template;
+pub mod tokenizer;
+pub mod vocabulary;
 
 use std::borrow::Cow;
 use std::fmt;

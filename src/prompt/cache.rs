@@ -1,0 +1,182 @@
+//! Pieces of text and their ids, so that a conversation's next turn tokenises only what is new.
+//!
+//! Kept by the piece and not by the prefix: a piece's ids depend on nothing around it
+//! (`vocabulary::cuts`), so a system prompt or a tool's description is known wherever it stands. The text
+//! itself is kept and compared: two texts of one hash must not be taken for each other, since ids
+//! may be sent to an engine. Bounded in bytes; the least recently used goes first.
+
+use hashlink::LinkedHashMap;
+use parking_lot::Mutex;
+use prometheus::IntCounter;
+use prometheus::IntGauge;
+use rustc_hash::FxBuildHasher;
+use serde::Deserialize;
+use serde::Serialize;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::observe::metrics::Registry;
+
+/// Locks, each over its share of the pieces and the bytes: a carrier seldom waits for another.
+const SHARDS: usize = 32;
+/// What a piece takes beside its text and ids: keys, links, the allocations' own.
+const ENTRY_BYTES: usize = 120;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// Texts and ids that are kept, all models together. 0 keeps nothing.
+    pub memory_bytes_max: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            // Text and ids take about two bytes for one of text: 100 conversations of 100,000
+            // tokens, or some thousands of short ones with the prompts that they share.
+            memory_bytes_max: 128 << 20,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    bytes: IntGauge,
+    known: IntCounter,
+    new: IntCounter,
+    forgotten: IntCounter,
+}
+
+impl Metrics {
+    pub fn new(registry: &Registry) -> Self {
+        let looked_up = registry.counters(
+            "warmroute_tokens_text_bytes_total",
+            "Bytes of prompt text by whether their tokens were known from an earlier prompt.",
+            &["known"],
+        );
+        Self {
+            bytes: registry.gauge(
+                "warmroute_tokens_cache_bytes",
+                "Memory of the texts whose tokens are kept.",
+            ),
+            known: looked_up.with_label_values(&["yes"]),
+            new: looked_up.with_label_values(&["no"]),
+            forgotten: registry.counter(
+                "warmroute_tokens_cache_forgotten_bytes_total",
+                "Memory of texts whose tokens were forgotten for newer ones.",
+            ),
+        }
+    }
+}
+
+/// Which vocabulary an id belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VocabularyId(pub u32);
+
+#[derive(Debug)]
+pub struct Cache {
+    shards: Box<[Mutex<Shard>]>,
+    shard_bytes_max: usize,
+    /// Of this process: nobody can prepare texts that share a hash.
+    seed: u64,
+    metrics: Metrics,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    /// Least recently used first.
+    pieces: LinkedHashMap<u64, Piece, FxBuildHasher>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Piece {
+    vocabulary: VocabularyId,
+    text: Box<str>,
+    ids: Box<[u32]>,
+}
+
+impl Piece {
+    fn bytes(&self) -> usize {
+        self.text.len() + size_of_val(&*self.ids) + ENTRY_BYTES
+    }
+}
+
+impl Cache {
+    pub fn new(settings: &Settings, seed: u64, metrics: Metrics) -> Self {
+        let bytes_max = usize::try_from(settings.memory_bytes_max).unwrap_or(usize::MAX);
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shard_bytes_max: bytes_max / SHARDS,
+            seed,
+            metrics,
+        }
+    }
+
+    /// Appends a piece's ids, where they are known.
+    pub fn get(&self, vocabulary: VocabularyId, text: &str, ids: &mut Vec<u32>) -> bool {
+        let hash = self.hash(vocabulary, text);
+        let mut shard = self.shard(hash).lock();
+        let is_known = match shard.pieces.to_back(&hash) {
+            Some(piece) if piece.vocabulary == vocabulary && *piece.text == *text => {
+                ids.extend_from_slice(&piece.ids);
+                true
+            }
+            _ => false,
+        };
+        drop(shard);
+        let counter = match is_known {
+            true => &self.metrics.known,
+            false => &self.metrics.new,
+        };
+        counter.inc_by(text.len() as u64);
+        is_known
+    }
+
+    pub fn put(&self, vocabulary: VocabularyId, text: &str, ids: &[u32]) {
+        let piece = Piece {
+            vocabulary,
+            text: text.into(),
+            ids: ids.into(),
+        };
+        let bytes = piece.bytes();
+        if bytes > self.shard_bytes_max {
+            return;
+        }
+        let hash = self.hash(vocabulary, text);
+        let mut forgotten = 0;
+        let mut shard = self.shard(hash).lock();
+        shard.bytes += bytes;
+        let mut replaced = 0;
+        if let Some(old) = shard.pieces.insert(hash, piece) {
+            replaced = old.bytes();
+            shard.bytes -= replaced;
+        }
+        while shard.bytes > self.shard_bytes_max {
+            let Some((_, oldest)) = shard.pieces.pop_front() else {
+                break;
+            };
+            shard.bytes -= oldest.bytes();
+            forgotten += oldest.bytes();
+        }
+        drop(shard);
+        let grown = bytes as i64 - replaced as i64 - forgotten as i64;
+        self.metrics.bytes.add(grown);
+        self.metrics.forgotten.inc_by(forgotten as u64);
+    }
+
+    pub fn memory_bytes(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().bytes).sum()
+    }
+
+    fn hash(&self, vocabulary: VocabularyId, text: &str) -> u64 {
+        xxh3_64_with_seed(text.as_bytes(), self.seed ^ u64::from(vocabulary.0))
+    }
+
+    fn shard(&self, hash: u64) -> &Mutex<Shard> {
+        // The map's own hasher uses the low bits.
+        &self.shards[(hash >> 32) as usize % SHARDS]
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,294 @@
+//! A model's folder, as it lies on a hub or beside an engine -> what renders and tokenises its requests.
+//!
+//! Read once, at start. What counts where two files say the same is as `transformers` 5 and vLLM 0.32
+//! have it: `tokenizer.json` for the vocabulary and the marks around a text, `chat_template.jinja`
+//! before `tokenizer_config.json` for the template, `special_tokens_map.json` only where the
+//! configuration lists no added tokens.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::path::PathBuf;
+
+use serde_json::Map;
+use serde_json::Value;
+
+use super::render::Options;
+use super::render::Renderer;
+use super::render::Templates;
+use super::template;
+use super::template::Template;
+use super::vocabulary::Vocabulary;
+
+const SPECIAL_TOKENS: &[&str] = &[
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
+/// Models whose chats vLLM renders in code of its own, whatever template lies in the folder.
+const RENDERED_IN_CODE: &[&str] = &[
+    "gpt_oss",
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v41",
+    "kimi_k3",
+    "inkling",
+];
+
+#[derive(Debug)]
+pub struct Folder {
+    pub renderer: Renderer,
+    pub vocabulary: Vocabulary,
+}
+
+/// What is wrong with a folder. Each says the file.
+#[derive(Debug)]
+pub enum Error {
+    Read(PathBuf, io::Error),
+    Json(PathBuf, serde_json::Error),
+    /// No `tokenizer.json`; the engine builds its own from other files.
+    NoTokenizer(PathBuf),
+    /// The engine takes Mistral's own tokenizer here, which this is not.
+    Mistral(PathBuf),
+    Tokenizer(PathBuf, String),
+    Template(PathBuf, template::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Read(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::Json(path, error) => write!(f, "{}: not JSON: {error}", path.display()),
+            Error::NoTokenizer(path) => write!(
+                f,
+                "{}: no tokenizer.json; save one with transformers' `save_pretrained`",
+                path.display()
+            ),
+            Error::Mistral(path) => write!(
+                f,
+                "{}: the engine tokenises this model with mistral_common, which is not known here",
+                path.display()
+            ),
+            Error::Tokenizer(path, why) => write!(f, "{}: {why}", path.display()),
+            Error::Template(path, why) => {
+                write!(f, "{}: the chat template: {why}", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl Folder {
+    /// `template` is the file that the engine was given with `--chat-template`.
+    pub fn read(folder: &Path, template: Option<&Path>, options: Options) -> Result<Self, Error> {
+        let tokenizer_path = folder.join("tokenizer.json");
+        let tokenizer = json(&tokenizer_path)?;
+        let tokenizer = tokenizer.ok_or_else(|| Error::NoTokenizer(folder.to_owned()))?;
+        if is_mistral(folder)? {
+            return Err(Error::Mistral(folder.to_owned()));
+        }
+        let config = object(json(&folder.join("tokenizer_config.json"))?);
+        let special_tokens = special_tokens(folder, &config)?;
+        let templates = match kind(folder)? {
+            Some(kind) if RENDERED_IN_CODE.contains(&kind.as_str()) => Templates::default(),
+            _ => templates(folder, template, &config)?,
+        };
+        let tokenizer = with_added_tokens(tokenizer, &config, &special_tokens);
+        let vocabulary =
+            Vocabulary::new(tokenizer).map_err(|why| Error::Tokenizer(tokenizer_path, why))?;
+        Ok(Self {
+            renderer: Renderer::new(templates, special_tokens, options),
+            vocabulary,
+        })
+    }
+}
+
+fn text(path: &Path) -> Result<Option<String>, Error> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::Read(path.to_owned(), error)),
+    }
+}
+
+fn json(path: &Path) -> Result<Option<Value>, Error> {
+    text(path)?
+        .map(|text| serde_json::from_str(&text))
+        .transpose()
+        .map_err(|error| Error::Json(path.to_owned(), error))
+}
+
+fn object(value: Option<Value>) -> Map<String, Value> {
+    match value {
+        Some(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+fn kind(folder: &Path) -> Result<Option<String>, Error> {
+    let config = object(json(&folder.join("config.json"))?);
+    Ok(config
+        .get("model_type")
+        .and_then(Value::as_str)
+        .map(str::to_owned))
+}
+
+/// Weights and a tokenizer in Mistral's own format.
+fn is_mistral(folder: &Path) -> Result<bool, Error> {
+    let read = |error| Error::Read(folder.to_owned(), error);
+    let (mut has_weights, mut has_tokenizer) = (false, false);
+    for entry in fs::read_dir(folder).map_err(read)? {
+        let name = entry.map_err(read)?.file_name();
+        let name = name.to_string_lossy();
+        has_weights |= name.starts_with("consolidated") && name.ends_with(".safetensors");
+        has_tokenizer |= name == "tekken.json" || name.starts_with("tokenizer.model.v");
+    }
+    Ok(has_weights && has_tokenizer)
+}
+
+fn templates(
+    folder: &Path,
+    given: Option<&Path>,
+    config: &Map<String, Value>,
+) -> Result<Templates, Error> {
+    let compile = |path: &Path, source: &str| {
+        Template::new(source).map_err(|error| Error::Template(path.to_owned(), error))
+    };
+    if let Some(path) = given {
+        let source = text(path)?.ok_or_else(|| {
+            Error::Read(path.to_owned(), io::Error::from(io::ErrorKind::NotFound))
+        })?;
+        return Ok(Templates {
+            plain: Some(compile(path, &source)?),
+            with_tools: None,
+        });
+    }
+    let config_path = folder.join("tokenizer_config.json");
+    let mut named: Vec<(String, PathBuf, String)> = Vec::new();
+    let path = folder.join("chat_template.jinja");
+    if let Some(source) = text(&path)? {
+        named.push(("default".to_owned(), path, source));
+        let path = folder.join("additional_chat_templates/tool_use.jinja");
+        if let Some(source) = text(&path)? {
+            named.push(("tool_use".to_owned(), path, source));
+        }
+    } else {
+        match config.get("chat_template") {
+            Some(Value::String(source)) => {
+                named.push(("default".to_owned(), config_path, source.clone()));
+            }
+            Some(Value::Array(list)) => {
+                for each in list {
+                    if let (Some(name), Some(source)) =
+                        (each["name"].as_str(), each["template"].as_str())
+                    {
+                        named.push((name.to_owned(), config_path.clone(), source.to_owned()));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let find = |name: &str| named.iter().find(|(each, ..)| each == name);
+    let mut templates = Templates::default();
+    if let Some((_, path, source)) = find("default") {
+        templates.plain = Some(compile(path, source)?);
+    }
+    if let Some((_, path, source)) = find("tool_use") {
+        templates.with_tools = Some(compile(path, source)?);
+    }
+    // Of models that see: their processor's own, which counts for requests without tools.
+    let path = folder.join("chat_template.json");
+    if let Some(Value::String(source)) = object(json(&path)?).get("chat_template") {
+        let tokenizers_own = templates.plain.replace(compile(&path, source)?);
+        templates.with_tools = templates.with_tools.or(tokenizers_own);
+    }
+    Ok(templates)
+}
+
+fn special_tokens(folder: &Path, config: &Map<String, Value>) -> Result<Map<String, Value>, Error> {
+    let mut map = config.clone();
+    if !config.contains_key("added_tokens_decoder") {
+        map.extend(object(json(&folder.join("special_tokens_map.json"))?));
+    }
+    let content = |value: &Value| match value {
+        Value::Object(token) => token.get("content").cloned(),
+        Value::String(_) => Some(value.clone()),
+        _ => None,
+    };
+    let mut special = Map::new();
+    for name in SPECIAL_TOKENS {
+        if let Some(token) = map.get(*name).and_then(content) {
+            special.insert((*name).to_owned(), token);
+        }
+    }
+    // A model's own: any `..._token` of the configuration.
+    for (name, value) in map.iter().filter(|(name, _)| name.ends_with("_token")) {
+        if let (false, Some(token)) = (special.contains_key(name), content(value)) {
+            special.insert(name.clone(), token);
+        }
+    }
+    Ok(special)
+}
+
+/// What the engine adds to the vocabulary as it loads: tokens that only the configuration knows.
+fn with_added_tokens(
+    mut tokenizer: Value,
+    config: &Map<String, Value>,
+    special: &Map<String, Value>,
+) -> Value {
+    let is_known = |tokenizer: &Value, content: &str| {
+        tokenizer["added_tokens"]
+            .as_array()
+            .is_some_and(|all| all.iter().any(|token| token["content"] == content))
+    };
+    let mut missing = Vec::new();
+    let decoder = config
+        .get("added_tokens_decoder")
+        .and_then(Value::as_object);
+    for (id, token) in decoder.into_iter().flatten() {
+        if let (Ok(id), Some(content)) = (id.parse::<u32>(), token["content"].as_str())
+            && !is_known(&tokenizer, content)
+        {
+            let mut token = token.clone();
+            token["id"] = id.into();
+            missing.push((id, token));
+        }
+    }
+    missing.sort_by_key(|(id, _)| *id);
+    for (_, content) in special {
+        let Some(content) = content.as_str() else {
+            continue;
+        };
+        let is_missing = missing.iter().any(|(_, token)| token["content"] == content);
+        // One that is a word of the vocabulary becomes a token of its own; others would get an id
+        // beyond what the model was trained with, and are left out.
+        if let (Some(id), false, false) = (
+            tokenizer["model"]["vocab"][content].as_u64(),
+            is_missing,
+            is_known(&tokenizer, content),
+        ) {
+            let token = serde_json::json!({
+                "id": id, "content": content, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true,
+            });
+            missing.push((id as u32, token));
+        }
+    }
+    if let Some(added) = tokenizer["added_tokens"].as_array_mut() {
+        added.extend(missing.into_iter().map(|(_, token)| token));
+    } else {
+        let tokens = missing.into_iter().map(|(_, token)| token).collect();
+        tokenizer["added_tokens"] = Value::Array(tokens);
+    }
+    tokenizer
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use serde_json::json;
+
+use super::*;
+use crate::prompt::Api;
+use crate::prompt::render::Prompt;
+use crate::prompt::render::Unknown;
+
+/// A folder that goes with the test.
+struct Model(PathBuf);
+
+impl Model {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("warmroute-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        let fixture =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/qwen2.json");
+        fs::copy(fixture, path.join("tokenizer.json")).unwrap();
+        Self(path)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.0.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn config(&self, config: Value) {
+        self.write("tokenizer_config.json", &config.to_string());
+    }
+
+    fn read(&self) -> Result<Folder, Error> {
+        Folder::read(&self.0, None, Options::default())
+    }
+
+    #[track_caller]
+    fn check(&self, tools: bool, expected: &str) {
+        let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
+        if tools {
+            body["tools"] = json!([{"type": "function", "function": {"name": "f"}}]);
+        }
+        let renderer = self.read().unwrap().renderer;
+        let prompt = renderer.render(Api::Chat, body.to_string().as_bytes(), 0);
+        match prompt {
+            Ok(Prompt::Text(text)) => assert_eq!(text.text, expected),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn the_template_is_that_of_its_own_file_before_the_configurations() {
+    let model = Model::new("template-file");
+    model.config(json!({"chat_template": "config", "eos_token": {"content": "<|im_end|>"}}));
+    model.check(false, "config");
+    model.write("chat_template.jinja", "file {{ eos_token }}");
+    model.check(false, "file <|im_end|>");
+    model.write("additional_chat_templates/tool_use.jinja", "tools");
+    model.check(true, "tools");
+    model.check(false, "file <|im_end|>");
+    model.write("chat_template.json", r#"{"chat_template": "processor"}"#);
+    model.check(false, "processor");
+    model.check(true, "tools");
+}
+
+#[test]
+fn a_configuration_may_have_several_templates() {
+    let model = Model::new("templates");
+    model.config(json!({"chat_template": [
+        {"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]}));
+    model.check(false, "plain");
+    model.check(true, "tools");
+}
+
+#[test]
+fn special_tokens_come_from_the_map_where_the_configuration_lists_no_added_ones() {
+    let model = Model::new("special");
+    model.write(
+        "chat_template.jinja",
+        "{{ bos_token }}|{{ eos_token }}|{{ own_token }}",
+    );
+    model.config(json!({"bos_token": "a", "own_token": "o"}));
+    model.write(
+        "special_tokens_map.json",
+        r#"{"bos_token": {"content": "b"}, "eos_token": "c"}"#,
+    );
+    model.check(false, "b|c|o");
+    model.config(json!({"bos_token": "a", "added_tokens_decoder": {}}));
+    model.check(false, "a||");
+}
+
+#[test]
+fn tokens_that_only_the_configuration_knows_are_added() {
+    let model = Model::new("added");
+    model.config(
+        json!({"added_tokens_decoder": {"2000": {"content": "<|image_pad|>", "special": true,
+        "normalized": false, "lstrip": false, "rstrip": false, "single_word": false}}}),
+    );
+    let mut ids = Vec::new();
+    model
+        .read()
+        .unwrap()
+        .vocabulary
+        .encode("a<|image_pad|>", &mut ids)
+        .unwrap();
+    assert_eq!(ids.last(), Some(&2000));
+    assert_eq!(ids.len(), 2);
+}
+
+#[test]
+fn a_model_that_the_engine_renders_in_code_has_no_chats() {
+    let model = Model::new("code");
+    model.write("chat_template.jinja", "x");
+    model.write("config.json", r#"{"model_type": "gpt_oss"}"#);
+    let renderer = model.read().unwrap().renderer;
+    let body = br#"{"messages": [{"role": "user", "content": "x"}]}"#;
+    assert_eq!(renderer.render(Api::Chat, body, 0), Err(Unknown::Api));
+    assert!(
+        renderer
+            .render(Api::Completions, br#"{"prompt": "x"}"#, 0)
+            .is_ok()
+    );
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_file() {
+    let model = Model::new("wrong");
+    let error = |model: &Model| model.read().unwrap_err().to_string();
+    model.write("chat_template.jinja", "{% if %}");
+    assert!(
+        error(&model).contains("chat_template.jinja: the chat template:"),
+        "{}",
+        error(&model)
+    );
+    model.write("tokenizer_config.json", "{");
+    assert!(error(&model).contains("tokenizer_config.json: not JSON"));
+    model.write("tekken.json", "");
+    model.write("consolidated.safetensors", "");
+    assert!(error(&model).contains("mistral_common"));
+    fs::remove_file(model.0.join("tokenizer.json")).unwrap();
+    assert!(error(&model).contains("no tokenizer.json"));
+}

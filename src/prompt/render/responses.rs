@@ -1,0 +1,284 @@
+//! A Responses request's body as a conversation: its instructions first, then its input items, of which
+//! one message may be several (what an assistant thought, said and called).
+
+use serde::Deserialize;
+use serde_json::Map;
+use serde_json::Value;
+
+use super::Chat;
+use super::Options;
+use super::Unknown;
+
+#[derive(Deserialize)]
+struct Body {
+    input: Input,
+    #[serde(default)]
+    instructions: Option<String>,
+    #[serde(default)]
+    tools: Option<Vec<Map<String, Value>>>,
+    #[serde(default)]
+    tool_choice: Option<Value>,
+    #[serde(default)]
+    reasoning: Option<Map<String, Value>>,
+    #[serde(default)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+    #[serde(default)]
+    previous_response_id: Option<Value>,
+    #[serde(default)]
+    previous_input_messages: Option<Value>,
+    #[serde(default)]
+    prompt: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Input {
+    Text(String),
+    Items(Vec<Map<String, Value>>),
+}
+
+pub(super) fn read(body: &[u8], options: &Options) -> Result<Chat, Unknown> {
+    let body: Body =
+        serde_json::from_slice(body).map_err(|error| Unknown::Body(error.to_string()))?;
+    if body.previous_response_id.is_some() {
+        return Err(Unknown::Field("previous_response_id"));
+    }
+    if body.previous_input_messages.is_some() {
+        return Err(Unknown::Field("previous_input_messages"));
+    }
+    if body.prompt.is_some() {
+        return Err(refused("prompt templates"));
+    }
+    let mut messages = Vec::new();
+    if let Some(instructions) = body.instructions.filter(|it| !it.is_empty()) {
+        messages.push(message("system", "content", instructions.into()));
+    }
+    let continues = match body.input {
+        Input::Text(text) => {
+            messages.push(message("user", "content", text.into()));
+            false
+        }
+        Input::Items(items) => {
+            let continues = items.last().is_some_and(is_unfinished);
+            // What an item is joined to is only ever another item, never the instructions.
+            let start = messages.len();
+            for item in items {
+                add(&mut messages, start, item)?;
+            }
+            continues
+        }
+    };
+    let hides_tools = options.exclude_tools_when_tool_choice_none
+        && body.tool_choice == Some(Value::String("none".to_owned()));
+    let tools = match body.tools {
+        Some(tools) if !tools.is_empty() && !hides_tools => Some(functions(tools)?),
+        _ => None,
+    };
+    let mut kwargs = body.chat_template_kwargs.unwrap_or_default();
+    let fields = [
+        ("add_generation_prompt", (!continues).into()),
+        ("continue_final_message", continues.into()),
+    ];
+    super::overrule(&mut kwargs, fields);
+    let effort = body
+        .reasoning
+        .and_then(|mut reasoning| reasoning.shift_remove("effort"));
+    super::overrule_effort(&mut kwargs, effort);
+    Ok(Chat {
+        messages,
+        tools,
+        kwargs,
+        // Unlike chat: this API leaves the engine's default in place, and it cannot be set.
+        add_special_tokens: true,
+    })
+}
+
+fn message(role: &str, key: &str, value: Value) -> Map<String, Value> {
+    let mut message = Map::with_capacity(3);
+    message.insert("role".to_owned(), role.into());
+    message.insert(key.to_owned(), value);
+    message
+}
+
+/// Whether the model is to go on with what is said there.
+fn is_unfinished(item: &Map<String, Value>) -> bool {
+    let kind = item
+        .get("type")
+        .and_then(Value::as_str)
+        .unwrap_or("message");
+    let status = item.get("status").and_then(Value::as_str);
+    matches!(kind, "message" | "reasoning") && matches!(status, Some("in_progress" | "incomplete"))
+}
+
+fn add(
+    messages: &mut Vec<Map<String, Value>>,
+    start: usize,
+    item: Map<String, Value>,
+) -> Result<(), Unknown> {
+    let kind = item.get("type").and_then(Value::as_str);
+    let joined = messages[start..]
+        .last_mut()
+        .filter(|message| message["role"] == "assistant");
+    match kind {
+        Some("function_call" | "custom_tool_call") => {
+            let call = call(kind == Some("custom_tool_call"), &item)?;
+            let calls = joined.map(|message| {
+                message
+                    .entry("tool_calls")
+                    .or_insert_with(|| Value::Array(Vec::new()))
+            });
+            match calls {
+                Some(Value::Array(calls)) => calls.push(call),
+                _ => messages.push(message("assistant", "tool_calls", vec![call].into())),
+            }
+        }
+        Some("reasoning") => {
+            let text = reasoning(&item)?;
+            join(messages, start, "reasoning", text);
+        }
+        Some("function_call_output" | "custom_tool_call_output") => {
+            let output = item.get("output").cloned().unwrap_or(Value::Null);
+            let mut answer = message("tool", "content", output);
+            let id = item.get("call_id").cloned().unwrap_or(Value::Null);
+            answer.insert("tool_call_id".to_owned(), id);
+            messages.push(answer);
+        }
+        None | Some("message") if item.get("role").is_some_and(|it| it == "assistant") => {
+            match said(item.get("content")) {
+                Some(text) => join(messages, start, "content", text),
+                None => messages.push(item),
+            }
+        }
+        None | Some("message") if item.contains_key("role") => messages.push(item),
+        _ => return Err(refused("an input item of an unknown type")),
+    }
+    Ok(())
+}
+
+/// Into the last message, where that is an assistant's that has no such thing yet, else into a new one.
+fn join(messages: &mut Vec<Map<String, Value>>, start: usize, key: &str, text: String) {
+    let last = messages[start..].last_mut().filter(|message| {
+        message["role"] == "assistant" && message.get(key).is_none_or(Value::is_null)
+    });
+    match last {
+        Some(last) => {
+            last.insert(key.to_owned(), text.into());
+        }
+        None => messages.push(message("assistant", key, text.into())),
+    }
+}
+
+/// Of what an assistant said in parts, the engine takes the first.
+fn said(content: Option<&Value>) -> Option<String> {
+    match content? {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(parts) => Some(parts.first()?.get("text")?.as_str()?.to_owned()),
+        _ => None,
+    }
+}
+
+fn reasoning(item: &Map<String, Value>) -> Result<String, Unknown> {
+    if item
+        .get("encrypted_content")
+        .and_then(Value::as_str)
+        .is_some_and(|text| !text.is_empty())
+    {
+        return Err(refused("encrypted reasoning"));
+    }
+    let first = |key: &str| match item.get(key) {
+        Some(Value::Array(parts)) => parts.first().map(|part| part["text"].as_str()),
+        _ => None,
+    };
+    match first("content").or_else(|| first("summary")) {
+        Some(text) => text
+            .map(str::to_owned)
+            .ok_or_else(|| refused("reasoning without its text")),
+        None => Ok(String::new()),
+    }
+}
+
+fn call(is_custom: bool, item: &Map<String, Value>) -> Result<Value, Unknown> {
+    let of = |key: &str| item.get(key).and_then(Value::as_str);
+    let wrong = || refused("a call without its id, name or arguments");
+    let mut name = of("name").ok_or_else(wrong)?.to_owned();
+    let arguments = if is_custom {
+        // Such a tool is shown to the model as a function of one text.
+        let mut shim = Map::with_capacity(1);
+        shim.insert("input".to_owned(), of("input").unwrap_or_default().into());
+        Value::Object(shim)
+    } else {
+        if let Some(namespace) = of("namespace").filter(|it| !it.is_empty()) {
+            name = flat(namespace, &name);
+        }
+        of("arguments").ok_or_else(wrong)?.into()
+    };
+    let mut function = Map::with_capacity(2);
+    function.insert("name".to_owned(), name.into());
+    function.insert("arguments".to_owned(), arguments);
+    let mut call = Map::with_capacity(3);
+    call.insert("id".to_owned(), of("call_id").ok_or_else(wrong)?.into());
+    call.insert("function".to_owned(), Value::Object(function));
+    call.insert("type".to_owned(), "function".into());
+    Ok(Value::Object(call))
+}
+
+fn flat(namespace: &str, name: &str) -> String {
+    format!("{namespace}__{name}")
+}
+
+/// The tools that a model is shown. The others run in the engine, or not at all.
+fn functions(tools: Vec<Map<String, Value>>) -> Result<Vec<Value>, Unknown> {
+    let wrong = || refused("a tool without a name");
+    let mut shown = Vec::with_capacity(tools.len());
+    for tool in tools {
+        match tool.get("type").and_then(Value::as_str) {
+            Some("function") => shown.push(super::function_tool(tool).ok_or_else(wrong)?),
+            Some("custom") => shown.push(custom(&tool).ok_or_else(wrong)?),
+            Some("namespace") => {
+                let namespace = tool.get("name").and_then(Value::as_str).ok_or_else(wrong)?;
+                let Some(Value::Array(inner)) = tool.get("tools") else {
+                    return Err(refused("a namespace without tools"));
+                };
+                for inner in inner.iter().filter_map(Value::as_object) {
+                    if inner.get("type").is_none_or(|kind| kind != "function") {
+                        continue;
+                    }
+                    let mut inner = inner.clone();
+                    let name = inner
+                        .get("name")
+                        .and_then(Value::as_str)
+                        .ok_or_else(wrong)?;
+                    let name = flat(namespace, name);
+                    inner.insert("name".to_owned(), name.into());
+                    shown.push(super::function_tool(inner).ok_or_else(wrong)?);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(shown.into_iter().map(Value::Object).collect())
+}
+
+fn custom(tool: &Map<String, Value>) -> Option<Map<String, Value>> {
+    let mut function = Map::with_capacity(3);
+    function.insert("name".to_owned(), tool.get("name")?.clone());
+    let description = tool.get("description").cloned().unwrap_or(Value::Null);
+    function.insert("description".to_owned(), description);
+    let parameters = serde_json::json!({
+        "type": "object",
+        "properties": {
+            "input": {
+                "type": "string",
+                "description": "The freeform text payload for this tool.",
+            }
+        },
+        "required": ["input"],
+        "additionalProperties": false,
+    });
+    function.insert("parameters".to_owned(), parameters);
+    super::function_tool(function)
+}
+
+fn refused(why: &str) -> Unknown {
+    Unknown::Refused(why.to_owned())
+}

@@ -1,0 +1,423 @@
+use std::path::Path;
+
+use super::*;
+
+const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}\
+                      {{ m.content }}{% else %}{% for p in m.content %}{{ p.text if p.type == 'text' \
+                      else '<|image|>' }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}\
+                      {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+/// Shows what a template is given.
+const ECHO: &str = "{{ messages | tojson }}{{ tools | tojson }}{{ documents | tojson }}";
+
+fn renderer(source: &str) -> Renderer {
+    Renderer {
+        templates: Templates {
+            plain: Some(Template::new(source).unwrap()),
+            with_tools: None,
+        },
+        special_tokens: Map::new(),
+        options: Options::default(),
+    }
+}
+
+fn text(source: &str, api: Api, body: &Value) -> Result<Text, Unknown> {
+    let prompt = renderer(source).render(api, body.to_string().as_bytes(), 0)?;
+    match prompt {
+        Prompt::Text(text) => Ok(text),
+        Prompt::Ids(ids) => panic!("ids: {ids:?}"),
+    }
+}
+
+#[track_caller]
+fn check(source: &str, api: Api, body: Value, expected: &str) {
+    assert_eq!(
+        text(source, api, &body).map(|it| it.text).as_deref(),
+        Ok(expected)
+    );
+}
+
+/// What a template sees of a conversation, whose content is text.
+#[track_caller]
+fn check_seen(api: Api, body: Value, messages: Value, tools: Value) {
+    let expected = format!("{}{}null", python(&messages), python(&tools));
+    check(ECHO, api, body, &expected);
+}
+
+/// JSON with the spaces that Python puts.
+fn python(value: &Value) -> String {
+    let template = Template::new("{{ x | tojson }}").unwrap();
+    template
+        .render(minijinja::Value::from_pairs([(
+            "x",
+            into_jinja(value.clone()),
+        )]))
+        .unwrap()
+}
+
+macro_rules! json {
+    ($($json:tt)+) => { serde_json::json!($($json)+) };
+}
+
+#[test]
+fn templates_render_as_the_reference_does() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    let vectors = std::fs::read(folder.join("vectors.json")).unwrap();
+    let vectors: Value = serde_json::from_slice(&vectors).unwrap();
+    let mut wrong = Vec::new();
+    for (name, expected) in vectors["templates"].as_object().unwrap() {
+        let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
+        let mut renderer = renderer(&source);
+        renderer.special_tokens = vectors["special"].as_object().unwrap().clone();
+        let template = renderer.templates.plain.as_ref().unwrap();
+        let format = serde_json::to_value(template.format()).unwrap();
+        assert_eq!(format, expected["format"], "{name}");
+        for (case, expected) in expected["rendered"].as_object().unwrap() {
+            let found = reference(
+                &renderer,
+                &vectors["cases"][case],
+                vectors["now_s"].as_i64(),
+            );
+            let is_same = match (&found, expected["text"].as_str()) {
+                (Ok(found), Some(expected)) => found == expected,
+                (Err(_), None) => true,
+                _ => false,
+            };
+            if !is_same {
+                wrong.push(format!("{name}, {case}:\n {found:?}\n {expected}"));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} differ:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
+
+/// Renders a case as it is written, without what an engine does to messages before.
+fn reference(renderer: &Renderer, case: &Value, now_s: Option<i64>) -> Result<String, Unknown> {
+    let messages = case["messages"].as_array().unwrap();
+    let conversation = Conversation {
+        messages: messages
+            .iter()
+            .map(|it| it.as_object().unwrap().clone())
+            .collect(),
+        has_media: false,
+    };
+    let mut kwargs = case["kwargs"].as_object().cloned().unwrap_or_default();
+    for key in ["tools", "documents"] {
+        overrule(&mut kwargs, [(key, case[key].clone())]);
+    }
+    let generates = case["add_generation_prompt"].as_bool().unwrap_or(true);
+    kwargs.insert("add_generation_prompt".to_owned(), generates.into());
+    let continues = case["continue_final_message"].as_bool().unwrap_or(false);
+    let template = renderer.templates.plain.as_ref().unwrap();
+    renderer.apply_to(
+        template,
+        conversation.messages,
+        &kwargs,
+        continues,
+        now_s.unwrap(),
+    )
+}
+
+#[test]
+fn a_chat_is_rendered_with_the_turn_to_come() {
+    let body = json!({"messages": [{"role": "user", "content": "hi"}]});
+    check(
+        CHATML,
+        Api::Chat,
+        body,
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
+    );
+}
+
+#[test]
+fn a_message_can_be_continued() {
+    let body = json!({
+        "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So "}],
+        "continue_final_message": true, "add_generation_prompt": false,
+    });
+    let expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nSo ";
+    check(CHATML, Api::Chat, body, expected);
+    let both =
+        json!({"messages": [{"role": "user", "content": "hi"}], "continue_final_message": true});
+    assert!(matches!(
+        text(CHATML, Api::Chat, &both),
+        Err(Unknown::Refused(_))
+    ));
+}
+
+#[test]
+fn a_template_sees_only_the_keys_of_messages_that_the_engine_knows() {
+    check_seen(
+        Api::Chat,
+        json!({"messages": [
+            {"role": "user", "name": "bob", "extra": 1, "content": [
+                {"type": "text", "text": "a", "cache_control": {}}, "b", {"type": "refusal", "refusal": "c"}]},
+            {"role": "assistant", "content": null, "reasoning_content": "why", "prefix": true},
+            {"role": "assistant", "content": "x", "tool_calls": []},
+            {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "d"}]},
+        ]}),
+        json!([
+            {"role": "user", "content": "a\nb\nc", "name": "bob"},
+            {"role": "assistant", "content": "", "reasoning": "why", "reasoning_content": "why"},
+            {"role": "assistant", "content": "x"},
+            {"role": "tool", "content": "d", "tool_call_id": "1"},
+        ]),
+        Value::Null,
+    );
+}
+
+#[test]
+fn a_template_of_parts_sees_them_with_their_own_keys() {
+    let source = format!(
+        "{ECHO}{{% for m in messages %}}{{% for c in m.content %}}{{% endfor %}}{{% endfor %}}"
+    );
+    let body = json!({"messages": [
+        {"role": "user", "content": [{"type": "input_text", "q": 1, "text": "a", "name": "n"}]},
+        {"role": "tool", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+        {"role": "assistant", "content": null},
+    ]});
+    let seen = json!([
+        {"role": "user", "content": [{"type": "text", "text": "a", "q": 1}]},
+        {"role": "tool", "content": "b\nc"},
+        {"role": "assistant", "content": []},
+    ]);
+    check(
+        &source,
+        Api::Chat,
+        body,
+        &format!("{}nullnull", python(&seen)),
+    );
+}
+
+#[test]
+fn call_arguments_become_objects_and_keys_get_the_engines_order() {
+    check_seen(
+        Api::Chat,
+        json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [
+            {"type": "function", "x": 1, "function": {"name": "f", "arguments": "{\"b\": 1, \"a\": 1e20}"}, "id": "1"},
+            {"type": "function", "function": {"name": "g", "arguments": "{bad"}, "id": "2"},
+            {"type": "function", "function": {"name": "h", "arguments": "[1]"}, "id": "3"},
+        ]}]}),
+        json!([{"role": "assistant", "content": "", "tool_calls": [
+            {"id": "1", "function": {"arguments": {"b": 1, "a": 1e20}, "name": "f"}, "type": "function", "x": 1},
+            {"id": "2", "function": {"arguments": {}, "name": "g"}, "type": "function"},
+            {"id": "3", "function": {"arguments": {}, "name": "h"}, "type": "function"},
+        ]}]),
+        Value::Null,
+    );
+}
+
+#[test]
+fn tools_are_shown_in_the_engines_words() {
+    check_seen(
+        Api::Chat,
+        json!({"messages": [{"role": "user", "content": "x"}], "tool_choice": "none", "tools": [
+            {"function": {"strict": true, "z": 1, "parameters": {"b": 1, "a": 2}, "name": "f"}, "y": 1, "type": "function"},
+            {"type": "function", "function": {"name": "g", "description": "d", "strict": null}},
+        ]}),
+        json!([{"role": "user", "content": "x"}]),
+        json!([
+            {"type": "function", "function": {"name": "f", "description": null, "parameters": {"b": 1, "a": 2}, "strict": true}},
+            {"type": "function", "function": {"name": "g", "description": "d", "parameters": null}},
+        ]),
+    );
+}
+
+#[test]
+fn developers_become_the_system_where_the_template_knows_none() {
+    check_seen(
+        Api::Chat,
+        json!({"messages": [{"role": "system", "content": "A"}, {"role": "user", "content": "x"}, {"role": "developer", "content": "B"}]}),
+        json!([{"role": "system", "content": "A\n\nB"}, {"role": "user", "content": "x"}]),
+        Value::Null,
+    );
+    let knows = format!("{{{{ 'developer' }}}} {ECHO}");
+    let body = json!({"messages": [{"role": "developer", "content": "B"}]});
+    let seen = r#"developer [{"role": "developer", "content": "B", "tools": null}]nullnull"#;
+    check(&knows, Api::Chat, body, seen);
+}
+
+#[test]
+fn a_billing_line_in_the_system_prompt_is_dropped() {
+    check_seen(
+        Api::Chat,
+        json!({"messages": [
+            {"role": "system", "content": "x-anthropic-billing-header: a\nrest"},
+            {"role": "system", "content": [{"type": "text", "text": "x-anthropic-billing-header: a"}, {"type": "text", "text": "B"}]},
+            {"role": "user", "content": "x-anthropic-billing-header: kept"},
+        ]}),
+        json!([
+            {"role": "system", "content": "rest"},
+            {"role": "system", "content": "B"},
+            {"role": "user", "content": "x-anthropic-billing-header: kept"},
+        ]),
+        Value::Null,
+    );
+}
+
+#[test]
+fn fields_win_over_template_arguments_and_nothing_said_is_nothing() {
+    let source = "{{ a is defined }} {{ b is defined }} {{ c }} {{ add_generation_prompt }} {{ enable_thinking }} {{ reasoning_effort }}{{ messages | length }}";
+    let body = json!({
+        "messages": [{"role": "user", "content": "x"}],
+        "chat_template_kwargs": {"a": null, "b": "auto", "c": "d", "add_generation_prompt": false},
+        "reasoning_effort": "low",
+    });
+    check(source, Api::Chat, body, "False False d True True low1");
+}
+
+#[test]
+fn an_image_leaves_what_is_before_it_known() {
+    let body = json!({"messages": [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": [{"type": "text", "text": "before "}, {"type": "image_url", "image_url": {"url": "u"}}, {"type": "text", "text": "after"}]},
+    ]});
+    let found = text(CHATML, Api::Chat, &body).unwrap();
+    let known = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nbefore ";
+    assert_eq!(&found.text[..found.known_bytes], known);
+    let one_text = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+    let found = text(one_text, Api::Chat, &body).unwrap();
+    assert_eq!(&found.text[..found.known_bytes], "<system>S<user>");
+}
+
+#[test]
+fn items_of_a_response_become_messages() {
+    check_seen(
+        Api::Responses,
+        json!({"instructions": "I", "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "q"}]},
+            {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "s"}], "content": [{"type": "reasoning_text", "text": "t"}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{\"a\": 1}"},
+            {"type": "function_call", "call_id": "2", "name": "g", "namespace": "ns", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "o"}, {"type": "input_text", "text": "p"}]},
+            {"type": "custom_tool_call", "call_id": "3", "name": "c", "input": "raw"},
+            {"type": "custom_tool_call_output", "call_id": "3", "output": "x"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A"}, {"type": "output_text", "text": "B"}]},
+            {"role": "assistant", "content": "C"},
+        ]}),
+        json!([
+            {"role": "system", "content": "I"},
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "1", "function": {"name": "f", "arguments": {"a": 1}}, "type": "function"},
+                {"id": "2", "function": {"name": "ns__g", "arguments": {}}, "type": "function"},
+            ], "reasoning": "t", "reasoning_content": "t"},
+            {"role": "tool", "content": "o\np", "tool_call_id": "1"},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "3", "function": {"name": "c", "arguments": {"input": "raw"}}, "type": "function"}]},
+            {"role": "tool", "content": "x", "tool_call_id": "3"},
+            {"role": "assistant", "content": "A"},
+            {"role": "assistant", "content": "C"},
+        ]),
+        Value::Null,
+    );
+}
+
+#[test]
+fn tools_of_a_response_are_functions_to_a_template() {
+    check_seen(
+        Api::Responses,
+        json!({"input": "x", "tools": [
+            {"type": "function", "name": "f", "strict": true, "parameters": {"b": 1}, "description": "d"},
+            {"type": "web_search"},
+            {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "g"}]},
+        ]}),
+        json!([{"role": "user", "content": "x"}]),
+        json!([
+            {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"b": 1}, "strict": true}},
+            {"type": "function", "function": {"name": "ns__g", "description": null, "parameters": null}},
+        ]),
+    );
+}
+
+#[test]
+fn an_unfinished_answer_is_continued() {
+    let body = json!({"input": [
+        {"role": "user", "content": "q"},
+        {"type": "message", "role": "assistant", "status": "incomplete", "content": [{"type": "output_text", "text": "So"}]},
+    ]});
+    let expected = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nSo";
+    check(CHATML, Api::Responses, body, expected);
+}
+
+#[test]
+fn only_chats_leave_the_tokenizers_marks_out() {
+    let chat = json!({"messages": [{"role": "user", "content": "x"}]});
+    let marked =
+        json!({"messages": [{"role": "user", "content": "x"}], "add_special_tokens": true});
+    assert!(!text(CHATML, Api::Chat, &chat).unwrap().add_special_tokens);
+    assert!(text(CHATML, Api::Chat, &marked).unwrap().add_special_tokens);
+    let response = json!({"input": "x"});
+    assert!(
+        text(CHATML, Api::Responses, &response)
+            .unwrap()
+            .add_special_tokens
+    );
+    let bare = json!({"prompt": "x", "add_special_tokens": false});
+    assert!(
+        !text(CHATML, Api::Completions, &bare)
+            .unwrap()
+            .add_special_tokens
+    );
+}
+
+#[test]
+fn a_completions_prompt_is_taken_as_it_is() {
+    check(
+        "",
+        Api::Completions,
+        json!({"prompt": "a<|im_end|>"}),
+        "a<|im_end|>",
+    );
+    check("", Api::Completions, json!({"prompt": ["a"]}), "a");
+    let ids = renderer("").render(Api::Completions, br#"{"prompt": [1, 2]}"#, 0);
+    assert_eq!(ids, Ok(Prompt::Ids(vec![1, 2])));
+    let ids = renderer("").render(Api::Completions, br#"{"prompt": [[1, 2]]}"#, 0);
+    assert_eq!(ids, Ok(Prompt::Ids(vec![1, 2])));
+}
+
+#[test]
+fn what_only_the_engine_knows_is_said() {
+    let unknown = |api, body: Value| text(CHATML, api, &body).unwrap_err();
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let field = Unknown::Field("chat_template");
+    assert_eq!(
+        unknown(
+            Api::Chat,
+            json!({"messages": messages, "chat_template": "x"})
+        ),
+        field
+    );
+    let field = Unknown::Field("previous_response_id");
+    assert_eq!(
+        unknown(
+            Api::Responses,
+            json!({"input": "x", "previous_response_id": "r"})
+        ),
+        field
+    );
+    assert_eq!(
+        unknown(Api::Completions, json!({"prompt": ["a", "b"]})),
+        Unknown::Field("prompt")
+    );
+    assert_eq!(
+        unknown(Api::Embeddings, json!({"input": "x"})),
+        Unknown::Api
+    );
+    assert!(matches!(unknown(Api::Chat, json!([])), Unknown::Body(_)));
+    assert!(matches!(
+        unknown(Api::Chat, json!({"messages": []})),
+        Unknown::Refused(_)
+    ));
+    let without = Renderer {
+        templates: Templates::default(),
+        special_tokens: Map::new(),
+        options: Options::default(),
+    };
+    let chat = br#"{"messages": [{"role": "user", "content": "x"}]}"#;
+    assert_eq!(without.render(Api::Chat, chat, 0), Err(Unknown::Api));
+}

@@ -1,0 +1,282 @@
+//! What a chat template expects of its surroundings that Python gives and Rust does not: `tojson` as
+//! `json.dumps` writes it, `strftime_now`, `raise_exception`, what counts as a sequence, and the
+//! `{% generation %}` tag. Pure: the time comes with the template's variables.
+
+use std::fmt::Write;
+
+use jiff::tz::TimeZone;
+use minijinja::Environment;
+use minijinja::Error;
+use minijinja::ErrorKind;
+use minijinja::State;
+use minijinja::Value;
+use minijinja::value::Kwargs;
+use minijinja::value::ValueKind;
+
+/// JSON in JSON: beyond any schema, and before our own stack ends.
+const DEPTH_MAX: usize = 128;
+
+/// The variable that carries the time of rendering, in seconds since 1970. No template can say it.
+pub(in crate::prompt) const fn now_key() -> &'static str {
+    "warmroute now"
+}
+
+pub(super) fn install(environment: &mut Environment<'_>) {
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_filter("tojson", tojson);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", strftime_now);
+    environment.add_test("sequence", is_sequence);
+    environment.add_test("iterable", is_iterable);
+    environment.set_formatter(|out, state, value| match float(value) {
+        Some(float) => Ok(out.write_str(&float_text(float))?),
+        None => minijinja::escape_formatter(out, state, value),
+    });
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// The engine asks its own clock in its own time zone; ours is UTC, as a container's is.
+fn strftime_now(state: &State<'_, '_>, format: &str) -> Result<String, Error> {
+    let wrong = |why: String| Error::new(ErrorKind::InvalidOperation, why);
+    let now = state
+        .lookup(now_key())
+        .and_then(|value| value.as_i64())
+        .ok_or_else(|| wrong("the time is not known".to_owned()))?;
+    let now = jiff::Timestamp::from_second(now).map_err(|error| wrong(error.to_string()))?;
+    jiff::fmt::strtime::format(format, &now.to_zoned(TimeZone::UTC))
+        .map_err(|error| wrong(error.to_string()))
+}
+
+/// Python asks for a length and an index: texts and mappings have them.
+fn is_sequence(value: &Value) -> bool {
+    matches!(
+        value.kind(),
+        ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined
+    )
+}
+
+fn is_iterable(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::String | ValueKind::Undefined) || value.try_iter().is_ok()
+}
+
+/// `{% generation %}` marks what an assistant said, for training. Nothing is rendered for it, but it
+/// is a scope: `with` is the same without the mark.
+pub(super) fn without_generation_tags(source: &str) -> String {
+    let mut plain = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        plain.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let (tag, after) = tag.split_at(end + 2);
+        let inside = &tag[2..tag.len() - 2];
+        match inside.trim_matches(['-', '+', ' ', '\t', '\n', '\r']) {
+            "generation" => plain.push_str(&tag.replace("generation", "with")),
+            "endgeneration" => plain.push_str(&tag.replace("endgeneration", "endwith")),
+            _ => plain.push_str(tag),
+        }
+        rest = after;
+    }
+    plain.push_str(rest);
+    plain
+}
+
+/// How `json.dumps` writes.
+struct Style {
+    ascii: bool,
+    sorted: bool,
+    indent: Option<String>,
+    comma: String,
+    colon: String,
+}
+
+fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+    let indent: Option<Value> = kwargs.get("indent")?;
+    let indent = match indent {
+        None => None,
+        Some(indent) if indent.is_none() => None,
+        Some(indent) => Some(match indent.as_str() {
+            Some(text) => text.to_owned(),
+            None => " ".repeat(indent.as_i64().unwrap_or(0).clamp(0, 64) as usize),
+        }),
+    };
+    let separators: Option<Value> = kwargs.get("separators")?;
+    let separators = separators.filter(|separators| !separators.is_none());
+    let (comma, colon) = match separators {
+        Some(pair) => (
+            pair.get_item_by_index(0)?.to_string(),
+            pair.get_item_by_index(1)?.to_string(),
+        ),
+        None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
+        None => (", ".to_owned(), ": ".to_owned()),
+    };
+    let style = Style {
+        ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        sorted: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        indent,
+        comma,
+        colon,
+    };
+    kwargs.assert_all_used()?;
+    let mut out = String::new();
+    write_json(&mut out, value, &style, 0)?;
+    Ok(Value::from_safe_string(out))
+}
+
+fn write_json(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
+    let wrong = |why: &str| Err(Error::new(ErrorKind::BadSerialization, why.to_owned()));
+    if depth > DEPTH_MAX {
+        return wrong("nested too deep");
+    }
+    match value.kind() {
+        ValueKind::None => out.push_str("null"),
+        ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+        ValueKind::Number => match float(value) {
+            Some(float) => out.push_str(&json_float(float)),
+            None => out.push_str(&value.to_string()),
+        },
+        ValueKind::String => write_text(out, value.as_str().unwrap_or_default(), style.ascii),
+        ValueKind::Seq | ValueKind::Iterable => {
+            let mut items = value.try_iter()?.peekable();
+            if items.peek().is_none() {
+                out.push_str("[]");
+                return Ok(());
+            }
+            out.push('[');
+            for (i, item) in items.enumerate() {
+                if i > 0 {
+                    out.push_str(&style.comma);
+                }
+                new_line(out, style, depth + 1);
+                write_json(out, &item, style, depth + 1)?;
+            }
+            new_line(out, style, depth);
+            out.push(']');
+        }
+        ValueKind::Map => {
+            let mut keys: Vec<Value> = value.try_iter()?.collect();
+            if keys.is_empty() {
+                out.push_str("{}");
+                return Ok(());
+            }
+            if style.sorted {
+                keys.sort();
+            }
+            out.push('{');
+            for (i, key) in keys.iter().enumerate() {
+                if i > 0 {
+                    out.push_str(&style.comma);
+                }
+                new_line(out, style, depth + 1);
+                match key.as_str() {
+                    Some(text) => write_text(out, text, style.ascii),
+                    None => {
+                        let mut text = String::new();
+                        write_json(&mut text, key, style, depth + 1)?;
+                        write_text(out, &text, style.ascii);
+                    }
+                }
+                out.push_str(&style.colon);
+                write_json(out, &value.get_item(key)?, style, depth + 1)?;
+            }
+            new_line(out, style, depth);
+            out.push('}');
+        }
+        ValueKind::Undefined => return wrong("an undefined value is not JSON"),
+        _ => return wrong("a value that is not JSON"),
+    }
+    Ok(())
+}
+
+fn new_line(out: &mut String, style: &Style, depth: usize) {
+    if let Some(indent) = &style.indent {
+        out.push('\n');
+        for _ in 0..depth {
+            out.push_str(indent);
+        }
+    }
+}
+
+fn write_text(out: &mut String, text: &str, ascii: bool) {
+    out.push('"');
+    let mut from = 0;
+    for (at, char) in text.char_indices() {
+        let plain = match char {
+            '"' | '\\' | '\0'..='\x1f' => false,
+            ' '..='~' => true,
+            _ => !ascii,
+        };
+        if plain {
+            continue;
+        }
+        out.push_str(&text[from..at]);
+        from = at + char.len_utf8();
+        match char {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\x0c' => out.push_str("\\f"),
+            '\x08' => out.push_str("\\b"),
+            _ => {
+                for unit in char.encode_utf16(&mut [0; 2]) {
+                    // Writing to a String cannot fail.
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+        }
+    }
+    out.push_str(&text[from..]);
+    out.push('"');
+}
+
+/// A number that is a float in Python too.
+fn float(value: &Value) -> Option<f64> {
+    if value.kind() != ValueKind::Number || value.is_integer() {
+        return None;
+    }
+    f64::try_from(value.clone()).ok()
+}
+
+fn json_float(float: f64) -> String {
+    if float.is_nan() {
+        "NaN".to_owned()
+    } else if float.is_infinite() {
+        if float > 0.0 { "Infinity" } else { "-Infinity" }.to_owned()
+    } else {
+        float_text(float)
+    }
+}
+
+/// `repr` of a float: the shortest digits that read back, with an exponent below 1e-4 and from 1e16.
+fn float_text(float: f64) -> String {
+    if float.is_nan() {
+        return "nan".to_owned();
+    }
+    if float.is_infinite() {
+        return if float > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    let size = float.abs();
+    if size != 0.0 && !(1e-4..1e16).contains(&size) {
+        let text = format!("{float:e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let (sign, exponent) = match exponent.strip_prefix('-') {
+            Some(exponent) => ('-', exponent),
+            None => ('+', exponent),
+        };
+        return format!("{digits}e{sign}{exponent:0>2}");
+    }
+    let text = float.to_string();
+    if text.contains('.') {
+        text
+    } else {
+        text + ".0"
+    }
+}

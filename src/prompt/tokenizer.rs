@@ -1,0 +1,268 @@
+//! One model's way from a request's body to the token ids that its engine will compute: renders, looks
+//! pieces up, tokenises what is new.
+//!
+//! Two steps, so that the caller can choose where the second one runs: `prepare` costs about what
+//! reading the body costs, `Prepared::finish` a fifth of a millisecond for each kilobyte of new text at worst.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use prometheus::IntCounter;
+use serde::Deserialize;
+use serde::Serialize;
+
+use super::Api;
+use super::cache::Cache;
+use super::cache::VocabularyId;
+use super::render::Prompt;
+use super::render::Renderer;
+use super::render::Text;
+use super::render::Unknown;
+use super::vocabulary::Vocabulary;
+use crate::observe::metrics::Registry;
+
+/// Pieces below this are tokenised anew: that costs about what finding them costs.
+const KEPT_BYTES_MIN: usize = 48;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// Rendered text of one prompt. A longer one is left to the predicted index.
+    pub text_bytes_max: usize,
+    /// New text that may be tokenised where the request is; more of it goes to another thread.
+    pub inline_bytes_max: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            // Four million tokens: more than any engine takes.
+            text_bytes_max: 16 << 20,
+            // A millisecond or two of a carrier's time.
+            inline_bytes_max: 16 << 10,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    whole: IntCounter,
+    part: IntCounter,
+    unknown: [IntCounter; Unknown::REASONS.len()],
+}
+
+impl Metrics {
+    pub fn new(registry: &Registry) -> Self {
+        let prompts = registry.counters(
+            "warmroute_tokens_prompts_total",
+            "Prompts by how their tokens were found: known to the end, up to an image, or why not.",
+            &["outcome"],
+        );
+        let of = |outcome| prompts.with_label_values(&[outcome]);
+        Self {
+            whole: of("whole"),
+            part: of("part"),
+            unknown: Unknown::REASONS.map(of),
+        }
+    }
+
+    fn count_unknown(&self, unknown: &Unknown) {
+        let found = Unknown::REASONS.iter().zip(&self.unknown);
+        for (_, counter) in found.filter(|(reason, _)| **reason == unknown.reason()) {
+            counter.inc();
+        }
+    }
+}
+
+/// A prompt's ids, as its engine will have them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    pub ids: Vec<u32>,
+    /// Bytes of text that come after them and whose ids are not known here, since an image is before.
+    pub unknown_bytes: usize,
+}
+
+/// Shared by all requests of a model.
+#[derive(Debug)]
+pub struct Tokenizer {
+    renderer: Renderer,
+    vocabulary: Vocabulary,
+    id: VocabularyId,
+    cache: Arc<Cache>,
+    settings: Settings,
+    metrics: Metrics,
+}
+
+/// A rendered prompt whose known pieces are found.
+#[derive(Debug)]
+pub struct Prepared<'t> {
+    tokenizer: &'t Tokenizer,
+    text: Text,
+    /// Ids of what is known, one piece after the other.
+    ids: Vec<u32>,
+    new: Vec<New>,
+    new_bytes: usize,
+    unknown_bytes: usize,
+}
+
+/// A piece that is yet to be tokenised, and how many of the known ids are before it.
+#[derive(Debug)]
+struct New {
+    from: usize,
+    to: usize,
+    after: usize,
+}
+
+impl Tokenizer {
+    pub fn new(
+        renderer: Renderer,
+        vocabulary: Vocabulary,
+        cache: Arc<Cache>,
+        settings: Settings,
+        metrics: Metrics,
+    ) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        Self {
+            renderer,
+            vocabulary,
+            id: VocabularyId(NEXT.fetch_add(1, Relaxed)),
+            cache,
+            settings,
+            metrics,
+        }
+    }
+
+    /// All at once. `now_s` is the time in seconds since 1970, for templates that say the date.
+    pub fn tokens(&self, api: Api, body: &[u8], now_s: i64) -> Result<Tokens, Unknown> {
+        self.prepare(api, body, now_s)?.finish()
+    }
+
+    pub fn prepare(&self, api: Api, body: &[u8], now_s: i64) -> Result<Prepared<'_>, Unknown> {
+        self.find_known(api, body, now_s)
+            .inspect_err(|unknown| self.metrics.count_unknown(unknown))
+    }
+
+    /// Whether what `prepare` left is too much for the thread that serves requests.
+    pub fn is_long(&self, prepared: &Prepared<'_>) -> bool {
+        prepared.new_bytes() > self.settings.inline_bytes_max
+    }
+
+    /// The text that would be tokenised, for those who look into a disagreement.
+    pub fn render(&self, api: Api, body: &[u8], now_s: i64) -> Result<Prompt, Unknown> {
+        self.renderer.render(api, body, now_s)
+    }
+
+    fn find_known(&self, api: Api, body: &[u8], now_s: i64) -> Result<Prepared<'_>, Unknown> {
+        let mut prepared = Prepared {
+            tokenizer: self,
+            text: Text::default(),
+            ids: Vec::new(),
+            new: Vec::new(),
+            new_bytes: 0,
+            unknown_bytes: 0,
+        };
+        match self.renderer.render(api, body, now_s)? {
+            Prompt::Ids(ids) => prepared.ids = ids,
+            Prompt::Text(text) if text.text.len() > self.settings.text_bytes_max => {
+                let bytes = text.text.len();
+                return Err(Unknown::TooLong { bytes });
+            }
+            Prompt::Text(text) => {
+                prepared.text = text;
+                prepared.find_known()?;
+            }
+        }
+        Ok(prepared)
+    }
+
+    /// The ids of one piece.
+    fn encode(&self, piece: &str, ids: &mut Vec<u32>) -> Result<(), Unknown> {
+        let start = ids.len();
+        self.vocabulary
+            .encode(piece, ids)
+            .map_err(Unknown::Tokenizer)?;
+        if piece.len() >= KEPT_BYTES_MIN {
+            self.cache.put(self.id, piece, &ids[start..]);
+        }
+        Ok(())
+    }
+}
+
+impl Prepared<'_> {
+    /// Bytes of text that `finish` will tokenise.
+    pub fn new_bytes(&self) -> usize {
+        self.new_bytes
+    }
+
+    pub fn finish(self) -> Result<Tokens, Unknown> {
+        let metrics = &self.tokenizer.metrics;
+        let tokens = self.encode_new();
+        match &tokens {
+            Ok(tokens) if tokens.unknown_bytes == 0 => metrics.whole.inc(),
+            Ok(_) => metrics.part.inc(),
+            Err(unknown) => metrics.count_unknown(unknown),
+        }
+        tokens
+    }
+
+    fn find_known(&mut self) -> Result<(), Unknown> {
+        let tokenizer = self.tokenizer;
+        let text = self.text.text.as_str();
+        // Four bytes a token are the rule, and a longer vector costs less than moving it.
+        self.ids.reserve(text.len() / 3);
+        if self.text.add_special_tokens {
+            self.ids.extend_from_slice(tokenizer.vocabulary.marks().0);
+        }
+        let mut from = 0;
+        for piece in tokenizer.vocabulary.pieces(text) {
+            let to = from + piece.len();
+            if !self.is_sure(to) {
+                self.unknown_bytes = text.len() - from;
+                return Ok(());
+            }
+            if piece.len() < KEPT_BYTES_MIN && self.new.is_empty() {
+                tokenizer.encode(piece, &mut self.ids)?;
+            } else if piece.len() < KEPT_BYTES_MIN
+                || !tokenizer.cache.get(tokenizer.id, piece, &mut self.ids)
+            {
+                let after = self.ids.len();
+                self.new.push(New { from, to, after });
+                self.new_bytes += piece.len();
+            }
+            from = to;
+        }
+        Ok(())
+    }
+
+    /// Whether a piece that ends there would end there whatever comes in the place of an image.
+    fn is_sure(&self, end: usize) -> bool {
+        let Text {
+            text, known_bytes, ..
+        } = &self.text;
+        *known_bytes == text.len()
+            || end + self.tokenizer.vocabulary.token_bytes_max() <= *known_bytes
+    }
+
+    fn encode_new(&self) -> Result<Tokens, Unknown> {
+        let tokenizer = self.tokenizer;
+        let mut ids = Vec::with_capacity(self.ids.len() + self.new_bytes / 3 + 8);
+        let mut done = 0;
+        for new in &self.new {
+            ids.extend_from_slice(&self.ids[done..new.after]);
+            done = new.after;
+            tokenizer.encode(&self.text.text[new.from..new.to], &mut ids)?;
+        }
+        ids.extend_from_slice(&self.ids[done..]);
+        if self.text.add_special_tokens && self.unknown_bytes == 0 {
+            ids.extend_from_slice(tokenizer.vocabulary.marks().1);
+        }
+        Ok(Tokens {
+            ids,
+            unknown_bytes: self.unknown_bytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

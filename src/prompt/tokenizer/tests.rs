@@ -1,0 +1,197 @@
+use proptest::prelude::*;
+use serde_json::Map;
+use serde_json::Value;
+use serde_json::json;
+
+use super::*;
+use crate::prompt::cache;
+use crate::prompt::render::Options;
+use crate::prompt::render::Templates;
+use crate::prompt::template::Template;
+use crate::prompt::vocabulary::tests::vocabulary;
+
+const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}\
+                      {{ m.content }}{% else %}{% for p in m.content %}{{ p.text if p.type == 'text' \
+                      else '<|image|>' }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}\
+                      {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+fn tokenizer(name: &str, memory_bytes_max: u64) -> Tokenizer {
+    let registry = Registry::default();
+    let settings = cache::Settings { memory_bytes_max };
+    let cache = Cache::new(&settings, 3, cache::Metrics::new(&registry));
+    let templates = Templates {
+        plain: Some(Template::new(CHATML).unwrap()),
+        with_tools: None,
+    };
+    let renderer = Renderer::new(templates, Map::new(), Options::default());
+    Tokenizer::new(
+        renderer,
+        vocabulary(name),
+        Arc::new(cache),
+        Settings::default(),
+        Metrics::new(&registry),
+    )
+}
+
+fn tokens(tokenizer: &Tokenizer, api: Api, body: &Value) -> Tokens {
+    tokenizer
+        .tokens(api, body.to_string().as_bytes(), 0)
+        .unwrap()
+}
+
+fn chat(turns: &[String]) -> Value {
+    let messages: Vec<Value> = turns
+        .iter()
+        .enumerate()
+        .map(|(i, text)| {
+            let role = if i % 2 == 0 { "user" } else { "assistant" };
+            json!({"role": role, "content": text})
+        })
+        .collect();
+    json!({"messages": messages})
+}
+
+fn ids(name: &str, text: &str) -> Vec<u32> {
+    let mut ids = Vec::new();
+    vocabulary(name).encode(text, &mut ids).unwrap();
+    ids
+}
+
+#[test]
+fn the_ids_are_those_of_the_rendered_text() {
+    let expected = ids(
+        "qwen2",
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
+    );
+    let tokenizer = tokenizer("qwen2", 1 << 20);
+    let found = tokens(&tokenizer, Api::Chat, &chat(&["hi".to_owned()]));
+    assert_eq!(
+        found,
+        Tokens {
+            ids: expected,
+            unknown_bytes: 0
+        }
+    );
+}
+
+#[test]
+fn marks_are_put_around_where_they_are_asked_for() {
+    let tokenizer = tokenizer("llama3", 1 << 20);
+    let bos = tokenizer.vocabulary.marks().0.to_vec();
+    assert_eq!(bos.len(), 1);
+    let found = tokens(&tokenizer, Api::Completions, &json!({"prompt": "hi there"}));
+    assert_eq!(found.ids, [bos, ids("llama3", "hi there")].concat());
+    let bare = json!({"prompt": "hi there", "add_special_tokens": false});
+    assert_eq!(
+        tokens(&tokenizer, Api::Completions, &bare).ids,
+        ids("llama3", "hi there")
+    );
+}
+
+#[test]
+fn given_ids_are_taken_as_they_are() {
+    let tokenizer = tokenizer("llama3", 1 << 20);
+    let found = tokens(&tokenizer, Api::Completions, &json!({"prompt": [5, 6, 7]}));
+    assert_eq!(
+        found,
+        Tokens {
+            ids: vec![5, 6, 7],
+            unknown_bytes: 0
+        }
+    );
+}
+
+#[test]
+fn the_next_turn_tokenises_its_own_text_alone() {
+    let tokenizer = tokenizer("qwen2", 1 << 20);
+    let long = "A line that says something of interest.\n".repeat(500);
+    let first = chat(std::slice::from_ref(&long)).to_string();
+    let prepared = tokenizer.prepare(Api::Chat, first.as_bytes(), 0).unwrap();
+    assert!(prepared.new_bytes() >= long.len());
+    assert!(tokenizer.is_long(&prepared));
+    prepared.finish().unwrap();
+    let answer = "An answer that is long enough to be kept, and no longer.".to_owned();
+    let turns = [long, answer.clone(), "And then?".to_owned()];
+    let second = chat(&turns).to_string();
+    let prepared = tokenizer.prepare(Api::Chat, second.as_bytes(), 0).unwrap();
+    assert!(
+        prepared.new_bytes() < answer.len() + 200,
+        "{}",
+        prepared.new_bytes()
+    );
+    assert!(!tokenizer.is_long(&prepared));
+}
+
+#[test]
+fn ids_before_an_image_are_known() {
+    let tokenizer = tokenizer("qwen2", 1 << 20);
+    let body = json!({"messages": [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}, {"type": "text", "text": "What?"}]},
+    ]});
+    let found = tokens(&tokenizer, Api::Chat, &body);
+    let whole = ids(
+        "qwen2",
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n<|image|>What?",
+    );
+    assert!(!found.ids.is_empty());
+    assert!(whole.starts_with(&found.ids));
+    assert!(found.unknown_bytes > 0);
+}
+
+#[test]
+fn a_text_beyond_the_setting_is_left() {
+    let mut tokenizer = tokenizer("qwen2", 1 << 20);
+    tokenizer.settings.text_bytes_max = 100;
+    let body = chat(&["x".repeat(200)]).to_string();
+    let found = tokenizer.tokens(Api::Chat, body.as_bytes(), 0);
+    assert!(matches!(found, Err(Unknown::TooLong { bytes }) if bytes > 200));
+}
+
+fn turns() -> impl Strategy<Value = Vec<String>> {
+    let turn = proptest::sample::select(vec![
+        "hi",
+        "  ",
+        "\n\n",
+        "A line of text that is longer than those that are not kept.\n",
+        "你好，世界。",
+        "<|im_end|>",
+        "<|im_start|>system\n",
+        "<think>\nwhy\n</think>",
+        "word",
+        " it's 42\nAnd more",
+        "<both>  ",
+        "<s>",
+    ]);
+    let text = proptest::collection::vec((turn, 1usize..40), 1..4).prop_map(|parts| {
+        parts
+            .into_iter()
+            .map(|(text, times)| text.repeat(times))
+            .collect()
+    });
+    proptest::collection::vec(text, 1..6)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn a_conversation_has_the_same_ids_whatever_is_known_of_it(turns in turns(), small in any::<bool>()) {
+        for name in ["qwen2", "flags", "llama3", "sentencepiece"] {
+            // A small cache forgets in between.
+            let kept = tokenizer(name, if small { 32 << 10 } else { 8 << 20 });
+            let fresh = tokenizer(name, 0);
+            for length in 1..=turns.len() {
+                let body = chat(&turns[..length]);
+                let text = match kept.render(Api::Chat, body.to_string().as_bytes(), 0) {
+                    Ok(Prompt::Text(text)) => text.text,
+                    other => panic!("{other:?}"),
+                };
+                let expected = ids(name, &text);
+                prop_assert_eq!(&tokens(&kept, Api::Chat, &body).ids, &expected, "{}", name);
+                prop_assert_eq!(&tokens(&kept, Api::Chat, &body).ids, &expected, "{}", name);
+                prop_assert_eq!(&tokens(&fresh, Api::Chat, &body).ids, &expected, "{}", name);
+            }
+        }
+    }
+}
