@@ -41,6 +41,7 @@ use crate::kv::subscriber::Board;
 use crate::kv::zmq;
 use crate::observe;
 use crate::observe::metrics::Registry;
+use crate::relay::Caches;
 use crate::relay::Relay;
 
 /// For the operator's pages that are being sent when the drain is over.
@@ -100,12 +101,16 @@ impl App {
             expected::Metrics::new(&metrics),
             observe::now(),
         );
+        let board = Arc::new(Board::default());
         let relay = Arc::new(Relay::new(
             config.relay.clone(),
             fleet.clone(),
-            predicted.clone(),
-            forest.clone(),
-            expected.clone(),
+            Caches {
+                forest: forest.clone(),
+                board: board.clone(),
+                expected: expected.clone(),
+                predicted: predicted.clone(),
+            },
             config.model_settings(),
             &metrics,
         ));
@@ -116,7 +121,6 @@ impl App {
             config.fleet.health.clone(),
             tasks.clone(),
         ));
-        let board = Arc::new(Board::default());
         let shared = subscriber::Shared {
             forest: forest.clone(),
             board: board.clone(),

@@ -36,14 +36,13 @@ use self::budget::RetryBudget;
 pub use self::explain::Explanation;
 pub use self::explain::KnownBy;
 pub use self::explain::Score;
+pub use self::held::Caches;
 pub use self::model::KeySource;
 pub use self::model::ModelSettings;
 use self::model::Models;
 pub use self::model::PerModel;
 use crate::fleet::registry::Registry;
 use crate::ids::RequestId;
-use crate::kv::expected::Expected;
-use crate::kv::forest::Forest;
 use crate::kv::predicted::Predicted;
 use crate::observe::metrics;
 use crate::prompt::Api;
@@ -167,9 +166,7 @@ pub struct Metrics {
 pub struct Relay {
     settings: Settings,
     fleet: Arc<Registry>,
-    predicted: Arc<Predicted>,
-    forest: Arc<Forest>,
-    expected: Arc<Expected>,
+    caches: Caches,
     models: Models,
     budget: RetryBudget,
     metrics: Metrics,
@@ -179,9 +176,7 @@ impl Relay {
     pub fn new(
         settings: Settings,
         fleet: Arc<Registry>,
-        predicted: Arc<Predicted>,
-        forest: Arc<Forest>,
-        expected: Arc<Expected>,
+        caches: Caches,
         models: ModelSettings,
         registry: &metrics::Registry,
     ) -> Self {
@@ -189,9 +184,7 @@ impl Relay {
             budget: RetryBudget::new(&settings),
             settings,
             fleet,
-            predicted,
-            forest,
-            expected,
+            caches,
             models: Models::new(models, registry),
             metrics: Metrics {
                 retries: registry.counters(
@@ -212,11 +205,11 @@ impl Relay {
     }
 
     pub fn predicted(&self) -> &Predicted {
-        &self.predicted
+        &self.caches.predicted
     }
 
     /// Length of a prompt's first blocks, for [`crate::prompt::peek`].
     pub fn block_bytes(&self) -> u32 {
-        self.predicted.settings().block_bytes
+        self.caches.predicted.settings().block_bytes
     }
 }

@@ -176,6 +176,7 @@ impl Task {
         let steps = match input {
             Input::Said(Said::Connected { epoch }) => {
                 debug!(worker = %self.subject.name, rank = self.subject.rank, epoch, "connected to cache events");
+                self.seat.set_heard();
                 self.seat.tell(|told| told.status.is_connected = true);
                 self.stream
                     .on_connected(now, epoch.as_deref(), source.can_replay())

@@ -198,13 +198,13 @@ impl Relay {
             prompt_tokens = request.prompt_tokens,
             "chosen"
         );
-        let belief = Belief::new(&self.predicted, now, worker, &plan.prompt.blocks);
+        let belief = Belief::new(&self.caches.predicted, now, worker, &plan.prompt.blocks);
         let in_flight = InFlight::new(
             worker.clone(),
             request.prompt_tokens,
             decision.cached_tokens,
         );
-        let running = Running::new(in_flight, plan.expect(&self.expected, worker));
+        let running = Running::new(in_flight, plan.expect(&self.caches.expected, worker));
         let limit = self.try_limit(plan, now).min(deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let outcome = match direct::attempt(job, worker, timer).await {

@@ -21,6 +21,20 @@ use crate::kv::forest::Forest;
 use crate::kv::index::Depth;
 use crate::kv::index::Index;
 use crate::kv::predicted::Predicted;
+use crate::kv::subscriber::Board;
+
+/// What is known of the workers' caches.
+#[derive(Clone, Debug)]
+pub struct Caches {
+    /// What workers tell of themselves.
+    pub forest: Arc<Forest>,
+    /// Whom of them we hear.
+    pub board: Arc<Board>,
+    /// What was just sent to them, and they have not told of yet.
+    pub expected: Arc<Expected>,
+    /// What all were sent.
+    pub predicted: Arc<Predicted>,
+}
 
 /// A prompt as caches are asked for it.
 #[derive(Debug, Default)]
@@ -138,7 +152,7 @@ impl Exact {
 /// The answers for one prompt. Looked up once for the deepest holders, and for others when asked.
 pub(super) struct Held<'a> {
     group: &'a Group,
-    predicted: &'a Predicted,
+    caches: &'a Caches,
     blocks: &'a [Block],
     /// By worker, in order; none where the prompt's tokens are not known.
     exact: Option<Vec<(WorkerId, u32)>>,
@@ -153,26 +167,25 @@ pub(super) struct Held<'a> {
 impl<'a> Held<'a> {
     pub(super) fn new(
         group: &'a Group,
-        predicted: &'a Predicted,
+        caches: &'a Caches,
         prompt: &'a Prompt,
-        expected: &Expected,
         now: Instant,
         holders_max: usize,
         seed: u64,
     ) -> Self {
-        let overlap = predicted.overlap(&prompt.blocks, holders_max, seed);
+        let overlap = caches.predicted.overlap(&prompt.blocks, holders_max, seed);
         let others_max = match overlap.last() {
             Some(last) if overlap.len() == holders_max => last.blocks as usize,
             _ => 0,
         };
         let mut held = Self {
             group,
-            predicted,
+            caches,
             blocks: &prompt.blocks,
             exact: prompt
                 .exact
                 .as_ref()
-                .map(|exact| exact.ask(group, expected, now, holders_max)),
+                .map(|exact| exact.ask(group, &caches.expected, now, holders_max)),
             places: SmallVec::new(),
             tokens: SmallVec::new(),
             others_max,
@@ -203,7 +216,9 @@ impl<'a> Held<'a> {
             deepest.truncate(holders_max);
         }
         for (tokens, _, worker) in deepest {
-            if let Some(place) = self.group.place.get(&worker) {
+            if let Some(place) = self.group.place.get(&worker)
+                && self.is_exact(*place)
+            {
                 self.places.push(*place);
                 self.tokens.push(tokens);
             }
@@ -214,9 +229,11 @@ impl<'a> Held<'a> {
         &self.places
     }
 
-    /// Whether what is said of a worker is what it says itself.
+    /// Whether what is said of a worker is what it says itself, if only that it cannot be relied on now.
     pub(super) fn is_exact(&self, place: usize) -> bool {
-        self.exact.is_some() && self.group.event_ranks[place] > 0
+        let ranks = self.group.event_ranks[place];
+        let worker = self.group.workers[place].id;
+        self.exact.is_some() && ranks > 0 && self.caches.board.is_heard(worker, ranks)
     }
 
     pub(super) fn tokens(&self, place: usize) -> u32 {
@@ -232,7 +249,7 @@ impl<'a> Held<'a> {
             // Most often all of that, which takes one look: a system prompt that the whole fleet holds.
             _ => {
                 let blocks = &self.blocks[..self.others_max];
-                self.of_blocks(self.predicted.depth(worker, blocks))
+                self.of_blocks(self.caches.predicted.depth(worker, blocks))
             }
         }
     }

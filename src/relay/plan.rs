@@ -94,7 +94,7 @@ impl Relay {
         let exact = peek
             .token_ids
             .as_deref()
-            .map(|ids| Exact::new(&self.forest, group, salt, ids));
+            .map(|ids| Exact::new(&self.caches.forest, group, salt, ids));
         let prompt_tokens = match &peek.token_ids {
             Some(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
             // Rounding each block down must not make the prompt shorter than its blocks.
@@ -132,9 +132,8 @@ impl Relay {
     ) -> LiveView<'a> {
         let held = Held::new(
             &plan.group,
-            &self.predicted,
+            &self.caches,
             &plan.prompt,
-            &self.expected,
             now,
             holders_max,
             plan.request.seed,

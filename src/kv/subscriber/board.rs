@@ -103,6 +103,8 @@ pub struct Board {
 #[derive(Debug)]
 struct Entry {
     scores: AtomicBool,
+    /// Its source has been connected.
+    heard: AtomicBool,
     told: Mutex<Told>,
 }
 
@@ -117,6 +119,14 @@ impl Board {
     /// Whether a worker's events are followed, however well.
     pub fn has_events(&self, worker: WorkerId) -> bool {
         self.seats.load().contains_key(&worker)
+    }
+
+    /// Whether all of a worker's ranks, so many, have been listened to. A worker that only says where its
+    /// events are, and cannot be reached there, is one without.
+    pub fn is_heard(&self, worker: WorkerId, ranks: u32) -> bool {
+        self.seats.load().get(&worker).is_some_and(|seats| {
+            seats.len() >= ranks as usize && seats.iter().all(|rank| rank.heard.load(Relaxed))
+        })
     }
 
     /// Whether what is known of a worker counts, for all of its ranks.
@@ -156,6 +166,7 @@ impl Board {
     ) -> Seat {
         let entry = Arc::new(Entry {
             scores: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
             told: Mutex::new(Told {
                 status: Status::new(name.to_owned(), rank, model.to_owned()),
                 state_since: now,
@@ -187,6 +198,10 @@ pub(super) struct Seat {
 impl Seat {
     pub(super) fn tell(&self, change: impl FnOnce(&mut Told)) {
         change(&mut self.entry.told.lock());
+    }
+
+    pub(super) fn set_heard(&self) {
+        self.entry.heard.store(true, Relaxed);
     }
 
     pub(super) fn set_scoring(&self, scores: bool) {
