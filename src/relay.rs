@@ -34,9 +34,9 @@ use serde::Serialize;
 
 use self::budget::RetryBudget;
 pub use self::explain::Explanation;
-pub use self::explain::KnownBy;
 pub use self::explain::Score;
 pub use self::held::Caches;
+pub use self::held::KnownBy;
 pub use self::model::KeySource;
 pub use self::model::ModelSettings;
 use self::model::Models;

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::Error;
 use super::Relay;
+use super::held::KnownBy;
 use crate::fleet::breaker;
 use crate::observe;
 use crate::prompt::Api;
@@ -38,16 +39,6 @@ pub struct Score {
     pub cost: f64,
 }
 
-/// Where the knowledge of a worker's cache comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum KnownBy {
-    /// The worker's own events.
-    Events,
-    /// What this router sent it: it tells no events, or the prompt's tokens are not known.
-    Prediction,
-}
-
 impl Relay {
     /// What would be chosen for a request now, and what every worker would cost. Changes nothing.
     pub fn explain(
@@ -75,11 +66,7 @@ impl Relay {
                     pending_tokens: state.pending_tokens,
                     decode_tokens: state.decode_tokens,
                     cached_tokens,
-                    known_by: if view.held().is_exact(place) {
-                        KnownBy::Events
-                    } else {
-                        KnownBy::Prediction
-                    },
+                    known_by: view.held().known_by(place),
                     cost: routing::cost::cost(
                         &plan.model.routing,
                         &plan.request,

@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::Serialize;
 use smallvec::SmallVec;
 
 use crate::fleet::Group;
@@ -34,6 +35,18 @@ pub struct Caches {
     pub expected: Arc<Expected>,
     /// What all were sent.
     pub predicted: Arc<Predicted>,
+}
+
+/// Where the knowledge of what a worker holds of a prompt comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KnownBy {
+    /// The worker's own events.
+    Events,
+    /// It is computing it, or has just done so, and has not told yet.
+    Expected,
+    /// What it was sent: it tells no events that reach us, or the prompt's tokens are not known.
+    Prediction,
 }
 
 /// A prompt as caches are asked for it.
@@ -103,15 +116,18 @@ impl Exact {
         expected: &Expected,
         now: Instant,
         holders_max: usize,
-    ) -> Vec<(WorkerId, u32)> {
+    ) -> Vec<Known> {
         let mut held = self.ask_trees(group);
         for cut in &self.cuts {
             for holder in expected.overlap(now, &cut.marks, holders_max) {
                 let tokens = holder.blocks.saturating_mul(cut.size.get());
-                match held.binary_search_by_key(&holder.worker, |(worker, _)| *worker) {
-                    Ok(found) => held[found].1 = held[found].1.max(tokens),
+                match held.binary_search_by_key(&holder.worker, |known| known.worker) {
+                    Ok(found) if held[found].tokens < tokens => {
+                        held[found] = Known::expected(holder.worker, tokens);
+                    }
+                    Ok(_) => {}
                     Err(place) if group.place.contains_key(&holder.worker) => {
-                        held.insert(place, (holder.worker, tokens));
+                        held.insert(place, Known::expected(holder.worker, tokens));
                     }
                     Err(_) => {}
                 }
@@ -122,7 +138,7 @@ impl Exact {
 
     /// Tokens that workers say they hold, by worker. A worker of several ranks counts by the one that holds the
     /// least, since the request may go to any of them.
-    fn ask_trees(&self, group: &Group) -> Vec<(WorkerId, u32)> {
+    fn ask_trees(&self, group: &Group) -> Vec<Known> {
         let mut depths: Vec<(Depth, u32)> = Vec::new();
         let mut found = Vec::new();
         for cut in &self.cuts {
@@ -139,7 +155,11 @@ impl Exact {
                 .map(|(depth, size)| depth.blocks.saturating_mul(*size));
             match group.place.get(&worker) {
                 Some(place) if group.event_ranks[*place] as usize == ranks.len() => {
-                    held.push((worker, tokens.min().unwrap_or(0)));
+                    held.push(Known {
+                        worker,
+                        tokens: tokens.min().unwrap_or(0),
+                        by: KnownBy::Events,
+                    });
                 }
                 // Another model's, down, or a rank of it holds nothing.
                 _ => {}
@@ -149,13 +169,28 @@ impl Exact {
     }
 }
 
+/// What one worker holds of a prompt.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    worker: WorkerId,
+    tokens: u32,
+    by: KnownBy,
+}
+
+impl Known {
+    fn expected(worker: WorkerId, tokens: u32) -> Self {
+        let by = KnownBy::Expected;
+        Self { worker, tokens, by }
+    }
+}
+
 /// The answers for one prompt. Looked up once for the deepest holders, and for others when asked.
 pub(super) struct Held<'a> {
     group: &'a Group,
     caches: &'a Caches,
     blocks: &'a [Block],
     /// By worker, in order; none where the prompt's tokens are not known.
-    exact: Option<Vec<(WorkerId, u32)>>,
+    exact: Option<Vec<Known>>,
     /// Places of the deepest holders, and the tokens that each holds.
     places: SmallVec<[usize; 8]>,
     tokens: SmallVec<[u32; 8]>,
@@ -209,7 +244,7 @@ impl<'a> Held<'a> {
         };
         let mut deepest: Vec<(u32, u64, WorkerId)> = exact
             .iter()
-            .map(|(worker, tokens)| (*tokens, drawn(seed, *worker), *worker))
+            .map(|known| (known.tokens, drawn(seed, known.worker), known.worker))
             .collect();
         if deepest.len() > holders_max && holders_max > 0 {
             deepest.select_nth_unstable_by_key(holders_max - 1, |holder| Reverse(*holder));
@@ -236,15 +271,23 @@ impl<'a> Held<'a> {
         self.exact.is_some() && ranks > 0 && self.caches.board.is_heard(worker, ranks)
     }
 
+    pub(super) fn known_by(&self, place: usize) -> KnownBy {
+        match &self.exact {
+            Some(exact) if self.is_exact(place) => {
+                let worker = self.group.workers[place].id;
+                known(exact, worker).map_or(KnownBy::Events, |it| it.by)
+            }
+            _ => KnownBy::Prediction,
+        }
+    }
+
     pub(super) fn tokens(&self, place: usize) -> u32 {
         if let Some(known) = self.places.iter().position(|known| *known == place) {
             return self.tokens[known];
         }
         let worker = self.group.workers[place].id;
         match &self.exact {
-            Some(exact) if self.is_exact(place) => exact
-                .binary_search_by_key(&worker, |(worker, _)| *worker)
-                .map_or(0, |found| exact[found].1),
+            Some(exact) if self.is_exact(place) => known(exact, worker).map_or(0, |it| it.tokens),
             _ if self.others_max == 0 => 0,
             // Most often all of that, which takes one look: a system prompt that the whole fleet holds.
             _ => {
@@ -259,6 +302,11 @@ impl<'a> Held<'a> {
             .checked_sub(1)
             .map_or(0, |last| self.blocks[last].end_tokens)
     }
+}
+
+fn known(exact: &[Known], worker: WorkerId) -> Option<&Known> {
+    let found = exact.binary_search_by_key(&worker, |known| known.worker);
+    found.ok().map(|found| &exact[found])
 }
 
 /// Another order of workers for each request, so that ties don't always fall on the same ones.

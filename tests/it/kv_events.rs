@@ -5,5 +5,6 @@ mod exact;
 mod faults;
 mod followed;
 mod restarts;
+mod routed;
 mod tap;
 mod workers;

@@ -413,7 +413,7 @@ impl Prompt {
 pub(super) struct Row {
     pub(super) worker: String,
     pub(super) tokens: u64,
-    pub(super) is_exact: bool,
+    pub(super) known_by: String,
 }
 
 /// What `explain` says of each worker, by name.
@@ -425,7 +425,7 @@ pub(super) async fn explain(cluster: &Cluster, prompt: &Prompt) -> Vec<Row> {
     let row = |row: &Value| Row {
         worker: row["worker"].as_str().unwrap().to_owned(),
         tokens: row["cached_tokens"].as_u64().unwrap(),
-        is_exact: row["known_by"] == "events",
+        known_by: row["known_by"].as_str().unwrap().to_owned(),
     };
     let mut rows: Vec<Row> = page["workers"]
         .as_array()

@@ -1,0 +1,87 @@
+//! What routing makes of it where the events alone do not tell.
+
+use warmroute::fleet::events;
+use warmroute::sim::worker::Settings;
+
+use super::followed::Followed;
+use super::followed::Prompt;
+use super::followed::Wire;
+use crate::cluster::Engine;
+use crate::cluster::eventually;
+use crate::cluster::telling;
+
+/// Blocks are told when they are computed; a burst of siblings comes before that.
+#[tokio::test]
+async fn a_sibling_goes_where_the_prompt_is_being_computed() {
+    let slow = Settings {
+        prefill_tokens_per_second: 1_000.try_into().unwrap(),
+        ..telling()
+    };
+    let engines = vec![
+        Engine::here("w0", slow.clone()).await,
+        Engine::here("w1", slow).await,
+    ];
+    let followed = Followed::of(Wire::Zmq, engines, |_| {}).await;
+    let prompt = Prompt::new(1, 1_600);
+    let (first, known) = tokio::join!(followed.post(&prompt), async {
+        let mut known = Vec::new();
+        eventually("somebody is to hold the prompt", async || {
+            known = followed.explain(&prompt).await;
+            known.iter().any(|row| row.tokens > 0)
+        })
+        .await;
+        // What is known by their own events: nothing yet.
+        assert!(followed.status(0, 0).await["last_number"].is_null());
+        assert!(followed.status(1, 0).await["last_number"].is_null());
+        known
+    });
+    for row in known {
+        assert_eq!(row.tokens > 0, row.worker == first.worker, "{row:?}");
+        assert_eq!(
+            row.known_by,
+            if row.tokens > 0 { "expected" } else { "events" }
+        );
+    }
+    // Its answer has come, so the prompt is computed, and told.
+    let place = usize::from(first.worker == "w1");
+    followed.equals(place, 0).await;
+    let again = followed.post(&prompt).await;
+    assert_eq!(
+        (again.worker, again.reason),
+        (first.worker, "warmest".to_owned())
+    );
+}
+
+/// A port that a firewall closes must not make a worker cold for ever.
+#[tokio::test]
+async fn a_worker_whose_events_cannot_be_reached_is_predicted() {
+    let engines = vec![
+        Engine::here("w0", telling()).await,
+        Engine::here("w1", telling()).await,
+    ];
+    let followed = Followed::of(Wire::Zmq, engines, |config| {
+        for worker in &mut config.fleet.workers {
+            worker.events = events::Listed {
+                endpoint: "tcp://127.0.0.1:1".to_owned(),
+                ..worker.events.clone()
+            };
+        }
+    })
+    .await;
+    let prompt = Prompt::new(1, 320);
+    let first = followed.post(&prompt).await;
+    for row in followed.explain(&prompt).await {
+        assert_eq!(row.known_by, "prediction");
+        assert_eq!(row.tokens > 0, row.worker == first.worker, "{row:?}");
+    }
+    followed.tells(0, 0, "state", "cold").await;
+    let status = followed.status(0, 0).await;
+    let lost = status["lost"].as_str().unwrap_or_default();
+    assert!(lost.contains("refused"), "{status:#}");
+    // Where they can be reached, they count.
+    let heard = Followed::start(Wire::Zmq, vec![telling()]).await;
+    heard.tells(0, 0, "is_connected", true).await;
+    heard.post(&prompt).await;
+    heard.equals(0, 0).await;
+    assert_eq!(heard.explain(&prompt).await[0].known_by, "events");
+}
