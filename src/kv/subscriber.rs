@@ -245,7 +245,8 @@ impl Task {
         let mut tally = Tally::default();
         self.ground.apply(batch, &mut tally);
         self.count(batch, is_live, &tally);
-        if tally.cleared {
+        // What was cleared in the past is no news of the cache as it is, and lists begin with a clear.
+        if tally.cleared && is_live {
             (self.on_loss)(self.subject.worker);
         }
         match tally.harm {
