@@ -75,8 +75,13 @@ pub(super) async fn follow(
                 life,
             )
         });
-        if changes.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            () = subscribers.ended() => {}
         }
     }
 }
@@ -110,7 +115,8 @@ async fn subscribe(
     life: Option<watch::Receiver<u64>>,
 ) {
     let Some(life) = life else {
-        return;
+        // Not listed any more, so this is about to end.
+        return std::future::pending().await;
     };
     match &wanted.endpoint {
         Endpoint::Zmq {
@@ -131,6 +137,8 @@ async fn subscribe(
                 }
                 (Err(error), _) | (_, Err(error)) => {
                     warn!(worker = %subject.name, %error, "cache events cannot be followed");
+                    // Another try would not help, another endpoint is another task.
+                    std::future::pending().await
                 }
             }
         }

@@ -48,8 +48,13 @@ pub async fn run(registry: Arc<Registry>, settings: health::Settings, tasks: Tas
         probes.keep(&listed.keys().copied().collect(), |id| {
             probe(listed[id].clone(), registry.clone(), settings.clone())
         });
-        if changes.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            () = probes.ended() => {}
         }
     }
 }
