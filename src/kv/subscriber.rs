@@ -46,6 +46,9 @@ pub use metrics::Metrics;
 const TURN_BLOCKS: u64 = 1_024;
 /// Inputs in a row after which time is looked at, though more are there.
 const TURN_INPUTS: u32 = 64;
+/// How long a tree may count as whole after the memory bound took some of it. Others' stores do that,
+/// and tell nobody.
+const LOOK: Duration = Duration::from_secs(1);
 /// How old the figures on the board may be.
 const TELL: Duration = Duration::from_millis(250);
 
@@ -129,6 +132,10 @@ struct Task {
     on_loss: OnLoss,
     state: State,
     state_since: Instant,
+    /// When it was last asked whether the tree was cut.
+    looked_at: Instant,
+    replay_trouble: Trouble,
+    reading_trouble: Trouble,
     /// Since when the board does not say what is.
     untold_since: Option<Instant>,
     blocks_in_turn: u64,
@@ -153,6 +160,9 @@ impl Task {
             meters,
             on_loss: shared.on_loss,
             state: State::Cold,
+            looked_at: now,
+            replay_trouble: Trouble::default(),
+            reading_trouble: Trouble::default(),
             state_since: now,
             untold_since: None,
             blocks_in_turn: 0,
@@ -164,7 +174,8 @@ impl Task {
 
     fn next_wake(&self) -> Option<Instant> {
         let tell = self.untold_since.map(|since| since + TELL);
-        [self.stream.next_timeout(), tell]
+        let look = (self.state == State::Live).then(|| self.looked_at + LOOK);
+        [self.stream.next_timeout(), tell, look]
             .into_iter()
             .flatten()
             .min()
@@ -202,7 +213,10 @@ impl Task {
                 self.stream.on_lost(now)
             }
             Input::Witness => self.stream.on_witness(now),
-            Input::Time => self.stream.on_timeout(now),
+            Input::Time => {
+                self.look(now);
+                self.stream.on_timeout(now)
+            }
         };
         if is_news || !steps.is_empty() {
             self.untold_since.get_or_insert(now);
@@ -220,7 +234,17 @@ impl Task {
         self.inputs_in_turn = 0;
         self.blocks_in_turn = 0;
         tokio::task::yield_now().await;
-        self.take(Input::Time, source).await;
+        self.take(observe::now(), Input::Time, source).await;
+    }
+
+    fn look(&mut self, now: Instant) {
+        if self.looked_at + LOOK <= now {
+            self.looked_at = now;
+            if self.ground.was_cut() {
+                self.stream.on_incomplete();
+                self.untold_since.get_or_insert(now);
+            }
+        }
     }
 
     async fn carry_out(&mut self, steps: Steps<Batch>, source: &mut impl Source) {

@@ -75,7 +75,7 @@ impl Ground {
             }
             tally.harm = tally.harm.max(harm);
         }
-        if self.tree.as_mut().is_some_and(|(_, tree)| tree.was_cut()) {
+        if self.was_cut() {
             tally.harm = tally.harm.max(Harm::Incomplete);
         }
     }
@@ -120,7 +120,7 @@ impl Ground {
                     };
                     tally.filtered.push(why);
                     return match event {
-                        Event::Stored(stored) => harm_of_store(Filtered::UnknownParent, stored),
+                        Event::Stored(stored) => harm_of_store(why, stored),
                         Event::Removed(_) | Event::Cleared { .. } | Event::Unknown { .. } => {
                             Harm::Incomplete
                         }
@@ -155,18 +155,25 @@ impl Ground {
         }
     }
 
+    /// Whether the memory bound took blocks since this was last asked: other trees' stores do that, too.
+    pub(super) fn was_cut(&mut self) -> bool {
+        self.tree.as_mut().is_some_and(|(_, tree)| tree.was_cut())
+    }
+
     /// Forgets all, also what was learnt of the process.
     pub(super) fn clear(&mut self) {
         self.admit.forget();
-        if let Some((_, tree)) = &mut self.tree {
-            tree.clear();
-        }
-    }
-
         if std::mem::take(&mut self.is_out) {
             // There may be a place by now.
             self.tree = None;
         }
+        if let Some((_, tree)) = &mut self.tree {
+            tree.clear();
+            // What was taken of the past is of no matter to what comes.
+            tree.was_cut();
+        }
+    }
+
     pub(super) fn set_scoring(&mut self, is_scoring: bool) {
         if self.is_scoring != is_scoring {
             self.is_scoring = is_scoring;
