@@ -226,7 +226,11 @@ fn check_limits(config: &Config, wrong: &mut Wrong<'_>) {
         ),
         ("relay.request_timeout_ms", config.relay.request_timeout_ms),
     ];
-    let at_least_one = || at_least_one.into_iter().chain(events_at_least_one(&config.events));
+    let at_least_one = || {
+        at_least_one
+            .into_iter()
+            .chain(events_at_least_one(&config.events))
+    };
     for (path, value) in at_least_one() {
         if value == 0 {
             wrong(path, "must be at least 1".to_owned());
