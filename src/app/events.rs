@@ -9,6 +9,7 @@ use tracing::warn;
 
 use crate::config::Events;
 use crate::fleet::Snapshot;
+use crate::fleet::Worker;
 use crate::fleet::events::Endpoint;
 use crate::fleet::registry::Registry;
 use crate::http::drain::Tasks;
@@ -44,20 +45,23 @@ pub(super) async fn follow(
     let mut lives: BTreeMap<WorkerId, watch::Sender<u64>> = BTreeMap::new();
     loop {
         let snapshot = fleet.snapshot().clone();
-        lives.retain(|worker, _| snapshot.workers.iter().any(|at| at.worker.id == *worker));
+        let workers: BTreeMap<WorkerId, &Worker> = snapshot
+            .workers
+            .iter()
+            .map(|status| (status.worker.id, &*status.worker))
+            .collect();
+        lives.retain(|worker, _| workers.contains_key(worker));
         for status in &snapshot.workers {
             let life = lives.entry(status.worker.id).or_default();
             life.send_if_modified(|known| std::mem::replace(known, status.life) != status.life);
         }
         let wanted = wanted(&snapshot);
         subscribers.keep(&wanted, |wanted| {
-            let name = snapshot.workers.iter();
-            let mut name = name.filter(|status| status.worker.id == wanted.worker);
             let subject = Subject {
                 worker: wanted.worker,
-                name: name
-                    .next()
-                    .map_or_else(|| "".into(), |at| at.worker.name.clone()),
+                name: workers
+                    .get(&wanted.worker)
+                    .map_or_else(|| "".into(), |worker| worker.name.clone()),
                 rank: wanted.rank,
                 model: wanted.model.clone(),
             };
@@ -71,8 +75,13 @@ pub(super) async fn follow(
                 life,
             )
         });
-        if changes.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            () = subscribers.ended() => {}
         }
     }
 }
@@ -106,7 +115,8 @@ async fn subscribe(
     life: Option<watch::Receiver<u64>>,
 ) {
     let Some(life) = life else {
-        return;
+        // Not listed any more, so this is about to end.
+        return std::future::pending().await;
     };
     match &wanted.endpoint {
         Endpoint::Zmq {
@@ -127,6 +137,8 @@ async fn subscribe(
                 }
                 (Err(error), _) | (_, Err(error)) => {
                     warn!(worker = %subject.name, %error, "cache events cannot be followed");
+                    // Another try would not help, another endpoint is another task.
+                    std::future::pending().await
                 }
             }
         }

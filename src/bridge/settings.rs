@@ -57,11 +57,11 @@ pub struct Settings {
     pub subscribers_max: usize,
 
     /// How long a subscriber may take nothing of what stands ready for it, before it is cut off.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 30_000)]
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 30_000, value_parser = milliseconds())]
     pub send_timeout_ms: u64,
 
     /// After so long without events, the engine is asked whether it is still the same.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 10_000)]
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 10_000, value_parser = milliseconds())]
     pub silence_ms: u64,
 }
 
@@ -97,6 +97,11 @@ impl Settings {
         };
         Ok((0..self.ranks).map(target).collect())
     }
+}
+
+/// Without any there is no pause; beyond a year clocks overflow.
+fn milliseconds() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..=365 * 24 * 3_600_000)
 }
 
 fn endpoint(text: &str) -> Result<Endpoint, String> {
@@ -166,6 +171,14 @@ mod tests {
             (
                 "--zmq tcp://h:1 --listen 127.0.0.1:0 --ranks 0",
                 "0 is not in 1..=1024",
+            ),
+            (
+                "--zmq tcp://h:1 --listen 127.0.0.1:0 --silence-ms 0",
+                "0 is not in 1..=31536000000",
+            ),
+            (
+                "--zmq tcp://h:1 --listen 127.0.0.1:0 --send-timeout-ms 31536000001",
+                "is not in 1..=31536000000",
             ),
             (
                 "--zmq tcp://h:1 --replay tcp://h:2 --listen 127.0.0.1:0 --ranks 2",

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use super::Config;
+use super::Events;
 use super::Fleet;
 use super::document::Document;
 use super::document::Problems;
@@ -225,7 +226,12 @@ fn check_limits(config: &Config, wrong: &mut Wrong<'_>) {
         ),
         ("relay.request_timeout_ms", config.relay.request_timeout_ms),
     ];
-    for (path, value) in at_least_one {
+    let at_least_one = || {
+        at_least_one
+            .into_iter()
+            .chain(events_at_least_one(&config.events))
+    };
+    for (path, value) in at_least_one() {
         if value == 0 {
             wrong(path, "must be at least 1".to_owned());
         }
@@ -238,10 +244,16 @@ fn check_limits(config: &Config, wrong: &mut Wrong<'_>) {
         ),
         ("relay.backoff_ms", config.relay.backoff_ms),
         ("relay.backoff_max_ms", config.relay.backoff_max_ms),
+        ("events.expected.grace_ms", config.events.expected.grace_ms),
     ];
-    for (path, value) in at_least_one.into_iter().chain(may_be_zero) {
+    for (path, value) in at_least_one().chain(may_be_zero) {
         if path.ends_with("_ms") && value > YEAR_MS {
             wrong(path, format!("{value} ms is more than a year"));
+        }
+    }
+    for (path, value, min) in bytes_at_least(&config.events) {
+        if value < min {
+            wrong(path, format!("must be at least {min} bytes, not {value}"));
         }
     }
     if config.relay.retry_budget_min_per_s > 1_000_000 {
@@ -273,4 +285,59 @@ fn check_limits(config: &Config, wrong: &mut Wrong<'_>) {
             format!("must be up to 1024, not {}", config.runtime.threads),
         );
     }
+}
+
+/// A zero here would make a loop without a pause, or follow nothing.
+fn events_at_least_one(events: &Events) -> [(&'static str, u64); 16] {
+    let Events {
+        index: _,
+        expected,
+        stream,
+        zmq,
+        grpc,
+    } = events;
+    [
+        ("events.expected.marks_max", expected.marks_max),
+        ("events.stream.silence_ms", stream.silence_ms),
+        ("events.stream.replay_timeout_ms", stream.replay_timeout_ms),
+        (
+            "events.stream.held_batches_max",
+            stream.held_batches_max as u64,
+        ),
+        ("events.stream.held_bytes_max", stream.held_bytes_max as u64),
+        ("events.zmq.connect_timeout_ms", zmq.connect_timeout_ms),
+        ("events.zmq.backoff_ms", zmq.backoff_ms),
+        ("events.zmq.backoff_max_ms", zmq.backoff_max_ms),
+        ("events.zmq.heartbeat_ms", zmq.heartbeat_ms),
+        ("events.zmq.silence_max_ms", zmq.silence_max_ms),
+        ("events.grpc.connect_timeout_ms", grpc.connect_timeout_ms),
+        ("events.grpc.backoff_ms", grpc.backoff_ms),
+        ("events.grpc.backoff_max_ms", grpc.backoff_max_ms),
+        ("events.grpc.refused_backoff_ms", grpc.refused_backoff_ms),
+        ("events.grpc.keepalive_ms", grpc.keepalive_ms),
+        ("events.grpc.ping_ms", grpc.ping_ms),
+    ]
+}
+
+/// Below this an index holds nothing worth asking for, and batches of a usual prompt are refused.
+fn bytes_at_least(events: &Events) -> [(&'static str, u64, u64); 3] {
+    const MEMORY_BYTES_MIN: u64 = 1 << 20;
+    const MESSAGE_BYTES_MIN: u64 = 64 << 10;
+    [
+        (
+            "events.index.memory_bytes_max",
+            events.index.memory_bytes_max,
+            MEMORY_BYTES_MIN,
+        ),
+        (
+            "events.zmq.message_bytes_max",
+            events.zmq.message_bytes_max as u64,
+            MESSAGE_BYTES_MIN,
+        ),
+        (
+            "events.grpc.message_bytes_max",
+            events.grpc.message_bytes_max as u64,
+            MESSAGE_BYTES_MIN,
+        ),
+    ]
 }

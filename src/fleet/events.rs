@@ -13,7 +13,8 @@ const RANKS_MAX: u32 = 64;
 #[serde(default)]
 pub struct Listed {
     pub from: From,
-    /// zmq: `tcp://host:port`; grpc: `host:port`. The host `*` is the worker's own.
+    /// zmq: `tcp://host:port`; grpc: `host:port`. The host `*` is the worker's own,
+    /// and so is 0.0.0.0 or [::], as engines write it.
     pub endpoint: String,
     /// zmq: where lost batches are asked for again; empty for nowhere.
     pub replay: String,
@@ -54,7 +55,7 @@ pub enum Events {
     #[default]
     Auto,
     Off,
-    /// One for each rank, in order; hosts may still be `*`.
+    /// One for each rank, in order; hosts may still be `*`, or an address for all interfaces.
     At(Vec<Endpoint>),
 }
 
@@ -202,8 +203,12 @@ pub fn told(page: &[u8]) -> Result<(BTreeMap<u32, Endpoint>, Vec<String>), Strin
 /// `tcp://*:port` for an endpoint at which an engine listens; to any other it connects itself.
 fn bound(endpoint: &str) -> Option<String> {
     let (host, port) = split(endpoint.strip_prefix("tcp://")?).ok()?;
-    let is_any = matches!(host.as_str(), "*" | "0.0.0.0" | "[::]" | "::");
-    is_any.then(|| format!("tcp://*:{port}"))
+    is_any(&host).then(|| format!("tcp://*:{port}"))
+}
+
+/// Whether it stands for all interfaces of a host in place of one: what one listens at.
+fn is_any(host: &str) -> bool {
+    matches!(host, "*" | "0.0.0.0" | "[::]" | "::")
 }
 
 fn split(address: &str) -> Result<(String, u16), String> {
@@ -218,11 +223,18 @@ fn split(address: &str) -> Result<(String, u16), String> {
 }
 
 impl Endpoint {
-    /// With the worker's own host for `*`.
+    /// With the worker's own host for `*`, and for the addresses that mean the same: to connect to
+    /// those would reach this host.
     pub fn at(&self, worker_host: &str) -> Self {
-        let here = |text: &str| match text.split_once('*') {
-            Some((before, after)) => format!("{before}{worker_host}{after}"),
-            None => text.to_owned(),
+        let here = |text: &str| {
+            let (scheme, address) = match text.strip_prefix("tcp://") {
+                Some(address) => ("tcp://", address),
+                None => ("", text),
+            };
+            match address.rsplit_once(':') {
+                Some((host, port)) if is_any(host) => format!("{scheme}{worker_host}:{port}"),
+                _ => text.to_owned(),
+            }
         };
         match self {
             Endpoint::Zmq {
@@ -331,10 +343,21 @@ mod tests {
     }
 
     #[test]
-    fn a_star_is_the_workers_own_host() {
+    fn all_interfaces_are_the_workers_own_host() {
         assert_eq!(
             zmq("tcp://*:1", Some("tcp://other:2"), "").at("10.0.0.7"),
             zmq("tcp://10.0.0.7:1", Some("tcp://other:2"), "")
         );
+        for any in ["*", "0.0.0.0", "[::]", "::"] {
+            let events = listed(From::Zmq, &format!("tcp://{any}:5557"), "", 1).check();
+            let Ok(Events::At(endpoints)) = events else {
+                panic!("{any}: {events:?}");
+            };
+            assert_eq!(endpoints[0].at("[::1]"), zmq("tcp://[::1]:5557", None, ""));
+            let grpc = |host| Endpoint::Grpc {
+                address: format!("{host}:50051"),
+            };
+            assert_eq!(grpc(any).at("w1"), grpc("w1"));
+        }
     }
 }

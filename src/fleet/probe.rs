@@ -48,8 +48,13 @@ pub async fn run(registry: Arc<Registry>, settings: health::Settings, tasks: Tas
         probes.keep(&listed.keys().copied().collect(), |id| {
             probe(listed[id].clone(), registry.clone(), settings.clone())
         });
-        if changes.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            () = probes.ended() => {}
         }
     }
 }
@@ -60,6 +65,7 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, settings: health::S
     let interval = Duration::from_millis(settings.interval_ms);
     let mut facts: Option<Facts> = None;
     let mut started = None;
+    let mut unusable = Vec::new();
     for round in 0u32.. {
         let is_good = ask(&worker, "/health", limit).await.is_ok();
         let turned_up = is_good && machine.health() != Health::Up;
@@ -73,7 +79,8 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, settings: health::S
                         .and_then(|body| engine::version(&body));
                     if worker.events == Events::Auto {
                         let known = facts.take().unwrap_or_default().event_endpoints;
-                        found.event_endpoints = ask_events(&worker, limit, known).await;
+                        found.event_endpoints =
+                            ask_events(&worker, limit, known, &mut unusable).await;
                     }
                     registry.set_facts(worker.id, found.clone());
                     facts = Some(found);
@@ -173,11 +180,13 @@ async fn ask_models(worker: &Worker, limit: Duration) -> Result<Facts, String> {
 }
 
 /// Where an engine says that it publishes its cache events. `known` where it cannot be asked now: an
-/// answer that was lost is no reason to stop listening.
+/// answer that was lost is no reason to stop listening. `unusable` is what was told of those that cannot
+/// be followed: it is told again when it changes.
 async fn ask_events(
     worker: &Worker,
     limit: Duration,
     known: BTreeMap<u32, Endpoint>,
+    unusable: &mut Vec<String>,
 ) -> BTreeMap<u32, Endpoint> {
     let told = match ask(worker, "/kv_event_sources", limit).await {
         Ok(page) => events::told(&page),
@@ -185,9 +194,10 @@ async fn ask_events(
         Err(error) => Err(error),
     };
     match told {
-        Ok((endpoints, unusable)) => {
-            for why in unusable {
-                debug!(worker = %worker.name, why, "cache events that cannot be followed");
+        Ok((endpoints, now_unusable)) => {
+            let before = std::mem::replace(unusable, now_unusable);
+            for why in unusable.iter().filter(|why| !before.contains(why)) {
+                info!(worker = %worker.name, why, "cache events that cannot be followed");
             }
             endpoints
         }

@@ -72,10 +72,12 @@ pub enum Filtered {
     UnknownEvent,
     /// The block that it continues is not held.
     UnknownParent,
+    /// The index has more trees than it can tell apart, so this one has no place in it.
+    IndexFull,
 }
 
 impl Filtered {
-    pub const ALL: [Filtered; 14] = [
+    pub const ALL: [Filtered; 15] = [
         Filtered::Attention,
         Filtered::UnknownAttention,
         Filtered::UnknownGroup,
@@ -90,6 +92,7 @@ impl Filtered {
         Filtered::UnnamedAdapter,
         Filtered::UnknownEvent,
         Filtered::UnknownParent,
+        Filtered::IndexFull,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -108,6 +111,7 @@ impl Filtered {
             Filtered::UnnamedAdapter => "unnamed_adapter",
             Filtered::UnknownEvent => "unknown_event",
             Filtered::UnknownParent => "unknown_parent",
+            Filtered::IndexFull => "index_full",
         }
     }
 }
@@ -309,7 +313,8 @@ pub fn harm_of_store(why: Filtered, stored: &Stored) -> Harm {
         | Filtered::Sparse
         | Filtered::UnnamedAdapter
         | Filtered::UnknownEvent
-        | Filtered::UnknownParent => Harm::Incomplete,
+        | Filtered::UnknownParent
+        | Filtered::IndexFull => Harm::Incomplete,
     }
 }
 

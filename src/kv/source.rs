@@ -58,8 +58,8 @@ pub enum Said {
     ReplayEnd,
     /// The last [`Source::replay`] has no answer, or not all of it.
     ReplayFailed { why: String },
-    /// The connection ended, or none could be made (said once for each new reason): nothing that it said can be continued unproved. The source connects
-    /// again by itself, with back-off and jitter.
+    /// The connection ended, or none could be made (said once for each new reason): nothing that it
+    /// said can be continued unproved. The source connects again by itself, with back-off and jitter.
     Lost { why: String },
 }
 

@@ -334,10 +334,15 @@ impl<T> Stream<T> {
                 doubt: Doubt::Silence,
                 ..
             } if self.is_mute() => {
+                self.heard = now;
                 self.answer = Answer::default();
                 self.settle(now, false, &mut steps);
             }
-            Phase::Joining { .. } | Phase::Proving { .. } => self.give_up(now, &mut steps),
+            Phase::Joining { .. } | Phase::Proving { .. } => {
+                // A whole silence passes again before the next question, as after an answer.
+                self.heard = now;
+                self.give_up(now, &mut steps);
+            }
         }
         steps
     }

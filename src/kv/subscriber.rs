@@ -7,22 +7,19 @@ mod board;
 mod ground;
 mod metrics;
 mod rate;
+mod tell;
+mod trouble;
 
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
-use std::time::SystemTime;
-use std::time::UNIX_EPOCH;
 
 use tokio::sync::watch;
 use tracing::debug;
-use tracing::info;
 
 use super::admit::Harm;
 use super::event::Batch;
-use super::event::Tier;
 use super::forest::Forest;
-use super::source::Frame;
 use super::source::Said;
 use super::source::Source;
 use super::stream;
@@ -41,6 +38,7 @@ use ground::Ground;
 use ground::Tally;
 use metrics::Meters;
 pub use metrics::Metrics;
+use trouble::Trouble;
 
 /// Blocks that are applied before others on the thread have their turn: about a tenth of a millisecond.
 const TURN_BLOCKS: u64 = 1_024;
@@ -48,6 +46,9 @@ const TURN_BLOCKS: u64 = 1_024;
 const TURN_INPUTS: u32 = 64;
 /// How old the figures on the board may be.
 const TELL: Duration = Duration::from_millis(250);
+/// How long a tree may count as whole after the memory bound took some of it. Others' stores do that,
+/// and tell nobody.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Whose events.
 #[derive(Clone, Debug)]
@@ -108,7 +109,7 @@ pub async fn run(
             () = sleep => Some(Input::Time),
         };
         if let Some(input) = input {
-            task.take(input, &mut source).await;
+            task.take(observe::now(), input, &mut source).await;
         }
         task.turn(&mut source).await;
     }
@@ -131,6 +132,10 @@ struct Task {
     state_since: Instant,
     /// Since when the board does not say what is.
     untold_since: Option<Instant>,
+    /// When it was last asked whether the tree was cut.
+    looked_at: Instant,
+    replay_trouble: Trouble,
+    reading_trouble: Trouble,
     blocks_in_turn: u64,
     inputs_in_turn: u32,
 }
@@ -155,43 +160,51 @@ impl Task {
             state: State::Cold,
             state_since: now,
             untold_since: None,
+            looked_at: now,
+            replay_trouble: Trouble::default(),
+            reading_trouble: Trouble::default(),
             blocks_in_turn: 0,
             inputs_in_turn: 0,
         };
         task.meters.state(task.state.as_str());
+        task.meters.last_number(None);
         task
     }
 
     fn next_wake(&self) -> Option<Instant> {
         let tell = self.untold_since.map(|since| since + TELL);
-        [self.stream.next_timeout(), tell]
+        let look = (self.state == State::Live).then(|| self.looked_at + LOOK);
+        [self.stream.next_timeout(), tell, look]
             .into_iter()
             .flatten()
             .min()
     }
 
-    async fn take(&mut self, input: Input, source: &mut impl Source) {
-        let now = observe::now();
+    async fn take(&mut self, now: Instant, input: Input, source: &mut impl Source) {
         let is_news = !matches!(input, Input::Time);
         let steps = match input {
             Input::Said(Said::Connected { epoch }) => {
                 debug!(worker = %self.subject.name, rank = self.subject.rank, epoch, "connected to cache events");
                 self.seat.set_heard();
                 self.seat.tell(|told| told.status.is_connected = true);
+                self.meters.connected.set(1);
                 self.stream
                     .on_connected(now, epoch.as_deref(), source.can_replay())
             }
             Input::Said(Said::Live(frame)) => {
-                self.note_unreadable(&frame);
+                self.note_unreadable(now, &frame);
                 self.stream.on_live(now, frame.into())
             }
             Input::Said(Said::Replayed(frame)) => {
-                self.note_unreadable(&frame);
+                self.note_unreadable(now, &frame);
                 self.stream.on_replayed(now, Numbered::from(frame))
             }
-            Input::Said(Said::ReplayEnd) => self.stream.on_replay_end(now),
+            Input::Said(Said::ReplayEnd) => {
+                self.note_replay(now, None);
+                self.stream.on_replay_end(now)
+            }
             Input::Said(Said::ReplayFailed { why }) => {
-                debug!(worker = %self.subject.name, rank = self.subject.rank, why, "no replay of cache events");
+                self.note_replay(now, Some(why));
                 self.stream.on_replay_failed(now)
             }
             Input::Said(Said::Lost { why }) => {
@@ -200,10 +213,14 @@ impl Task {
                     told.status.is_connected = false;
                     told.status.lost = Some(why);
                 });
+                self.meters.connected.set(0);
                 self.stream.on_lost(now)
             }
             Input::Witness => self.stream.on_witness(now),
-            Input::Time => self.stream.on_timeout(now),
+            Input::Time => {
+                self.look(now);
+                self.stream.on_timeout(now)
+            }
         };
         if is_news || !steps.is_empty() {
             self.untold_since.get_or_insert(now);
@@ -221,7 +238,17 @@ impl Task {
         self.inputs_in_turn = 0;
         self.blocks_in_turn = 0;
         tokio::task::yield_now().await;
-        self.take(Input::Time, source).await;
+        self.take(observe::now(), Input::Time, source).await;
+    }
+
+    fn look(&mut self, now: Instant) {
+        if self.looked_at + LOOK <= now {
+            self.looked_at = now;
+            if self.ground.was_cut() {
+                self.stream.on_incomplete();
+                self.untold_since.get_or_insert(now);
+            }
+        }
     }
 
     async fn carry_out(&mut self, steps: Steps<Batch>, source: &mut impl Source) {
@@ -246,7 +273,8 @@ impl Task {
         let mut tally = Tally::default();
         self.ground.apply(batch, &mut tally);
         self.count(batch, is_live, &tally);
-        if tally.cleared {
+        // What was cleared in the past is no news of the cache as it is, and lists begin with a clear.
+        if tally.cleared && is_live {
             (self.on_loss)(self.subject.worker);
         }
         match tally.harm {
@@ -281,108 +309,6 @@ impl Task {
         self.ground.set_scoring(scores);
         self.seat.set_scoring(scores);
     }
-
-    fn count(&mut self, batch: &Batch, is_live: bool, tally: &Tally) {
-        let now = observe::now();
-        let meters = &mut self.meters;
-        meters.batches.inc();
-        meters.events.inc_by(tally.events);
-        meters.stored.inc_by(tally.stored);
-        meters.removed.inc_by(tally.removed);
-        meters.unknown.inc_by(tally.unknown);
-        for why in &tally.filtered {
-            meters.filtered(*why);
-        }
-        let lag_s = is_live.then(|| unix_seconds() - batch.timestamp);
-        if let Some(lag_s) = lag_s.filter(|lag_s| lag_s.is_finite()) {
-            meters.lag.observe(lag_s.max(0.0));
-        }
-        self.seat.tell(|told| {
-            told.events.add(now, tally.events);
-            let status = &mut told.status;
-            status.batches += 1;
-            status.events += tally.events;
-            status.stored_blocks += tally.stored;
-            status.removed_blocks += tally.removed;
-            status.unknown_removals += tally.unknown;
-            for why in &tally.filtered {
-                *status.filtered.entry(why.as_str()).or_default() += 1;
-            }
-            if let Some(lag_s) = lag_s.filter(|lag_s| lag_s.is_finite()) {
-                status.lag_ms = Some(lag_s * 1e3);
-            }
-        });
-    }
-
-    /// Shows a new state at once, and figures now and then.
-    fn show(&mut self, now: Instant) {
-        let (state, reason) = (self.stream.state(), self.stream.reason());
-        let is_new = state.as_str() != self.state.as_str();
-        if is_new {
-            self.state_since = now;
-            self.meters.state(state.as_str());
-            info!(
-                worker = %self.subject.name,
-                rank = self.subject.rank,
-                from = self.state.as_str(),
-                to = state.as_str(),
-                reason = reason.as_str(),
-                number = self.stream.last(),
-                blocks = self.ground.tree().map(|(_, tree)| tree.len()),
-                "what is known of a cache changed"
-            );
-        }
-        self.state = state;
-        let is_due = self.untold_since.is_some_and(|since| since + TELL <= now);
-        if !is_new && !is_due {
-            return;
-        }
-        self.untold_since = None;
-        self.meters.counts(self.stream.counts());
-        let tree = self.ground.tree();
-        let blocks = tree.map_or([0; Tier::COUNT], |(_, tree)| tree.blocks());
-        for (gauge, blocks) in self.meters.blocks.iter().zip(blocks) {
-            gauge.set(i64::try_from(blocks).unwrap_or(i64::MAX));
-        }
-        let (held_batches, held_bytes) = self.stream.held();
-        self.seat.tell(|told| {
-            told.state_since = self.state_since;
-            let status = &mut told.status;
-            status.state = state.as_str();
-            status.reason = reason.as_str();
-            status.epoch = self.stream.epoch().map(str::to_owned);
-            status.block_size = tree.map(|(size, _)| size.get());
-            status.blocks = Tier::ALL
-                .iter()
-                .map(|tier| tier.as_str())
-                .zip(blocks)
-                .collect();
-            status.memory_bytes = tree.map_or(0, |(_, tree)| tree.memory_bytes());
-            status.last_number = self.stream.last();
-            status.held_batches = held_batches;
-            status.held_bytes = held_bytes;
-            status.counts = self.stream.counts();
-        });
-    }
-
-    fn note_unreadable(&self, frame: &Frame) {
-        if let Err(error) = &frame.batch {
-            debug!(
-                worker = %self.subject.name,
-                rank = self.subject.rank,
-                number = frame.sequence,
-                %error,
-                "a batch of cache events cannot be read"
-            );
-        }
-    }
-}
-
-/// By this host's clock, which is not the engine's.
-fn unix_seconds() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0.0, |since| since.as_secs_f64())
 }
 
 #[cfg(test)]

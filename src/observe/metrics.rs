@@ -4,6 +4,7 @@
 //! labels are resolved once (a worker, a model), so that a request only adds to atomics.
 
 use prometheus::Encoder;
+use prometheus::GaugeVec;
 use prometheus::HistogramOpts;
 use prometheus::HistogramVec;
 use prometheus::IntCounter;
@@ -46,6 +47,11 @@ impl Registry {
 
     pub fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
         self.put(IntGaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    /// Gauges of what is no whole number.
+    pub fn real_gauges(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+        self.put(GaugeVec::new(Opts::new(name, help), labels))
     }
 
     pub fn histograms(

@@ -207,6 +207,73 @@ fn each_mistake_has_its_message_with_path_and_line() {
 }
 
 #[test]
+fn settings_of_events_that_make_loops_or_overflow_are_refused() {
+    let part = |part: &str, key: &str, value: u64| {
+        minimal(&format!("events: {{{part}: {{{key}: {value}}}}}"))
+    };
+    let parts: [(&str, &[&str]); 4] = [
+        ("expected", &["marks_max"]),
+        (
+            "stream",
+            &[
+                "silence_ms",
+                "replay_timeout_ms",
+                "held_batches_max",
+                "held_bytes_max",
+            ],
+        ),
+        (
+            "zmq",
+            &[
+                "connect_timeout_ms",
+                "backoff_ms",
+                "backoff_max_ms",
+                "heartbeat_ms",
+                "silence_max_ms",
+            ],
+        ),
+        (
+            "grpc",
+            &[
+                "connect_timeout_ms",
+                "backoff_ms",
+                "backoff_max_ms",
+                "refused_backoff_ms",
+                "keepalive_ms",
+                "ping_ms",
+            ],
+        ),
+    ];
+    for (name, keys) in parts {
+        for key in keys {
+            let path = format!("events.{name}.{key}: ");
+            let problem = format!("{path}must be at least 1");
+            check(&part(name, key, 0), &[&problem]);
+            if key.ends_with("_ms") {
+                let year_ms = 365 * 24 * 3_600_000;
+                assert!(Config::parse("c", &part(name, key, year_ms)).is_ok());
+                let problem = format!("{path}31536000001 ms is more than a year");
+                check(&part(name, key, year_ms + 1), &[&problem]);
+            }
+        }
+    }
+    check(
+        &minimal("events: {expected: {grace_ms: 18446744073709551615}}"),
+        &["events.expected.grace_ms: 18446744073709551615 ms is more than a year"],
+    );
+    check(
+        &minimal(
+            "events: {index: {memory_bytes_max: 1048575}, zmq: {message_bytes_max: 0}, grpc: {message_bytes_max: 65535}}",
+        ),
+        &[
+            "events.index.memory_bytes_max: must be at least 1048576 bytes, not 1048575",
+            "events.zmq.message_bytes_max: must be at least 65536 bytes, not 0",
+            "events.grpc.message_bytes_max: must be at least 65536 bytes, not 65535",
+        ],
+    );
+}
+
+#[test]
 fn all_mistakes_are_told_at_once_in_the_order_of_the_file() {
     check(
         "fleet:\n  workers:\n    - url: ftp://a\n    - {url: 'http://b:1', rolle: prefill}\nrouting:\n  lambda: many\nrelay:\n  attempts_max: 0\n",

@@ -137,6 +137,8 @@ impl<T> Stream<T> {
             self.memory.remember(frame.sequence, frame.digest);
         }
         self.last = Some(frame.sequence);
+        // A list tells what was, in whatever way it comes.
+        let is_live = is_live && frame.snapshot.is_none();
         match frame.carried {
             Some(carried) => steps.push(Step::Apply {
                 sequence: frame.sequence,

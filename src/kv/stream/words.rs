@@ -68,7 +68,7 @@ pub enum Step<T> {
     Apply {
         sequence: u64,
         carried: T,
-        /// Told as it happened, not asked for afterwards.
+        /// Told as it happened: not asked for afterwards, and no part of a full list.
         is_live: bool,
     },
     /// Forget all that was applied.

@@ -32,6 +32,10 @@ pub struct Status {
     pub is_connected: bool,
     /// Why the last connection ended.
     pub lost: Option<String>,
+    /// Why the last question for earlier batches had no answer; none once one was answered.
+    pub replay_failed: Option<String>,
+    /// What was wrong with the last batch that could not be read.
+    pub unreadable: Option<String>,
     /// As told by a source that names the engine's process.
     pub epoch: Option<String>,
     pub block_size: Option<u32>,
@@ -72,6 +76,8 @@ impl Status {
             state_age_s: 0.0,
             is_connected: false,
             lost: None,
+            replay_failed: None,
+            unreadable: None,
             epoch: None,
             block_size: None,
             blocks: Tier::ALL.iter().map(|tier| (tier.as_str(), 0)).collect(),

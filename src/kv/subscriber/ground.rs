@@ -14,6 +14,7 @@ use super::super::event::Event;
 use super::super::event::Name;
 use super::super::event::Tier;
 use super::super::forest::Forest;
+use super::super::radix::After;
 use super::super::radix::Copies;
 use super::super::radix::Tree;
 use crate::ids::Model;
@@ -40,6 +41,8 @@ pub(super) struct Ground {
     rank: u32,
     admit: Admit,
     tree: Option<(NonZeroU32, Tree)>,
+    /// The index had no place for the tree, which takes nothing then.
+    is_out: bool,
     is_scoring: bool,
 }
 
@@ -52,6 +55,7 @@ impl Ground {
             rank,
             admit: Admit::default(),
             tree: None,
+            is_out: false,
             is_scoring: false,
         }
     }
@@ -71,7 +75,7 @@ impl Ground {
             }
             tally.harm = tally.harm.max(harm);
         }
-        if self.tree.as_mut().is_some_and(|(_, tree)| tree.was_cut()) {
+        if self.was_cut() {
             tally.harm = tally.harm.max(Harm::Incomplete);
         }
     }
@@ -100,6 +104,7 @@ impl Ground {
                     let mut tree = index.plant(self.worker, self.rank);
                     tree.set_scoring(self.is_scoring);
                     self.tree = Some((block_size, tree));
+                    self.is_out = false;
                 }
                 let Some((_, tree)) = &mut self.tree else {
                     return Harm::None;
@@ -107,9 +112,15 @@ impl Ground {
                 // Nothing on the wire tells a re-report from a new copy. Whoever asks an engine for one
                 // says `Copies::Unknown` here, for as long as its answer may come.
                 if tree.store(after, blocks, tier, Copies::Counted).is_err() {
-                    tally.filtered.push(Filtered::UnknownParent);
+                    // What begins a chain needs no parent.
+                    self.is_out |= matches!(after, After::Root(_));
+                    let why = match self.is_out {
+                        true => Filtered::IndexFull,
+                        false => Filtered::UnknownParent,
+                    };
+                    tally.filtered.push(why);
                     return match event {
-                        Event::Stored(stored) => harm_of_store(Filtered::UnknownParent, stored),
+                        Event::Stored(stored) => harm_of_store(why, stored),
                         Event::Removed(_) | Event::Cleared { .. } | Event::Unknown { .. } => {
                             Harm::Incomplete
                         }
@@ -144,11 +155,22 @@ impl Ground {
         }
     }
 
+    /// Whether the memory bound took blocks since this was last asked: other trees' stores do that, too.
+    pub(super) fn was_cut(&mut self) -> bool {
+        self.tree.as_mut().is_some_and(|(_, tree)| tree.was_cut())
+    }
+
     /// Forgets all, also what was learnt of the process.
     pub(super) fn clear(&mut self) {
         self.admit.forget();
+        if std::mem::take(&mut self.is_out) {
+            // There may be a place by now.
+            self.tree = None;
+        }
         if let Some((_, tree)) = &mut self.tree {
             tree.clear();
+            // What was taken of the past is of no matter to what comes.
+            tree.was_cut();
         }
     }
 

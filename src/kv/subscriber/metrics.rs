@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use prometheus::Gauge;
+use prometheus::GaugeVec;
 use prometheus::Histogram;
 use prometheus::HistogramVec;
 use prometheus::IntCounter;
@@ -31,6 +33,10 @@ pub struct Metrics(Arc<Families>);
 struct Families {
     state: IntGaugeVec,
     blocks: IntGaugeVec,
+    connected: IntGaugeVec,
+    last_number: IntGaugeVec,
+    memory_bytes: IntGaugeVec,
+    last_lag: GaugeVec,
     batches: IntCounterVec,
     events: IntCounterVec,
     stored: IntCounterVec,
@@ -61,6 +67,26 @@ impl Metrics {
                 "warmroute_kv_blocks",
                 "Blocks that a rank reports to hold, by tier.",
                 "tier",
+            ),
+            connected: registry.gauges(
+                "warmroute_kv_connected",
+                "1 while a rank's source of cache events is connected.",
+                &["worker", "rank"],
+            ),
+            last_number: registry.gauges(
+                "warmroute_kv_last_number",
+                "The engine's number of the last batch applied; -1 while there is none.",
+                &["worker", "rank"],
+            ),
+            memory_bytes: registry.gauges(
+                "warmroute_kv_memory_bytes",
+                "What is taken by what is known of a rank's cache.",
+                &["worker", "rank"],
+            ),
+            last_lag: registry.real_gauges(
+                "warmroute_kv_last_lag_seconds",
+                "Lag of the last live batch. Hosts' clocks differ, so it may be negative.",
+                &["worker", "rank"],
             ),
             batches: counters(
                 "warmroute_kv_batches_total",
@@ -106,7 +132,7 @@ impl Metrics {
                 "warmroute_kv_lag_seconds",
                 "From a live batch's timestamp by the engine's clock until it was applied.",
                 LAG_SECONDS,
-                // Not by rank: its buckets times a fleet would be most of the page. `/kv` has each one's.
+                // Not by rank: its buckets times a fleet would be most of the page.
                 &[],
             ),
             users: Mutex::default(),
@@ -125,6 +151,10 @@ impl Metrics {
         let with = |last| [&**worker, &*rank_text, last];
         Meters {
             blocks: Tier::ALL.map(|tier| families.blocks.with_label_values(&with(tier.as_str()))),
+            connected: families.connected.with_label_values(labels),
+            last_number: families.last_number.with_label_values(labels),
+            memory_bytes: families.memory_bytes.with_label_values(labels),
+            last_lag: families.last_lag.with_label_values(labels),
             batches: families.batches.with_label_values(labels),
             events: families.events.with_label_values(labels),
             stored: families.stored.with_label_values(labels),
@@ -149,12 +179,16 @@ impl Metrics {
 #[derive(Debug)]
 pub(super) struct Meters {
     pub(super) blocks: [IntGauge; Tier::COUNT],
+    pub(super) connected: IntGauge,
+    last_number: IntGauge,
+    pub(super) memory_bytes: IntGauge,
+    last_lag: Gauge,
     pub(super) batches: IntCounter,
     pub(super) events: IntCounter,
     pub(super) stored: IntCounter,
     pub(super) removed: IntCounter,
     pub(super) unknown: IntCounter,
-    pub(super) lag: Histogram,
+    lag: Histogram,
     gaps: IntCounter,
     kept: IntCounter,
     failed: IntCounter,
@@ -196,6 +230,16 @@ impl Meters {
             .inc();
     }
 
+    pub(super) fn lag(&self, lag_s: f64) {
+        self.lag.observe(lag_s.max(0.0));
+        self.last_lag.set(lag_s);
+    }
+
+    pub(super) fn last_number(&self, last: Option<u64>) {
+        let last = last.map_or(-1, |last| i64::try_from(last).unwrap_or(i64::MAX));
+        self.last_number.set(last);
+    }
+
     pub(super) fn counts(&mut self, counts: Counts) {
         let before = std::mem::replace(&mut self.counted, counts);
         self.gaps.inc_by(counts.gaps - before.gaps);
@@ -231,6 +275,14 @@ impl Drop for Meters {
         ] {
             let _ = family.remove_label_values(labels);
         }
+        for family in [
+            &families.connected,
+            &families.last_number,
+            &families.memory_bytes,
+        ] {
+            let _ = family.remove_label_values(labels);
+        }
+        let _ = families.last_lag.remove_label_values(labels);
         let with = |last| [&*self.worker, &*self.rank_text, last];
         for state in STATES {
             let _ = families.state.remove_label_values(&with(state));

@@ -3,6 +3,7 @@ use std::num::NonZeroU32;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
+use super::super::admit::Filtered;
 use super::super::block;
 use super::super::event::Event;
 use super::super::event::Medium;
@@ -10,7 +11,13 @@ use super::super::event::Name;
 use super::super::event::Place;
 use super::super::event::Removed;
 use super::super::event::Stored;
+use super::super::event::Tier;
 use super::super::forest;
+use super::super::radix::After;
+use super::super::radix::Copies;
+use super::super::radix::NewBlock;
+use super::super::source::Chunk;
+use super::super::source::Frame;
 use super::super::source::Undecodable;
 use super::*;
 use crate::observe::metrics::Registry;
@@ -58,14 +65,14 @@ fn on_stage<F: Future<Output = ()>>(can_replay: bool, play: impl FnOnce(Stage) -
     let registry = Registry::default();
     let losses: Arc<Mutex<Vec<WorkerId>>> = Arc::default();
     let shared = Shared {
-        forest: Forest::new(forest::Settings::default(), &registry),
-        board: Arc::default(),
-        metrics: Metrics::new(&registry),
-        settings: stream::Settings::default(),
         on_loss: {
             let losses = losses.clone();
             Arc::new(move |worker| losses.lock().push(worker))
         },
+        ..shared(
+            Forest::new(forest::Settings::default(), &registry),
+            &registry,
+        )
     };
     let (say, said) = mpsc::unbounded_channel();
     let (ask, asked) = mpsc::unbounded_channel();
@@ -84,12 +91,7 @@ fn on_stage<F: Future<Output = ()>>(can_replay: bool, play: impl FnOnce(Stage) -
         asked: ask,
         can_replay,
     };
-    let subject = Subject {
-        worker: WORKER,
-        name: "http://a:1".into(),
-        rank: 0,
-        model: "m".into(),
-    };
+    let subject = subject();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
@@ -125,6 +127,25 @@ impl Stage {
 
     fn status(&self) -> Status {
         self.board.statuses(observe::now()).remove(0)
+    }
+}
+
+fn subject() -> Subject {
+    Subject {
+        worker: WORKER,
+        name: "http://a:1".into(),
+        rank: 0,
+        model: "m".into(),
+    }
+}
+
+fn shared(forest: Arc<Forest>, registry: &Registry) -> Shared {
+    Shared {
+        forest,
+        board: Arc::default(),
+        metrics: Metrics::new(registry),
+        settings: stream::Settings::default(),
+        on_loss: Arc::new(|_| {}),
     }
 }
 
@@ -224,6 +245,163 @@ fn a_cache_that_was_cleared_or_is_another_processs_is_called_lost() {
             .await;
         assert_eq!(*stage.losses.lock(), [WORKER; 2]);
     });
+}
+
+#[test]
+fn what_was_cleared_in_the_past_is_no_loss() {
+    on_stage(true, async |stage| {
+        let cleared = || Event::Cleared { ownership: None };
+        let chunk = |sequence, index| Frame {
+            snapshot: Some(Chunk {
+                index,
+                count: 2,
+                unknown_before: 0,
+            }),
+            ..frame(sequence, vec![cleared(), stored(0, 2)])
+        };
+        stage
+            .say([
+                connected(),
+                Said::Replayed(frame(0, vec![stored(0, 2), cleared(), stored(0, 1)])),
+                Said::ReplayEnd,
+            ])
+            .await;
+        assert_eq!(stage.depth(&prompt(2)), 1);
+        stage
+            .say([Said::Live(chunk(8, 0)), Said::Live(chunk(9, 1))])
+            .await;
+        assert_eq!(stage.depth(&prompt(2)), 2);
+        assert!(stage.losses.lock().is_empty());
+        stage.say([Said::Live(frame(10, vec![cleared()]))]).await;
+        assert_eq!(*stage.losses.lock(), [WORKER]);
+    });
+}
+
+#[test]
+fn why_a_replay_failed_or_a_batch_cannot_be_read_is_shown() {
+    on_stage(true, async |stage| {
+        let failed = || Said::ReplayFailed {
+            why: "refused".to_owned(),
+        };
+        stage.say([connected(), failed()]).await;
+        assert_eq!(stage.status().replay_failed.as_deref(), Some("refused"));
+        let mut unreadable = frame(0, vec![]);
+        unreadable.batch = Err(Undecodable("no map".to_owned()));
+        stage.say([Said::Live(unreadable)]).await;
+        assert_eq!(stage.status().unreadable.as_deref(), Some("no map"));
+        stage.say([Said::ReplayEnd]).await;
+        assert_eq!(stage.status().replay_failed, None);
+    });
+}
+
+#[test]
+fn a_rank_has_its_figures_among_the_metrics() {
+    on_stage(true, async |stage| {
+        let value = |name: &str| {
+            let text = stage.registry.text();
+            let start = format!("warmroute_kv_{name}{{rank=\"0\",worker=\"http://a:1\"}} ");
+            let value = text.lines().find_map(|line| line.strip_prefix(&start));
+            value.unwrap().parse::<f64>().unwrap()
+        };
+        stage.say([]).await;
+        assert_eq!((value("connected"), value("last_number")), (0.0, -1.0));
+        stage
+            .say([
+                connected(),
+                Said::Replayed(frame(0, vec![stored(0, 2)])),
+                Said::ReplayEnd,
+            ])
+            .await;
+        assert_eq!((value("connected"), value("last_number")), (1.0, 0.0));
+        assert!(value("memory_bytes") > 0.0);
+        stage.say([Said::Live(frame(1, vec![]))]).await;
+        assert!(value("last_lag_seconds") > 1e9, "stamped 1970");
+        stage.say([lost()]).await;
+        assert_eq!(value("connected"), 0.0);
+    });
+}
+
+#[test]
+fn a_tree_that_others_stores_cut_does_not_count_as_whole_for_long() {
+    let registry = Registry::default();
+    let forest = Forest::new(
+        forest::Settings {
+            memory_bytes_max: 4 << 20,
+        },
+        &registry,
+    );
+    let (_say, said) = mpsc::unbounded_channel();
+    let (asked, _asked) = mpsc::unbounded_channel();
+    let mut source = Script {
+        said,
+        asked,
+        can_replay: false,
+    };
+    let mut now = observe::now();
+    let mut task = Task::new(now, subject(), shared(forest.clone(), &registry));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let first = Said::Live(frame(0, vec![stored(0, 5_000)]));
+        for said in [connected(), first] {
+            task.take(now, Input::Said(said), &mut source).await;
+        }
+        assert_eq!(task.state, State::Live);
+        let mut other = forest.index(&"m".into(), SIZE).plant(WorkerId(8), 0);
+        for chain in 1..200_u64 {
+            let new = |at| NewBlock {
+                name: Name(chain << 32 | at),
+                local: block::Local(chain << 32 | at),
+            };
+            let blocks: Vec<NewBlock> = (0..1_000).map(new).collect();
+            let after = After::Root(block::root(None, None));
+            other
+                .store(after, &blocks, Tier::Gpu, Copies::Counted)
+                .unwrap();
+        }
+        assert!(task.ground.tree().unwrap().1.len() < 5_000);
+        assert_eq!(task.state, State::Live, "nobody told it");
+        // It is woken for that, though nothing is said.
+        for _ in 0..4 {
+            let Some(at) = task.next_wake() else {
+                break;
+            };
+            now = at;
+            task.take(now, Input::Time, &mut source).await;
+        }
+        assert_eq!(task.state, State::Partial);
+        assert_eq!(task.stream.reason().as_str(), "incomplete");
+    });
+}
+
+#[test]
+fn a_rank_for_which_the_index_has_no_place_is_told_as_such() {
+    let registry = Registry::default();
+    let forest = Forest::new(forest::Settings::default(), &registry);
+    let index = forest.index(&"m".into(), SIZE);
+    // As many as an index can tell apart, and one more.
+    let mut trees: Vec<_> = (0..24_001)
+        .map(|other| index.plant(WorkerId(100 + other), 0))
+        .collect();
+    let mut ground = Ground::new(forest, "m".into(), WORKER, 0);
+    let filtered = |ground: &mut Ground, events| {
+        let mut tally = Tally::default();
+        let batch = Batch {
+            timestamp: 0.0,
+            rank: None,
+            events,
+        };
+        ground.apply(&batch, &mut tally);
+        assert_eq!(tally.harm, Harm::Incomplete);
+        tally.filtered
+    };
+    let left = filtered(&mut ground, vec![stored(0, 1), stored(1, 2)]);
+    assert_eq!(left, [Filtered::IndexFull; 2]);
+    trees.truncate(2);
+    ground.clear();
+    let left = filtered(&mut ground, vec![stored(0, 1), stored(2, 3)]);
+    assert_eq!(left, [Filtered::UnknownParent]);
 }
 
 #[test]
@@ -394,18 +572,7 @@ fn the_task_can_be_spawned() {
         asked,
         can_replay: false,
     };
-    let subject = Subject {
-        worker: WORKER,
-        name: "a".into(),
-        rank: 0,
-        model: "m".into(),
-    };
-    let shared = Shared {
-        forest: Forest::new(forest::Settings::default(), &registry),
-        board: Arc::default(),
-        metrics: Metrics::new(&registry),
-        settings: stream::Settings::default(),
-        on_loss: Arc::new(|_| {}),
-    };
-    check(run(source, subject, shared, watch::channel(0).1));
+    let forest = Forest::new(forest::Settings::default(), &registry);
+    let shared = shared(forest, &registry);
+    check(run(source, subject(), shared, watch::channel(0).1));
 }

@@ -31,6 +31,10 @@ use super::zmtp::Session;
 const READ_BYTES: usize = 64 * 1_024;
 /// A message is at most: identity, delimiter, topic, number, payload. Some proxies add one.
 const PARTS_MAX: usize = 6;
+/// What we say is small; a peer that leaves more than this unread reads nothing.
+const OUTBOX_BYTES_MAX: usize = 64 * 1_024;
+/// More than this the kernel refuses.
+const KEEPALIVE_MAX: Duration = Duration::from_secs(3_600);
 /// After a stall of our own the answer may be waiting in the socket, unseen.
 const LAST_LOOK: Duration = Duration::from_millis(20);
 
@@ -42,6 +46,7 @@ pub(super) enum End {
     Closed,
     Broken(io::Error),
     Silent(Duration),
+    Unread,
     Fault(Fault),
 }
 
@@ -54,6 +59,7 @@ impl End {
             End::Closed => "closed",
             End::Broken(_) => "broken",
             End::Silent(_) => "silent",
+            End::Unread => "unread",
             End::Fault(Fault::TooLarge(_)) => "too_large",
             End::Fault(Fault::Protocol(_)) => "protocol",
         }
@@ -68,6 +74,7 @@ impl fmt::Display for End {
             End::Closed => f.write_str("closed by the other side"),
             End::Broken(error) => write!(f, "broken: {error}"),
             End::Silent(after) => write!(f, "no answer to a ping within {} ms", after.as_millis()),
+            End::Unread => f.write_str("the other side asks, and does not read the answers"),
             End::Fault(fault) => write!(f, "not understood: {fault}"),
         }
     }
@@ -125,9 +132,10 @@ impl Connection {
         let heartbeat = Duration::from_millis(settings.heartbeat_ms);
         stream.set_nodelay(true)?;
         // For peers that answer no pings: the kernel at least sees a host or a way that is gone.
+        let seconds = |time: Duration| time.clamp(Duration::from_secs(1), KEEPALIVE_MAX);
         let probes = TcpKeepalive::new()
-            .with_time(heartbeat.max(Duration::from_secs(1)))
-            .with_interval(Duration::from_secs(1).max(heartbeat / 2))
+            .with_time(seconds(heartbeat))
+            .with_interval(seconds(heartbeat / 2))
             .with_retries(3);
         SockRef::from(&stream).set_tcp_keepalive(&probes)?;
         let mut outbox = BytesMut::new();
@@ -200,7 +208,13 @@ impl Connection {
                 Turn::Sent(sent) => {
                     sent.map_err(End::Broken)?;
                 }
-                Turn::Read(read) => self.came(read)?,
+                Turn::Read(read) => {
+                    self.came(read)?;
+                    // It could not be sent just now, or nothing would have been read.
+                    if self.outbox.len() > OUTBOX_BYTES_MAX {
+                        return Err(End::Unread);
+                    }
+                }
                 Turn::Silent => self.silent().await?,
             }
         }

@@ -247,6 +247,44 @@ async fn silence_that_answers_pings_is_not_the_end() {
     assert_eq!(heard.map(|said| short(&said)), ["connected", "live 1"]);
 }
 
+#[tokio::test]
+async fn a_publisher_that_asks_and_does_not_read_is_lost() {
+    let (listener, endpoint) = listen().await;
+    let mut source = source(&endpoint, None, hasty());
+    let engine = async {
+        let mut engine = ByHand::accept(&listener, "PUB", 1).await.subscribed().await;
+        let pings = b"\x04\x17\x04PING\0\0sixteen bytes...".repeat(1_000);
+        // The kernel holds some megabytes of answers first.
+        while engine.stream.write_all(&pings).await.is_ok() {}
+    };
+    let heard = async {
+        let heard = [said(&mut source).await, said(&mut source).await];
+        drop(source);
+        heard
+    };
+    let ((), [connected, lost]) = tokio::join!(engine, heard);
+    assert_eq!(short(&connected), "connected");
+    assert_eq!(
+        short(&lost),
+        "lost: the other side asks, and does not read the answers"
+    );
+}
+
+#[tokio::test]
+async fn a_heartbeat_of_a_year_is_no_reason_not_to_connect() {
+    let (listener, endpoint) = listen().await;
+    let settings = Settings {
+        heartbeat_ms: 365 * 24 * 3_600_000,
+        ..hasty()
+    };
+    let mut source = source(&endpoint, None, settings);
+    let (_engine, said) = tokio::join!(
+        async { ByHand::accept(&listener, "PUB", 1).await.subscribed().await },
+        said(&mut source)
+    );
+    assert_eq!(short(&said), "connected");
+}
+
 /// What becomes of a connection on which `garbage` comes.
 async fn lost_by(garbage: &[u8]) -> String {
     let (listener, endpoint) = listen().await;

@@ -298,6 +298,34 @@ fn silence_is_asked_about_while_scoring_goes_on() {
 }
 
 #[test]
+fn a_source_that_never_answers_is_asked_no_more_often_than_it_may_be_silent() {
+    let silence = Duration::from_millis(Settings::default().silence_ms);
+    let mut play = Play::new();
+    play.connect(None);
+    for _ in 0..3 {
+        // Asked twice, in vain.
+        play.wait();
+        play.wait();
+        assert_eq!(play.stream.next_timeout(), Some(play.now + silence));
+        play.wait();
+    }
+    let mut play = Play::new();
+    play.connect(None);
+    play.wait();
+    play.wait();
+    play.say(0, [0]);
+    assert_eq!(play.state(), "live");
+    for _ in 0..3 {
+        assert_eq!(play.stream.next_timeout(), Some(play.now + silence));
+        // A proof, also asked for twice.
+        play.wait();
+        play.wait();
+        play.wait();
+        assert_eq!(play.state(), "live");
+    }
+}
+
+#[test]
 fn a_number_that_runs_backwards_is_asked_about_from_there() {
     let mut play = Play::new();
     play.connect(None);
