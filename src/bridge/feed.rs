@@ -42,6 +42,15 @@ struct Inner {
     subscribers: u64,
 }
 
+/// What a subscriber begins with.
+#[derive(Debug)]
+pub struct Joined {
+    pub place: Place,
+    pub epoch: String,
+    /// The number of the last batch: with it the subscriber has what there is now.
+    pub last: u64,
+}
+
 /// One call's place in a feed.
 #[derive(Debug)]
 pub struct Place {
@@ -175,8 +184,8 @@ impl Feed {
         inner.life.as_ref().map(|life| life.epoch().to_owned())
     }
 
-    /// A place for a subscriber that has all up to batch `after`; 0: nothing. With the epoch.
-    pub fn subscribe(&self, after: u64) -> Result<(Place, String), Status> {
+    /// A place for a subscriber that has all up to batch `after`; 0: nothing.
+    pub fn subscribe(&self, after: u64) -> Result<Joined, Status> {
         let mut inner = self.inner.lock();
         if let Some(status) = &inner.closed {
             return Err(status.clone());
@@ -190,7 +199,7 @@ impl Feed {
             ))
         });
         let Start { parts, next } = started?;
-        let epoch = life.epoch().to_owned();
+        let (epoch, last) = (life.epoch().to_owned(), life.number());
         inner.subscribers += 1;
         let place = Place {
             id: inner.subscribers,
@@ -199,7 +208,7 @@ impl Feed {
             given: 0,
             next,
         };
-        Ok((place, epoch))
+        Ok(Joined { place, epoch, last })
     }
 
     /// The next message for a subscriber, or what its call ends with.
@@ -317,7 +326,7 @@ mod tests {
         feed.begin("a".to_owned(), 100, 0);
         assert_eq!(code(&feed, 0), Code::Unavailable);
         assert!(feed.open() && !feed.open());
-        assert_eq!(feed.subscribe(0).unwrap().1, "a");
+        assert_eq!(feed.subscribe(0).unwrap().epoch, "a");
     }
 
     #[test]
@@ -326,7 +335,7 @@ mod tests {
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
         feed.push(Batch::default()).unwrap();
-        let (mut place, _) = feed.subscribe(101).unwrap();
+        let mut place = feed.subscribe(101).unwrap().place;
         assert_eq!(poll(&feed, &mut place), None);
         // The clock was set back.
         feed.begin("b".to_owned(), 1, 0);
@@ -346,13 +355,14 @@ mod tests {
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
         feed.push(Batch::default()).unwrap();
-        let (mut place, _) = feed.subscribe(100).unwrap();
+        let mut place = feed.subscribe(100).unwrap().place;
         assert!(feed.close("lost") && !feed.close("lost"));
         assert_eq!(poll(&feed, &mut place), Some(Err(Code::Unavailable)));
         assert_eq!(code(&feed, 100), Code::Unavailable);
         assert!(feed.open());
-        let (mut place, epoch) = feed.subscribe(100).unwrap();
-        assert_eq!(epoch, "a");
+        let joined = feed.subscribe(100).unwrap();
+        let mut place = joined.place;
+        assert_eq!((joined.epoch.as_str(), joined.last), ("a", 101));
         assert!(matches!(poll(&feed, &mut place), Some(Ok(_))));
         assert_eq!(poll(&feed, &mut place), None);
     }
@@ -363,8 +373,8 @@ mod tests {
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
         feed.push(Batch::default()).unwrap();
-        let (mut slow, _) = feed.subscribe(100).unwrap();
-        let (mut quick, _) = feed.subscribe(100).unwrap();
+        let mut slow = feed.subscribe(100).unwrap().place;
+        let mut quick = feed.subscribe(100).unwrap().place;
         for _ in 0..2 {
             assert!(matches!(poll(&feed, &mut quick), Some(Ok(_))));
             feed.push(Batch::default()).unwrap();
@@ -378,7 +388,7 @@ mod tests {
         let feed = feed();
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
-        let (mut place, _) = feed.subscribe(0).unwrap();
+        let mut place = feed.subscribe(0).unwrap().place;
         let strange = Batch {
             events: vec![Event::Unknown { kind: "New".into() }],
             ..Batch::default()

@@ -46,6 +46,9 @@ use super::source::Source;
 
 /// In the answer's head: names the engine's process. Only our own bridge sends it.
 pub const EPOCH_METADATA: &str = "x-warmroute-epoch";
+/// In the answer's head: the rank's last number as of then. An answer goes that far, and what comes
+/// after it is live. Only our own bridge sends it.
+pub const LAST_METADATA: &str = "x-warmroute-last";
 /// In the question's head: the only rank that is wanted. Only our own bridge heeds it.
 pub const RANK_METADATA: &str = "x-warmroute-rank";
 

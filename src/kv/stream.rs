@@ -144,7 +144,11 @@ impl<T> Stream<T> {
                 doubt,
                 since,
                 question,
-            } if doubt.is_of_the_process() || question.times > 1 && !self.is_mute() => {
+            } if doubt.is_of_the_process()
+                // It is the same one, and what it removed meanwhile is on its way.
+                || doubt == Doubt::SameEpoch
+                || question.times > 1 && !self.is_mute() =>
+            {
                 State::Stale { since }
             }
             Phase::Following | Phase::Proving { .. } => {

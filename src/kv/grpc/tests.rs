@@ -31,6 +31,7 @@ enum Answer {
     /// What stands there, and then what the sender sends, for as long as it lives.
     Stream {
         epoch: Option<&'static str>,
+        last: Option<u64>,
         items: Vec<Item>,
         live: mpsc::UnboundedReceiver<Item>,
     },
@@ -44,7 +45,27 @@ fn refuse(status: Status) -> Answer {
 fn open(epoch: Option<&'static str>, items: Vec<Item>) -> Answer {
     let (sender, live) = mpsc::unbounded_channel();
     std::mem::forget(sender);
-    Answer::Stream { epoch, items, live }
+    Answer::Stream {
+        epoch,
+        last: None,
+        items,
+        live,
+    }
+}
+
+/// The same, and says how far the answer goes.
+fn up_to(number: u64, items: Vec<Item>) -> Answer {
+    match open(Some("a"), items) {
+        Answer::Stream {
+            epoch, items, live, ..
+        } => Answer::Stream {
+            epoch,
+            last: Some(number),
+            items,
+            live,
+        },
+        refused @ Answer::Refuse(_) => refused,
+    }
 }
 
 /// What a source asked for.
@@ -142,12 +163,20 @@ impl Stream for Items {
 fn respond(answer: Answer) -> hyper::Response<crate::http::Body> {
     match answer {
         Answer::Refuse(status) => grpc::refuse(&status),
-        Answer::Stream { epoch, items, live } => {
+        Answer::Stream {
+            epoch,
+            last,
+            items,
+            live,
+        } => {
             let ready = items.into_iter();
             let mut response = grpc::answer(Items { ready, live });
             if let Some(epoch) = epoch {
                 let epoch = HeaderValue::from_static(epoch);
                 response.headers_mut().insert(EPOCH_METADATA, epoch);
+            }
+            if let Some(last) = last {
+                response.headers_mut().insert(LAST_METADATA, last.into());
             }
             response
         }
@@ -277,6 +306,41 @@ async fn a_late_joiner_gets_the_snapshot_as_its_answer_without_a_second_call() {
     source.replay(0);
     check(&mut source, &["replayed 4", "replayed 5", "end", "live 6"]).await;
     assert_eq!(servicer.starts(), [0]);
+}
+
+#[tokio::test]
+async fn an_answer_goes_as_far_as_its_head_says() {
+    let servicer = Servicer::start(|asked| match asked.start {
+        0 => up_to(
+            7,
+            vec![chunk(4, 0, 2), chunk(5, 1, 2), batch(6), batch(7), batch(8)],
+        ),
+        start => up_to(8, (start + 1..=9).map(batch).collect()),
+    })
+    .await;
+    let mut source = servicer.source();
+    check(&mut source, &["connected"]).await;
+    source.replay(0);
+    let answer = [
+        "replayed 4",
+        "replayed 5",
+        "replayed 6",
+        "replayed 7",
+        "end",
+    ];
+    check(&mut source, &answer).await;
+    check(&mut source, &["live 8"]).await;
+    source.replay(7);
+    check(&mut source, &["replayed 7", "replayed 8", "end", "live 9"]).await;
+}
+
+#[tokio::test]
+async fn a_list_alone_is_an_answer_whose_head_says_so() {
+    let servicer = Servicer::start(|_| up_to(5, vec![chunk(4, 0, 2), chunk(5, 1, 2)])).await;
+    let mut source = servicer.source();
+    check(&mut source, &["connected"]).await;
+    source.replay(0);
+    check(&mut source, &["replayed 4", "replayed 5", "end"]).await;
 }
 
 #[tokio::test]
@@ -529,6 +593,7 @@ async fn dropping_the_source_closes_its_connection() {
     let (sender, live) = mpsc::unbounded_channel::<Item>();
     let mut answers = Some(Answer::Stream {
         epoch: None,
+        last: None,
         items: vec![batch(1)],
         live,
     });

@@ -345,8 +345,8 @@ fn the_same_epoch_proves_without_an_answer_and_another_disproves() {
     play.answer(0, 0..=4);
     play.lose();
     play.connect(Some("a"));
-    assert_eq!(play.state(), "live");
     play.say(0, [5]);
+    assert_eq!((play.state(), play.resets.len()), ("live", 0));
     assert_eq!(play.numbers(), [0, 1, 2, 3, 4, 5]);
     play.lose();
     play.connect(Some("b"));
@@ -354,6 +354,22 @@ fn the_same_epoch_proves_without_an_answer_and_another_disproves() {
         (play.state(), play.resets.as_slice()),
         ("cold", &[Reset::Restarted][..])
     );
+}
+
+#[test]
+fn the_same_process_does_not_count_before_what_it_did_meanwhile_is_told() {
+    let mut play = Play::new();
+    play.connect(Some("a"));
+    play.answer(0, 0..=4);
+    play.lose();
+    play.connect(Some("a"));
+    assert_eq!(play.stream.reason(), Reason::Doubt(Doubt::SameEpoch));
+    for sequence in 4..=6 {
+        assert_eq!(play.state(), "stale");
+        play.replay(frame(0, sequence));
+    }
+    play.end();
+    assert_eq!((play.state(), play.resets.len()), ("live", 0));
 }
 
 /// Found by seed 234: a connection to the new process that was lost before its answer vouched for it.
