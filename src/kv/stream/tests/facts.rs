@@ -497,6 +497,24 @@ fn a_list_cannot_be_proved_by_its_number_so_a_new_one_is_asked_for() {
 }
 
 #[test]
+fn a_list_is_not_asked_for_again_while_the_engine_is_idle() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.replay(chunk(40, 0, 2, 0));
+    play.end();
+    assert!(
+        play.stream.next_timeout().is_some(),
+        "half of it is missing"
+    );
+    play.live_frame(chunk(41, 1, 2, 0));
+    assert_eq!((play.state(), play.stream.next_timeout()), ("live", None));
+    // A batch after it can be asked for.
+    play.say(0, [42]);
+    play.wait();
+    assert_eq!(play.asked, [0, 42]);
+}
+
+#[test]
 fn an_unreadable_batch_forgets_all_but_its_number() {
     let mut play = Play::live(4);
     play.live_frame(Numbered {
