@@ -65,6 +65,7 @@ pub struct Place {
 impl Feed {
     pub fn new(rank: u32, limits: Limits, metrics: Metrics) -> Self {
         let status = Status::unavailable("the engine's events are not followed yet");
+        metrics.serving.set(rank, false);
         Self {
             rank,
             limits,
@@ -125,7 +126,7 @@ impl Feed {
         // With an end that makes every subscriber start over. After any other, one that does not look
         // at epochs would ask to go on.
         inner.number = life.number();
-        inner.close(Status::data_loss(why));
+        self.end_calls(inner, Status::data_loss(why));
         let status = Status::unavailable("the engine's events are not followed yet");
         inner.closed = Some(status);
         self.measure(inner);
@@ -142,7 +143,7 @@ impl Feed {
             let why = format!("the engine's events cannot be translated: {why}");
             inner.number = life.number();
             inner.life = None;
-            inner.close(Status::failed_precondition(&why));
+            self.end_calls(&mut inner, Status::failed_precondition(&why));
             self.measure(&inner);
             return Err(why);
         }
@@ -168,8 +169,7 @@ impl Feed {
         let mut inner = self.inner.lock();
         let closes = inner.closed.is_none();
         if closes {
-            inner.close(Status::unavailable(why));
-            self.metrics.serving.set(self.rank, false);
+            self.end_calls(&mut inner, Status::unavailable(why));
         }
         closes
     }
@@ -250,6 +250,15 @@ impl Feed {
         self.inner.lock().wakers.remove(&place.id);
     }
 
+    /// Ends every call, and serves nobody.
+    fn end_calls(&self, inner: &mut Inner, status: Status) {
+        inner.term += 1;
+        inner.farewell = status.clone();
+        inner.closed = Some(status);
+        inner.wake();
+        self.metrics.serving.set(self.rank, false);
+    }
+
     fn measure(&self, inner: &Inner) {
         let (history, held) = match &inner.life {
             Some(life) => (life.history(), life.held()),
@@ -271,14 +280,6 @@ impl Feed {
 }
 
 impl Inner {
-    /// Ends every call.
-    fn close(&mut self, status: Status) {
-        self.term += 1;
-        self.farewell = status.clone();
-        self.closed = Some(status);
-        self.wake();
-    }
-
     fn wake(&mut self) {
         for (_, waker) in self.wakers.drain() {
             waker.wake();
@@ -295,12 +296,16 @@ mod tests {
     use crate::observe::metrics::Registry;
 
     fn feed() -> Feed {
+        measured(&Registry::default())
+    }
+
+    fn measured(registry: &Registry) -> Feed {
         let limits = Limits {
             history_batches: 2,
             history_bytes: 1 << 20,
             state_bytes: 1 << 20,
         };
-        Feed::new(0, limits, Metrics::new(&Registry::default()))
+        Feed::new(0, limits, Metrics::new(registry))
     }
 
     fn poll(feed: &Feed, place: &mut Place) -> Option<Result<usize, Code>> {
@@ -381,6 +386,37 @@ mod tests {
         }
         assert_eq!(poll(&feed, &mut slow), Some(Err(Code::DataLoss)));
         assert!(matches!(poll(&feed, &mut quick), Some(Ok(_))));
+    }
+
+    #[test]
+    fn it_is_measured_whether_anyone_is_served() {
+        let registry = Registry::default();
+        let feed = measured(&registry);
+        let serves = |expected: u8| {
+            let line = format!("warmroute_bridge_serving{{rank=\"0\"}} {expected}\n");
+            assert!(registry.text().contains(&line), "{}", registry.text());
+        };
+        serves(0);
+        let strange = Event::Unknown { kind: "New".into() };
+        let ends: [&dyn Fn(); 3] = [
+            &|| feed.forget("starting over"),
+            &|| assert!(feed.close("lost")),
+            &|| {
+                let events = vec![strange.clone()];
+                let batch = Batch {
+                    events,
+                    ..Batch::default()
+                };
+                assert!(feed.push(batch).is_err());
+            },
+        ];
+        for end in ends {
+            feed.begin("a".to_owned(), 100, 0);
+            feed.open();
+            serves(1);
+            end();
+            serves(0);
+        }
     }
 
     #[test]
