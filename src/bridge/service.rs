@@ -114,10 +114,7 @@ impl Served {
                 "with several ranks, only 0 is a number to start from",
             ));
         }
-        let Ok(place) = self.places.clone().try_acquire_owned() else {
-            self.metrics.refused.inc();
-            return Err(Status::resource_exhausted("too many subscribers"));
-        };
+        let place = self.place()?;
         let mut subscription = Subscription::new(place, self.metrics.clone());
         let mut epochs = Vec::with_capacity(feeds.len());
         let mut lasts = Vec::with_capacity(feeds.len());
@@ -137,6 +134,14 @@ impl Served {
             answer.headers_mut().insert(LAST_METADATA, last.into());
         }
         Ok(answer)
+    }
+
+    /// For a call that stays: one of subscribers, or one that watches the health.
+    fn place(&self) -> Result<OwnedSemaphorePermit, Status> {
+        self.places.clone().try_acquire_owned().map_err(|_| {
+            self.metrics.refused.inc();
+            Status::resource_exhausted("too many subscribers")
+        })
     }
 
     fn is_serving(&self) -> bool {
@@ -163,9 +168,7 @@ impl Served {
 
     async fn watch(self: &Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Status> {
         let is_known = knows(&grpc::question(request, QUESTION_BYTES_MAX).await?)?;
-        let Ok(place) = self.places.clone().try_acquire_owned() else {
-            return Err(Status::resource_exhausted("too many subscribers"));
-        };
+        let place = self.place()?;
         Ok(grpc::answer(Watch {
             served: self.clone(),
             is_known,
