@@ -12,7 +12,8 @@ pub struct Metrics {
     pub lives: IntCounter,
     /// Subscribers that were cut off.
     pub slow: IntCounter,
-    /// Subscribers, and those who watch the health, that were refused because there were too many.
+    /// Subscribers, and those who watch the health, that were refused because there were too many, or
+    /// too many lists.
     pub refused: IntCounter,
     pub subscribers: IntGauge,
     pub serving: Serving,

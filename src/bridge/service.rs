@@ -119,7 +119,7 @@ impl Served {
         let mut epochs = Vec::with_capacity(feeds.len());
         let mut lasts = Vec::with_capacity(feeds.len());
         for feed in feeds {
-            let Joined { place, epoch, last } = feed.subscribe(after)?;
+            let Joined { place, epoch, last } = feed.subscribe(after).await?;
             subscription.places.push((feed.clone(), place));
             epochs.push(epoch);
             lasts.push(last);
