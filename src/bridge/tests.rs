@@ -186,7 +186,12 @@ impl Router {
             ..grpc::Settings::default()
         };
         Self {
-            source: Grpc::new(&bridge.address().to_string(), rank, settings),
+            source: Grpc::new(
+                &bridge.address().to_string(),
+                rank,
+                settings,
+                grpc::Metrics::new(&Registry::default()),
+            ),
             stream: Stream::new(stream::Settings::default(), observe::now()),
             copies: BTreeMap::new(),
             clears: 0,

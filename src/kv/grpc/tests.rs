@@ -22,6 +22,7 @@ use crate::kv::event::Name;
 use crate::kv::event::Removed;
 use crate::kv::protobuf::encode_batch;
 use crate::kv::source::Chunk;
+use crate::observe::metrics::Registry;
 
 type Item = Result<Bytes, Status>;
 
@@ -132,7 +133,7 @@ impl Servicer {
     }
 
     fn source(&self) -> Grpc {
-        Grpc::new(&self.address.to_string(), 0, fast())
+        Grpc::new(&self.address.to_string(), 0, fast(), metrics())
     }
 
     fn starts(&self) -> Vec<u64> {
@@ -190,6 +191,10 @@ fn fast() -> Settings {
         refused_backoff_ms: 3_600_000,
         ..Settings::default()
     }
+}
+
+fn metrics() -> Metrics {
+    Metrics::new(&Registry::default())
 }
 
 fn batch(sequence: u64) -> Item {
@@ -291,7 +296,7 @@ async fn a_service_that_is_set_is_the_only_one_asked() {
         service: Servicer_::Sglang,
         ..fast()
     };
-    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings);
+    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings, metrics());
     check(&mut source, &["lost Unimplemented: what?"]).await;
     assert_eq!(servicer.asked.lock().len(), 1);
 }
@@ -408,7 +413,7 @@ async fn what_keeps_a_connection_from_being_made_is_said_once() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);
-    let mut source = Grpc::new(&address, 0, fast());
+    let mut source = Grpc::new(&address, 0, fast(), metrics());
     check(&mut source, &["lost Unavailable: Connection refused"]).await;
     let again = tokio::time::timeout(Duration::from_millis(100), source.next()).await;
     assert!(again.is_err(), "{again:?}");
@@ -483,6 +488,42 @@ async fn a_restarted_server_that_lacks_the_number_is_asked_for_its_state() {
 }
 
 #[tokio::test]
+async fn what_becomes_of_connections_and_questions_is_counted() {
+    let servicer = Servicer::start(|asked| match asked.start {
+        5 => open(None, vec![batch(6), Err(Status::data_loss("restarted"))]),
+        _ => live_only(asked),
+    })
+    .await;
+    let registry = Registry::default();
+    let address = servicer.address.to_string();
+    let mut source = Grpc::new(&address, 0, fast(), Metrics::new(&registry));
+    check(&mut source, &["connected", "live 6"]).await;
+    source.replay(3);
+    source.replay(3);
+    check(&mut source, &["failed", "live 7"]).await;
+    source.replay(6);
+    // Number 7 was said already, so it takes more than that to end the answer.
+    check(&mut source, &["replayed 6", "lost", "connected"]).await;
+    source.replay(0);
+    check(&mut source, &["replayed 6", "end"]).await;
+    let text = registry.text();
+    let bytes = encoded(6, None, None).unwrap().len() - 5;
+    for line in [
+        "connections_total 2".to_owned(),
+        "ended_total{reason=\"data_loss\"} 1".to_owned(),
+        format!("received_bytes_total {}", 4 * bytes),
+        "replays_total{outcome=\"replaced\"} 1".to_owned(),
+        "replays_total{outcome=\"failed\"} 1".to_owned(),
+        "replays_total{outcome=\"answered\"} 1".to_owned(),
+    ] {
+        assert!(
+            text.contains(&format!("warmroute_kv_grpc_{line}\n")),
+            "{line}: {text}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn data_loss_ends_what_was_known() {
     let mut calls = 0;
     let servicer = Servicer::start(move |_| {
@@ -535,7 +576,7 @@ async fn other_ranks_batches_are_dropped() {
     .await;
     let mut first = servicer.source();
     check(&mut first, &["connected", "live 1", "live 2"]).await;
-    let mut second = Grpc::new(&servicer.address.to_string(), 1, fast());
+    let mut second = Grpc::new(&servicer.address.to_string(), 1, fast(), metrics());
     check(&mut second, &["connected", "live 9", "live 10"]).await;
 }
 
@@ -583,7 +624,7 @@ async fn a_message_that_is_too_large_or_none_ends_the_connection() {
         message_bytes_max: 8,
         ..fast()
     };
-    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings);
+    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings, metrics());
     check(&mut source, &["connected", "lost OutOfRange"]).await;
 }
 
