@@ -34,6 +34,7 @@ use crate::ids::WorkerId;
 use crate::kv::expected;
 use crate::kv::expected::Expected;
 use crate::kv::forest::Forest;
+use crate::kv::grpc;
 use crate::kv::predicted;
 use crate::kv::predicted::Predicted;
 use crate::kv::subscriber;
@@ -140,7 +141,10 @@ impl App {
             fleet.clone(),
             shared,
             config.events.clone(),
-            zmq::Metrics::new(&metrics),
+            events::Metrics {
+                zmq: zmq::Metrics::new(&metrics),
+                grpc: grpc::Metrics::new(&metrics),
+            },
             tasks.clone(),
         );
         let stopped = tasks.stopped();

@@ -16,6 +16,7 @@ use crate::http::drain::Tasks;
 use crate::http::drain::keyed::Keyed;
 use crate::ids::Model;
 use crate::ids::WorkerId;
+use crate::kv::grpc;
 use crate::kv::grpc::Grpc;
 use crate::kv::subscriber;
 use crate::kv::subscriber::Shared;
@@ -32,12 +33,19 @@ struct Wanted {
     endpoint: Endpoint,
 }
 
+/// What sources count.
+#[derive(Clone)]
+pub(super) struct Metrics {
+    pub(super) zmq: zmq::Metrics,
+    pub(super) grpc: grpc::Metrics,
+}
+
 /// Keeps one subscriber for each rank of each worker that tells its events.
 pub(super) async fn follow(
     fleet: Arc<Registry>,
     shared: Shared,
     settings: Events,
-    zmq: zmq::Metrics,
+    metrics: Metrics,
     tasks: Tasks,
 ) {
     let mut changes = fleet.changes();
@@ -71,7 +79,7 @@ pub(super) async fn follow(
                 subject,
                 shared.clone(),
                 settings.clone(),
-                zmq.clone(),
+                metrics.clone(),
                 life,
             )
         });
@@ -111,7 +119,7 @@ async fn subscribe(
     subject: Subject,
     shared: Shared,
     settings: Events,
-    zmq: zmq::Metrics,
+    metrics: Metrics,
     life: Option<watch::Receiver<u64>>,
 ) {
     let Some(life) = life else {
@@ -132,7 +140,7 @@ async fn subscribe(
                         topic: topic.clone(),
                         replay,
                     };
-                    let source = Zmq::new(target, settings.zmq, zmq);
+                    let source = Zmq::new(target, settings.zmq, metrics.zmq);
                     subscriber::run(source, subject, shared, life).await;
                 }
                 (Err(error), _) | (_, Err(error)) => {
@@ -143,7 +151,7 @@ async fn subscribe(
             }
         }
         Endpoint::Grpc { address } => {
-            let source = Grpc::new(address, wanted.rank, settings.grpc);
+            let source = Grpc::new(address, wanted.rank, settings.grpc, metrics.grpc);
             subscriber::run(source, subject, shared, life).await;
         }
     }

@@ -5,6 +5,7 @@
 //! the history; whoever needs one that is no longer kept was too slow and is cut off.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::Context;
 use std::task::Poll;
@@ -12,10 +13,13 @@ use std::task::Waker;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tonic::Status;
 
+use super::life::Joining;
 use super::life::Life;
 use super::life::Limits;
+use super::life::Listing;
 use super::life::Start;
 use super::metrics::Metrics;
 use crate::kv::event::Batch;
@@ -26,6 +30,8 @@ pub struct Feed {
     limits: Limits,
     metrics: Metrics,
     inner: Mutex<Inner>,
+    /// A list was made.
+    listed: Notify,
 }
 
 #[derive(Debug)]
@@ -42,6 +48,22 @@ struct Inner {
     subscribers: u64,
 }
 
+/// What a subscriber begins with.
+#[derive(Debug)]
+pub struct Joined {
+    pub place: Place,
+    pub epoch: String,
+    /// The number of the last batch: with it the subscriber has what there is now.
+    pub last: u64,
+}
+
+/// What becomes of one who wants to subscribe.
+enum Entry {
+    Joined(Joined),
+    List(Listing),
+    Wait,
+}
+
 /// One call's place in a feed.
 #[derive(Debug)]
 pub struct Place {
@@ -56,6 +78,7 @@ pub struct Place {
 impl Feed {
     pub fn new(rank: u32, limits: Limits, metrics: Metrics) -> Self {
         let status = Status::unavailable("the engine's events are not followed yet");
+        metrics.serving.set(rank, false);
         Self {
             rank,
             limits,
@@ -69,6 +92,7 @@ impl Feed {
                 wakers: HashMap::new(),
                 subscribers: 0,
             }),
+            listed: Notify::new(),
         }
     }
 
@@ -116,7 +140,7 @@ impl Feed {
         // With an end that makes every subscriber start over. After any other, one that does not look
         // at epochs would ask to go on.
         inner.number = life.number();
-        inner.close(Status::data_loss(why));
+        self.end_calls(inner, Status::data_loss(why));
         let status = Status::unavailable("the engine's events are not followed yet");
         inner.closed = Some(status);
         self.measure(inner);
@@ -133,7 +157,7 @@ impl Feed {
             let why = format!("the engine's events cannot be translated: {why}");
             inner.number = life.number();
             inner.life = None;
-            inner.close(Status::failed_precondition(&why));
+            self.end_calls(&mut inner, Status::failed_precondition(&why));
             self.measure(&inner);
             return Err(why);
         }
@@ -159,8 +183,7 @@ impl Feed {
         let mut inner = self.inner.lock();
         let closes = inner.closed.is_none();
         if closes {
-            inner.close(Status::unavailable(why));
-            self.metrics.serving.set(self.rank, false);
+            self.end_calls(&mut inner, Status::unavailable(why));
         }
         closes
     }
@@ -175,22 +198,71 @@ impl Feed {
         inner.life.as_ref().map(|life| life.epoch().to_owned())
     }
 
-    /// A place for a subscriber that has all up to batch `after`; 0: nothing. With the epoch.
-    pub fn subscribe(&self, after: u64) -> Result<(Place, String), Status> {
+    /// A place for a subscriber that has all up to batch `after`; 0: nothing. Waits while a list is made.
+    pub async fn subscribe(self: &Arc<Self>, after: u64) -> Result<Joined, Status> {
+        let mut has_waited = false;
+        loop {
+            let mut listed = std::pin::pin!(self.listed.notified());
+            // Before the look at what there is: it might be made between the two.
+            listed.as_mut().enable();
+            match self.enter(after, has_waited)? {
+                Entry::Joined(joined) => return Ok(joined),
+                Entry::List(listing) => {
+                    let feed = self.clone();
+                    // Other calls on this thread go on, and it is done also when this one is given up.
+                    let made = tokio::task::spawn_blocking(move || feed.list(listing)).await;
+                    made.map_err(|error| Status::internal(error.to_string()))?;
+                }
+                Entry::Wait => listed.await,
+            }
+            has_waited = true;
+        }
+    }
+
+    /// Makes a list without the lock, which takes a second or so for a million blocks.
+    fn list(&self, listing: Listing) {
+        let epoch = listing.epoch().to_owned();
+        let made = std::panic::catch_unwind(AssertUnwindSafe(|| listing.make()));
+        match made {
+            Ok(listed) => {
+                let mut inner = self.inner.lock();
+                let life = inner.life.as_mut();
+                if let Some(life) = life.filter(|life| life.epoch() == epoch) {
+                    life.listed(listed);
+                    self.measure(&inner);
+                }
+            }
+            // What is held is gone with it.
+            Err(_) => self.forget("the list of what is held could not be made"),
+        }
+        self.listed.notify_waiters();
+    }
+
+    fn enter(&self, after: u64, has_waited: bool) -> Result<Entry, Status> {
         let mut inner = self.inner.lock();
         if let Some(status) = &inner.closed {
             return Err(status.clone());
         }
         let life = inner.life.as_mut();
         let life = life.ok_or_else(|| Status::unavailable("no events are followed"))?;
-        let started = life.start(after).map_err(|gone| {
+        let joining = life.join(after, has_waited).map_err(|gone| {
             Status::out_of_range(format!(
                 "batches after {after} are not held; those after {} are",
                 gone.oldest
             ))
         });
-        let Start { parts, next } = started?;
-        let epoch = life.epoch().to_owned();
+        let Start { parts, next } = match joining? {
+            Joining::Now(start) => start,
+            Joining::List(listing) => return Ok(Entry::List(listing)),
+            Joining::Wait => return Ok(Entry::Wait),
+            Joining::Busy => {
+                self.metrics.refused.inc();
+                return Err(Status::unavailable(
+                    "others still read as many lists as may be in memory",
+                ));
+            }
+        };
+        let (epoch, last) = (life.epoch().to_owned(), life.number());
         inner.subscribers += 1;
         let place = Place {
             id: inner.subscribers,
@@ -199,7 +271,7 @@ impl Feed {
             given: 0,
             next,
         };
-        Ok((place, epoch))
+        Ok(Entry::Joined(Joined { place, epoch, last }))
     }
 
     /// The next message for a subscriber, or what its call ends with.
@@ -212,21 +284,22 @@ impl Feed {
         if place.term != inner.term {
             return Poll::Ready(Err(inner.farewell.clone()));
         }
-        if let Some(part) = place.parts.get(place.given) {
+        let Some(life) = &inner.life else {
+            return Poll::Ready(Err(inner.farewell.clone()));
+        };
+        let is_kept = place.next >= life.history().first();
+        if let Some(part) = place.parts.get(place.given).filter(|_| is_kept) {
             place.given += 1;
             return Poll::Ready(Ok(part.clone()));
         }
         // They may be the last to keep the snapshot alive.
         place.parts = Arc::default();
         place.given = 0;
-        let Some(life) = &inner.life else {
-            return Poll::Ready(Err(inner.farewell.clone()));
-        };
         if let Some(message) = life.history().get(place.next) {
             place.next += 1;
             return Poll::Ready(Ok(message.clone()));
         }
-        if place.next < life.history().first() {
+        if !is_kept {
             self.metrics.slow.inc();
             return Poll::Ready(Err(Status::data_loss(
                 "this subscriber was too slow: the next batch is no longer held",
@@ -241,35 +314,28 @@ impl Feed {
         self.inner.lock().wakers.remove(&place.id);
     }
 
+    /// Ends every call, and serves nobody.
+    fn end_calls(&self, inner: &mut Inner, status: Status) {
+        inner.term += 1;
+        inner.farewell = status.clone();
+        inner.closed = Some(status);
+        inner.wake();
+        self.metrics.serving.set(self.rank, false);
+    }
+
     fn measure(&self, inner: &Inner) {
-        let (history, held) = match &inner.life {
-            Some(life) => (life.history(), life.held()),
-            None => return self.metrics.measure(self.rank, [0; 5]),
+        let Some(life) = &inner.life else {
+            return self.metrics.measure(self.rank, [0; 5]);
         };
-        let of = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-        let left_out = i64::try_from(held.left_out()).unwrap_or(i64::MAX);
-        self.metrics.measure(
-            self.rank,
-            [
-                of(history.batches()),
-                of(history.bytes()),
-                of(held.blocks()),
-                of(held.bytes()),
-                left_out,
-            ],
-        );
+        let history = life.history();
+        let [blocks, bytes, left_out] = life.held_sizes();
+        let sizes = [history.batches(), history.bytes(), blocks, bytes, left_out];
+        let sizes = sizes.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
+        self.metrics.measure(self.rank, sizes);
     }
 }
 
 impl Inner {
-    /// Ends every call.
-    fn close(&mut self, status: Status) {
-        self.term += 1;
-        self.farewell = status.clone();
-        self.closed = Some(status);
-        self.wake();
-    }
-
     fn wake(&mut self) {
         for (_, waker) in self.wakers.drain() {
             waker.wake();
@@ -285,13 +351,17 @@ mod tests {
     use crate::kv::event::Event;
     use crate::observe::metrics::Registry;
 
-    fn feed() -> Feed {
+    fn feed() -> Arc<Feed> {
+        measured(&Registry::default())
+    }
+
+    fn measured(registry: &Registry) -> Arc<Feed> {
         let limits = Limits {
             history_batches: 2,
             history_bytes: 1 << 20,
             state_bytes: 1 << 20,
         };
-        Feed::new(0, limits, Metrics::new(&Registry::default()))
+        Arc::new(Feed::new(0, limits, Metrics::new(registry)))
     }
 
     fn poll(feed: &Feed, place: &mut Place) -> Option<Result<usize, Code>> {
@@ -305,28 +375,28 @@ mod tests {
         }
     }
 
-    fn code(feed: &Feed, after: u64) -> Code {
-        feed.subscribe(after).unwrap_err().code()
+    async fn code(feed: &Arc<Feed>, after: u64) -> Code {
+        feed.subscribe(after).await.unwrap_err().code()
     }
 
-    #[test]
-    fn nobody_is_served_before_there_is_a_life_and_it_is_open() {
+    #[tokio::test]
+    async fn nobody_is_served_before_there_is_a_life_and_it_is_open() {
         let feed = feed();
-        assert_eq!(code(&feed, 0), Code::Unavailable);
+        assert_eq!(code(&feed, 0).await, Code::Unavailable);
         assert!(!feed.open());
         feed.begin("a".to_owned(), 100, 0);
-        assert_eq!(code(&feed, 0), Code::Unavailable);
+        assert_eq!(code(&feed, 0).await, Code::Unavailable);
         assert!(feed.open() && !feed.open());
-        assert_eq!(feed.subscribe(0).unwrap().1, "a");
+        assert_eq!(feed.subscribe(0).await.unwrap().epoch, "a");
     }
 
-    #[test]
-    fn a_new_life_ends_calls_so_that_they_start_over_and_takes_no_number_of_the_old() {
+    #[tokio::test]
+    async fn a_new_life_ends_calls_so_that_they_start_over_and_takes_no_number_of_the_old() {
         let feed = feed();
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
         feed.push(Batch::default()).unwrap();
-        let (mut place, _) = feed.subscribe(101).unwrap();
+        let mut place = feed.subscribe(101).await.unwrap().place;
         assert_eq!(poll(&feed, &mut place), None);
         // The clock was set back.
         feed.begin("b".to_owned(), 1, 0);
@@ -336,35 +406,36 @@ mod tests {
             feed.push(Batch::default()).unwrap();
         }
         for old in [100, 101] {
-            assert_eq!(code(&feed, old), Code::OutOfRange);
+            assert_eq!(code(&feed, old).await, Code::OutOfRange);
         }
     }
 
-    #[test]
-    fn a_doubt_ends_calls_and_what_is_proved_goes_on() {
+    #[tokio::test]
+    async fn a_doubt_ends_calls_and_what_is_proved_goes_on() {
         let feed = feed();
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
         feed.push(Batch::default()).unwrap();
-        let (mut place, _) = feed.subscribe(100).unwrap();
+        let mut place = feed.subscribe(100).await.unwrap().place;
         assert!(feed.close("lost") && !feed.close("lost"));
         assert_eq!(poll(&feed, &mut place), Some(Err(Code::Unavailable)));
-        assert_eq!(code(&feed, 100), Code::Unavailable);
+        assert_eq!(code(&feed, 100).await, Code::Unavailable);
         assert!(feed.open());
-        let (mut place, epoch) = feed.subscribe(100).unwrap();
-        assert_eq!(epoch, "a");
+        let joined = feed.subscribe(100).await.unwrap();
+        let mut place = joined.place;
+        assert_eq!((joined.epoch.as_str(), joined.last), ("a", 101));
         assert!(matches!(poll(&feed, &mut place), Some(Ok(_))));
         assert_eq!(poll(&feed, &mut place), None);
     }
 
-    #[test]
-    fn who_is_too_slow_is_cut_off_and_nobody_else() {
+    #[tokio::test]
+    async fn who_is_too_slow_is_cut_off_and_nobody_else() {
         let feed = feed();
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
         feed.push(Batch::default()).unwrap();
-        let (mut slow, _) = feed.subscribe(100).unwrap();
-        let (mut quick, _) = feed.subscribe(100).unwrap();
+        let mut slow = feed.subscribe(100).await.unwrap().place;
+        let mut quick = feed.subscribe(100).await.unwrap().place;
         for _ in 0..2 {
             assert!(matches!(poll(&feed, &mut quick), Some(Ok(_))));
             feed.push(Batch::default()).unwrap();
@@ -374,11 +445,42 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_translated_is_refused_until_the_next_life() {
+    fn it_is_measured_whether_anyone_is_served() {
+        let registry = Registry::default();
+        let feed = measured(&registry);
+        let serves = |expected: u8| {
+            let line = format!("warmroute_bridge_serving{{rank=\"0\"}} {expected}\n");
+            assert!(registry.text().contains(&line), "{}", registry.text());
+        };
+        serves(0);
+        let strange = Event::Unknown { kind: "New".into() };
+        let ends: [&dyn Fn(); 3] = [
+            &|| feed.forget("starting over"),
+            &|| assert!(feed.close("lost")),
+            &|| {
+                let events = vec![strange.clone()];
+                let batch = Batch {
+                    events,
+                    ..Batch::default()
+                };
+                assert!(feed.push(batch).is_err());
+            },
+        ];
+        for end in ends {
+            feed.begin("a".to_owned(), 100, 0);
+            feed.open();
+            serves(1);
+            end();
+            serves(0);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_translated_is_refused_until_the_next_life() {
         let feed = feed();
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
-        let (mut place, _) = feed.subscribe(0).unwrap();
+        let mut place = feed.subscribe(0).await.unwrap().place;
         let strange = Batch {
             events: vec![Event::Unknown { kind: "New".into() }],
             ..Batch::default()
@@ -386,7 +488,7 @@ mod tests {
         let why = feed.push(strange).unwrap_err();
         assert!(why.ends_with("an event of type New"), "{why}");
         assert_eq!(poll(&feed, &mut place), Some(Err(Code::FailedPrecondition)));
-        assert_eq!(code(&feed, 0), Code::FailedPrecondition);
+        assert_eq!(code(&feed, 0).await, Code::FailedPrecondition);
         assert!(!feed.open());
         feed.begin("b".to_owned(), 100, 0);
         assert!(feed.open());

@@ -15,6 +15,7 @@ use tracing::warn;
 
 use super::feed::Feed;
 use crate::kv::event::Batch;
+use crate::kv::event::Event;
 use crate::kv::source::Frame;
 use crate::kv::source::Said;
 use crate::kv::source::Source;
@@ -25,12 +26,21 @@ use crate::kv::stream::Steps;
 use crate::kv::stream::Stream;
 use crate::observe;
 
+/// Inputs in a row after which others on the thread have their turn, and time is looked at, though more
+/// are there.
+const TURN_INPUTS: u32 = 64;
+/// Blocks after which they do: about a tenth of a millisecond.
+const TURN_BLOCKS: usize = 1_024;
+
 /// Follows for ever.
 pub async fn follow<S: Source>(mut source: S, settings: stream::Settings, feed: Arc<Feed>) {
     let mut follower = Follower {
         stream: Stream::new(settings, observe::now()),
         is_connected: false,
         is_refused: false,
+        has_ended: false,
+        inputs_in_turn: 0,
+        blocks_in_turn: 0,
         feed,
     };
     loop {
@@ -43,13 +53,16 @@ pub async fn follow<S: Source>(mut source: S, settings: stream::Settings, feed: 
         };
         let steps = tokio::select! {
             biased;
+            // Before the clock: after a pause of ours, what was said meanwhile counts first.
             said = source.next() => follower.hear(said, source.can_replay()),
             () = timeout => follower.stream.on_timeout(observe::now()),
         };
-        for step in steps {
-            follower.step(step, &mut source);
+        follower.take(steps, &mut source);
+        if follower.is_turn_over() {
+            tokio::task::yield_now().await;
+            let steps = follower.stream.on_timeout(observe::now());
+            follower.take(steps, &mut source);
         }
-        follower.show(source.can_replay());
     }
 }
 
@@ -59,6 +72,10 @@ struct Follower {
     is_connected: bool,
     /// The process's events cannot be translated.
     is_refused: bool,
+    /// An answer of the engine's has just ended.
+    has_ended: bool,
+    inputs_in_turn: u32,
+    blocks_in_turn: usize,
 }
 
 impl Follower {
@@ -79,7 +96,10 @@ impl Follower {
                 self.look_at(&frame);
                 self.stream.on_replayed(now, frame.into())
             }
-            Said::ReplayEnd => self.stream.on_replay_end(now),
+            Said::ReplayEnd => {
+                self.has_ended = true;
+                self.stream.on_replay_end(now)
+            }
             Said::ReplayFailed { why } => {
                 warn!(rank, why, "the engine's replay failed");
                 self.stream.on_replay_failed(now)
@@ -95,6 +115,24 @@ impl Follower {
                 self.stream.on_lost(now)
             }
         }
+    }
+
+    fn take(&mut self, steps: Steps<Batch>, source: &mut impl Source) {
+        for step in steps {
+            self.step(step, source);
+        }
+        self.show();
+        self.has_ended = false;
+    }
+
+    fn is_turn_over(&mut self) -> bool {
+        self.inputs_in_turn += 1;
+        let is_over = self.inputs_in_turn >= TURN_INPUTS || self.blocks_in_turn >= TURN_BLOCKS;
+        if is_over {
+            self.inputs_in_turn = 0;
+            self.blocks_in_turn = 0;
+        }
+        is_over
     }
 
     fn look_at(&self, frame: &Frame) {
@@ -132,6 +170,7 @@ impl Follower {
         if is_late || !self.feed.has_life() {
             self.begin(sequence);
         }
+        self.blocks_in_turn += batch.events.iter().map(blocks).sum::<usize>();
         if let Err(why) = self.feed.push(batch) {
             error!(rank, sequence, why, "nothing is served any more");
             self.is_refused = true;
@@ -151,7 +190,7 @@ impl Follower {
     }
 
     /// Opens or closes the feed by what is known now.
-    fn show(&self, can_replay: bool) {
+    fn show(&self) {
         if self.is_refused {
             return;
         }
@@ -168,8 +207,10 @@ impl Follower {
         let rank = self.feed.rank();
         if is_known {
             if !self.feed.has_life() {
-                // Without a replay nothing is known of what came before.
-                self.begin(u64::from(!can_replay));
+                // Only an answer from the first batch on that had none tells that there was none. What
+                // came before an unreadable batch, or without an answer, is not known.
+                let had_none = self.has_ended && self.stream.last().is_none();
+                self.begin(u64::from(!had_none));
             }
             if self.feed.open() {
                 info!(rank, state = state.as_str(), "serving");
@@ -183,5 +224,86 @@ impl Follower {
                 warn!(rank, why, "not serving");
             }
         }
+    }
+}
+
+fn blocks(event: &Event) -> usize {
+    match event {
+        Event::Stored(event) => event.names.len(),
+        Event::Removed(event) => event.names.len(),
+        Event::Cleared { .. } | Event::Unknown { .. } => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::super::life::Limits;
+    use super::super::metrics::Metrics;
+    use super::*;
+    use crate::observe::metrics::Registry;
+
+    /// Always has something to say, and never an answer.
+    #[derive(Clone, Default)]
+    struct Talker {
+        said: Arc<AtomicU64>,
+        asked: Arc<AtomicU64>,
+    }
+
+    const WORDS: u64 = 100_000;
+
+    impl Source for Talker {
+        async fn next(&mut self) -> Said {
+            match self.said.fetch_add(1, Relaxed) {
+                0 => Said::Connected { epoch: None },
+                sequence if sequence < WORDS => Said::Live(Frame {
+                    sequence,
+                    digest: u128::from(sequence),
+                    bytes: 10,
+                    batch: Ok(Batch::default()),
+                    snapshot: None,
+                }),
+                _ => std::future::pending().await,
+            }
+        }
+
+        fn replay(&mut self, _: u64) {
+            self.asked.fetch_add(1, Relaxed);
+        }
+
+        fn can_replay(&self) -> bool {
+            true
+        }
+    }
+
+    #[tokio::test]
+    async fn endless_batches_keep_neither_others_nor_the_time_from_their_turn() {
+        let limits = Limits {
+            history_batches: 10,
+            history_bytes: 1 << 20,
+            state_bytes: 1 << 20,
+        };
+        let feed = Arc::new(Feed::new(0, limits, Metrics::new(&Registry::default())));
+        let source = Talker::default();
+        let (said, asked) = (source.said.clone(), source.asked.clone());
+        let settings = stream::Settings {
+            replay_timeout_ms: 0,
+            ..stream::Settings::default()
+        };
+        let others = async {
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            (said.load(Relaxed), asked.load(Relaxed))
+        };
+        let (said, asked) = tokio::select! {
+            biased;
+            () = follow(source, settings, feed) => unreachable!("it follows for ever"),
+            turns = others => turns,
+        };
+        assert!(said < 1_000, "{said}");
+        assert_eq!(asked, 2, "the first answer did not come in time");
     }
 }

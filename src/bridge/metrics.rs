@@ -12,7 +12,8 @@ pub struct Metrics {
     pub lives: IntCounter,
     /// Subscribers that were cut off.
     pub slow: IntCounter,
-    /// Subscribers that were refused because there were too many.
+    /// Subscribers, and those who watch the health, that were refused because there were too many, or
+    /// too many lists.
     pub refused: IntCounter,
     pub subscribers: IntGauge,
     pub serving: Serving,
@@ -48,7 +49,7 @@ impl Metrics {
             ),
             refused: registry.counter(
                 "warmroute_bridge_subscribers_refused_total",
-                "Subscribers that were refused because subscribers_max were there.",
+                "Subscribers and watchers of the health that were refused because subscribers_max were there.",
             ),
             subscribers: registry.gauge("warmroute_bridge_subscribers", "Subscribers."),
             serving: Serving(size(

@@ -24,6 +24,7 @@ use tonic::Status;
 use tracing::info;
 
 use super::feed::Feed;
+use super::feed::Joined;
 use super::feed::Place;
 use super::metrics::Metrics;
 use crate::http::Body;
@@ -31,6 +32,7 @@ use crate::http::drain::Tasks;
 use crate::http::full;
 use crate::http::grpc;
 use crate::kv::grpc::EPOCH_METADATA;
+use crate::kv::grpc::LAST_METADATA;
 use crate::kv::grpc::RANK_METADATA;
 use crate::kv::protobuf;
 use crate::kv::protobuf::Service;
@@ -112,23 +114,34 @@ impl Served {
                 "with several ranks, only 0 is a number to start from",
             ));
         }
-        let Ok(place) = self.places.clone().try_acquire_owned() else {
-            self.metrics.refused.inc();
-            return Err(Status::resource_exhausted("too many subscribers"));
-        };
+        let place = self.place()?;
         let mut subscription = Subscription::new(place, self.metrics.clone());
         let mut epochs = Vec::with_capacity(feeds.len());
+        let mut lasts = Vec::with_capacity(feeds.len());
         for feed in feeds {
-            let (place, epoch) = feed.subscribe(after)?;
+            let Joined { place, epoch, last } = feed.subscribe(after).await?;
             subscription.places.push((feed.clone(), place));
             epochs.push(epoch);
+            lasts.push(last);
         }
         info!(after, ranks = feeds.len(), "a subscriber joins");
         let mut answer = grpc::answer(subscription);
         let epoch = HeaderValue::from_str(&epochs.join(","));
         let epoch = epoch.expect("epochs are hexadecimal");
         answer.headers_mut().insert(EPOCH_METADATA, epoch);
+        // Of which rank a number is could not be told.
+        if let [last] = lasts[..] {
+            answer.headers_mut().insert(LAST_METADATA, last.into());
+        }
         Ok(answer)
+    }
+
+    /// For a call that stays: one of subscribers, or one that watches the health.
+    fn place(&self) -> Result<OwnedSemaphorePermit, Status> {
+        self.places.clone().try_acquire_owned().map_err(|_| {
+            self.metrics.refused.inc();
+            Status::resource_exhausted("too many subscribers")
+        })
     }
 
     fn is_serving(&self) -> bool {
@@ -155,9 +168,7 @@ impl Served {
 
     async fn watch(self: &Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Status> {
         let is_known = knows(&grpc::question(request, QUESTION_BYTES_MAX).await?)?;
-        let Ok(place) = self.places.clone().try_acquire_owned() else {
-            return Err(Status::resource_exhausted("too many subscribers"));
-        };
+        let place = self.place()?;
         Ok(grpc::answer(Watch {
             served: self.clone(),
             is_known,

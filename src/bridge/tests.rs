@@ -28,6 +28,7 @@ use crate::kv::grpc::Grpc;
 use crate::kv::grpc::Servicer;
 use crate::kv::source::Frame;
 use crate::kv::source::Said;
+use crate::kv::source::Undecodable;
 use crate::kv::stream::Step;
 use crate::kv::stream::Stream;
 use crate::observe;
@@ -84,6 +85,15 @@ impl Engine {
         let mut state = self.0.lock();
         state.batches.push(batch(events));
         let frame = state.frame(state.batches.len() - 1);
+        let _ = state.wire.send(Said::Live(frame));
+    }
+
+    /// A batch that nobody can read.
+    fn garble(&self) {
+        let mut state = self.0.lock();
+        state.batches.push(batch(Vec::new()));
+        let mut frame = state.frame(state.batches.len() - 1);
+        frame.batch = Err(Undecodable("no batch".to_owned()));
         let _ = state.wire.send(Said::Live(frame));
     }
 
@@ -176,7 +186,12 @@ impl Router {
             ..grpc::Settings::default()
         };
         Self {
-            source: Grpc::new(&bridge.address().to_string(), rank, settings),
+            source: Grpc::new(
+                &bridge.address().to_string(),
+                rank,
+                settings,
+                grpc::Metrics::new(&Registry::default()),
+            ),
             stream: Stream::new(stream::Settings::default(), observe::now()),
             copies: BTreeMap::new(),
             clears: 0,
@@ -235,9 +250,13 @@ impl Router {
     }
 
     async fn until_live_with(&mut self, names: &[u64]) {
+        self.until(stream::State::Live, names).await;
+    }
+
+    async fn until(&mut self, state: stream::State, names: &[u64]) {
         let limit = Duration::from_secs(20);
         let waited = tokio::time::timeout(limit, async {
-            while self.stream.state() != stream::State::Live || !self.copies.keys().eq(names) {
+            while self.stream.state() != state || !self.copies.keys().eq(names) {
                 self.hear().await;
             }
         });
@@ -391,6 +410,20 @@ async fn what_cannot_be_translated_is_refused_with_its_reason() {
 }
 
 #[tokio::test]
+async fn what_came_before_an_unreadable_batch_is_told_to_be_missing() {
+    let (engine, bridge) = bridge("").await;
+    engine.store(&[1]);
+    let mut router = Router::new(&bridge);
+    router.until_live_with(&[1]).await;
+    engine.garble();
+    router.until(stream::State::Partial, &[]).await;
+    engine.store(&[2]);
+    router.until(stream::State::Partial, &[2]).await;
+    let mut late = Router::new(&bridge);
+    late.until(stream::State::Partial, &[2]).await;
+}
+
+#[tokio::test]
 async fn ranks_are_told_apart() {
     let (first, first_wire) = Engine::new();
     let (second, second_wire) = Engine::new();
@@ -426,6 +459,17 @@ async fn more_subscribers_than_there_are_places_are_refused() {
     let mut second = Router::new(&bridge);
     second.hear().await;
     assert!(second.lost[0].contains("too many subscribers"));
+    let refused = async || {
+        let metrics = get(&bridge, "/metrics").await;
+        let name = "warmroute_bridge_subscribers_refused_total ";
+        let mut lines = metrics.lines();
+        let count = lines.find_map(|line| line.strip_prefix(name));
+        count.unwrap().parse::<u64>().unwrap()
+    };
+    let before = refused().await;
+    // Resource exhausted.
+    assert_eq!(call(&bridge, "Watch", "").await, "status 8");
+    assert_eq!(refused().await, before + 1);
     drop(first);
     second.until_live_with(&[1]).await;
 }
@@ -463,6 +507,10 @@ async fn operators_see_whether_it_serves_and_what_it_holds() {
 }
 
 async fn health(bridge: &Bridge, service: &str) -> String {
+    call(bridge, "Check", service).await
+}
+
+async fn call(bridge: &Bridge, method: &str, service: &str) -> String {
     let stream = TcpStream::connect(bridge.address()).await.unwrap();
     let io = TokioIo::new(stream);
     let shaken = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await;
@@ -470,7 +518,7 @@ async fn health(bridge: &Bridge, service: &str) -> String {
     let asked = async {
         let mut question = vec![0x0a, service.len() as u8];
         question.extend_from_slice(service.as_bytes());
-        let request = Request::post(format!("http://x{}", "/grpc.health.v1.Health/Check"))
+        let request = Request::post(format!("http://x/grpc.health.v1.Health/{method}"))
             .header("content-type", "application/grpc")
             .body(full(crate::http::grpc::frame(&question)))
             .unwrap();

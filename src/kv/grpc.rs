@@ -11,6 +11,7 @@
 
 mod codec;
 mod link;
+mod metrics;
 mod up;
 
 use std::collections::VecDeque;
@@ -33,6 +34,7 @@ use self::link::Call;
 use self::link::Link;
 use self::link::Target;
 use self::link::is_history_gone;
+pub use self::metrics::Metrics;
 use self::up::Heard;
 use self::up::Up;
 use self::up::explain;
@@ -46,6 +48,9 @@ use super::source::Source;
 
 /// In the answer's head: names the engine's process. Only our own bridge sends it.
 pub const EPOCH_METADATA: &str = "x-warmroute-epoch";
+/// In the answer's head: the rank's last number as of then. An answer goes that far, and what comes
+/// after it is live. Only our own bridge sends it.
+pub const LAST_METADATA: &str = "x-warmroute-last";
 /// In the question's head: the only rank that is wanted. Only our own bridge heeds it.
 pub const RANK_METADATA: &str = "x-warmroute-rank";
 
@@ -119,6 +124,9 @@ pub struct Grpc {
     said: VecDeque<Said>,
     /// The number to start after, for a question that was not sent yet.
     asked: Option<u64>,
+    /// A question has no answer yet.
+    is_asking: bool,
+    metrics: Metrics,
     /// The number of the last frame, whatever connection it came over.
     last: Option<u64>,
     /// Tries to connect since a message came.
@@ -142,7 +150,7 @@ enum State {
 
 impl Grpc {
     /// Subscribes to a rank's events at `address`, a `HOST:PORT`.
-    pub fn new(address: &str, rank: u32, settings: Settings) -> Self {
+    pub fn new(address: &str, rank: u32, settings: Settings, metrics: Metrics) -> Self {
         let target = Target {
             address: address.to_owned(),
             rank,
@@ -153,6 +161,8 @@ impl Grpc {
             target,
             said: VecDeque::new(),
             asked: None,
+            is_asking: false,
+            metrics,
             last: None,
             failures: 0,
             service: None,
@@ -172,6 +182,7 @@ impl Grpc {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Said> {
         loop {
             if let Some(said) = self.said.pop_front() {
+                self.count(&said);
                 return Poll::Ready(said);
             }
             match &mut self.state {
@@ -208,7 +219,18 @@ impl Grpc {
         }
     }
 
+    fn count(&mut self, said: &Said) {
+        let outcome = match said {
+            Said::ReplayEnd => "answered",
+            Said::ReplayFailed { .. } => "failed",
+            _ => return,
+        };
+        self.is_asking = false;
+        self.metrics.asked(outcome);
+    }
+
     fn connected(&mut self, link: Link, call: Call) {
+        self.metrics.connected.inc();
         self.service = Some(call.service);
         self.trouble = None;
         let up = Box::new(Up::new(link, call));
@@ -237,6 +259,8 @@ impl Grpc {
         // Half of it at least, so that a fleet's routers do not come back in one moment.
         let wait = wait / 2 + fastrand::u64(0..=wait.div_ceil(2));
         self.asked = None;
+        self.is_asking = false;
+        self.metrics.ended(status);
         self.state = State::Waiting(Box::pin(tokio::time::sleep(Duration::from_millis(wait))));
         // Each attempt fails in the same way mostly, which is worth one word.
         let why = explain(status);
@@ -247,6 +271,7 @@ impl Grpc {
     }
 
     fn heard(&mut self, bytes: &Bytes) {
+        self.metrics.received_bytes.inc_by(bytes.len() as u64);
         let message = match protobuf::decode_batch(bytes) {
             Ok(message) => message,
             // Not even its number is known, so nothing after it could be believed.
@@ -305,6 +330,9 @@ impl Source for Grpc {
         // Outside a connection there is nobody to ask, and what is lost was said.
         if matches!(self.state, State::Up(_)) {
             self.asked = Some(start_for(first));
+            if std::mem::replace(&mut self.is_asking, true) {
+                self.metrics.asked("replaced");
+            }
             // The end of an answer that this question takes the place of would pass for its own.
             self.said.retain(|said| {
                 matches!(

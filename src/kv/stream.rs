@@ -144,7 +144,11 @@ impl<T> Stream<T> {
                 doubt,
                 since,
                 question,
-            } if doubt.is_of_the_process() || question.times > 1 && !self.is_mute() => {
+            } if doubt.is_of_the_process()
+                // It is the same one, and what it removed meanwhile is on its way.
+                || doubt == Doubt::SameEpoch
+                || question.times > 1 && !self.is_mute() =>
+            {
                 State::Stale { since }
             }
             Phase::Following | Phase::Proving { .. } => {
@@ -295,13 +299,22 @@ impl<T> Stream<T> {
             Phase::Joining { question } | Phase::Proving { question, .. } => {
                 Some(question.deadline)
             }
-            Phase::Following
-                if self.can_ask && (self.last.is_none() || self.refusals < REFUSALS_MAX) =>
-            {
+            Phase::Following if self.asks_at_silence() => {
                 Some(self.heard + Duration::from_millis(self.settings.silence_ms))
             }
             Phase::Following | Phase::Lost { .. } => None,
         }
+    }
+
+    fn asks_at_silence(&self) -> bool {
+        let Some(last) = self.last else {
+            return self.can_ask;
+        };
+        // Of a list there is no batch that only its process could repeat: asked again, it would tell all
+        // of it once more, at every silence of an idle engine. The connection's end is the witness then.
+        // (Half a list is another thing: the rest is missing.)
+        let can_prove = self.memory.ends_with(last) || self.listing.is_some();
+        self.can_ask && self.refusals < REFUSALS_MAX && can_prove
     }
 
     pub fn on_timeout(&mut self, now: Instant) -> Steps<T> {

@@ -45,6 +45,25 @@ fn removed(name: u64) -> Batch {
     }
 }
 
+impl Life {
+    /// As one who makes the list that it needs.
+    fn start(&mut self, after: u64) -> Result<Start, Gone> {
+        let mut has_waited = false;
+        loop {
+            match self.join(after, has_waited)? {
+                Joining::Now(start) => return Ok(start),
+                Joining::List(listing) => self.listed(listing.make()),
+                joining => panic!("{joining:?}"),
+            }
+            has_waited = true;
+        }
+    }
+
+    fn is_busy(&mut self) -> bool {
+        matches!(self.join(0, false), Ok(Joining::Busy))
+    }
+}
+
 /// A subscriber over the wire, with the copies that it holds.
 #[derive(Debug, Default, PartialEq)]
 struct Reader {
@@ -197,6 +216,97 @@ fn nobody_goes_on_from_half_a_snapshot() {
     for number in [last - parts, last, last + 1] {
         assert!(life.start(number).is_ok(), "{number}");
     }
+}
+
+#[test]
+fn a_life_goes_on_while_it_is_listed() {
+    let mut life = life();
+    for name in 1..=2 {
+        life.push(store(&[name], None)).unwrap();
+    }
+    let Ok(Joining::List(listing)) = life.join(0, false) else {
+        panic!("there is no list yet");
+    };
+    assert!(matches!(life.join(0, false), Ok(Joining::Wait)));
+    assert!(matches!(life.join(1_002, false), Ok(Joining::Now(_))));
+    for name in 3..=4 {
+        life.push(store(&[name], None)).unwrap();
+    }
+    life.push(removed(1)).unwrap();
+    life.listed(listing.make());
+    assert_eq!(life.held_sizes()[0], 4);
+    let reader = Reader::join(&mut life, 0).unwrap();
+    assert_eq!(reader.copies, BTreeMap::from([(2, 1), (3, 1), (4, 1)]));
+}
+
+#[test]
+fn a_list_that_the_history_has_passed_is_not_made_again_and_again() {
+    let mut life = life();
+    life.push(store(&[1], None)).unwrap();
+    let Ok(Joining::List(listing)) = life.join(0, false) else {
+        panic!("there is no list yet");
+    };
+    for name in 2..10 {
+        life.push(store(&[name], None)).unwrap();
+    }
+    life.listed(listing.make());
+    assert!(matches!(life.join(0, true), Ok(Joining::Busy)));
+}
+
+#[test]
+fn only_so_many_lists_are_there_at_a_time() {
+    let mut life = life();
+    let pass = |life: &mut Life| {
+        for name in 0..6 {
+            life.push(store(&[name], None)).unwrap();
+        }
+    };
+    let mut read = Vec::new();
+    for _ in 0..SNAPSHOTS_MAX {
+        pass(&mut life);
+        read.push(life.start(0).unwrap());
+    }
+    pass(&mut life);
+    assert!(life.is_busy());
+    read.pop();
+    assert!(!life.is_busy());
+}
+
+/// Prints how long, and how long nobody else got on before lists were made without the life.
+#[test]
+#[ignore = "takes long"]
+fn a_million_blocks_are_listed() {
+    let limits = Limits {
+        history_batches: 100,
+        history_bytes: 1 << 30,
+        state_bytes: 1 << 30,
+    };
+    let mut life = Life::new(0, "e".to_owned(), 1 << 40, 0, limits);
+    for at in 0..10_000 {
+        let names: Vec<Name> = (at * 100..at * 100 + 100).map(Name).collect();
+        let event = Event::Stored(Stored {
+            token_ids: vec![100_000; names.len() * 16],
+            names,
+            block_size: 16,
+            ..Stored::default()
+        });
+        let batch = Batch {
+            events: vec![event],
+            ..Batch::default()
+        };
+        life.push(batch).unwrap();
+    }
+    let begun = crate::observe::now();
+    let Ok(Joining::List(listing)) = life.join(0, false) else {
+        panic!("there is no list yet");
+    };
+    let taken = begun.elapsed();
+    let listed = listing.make();
+    let made = begun.elapsed() - taken;
+    let bytes = listed.snapshot.bytes;
+    life.listed(listed);
+    let all = begun.elapsed();
+    println!("{bytes} bytes: {taken:?} to take, {made:?} to make, {all:?} in all");
 }
 
 #[test]

@@ -30,6 +30,7 @@ use tonic::client::Grpc;
 use tonic::metadata::MetadataValue;
 
 use super::EPOCH_METADATA;
+use super::LAST_METADATA;
 use super::RANK_METADATA;
 use super::Settings;
 use super::codec::Raw;
@@ -62,6 +63,8 @@ pub(super) struct Call {
     /// It was to begin strictly after this number; 0: with the current state.
     pub start: u64,
     pub epoch: Option<String>,
+    /// The last number that there was when the call was answered.
+    pub last: Option<u64>,
     pub service: Service,
 }
 
@@ -144,12 +147,14 @@ async fn ask(
         .insert(RANK_METADATA, MetadataValue::from(target.rank));
     let path = PathAndQuery::from_static(service.path());
     let answer = client.server_streaming(request, path, Raw).await?;
-    let epoch = answer.metadata().get(EPOCH_METADATA);
-    let epoch = epoch.and_then(|epoch| epoch.to_str().ok().map(str::to_owned));
+    let told = |name| answer.metadata().get(name)?.to_str().ok();
+    let epoch = told(EPOCH_METADATA).map(str::to_owned);
+    let last = told(LAST_METADATA).and_then(|last| last.parse().ok());
     Ok(Call {
         messages: answer.into_inner(),
         start,
         epoch,
+        last,
         service,
     })
 }

@@ -22,6 +22,7 @@ use crate::kv::event::Name;
 use crate::kv::event::Removed;
 use crate::kv::protobuf::encode_batch;
 use crate::kv::source::Chunk;
+use crate::observe::metrics::Registry;
 
 type Item = Result<Bytes, Status>;
 
@@ -31,6 +32,7 @@ enum Answer {
     /// What stands there, and then what the sender sends, for as long as it lives.
     Stream {
         epoch: Option<&'static str>,
+        last: Option<u64>,
         items: Vec<Item>,
         live: mpsc::UnboundedReceiver<Item>,
     },
@@ -44,7 +46,27 @@ fn refuse(status: Status) -> Answer {
 fn open(epoch: Option<&'static str>, items: Vec<Item>) -> Answer {
     let (sender, live) = mpsc::unbounded_channel();
     std::mem::forget(sender);
-    Answer::Stream { epoch, items, live }
+    Answer::Stream {
+        epoch,
+        last: None,
+        items,
+        live,
+    }
+}
+
+/// The same, and says how far the answer goes.
+fn up_to(number: u64, items: Vec<Item>) -> Answer {
+    match open(Some("a"), items) {
+        Answer::Stream {
+            epoch, items, live, ..
+        } => Answer::Stream {
+            epoch,
+            last: Some(number),
+            items,
+            live,
+        },
+        refused @ Answer::Refuse(_) => refused,
+    }
 }
 
 /// What a source asked for.
@@ -111,7 +133,7 @@ impl Servicer {
     }
 
     fn source(&self) -> Grpc {
-        Grpc::new(&self.address.to_string(), 0, fast())
+        Grpc::new(&self.address.to_string(), 0, fast(), metrics())
     }
 
     fn starts(&self) -> Vec<u64> {
@@ -142,12 +164,20 @@ impl Stream for Items {
 fn respond(answer: Answer) -> hyper::Response<crate::http::Body> {
     match answer {
         Answer::Refuse(status) => grpc::refuse(&status),
-        Answer::Stream { epoch, items, live } => {
+        Answer::Stream {
+            epoch,
+            last,
+            items,
+            live,
+        } => {
             let ready = items.into_iter();
             let mut response = grpc::answer(Items { ready, live });
             if let Some(epoch) = epoch {
                 let epoch = HeaderValue::from_static(epoch);
                 response.headers_mut().insert(EPOCH_METADATA, epoch);
+            }
+            if let Some(last) = last {
+                response.headers_mut().insert(LAST_METADATA, last.into());
             }
             response
         }
@@ -161,6 +191,10 @@ fn fast() -> Settings {
         refused_backoff_ms: 3_600_000,
         ..Settings::default()
     }
+}
+
+fn metrics() -> Metrics {
+    Metrics::new(&Registry::default())
 }
 
 fn batch(sequence: u64) -> Item {
@@ -262,7 +296,7 @@ async fn a_service_that_is_set_is_the_only_one_asked() {
         service: Servicer_::Sglang,
         ..fast()
     };
-    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings);
+    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings, metrics());
     check(&mut source, &["lost Unimplemented: what?"]).await;
     assert_eq!(servicer.asked.lock().len(), 1);
 }
@@ -277,6 +311,41 @@ async fn a_late_joiner_gets_the_snapshot_as_its_answer_without_a_second_call() {
     source.replay(0);
     check(&mut source, &["replayed 4", "replayed 5", "end", "live 6"]).await;
     assert_eq!(servicer.starts(), [0]);
+}
+
+#[tokio::test]
+async fn an_answer_goes_as_far_as_its_head_says() {
+    let servicer = Servicer::start(|asked| match asked.start {
+        0 => up_to(
+            7,
+            vec![chunk(4, 0, 2), chunk(5, 1, 2), batch(6), batch(7), batch(8)],
+        ),
+        start => up_to(8, (start + 1..=9).map(batch).collect()),
+    })
+    .await;
+    let mut source = servicer.source();
+    check(&mut source, &["connected"]).await;
+    source.replay(0);
+    let answer = [
+        "replayed 4",
+        "replayed 5",
+        "replayed 6",
+        "replayed 7",
+        "end",
+    ];
+    check(&mut source, &answer).await;
+    check(&mut source, &["live 8"]).await;
+    source.replay(7);
+    check(&mut source, &["replayed 7", "replayed 8", "end", "live 9"]).await;
+}
+
+#[tokio::test]
+async fn a_list_alone_is_an_answer_whose_head_says_so() {
+    let servicer = Servicer::start(|_| up_to(5, vec![chunk(4, 0, 2), chunk(5, 1, 2)])).await;
+    let mut source = servicer.source();
+    check(&mut source, &["connected"]).await;
+    source.replay(0);
+    check(&mut source, &["replayed 4", "replayed 5", "end"]).await;
 }
 
 #[tokio::test]
@@ -344,7 +413,7 @@ async fn what_keeps_a_connection_from_being_made_is_said_once() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);
-    let mut source = Grpc::new(&address, 0, fast());
+    let mut source = Grpc::new(&address, 0, fast(), metrics());
     check(&mut source, &["lost Unavailable: Connection refused"]).await;
     let again = tokio::time::timeout(Duration::from_millis(100), source.next()).await;
     assert!(again.is_err(), "{again:?}");
@@ -419,6 +488,42 @@ async fn a_restarted_server_that_lacks_the_number_is_asked_for_its_state() {
 }
 
 #[tokio::test]
+async fn what_becomes_of_connections_and_questions_is_counted() {
+    let servicer = Servicer::start(|asked| match asked.start {
+        5 => open(None, vec![batch(6), Err(Status::data_loss("restarted"))]),
+        _ => live_only(asked),
+    })
+    .await;
+    let registry = Registry::default();
+    let address = servicer.address.to_string();
+    let mut source = Grpc::new(&address, 0, fast(), Metrics::new(&registry));
+    check(&mut source, &["connected", "live 6"]).await;
+    source.replay(3);
+    source.replay(3);
+    check(&mut source, &["failed", "live 7"]).await;
+    source.replay(6);
+    // Number 7 was said already, so it takes more than that to end the answer.
+    check(&mut source, &["replayed 6", "lost", "connected"]).await;
+    source.replay(0);
+    check(&mut source, &["replayed 6", "end"]).await;
+    let text = registry.text();
+    let bytes = encoded(6, None, None).unwrap().len() - 5;
+    for line in [
+        "connections_total 2".to_owned(),
+        "ended_total{reason=\"data_loss\"} 1".to_owned(),
+        format!("received_bytes_total {}", 4 * bytes),
+        "replays_total{outcome=\"replaced\"} 1".to_owned(),
+        "replays_total{outcome=\"failed\"} 1".to_owned(),
+        "replays_total{outcome=\"answered\"} 1".to_owned(),
+    ] {
+        assert!(
+            text.contains(&format!("warmroute_kv_grpc_{line}\n")),
+            "{line}: {text}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn data_loss_ends_what_was_known() {
     let mut calls = 0;
     let servicer = Servicer::start(move |_| {
@@ -471,7 +576,7 @@ async fn other_ranks_batches_are_dropped() {
     .await;
     let mut first = servicer.source();
     check(&mut first, &["connected", "live 1", "live 2"]).await;
-    let mut second = Grpc::new(&servicer.address.to_string(), 1, fast());
+    let mut second = Grpc::new(&servicer.address.to_string(), 1, fast(), metrics());
     check(&mut second, &["connected", "live 9", "live 10"]).await;
 }
 
@@ -519,7 +624,7 @@ async fn a_message_that_is_too_large_or_none_ends_the_connection() {
         message_bytes_max: 8,
         ..fast()
     };
-    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings);
+    let mut source = Grpc::new(&servicer.address.to_string(), 0, settings, metrics());
     check(&mut source, &["connected", "lost OutOfRange"]).await;
 }
 
@@ -529,6 +634,7 @@ async fn dropping_the_source_closes_its_connection() {
     let (sender, live) = mpsc::unbounded_channel::<Item>();
     let mut answers = Some(Answer::Stream {
         epoch: None,
+        last: None,
         items: vec![batch(1)],
         live,
     });

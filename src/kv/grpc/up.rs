@@ -46,9 +46,9 @@ enum Purpose {
 /// who asked has what they missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Until {
-    /// With the first batch, or the last chunk of a snapshot.
+    /// With the first batch, or the last chunk of a snapshot: how much more there is was not told.
     First,
-    /// With this number, which was already said.
+    /// With this number, which was already said, or was there when the question was answered.
     Number(u64),
 }
 
@@ -77,10 +77,12 @@ impl Up {
     }
 
     pub(super) fn ask(&mut self, start: u64) {
-        let fits = |call: &Call| call.start == start;
-        if self.next.is_none() && !self.has_spoken && self.call.as_ref().is_some_and(fits) {
+        let fits = |call: &&Call| call.start == start && !self.has_spoken;
+        if self.next.is_none()
+            && let Some(call) = self.call.as_ref().filter(fits)
+        {
             // It begins where the answer does, and nothing of it was given away yet.
-            self.answering = Some(self.until(start));
+            self.answering = Some(self.until(call));
         } else if let Some((_, purpose, _)) = &mut self.next
             && *purpose == Purpose::GoOn
             && start == 0
@@ -94,11 +96,17 @@ impl Up {
         }
     }
 
-    fn until(&self, start: u64) -> Until {
-        match start {
-            0 => Until::First,
-            _ if self.highest > start => Until::Number(self.highest),
-            _ => Until::First,
+    fn until(&self, call: &Call) -> Until {
+        // A list is of the moment that it was made, and may be of a process whose numbers are lower.
+        let said = match call.start {
+            0 => 0,
+            _ => self.highest,
+        };
+        let last = call.last.unwrap_or(0).max(said);
+        if last > call.start {
+            Until::Number(last)
+        } else {
+            Until::First
         }
     }
 
@@ -114,7 +122,7 @@ impl Up {
                 }
                 Ok(call) => {
                     let is_answer = purpose == Purpose::Answer;
-                    self.answering = is_answer.then(|| self.until(call.start));
+                    self.answering = is_answer.then(|| self.until(&call));
                     self.call = Some(call);
                     self.has_spoken = false;
                     Ok(Heard::Nothing)
@@ -163,14 +171,20 @@ impl Up {
         };
         said.push_back(Said::Replayed(frame));
         let is_last = match (snapshot, until) {
-            (Some(chunk), _) => chunk.index.saturating_add(1) >= chunk.count,
-            (None, Until::First) => true,
+            (Some(chunk), _) if chunk.index.saturating_add(1) < chunk.count => false,
+            (_, Until::First) => true,
+            // A list that was asked for by a number is all that there is.
+            (Some(_), Until::Number(number)) => sequence >= number || !self.tells_last(),
             (None, Until::Number(number)) => sequence >= number,
         };
         if is_last {
             self.answering = None;
             said.push_back(Said::ReplayEnd);
         }
+    }
+
+    fn tells_last(&self) -> bool {
+        self.call.as_ref().is_some_and(|call| call.last.is_some())
     }
 
     fn go_on(&mut self) {

@@ -373,8 +373,8 @@ fn the_same_epoch_proves_without_an_answer_and_another_disproves() {
     play.answer(0, 0..=4);
     play.lose();
     play.connect(Some("a"));
-    assert_eq!(play.state(), "live");
     play.say(0, [5]);
+    assert_eq!((play.state(), play.resets.len()), ("live", 0));
     assert_eq!(play.numbers(), [0, 1, 2, 3, 4, 5]);
     play.lose();
     play.connect(Some("b"));
@@ -382,6 +382,22 @@ fn the_same_epoch_proves_without_an_answer_and_another_disproves() {
         (play.state(), play.resets.as_slice()),
         ("cold", &[Reset::Restarted][..])
     );
+}
+
+#[test]
+fn the_same_process_does_not_count_before_what_it_did_meanwhile_is_told() {
+    let mut play = Play::new();
+    play.connect(Some("a"));
+    play.answer(0, 0..=4);
+    play.lose();
+    play.connect(Some("a"));
+    assert_eq!(play.stream.reason(), Reason::Doubt(Doubt::SameEpoch));
+    for sequence in 4..=6 {
+        assert_eq!(play.state(), "stale");
+        play.replay(frame(0, sequence));
+    }
+    play.end();
+    assert_eq!((play.state(), play.resets.len()), ("live", 0));
 }
 
 /// Found by seed 234: a connection to the new process that was lost before its answer vouched for it.
@@ -506,6 +522,24 @@ fn a_list_cannot_be_proved_by_its_number_so_a_new_one_is_asked_for() {
     play.replay(chunk(50, 0, 1, 0));
     play.end();
     assert_eq!((play.state(), play.numbers()), ("live", vec![50]));
+}
+
+#[test]
+fn a_list_is_not_asked_for_again_while_the_engine_is_idle() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.replay(chunk(40, 0, 2, 0));
+    play.end();
+    assert!(
+        play.stream.next_timeout().is_some(),
+        "half of it is missing"
+    );
+    play.live_frame(chunk(41, 1, 2, 0));
+    assert_eq!((play.state(), play.stream.next_timeout()), ("live", None));
+    // A batch after it can be asked for.
+    play.say(0, [42]);
+    play.wait();
+    assert_eq!(play.asked, [0, 42]);
 }
 
 #[test]
