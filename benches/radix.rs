@@ -6,18 +6,21 @@
 //! long prompt under 10 µs.
 //!
 //! Beside the peer's index (kv-index 2.0.0, ChainIndex) on the same operations, 20,000 blocks a worker,
-//! one public trace four times over; 2 cores, shared and busy, 2026-11-21. Medians of an operation
-//! over 5 rounds; a loaded machine, so only the ratios say anything:
+//! one public trace four times over; 2 cores, shared and overloaded (up to 18 runnable threads),
+//! 2026-11-21. Medians of an operation over 5 or 3 rounds; runs differed by a factor of two, so these
+//! are first figures and not a verdict:
 //!
 //! | workers | index | stored ns/block | removed | lookup mean | p50 | p99 | bytes/membership | beside a writer: apply, lookup |
 //! |---|---|---|---|---|---|---|---|---|
 //! | 8 | ChainIndex | 26.6 | 49.6 | 250 | 198 | 1,018 | 98 | 43.8, 689 |
 //! | 8 | this | 38.5 | 44.5 | 254 | 232 | 616 | 39 | 48.1, 1,117 |
+//! | 8, later | ChainIndex | 38.2 | 74.6 | 297 | 213 | 1,305 | 98 | 57.5, 2,421 |
+//! | 8, later | this | 77.1 | 63.3 | 402 | 260 | 2,712 | 37 | 66.4, 3,984 |
 //! | 64 | ChainIndex | 42.9 | 86.5 | 625 | 208 | 7,889 | 56 | 75.2, 4,301 |
 //! | 64 | this | 131.8 | 72.6 | 800 | 317 | 9,919 | 38 | 93.6, 2,690 |
 //!
-//! Stores are slower than the peer's: the table of names grows while this corpus does. More and
-//! smaller parts of it came after this table and took 64 workers' stores from 140 to 80 ns.
+//! "Later" is with the table of names as it is now; 64 workers were not measured again beside the peer,
+//! and 512 not at all. Stores are slower than the peer's: that is open.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
