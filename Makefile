@@ -8,6 +8,9 @@ SHELL := /bin/bash
 CARGO ?= cargo
 PYTHON ?= python3
 DENY_VERSION := 0.20.2
+# Of each fuzz target.
+FUZZ_MINUTES ?= 10
+FUZZ_TARGETS ?= frame msgpack protobuf
 
 CACHE := $(CURDIR)/.cache
 VENV := $(CACHE)/venv
@@ -85,6 +88,16 @@ bench-build:
 .PHONY: bench
 bench: ## Run the benches.
 	$(CARGO) bench --locked
+
+# Needs cargo-fuzz and a C++ compiler. libFuzzer's instrumentation is not stable, hence the variable.
+.PHONY: fuzz
+fuzz: ## Fuzz what reads foreign bytes, FUZZ_MINUTES each target.
+	tests/fuzz/seeds $(CACHE)/fuzz
+	for target in $(FUZZ_TARGETS); do \
+	    printf '\n== fuzz %s ==\n' $$target; \
+	    RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$(CACHE)/fuzz/target $(CARGO) fuzz run --fuzz-dir tests/fuzz --sanitizer none $$target $(CACHE)/fuzz/$$target \
+	        -- -max_total_time=$$(( $(FUZZ_MINUTES) * 60 )) -max_len=8192 -rss_limit_mb=2048 -print_final_stats=1; \
+	done
 
 # Made anew when what is asked for changes.
 $(VENV)/installed: tests/sdk/requirements.txt .ci/python-environment

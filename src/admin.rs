@@ -1,6 +1,7 @@
 //! The operator's surface, on a listener of its own: metrics, health, fleet, explain, drain.
 
 mod fleet;
+mod kv;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -19,6 +20,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use self::fleet::FleetMetrics;
+pub use self::kv::KvPages;
 use crate::http;
 use crate::http::drain::Tasks;
 use crate::observe;
@@ -33,6 +35,8 @@ GET  /metrics             Prometheus metrics
 GET  /healthz             200 while the process lives
 GET  /readyz              200 while some worker can take requests
 GET  /fleet               workers, models and load (JSON)
+GET  /kv                  what the workers' own cache events tell, and how far it can be relied on (JSON)
+GET  /kv/blocks           ?worker=NAME&rank=0: every block that one rank is known to hold (JSON)
 POST /explain             any request body in: every worker's cost, and the choice (JSON); ?path=/v1/responses for another API
 POST /drain               stop accepting, finish what runs, exit; ?worker=NAME: give that worker nothing new
 POST /undrain?worker=NAME take it back
@@ -42,6 +46,7 @@ POST /undrain?worker=NAME take it back
 #[derive(Debug)]
 pub struct AdminServer {
     relay: Arc<Relay>,
+    kv: KvPages,
     registry: Registry,
     fleet_metrics: FleetMetrics,
     tasks: Tasks,
@@ -53,6 +58,7 @@ pub struct AdminServer {
 impl AdminServer {
     pub fn new(
         relay: Arc<Relay>,
+        kv: KvPages,
         registry: Registry,
         tasks: Tasks,
         body_bytes_max: u64,
@@ -60,6 +66,7 @@ impl AdminServer {
         Arc::new(Self {
             fleet_metrics: FleetMetrics::new(&registry),
             relay,
+            kv,
             registry,
             tasks,
             drain_asked: Arc::default(),
@@ -86,6 +93,8 @@ impl AdminServer {
             (&Method::GET, "/fleet") => {
                 answer(StatusCode::OK, &fleet::page(&self.relay, observe::now()))
             }
+            (&Method::GET, "/kv") => answer(StatusCode::OK, &self.kv.page(observe::now())),
+            (&Method::GET, "/kv/blocks") => self.blocks(&query),
             (&Method::POST, "/explain") => self.explain(request, parameter(&query, "path")).await,
             (&Method::POST, "/drain") => match parameter(&query, "worker") {
                 Some(worker) => self.set_drained(&worker, true),
@@ -103,7 +112,7 @@ impl AdminServer {
                     "name a worker: /undrain?worker=NAME",
                 ),
             },
-            (_, "/" | "/healthz" | "/readyz" | "/metrics" | "/fleet") => {
+            (_, "/" | "/healthz" | "/readyz" | "/metrics" | "/fleet" | "/kv" | "/kv/blocks") => {
                 refuse(StatusCode::METHOD_NOT_ALLOWED, "use GET")
             }
             (_, "/explain" | "/drain" | "/undrain") => {
@@ -161,6 +170,31 @@ impl AdminServer {
                 Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
                 Ok(explanation) => answer(StatusCode::OK, &explanation),
             },
+        }
+    }
+
+    fn blocks(&self, query: &str) -> Response<http::Body> {
+        let rank = parameter(query, "rank").unwrap_or_else(|| "0".to_owned());
+        let (Some(name), Ok(rank)) = (parameter(query, "worker"), rank.parse()) else {
+            return refuse(
+                StatusCode::BAD_REQUEST,
+                "name a worker, and a rank if it has several: /kv/blocks?worker=NAME&rank=0",
+            );
+        };
+        let snapshot = self.relay.fleet().snapshot();
+        let worker = snapshot.workers.iter().map(|status| &status.worker);
+        let mut worker = worker.filter(|worker| *worker.name == *name);
+        let blocks = worker
+            .next()
+            .and_then(|worker| self.kv.blocks(observe::now(), worker.id, &name, rank));
+        match blocks {
+            Some(blocks) => answer(StatusCode::OK, &blocks),
+            None => refuse(
+                StatusCode::NOT_FOUND,
+                &format!(
+                    "no events of `{name}`, rank {rank}, are followed; GET /kv lists those that are"
+                ),
+            ),
         }
     }
 

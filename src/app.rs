@@ -1,5 +1,7 @@
 //! Wiring: builds every part from the configuration, starts its tasks, and drains them.
 
+mod events;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
@@ -12,6 +14,7 @@ use tracing::info;
 use tracing::warn;
 
 use crate::admin::AdminServer;
+use crate::admin::KvPages;
 use crate::api::ApiServer;
 use crate::config;
 use crate::config::Config;
@@ -23,12 +26,17 @@ use crate::fleet::discovery::file::File;
 use crate::fleet::discovery::fixed::Fixed;
 use crate::fleet::probe;
 use crate::fleet::registry;
+use crate::http::carriers::Aside;
 use crate::http::carriers::Carriers;
 use crate::http::drain::Tasks;
 use crate::http::server;
 use crate::ids::WorkerId;
+use crate::kv::forest::Forest;
 use crate::kv::predicted;
 use crate::kv::predicted::Predicted;
+use crate::kv::subscriber;
+use crate::kv::subscriber::Board;
+use crate::kv::zmq;
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::relay::Relay;
@@ -49,6 +57,8 @@ pub struct App {
     drain_timeout: Duration,
     /// Draining connections run there after the listeners are gone.
     _carriers: Carriers,
+    /// Follows the workers' events.
+    _listener: Aside,
 }
 
 impl App {
@@ -82,24 +92,54 @@ impl App {
             predicted::Metrics::new(&metrics),
             observe::now(),
         ));
+        let forest = Forest::new(config.events.index.clone(), &metrics);
         let relay = Arc::new(Relay::new(
             config.relay.clone(),
             fleet.clone(),
             predicted.clone(),
+            forest.clone(),
             config.model_settings(),
             &metrics,
         ));
 
         find_workers(config, &fleet, &tasks);
-        tasks.spawn(probe::run(
+        tasks.spawn_until_stopped(probe::run(
             fleet.clone(),
             config.fleet.health.clone(),
             tasks.clone(),
         ));
+        let board = Arc::new(Board::default());
+        let shared = subscriber::Shared {
+            forest: forest.clone(),
+            board: board.clone(),
+            metrics: subscriber::Metrics::new(&metrics),
+            settings: config.events.stream.clone(),
+            // What it was sent it does not hold any more either.
+            on_loss: {
+                let predicted = predicted.clone();
+                Arc::new(move |worker| predicted.forget(worker))
+            },
+        };
+        let listener = Aside::start("kv-events")?;
+        let following = events::follow(
+            fleet.clone(),
+            shared,
+            config.events.clone(),
+            zmq::Metrics::new(&metrics),
+            tasks.clone(),
+        );
+        let stopped = tasks.stopped();
+        tasks.spawn_on(listener.runtime(), async move {
+            tokio::select! {
+                () = following => {}
+                () = stopped => {}
+            }
+        });
         tasks.spawn_until_stopped(forget_lost_caches(fleet.clone(), predicted));
 
         let admin_server = AdminServer::new(
             relay.clone(),
+            KvPages::new(board, forest),
             metrics.clone(),
             tasks.clone(),
             config.api.requests.body_bytes_max,
@@ -136,6 +176,7 @@ impl App {
             admin_server,
             drain_timeout: Duration::from_millis(config.api.drain_timeout_ms),
             _carriers: carriers,
+            _listener: listener,
         })
     }
 
@@ -195,6 +236,7 @@ fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks)
                 format!("{}:{}", dns.name, dns.port),
                 interval,
                 authorization,
+                dns.events.check().unwrap_or_default(),
             ),
             fleet,
             tasks,

@@ -15,10 +15,15 @@ use crate::api;
 use crate::fleet::Member;
 use crate::fleet::breaker;
 use crate::fleet::discovery::Listed;
+use crate::fleet::events;
 use crate::fleet::health;
 use crate::http::client;
 use crate::http::server;
+use crate::kv::forest;
+use crate::kv::grpc;
 use crate::kv::predicted;
+use crate::kv::stream;
+use crate::kv::zmq;
 use crate::observe;
 use crate::relay;
 use crate::relay::ModelSettings;
@@ -36,6 +41,7 @@ pub struct Config {
     pub fleet: Fleet,
     pub routing: routing::Settings,
     pub models: Vec<ModelOverride>,
+    pub events: Events,
     pub predicted: predicted::Settings,
     pub relay: relay::Settings,
     pub log: observe::Settings,
@@ -135,6 +141,7 @@ pub struct Dns {
     pub port: u16,
     pub interval_ms: u64,
     pub api_key: Secret,
+    pub events: events::Listed,
 }
 
 impl Default for Dns {
@@ -145,6 +152,7 @@ impl Default for Dns {
             port: 8_000,
             interval_ms: 5_000,
             api_key: Secret::default(),
+            events: events::Listed::default(),
         }
     }
 }
@@ -167,6 +175,16 @@ pub struct ModelOverride {
     pub hash_on: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_token: Option<f64>,
+}
+
+/// What workers tell of their caches, and how it is kept.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Events {
+    pub index: forest::Settings,
+    pub stream: stream::Settings,
+    pub zmq: zmq::Settings,
+    pub grpc: grpc::Settings,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -252,7 +270,7 @@ pub fn parse_workers(name: &str, text: &str) -> Result<Vec<Member>, String> {
     for (place, worker) in listed.iter().enumerate() {
         match worker.check() {
             Ok(member) => members.push(member),
-            Err(error) => document.problem(&format!("workers[{place}].url"), &error),
+            Err((key, error)) => document.problem(&format!("workers[{place}].{key}"), &error),
         }
     }
     document

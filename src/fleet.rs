@@ -5,12 +5,14 @@
 
 pub mod breaker;
 pub mod discovery;
+pub mod events;
 pub mod health;
 pub mod load;
 pub mod probe;
 pub mod registry;
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -22,6 +24,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use self::breaker::SharedBreaker;
+use self::events::Endpoint;
+use self::events::Events;
 use self::health::Health;
 use self::load::Load;
 use crate::http::client;
@@ -62,6 +66,7 @@ pub struct Member {
     pub draining: bool,
     /// What the worker is sent as `authorization`, if it wants a key.
     pub authorization: Option<HeaderValue>,
+    pub events: Events,
 }
 
 /// One worker for as long as it is listed.
@@ -71,6 +76,7 @@ pub struct Worker {
     pub name: Arc<str>,
     pub role: Role,
     pub authorization: Option<HeaderValue>,
+    pub events: Events,
     pub pool: Arc<client::Pool>,
     pub load: Load,
     pub breaker: SharedBreaker,
@@ -94,7 +100,14 @@ pub struct Status {
 pub struct Facts {
     /// Model name -> the worker's own entry of `/v1/models`.
     pub models: BTreeMap<Model, Box<RawValue>>,
+    /// The first of `models` that is no adapter: the name for what its cached blocks belong to, also
+    /// where it is served under several.
+    pub base: Option<Model>,
+    /// Those of `models` that are adapters of another.
+    pub adapters: BTreeSet<Model>,
     pub version: Option<String>,
+    /// Rank -> where it says that it publishes its cache events; hosts may be `*`.
+    pub event_endpoints: BTreeMap<u32, Endpoint>,
 }
 
 /// The fleet at one moment.
@@ -112,8 +125,31 @@ pub struct Group {
     pub workers: Vec<Arc<Worker>>,
     /// Places in `workers`.
     pub place: FxHashMap<WorkerId, usize>,
+    /// For each of `workers`, how many of its ranks tell their cache events; 0 for a worker that does not.
+    pub event_ranks: Vec<u32>,
     /// The model's entry for `/v1/models`, as one of its workers gave it.
     pub card: Box<RawValue>,
+    /// Its workers' base models, under which their cached blocks are known; nearly always one.
+    pub bases: Vec<Model>,
+    /// Whether it is an adapter, whose blocks are its own.
+    pub is_adapter: bool,
+}
+
+impl Status {
+    /// Where each rank's cache events are to be had, in order of ranks; empty for nowhere.
+    pub fn event_endpoints(&self) -> Vec<(u32, Endpoint)> {
+        let address = self.worker.pool.address();
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        let at = |(rank, endpoint): (u32, &Endpoint)| (rank, endpoint.at(host));
+        match &self.worker.events {
+            Events::Off => Vec::new(),
+            Events::At(endpoints) => (0..).zip(endpoints).map(at).collect(),
+            Events::Auto => {
+                let told = self.facts.event_endpoints.iter();
+                told.map(|(rank, endpoint)| at((*rank, endpoint))).collect()
+            }
+        }
+    }
 }
 
 impl Snapshot {

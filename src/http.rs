@@ -3,6 +3,7 @@
 pub mod carriers;
 pub mod client;
 pub mod drain;
+pub mod grpc;
 pub mod server;
 pub mod sse;
 

@@ -1,12 +1,20 @@
 //! What each worker's cache holds, as far as it is known.
 
+pub mod admit;
 pub mod block;
 pub mod event;
 pub mod forest;
+pub mod grpc;
 pub mod index;
+pub mod msgpack;
 pub mod predicted;
+pub mod protobuf;
 pub mod radix;
 pub mod source;
+pub mod stream;
+pub mod subscriber;
+pub mod tap;
+pub mod zmq;
 
 use smallvec::SmallVec;
 

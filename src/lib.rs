@@ -16,6 +16,7 @@ pub mod relay;
 
 pub mod admin;
 pub mod api;
+pub mod bridge;
 
 pub mod config;
 

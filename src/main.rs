@@ -1,4 +1,4 @@
-//! The command line: arguments -> a router, a check, a demo, or one pretend engine.
+//! The command line: arguments -> a router, a check, a demo, one pretend engine, or a tap.
 
 use std::io;
 use std::io::Write;
@@ -9,9 +9,11 @@ use clap::Parser;
 use clap::Subcommand;
 use tokio::runtime;
 use warmroute::app::App;
+use warmroute::bridge;
 use warmroute::config::Config;
 use warmroute::config::document;
 use warmroute::http::drain::stop_signal;
+use warmroute::kv::zmq;
 use warmroute::observe;
 use warmroute::sim;
 
@@ -42,8 +44,31 @@ enum Command {
     },
     /// Start pretend engines and a router, send them conversations, and compare two policies.
     Demo(sim::demo::Settings),
+    Bridge(bridge::Settings),
     /// Run one pretend engine, which speaks vLLM's HTTP and keeps a prefix cache.
-    Sim(sim::worker::Settings),
+    Sim(Box<sim::worker::Settings>),
+    /// Look at what engines tell of their caches.
+    #[command(subcommand)]
+    Kv(Kv),
+}
+
+#[derive(Subcommand)]
+enum Kv {
+    /// Print one engine's cache events as they come.
+    Tap {
+        /// Where it publishes, as tcp://HOST:PORT.
+        #[arg(long, value_name = "ENDPOINT")]
+        zmq: zmq::Endpoint,
+        /// Where it can be asked for what it published before; that is shown first.
+        #[arg(long, value_name = "ENDPOINT")]
+        replay: Option<zmq::Endpoint>,
+        /// What topics must begin with.
+        #[arg(long, default_value = "")]
+        topic: String,
+        /// One JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -64,7 +89,30 @@ fn main() -> ExitCode {
             io::stdout().write_all(yaml.as_bytes())
         }),
         Command::Demo(settings) => run(sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
-        Command::Sim(settings) => run(pretend(settings)).map(|()| ExitCode::SUCCESS),
+        Command::Bridge(settings) => match settings.targets() {
+            Err(problem) => {
+                eprintln!("warmroute bridge: {problem}; see --help");
+                Ok(ExitCode::from(USAGE))
+            }
+            Ok(_) => {
+                observe::start_logging(&observe::Settings::default());
+                run(bridge::run(settings)).map(|()| ExitCode::SUCCESS)
+            }
+        },
+        Command::Sim(settings) => run(pretend(*settings)).map(|()| ExitCode::SUCCESS),
+        Command::Kv(Kv::Tap {
+            zmq,
+            replay,
+            topic,
+            json,
+        }) => {
+            let target = zmq::Target {
+                endpoint: zmq,
+                topic,
+                replay,
+            };
+            run(tap(target, json)).map(|()| ExitCode::SUCCESS)
+        }
     };
     done.unwrap_or_else(|error| {
         eprintln!("warmroute: {error}");
@@ -106,11 +154,30 @@ async fn serve(config: &Config) -> io::Result<()> {
 
 async fn pretend(settings: sim::worker::Settings) -> io::Result<()> {
     let worker = sim::worker::bind(settings).await?;
-    writeln!(io::stdout(), "listening on http://{}", worker.addr())?;
+    let mut stdout = io::stdout();
+    writeln!(stdout, "listening on http://{}", worker.addr())?;
+    for (rank, bound) in worker.handle().kv_events().iter().enumerate() {
+        write!(
+            stdout,
+            "cache events of rank {rank} on tcp://{}",
+            bound.events
+        )?;
+        match bound.replay {
+            Some(replay) => writeln!(stdout, ", replays on tcp://{replay}")?,
+            None => writeln!(stdout)?,
+        }
+    }
     worker
         .run(async {
             let _ = stop_signal().await;
         })
         .await;
     Ok(())
+}
+
+async fn tap(target: zmq::Target, json: bool) -> io::Result<()> {
+    tokio::select! {
+        ended = zmq::tap::run(target, json) => ended,
+        stopped = stop_signal() => stopped,
+    }
 }

@@ -70,6 +70,8 @@ pub struct Peek<'a> {
     /// Keeps prompts of different salts apart in the engine's cache.
     pub cache_salt: Option<Cow<'a, str>>,
     pub prompt: Prompt,
+    /// A completion's prompt itself, where it is one and given as token ids.
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// A prompt as hashed blocks of its canonical bytes: what comes first in every rendering
@@ -133,6 +135,9 @@ pub fn peek(api: Api, body: &[u8], block_bytes: u32) -> Result<Peek<'_>, Error> 
     }
     if let Some(wrong) = looker.wrong {
         return Err(wrong);
+    }
+    if api == Api::Completions {
+        looker.peek.token_ids = looker.cutter.take_token_ids();
     }
     looker.peek.prompt = looker.cutter.finish();
     Ok(looker.peek)

@@ -10,6 +10,7 @@ mod counted;
 mod direct;
 mod explain;
 mod headers;
+mod held;
 mod meter;
 mod model;
 mod plan;
@@ -32,6 +33,7 @@ use serde::Serialize;
 
 use self::budget::RetryBudget;
 pub use self::explain::Explanation;
+pub use self::explain::KnownBy;
 pub use self::explain::Score;
 pub use self::model::KeySource;
 pub use self::model::ModelSettings;
@@ -39,6 +41,7 @@ use self::model::Models;
 pub use self::model::PerModel;
 use crate::fleet::registry::Registry;
 use crate::ids::RequestId;
+use crate::kv::forest::Forest;
 use crate::kv::predicted::Predicted;
 use crate::observe::metrics;
 use crate::prompt::Api;
@@ -163,6 +166,7 @@ pub struct Relay {
     settings: Settings,
     fleet: Arc<Registry>,
     predicted: Arc<Predicted>,
+    forest: Arc<Forest>,
     models: Models,
     budget: RetryBudget,
     metrics: Metrics,
@@ -173,6 +177,7 @@ impl Relay {
         settings: Settings,
         fleet: Arc<Registry>,
         predicted: Arc<Predicted>,
+        forest: Arc<Forest>,
         models: ModelSettings,
         registry: &metrics::Registry,
     ) -> Self {
@@ -181,6 +186,7 @@ impl Relay {
             settings,
             fleet,
             predicted,
+            forest,
             models: Models::new(models, registry),
             metrics: Metrics {
                 retries: registry.counters(

@@ -61,8 +61,8 @@ fn check_fleet(fleet: &Fleet, wrong: &mut Wrong<'_>) {
         let path = format!("fleet.workers[{place}]");
         let member = match worker.check() {
             Ok(member) => member,
-            Err(error) => {
-                wrong(&format!("{path}.url"), error);
+            Err((key, error)) => {
+                wrong(&format!("{path}.{key}"), error);
                 continue;
             }
         };
@@ -88,6 +88,9 @@ fn check_fleet(fleet: &Fleet, wrong: &mut Wrong<'_>) {
     }
     if let Err(error) = bearer(&fleet.dns.api_key) {
         wrong("fleet.dns.api_key", error);
+    }
+    if let Err((key, error)) = fleet.dns.events.check() {
+        wrong(&format!("fleet.dns.events.{key}"), error);
     }
 }
 

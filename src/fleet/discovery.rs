@@ -15,6 +15,7 @@ use tracing::warn;
 
 use super::Member;
 use super::Role;
+use super::events;
 use super::registry::Registry;
 use crate::secret::Secret;
 
@@ -65,11 +66,16 @@ pub struct Listed {
     /// Finishes what it has and gets nothing new.
     #[serde(default)]
     pub draining: bool,
+    /// How its cache events are reached.
+    #[serde(default)]
+    pub events: events::Listed,
 }
 
 impl Listed {
-    pub fn check(&self) -> Result<Member, String> {
-        let address = address(&self.url)?;
+    /// The key and the message of whatever is wrong.
+    pub fn check(&self) -> Result<Member, (String, String)> {
+        let of_url = |error| ("url".to_owned(), error);
+        let address = address(&self.url).map_err(of_url)?;
         let name = if self.name.is_empty() {
             address.clone()
         } else {
@@ -80,7 +86,11 @@ impl Listed {
             address,
             role: self.role,
             draining: self.draining,
-            authorization: bearer(&self.api_key)?,
+            authorization: bearer(&self.api_key).map_err(|error| ("api_key".to_owned(), error))?,
+            events: self
+                .events
+                .check()
+                .map_err(|(key, error)| (format!("events.{key}"), error))?,
         })
     }
 }
@@ -137,7 +147,7 @@ mod tests {
         let found = listed.check().map(|member| member.address);
         match (&found, expected) {
             (Ok(found), Ok(expected)) => assert_eq!(found, expected),
-            (Err(found), Err(expected)) => assert!(found.contains(expected), "{found}"),
+            (Err((_, found)), Err(expected)) => assert!(found.contains(expected), "{found}"),
             _ => panic!("{url}: {found:?}"),
         }
     }

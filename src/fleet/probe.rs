@@ -10,18 +10,21 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio_util::sync::CancellationToken;
 use tracing::debug;
 use tracing::info;
 use tracing::warn;
 
 use super::Facts;
 use super::Worker;
+use super::events;
+use super::events::Endpoint;
+use super::events::Events;
 use super::health;
 use super::health::Health;
 use super::load::Reported;
 use super::registry::Registry;
 use crate::http::drain::Tasks;
+use crate::http::drain::keyed::Keyed;
 use crate::ids::Model;
 use crate::ids::WorkerId;
 use crate::observe;
@@ -34,9 +37,7 @@ const FACTS_EVERY: u32 = 8;
 /// Keeps one probing task for each worker of the fleet.
 pub async fn run(registry: Arc<Registry>, settings: health::Settings, tasks: Tasks) {
     let mut changes = registry.changes();
-    let mut running: BTreeMap<WorkerId, CancellationToken> = BTreeMap::new();
-    let stopped = tasks.stopped();
-    let mut stopped = std::pin::pin!(stopped);
+    let mut probes = Keyed::new(tasks);
     loop {
         let snapshot = registry.snapshot().clone();
         let listed: BTreeMap<WorkerId, &Arc<Worker>> = snapshot
@@ -44,30 +45,11 @@ pub async fn run(registry: Arc<Registry>, settings: health::Settings, tasks: Tas
             .iter()
             .map(|status| (status.worker.id, &status.worker))
             .collect();
-        running.retain(|id, token| {
-            let stays = listed.contains_key(id);
-            if !stays {
-                token.cancel();
-            }
-            stays
+        probes.keep(&listed.keys().copied().collect(), |id| {
+            probe(listed[id].clone(), registry.clone(), settings.clone())
         });
-        for (id, worker) in listed {
-            running.entry(id).or_insert_with(|| {
-                let token = CancellationToken::new();
-                let probing = probe(worker.clone(), registry.clone(), settings.clone());
-                let cancelled = token.clone().cancelled_owned();
-                tasks.spawn_until_stopped(async move {
-                    tokio::select! {
-                        () = probing => {}
-                        () = cancelled => {}
-                    }
-                });
-                token
-            });
-        }
-        tokio::select! {
-            changed = changes.changed() => if changed.is_err() { return },
-            () = &mut stopped => return,
+        if changes.changed().await.is_err() {
+            return;
         }
     }
 }
@@ -89,6 +71,10 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, settings: health::S
                         .await
                         .ok()
                         .and_then(|body| engine::version(&body));
+                    if worker.events == Events::Auto {
+                        let known = facts.take().unwrap_or_default().event_endpoints;
+                        found.event_endpoints = ask_events(&worker, limit, known).await;
+                    }
                     registry.set_facts(worker.id, found.clone());
                     facts = Some(found);
                 }
@@ -164,18 +150,50 @@ async fn ask_models(worker: &Worker, limit: Duration) -> Result<Facts, String> {
     #[derive(Deserialize)]
     struct Entry {
         id: String,
+        /// The base model's name, in an adapter's entry.
+        #[serde(default)]
+        parent: Option<String>,
     }
     let body = ask(worker, "/v1/models", limit).await?;
     let list: List =
         serde_json::from_slice(&body).map_err(|error| format!("/v1/models: {error}"))?;
-    let mut models: BTreeMap<Model, Box<RawValue>> = BTreeMap::new();
+    let mut facts = Facts::default();
     for card in list.data {
         let entry: Entry =
             serde_json::from_str(card.get()).map_err(|error| format!("/v1/models: {error}"))?;
-        models.insert(entry.id.into(), card);
+        let model: Model = entry.id.into();
+        if entry.parent.is_some() {
+            facts.adapters.insert(model.clone());
+        } else if facts.base.is_none() {
+            facts.base = Some(model.clone());
+        }
+        facts.models.insert(model, card);
     }
-    Ok(Facts {
-        models,
-        ..Facts::default()
-    })
+    Ok(facts)
+}
+
+/// Where an engine says that it publishes its cache events. `known` where it cannot be asked now: an
+/// answer that was lost is no reason to stop listening.
+async fn ask_events(
+    worker: &Worker,
+    limit: Duration,
+    known: BTreeMap<u32, Endpoint>,
+) -> BTreeMap<u32, Endpoint> {
+    let told = match ask(worker, "/kv_event_sources", limit).await {
+        Ok(page) => events::told(&page),
+        // Other engines, and older ones, have no such page.
+        Err(error) => Err(error),
+    };
+    match told {
+        Ok((endpoints, unusable)) => {
+            for why in unusable {
+                debug!(worker = %worker.name, why, "cache events that cannot be followed");
+            }
+            endpoints
+        }
+        Err(error) => {
+            debug!(worker = %worker.name, error, "tells no sources of cache events");
+            known
+        }
+    }
 }

@@ -161,7 +161,10 @@ impl Registry {
         let is_news = self.snapshot().workers.iter().any(|status| {
             let known = &status.facts;
             status.worker.id == id
-                && (known.version != facts.version || !known.models.keys().eq(facts.models.keys()))
+                && (known.version != facts.version
+                    || known.base != facts.base
+                    || known.event_endpoints != facts.event_endpoints
+                    || !known.models.keys().eq(facts.models.keys()))
         });
         if is_news {
             self.change(id, |entry| entry.status.facts = Arc::new(facts));
@@ -215,6 +218,7 @@ impl Registry {
             name: member.name.as_str().into(),
             role: member.role,
             authorization: member.authorization.clone(),
+            events: member.events.clone(),
             pool: client::Pool::new(member.address.clone(), self.client.clone()),
             load: Load::default(),
             breaker: SharedBreaker::new(self.breaker.clone()),
@@ -249,43 +253,49 @@ impl Registry {
 /// Groups workers by model. A model whose workers are all down keeps its (empty) group: it is
 /// unavailable, not unknown.
 fn snapshot(workers: Vec<Status>) -> Snapshot {
-    let mut models: BTreeMap<_, (Group, Vec<Arc<Worker>>)> = BTreeMap::new();
+    let mut models: BTreeMap<_, (Group, Vec<&Status>)> = BTreeMap::new();
     for status in &workers {
-        let takes_requests = status.health == Health::Up && !status.draining;
         for (model, card) in &status.facts.models {
-            let (group, prefill) = models.entry(model.clone()).or_insert_with(|| {
+            let (group, members) = models.entry(model.clone()).or_insert_with(|| {
                 let group = Group {
                     model: model.clone(),
                     workers: Vec::new(),
                     place: FxHashMap::default(),
+                    event_ranks: Vec::new(),
                     card: card.clone(),
+                    bases: Vec::new(),
+                    is_adapter: status.facts.adapters.contains(model),
                 };
                 (group, Vec::new())
             });
-            match status.worker.role {
-                _ if !takes_requests => {}
-                Role::Prefill => prefill.push(status.worker.clone()),
-                Role::Decode | Role::Both => group.workers.push(status.worker.clone()),
+            if let Some(base) = &status.facts.base
+                && !group.bases.contains(base)
+            {
+                group.bases.push(base.clone());
+            }
+            if status.health == Health::Up && !status.draining {
+                members.push(status);
             }
         }
     }
-    let models = models.into_iter().map(|(model, (mut group, prefill))| {
+    let models = models.into_iter().map(|(model, (mut group, members))| {
+        let takes_whole = |status: &&&Status| status.worker.role != Role::Prefill;
         // Whole requests go to prefill workers only where there is nobody else.
-        if group.workers.is_empty() {
-            group.workers = prefill;
-        }
-        group.place = group
-            .workers
+        let is_split = members.iter().any(|status| takes_whole(&status));
+        let taken = members
             .iter()
-            .enumerate()
-            .map(|(place, worker)| (worker.id, place))
-            .collect();
+            .filter(|status| !is_split || takes_whole(status));
+        for (place, status) in taken.enumerate() {
+            group.place.insert(status.worker.id, place);
+            group
+                .event_ranks
+                .push(status.event_endpoints().len() as u32);
+            group.workers.push(status.worker.clone());
+        }
         (model, Arc::new(group))
     });
-    Snapshot {
-        models: models.collect(),
-        workers,
-    }
+    let models = models.collect();
+    Snapshot { workers, models }
 }
 
 #[cfg(test)]
@@ -293,6 +303,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::fleet::events::Events;
 
     pub(crate) fn member(name: &str) -> Member {
         Member {
@@ -301,6 +312,7 @@ pub(crate) mod tests {
             role: Role::Both,
             draining: false,
             authorization: None,
+            events: Events::Off,
         }
     }
 

@@ -33,7 +33,29 @@ pub struct Carriers(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     carriers: Vec<Carrier>,
+    _ends: Vec<DropGuard>,
+}
+
+/// One more thread with a runtime of its own, for work in the background that must not delay those
+/// that carry. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Aside {
+    runtime: runtime::Handle,
     _end: DropGuard,
+}
+
+impl Aside {
+    pub fn start(name: &str) -> io::Result<Self> {
+        let (runtime, end) = start_thread(name.to_owned(), 0)?;
+        Ok(Self {
+            runtime,
+            _end: end.drop_guard(),
+        })
+    }
+
+    pub fn runtime(&self) -> &runtime::Handle {
+        &self.runtime
+    }
 }
 
 #[derive(Debug)]
@@ -58,28 +80,19 @@ impl Carriers {
             0 => thread::available_parallelism().map_or(1, usize::from),
             count => count as usize,
         };
-        let end = CancellationToken::new();
         let mut carriers = Vec::with_capacity(count);
+        let mut ends = Vec::with_capacity(count);
         for number in 1..=count {
-            let runtime = runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()?;
-            let handle = runtime.handle().clone();
-            let ended = end.clone().cancelled_owned();
-            thread::Builder::new()
-                .name(format!("carrier-{number}"))
-                .spawn(move || {
-                    INDEX.set(number);
-                    runtime.block_on(ended);
-                })?;
+            let (runtime, end) = start_thread(format!("carrier-{number}"), number)?;
+            ends.push(end.drop_guard());
             carriers.push(Carrier {
-                runtime: handle,
+                runtime,
                 connections: Arc::default(),
             });
         }
         Ok(Self(Arc::new(Inner {
             carriers,
-            _end: end.drop_guard(),
+            _ends: ends,
         })))
     }
 
@@ -112,6 +125,21 @@ impl Carriers {
         drop(handle);
         Ok(())
     }
+}
+
+/// A thread with a runtime, until the token is cancelled.
+fn start_thread(name: String, number: usize) -> io::Result<(runtime::Handle, CancellationToken)> {
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let handle = runtime.handle().clone();
+    let end = CancellationToken::new();
+    let ended = end.clone().cancelled_owned();
+    thread::Builder::new().name(name).spawn(move || {
+        INDEX.set(number);
+        runtime.block_on(ended);
+    })?;
+    Ok((handle, end))
 }
 
 #[cfg(test)]

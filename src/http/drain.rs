@@ -1,5 +1,7 @@
 //! One signal to stop, and the tasks that must have ended afterwards.
 
+pub mod keyed;
+
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -7,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::signal::unix::SignalKind;
 use tokio::signal::unix::signal;
 use tokio_util::sync::CancellationToken;
@@ -39,16 +42,19 @@ pub struct Tasks {
 impl Tasks {
     /// Runs `task` until it ends. It should end soon after [`Tasks::stopped`].
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_on(&Handle::current(), task);
+    }
+
+    /// As [`Tasks::spawn`], on another runtime than the caller's.
+    pub fn spawn_on(&self, runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) {
         let abort = self.abort.clone();
-        #[expect(clippy::disallowed_methods, reason = "this is the spawn that waits")]
-        let handle = tokio::spawn(self.tracker.track_future(async move {
+        drop(runtime.spawn(self.tracker.track_future(async move {
             tokio::select! {
                 biased;
                 () = task => {}
                 () = abort.cancelled() => {}
             }
-        }));
-        drop(handle);
+        })));
     }
 
     /// Runs `task` until it ends or the process should stop: for what only watches and may be dropped.

@@ -58,7 +58,7 @@ pub struct Removed {
 }
 
 /// Where in an engine's memory blocks are.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Place {
     pub medium: Medium,
     /// The cache group, in engines whose layers differ.
@@ -68,7 +68,7 @@ pub struct Place {
 }
 
 /// The memory that blocks lie in, as engines name it.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Medium {
     /// Older engines don't say; they mean the GPU.
     #[default]
@@ -82,7 +82,7 @@ pub enum Medium {
 }
 
 /// Something beside tokens that a block's content depends on.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ExtraKey {
     Text(Box<str>),
     Blob(Box<[u8]>),
@@ -113,4 +113,23 @@ impl Tier {
             Tier::Disk => "disk",
         }
     }
+}
+
+/// What an engine says of its load, where a wire carries that beside events. Nothing of it counts for
+/// the order of batches.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Load {
+    pub running_requests: u32,
+    pub waiting_requests: u32,
+    /// Tokens of waiting requests that no cache holds.
+    pub waiting_uncached_tokens: Option<u32>,
+    /// Share of the cache that is in use, 0 to 1.
+    pub token_usage: f64,
+    pub max_running_requests: u32,
+    /// How old the report was when it was sent.
+    pub age_ms: u32,
+    /// Tokens of running requests that are still to be prefilled.
+    pub prefill_pending_tokens: Option<u32>,
+    /// How long the engine has not said anything.
+    pub engine_silence_ms: Option<u32>,
 }

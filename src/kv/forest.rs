@@ -16,7 +16,9 @@ use tracing::warn;
 
 use super::index::Index;
 use super::index::budget::Budget;
+use super::radix::Listed;
 use crate::ids::Model;
+use crate::ids::WorkerId;
 use crate::observe::metrics::Registry;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,7 +81,7 @@ impl Metrics {
     }
 }
 
-pub(super) type Key = (Model, NonZeroU32);
+pub type Key = (Model, NonZeroU32);
 
 type ByModel = FxHashMap<Model, SmallVec<[(NonZeroU32, Arc<Index>); 1]>>;
 
@@ -127,6 +129,28 @@ impl Forest {
     /// The indexes of a model that have trees.
     pub fn of(&self, model: &str) -> SmallVec<[(NonZeroU32, Arc<Index>); 1]> {
         self.planted.load().get(model).cloned().unwrap_or_default()
+    }
+
+    /// Every index that has trees, by model and block size.
+    pub fn all(&self) -> Vec<(Key, Arc<Index>)> {
+        let planted = self.planted.load();
+        let mut all: Vec<(Key, Arc<Index>)> = planted
+            .iter()
+            .flat_map(|(model, of)| {
+                of.iter()
+                    .map(|(block_size, index)| ((model.clone(), *block_size), index.clone()))
+            })
+            .collect();
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        all
+    }
+
+    /// All that is known of one rank of a worker, parents before children. Events wait meanwhile.
+    pub fn list(&self, worker: WorkerId, rank: u32) -> Vec<Listed> {
+        let indexes = self.all().into_iter();
+        indexes
+            .flat_map(|(_, index)| index.list_of(worker, rank))
+            .collect()
     }
 
     pub(super) fn planted(&self, key: &Key, index: &Arc<Index>) {

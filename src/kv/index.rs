@@ -171,6 +171,15 @@ impl Index {
         self.writer.lock().list(&self.shared, slot)
     }
 
+    /// The blocks of the tree of one rank; none where there is no such tree.
+    pub(super) fn list_of(&self, worker: WorkerId, rank: u32) -> Vec<Listed> {
+        let writer = self.writer.lock();
+        match self.shared.roster.slot_of(worker, rank) {
+            Some(slot) => writer.list(&self.shared, slot),
+            None => Vec::new(),
+        }
+    }
+
     pub(super) fn blocks(&self, slot: u32) -> [u64; Tier::COUNT] {
         let writer = self.writer.lock();
         writer.tree(slot).map_or([0; 3], |tree| tree.blocks)

@@ -28,6 +28,7 @@ pub(super) struct Cutter {
     /// Bytes that the open block stands for beyond those it has: an image's.
     open_extra: u32,
     length: usize,
+    token_ids: Vec<u32>,
 }
 
 impl Cutter {
@@ -42,10 +43,12 @@ impl Cutter {
             open: Vec::with_capacity(256),
             open_extra: 0,
             length: 0,
+            token_ids: Vec::new(),
         }
     }
 
     pub(super) fn begin(&mut self, section: Section) {
+        self.token_ids.clear();
         self.current = Some(section);
         self.begin = self.blocks.len();
         self.bytes = 0;
@@ -100,6 +103,21 @@ impl Cutter {
         } else {
             self.open_extra = self.open_extra.saturating_add(stands_for_bytes);
         }
+    }
+
+    pub(super) fn push_token_id(&mut self, id: u32) {
+        self.token_ids.push(id);
+    }
+
+    /// The end of a list of so many members, which is a prompt if all of them were token ids.
+    pub(super) fn end_token_ids(&mut self, members: usize) {
+        if self.token_ids.len() != members {
+            self.token_ids.clear();
+        }
+    }
+
+    pub(super) fn take_token_ids(&mut self) -> Option<Vec<u32>> {
+        Some(std::mem::take(&mut self.token_ids)).filter(|ids| !ids.is_empty())
     }
 
     pub(super) fn finish(mut self) -> Prompt {

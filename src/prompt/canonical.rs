@@ -33,6 +33,10 @@ enum Place {
     TextOnly,
     /// Text, though media may be below.
     Text,
+    /// A whole conversation, or a prompt: the only one that may be token ids.
+    Whole,
+    /// A member of the list that a conversation or a prompt is.
+    Member,
     /// An image's or sound's URL or data, or an object that has it beside what describes it.
     Media,
     /// A payload, by its key.
@@ -54,7 +58,7 @@ impl Place {
 impl<'c> Canonical<'c> {
     pub(super) fn new(cutter: &'c mut Cutter, section: Section) -> Self {
         let place = match section {
-            Section::Conversation => Place::Text,
+            Section::Conversation => Place::Whole,
             Section::Template | Section::Instructions | Section::Tools => Place::TextOnly,
         };
         Self { cutter, place }
@@ -81,7 +85,7 @@ impl<'de> Visitor<'de> for Canonical<'_> {
             Place::Media | Place::Payload => {
                 self.cutter.feed_media(text.as_bytes(), MEDIA_BYTES);
             }
-            Place::Text | Place::TextOnly => {
+            Place::Whole | Place::Member | Place::Text | Place::TextOnly => {
                 self.cutter.feed(text.as_bytes());
                 self.cutter.feed(&[TEXT_END]);
             }
@@ -92,7 +96,12 @@ impl<'de> Visitor<'de> for Canonical<'_> {
     fn visit_u64<E>(self, number: u64) -> Result<(), E> {
         // A token id takes four bytes, which is about what a token of text takes.
         match u32::try_from(number) {
-            Ok(small) => self.cutter.feed(&small.to_le_bytes()),
+            Ok(small) => {
+                self.cutter.feed(&small.to_le_bytes());
+                if let Place::Member = self.place {
+                    self.cutter.push_token_id(small);
+                }
+            }
             Err(_) => self.cutter.feed(&number.to_le_bytes()),
         }
         Ok(())
@@ -118,13 +127,24 @@ impl<'de> Visitor<'de> for Canonical<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        let place = match self.place {
+            Place::Whole => Place::Member,
+            Place::Member => Place::Text,
+            below => below,
+        };
+        let mut members = 0;
         while seq
             .next_element_seed(Canonical {
                 cutter: self.cutter,
-                place: self.place,
+                place,
             })?
             .is_some()
-        {}
+        {
+            members += 1;
+        }
+        if let Place::Whole = self.place {
+            self.cutter.end_token_ids(members);
+        }
         Ok(())
     }
 

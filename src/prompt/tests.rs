@@ -29,6 +29,48 @@ fn the_fields_that_routing_needs_are_found_wherever_they_stand() {
     assert_eq!(peek.cache_salt.as_deref(), Some("c"));
 }
 
+fn token_ids(prompt: &Value) -> Option<Vec<u32>> {
+    let body = json!({"prompt": prompt, "suffix": null, "best_of": 3}).to_string();
+    let api = Api::Completions;
+    peek(api, body.as_bytes(), 64).unwrap().token_ids
+}
+
+#[test]
+fn a_prompt_of_token_ids_is_known_as_such() {
+    assert_eq!(
+        token_ids(&json!([1, 2, 4_000_000_000_u32])),
+        Some(vec![1, 2, 4_000_000_000])
+    );
+    for other in [
+        json!("text"),
+        json!([]),
+        json!([[1, 2], [3]]),
+        json!([1, "two"]),
+        json!([1, [2]]),
+        json!([1, -2]),
+        json!([1, 2.5]),
+        json!([1, 5_000_000_000_u64]),
+        json!({"ids": [1]}),
+        Value::Null,
+    ] {
+        assert_eq!(token_ids(&other), None, "{other}");
+    }
+    let elsewhere = json!({"input": [1, 2]}).to_string();
+    let peeked = peek(Api::Responses, elsewhere.as_bytes(), 64).unwrap();
+    assert_eq!(peeked.token_ids, None);
+}
+
+#[test]
+fn of_a_prompt_given_twice_the_last_counts() {
+    for (body, expected) in [
+        (r#"{"prompt": [1], "prompt": [2, 3]}"#, Some(vec![2, 3])),
+        (r#"{"prompt": [1], "prompt": "text"}"#, None),
+    ] {
+        let peeked = peek(Api::Completions, body.as_bytes(), 64).unwrap();
+        assert_eq!(peeked.token_ids, expected);
+    }
+}
+
 fn check_error(api: Api, body: &str, expected: &str) {
     let error = peek(api, body.as_bytes(), 64).unwrap_err().to_string();
     assert!(error.contains(expected), "{body}: {error}");

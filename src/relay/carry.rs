@@ -187,7 +187,7 @@ impl Relay {
     ) -> Outcome {
         let now = observe::now();
         let request = &plan.request;
-        plan.model.on_decision(&plan.blocks, &decision);
+        plan.model.on_decision(&plan.prompt.blocks, &decision);
         debug!(
             id = %job.id,
             worker = %worker.name,
@@ -197,7 +197,7 @@ impl Relay {
             prompt_tokens = request.prompt_tokens,
             "chosen"
         );
-        let belief = Belief::new(&self.predicted, now, worker, &plan.blocks);
+        let belief = Belief::new(&self.predicted, now, worker, &plan.prompt.blocks);
         let in_flight = InFlight::new(
             worker.clone(),
             request.prompt_tokens,

@@ -33,7 +33,19 @@ pub struct Score {
     pub pending_tokens: u64,
     pub decode_tokens: u64,
     pub cached_tokens: u32,
+    /// How that is known.
+    pub known_by: KnownBy,
     pub cost: f64,
+}
+
+/// Where the knowledge of a worker's cache comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KnownBy {
+    /// The worker's own events.
+    Events,
+    /// What this router sent it: it tells no events, or the prompt's tokens are not known.
+    Prediction,
 }
 
 impl Relay {
@@ -63,6 +75,11 @@ impl Relay {
                     pending_tokens: state.pending_tokens,
                     decode_tokens: state.decode_tokens,
                     cached_tokens,
+                    known_by: if view.held().is_exact(place) {
+                        KnownBy::Events
+                    } else {
+                        KnownBy::Prediction
+                    },
                     cost: routing::cost::cost(
                         &plan.model.routing,
                         &plan.request,
@@ -75,7 +92,10 @@ impl Relay {
             model: plan.group.model.to_string(),
             policy: plan.model.routing.policy,
             prompt_tokens: plan.request.prompt_tokens,
-            prompt_blocks: plan.blocks.len(),
+            prompt_blocks: match &plan.prompt.exact {
+                Some(exact) => exact.blocks(),
+                None => plan.prompt.blocks.len(),
+            },
             chosen: decision.map(|decision| plan.group.workers[decision.place].name.to_string()),
             reason: decision.map(|decision| decision.reason),
             workers: scores.collect(),

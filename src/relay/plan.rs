@@ -9,12 +9,14 @@ use smallvec::SmallVec;
 
 use super::Error;
 use super::Relay;
+use super::held::Exact;
+use super::held::Held;
+use super::held::Prompt;
 use super::model::ModelState;
 use super::view::LiveView;
 use crate::fleet::Group;
 use crate::fleet::Snapshot;
 use crate::fleet::Worker;
-use crate::ids::Block;
 use crate::ids::WorkerId;
 use crate::kv;
 use crate::prompt::Api;
@@ -33,7 +35,7 @@ pub(super) struct Plan {
     pub(super) group: Arc<Group>,
     pub(super) model: Arc<ModelState>,
     pub(super) request: routing::Request,
-    pub(super) blocks: Vec<Block>,
+    pub(super) prompt: Prompt,
     pub(super) is_stream: bool,
 }
 
@@ -64,11 +66,21 @@ impl Relay {
         } else {
             Vec::new()
         };
+        let salt = peek.cache_salt.as_deref();
+        let exact = peek
+            .token_ids
+            .as_deref()
+            .map(|ids| Exact::new(&self.forest, group, salt, ids));
+        let prompt_tokens = match &peek.token_ids {
+            Some(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
+            // Rounding each block down must not make the prompt shorter than its blocks.
+            None => {
+                tokens(peek.prompt.bytes).max(blocks.last().map_or(0, |block| block.end_tokens))
+            }
+        };
         Ok(Plan {
             request: routing::Request {
-                // Rounding each block down must not make the prompt shorter than its blocks.
-                prompt_tokens: tokens(peek.prompt.bytes)
-                    .max(blocks.last().map_or(0, |block| block.end_tokens)),
+                prompt_tokens,
                 affinity: model.affinity(headers, peek),
                 ticket: model.next_ticket(),
                 seed: fastrand::u64(..),
@@ -76,7 +88,7 @@ impl Relay {
             is_stream: peek.is_stream,
             group: group.clone(),
             model,
-            blocks,
+            prompt: Prompt { blocks, exact },
         })
     }
 
@@ -94,15 +106,14 @@ impl Relay {
         excluded: &'a [WorkerId],
         holders_max: usize,
     ) -> LiveView<'a> {
-        LiveView::new(
+        let held = Held::new(
             &plan.group,
             &self.predicted,
-            &plan.blocks,
+            &plan.prompt,
             holders_max,
             plan.request.seed,
-            now,
-            excluded,
-        )
+        );
+        LiveView::new(&plan.group, held, now, excluded)
     }
 
     /// A worker for a plan, but for `excluded`; with `may_repeat` one of those where there is no other.

@@ -8,12 +8,16 @@
 pub mod cache;
 
 use std::collections::VecDeque;
+use std::iter::Sum;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
 use self::cache::Cache;
 use self::cache::Change;
+use self::cache::Held;
+use self::cache::Label;
 use self::cache::Path;
 
 #[derive(Clone, Debug)]
@@ -40,6 +44,9 @@ pub struct Request {
     pub answer: Vec<u32>,
     /// Requests with different salts share no blocks. 0 is the common one.
     pub salt: u64,
+    pub label: Option<Arc<Label>>,
+    /// Whether cached blocks are told of again, as if they were stored.
+    pub report_cached: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -101,6 +108,21 @@ pub struct Counters {
     pub refused: u64,
 }
 
+impl Sum for Counters {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            prefix_queries: sum.prefix_queries + one.prefix_queries,
+            prefix_hits: sum.prefix_hits + one.prefix_hits,
+            prompt_tokens: sum.prompt_tokens + one.prompt_tokens,
+            generation_tokens: sum.generation_tokens + one.generation_tokens,
+            preemptions: sum.preemptions + one.preemptions,
+            finished: sum.finished + one.finished,
+            cancelled: sum.cancelled + one.cancelled,
+            refused: sum.refused + one.refused,
+        })
+    }
+}
+
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,
@@ -112,6 +134,8 @@ pub struct Engine {
     step_ends: Option<Instant>,
     next_key: u64,
     counters: Counters,
+    /// What each step did to the cache, for those that did anything.
+    steps: Vec<Vec<Change>>,
 }
 
 /// A request with what has been made of it so far.
@@ -123,6 +147,8 @@ struct Sequence {
     prompt_tokens: usize,
     answer: Vec<u32>,
     root: u64,
+    label: Option<Arc<Label>>,
+    report_cached: bool,
     arrived: Instant,
     /// Known from the first admission on. A request that is sent back does not look again, for the
     /// client is told once.
@@ -149,6 +175,7 @@ impl Engine {
             step_ends: None,
             next_key: 0,
             counters: Counters::default(),
+            steps: Vec::new(),
         }
     }
 
@@ -166,6 +193,8 @@ impl Engine {
             tokens: request.prompt,
             answer: request.answer,
             root: self.settings.root ^ request.salt,
+            label: request.label,
+            report_cached: request.report_cached,
             arrived: now,
             cached_tokens: None,
         });
@@ -206,7 +235,7 @@ impl Engine {
         outputs
     }
 
-    /// Clears the cache; false, and unchanged, while any request holds blocks.
+    /// Clears the cache; false, and unchanged, while any request holds blocks. The next step tells.
     pub fn reset(&mut self) -> bool {
         self.cache.reset()
     }
@@ -227,10 +256,17 @@ impl Engine {
         &self.settings
     }
 
-    /// Takes what has happened to the blocks since the last call. Whoever drives the engine must
-    /// call this now and then, for the list only grows otherwise.
-    pub fn drain_changes(&mut self) -> Vec<Change> {
-        self.cache.drain_changes()
+    /// Takes what the steps have done to the blocks since the last call, a list for each step that
+    /// did anything. Whoever drives the engine must call this now and then, for it only grows
+    /// otherwise.
+    pub fn drain_steps(&mut self) -> Vec<Vec<Change>> {
+        std::mem::take(&mut self.steps)
+    }
+
+    /// All blocks that are held now, in the order of names. What the step that is being computed does
+    /// is seen here first.
+    pub fn held(&self) -> Vec<Held> {
+        self.cache.list()
     }
 
     fn check(&self, request: &Request) -> Result<(), Refused> {
@@ -305,6 +341,11 @@ impl Engine {
             }
             let scheduled = (sequence.tokens.len() - computed).min(*budget);
             *budget -= scheduled;
+            let path = path.labelled(sequence.label.clone());
+            // Once, also if it is sent back and comes again.
+            if std::mem::take(&mut sequence.report_cached) {
+                self.cache.report(&path, &sequence.tokens);
+            }
             self.running.push(Running {
                 sequence,
                 path,
@@ -349,6 +390,10 @@ impl Engine {
             } else {
                 index += 1;
             }
+        }
+        let changes = self.cache.drain_changes();
+        if !changes.is_empty() {
+            self.steps.push(changes);
         }
     }
 }

@@ -1,8 +1,12 @@
 //! The ways in which a pretend engine can misbehave. Plain data: set by arguments at the start, or as
 //! JSON while it runs. What they do to an answer is decided here, and done by the worker.
 
+pub mod kv;
+
 use serde::Deserialize;
 use serde::Serialize;
+
+use self::kv::KvFaults;
 
 /// In JSON, a switch that is not named is off.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +51,10 @@ pub struct Faults {
     /// Close every connection after its answer without announcing it in a header.
     #[arg(long = "fault-close-idle")]
     pub close_idle: bool,
+
+    /// Of the cache events.
+    #[command(flatten)]
+    pub kv: KvFaults,
 }
 
 /// How an answer ends before its time.
@@ -96,11 +104,14 @@ mod tests {
         };
         assert_eq!(faults, expected);
         assert_eq!(Faults::from_json(b"{}").unwrap(), Faults::default());
+        let faults = Faults::from_json(br#"{"kv":{"lose_next":2}}"#).unwrap();
+        assert_eq!((faults.kv.lose_next, faults.kv.cut), (2, false));
     }
 
     #[test]
     fn a_misspelt_switch_and_a_status_that_is_no_error_are_refused() {
         Faults::from_json(br#"{"refuze":503}"#).unwrap_err();
+        Faults::from_json(br#"{"kv":{"loose_next":2}}"#).unwrap_err();
         Faults::from_json(br#"{"refuse":200}"#).unwrap_err();
     }
 

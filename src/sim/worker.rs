@@ -1,6 +1,6 @@
 //! A pretend engine behind real HTTP: what a vLLM 0.32 server answers, without a model.
 //!
-//! `GET /seen` tells what it was sent, and `POST /fault` makes it misbehave. Nothing is stored, so
+//! `GET /seen` tells what it was sent, `GET /held` what each rank's cache holds, and `POST /fault` makes it misbehave. Nothing is stored, so
 //! the Responses API has no `previous_response_id` and no background here.
 
 mod answer;
@@ -13,6 +13,8 @@ mod lists;
 mod metrics;
 mod pooling;
 mod problem;
+pub mod publisher;
+mod ranks;
 mod responses;
 mod seen;
 mod serve;
@@ -22,6 +24,7 @@ mod tokenizer;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,17 +33,15 @@ use std::time::UNIX_EPOCH;
 
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::warn;
 
+pub use self::ranks::Truth;
 pub use self::seen::Arrival;
 pub use self::seen::Stats;
 pub use self::settings::Settings;
 use crate::sim::engine::Counters;
-use crate::sim::engine::Engine;
 use crate::sim::engine::Gauges;
-use crate::sim::engine::cache::Change;
 use crate::sim::fault::Faults;
 
 /// How long to wait when the system gives no connection, say because too many files are open.
@@ -51,6 +52,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 pub struct Worker {
     listener: TcpListener,
     addr: SocketAddr,
+    engines: ranks::Engines,
     handle: Handle,
 }
 
@@ -64,19 +66,20 @@ pub struct Handle {
 #[derive(Debug)]
 struct Shared {
     settings: Settings,
-    driver: Arc<driver::Driver>,
+    ranks: ranks::Ranks,
     seen: Arc<seen::Seen>,
     faults: Mutex<Faults>,
     /// Since the Unix epoch.
     started: Duration,
 }
 
-/// Takes the address. Connections queue up from now on, and are served once the worker runs.
+/// Takes the addresses. Connections queue up from now on, and are served once the worker runs.
 pub async fn bind(settings: Settings) -> io::Result<Worker> {
     let listener = TcpListener::bind(settings.listen).await?;
     let addr = listener.local_addr()?;
+    let (ranks, engines) = ranks::bind(&settings).await?;
     let shared = Arc::new(Shared {
-        driver: Arc::new(driver::Driver::new(Engine::new(settings.engine()))),
+        ranks,
         seen: Arc::default(),
         faults: Mutex::new(settings.faults.clone()),
         started: since_epoch(),
@@ -86,6 +89,7 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
     Ok(Worker {
         listener,
         addr,
+        engines,
         handle,
     })
 }
@@ -104,17 +108,21 @@ impl Worker {
     }
 
     /// Serves until `shutdown`. Then everything ends at once: open connections are dropped, and none
-    /// of their tasks is left when this returns.
+    /// of their tasks is left when this returns, but for the ZeroMQ library's own, which end soon and
+    /// to which nobody is connected.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let shared = self.handle.shared;
         let mut connections = JoinSet::new();
         let mut accepted: u64 = 0;
         let mut shutdown = pin!(shutdown);
-        let mut engine = pin!(shared.driver.run());
+        let mut engines = self.engines.spawn();
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
-                never = &mut engine => match never {},
+                Some(ended) = engines.join_next() => match ended {
+                    Ok(never) => match never {},
+                    Err(error) => resume_unwind(error.into_panic()),
+                },
                 Some(_) = connections.join_next() => {}
                 stream = accept(&self.listener) => {
                     accepted += 1;
@@ -123,6 +131,7 @@ impl Worker {
             }
         }
         drop(self.listener);
+        engines.shutdown().await;
         connections.shutdown().await;
     }
 }
@@ -141,16 +150,26 @@ impl Handle {
     }
 
     pub fn gauges(&self) -> Gauges {
-        self.shared.driver.gauges()
+        self.shared.ranks.gauges()
     }
 
     pub fn counters(&self) -> Counters {
-        self.shared.driver.counters()
+        self.shared.ranks.counters()
     }
 
-    /// What happens to the cached blocks from now on, in batches. One listener at a time.
-    pub fn changes(&self) -> mpsc::UnboundedReceiver<Vec<Change>> {
-        self.shared.driver.changes()
+    /// Where each rank's cache events are; empty if they are off.
+    pub fn kv_events(&self) -> Vec<publisher::Bound> {
+        self.shared.ranks.bound()
+    }
+
+    /// What a rank holds now, and the number of the last batch that it published.
+    pub fn truth(&self, rank: usize) -> Truth {
+        self.shared.ranks.truth(rank)
+    }
+
+    /// As `POST /reset_prefix_cache`: false, and unchanged, where requests hold blocks.
+    pub fn reset(&self) -> bool {
+        self.shared.ranks.reset()
     }
 }
 
@@ -160,7 +179,10 @@ impl Shared {
     }
 
     fn set_faults(&self, faults: Faults) {
-        *self.faults.lock() = faults;
+        // The lock keeps two sets from mixing.
+        let mut current = self.faults.lock();
+        self.ranks.set_faults(&faults.kv);
+        *current = faults;
     }
 
     fn started_unix_seconds(&self) -> u64 {

@@ -12,7 +12,7 @@ const LAYERS: &[&[&str]] = &[
     &["fleet", "kv", "prompt"],
     &["routing"],
     &["relay"],
-    &["api", "admin"],
+    &["api", "admin", "bridge"],
     &["config"],
     &["app"],
     &["sim"],

@@ -32,6 +32,23 @@ fn wrong_arguments_are_a_usage_error() {
         &["serve", "--config"],
         &["check", "--nonsense"],
         &["sim", "--decode-ms", "soon"],
+        &["bridge", "--zmq", "tcp://127.0.0.1:5557"],
+        &[
+            "bridge",
+            "--zmq",
+            "127.0.0.1:5557",
+            "--listen",
+            "127.0.0.1:0",
+        ],
+        &[
+            "bridge",
+            "--zmq",
+            "tcp://h:65535",
+            "--ranks",
+            "2",
+            "--listen",
+            "127.0.0.1:0",
+        ],
         &[],
     ] {
         let output = warmroute(arguments);
@@ -47,13 +64,18 @@ fn help_and_version_go_to_standard_output() {
     assert_eq!(version.status.code(), Some(0));
     let expected = format!("warmroute {}\n", env!("CARGO_PKG_VERSION"));
     assert_eq!(text(&version.stdout), expected);
-    for arguments in [&["--help"][..], &["serve", "--help"], &["sim", "--help"]] {
+    for arguments in [
+        &["--help"][..],
+        &["serve", "--help"],
+        &["bridge", "--help"],
+        &["sim", "--help"],
+    ] {
         let help = warmroute(arguments);
         assert_eq!(help.status.code(), Some(0), "{arguments:?}");
         assert!(text(&help.stdout).contains("Usage: "), "{arguments:?}");
     }
     let help = warmroute(&["--help"]);
-    for command in ["serve", "check", "demo", "sim"] {
+    for command in ["serve", "check", "demo", "bridge", "sim"] {
         assert!(text(&help.stdout).contains(command), "{command}");
     }
 }

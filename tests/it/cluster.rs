@@ -25,6 +25,9 @@ use warmroute::sim::fault::Faults;
 use warmroute::sim::worker;
 use warmroute::sim::worker::Settings;
 use warmroute::sim::worker::Stats;
+use warmroute::sim::worker::Truth;
+use warmroute::sim::worker::publisher;
+use warmroute::sim::worker::publisher::Bound;
 
 use crate::client;
 use crate::client::Answer;
@@ -50,6 +53,14 @@ pub(crate) fn fast() -> Settings {
         decode_ms: 1,
         prefill_tokens_per_second: 1_000_000.try_into().unwrap(),
         ..Settings::default()
+    }
+}
+
+/// As [`fast`], and it tells what its cache holds.
+pub(crate) fn telling() -> Settings {
+    Settings {
+        kv: publisher::Settings::anywhere(),
+        ..fast()
     }
 }
 
@@ -91,6 +102,8 @@ pub(crate) fn generating(max_tokens: usize, stream: bool) -> [(&'static str, Str
 pub(crate) struct Engine {
     pub(crate) name: String,
     pub(crate) address: SocketAddr,
+    /// Where each rank's cache events are; empty if they are off.
+    pub(crate) events: Vec<Bound>,
     process: Process,
 }
 
@@ -135,10 +148,12 @@ impl Engine {
     async fn try_here(name: &str, settings: Settings) -> Option<Self> {
         let worker = worker::bind(settings).await.ok()?;
         let (address, handle) = (worker.addr(), worker.handle());
+        let events = handle.kv_events();
         let task = tokio::spawn(worker.run(std::future::pending()));
         Some(Self {
             name: name.to_owned(),
             address,
+            events,
             process: Process::Here { handle, task },
         })
     }
@@ -161,6 +176,11 @@ impl Engine {
         for model in &settings.models {
             command.args(["--model", model]);
         }
+        command
+            .args(["--block-tokens", &settings.block_tokens.to_string()])
+            .args(["--cache-blocks", &settings.cache_blocks.to_string()])
+            .args(["--hash-seed", &settings.hash_seed.to_string()]);
+        command.args(event_arguments(settings));
         let mut child = Killed(
             command
                 .stdout(Stdio::piped())
@@ -168,14 +188,18 @@ impl Engine {
                 .spawn()
                 .unwrap(),
         );
-        let mut line = String::new();
-        BufReader::new(child.0.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let address = line.trim().trim_start_matches("listening on http://");
+        let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
+        let line = lines.next()?.unwrap();
+        let address = line.trim_start_matches("listening on http://");
+        let ranks = match settings.kv.events {
+            Some(_) => settings.data_parallel_size.get(),
+            None => 0,
+        };
+        let events = lines.take(usize::from(ranks));
         Some(Self {
             name: name.to_owned(),
             address: address.parse().ok()?,
+            events: events.map(|line| bound(&line.unwrap())).collect(),
             process: Process::Child(child),
         })
     }
@@ -194,6 +218,18 @@ impl Engine {
                 let body = serde_json::to_string(&faults).unwrap();
                 let answer = client::post(self.address, "/fault", body).await;
                 assert_eq!(answer.status, 200);
+            }
+        }
+    }
+
+    /// What a rank holds, and how far it has told of it.
+    pub(crate) async fn truth(&self, rank: usize) -> Truth {
+        match &self.process {
+            Process::Here { handle, .. } => handle.truth(rank),
+            Process::Child(_) => {
+                let answer = client::get(self.address, "/held").await;
+                let mut truths: Vec<Truth> = serde_json::from_slice(&answer.body).unwrap();
+                truths.swap_remove(rank)
             }
         }
     }
@@ -227,11 +263,21 @@ impl Engine {
         }
     }
 
-    /// A new process in the place of this one.
+    /// A new process in the place of this one. Its events, if it has any, take the ports of rank 0 and
+    /// up.
     pub(crate) async fn restart(&mut self, settings: Settings) {
         self.kill().await;
+        let first = self.events.first();
         let settings = Settings {
             listen: self.address,
+            kv: publisher::Settings {
+                events: settings.kv.events.and(first.map(|it| it.events.into())),
+                replay: settings
+                    .kv
+                    .replay
+                    .and(first.and_then(|it| it.replay.map(Into::into))),
+                ..settings.kv
+            },
             ..settings
         };
         let is_here = matches!(self.process, Process::Here { .. });
@@ -262,6 +308,33 @@ impl Drop for Engine {
         if let Process::Here { task, .. } = &self.process {
             task.abort();
         }
+    }
+}
+
+fn event_arguments(settings: &Settings) -> Vec<String> {
+    let kv = &settings.kv;
+    let mut arguments = vec![
+        format!("--data-parallel-size={}", settings.data_parallel_size),
+        format!("--kv-topic={}", kv.topic),
+        format!("--kv-buffer-steps={}", kv.buffer_steps),
+        format!("--kv-first-sequence={}", kv.first_sequence),
+        format!("--kv-layout={:?}", kv.layout).to_lowercase(),
+        format!("--kv-hashes={:?}", kv.hashes).to_lowercase(),
+    ];
+    let endpoints = [("events", &kv.events), ("replay", &kv.replay)];
+    for (name, endpoint) in endpoints {
+        arguments.extend(endpoint.iter().map(|at| format!("--kv-{name}={at}")));
+    }
+    arguments
+}
+
+/// Reads where a child says that a rank's events are.
+fn bound(line: &str) -> Bound {
+    let addresses = line.split("tcp://").skip(1);
+    let mut addresses = addresses.map(|at| at.split(',').next().unwrap().parse().unwrap());
+    Bound {
+        events: addresses.next().unwrap(),
+        replay: addresses.next(),
     }
 }
 

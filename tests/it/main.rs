@@ -12,6 +12,7 @@ mod client;
 mod cluster;
 mod config;
 mod failures;
+mod kv_events;
 mod proxy;
 mod routing;
 mod stub;

@@ -7,6 +7,7 @@ use hyper::header::HeaderValue;
 use super::Discovery;
 use crate::fleet::Member;
 use crate::fleet::Role;
+use crate::fleet::events::Events;
 
 #[derive(Debug)]
 pub struct Dns {
@@ -14,15 +15,22 @@ pub struct Dns {
     name: String,
     interval: Duration,
     authorization: Option<HeaderValue>,
+    events: Events,
     asked: bool,
 }
 
 impl Dns {
-    pub fn new(name: String, interval: Duration, authorization: Option<HeaderValue>) -> Self {
+    pub fn new(
+        name: String,
+        interval: Duration,
+        authorization: Option<HeaderValue>,
+        events: Events,
+    ) -> Self {
         Self {
             name,
             interval,
             authorization,
+            events,
             asked: false,
         }
     }
@@ -54,6 +62,7 @@ impl Discovery for Dns {
             role: Role::Both,
             draining: false,
             authorization: self.authorization.clone(),
+            events: self.events.clone(),
         };
         Ok(addresses.into_iter().map(member).collect())
     }
@@ -63,9 +72,14 @@ impl Discovery for Dns {
 mod tests {
     use super::*;
 
+    fn dns(name: &str) -> Dns {
+        let interval = Duration::from_millis(1);
+        Dns::new(name.to_owned(), interval, None, Events::Auto)
+    }
+
     #[tokio::test]
     async fn each_address_of_a_name_is_a_worker() {
-        let mut dns = Dns::new("127.0.0.1:8000".to_owned(), Duration::from_millis(1), None);
+        let mut dns = dns("127.0.0.1:8000");
         for _ in 0..2 {
             let members = dns.next().await.unwrap();
             assert_eq!(members.len(), 1);
@@ -75,7 +89,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_without_a_port_is_an_error_not_an_empty_fleet() {
-        let mut dns = Dns::new("127.0.0.1".to_owned(), Duration::from_millis(1), None);
+        let mut dns = dns("127.0.0.1");
         assert!(dns.next().await.is_err());
     }
 }

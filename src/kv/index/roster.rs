@@ -95,6 +95,16 @@ impl Roster {
         self.plantings.store(number, Release);
     }
 
+    /// Where the tree of one rank is.
+    pub(super) fn slot_of(&self, worker: WorkerId, rank: u32) -> Option<Slot> {
+        let who = u64::from(worker.0) << 32 | u64::from(rank);
+        (0..self.end.load(Relaxed) as Slot).find(|slot| {
+            self.place(*slot).is_some_and(|place| {
+                place.planted.load(Relaxed) != 0 && place.who.load(Relaxed) == who
+            })
+        })
+    }
+
     pub(super) fn set_scoring(&self, slot: Slot, is_scoring: bool) {
         if let Some(place) = self.place(slot) {
             let planted = place.planted.load(Relaxed);

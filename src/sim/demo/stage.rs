@@ -25,6 +25,7 @@ const READY_LIMIT: Duration = Duration::from_secs(10);
 const DRAIN_TIMEOUT_MS: u64 = 1_000;
 
 #[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
 pub(super) struct Settings {
     /// Pretend engines.
     #[arg(long, value_name = "ENGINES", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]

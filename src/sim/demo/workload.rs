@@ -19,6 +19,7 @@ const WORDS: [&str; 32] = [
 ];
 
 #[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
 pub(super) struct Settings {
     /// People who talk to the engines at the same time.
     #[arg(long, value_name = "USERS", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]

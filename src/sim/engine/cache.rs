@@ -8,11 +8,14 @@
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
+use serde::Deserialize;
+use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The name of a full block: a chain over its own tokens and all tokens before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BlockHash(pub u64);
 
 /// What happened to the blocks, in order. The engine's cache events are made from it.
@@ -23,11 +26,36 @@ pub enum Change {
         parent: Option<BlockHash>,
         hashes: Vec<BlockHash>,
         token_ids: Vec<u32>,
+        label: Option<Arc<Label>>,
     },
     /// One copy of each of these is gone.
     Removed { hashes: Vec<BlockHash> },
     /// Nothing is held any more.
     Cleared,
+}
+
+/// What a request's blocks are told with, beside their tokens. It is carried along and not looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Label {
+    /// The adapter that computed them: its number and its name.
+    pub lora: Option<(i64, Box<str>)>,
+    pub cache_salt: Option<Box<str>>,
+    pub session_id: Option<Box<str>>,
+}
+
+/// A name and what is held under it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    pub hash: BlockHash,
+    /// The block before it; none for a prompt's first.
+    pub parent: Option<BlockHash>,
+    /// The block's own tokens.
+    pub token_ids: Vec<u32>,
+    /// As its first copy was stored.
+    #[serde(skip)]
+    pub label: Option<Arc<Label>>,
+    /// Blocks that hold this; at least one.
+    pub copies: usize,
 }
 
 /// The blocks of one request, in the order of its tokens. They stay pinned until they are given
@@ -40,6 +68,7 @@ pub struct Path {
     named: usize,
     /// The name of the last named slot, or the root's if none is.
     tip: u64,
+    label: Option<Arc<Label>>,
 }
 
 #[derive(Debug)]
@@ -50,8 +79,7 @@ pub struct Cache {
     empty: Vec<SlotNumber>,
     /// Free with content, the least recently used first.
     idle: BTreeMap<u64, SlotNumber>,
-    /// Every copy of a name, the oldest first.
-    copies: HashMap<BlockHash, Vec<SlotNumber>>,
+    contents: HashMap<BlockHash, Content>,
     /// Counts releases; the order of `idle`.
     clock: u64,
     changes: Vec<Change>,
@@ -66,6 +94,23 @@ struct Slot {
     idle_since: u64,
 }
 
+/// What is held under a name.
+#[derive(Debug)]
+struct Content {
+    parent: Option<BlockHash>,
+    token_ids: Box<[u32]>,
+    label: Option<Arc<Label>>,
+    /// The oldest first; never empty.
+    copies: Vec<SlotNumber>,
+}
+
+impl Path {
+    /// From now on the path's blocks are told with `label`.
+    pub fn labelled(self, label: Option<Arc<Label>>) -> Self {
+        Self { label, ..self }
+    }
+}
+
 impl Cache {
     pub fn new(block_tokens: NonZeroU32, capacity_blocks: NonZeroU32) -> Self {
         let capacity = capacity_blocks.get();
@@ -74,7 +119,7 @@ impl Cache {
             slots: vec![Slot::default(); capacity as usize],
             empty: (0..capacity).rev().collect(),
             idle: BTreeMap::new(),
-            copies: HashMap::new(),
+            contents: HashMap::new(),
             clock: 0,
             changes: Vec::new(),
         }
@@ -96,6 +141,7 @@ impl Cache {
             slots: Vec::with_capacity(self.blocks_for(tokens.len())),
             named: hits.len(),
             tip: hits.last().map_or(root, |(name, _)| name.0),
+            label: None,
         };
         for (_, number) in &hits {
             self.pin(*number);
@@ -135,22 +181,46 @@ impl Cache {
         if full <= path.named {
             return;
         }
-        let parent = (path.named > 0).then_some(BlockHash(path.tip));
+        let first_parent = (path.named > 0).then_some(BlockHash(path.tip));
+        let mut parent = first_parent;
         let token_ids = &tokens[path.named * self.block_tokens..full * self.block_tokens];
         let mut hashes = Vec::with_capacity(full - path.named);
         for block in token_ids.chunks_exact(self.block_tokens) {
             let name = chain(path.tip, block);
             let number = path.slots[path.named];
             self.slot_mut(number).name = Some(name);
-            self.copies.entry(name).or_default().push(number);
+            let content = self.contents.entry(name).or_insert_with(|| Content {
+                parent,
+                token_ids: block.into(),
+                label: path.label.clone(),
+                copies: Vec::with_capacity(1),
+            });
+            content.copies.push(number);
             hashes.push(name);
+            parent = Some(name);
             path.tip = name.0;
             path.named += 1;
         }
         self.changes.push(Change::Stored {
-            parent,
+            parent: first_parent,
             hashes,
             token_ids: token_ids.to_vec(),
+            label: path.label.clone(),
+        });
+    }
+
+    /// Tells again what the path's named blocks hold, as if they were stored now.
+    pub fn report(&mut self, path: &Path, tokens: &[u32]) {
+        if path.named == 0 {
+            return;
+        }
+        let name = |number: &SlotNumber| self.slot(*number).name;
+        let hashes = path.slots[..path.named].iter().filter_map(name).collect();
+        self.changes.push(Change::Stored {
+            parent: None,
+            hashes,
+            token_ids: tokens[..path.named * self.block_tokens].to_vec(),
+            label: path.label.clone(),
         });
     }
 
@@ -183,7 +253,7 @@ impl Cache {
             self.slot_mut(number).name = None;
             self.empty.push(number);
         }
-        self.copies.clear();
+        self.contents.clear();
         self.changes.push(Change::Cleared);
         true
     }
@@ -191,6 +261,20 @@ impl Cache {
     /// How many of the first tokens a prompt would not have to compute now.
     pub fn hit_tokens(&self, root: u64, tokens: &[u32]) -> usize {
         self.held(root, tokens).len() * self.block_tokens
+    }
+
+    /// All that is held, in the order of names.
+    pub fn list(&self) -> Vec<Held> {
+        let held = |(hash, content): (&BlockHash, &Content)| Held {
+            hash: *hash,
+            parent: content.parent,
+            token_ids: content.token_ids.to_vec(),
+            label: content.label.clone(),
+            copies: content.copies.len(),
+        };
+        let mut list: Vec<Held> = self.contents.iter().map(held).collect();
+        list.sort_unstable_by_key(|held| held.hash);
+        list
     }
 
     pub fn capacity_blocks(&self) -> usize {
@@ -223,7 +307,7 @@ impl Cache {
             .map_while(|block| {
                 let name = chain(tip, block);
                 tip = name.0;
-                let oldest = *self.copies.get(&name)?.first()?;
+                let oldest = *self.contents.get(&name)?.copies.first()?;
                 Some((name, oldest))
             })
             .collect()
@@ -248,13 +332,13 @@ impl Cache {
             .name
             .take()
             .expect("only named blocks are kept idle");
-        let copies = self
-            .copies
+        let content = self
+            .contents
             .get_mut(&name)
             .expect("every named block is listed under its name");
-        copies.retain(|copy| *copy != number);
-        if copies.is_empty() {
-            self.copies.remove(&name);
+        content.copies.retain(|copy| *copy != number);
+        if content.copies.is_empty() {
+            self.contents.remove(&name);
         }
         evicted.push(name);
         number

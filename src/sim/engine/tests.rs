@@ -29,7 +29,7 @@ fn request(prompt: impl IntoIterator<Item = u32>, answer_tokens: u32) -> Request
     Request {
         prompt: prompt.into_iter().collect(),
         answer: (0..answer_tokens).map(|token| 1000 + token).collect(),
-        salt: 0,
+        ..Request::default()
     }
 }
 
@@ -173,7 +173,39 @@ fn a_cancelled_request_gives_its_blocks_back_and_says_nothing_more() {
     assert_eq!(run(&mut engine, start), []);
     assert_eq!(engine.gauges(), Gauges::default());
     assert!(engine.reset());
-    assert_eq!(engine.drain_changes(), [Change::Cleared]);
+    assert_eq!(engine.held(), []);
+}
+
+#[test]
+fn what_a_step_did_is_told_when_it_ends_and_what_it_took_before_what_it_stored() {
+    let start = Instant::now();
+    let mut engine = Engine::new(Settings {
+        capacity_blocks: NonZeroU32::new(10).unwrap(),
+        ..settings()
+    });
+    engine.submit(start, request(0..38, 1)).unwrap();
+    run(&mut engine, start);
+    assert_eq!(kinds(engine.drain_steps()), [["stored"]]);
+    engine.submit(start, request(50..66, 1)).unwrap();
+    let _ = engine.on_timeout(start);
+    assert_eq!(engine.drain_steps(), Vec::<Vec<Change>>::new());
+    run(&mut engine, start);
+    assert_eq!(kinds(engine.drain_steps()), [["removed", "stored"]]);
+    assert!(engine.reset());
+    assert_eq!(engine.drain_steps(), Vec::<Vec<Change>>::new());
+    engine.submit(start, request(0..4, 1)).unwrap();
+    run(&mut engine, start);
+    assert_eq!(kinds(engine.drain_steps()), [["cleared", "stored"]]);
+}
+
+fn kinds(steps: Vec<Vec<Change>>) -> Vec<Vec<&'static str>> {
+    let kind = |change: &Change| match change {
+        Change::Stored { .. } => "stored",
+        Change::Removed { .. } => "removed",
+        Change::Cleared => "cleared",
+    };
+    let kinds = |changes: &Vec<Change>| changes.iter().map(kind).collect();
+    steps.iter().map(kinds).collect()
 }
 
 #[test]

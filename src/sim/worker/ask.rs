@@ -2,16 +2,19 @@
 //!
 //! Unknown fields are ignored, as a real server does, and so are most of the known ones.
 
+mod sharing;
 mod turns;
+
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::problem::Problem;
 use super::tokenizer;
 use super::tokenizer::Turn;
+use crate::sim::engine::cache::Label;
 
 /// Without a limit in the request. Real servers go on to the end of the context; a demo should not.
 const ANSWER_TOKENS: usize = 16;
@@ -40,6 +43,8 @@ pub(crate) struct Ask {
     pub(crate) prompts: Vec<Vec<u32>>,
     pub(crate) answer_tokens: usize,
     pub(crate) salt: u64,
+    pub(crate) label: Option<Arc<Label>>,
+    pub(crate) report_cached: bool,
     pub(crate) stream: bool,
     pub(crate) usage: UsageReport,
     /// Fields of a Responses request that its answer repeats.
@@ -64,6 +69,8 @@ pub(crate) struct Context<'a> {
     pub(crate) now: u64,
     /// The request's X-Request-Id, if it has one.
     pub(crate) request_id: Option<&'a str>,
+    /// The request's X-Session-ID, if it has one.
+    pub(crate) session_id: Option<&'a str>,
     /// For requests that bring no id.
     pub(crate) random_id: String,
 }
@@ -106,7 +113,9 @@ struct Common {
     stream_options: Option<StreamOptions>,
     request_id: Option<String>,
     cache_salt: Option<String>,
+    session_id: Option<String>,
     kv_transfer_params: Option<KvTransfer>,
+    vllm_xargs: Option<ExtraArguments>,
 }
 
 #[derive(Deserialize)]
@@ -120,6 +129,11 @@ struct StreamOptions {
 #[derive(Deserialize)]
 struct KvTransfer {
     prompt_token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize)]
+struct ExtraArguments {
+    kv_cache_report_mode: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -242,6 +256,11 @@ impl Common {
         }
     }
 
+    fn reports_cached(&self) -> bool {
+        let extra = self.vllm_xargs.as_ref();
+        extra.is_some_and(|it| it.kv_cache_report_mode.as_deref() == Some("full"))
+    }
+
     fn usage(&self) -> UsageReport {
         match &self.stream_options {
             Some(options) if options.include_usage && options.continuous_usage_stats => {
@@ -262,6 +281,7 @@ fn finish(
     context: Context<'_>,
 ) -> Result<Ask, Problem> {
     let usage = common.usage();
+    let report_cached = common.reports_cached();
     let model = check_model(common.model, context.models)?;
     let tokens_max = context.context_tokens_max;
     let answer_tokens = limit.unwrap_or(ANSWER_TOKENS);
@@ -274,11 +294,20 @@ fn finish(
         return Err(problem);
     }
     check_prompts(&prompts, tokens_max.saturating_sub(answer_tokens))?;
+    let session_id = common.session_id.as_deref().or(context.session_id);
+    let label = sharing::label(
+        &model,
+        context.models,
+        common.cache_salt.as_deref(),
+        session_id,
+    );
     Ok(Ask {
         api,
         id,
         created: context.now,
-        salt: salt(&model, context.models, common.cache_salt.as_deref()),
+        salt: sharing::salt(&model, context.models, common.cache_salt.as_deref()),
+        label,
+        report_cached,
         model,
         prompts,
         answer_tokens,
@@ -305,18 +334,6 @@ pub(crate) fn check_model(name: Option<String>, known: &[String]) -> Result<Stri
         Some(name) => Ok(name),
         None => Ok(known.first().cloned().unwrap_or_default()),
     }
-}
-
-/// Other names stand for adapters of the first model, and adapters share no blocks.
-fn salt(model: &str, known: &[String], cache_salt: Option<&str>) -> u64 {
-    let mut salt = 0;
-    if known.first().is_some_and(|first| first != model) {
-        salt ^= xxh3_64(model.as_bytes());
-    }
-    if let Some(text) = cache_salt {
-        salt ^= xxh3_64(text.as_bytes()).rotate_left(1);
-    }
-    salt
 }
 
 /// For /tokenize: a prompt as it is, or a conversation as chat would render it, in pieces.

@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::mpsc;
 
+use super::publisher::Outlet;
+use super::ranks::Truth;
 use crate::sim::engine::Counters;
 use crate::sim::engine::Engine;
 use crate::sim::engine::Event;
@@ -19,10 +21,11 @@ use crate::sim::engine::Gauges;
 use crate::sim::engine::Refused;
 use crate::sim::engine::Request;
 use crate::sim::engine::RequestKey;
-use crate::sim::engine::cache::Change;
 
 pub(crate) struct Driver {
     state: Mutex<State>,
+    /// Who is told what happens to the blocks, if anybody.
+    outlet: Option<Arc<Outlet>>,
     /// Rung when an idle engine gets something to do.
     wake: Notify,
 }
@@ -30,8 +33,6 @@ pub(crate) struct Driver {
 struct State {
     engine: Engine,
     listeners: HashMap<RequestKey, Listener>,
-    /// Who wants to know what happens to the blocks, if anybody.
-    changes: Option<mpsc::UnboundedSender<Vec<Change>>>,
 }
 
 /// Unbounded, for what can lie in it is bounded by the length of the answer, and a slow client must
@@ -50,13 +51,13 @@ pub(crate) struct Ticket {
 }
 
 impl Driver {
-    pub(crate) fn new(engine: Engine) -> Self {
+    pub(crate) fn new(engine: Engine, outlet: Option<Arc<Outlet>>) -> Self {
         Self {
             state: Mutex::new(State {
                 engine,
                 listeners: HashMap::new(),
-                changes: None,
             }),
+            outlet,
             wake: Notify::new(),
         }
     }
@@ -114,12 +115,14 @@ impl Driver {
         self.state.lock().engine.counters()
     }
 
-    /// What happens to the blocks from now on, a batch for each time that anything did. There is one
-    /// listener; a new one replaces the old. A reset shows up with the next step, as in vLLM.
-    pub(crate) fn changes(&self) -> mpsc::UnboundedReceiver<Vec<Change>> {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        self.state.lock().changes = Some(sender);
-        receiver
+    pub(crate) fn truth(&self) -> Truth {
+        // What a step did is told under the same lock, so both are of one moment.
+        let state = self.state.lock();
+        let outlet = self.outlet.as_ref();
+        Truth {
+            held: state.engine.held(),
+            last_sequence: outlet.and_then(|outlet| outlet.last_sequence()),
+        }
     }
 
     fn advance(&self) -> Option<Instant> {
@@ -127,10 +130,10 @@ impl Driver {
         for output in state.engine.on_timeout(now()) {
             state.deliver(output.key, output.event);
         }
-        let changes = state.engine.drain_changes();
-        if let Some(sender) = state.changes.as_ref().filter(|_| !changes.is_empty()) {
-            // A listener that left is not missed.
-            let _ = sender.send(changes);
+        for changes in state.engine.drain_steps() {
+            if let Some(outlet) = &self.outlet {
+                outlet.publish(&changes);
+            }
         }
         state.engine.next_timeout()
     }

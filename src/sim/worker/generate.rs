@@ -39,7 +39,12 @@ pub(crate) async fn answer(
         return Ok(refusal);
     }
     let submitted = read(shared, api, parts, body).and_then(|ask| {
-        let ticket = shared.driver.submit(requests(&ask))?;
+        let rank = match api {
+            Api::Chat | Api::Completions => shared.ranks.pinned(&parts.headers)?,
+            // vLLM does not look at the header here.
+            Api::Responses => None,
+        };
+        let ticket = shared.ranks.driver(rank).submit(requests(&ask))?;
         Ok((ask, ticket))
     });
     let (ask, ticket) = match submitted {
@@ -82,12 +87,13 @@ pub(crate) async fn before_the_engine(faults: &Faults) -> Option<Answer> {
 
 fn read(shared: &Shared, api: Api, parts: &Parts, body: &[u8]) -> Result<Ask, Problem> {
     serve::check_content_type(parts)?;
-    let request_id = parts.headers.get("x-request-id");
+    let header = |name: &str| parts.headers.get(name).and_then(|it| it.to_str().ok());
     let context = Context {
         models: &shared.settings.models,
         context_tokens_max: shared.settings.context_tokens(),
         now: shared.now_unix_seconds(),
-        request_id: request_id.and_then(|id| id.to_str().ok()),
+        request_id: header("x-request-id"),
+        session_id: header("x-session-id"),
         random_id: format!("{:016x}", fastrand::u64(..)),
     };
     Ask::read(api, body, context)
@@ -98,6 +104,8 @@ fn requests(ask: &Ask) -> Vec<Request> {
         answer: tokenizer::answer(prompt, ask.answer_tokens),
         prompt: prompt.clone(),
         salt: ask.salt,
+        label: ask.label.clone(),
+        report_cached: ask.report_cached,
     };
     ask.prompts.iter().map(request).collect()
 }

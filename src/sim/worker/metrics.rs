@@ -12,9 +12,9 @@ pub(crate) fn render(
     model: &str,
     started_unix_seconds: f64,
     settings: &Settings,
-    gauges: Gauges,
-    counters: Counters,
+    ranks: impl Iterator<Item = (Gauges, Counters)>,
 ) -> String {
+    let (gauges, counters): (Vec<_>, Vec<_>) = ranks.unzip();
     let mut page = Page {
         text: String::with_capacity(4096),
         model,
@@ -27,8 +27,8 @@ pub(crate) fn render(
     page.line(format_args!(
         "process_start_time_seconds {started_unix_seconds}"
     ));
-    page.gauges(gauges);
-    page.counters(counters);
+    page.gauges(&gauges);
+    page.counters(&counters);
     page.family(
         "vllm:cache_config_info",
         "gauge",
@@ -36,9 +36,11 @@ pub(crate) fn render(
     );
     let block_tokens = settings.block_tokens;
     let blocks = settings.capacity_blocks;
-    page.line(format_args!(
-        "vllm:cache_config_info{{block_size=\"{block_tokens}\",enable_prefix_caching=\"True\",engine=\"0\",num_gpu_blocks=\"{blocks}\"}} 1.0"
-    ));
+    for rank in 0..gauges.len() {
+        page.line(format_args!(
+            "vllm:cache_config_info{{block_size=\"{block_tokens}\",enable_prefix_caching=\"True\",engine=\"{rank}\",num_gpu_blocks=\"{blocks}\"}} 1.0"
+        ));
+    }
     page.text
 }
 
@@ -48,68 +50,74 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    fn gauges(&mut self, gauges: Gauges) {
-        let rows = [
+    fn gauges(&mut self, gauges: &[Gauges]) {
+        type Row = (&'static str, &'static str, fn(&Gauges) -> f64);
+        let rows: [Row; 3] = [
             (
                 "num_requests_running",
                 "Number of requests in model execution batches.",
-                gauges.running as f64,
+                |gauges| gauges.running as f64,
             ),
             (
                 "num_requests_waiting",
                 "Number of requests waiting to be processed.",
-                gauges.waiting as f64,
+                |gauges| gauges.waiting as f64,
             ),
             (
                 "kv_cache_usage_perc",
                 "KV-cache usage. 1 means 100 percent usage.",
-                gauges.kv_usage,
+                |gauges| gauges.kv_usage,
             ),
         ];
         for (name, help, value) in rows {
-            self.sample(name, "gauge", help, value);
+            self.samples(name, "gauge", help, gauges.iter().map(value));
         }
     }
 
-    fn counters(&mut self, counters: Counters) {
-        let rows = [
+    fn counters(&mut self, counters: &[Counters]) {
+        type Row = (&'static str, &'static str, fn(&Counters) -> u64);
+        let rows: [Row; 5] = [
             (
                 "prefix_cache_queries_total",
                 "Prefix cache queries, in terms of number of queried tokens.",
-                counters.prefix_queries,
+                |counters| counters.prefix_queries,
             ),
             (
                 "prefix_cache_hits_total",
                 "Prefix cache hits, in terms of number of cached tokens.",
-                counters.prefix_hits,
+                |counters| counters.prefix_hits,
             ),
             (
                 "num_preemptions_total",
                 "Cumulative number of preemption from the engine.",
-                counters.preemptions,
+                |counters| counters.preemptions,
             ),
             (
                 "prompt_tokens_total",
                 "Number of prefill tokens processed.",
-                counters.prompt_tokens,
+                |counters| counters.prompt_tokens,
             ),
             (
                 "generation_tokens_total",
                 "Number of generation tokens processed.",
-                counters.generation_tokens,
+                |counters| counters.generation_tokens,
             ),
         ];
         for (name, help, value) in rows {
-            self.sample(name, "counter", help, value as f64);
+            let values = counters.iter().map(|counters| value(counters) as f64);
+            self.samples(name, "counter", help, values);
         }
     }
 
-    fn sample(&mut self, name: &str, kind: &str, help: &str, value: f64) {
+    /// One for each rank.
+    fn samples(&mut self, name: &str, kind: &str, help: &str, values: impl Iterator<Item = f64>) {
         let model = self.model.replace('\\', "\\\\").replace('"', "\\\"");
         self.family(&format!("vllm:{name}"), kind, help);
-        self.line(format_args!(
-            "vllm:{name}{{engine=\"0\",model_name=\"{model}\"}} {value:?}"
-        ));
+        for (rank, value) in values.enumerate() {
+            self.line(format_args!(
+                "vllm:{name}{{engine=\"{rank}\",model_name=\"{model}\"}} {value:?}"
+            ));
+        }
     }
 
     fn family(&mut self, name: &str, kind: &str, help: &str) {

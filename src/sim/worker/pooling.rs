@@ -132,7 +132,7 @@ async fn run(
                 ..Request::default()
             };
             let requests = work.prompts.into_iter().map(request).collect();
-            Ok((work.answer, shared.driver.submit(requests)?))
+            Ok((work.answer, shared.ranks.driver(None).submit(requests)?))
         });
     let (answer, mut ticket) = match submitted {
         Ok(submitted) => submitted,

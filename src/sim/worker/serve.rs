@@ -56,7 +56,9 @@ enum Route {
     Tokenize,
     Detokenize,
     ResetPrefixCache,
+    KvEventSources,
     Seen,
+    Held,
     Fault,
     /// `/v1/responses/{id}` and what is below: nothing is stored here.
     StoredResponse,
@@ -101,7 +103,12 @@ async fn handle(
         route,
         Some((
             _,
-            Route::Health | Route::Metrics | Route::Seen | Route::Fault
+            Route::Health
+                | Route::Metrics
+                | Route::KvEventSources
+                | Route::Seen
+                | Route::Held
+                | Route::Fault
         ))
     ) {
         shared.seen.record(&parts, &body, connection);
@@ -128,7 +135,9 @@ fn route(path: &str) -> Option<(Method, Route)> {
         "/tokenize" => (Method::POST, Route::Tokenize),
         "/detokenize" => (Method::POST, Route::Detokenize),
         "/reset_prefix_cache" => (Method::POST, Route::ResetPrefixCache),
+        "/kv_event_sources" => (Method::GET, Route::KvEventSources),
         "/seen" => (Method::GET, Route::Seen),
+        "/held" => (Method::GET, Route::Held),
         "/fault" => (Method::POST, Route::Fault),
         _ => {
             let below = path.strip_prefix("/v1/responses/")?;
@@ -169,8 +178,10 @@ async fn dispatch(
             Ok(tokens) => ok(lists::detokenized(&tokenizer::decode(&tokens))),
             Err(found) => problem(&found),
         },
-        Route::ResetPrefixCache => ok(lists::success(shared.driver.reset())),
+        Route::ResetPrefixCache => ok(lists::success(shared.ranks.reset())),
+        Route::KvEventSources => ok(shared.ranks.sources().to_string()),
         Route::Seen => ok(json(&shared.seen.stats())),
+        Route::Held => ok(json(&shared.ranks.truths())),
         Route::Fault => match Faults::from_json(body) {
             Ok(faults) => {
                 let now = json(&faults);
@@ -193,8 +204,7 @@ fn metrics_page(shared: &Shared) -> Answer {
         shared.settings.first_model(),
         shared.started.as_secs_f64(),
         &shared.settings.engine(),
-        shared.driver.gauges(),
-        shared.driver.counters(),
+        shared.ranks.iter(),
     );
     typed(
         StatusCode::OK,

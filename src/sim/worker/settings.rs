@@ -2,9 +2,11 @@
 
 use std::net::Ipv4Addr;
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use super::publisher;
 use crate::sim::engine;
 use crate::sim::fault::Faults;
 
@@ -55,6 +57,13 @@ pub struct Settings {
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub hash_seed: u64,
 
+    /// Engines behind this address, each with a cache and cache events of its own.
+    #[arg(long, value_name = "RANKS", default_value_t = NonZeroU16::MIN)]
+    pub data_parallel_size: NonZeroU16,
+
+    #[command(flatten)]
+    pub kv: publisher::Settings,
+
     #[command(flatten)]
     pub faults: Faults,
 }
@@ -74,6 +83,8 @@ impl Default for Settings {
             running_max: number(64),
             queue_max: 1024,
             hash_seed: 0,
+            data_parallel_size: NonZeroU16::MIN,
+            kv: publisher::Settings::default(),
             faults: Faults::default(),
         }
     }

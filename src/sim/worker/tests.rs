@@ -5,6 +5,9 @@
     reason = "a test waits in real time, for tasks of its own"
 )]
 
+mod kv_events;
+mod kv_faults;
+
 use std::time::Instant;
 
 use serde_json::Value;
@@ -409,7 +412,6 @@ async fn what_it_does_not_have_is_refused_as_by_a_real_server() {
 #[tokio::test]
 async fn metrics_follow_the_engine_and_the_cache_can_be_reset() {
     let worker = Running::fast().await;
-    let mut changes = worker.handle.changes();
     worker.post_json("/v1/chat/completions", CHAT).await;
     worker.post_json("/v1/chat/completions", CHAT).await;
     let page = worker.ask("GET", "/metrics", "").await;
@@ -427,18 +429,6 @@ async fn metrics_follow_the_engine_and_the_cache_can_be_reset() {
     assert_eq!(reset["success"], true);
     worker.post_json("/v1/chat/completions", CHAT).await;
     assert_eq!(worker.handle.counters().prefix_hits, 16);
-    let mut kinds = Vec::new();
-    while let Ok(batch) = changes.try_recv() {
-        kinds.extend(batch.into_iter().map(|change| match change {
-            Change::Stored { .. } => "stored",
-            Change::Removed { .. } => "removed",
-            Change::Cleared => "cleared",
-        }));
-    }
-    // The prompt fills a block and the answer another. A cached block is not stored again, and the
-    // reset shows with the step after it.
-    let expected = ["stored", "stored", "stored", "cleared", "stored", "stored"];
-    assert_eq!(kinds, expected);
     worker.stop().await;
 }
 

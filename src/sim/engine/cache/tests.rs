@@ -133,6 +133,7 @@ fn follow(copies: &mut BTreeMap<BlockHash, usize>, changes: Vec<Change>) {
                 parent,
                 hashes,
                 token_ids,
+                ..
             } => {
                 assert_eq!(token_ids.len(), hashes.len() * BLOCK);
                 let known = parent.is_none_or(|parent| copies.contains_key(&parent));
@@ -215,6 +216,14 @@ proptest! {
             follow(&mut followed, cache.drain_changes());
             let names = names_of(&model);
             prop_assert_eq!(followed.keys().copied().collect::<BTreeSet<_>>(), names);
+            let told: Vec<_> = followed.iter().map(|(name, copies)| (*name, *copies)).collect();
+            let listed = cache.list();
+            let counts: Vec<_> = listed.iter().map(|held| (held.hash, held.copies)).collect();
+            prop_assert_eq!(told, counts);
+            for held in listed {
+                let parent = held.parent.map_or(ROOT, |parent| parent.0);
+                prop_assert_eq!(chain(parent, &held.token_ids), held.hash);
+            }
             prop_assert_eq!(cache.used_blocks(), model.pinned());
             prop_assert!(followed.values().sum::<usize>() <= CAPACITY);
             for prefix in model.contents() {

@@ -15,6 +15,8 @@ fn ask(api: Api, id: &str) -> Ask {
         prompts: vec![vec![7; 33]],
         answer_tokens: WORDS.len(),
         salt: 0,
+        label: None,
+        report_cached: false,
         stream: true,
         usage: UsageReport::Never,
         repeated: Repeated {

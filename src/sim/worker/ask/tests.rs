@@ -6,6 +6,7 @@ fn context(models: &[String]) -> Context<'_> {
         context_tokens_max: 1000,
         now: 5,
         request_id: None,
+        session_id: None,
         random_id: "abc".to_owned(),
     }
 }

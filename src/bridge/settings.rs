@@ -1,0 +1,179 @@
+//! The arguments of a bridge.
+
+use std::net::SocketAddr;
+
+use crate::kv::zmq::Endpoint;
+use crate::kv::zmq::Target;
+
+/// Serve one engine's cache events over gRPC, to any number of routers.
+///
+/// Follows what the engine publishes over ZeroMQ (vLLM: --kv-events-config) and serves it as
+/// SubscribeKvEvents under the services of vLLM, SGLang, TokenSpeed and TensorRT-LLM. A subscriber may
+/// go on after the last batch that it has, or begin with a list of all that is held. The health
+/// service, and /healthz and /metrics over HTTP on the same port, tell whether the engine is followed.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Settings {
+    /// Where the engine publishes its events.
+    #[arg(long, value_name = "tcp://HOST:PORT", value_parser = endpoint)]
+    pub zmq: Endpoint,
+
+    /// Where the engine answers for replays. Without it, whatever is missed is lost, and each lost
+    /// connection makes all subscribers start over.
+    #[arg(long, value_name = "tcp://HOST:PORT", value_parser = endpoint)]
+    pub replay: Option<Endpoint>,
+
+    /// The topic that the engine publishes under, or how it begins. All topics, if not given.
+    #[arg(long, value_name = "TOPIC", default_value = "")]
+    pub topic: String,
+
+    /// Address to serve on; port 0 takes a free one.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub listen: SocketAddr,
+
+    /// Data-parallel ranks of the engine. Rank r is expected at the ports above plus r.
+    #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub ranks: u16,
+
+    // As many as engines keep themselves: minutes of a busy one.
+    /// Batches of each rank that a subscriber can go back.
+    #[arg(long, value_name = "BATCHES", default_value_t = 10_000)]
+    pub history_batches_max: usize,
+
+    // A batch is 1 to 100 kB, so the batches above mostly fit.
+    /// The same, in bytes.
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
+    pub history_bytes_max: usize,
+
+    // About 225 bytes a block of 16 tokens: 75 million tokens. A snapshot in the making takes half as
+    // much again.
+    /// Memory of each rank's list of held blocks. Blocks that do not fit are missing in the lists that
+    /// late subscribers get, which then say that they are not whole.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
+    pub state_bytes_max: usize,
+
+    // A router has one for each rank; this is for 16 routers and 16 ranks.
+    /// Subscribers at a time; more are refused.
+    #[arg(long, value_name = "SUBSCRIBERS", default_value_t = 256)]
+    pub subscribers_max: usize,
+
+    /// How long a subscriber may take nothing of what stands ready for it, before it is cut off.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 30_000)]
+    pub send_timeout_ms: u64,
+
+    /// After so long without events, the engine is asked whether it is still the same.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 10_000)]
+    pub silence_ms: u64,
+}
+
+impl Settings {
+    /// Where each rank publishes, or what is wrong with arguments that are each right.
+    pub fn targets(&self) -> Result<Vec<Target>, String> {
+        let last = self.ranks.saturating_sub(1);
+        for (name, endpoint) in [
+            ("--zmq", Some(&self.zmq)),
+            ("--replay", self.replay.as_ref()),
+        ] {
+            if endpoint.is_some_and(|endpoint| endpoint.port.checked_add(last).is_none()) {
+                return Err(format!("{name}: no {} ports from there on", self.ranks));
+            }
+        }
+        if let Some(replay) = &self.replay
+            && replay.host == self.zmq.host
+            && replay.port.abs_diff(self.zmq.port) < self.ranks
+        {
+            return Err(format!(
+                "--zmq and --replay: each of {} ranks needs its port at both, and they meet",
+                self.ranks
+            ));
+        }
+        let of = |endpoint: &Endpoint, rank| Endpoint {
+            port: endpoint.port + rank,
+            ..endpoint.clone()
+        };
+        let target = |rank| Target {
+            endpoint: of(&self.zmq, rank),
+            topic: self.topic.clone(),
+            replay: self.replay.as_ref().map(|replay| of(replay, rank)),
+        };
+        Ok((0..self.ranks).map(target).collect())
+    }
+}
+
+fn endpoint(text: &str) -> Result<Endpoint, String> {
+    let endpoint: Endpoint = text.parse()?;
+    if matches!(endpoint.host.as_str(), "*" | "0.0.0.0" | "::") {
+        return Err("that is where an engine listens; name the host to connect to".to_owned());
+    }
+    Ok(endpoint)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Args;
+    use clap::FromArgMatches;
+
+    use super::*;
+
+    fn parse(arguments: &str) -> Result<Vec<Target>, String> {
+        let command = Settings::augment_args(clap::Command::new("bridge"));
+        let words = std::iter::once("bridge").chain(arguments.split_whitespace());
+        let matches = command
+            .try_get_matches_from(words)
+            .map_err(|error| error.to_string())?;
+        let settings = Settings::from_arg_matches(&matches).map_err(|error| error.to_string())?;
+        settings.targets()
+    }
+
+    #[test]
+    fn ranks_have_ports_of_their_own() {
+        let both = "--zmq tcp://engine:5557 --replay tcp://engine:6557 --ranks 2 --topic kv";
+        let targets = parse(&format!("{both} --listen 127.0.0.1:0")).unwrap();
+        let told: Vec<_> = targets
+            .iter()
+            .map(|target| {
+                let replay = target.replay.as_ref().map(ToString::to_string);
+                (
+                    target.endpoint.to_string(),
+                    replay.unwrap(),
+                    &target.topic[..],
+                )
+            })
+            .collect();
+        let rank = |zmq: &str, replay: &str| (zmq.to_owned(), replay.to_owned(), "kv");
+        assert_eq!(
+            told,
+            [
+                rank("tcp://engine:5557", "tcp://engine:6557"),
+                rank("tcp://engine:5558", "tcp://engine:6558")
+            ]
+        );
+        let six = parse("--zmq tcp://[::1]:65535 --listen [::]:80").unwrap();
+        assert_eq!(six[0].endpoint.to_string(), "tcp://[::1]:65535");
+    }
+
+    #[test]
+    fn bad_arguments_are_told() {
+        for (arguments, expected) in [
+            ("--listen 127.0.0.1:0", "--zmq"),
+            ("--zmq tcp://h:1", "--listen"),
+            ("--zmq h:1 --listen 127.0.0.1:0", "tcp://HOST:PORT"),
+            ("--zmq tcp://*:1 --listen 127.0.0.1:0", "name the host"),
+            ("--zmq tcp://h:0 --listen 127.0.0.1:0", "tcp://HOST:PORT"),
+            (
+                "--zmq tcp://h:65535 --listen 127.0.0.1:0 --ranks 2",
+                "no 2 ports",
+            ),
+            (
+                "--zmq tcp://h:1 --listen 127.0.0.1:0 --ranks 0",
+                "0 is not in 1..=1024",
+            ),
+            (
+                "--zmq tcp://h:1 --replay tcp://h:2 --listen 127.0.0.1:0 --ranks 2",
+                "they meet",
+            ),
+        ] {
+            let error = parse(arguments).unwrap_err();
+            assert!(error.contains(expected), "{arguments}: {error}");
+        }
+    }
+}

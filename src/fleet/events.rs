@@ -1,0 +1,340 @@
+//! Where a worker's cache events come from: told by the configuration, or by the engine itself. Pure.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::Serialize;
+
+/// Ranks that one worker may have; vLLM's own fleets stay far below.
+const RANKS_MAX: u32 = 64;
+
+/// How a worker's cache events are reached, as a file lists it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Listed {
+    pub from: From,
+    /// zmq: `tcp://host:port`; grpc: `host:port`. The host `*` is the worker's own.
+    pub endpoint: String,
+    /// zmq: where lost batches are asked for again; empty for nowhere.
+    pub replay: String,
+    /// zmq: only messages of topics that begin so.
+    pub topic: String,
+    /// Data-parallel ranks. Over ZeroMQ rank r has its endpoints' ports + r.
+    pub ranks: u32,
+}
+
+impl Default for Listed {
+    fn default() -> Self {
+        Self {
+            from: From::default(),
+            endpoint: String::new(),
+            replay: String::new(),
+            topic: String::new(),
+            ranks: 1,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum From {
+    /// What the engine answers to `/kv_event_sources`; nothing where it has no such page.
+    #[default]
+    Auto,
+    Off,
+    /// An engine's own publisher.
+    Zmq,
+    /// An engine's gRPC servicer, or a bridge.
+    Grpc,
+}
+
+/// How a worker's cache events are reached, checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Events {
+    #[default]
+    Auto,
+    Off,
+    /// One for each rank, in order; hosts may still be `*`.
+    At(Vec<Endpoint>),
+}
+
+/// The events of one data-parallel rank.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Endpoint {
+    Zmq {
+        /// `tcp://host:port`
+        publisher: String,
+        replay: Option<String>,
+        topic: String,
+    },
+    /// `host:port`, the same for every rank.
+    Grpc { address: String },
+}
+
+impl Listed {
+    /// The path below this and the message of whatever is wrong.
+    pub fn check(&self) -> Result<Events, (&'static str, String)> {
+        if self.ranks == 0 || self.ranks > RANKS_MAX {
+            return Err(("ranks", format!("must be 1 to {RANKS_MAX}")));
+        }
+        match self.from {
+            From::Auto | From::Off => {
+                if !self.endpoint.is_empty() || !self.replay.is_empty() {
+                    return Err((
+                        "from",
+                        "is what says how the endpoint is spoken to: zmq or grpc".to_owned(),
+                    ));
+                }
+                Ok(match self.from {
+                    From::Off => Events::Off,
+                    _ => Events::Auto,
+                })
+            }
+            From::Zmq => {
+                let zmq = |key, text: &str| {
+                    let named = |error| (key, error);
+                    let address = text.strip_prefix("tcp://").ok_or_else(|| {
+                        named(format!("`{text}` is not an address such as tcp://*:5557"))
+                    })?;
+                    split(address).map_err(named)
+                };
+                let (host, port) = zmq("endpoint", &self.endpoint)?;
+                let replay = match self.replay.is_empty() {
+                    true => None,
+                    false => Some(zmq("replay", &self.replay)?),
+                };
+                let of_rank = |(host, port): &(String, u16), rank: u32| {
+                    let port = u32::from(*port) + rank;
+                    match u16::try_from(port) {
+                        Ok(port) => Ok(format!("tcp://{host}:{port}")),
+                        Err(_) => Err(("ranks", format!("rank {rank} would have port {port}"))),
+                    }
+                };
+                let endpoint = (host, port);
+                (0..self.ranks)
+                    .map(|rank| {
+                        Ok(Endpoint::Zmq {
+                            publisher: of_rank(&endpoint, rank)?,
+                            replay: replay
+                                .as_ref()
+                                .map(|replay| of_rank(replay, rank))
+                                .transpose()?,
+                            topic: self.topic.clone(),
+                        })
+                    })
+                    .collect::<Result<_, _>>()
+                    .map(Events::At)
+            }
+            From::Grpc => {
+                if !self.replay.is_empty() || !self.topic.is_empty() {
+                    return Err(("from", "grpc has neither replay nor topic".to_owned()));
+                }
+                let address = self.endpoint.strip_prefix("http://");
+                let (host, port) = split(address.unwrap_or(&self.endpoint))
+                    .map_err(|error| ("endpoint", error))?;
+                let endpoint = Endpoint::Grpc {
+                    address: format!("{host}:{port}"),
+                };
+                Ok(Events::At(vec![endpoint; self.ranks as usize]))
+            }
+        }
+    }
+}
+
+/// What an engine answers to `GET /kv_event_sources`: its ranks' publishers. An engine that publishes
+/// elsewhere than on a port of its own, or not over ZeroMQ, has nothing that we could follow; the
+/// second list says so of each.
+pub fn told(page: &[u8]) -> Result<(BTreeMap<u32, Endpoint>, Vec<String>), String> {
+    #[derive(Deserialize)]
+    struct Source {
+        #[serde(default)]
+        enable_kv_cache_events: bool,
+        #[serde(default)]
+        publisher: Option<String>,
+        #[serde(default)]
+        endpoint: Option<String>,
+        #[serde(default)]
+        replay_endpoint: Option<String>,
+        #[serde(default)]
+        topic: Option<String>,
+    }
+    let sources: BTreeMap<String, Source> =
+        serde_json::from_slice(page).map_err(|error| error.to_string())?;
+    let mut endpoints = BTreeMap::new();
+    let mut unusable = Vec::new();
+    for (rank, source) in sources {
+        let Some(number) = rank.parse().ok().filter(|rank| *rank < RANKS_MAX) else {
+            unusable.push(format!("`{rank}` is no rank"));
+            continue;
+        };
+        if !source.enable_kv_cache_events || source.publisher.as_deref() == Some("null") {
+            continue;
+        }
+        match (
+            source.publisher.as_deref(),
+            source.endpoint.as_deref().map(bound),
+        ) {
+            (Some("zmq"), Some(Some(publisher))) => {
+                let replay = source.replay_endpoint.as_deref().and_then(bound);
+                let topic = source.topic.unwrap_or_default();
+                endpoints.insert(
+                    number,
+                    Endpoint::Zmq {
+                        publisher,
+                        replay,
+                        topic,
+                    },
+                );
+            }
+            (Some("zmq"), _) => unusable.push(format!(
+                "rank {rank} publishes at `{}`, which is no port of its own",
+                source.endpoint.unwrap_or_default()
+            )),
+            (publisher, _) => unusable.push(format!(
+                "rank {rank} publishes over `{}`",
+                publisher.unwrap_or_default()
+            )),
+        }
+    }
+    Ok((endpoints, unusable))
+}
+
+/// `tcp://*:port` for an endpoint at which an engine listens; to any other it connects itself.
+fn bound(endpoint: &str) -> Option<String> {
+    let (host, port) = split(endpoint.strip_prefix("tcp://")?).ok()?;
+    let is_any = matches!(host.as_str(), "*" | "0.0.0.0" | "[::]" | "::");
+    is_any.then(|| format!("tcp://*:{port}"))
+}
+
+fn split(address: &str) -> Result<(String, u16), String> {
+    let wrong = || format!("`{address}` is not host:port");
+    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+    match port.parse() {
+        Ok(port) if port > 0 && !host.is_empty() && !host.contains('/') => {
+            Ok((host.to_owned(), port))
+        }
+        _ => Err(wrong()),
+    }
+}
+
+impl Endpoint {
+    /// With the worker's own host for `*`.
+    pub fn at(&self, worker_host: &str) -> Self {
+        let here = |text: &str| match text.split_once('*') {
+            Some((before, after)) => format!("{before}{worker_host}{after}"),
+            None => text.to_owned(),
+        };
+        match self {
+            Endpoint::Zmq {
+                publisher,
+                replay,
+                topic,
+            } => Endpoint::Zmq {
+                publisher: here(publisher),
+                replay: replay.as_deref().map(here),
+                topic: topic.clone(),
+            },
+            Endpoint::Grpc { address } => Endpoint::Grpc {
+                address: here(address),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(from: From, endpoint: &str, replay: &str, ranks: u32) -> Listed {
+        Listed {
+            from,
+            endpoint: endpoint.to_owned(),
+            replay: replay.to_owned(),
+            ranks,
+            ..Listed::default()
+        }
+    }
+
+    fn zmq(publisher: &str, replay: Option<&str>, topic: &str) -> Endpoint {
+        Endpoint::Zmq {
+            publisher: publisher.to_owned(),
+            replay: replay.map(str::to_owned),
+            topic: topic.to_owned(),
+        }
+    }
+
+    #[test]
+    fn every_rank_has_ports_of_its_own() {
+        let events = listed(From::Zmq, "tcp://*:5557", "tcp://*:6557", 2).check();
+        let expected = [
+            zmq("tcp://*:5557", Some("tcp://*:6557"), ""),
+            zmq("tcp://*:5558", Some("tcp://*:6558"), ""),
+        ];
+        assert_eq!(events, Ok(Events::At(expected.to_vec())));
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_said_with_its_key() {
+        for (listed, key, message) in [
+            (listed(From::Zmq, "", "", 1), "endpoint", "tcp://*:5557"),
+            (
+                listed(From::Zmq, "tcp://a:b", "", 1),
+                "endpoint",
+                "not host:port",
+            ),
+            (
+                listed(From::Zmq, "tcp://a:1", "ipc:///x", 1),
+                "replay",
+                "tcp://",
+            ),
+            (
+                listed(From::Zmq, "tcp://a:65535", "", 2),
+                "ranks",
+                "port 65536",
+            ),
+            (
+                listed(From::Auto, "tcp://a:1", "", 1),
+                "from",
+                "zmq or grpc",
+            ),
+            (listed(From::Auto, "", "", 0), "ranks", "1 to 64"),
+            (
+                listed(From::Grpc, "a:1", "tcp://a:2", 1),
+                "from",
+                "neither replay",
+            ),
+        ] {
+            let (found, text) = listed.check().unwrap_err();
+            assert_eq!(found, key);
+            assert!(text.contains(message), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_engines_own_page_is_understood() {
+        // vLLM 0.32.0, recorded.
+        let page = br#"{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558","buffer_steps":10000,"hwm":100000,"max_queue_size":100000,"topic":"kv-events"}}"#;
+        let (endpoints, unusable) = told(page).unwrap();
+        let expected = zmq("tcp://*:5557", Some("tcp://*:5558"), "kv-events");
+        assert_eq!(endpoints, BTreeMap::from([(0, expected)]));
+        assert!(unusable.is_empty());
+        assert_eq!(told(b"{}"), Ok((BTreeMap::new(), Vec::new())));
+        assert!(told(b"<html>").is_err());
+    }
+
+    #[test]
+    fn an_engine_that_connects_elsewhere_cannot_be_followed() {
+        let page = br#"{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://collector:5557"}}"#;
+        let (endpoints, unusable) = told(page).unwrap();
+        assert!(endpoints.is_empty());
+        assert!(unusable[0].contains("tcp://collector:5557"), "{unusable:?}");
+    }
+
+    #[test]
+    fn a_star_is_the_workers_own_host() {
+        assert_eq!(
+            zmq("tcp://*:1", Some("tcp://other:2"), "").at("10.0.0.7"),
+            zmq("tcp://10.0.0.7:1", Some("tcp://other:2"), "")
+        );
+    }
+}

@@ -1,0 +1,182 @@
+//! The server's side of gRPC over HTTP/2, as far as calls with one question and a stream of answers
+//! need it: frames of messages, and the status at the end. Messages are bytes here; many streams can
+//! send the same framed ones without a copy.
+
+use std::pin::Pin;
+use std::task::Context;
+use std::task::Poll;
+
+use bytes::BufMut;
+use bytes::Bytes;
+use bytes::BytesMut;
+use futures_core::Stream;
+use http_body::Frame;
+use http_body_util::BodyExt;
+use http_body_util::Limited;
+use hyper::HeaderMap;
+use hyper::Request;
+use hyper::Response;
+use hyper::body::Incoming;
+use hyper::header;
+use hyper::header::HeaderValue;
+use tonic::Code;
+use tonic::Status;
+
+use super::Body;
+use super::BodyError;
+
+/// No compression flag, and the length.
+const HEAD_BYTES: usize = 5;
+
+const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// A message as it goes over the wire.
+pub fn frame(message: &[u8]) -> Bytes {
+    let length = u32::try_from(message.len()).expect("no message comes near 4 GiB");
+    let mut framed = BytesMut::with_capacity(HEAD_BYTES + message.len());
+    framed.put_u8(0);
+    framed.put_u32(length);
+    framed.put_slice(message);
+    framed.freeze()
+}
+
+/// The one message of a request.
+pub async fn question(request: Request<Incoming>, bytes_max: usize) -> Result<Bytes, Status> {
+    let body = Limited::new(request.into_body(), HEAD_BYTES + bytes_max);
+    let body = body.collect().await;
+    let body = body.map_err(|error| Status::invalid_argument(error.to_string()))?;
+    unframe(body.to_bytes())
+}
+
+fn unframe(mut framed: Bytes) -> Result<Bytes, Status> {
+    let bad = || Status::invalid_argument("not one whole message");
+    let head = framed.first_chunk::<HEAD_BYTES>().ok_or_else(bad)?;
+    let [compressed, length @ ..] = *head;
+    if compressed != 0 {
+        return Err(Status::unimplemented("compressed messages are not read"));
+    }
+    if u32::from_be_bytes(length) as usize != framed.len() - HEAD_BYTES {
+        return Err(bad());
+    }
+    Ok(framed.split_off(HEAD_BYTES))
+}
+
+/// Whether a request is one of gRPC at all.
+pub fn is_grpc<B>(request: &Request<B>) -> bool {
+    let kind = request.headers().get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// An answer that is nothing but its status, in the head.
+pub fn refuse(status: &Status) -> Response<Body> {
+    let mut response = Response::new(super::full(Bytes::new()));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, CONTENT_TYPE);
+    put(status, headers);
+    response
+}
+
+/// An answer of framed messages as they come. Its head is sent at once. An error ends it, and so does
+/// the stream's end, with success.
+pub fn answer(
+    messages: impl Stream<Item = Result<Bytes, Status>> + Send + 'static,
+) -> Response<Body> {
+    let messages = Messages {
+        stream: Box::pin(messages),
+        is_over: false,
+    };
+    let mut response = Response::new(messages.boxed_unsync());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, CONTENT_TYPE);
+    response
+}
+
+struct Messages<S: ?Sized> {
+    is_over: bool,
+    stream: Pin<Box<S>>,
+}
+
+impl<S: Stream<Item = Result<Bytes, Status>>> http_body::Body for Messages<S> {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let status = match std::task::ready!(self.stream.as_mut().poll_next(cx)) {
+            Some(Ok(framed)) => return Poll::Ready(Some(Ok(Frame::data(framed)))),
+            Some(Err(status)) => status,
+            None => Status::ok(""),
+        };
+        self.is_over = true;
+        let mut trailers = HeaderMap::new();
+        put(&status, &mut trailers);
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over
+    }
+}
+
+fn put(status: &Status, headers: &mut HeaderMap) {
+    if status.add_header(headers).is_err() {
+        // A message that is no header value even when escaped; its code still counts.
+        let bare = Status::new(status.code(), "");
+        let fits = bare.add_header(headers).is_ok();
+        debug_assert!(
+            fits || status.code() == Code::Ok,
+            "a code is a header value"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_framed_message_is_read_as_it_was() {
+        for message in [&b""[..], b"a", &[7; 70_000]] {
+            assert_eq!(unframe(frame(message)).unwrap(), message);
+        }
+    }
+
+    #[test]
+    fn halves_and_twos_are_refused() {
+        let framed = frame(b"abc");
+        assert!(unframe(framed.slice(..framed.len() - 1)).is_err());
+        assert!(unframe(framed.slice(..3)).is_err());
+        assert!(unframe([&framed[..], b"x"].concat().into()).is_err());
+        assert!(unframe(Bytes::from_static(&[1, 0, 0, 0, 0])).is_err());
+    }
+
+    #[tokio::test]
+    async fn an_answer_ends_with_its_status() {
+        struct Two(u8);
+        impl Stream for Two {
+            type Item = Result<Bytes, Status>;
+            fn poll_next(
+                mut self: Pin<&mut Self>,
+                _: &mut Context<'_>,
+            ) -> Poll<Option<Self::Item>> {
+                self.0 += 1;
+                Poll::Ready(Some(match self.0 {
+                    1 => Ok(frame(b"x")),
+                    _ => Err(Status::data_loss("gone\n")),
+                }))
+            }
+        }
+        let body = answer(Two(0)).into_body().collect().await.unwrap();
+        let trailers = body.trailers().unwrap().clone();
+        assert_eq!(body.to_bytes(), frame(b"x"));
+        assert_eq!(trailers["grpc-status"], "15");
+        assert_eq!(trailers["grpc-message"], "gone%0A");
+        let refused = refuse(&Status::out_of_range("no"));
+        assert_eq!(refused.headers()["grpc-status"], "11");
+    }
+}

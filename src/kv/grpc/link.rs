@@ -1,0 +1,236 @@
+//! One HTTP/2 connection and the calls on it. When it breaks it stays broken: a connection that mends
+//! itself might come to stand with another process, and nobody would know.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Context;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::Request;
+use hyper::Response;
+use hyper::Uri;
+use hyper::body::Incoming;
+use hyper::client::conn::http2;
+use hyper::http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use hyper_util::rt::TokioTimer;
+use parking_lot::Mutex;
+use socket2::SockRef;
+use socket2::TcpKeepalive;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tonic::Code;
+use tonic::Status;
+use tonic::Streaming;
+use tonic::body::Body;
+use tonic::client::Grpc;
+use tonic::metadata::MetadataValue;
+
+use super::EPOCH_METADATA;
+use super::RANK_METADATA;
+use super::Settings;
+use super::codec::Raw;
+use crate::kv::protobuf::Service;
+use crate::kv::protobuf::encode_request;
+
+/// Where to subscribe.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    /// `HOST:PORT`.
+    pub address: String,
+    pub rank: u32,
+    pub settings: Settings,
+}
+
+/// An open connection. Dropping it ends it, and all that runs for it.
+#[derive(Debug)]
+pub(super) struct Link {
+    sender: http2::SendRequest<Body>,
+    target: Target,
+    _running: Running,
+    /// Which service the other side has, once one has answered.
+    service: Option<Service>,
+}
+
+/// A subscription.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub messages: Streaming<Bytes>,
+    /// It was to begin strictly after this number; 0: with the current state.
+    pub start: u64,
+    pub epoch: Option<String>,
+    pub service: Service,
+}
+
+impl Link {
+    /// Connects and subscribes. `service` is the one that answered last time.
+    pub(super) async fn open(
+        target: Target,
+        service: Option<Service>,
+        start: u64,
+    ) -> Result<(Self, Call), Status> {
+        let limit = Duration::from_millis(target.settings.connect_timeout_ms);
+        let connected = tokio::time::timeout(limit, connect(&target)).await;
+        let (sender, running) =
+            connected.map_err(|_| Status::unavailable("connecting timed out"))??;
+        let mut link = Self {
+            sender,
+            target,
+            _running: running,
+            service,
+        };
+        let mut subscribed = link.subscribe(start).await;
+        if start != 0 && subscribed.as_ref().is_err_and(is_history_gone) {
+            subscribed = link.subscribe(0).await;
+        }
+        let call = subscribed?;
+        link.service = Some(call.service);
+        Ok((link, call))
+    }
+
+    /// Opens one more call on the same connection. The future is free of the link, which must be
+    /// kept while it runs.
+    pub(super) fn subscribe(
+        &self,
+        start: u64,
+    ) -> impl Future<Output = Result<Call, Status>> + Send + use<> {
+        let (sender, target) = (self.sender.clone(), self.target.clone());
+        let known = self.service;
+        async move {
+            let choice = target.settings.service.choice();
+            let mut services = choice.to_vec();
+            // A stable sort: the known one comes first, the others as they were.
+            services.sort_by_key(|service| Some(*service) != known);
+            let mut last = Status::unimplemented("no service to ask for");
+            for service in services {
+                let asked = ask(sender.clone(), &target, service, start);
+                let limit = Duration::from_millis(target.settings.connect_timeout_ms);
+                let answered = tokio::time::timeout(limit, asked).await;
+                match answered.map_err(|_| Status::unavailable("subscribing timed out"))? {
+                    Err(status) if status.code() == Code::Unimplemented => last = status,
+                    other => return other,
+                }
+            }
+            Err(last)
+        }
+    }
+}
+
+/// The server no longer has what was asked for, or not what it promised to have.
+pub(super) fn is_history_gone(status: &Status) -> bool {
+    matches!(status.code(), Code::OutOfRange | Code::DataLoss)
+}
+
+async fn ask(
+    sender: http2::SendRequest<Body>,
+    target: &Target,
+    service: Service,
+    start: u64,
+) -> Result<Call, Status> {
+    let origin = format!("http://{}", target.address);
+    let origin: Uri = origin
+        .parse()
+        .map_err(|_| Status::invalid_argument(format!("{} is no HOST:PORT", target.address)))?;
+    let mut client = Grpc::with_origin(Sender(sender), origin)
+        .max_decoding_message_size(target.settings.message_bytes_max);
+    let ready = client.ready().await;
+    ready.map_err(|error| Status::unavailable(chain(&error)))?;
+    let mut request = tonic::Request::new(encode_request(start));
+    request
+        .metadata_mut()
+        .insert(RANK_METADATA, MetadataValue::from(target.rank));
+    let path = PathAndQuery::from_static(service.path());
+    let answer = client.server_streaming(request, path, Raw).await?;
+    let epoch = answer.metadata().get(EPOCH_METADATA);
+    let epoch = epoch.and_then(|epoch| epoch.to_str().ok().map(str::to_owned));
+    Ok(Call {
+        messages: answer.into_inner(),
+        start,
+        epoch,
+        service,
+    })
+}
+
+async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, Running), Status> {
+    let settings = &target.settings;
+    let failed = |error: &dyn std::error::Error| Status::unavailable(chain(error));
+    let stream = TcpStream::connect(&target.address).await;
+    let stream = stream.map_err(|error| failed(&error))?;
+    let _ = stream.set_nodelay(true);
+    let alive = Duration::from_millis(settings.keepalive_ms.max(1_000));
+    let alive = TcpKeepalive::new().with_time(alive).with_interval(alive);
+    // Where it cannot be set, the pings below still find out.
+    let _ = SockRef::from(&stream).set_tcp_keepalive(&alive.with_retries(3));
+    let running = Running(Tasks::default());
+    let tasks = &running.0;
+    let mut builder = http2::Builder::new(tasks.clone());
+    builder
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Duration::from_millis(settings.ping_ms))
+        .keep_alive_timeout(Duration::from_millis(settings.keepalive_ms));
+    let handshake = builder.handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = handshake.map_err(|error| failed(&error))?;
+    hyper::rt::Executor::execute(tasks, async move {
+        // Its end shows in the calls.
+        let _ = connection.await;
+    });
+    Ok((sender, running))
+}
+
+/// An error with what caused it, in one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Libraries often repeat the cause in their own words.
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// What hyper runs for one connection. It answers pings while the subscriber is busy.
+#[derive(Clone, Debug, Default)]
+struct Tasks(Arc<Mutex<JoinSet<()>>>);
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
+    fn execute(&self, task: F) {
+        let mut tasks = self.0.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+}
+
+/// Ends what runs for a connection when it is dropped. (The tasks hold what spawns them, and so each
+/// other: letting go would not be enough.)
+#[derive(Debug)]
+struct Running(Tasks);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.0.lock().abort_all();
+    }
+}
+
+/// hyper's connection as the service that tonic's client calls.
+struct Sender(http2::SendRequest<Body>);
+
+impl tower::Service<Request<Body>> for Sender {
+    type Response = Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}

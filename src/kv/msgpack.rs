@@ -1,0 +1,397 @@
+//! vLLM's event payloads, msgpack -> [`Batch`]: events as maps (0.24 on) or arrays (before), hashes as
+//! integers or bytes, a batch as an array or a map.
+//!
+//! Bytes are read once, straight into the batch. No length is believed before as many bytes follow, and
+//! the counts of one batch are bounded, so a payload costs a small multiple of its own size.
+
+pub mod encode;
+mod read;
+
+use self::read::Cursor;
+use self::read::Read;
+use super::event::Batch;
+use super::event::Event;
+use super::event::ExtraKey;
+use super::event::Medium;
+use super::event::Name;
+use super::event::Place;
+use super::event::Removed;
+use super::event::Stored;
+use super::source::Undecodable;
+
+/// Far above what a scheduler step can do: each takes some 300 bytes here.
+const EVENTS_MAX: usize = 65_536;
+/// Names, and extra keys, of one batch: a prompt of 16 million tokens in blocks of 16.
+const BLOCKS_MAX: usize = 1 << 20;
+
+/// The places of an array's fields after its type; maps have them by name. Releases append.
+const STORED: &[&str] = &[
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+    "locality",
+    "ownership",
+    "session_id",
+];
+const REMOVED: &[&str] = &[
+    "block_hashes",
+    "medium",
+    "group_idx",
+    "locality",
+    "ownership",
+];
+const CLEARED: &[&str] = &["ownership"];
+
+/// The batch that a payload holds, or what is wrong with it and where.
+pub fn decode(payload: &[u8]) -> Result<Batch, Undecodable> {
+    let mut reader = Reader {
+        cursor: Cursor::new(payload),
+        blocks_left: BLOCKS_MAX,
+    };
+    reader
+        .batch()
+        .map_err(|fault| Undecodable(fault.to_string()))
+}
+
+struct Reader<'a> {
+    cursor: Cursor<'a>,
+    /// Names and keys that this batch may still hold.
+    blocks_left: usize,
+}
+
+/// The fields of an event, of whichever type; what came is checked once the event has ended.
+#[derive(Default)]
+struct Fields {
+    names: Option<Vec<Name>>,
+    token_ids: Option<Vec<u32>>,
+    block_size: Option<u32>,
+    parent: Option<Name>,
+    lora_id: Option<i64>,
+    lora_name: Option<Box<str>>,
+    cache_salt: Option<Box<str>>,
+    extra_keys: Vec<Vec<ExtraKey>>,
+    place: Place,
+    spec_kind: Option<Box<str>>,
+    sliding_window: Option<u32>,
+    session_id: Option<Box<str>>,
+}
+
+impl<'a> Reader<'a> {
+    fn batch(&mut self) -> Read<Batch> {
+        let mut batch = Batch::default();
+        let mut seen = [false; 2];
+        if self.cursor.is_array() {
+            let fields = self.cursor.array()?;
+            for at in 0..fields {
+                let key = ["ts", "events", "data_parallel_rank"]
+                    .get(at)
+                    .unwrap_or(&"");
+                self.batch_field(key, &mut batch, &mut seen)?;
+            }
+        } else {
+            for _ in 0..self.cursor.map()? {
+                let key = self.cursor.text()?;
+                self.batch_field(key, &mut batch, &mut seen)?;
+            }
+        }
+        if seen != [true; 2] {
+            return Err(self.cursor.fault("a batch without a time or events"));
+        }
+        match self.cursor.left() {
+            0 => Ok(batch),
+            left => Err(self.cursor.fault(format!("{left} bytes after the batch"))),
+        }
+    }
+
+    fn batch_field(&mut self, key: &str, batch: &mut Batch, seen: &mut [bool; 2]) -> Read<()> {
+        match key {
+            "ts" => {
+                batch.timestamp = self.cursor.float().map_err(|fault| fault.under(key))?;
+                seen[0] = true;
+            }
+            "events" => {
+                batch.events = self.events().map_err(|fault| fault.under(key))?;
+                seen[1] = true;
+            }
+            "data_parallel_rank" | "attn_dp_rank" => {
+                let rank = self.or_nil(|reader| reader.cursor.u32());
+                batch.rank = rank.map_err(|fault| fault.under(key))?;
+            }
+            _ => {
+                self.cursor.skip()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn events(&mut self) -> Read<Vec<Event>> {
+        let len = self.cursor.array()?;
+        if len > EVENTS_MAX {
+            return Err(self.cursor.fault(format!("more than {EVENTS_MAX} events")));
+        }
+        // A removed block takes 40 bytes as a map, and is the smallest that comes in numbers.
+        let mut events = Vec::with_capacity(len.min(1 + self.cursor.left() / 32));
+        for index in 0..len {
+            events.push(self.event().map_err(|fault| fault.under_item(index))?);
+        }
+        Ok(events)
+    }
+
+    fn event(&mut self) -> Read<Event> {
+        if self.cursor.is_array() {
+            let len = self.cursor.array()?;
+            if len == 0 {
+                return Err(self.cursor.fault("an event without a type"));
+            }
+            let kind = self.cursor.text().map_err(|fault| fault.under("type"))?;
+            self.fields(kind, len - 1, |_, at, order| {
+                Ok(order.get(at).copied().unwrap_or(""))
+            })
+        } else {
+            let len = self.cursor.map()?;
+            let kind = self.kind_in_map(len)?;
+            self.fields(kind, len, |reader, _, _| reader.cursor.text())
+        }
+    }
+
+    /// Engines write the type first. Where another key is, it is looked for, since which fields matter
+    /// depends on it.
+    fn kind_in_map(&mut self, len: usize) -> Read<&'a str> {
+        let mut ahead = self.cursor.clone();
+        for _ in 0..len {
+            if ahead.text()? == "type" {
+                return ahead.text().map_err(|fault| fault.under("type"));
+            }
+            ahead.skip()?;
+        }
+        Err(self.cursor.fault("an event without a type"))
+    }
+
+    /// Reads `len` fields, whose names `key` gives: by place in an array, by themselves in a map.
+    fn fields(
+        &mut self,
+        kind: &str,
+        len: usize,
+        key: impl Fn(&mut Self, usize, &[&'static str]) -> Read<&'a str>,
+    ) -> Read<Event> {
+        let order = match kind {
+            "BlockStored" => STORED,
+            "BlockRemoved" => REMOVED,
+            "AllBlocksCleared" => CLEARED,
+            _ => &[],
+        };
+        let mut fields = Fields::default();
+        for at in 0..len {
+            let key = key(self, at, order)?;
+            // What another type or a later release has is not looked at.
+            if order.contains(&key) || (key == "cache_salt" && kind == "BlockStored") {
+                self.field(key, &mut fields)
+                    .map_err(|fault| fault.under(key))?;
+            } else {
+                self.cursor.skip()?;
+            }
+        }
+        self.built(kind, fields)
+            .map_err(|missing| self.cursor.fault(format!("{kind} without {missing}")))
+    }
+
+    fn field(&mut self, key: &str, fields: &mut Fields) -> Read<()> {
+        match key {
+            "block_hashes" => fields.names = Some(self.names()?),
+            "parent_block_hash" => fields.parent = self.or_nil(Self::name)?,
+            "token_ids" => fields.token_ids = Some(self.cursor.u32s()?),
+            "block_size" => fields.block_size = Some(self.cursor.u32()?),
+            "lora_id" => fields.lora_id = self.or_nil(Self::i64)?,
+            "medium" => fields.place.medium = self.medium()?,
+            "lora_name" => fields.lora_name = self.or_nil(Self::text)?,
+            "cache_salt" => fields.cache_salt = self.or_nil(Self::text)?,
+            "extra_keys" => fields.extra_keys = self.extra_keys()?,
+            "group_idx" => fields.place.group = self.or_nil(|reader| reader.cursor.u32())?,
+            "kv_cache_spec_kind" => fields.spec_kind = self.or_nil(Self::text)?,
+            "kv_cache_spec_sliding_window" => {
+                fields.sliding_window = self.or_nil(|reader| reader.cursor.u32())?;
+            }
+            "locality" => fields.place.locality = self.or_nil(Self::text)?,
+            "ownership" => fields.place.ownership = self.or_nil(Self::text)?,
+            "session_id" => fields.session_id = self.or_nil(Self::text)?,
+            // Listed above, but not read: cannot be, and is skipped if it is.
+            _ => {
+                self.cursor.skip()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The event, or the name of a field that it cannot be without.
+    fn built(&self, kind: &str, fields: Fields) -> Result<Event, &'static str> {
+        Ok(match kind {
+            "BlockStored" => Event::Stored(Stored {
+                names: fields.names.ok_or("block_hashes")?,
+                parent: fields.parent,
+                token_ids: fields.token_ids.ok_or("token_ids")?,
+                block_size: fields.block_size.ok_or("block_size")?,
+                lora_id: fields.lora_id,
+                lora_name: fields.lora_name,
+                cache_salt: fields.cache_salt,
+                extra_keys: fields.extra_keys,
+                place: fields.place,
+                spec_kind: fields.spec_kind,
+                sliding_window: fields.sliding_window,
+                session_id: fields.session_id,
+            }),
+            "BlockRemoved" => Event::Removed(Removed {
+                names: fields.names.ok_or("block_hashes")?,
+                place: fields.place,
+            }),
+            "AllBlocksCleared" => Event::Cleared {
+                ownership: fields.place.ownership,
+            },
+            kind => Event::Unknown { kind: kind.into() },
+        })
+    }
+
+    fn or_nil<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<Option<T>> {
+        if self.cursor.nil() {
+            return Ok(None);
+        }
+        read(self).map(Some)
+    }
+
+    fn text(&mut self) -> Read<Box<str>> {
+        self.cursor.text().map(Box::from)
+    }
+
+    fn i64(&mut self) -> Read<i64> {
+        let value = self.cursor.integer()?;
+        i64::try_from(value).map_err(|_| self.cursor.fault(format!("{value} is above 2^63")))
+    }
+
+    fn spend(&mut self, blocks: usize) -> Read<()> {
+        match self.blocks_left.checked_sub(blocks) {
+            Some(left) => {
+                self.blocks_left = left;
+                Ok(())
+            }
+            None => Err(self
+                .cursor
+                .fault(format!("more than {BLOCKS_MAX} blocks in one batch"))),
+        }
+    }
+
+    fn names(&mut self) -> Read<Vec<Name>> {
+        let len = self.cursor.array()?;
+        self.spend(len)?;
+        let mut names = Vec::with_capacity(len);
+        for index in 0..len {
+            names.push(self.name().map_err(|fault| fault.under_item(index))?);
+        }
+        Ok(names)
+    }
+
+    fn name(&mut self) -> Read<Name> {
+        match self.cursor.blob()? {
+            None => {
+                // Signed or not, its 64 bits are the name.
+                self.cursor.integer().map(|value| Name(value as u64))
+            }
+            Some([]) => Err(self.cursor.fault("a hash without bytes")),
+            Some(digest) => {
+                let low = &digest[digest.len().saturating_sub(8)..];
+                Ok(Name(
+                    low.iter()
+                        .fold(0, |name, &byte| name << 8 | u64::from(byte)),
+                ))
+            }
+        }
+    }
+
+    fn medium(&mut self) -> Read<Medium> {
+        if self.cursor.nil() {
+            return Ok(Medium::Unsaid);
+        }
+        Ok(match self.cursor.text()? {
+            "GPU" => Medium::Gpu,
+            "CPU" => Medium::Cpu,
+            "STORAGE" | "DISK" => Medium::Disk,
+            other => Medium::Other(other.into()),
+        })
+    }
+
+    /// One entry a block, nil where it has none; nothing at all where no block has any.
+    fn extra_keys(&mut self) -> Read<Vec<Vec<ExtraKey>>> {
+        if self.cursor.nil() {
+            return Ok(Vec::new());
+        }
+        let len = self.cursor.array()?;
+        self.spend(len)?;
+        let mut blocks: Vec<Vec<ExtraKey>> = Vec::new();
+        for index in 0..len {
+            if self.cursor.nil() {
+                if !blocks.is_empty() {
+                    blocks.push(Vec::new());
+                }
+                continue;
+            }
+            let keys = self.keys().map_err(|fault| fault.under_item(index))?;
+            if blocks.is_empty() && !keys.is_empty() {
+                blocks.reserve_exact(len);
+                blocks.resize_with(index, Vec::new);
+            }
+            if !keys.is_empty() || !blocks.is_empty() {
+                blocks.push(keys);
+            }
+        }
+        Ok(blocks)
+    }
+
+    fn keys(&mut self) -> Read<Vec<ExtraKey>> {
+        let len = self.cursor.array()?;
+        self.spend(len)?;
+        let mut keys = Vec::with_capacity(len);
+        for index in 0..len {
+            keys.push(self.extra_key().map_err(|fault| fault.under_item(index))?);
+        }
+        Ok(keys)
+    }
+
+    /// A form that is not known is kept as its bytes: it makes the block's content, whatever it means.
+    fn extra_key(&mut self) -> Read<ExtraKey> {
+        let mut typed = self.cursor.clone();
+        let key = if let Ok(text) = typed.text() {
+            ExtraKey::Text(text.into())
+        } else if let Ok(Some(bytes)) = typed.blob() {
+            ExtraKey::Blob(bytes.into())
+        } else if let Some(number) = typed.integer().ok().and_then(|n| i64::try_from(n).ok()) {
+            ExtraKey::Number(number)
+        } else if let Some(multimodal) = multimodal(&mut typed) {
+            multimodal
+        } else {
+            return self.cursor.skip().map(|raw| ExtraKey::Blob(raw.into()));
+        };
+        self.cursor = typed;
+        Ok(key)
+    }
+}
+
+/// `[identifier, offset]`, if that is next. Moves the cursor only then.
+fn multimodal(cursor: &mut Cursor<'_>) -> Option<ExtraKey> {
+    let mut pair = cursor.clone();
+    if pair.array().ok()? != 2 {
+        return None;
+    }
+    let identifier = pair.text().ok()?.into();
+    let offset = i64::try_from(pair.integer().ok()?).ok()?;
+    *cursor = pair;
+    Some(ExtraKey::Multimodal { identifier, offset })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,300 @@
+//! A batch -> the bytes that an engine publishes for it, in each layout that engines use or have used.
+//! The pretend engine speaks with it, and the decoder is tested with it.
+
+use rmp::encode;
+use rmp::encode::ByteBuf;
+
+use crate::kv::event::Batch;
+use crate::kv::event::Event;
+use crate::kv::event::ExtraKey;
+use crate::kv::event::Medium;
+use crate::kv::event::Name;
+use crate::kv::event::Removed;
+use crate::kv::event::Stored;
+
+/// How one release and its settings lay a batch out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    pub events: Events,
+    pub hashes: Hashes,
+}
+
+/// How one event is laid out. The batch itself is an array in all releases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Events {
+    /// vLLM from 0.24 on: a map with the key `type`; what has its default is left out.
+    #[default]
+    Map,
+    /// vLLM up to 0.22: an array, the type first; nil for what is not set.
+    Array,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hashes {
+    /// The low 64 bits of the digest.
+    #[default]
+    Int,
+    /// The digest itself. Only its low 64 bits are known here; the rest is made up from them.
+    Bytes,
+}
+
+/// The payload of one published message.
+pub fn encode(batch: &Batch, layout: Layout) -> Vec<u8> {
+    let mut out = Out(ByteBuf::with_capacity(64 + 16 * batch.events.len()), layout);
+    out.array(if batch.rank.is_some() { 3 } else { 2 });
+    out.float(batch.timestamp);
+    out.array(batch.events.len());
+    for event in &batch.events {
+        match event {
+            Event::Stored(stored) => out.stored(stored),
+            Event::Removed(removed) => out.removed(removed),
+            Event::Cleared { ownership } => out.cleared(ownership.as_deref()),
+            Event::Unknown { kind } => out.head(kind, 0),
+        }
+    }
+    if let Some(rank) = batch.rank {
+        out.uint(u64::from(rank));
+    }
+    out.0.into_vec()
+}
+
+struct Out(ByteBuf, Layout);
+
+impl Out {
+    /// Begins an event of `fields` fields beside its type.
+    fn head(&mut self, kind: &str, fields: usize) {
+        match self.1.events {
+            Events::Map => {
+                self.map(1 + fields);
+                self.text("type");
+            }
+            Events::Array => self.array(1 + fields),
+        }
+        self.text(kind);
+    }
+
+    /// The name of the next field, where the layout has names.
+    fn key(&mut self, key: &str) {
+        if self.1.events == Events::Map {
+            self.text(key);
+        }
+    }
+
+    fn stored(&mut self, stored: &Stored) {
+        let map = self.1.events == Events::Map;
+        let place = &stored.place;
+        // A map leaves out what has its default; an array must hold each place up to the last.
+        let optional = [
+            place.group.is_some(),
+            stored.spec_kind.is_some(),
+            stored.sliding_window.is_some(),
+            place.locality.is_some(),
+            place.ownership.is_some(),
+            stored.session_id.is_some(),
+        ];
+        let written = |at: usize| {
+            if map {
+                optional[at]
+            } else {
+                optional[at..].contains(&true)
+            }
+        };
+        self.head(
+            "BlockStored",
+            8 + (0..optional.len()).filter(|&at| written(at)).count(),
+        );
+        self.key("block_hashes");
+        self.names(&stored.names);
+        self.key("parent_block_hash");
+        self.or_nil(stored.parent, Self::name);
+        self.key("token_ids");
+        self.array(stored.token_ids.len());
+        for &token in &stored.token_ids {
+            self.uint(u64::from(token));
+        }
+        self.key("block_size");
+        self.uint(u64::from(stored.block_size));
+        self.key("lora_id");
+        self.or_nil(stored.lora_id, Self::int);
+        self.key("medium");
+        self.medium(&place.medium);
+        self.key("lora_name");
+        self.or_nil(stored.lora_name.as_deref(), Self::text);
+        self.key("extra_keys");
+        self.extra_keys(stored);
+        if written(0) {
+            self.key("group_idx");
+            self.or_nil(place.group.map(u64::from), Self::uint);
+        }
+        if written(1) {
+            self.key("kv_cache_spec_kind");
+            self.or_nil(stored.spec_kind.as_deref(), Self::text);
+        }
+        if written(2) {
+            self.key("kv_cache_spec_sliding_window");
+            self.or_nil(stored.sliding_window.map(u64::from), Self::uint);
+        }
+        if written(3) {
+            self.key("locality");
+            self.or_nil(place.locality.as_deref(), Self::text);
+        }
+        if written(4) {
+            self.key("ownership");
+            self.or_nil(place.ownership.as_deref(), Self::text);
+        }
+        if written(5) {
+            self.key("session_id");
+            self.or_nil(stored.session_id.as_deref(), Self::text);
+        }
+    }
+
+    fn removed(&mut self, removed: &Removed) {
+        let map = self.1.events == Events::Map;
+        let place = &removed.place;
+        let optional = [
+            place.group.is_some(),
+            place.locality.is_some(),
+            place.ownership.is_some(),
+        ];
+        let written = |at: usize| {
+            if map {
+                optional[at]
+            } else {
+                optional[at..].contains(&true)
+            }
+        };
+        self.head(
+            "BlockRemoved",
+            2 + (0..optional.len()).filter(|&at| written(at)).count(),
+        );
+        self.key("block_hashes");
+        self.names(&removed.names);
+        self.key("medium");
+        self.medium(&place.medium);
+        if written(0) {
+            self.key("group_idx");
+            self.or_nil(place.group.map(u64::from), Self::uint);
+        }
+        if written(1) {
+            self.key("locality");
+            self.or_nil(place.locality.as_deref(), Self::text);
+        }
+        if written(2) {
+            self.key("ownership");
+            self.or_nil(place.ownership.as_deref(), Self::text);
+        }
+    }
+
+    fn cleared(&mut self, ownership: Option<&str>) {
+        self.head("AllBlocksCleared", usize::from(ownership.is_some()));
+        if let Some(ownership) = ownership {
+            self.key("ownership");
+            self.text(ownership);
+        }
+    }
+
+    /// One entry a block; engines have the cache salt only here, last of the first block's.
+    fn extra_keys(&mut self, stored: &Stored) {
+        self.array(stored.names.len());
+        for at in 0..stored.names.len() {
+            let keys = stored.extra_keys.get(at).map_or(&[][..], Vec::as_slice);
+            let salt = stored.cache_salt.as_deref().filter(|_| at == 0);
+            if keys.is_empty() && salt.is_none() {
+                self.nil();
+                continue;
+            }
+            self.array(keys.len() + usize::from(salt.is_some()));
+            for key in keys {
+                match key {
+                    ExtraKey::Text(text) => self.text(text),
+                    ExtraKey::Blob(bytes) => self.bytes(bytes),
+                    ExtraKey::Number(number) => self.int(*number),
+                    ExtraKey::Multimodal { identifier, offset } => {
+                        self.array(2);
+                        self.text(identifier);
+                        self.int(*offset);
+                    }
+                }
+            }
+            if let Some(salt) = salt {
+                self.text(salt);
+            }
+        }
+    }
+
+    fn medium(&mut self, medium: &Medium) {
+        match medium {
+            Medium::Unsaid => self.nil(),
+            Medium::Gpu => self.text("GPU"),
+            Medium::Cpu => self.text("CPU"),
+            Medium::Disk => self.text("STORAGE"),
+            Medium::Other(name) => self.text(name),
+        }
+    }
+
+    fn names(&mut self, names: &[Name]) {
+        self.array(names.len());
+        for &name in names {
+            self.name(name);
+        }
+    }
+
+    fn name(&mut self, name: Name) {
+        match self.1.hashes {
+            Hashes::Int => self.uint(name.0),
+            Hashes::Bytes => {
+                let mut digest = [0; 32];
+                for (part, turn) in digest.chunks_exact_mut(8).zip([17, 34, 51, 0]) {
+                    part.copy_from_slice(&name.0.rotate_left(turn).to_be_bytes());
+                }
+                self.bytes(&digest);
+            }
+        }
+    }
+
+    fn or_nil<T>(&mut self, value: Option<T>, write: fn(&mut Self, T)) {
+        match value {
+            Some(value) => write(self, value),
+            None => self.nil(),
+        }
+    }
+
+    fn array(&mut self, len: usize) {
+        let len = u32::try_from(len).expect("lists in memory are shorter than 2^32");
+        written(encode::write_array_len(&mut self.0, len));
+    }
+
+    fn map(&mut self, len: usize) {
+        let len = u32::try_from(len).expect("an event has a few fields");
+        written(encode::write_map_len(&mut self.0, len));
+    }
+
+    fn text(&mut self, text: &str) {
+        written(encode::write_str(&mut self.0, text));
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        written(encode::write_bin(&mut self.0, bytes));
+    }
+
+    fn uint(&mut self, value: u64) {
+        written(encode::write_uint(&mut self.0, value));
+    }
+
+    fn int(&mut self, value: i64) {
+        written(encode::write_sint(&mut self.0, value));
+    }
+
+    fn float(&mut self, value: f64) {
+        written(encode::write_f64(&mut self.0, value));
+    }
+
+    fn nil(&mut self) {
+        written(encode::write_nil(&mut self.0));
+    }
+}
+
+/// Lists and texts only grow the buffer.
+fn written<T, E: std::fmt::Debug>(result: Result<T, E>) {
+    result.expect("writing to memory cannot fail");
+}

@@ -1,0 +1,337 @@
+//! A cursor over msgpack bytes that nobody vouches for: it believes a length only as far as bytes
+//! follow, keeps where it is for errors, and skips what it is not asked for without recursion.
+
+use rmp::Marker;
+
+/// What is wrong, where: the byte, and the way down to it (outermost last).
+#[derive(Debug)]
+pub(super) struct Fault {
+    at: usize,
+    what: String,
+    path: Vec<String>,
+}
+
+pub(super) type Read<T> = Result<T, Box<Fault>>;
+
+impl Fault {
+    /// Names the field that was being read.
+    pub(super) fn under(mut self: Box<Self>, field: &str) -> Box<Self> {
+        self.path.push(field.to_owned());
+        self
+    }
+
+    pub(super) fn under_item(self: Box<Self>, index: usize) -> Box<Self> {
+        self.under(&format!("[{index}]"))
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "byte {}", self.at)?;
+        let mut separator = ", ";
+        for step in self.path.iter().rev() {
+            if step.starts_with('[') {
+                separator = "";
+            }
+            write!(f, "{separator}{step}")?;
+            separator = ".";
+        }
+        write!(f, ": {}", self.what)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    pub(super) fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    /// A fault at this place.
+    pub(super) fn fault(&self, what: impl Into<String>) -> Box<Fault> {
+        Box::new(Fault {
+            at: self.at,
+            what: what.into(),
+            path: Vec::new(),
+        })
+    }
+
+    fn expected(&self, what: &str) -> Box<Fault> {
+        match self.bytes.get(self.at) {
+            Some(&byte) => self.fault(format!(
+                "expected {what}, found {}",
+                kind(Marker::from_u8(byte))
+            )),
+            None => self.fault(format!("expected {what}, found the end")),
+        }
+    }
+
+    fn peek(&self, expected: &str) -> Read<Marker> {
+        match self.bytes.get(self.at) {
+            Some(&byte) => Ok(Marker::from_u8(byte)),
+            None => Err(self.expected(expected)),
+        }
+    }
+
+    fn take(&mut self, count: usize) -> Read<&'a [u8]> {
+        match self.bytes[self.at..].get(..count) {
+            Some(taken) => {
+                self.at += count;
+                Ok(taken)
+            }
+            None => {
+                let left = self.left();
+                Err(self.fault(format!("{count} bytes are announced, {left} follow")))
+            }
+        }
+    }
+
+    /// `bytes` bytes after the marker, as a big-endian number.
+    fn number(&mut self, bytes: usize) -> Read<u64> {
+        self.at += 1;
+        let taken = self.take(bytes)?;
+        Ok(taken
+            .iter()
+            .fold(0, |number, &byte| number << 8 | u64::from(byte)))
+    }
+
+    pub(super) fn is_nil(&self) -> bool {
+        self.bytes.get(self.at) == Some(&0xc0)
+    }
+
+    /// Takes a nil, if one is next.
+    pub(super) fn nil(&mut self) -> bool {
+        let is_nil = self.is_nil();
+        self.at += usize::from(is_nil);
+        is_nil
+    }
+
+    pub(super) fn is_array(&self) -> bool {
+        matches!(
+            self.bytes.get(self.at).map(|&byte| Marker::from_u8(byte)),
+            Some(Marker::FixArray(_) | Marker::Array16 | Marker::Array32)
+        )
+    }
+
+    pub(super) fn array(&mut self) -> Read<usize> {
+        let len = match self.peek("a list")? {
+            Marker::FixArray(len) => {
+                self.at += 1;
+                u64::from(len)
+            }
+            Marker::Array16 => self.number(2)?,
+            Marker::Array32 => self.number(4)?,
+            _ => return Err(self.expected("a list")),
+        };
+        self.followed(len)
+    }
+
+    pub(super) fn map(&mut self) -> Read<usize> {
+        let len = match self.peek("a map")? {
+            Marker::FixMap(len) => {
+                self.at += 1;
+                u64::from(len)
+            }
+            Marker::Map16 => self.number(2)?,
+            Marker::Map32 => self.number(4)?,
+            _ => return Err(self.expected("a map")),
+        };
+        self.followed(len)
+    }
+
+    /// Each entry takes a byte at least, so a longer list than bytes follow is refused up front.
+    fn followed(&self, len: u64) -> Read<usize> {
+        match usize::try_from(len) {
+            Ok(len) if len <= self.left() => Ok(len),
+            _ => Err(self.fault(format!(
+                "{len} entries are announced, {} bytes follow",
+                self.left()
+            ))),
+        }
+    }
+
+    pub(super) fn text(&mut self) -> Read<&'a str> {
+        let len = match self.peek("a text")? {
+            Marker::FixStr(len) => {
+                self.at += 1;
+                u64::from(len)
+            }
+            Marker::Str8 => self.number(1)?,
+            Marker::Str16 => self.number(2)?,
+            Marker::Str32 => self.number(4)?,
+            _ => return Err(self.expected("a text")),
+        };
+        let len = self.followed(len)?;
+        let start = self.clone();
+        std::str::from_utf8(self.take(len)?).map_err(|_| start.fault("the text is not UTF-8"))
+    }
+
+    /// A byte string, or none where something else is next.
+    pub(super) fn blob(&mut self) -> Read<Option<&'a [u8]>> {
+        let len = match self.peek("bytes")? {
+            Marker::Bin8 => self.number(1)?,
+            Marker::Bin16 => self.number(2)?,
+            Marker::Bin32 => self.number(4)?,
+            _ => return Ok(None),
+        };
+        let len = self.followed(len)?;
+        self.take(len).map(Some)
+    }
+
+    /// Any integer from -2^63 to 2^64 - 1.
+    pub(super) fn integer(&mut self) -> Read<i128> {
+        let marker = self.peek("an integer")?;
+        Ok(match marker {
+            Marker::FixPos(value) => {
+                self.at += 1;
+                i128::from(value)
+            }
+            Marker::FixNeg(value) => {
+                self.at += 1;
+                i128::from(value)
+            }
+            Marker::U8 => i128::from(self.number(1)?),
+            Marker::U16 => i128::from(self.number(2)?),
+            Marker::U32 => i128::from(self.number(4)?),
+            Marker::U64 => i128::from(self.number(8)?),
+            Marker::I8 => i128::from(self.number(1)? as i8),
+            Marker::I16 => i128::from(self.number(2)? as i16),
+            Marker::I32 => i128::from(self.number(4)? as i32),
+            Marker::I64 => i128::from(self.number(8)? as i64),
+            _ => return Err(self.expected("an integer")),
+        })
+    }
+
+    pub(super) fn u32(&mut self) -> Read<u32> {
+        let start = self.clone();
+        let value = self.integer()?;
+        u32::try_from(value).map_err(|_| start.fault(format!("{value} does not fit in 32 bits")))
+    }
+
+    /// A list of small numbers: the bulk of all events, so the usual encodings are read without the
+    /// general way.
+    pub(super) fn u32s(&mut self) -> Read<Vec<u32>> {
+        let len = self.array()?;
+        // Not more than bytes follow, so a lying length costs four times the message at most.
+        let mut numbers = Vec::with_capacity(len);
+        for index in 0..len {
+            let number = match self.bytes[self.at..] {
+                [small @ 0..=0x7f, ..] => {
+                    self.at += 1;
+                    u32::from(small)
+                }
+                [0xcd, high, low, ..] => {
+                    self.at += 3;
+                    u32::from(u16::from_be_bytes([high, low]))
+                }
+                [0xce, a, b, c, d, ..] => {
+                    self.at += 5;
+                    u32::from_be_bytes([a, b, c, d])
+                }
+                _ => self.u32().map_err(|fault| fault.under_item(index))?,
+            };
+            numbers.push(number);
+        }
+        Ok(numbers)
+    }
+
+    pub(super) fn float(&mut self) -> Read<f64> {
+        match self.peek("a number")? {
+            Marker::F64 => self.number(8).map(f64::from_bits),
+            Marker::F32 => self
+                .number(4)
+                .map(|bits| f64::from(f32::from_bits(bits as u32))),
+            _ => self
+                .integer()
+                .map(|value| value as f64)
+                .map_err(|_| self.expected("a number")),
+        }
+    }
+
+    /// Skips one value, however deep, and gives its bytes.
+    pub(super) fn skip(&mut self) -> Read<&'a [u8]> {
+        let start = self.at;
+        // Each value takes a byte at least, so this ends with the bytes.
+        let mut values: u64 = 1;
+        while values > 0 {
+            values -= 1;
+            let bytes = match self.peek("a value")? {
+                Marker::FixPos(_)
+                | Marker::FixNeg(_)
+                | Marker::Null
+                | Marker::True
+                | Marker::False => {
+                    self.at += 1;
+                    0
+                }
+                Marker::U8 | Marker::I8 => 1 + 1,
+                Marker::U16 | Marker::I16 => 1 + 2,
+                Marker::U32 | Marker::I32 | Marker::F32 => 1 + 4,
+                Marker::U64 | Marker::I64 | Marker::F64 => 1 + 8,
+                Marker::FixExt1 => 2 + 1,
+                Marker::FixExt2 => 2 + 2,
+                Marker::FixExt4 => 2 + 4,
+                Marker::FixExt8 => 2 + 8,
+                Marker::FixExt16 => 2 + 16,
+                Marker::FixStr(len) => 1 + u64::from(len),
+                Marker::Str8 | Marker::Bin8 => self.number(1)?,
+                Marker::Str16 | Marker::Bin16 => self.number(2)?,
+                Marker::Str32 | Marker::Bin32 => self.number(4)?,
+                Marker::Ext8 => 1 + self.number(1)?,
+                Marker::Ext16 => 1 + self.number(2)?,
+                Marker::Ext32 => 1 + self.number(4)?,
+                Marker::FixArray(_) | Marker::Array16 | Marker::Array32 => {
+                    values += self.array()? as u64;
+                    0
+                }
+                Marker::FixMap(_) | Marker::Map16 | Marker::Map32 => {
+                    values += 2 * self.map()? as u64;
+                    0
+                }
+                Marker::Reserved => return Err(self.expected("a value")),
+            };
+            let bytes = self.followed(bytes)?;
+            self.take(bytes)?;
+        }
+        Ok(&self.bytes[start..self.at])
+    }
+}
+
+fn kind(marker: Marker) -> &'static str {
+    match marker {
+        Marker::FixPos(_)
+        | Marker::FixNeg(_)
+        | Marker::U8
+        | Marker::U16
+        | Marker::U32
+        | Marker::U64
+        | Marker::I8
+        | Marker::I16
+        | Marker::I32
+        | Marker::I64 => "an integer",
+        Marker::F32 | Marker::F64 => "a fraction",
+        Marker::Null => "nothing (nil)",
+        Marker::True | Marker::False => "true or false",
+        Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32 => "a text",
+        Marker::Bin8 | Marker::Bin16 | Marker::Bin32 => "bytes",
+        Marker::FixArray(_) | Marker::Array16 | Marker::Array32 => "a list",
+        Marker::FixMap(_) | Marker::Map16 | Marker::Map32 => "a map",
+        Marker::FixExt1
+        | Marker::FixExt2
+        | Marker::FixExt4
+        | Marker::FixExt8
+        | Marker::FixExt16
+        | Marker::Ext8
+        | Marker::Ext16
+        | Marker::Ext32 => "an extension",
+        Marker::Reserved => "a byte that begins no value",
+    }
+}

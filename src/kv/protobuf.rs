@@ -1,0 +1,91 @@
+//! `KvEventBatch` messages of the gRPC wire <-> events. Both ways keep every field that events have; what
+//! a message cannot say, or events cannot, is told and never guessed.
+//!
+//! Calls and connections are in [`super::grpc`] and in the bridge.
+
+mod digest;
+mod read;
+mod wire;
+mod write;
+
+use bytes::Bytes;
+use prost::Message as _;
+use serde::Deserialize;
+use serde::Serialize;
+
+use self::wire::smg::grpc::common as message;
+use super::event::Batch;
+use super::event::Load;
+use super::source::Chunk;
+use super::source::Undecodable;
+
+pub use self::digest::digest;
+pub use self::write::Untranslatable;
+pub use self::write::encode_batch;
+
+/// The services that serve events, each for its own engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Service {
+    Vllm,
+    Sglang,
+    TokenSpeed,
+    TensorrtLlm,
+}
+
+impl Service {
+    pub const ALL: [Self; 4] = [
+        Self::Vllm,
+        Self::Sglang,
+        Self::TokenSpeed,
+        Self::TensorrtLlm,
+    ];
+
+    /// The path of its `SubscribeKvEvents` call.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Vllm => wire::vllm::grpc::engine::SUBSCRIBE_KV_EVENTS,
+            Self::Sglang => wire::sglang::grpc::scheduler::SUBSCRIBE_KV_EVENTS,
+            Self::TokenSpeed => wire::tokenspeed::grpc::scheduler::SUBSCRIBE_KV_EVENTS,
+            Self::TensorrtLlm => wire::trtllm::SUBSCRIBE_KV_EVENTS,
+        }
+    }
+}
+
+/// One message of the stream.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Message {
+    /// Of its rank.
+    pub sequence: u64,
+    pub batch: Batch,
+    pub snapshot: Option<Chunk>,
+    pub load: Option<Load>,
+    /// It carries nothing but the load, and its number is that of another batch.
+    pub is_load_only: bool,
+}
+
+/// Reads one message as it came over the wire.
+pub fn decode_batch(bytes: &[u8]) -> Result<Message, Undecodable> {
+    let message = message::KvEventBatch::decode(bytes)
+        .map_err(|error| Undecodable(format!("not a KvEventBatch: {error}")))?;
+    read::message(message)
+}
+
+/// Asks for what comes strictly after batch `start`; 0: from the current state.
+pub fn encode_request(start: u64) -> Bytes {
+    let request = message::SubscribeKvEventsRequest {
+        start_sequence_number: start,
+        load_records_before_first_batch: true,
+    };
+    request.encode_to_vec().into()
+}
+
+/// The number after which a subscriber wants to start.
+pub fn decode_request(bytes: &[u8]) -> Result<u64, Undecodable> {
+    message::SubscribeKvEventsRequest::decode(bytes)
+        .map(|request| request.start_sequence_number)
+        .map_err(|error| Undecodable(format!("not a SubscribeKvEventsRequest: {error}")))
+}
+
+#[cfg(test)]
+mod tests;

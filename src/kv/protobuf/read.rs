@@ -1,0 +1,209 @@
+//! A message -> events.
+
+use super::Message;
+use super::message;
+use super::message::KvCacheLocality;
+use super::message::KvCacheTier;
+use super::message::kv_block_extra_key::Key;
+use super::message::kv_cache_event::Data;
+use crate::kv::event::Batch;
+use crate::kv::event::Event;
+use crate::kv::event::ExtraKey;
+use crate::kv::event::Load;
+use crate::kv::event::Medium;
+use crate::kv::event::Name;
+use crate::kv::event::Place;
+use crate::kv::event::Removed;
+use crate::kv::event::Stored;
+use crate::kv::source::Chunk;
+use crate::kv::source::Undecodable;
+
+pub(super) fn message(message: message::KvEventBatch) -> Result<Message, Undecodable> {
+    let rank = message.dp_rank.map(u32::try_from).transpose();
+    let rank = rank.map_err(|_| Undecodable("a negative dp_rank".to_owned()))?;
+    let mut events = Vec::with_capacity(message.events.len());
+    for event in message.events {
+        match event.data {
+            Some(Data::Stored(data)) => stored(data, &mut events),
+            Some(Data::Removed(data)) => events.push(Event::Removed(removed(data))),
+            Some(Data::Cleared(data)) => events.push(Event::Cleared {
+                ownership: text(data.ownership),
+            }),
+            None => events.push(unknown("none that is known")),
+        }
+    }
+    Ok(Message {
+        sequence: message.sequence_number,
+        batch: Batch {
+            timestamp: message.timestamp,
+            rank,
+            events,
+        },
+        snapshot: message.snapshot.map(|chunk| Chunk {
+            index: chunk.index,
+            count: chunk.count,
+            unknown_before: chunk.unknown_before,
+        }),
+        is_load_only: message.load.as_ref().is_some_and(|load| load.load_only),
+        load: message.load.map(load),
+    })
+}
+
+/// Events say size, adapter and place once for all of their blocks; a message says some of it for each.
+/// So blocks that differ there become an event each, chained by their parents.
+fn stored(data: message::KvBlocksStored, events: &mut Vec<Event>) {
+    let mut parent = data.parent_block_hash.map(name);
+    let mut blocks = data.blocks.into_iter().peekable();
+    let mut is_first = true;
+    // An event without blocks says nothing, but it is not for this place to leave it out.
+    while is_first || blocks.peek().is_some() {
+        let mut part = Stored {
+            parent,
+            spec_kind: text(data.kv_cache_spec_kind.clone()),
+            sliding_window: data.kv_cache_spec_sliding_window,
+            session_id: text(data.session_id.clone()),
+            lora_name: text(data.lora_name.clone()),
+            cache_salt: text(data.cache_salt.clone()),
+            ..Stored::default()
+        };
+        let alike = blocks.peek().map(likeness);
+        let level = alike.and_then(|(_, _, level)| level);
+        part.place = Place {
+            medium: medium(data.medium.as_deref(), data.tier, level),
+            group: data.group_idx,
+            locality: locality(data.locality),
+            ownership: text(data.ownership.clone()),
+        };
+        let (size, lora_id, _) = alike.unwrap_or_default();
+        // A negative size is as impossible as none.
+        part.block_size = u32::try_from(size).unwrap_or(0);
+        part.lora_id = lora_id;
+        let mut has_keys = false;
+        let mut lengths_fit = part.block_size > 0 || alike.is_none();
+        while let Some(block) = blocks.next_if(|block| Some(likeness(block)) == alike) {
+            lengths_fit &= block.token_ids.len() == part.block_size as usize;
+            has_keys |= !block.extra_keys.is_empty();
+            part.names.push(name(block.block_hash));
+            part.token_ids.extend_from_slice(&block.token_ids);
+            let keys = block.extra_keys.into_iter();
+            part.extra_keys.push(keys.map(extra_key).collect());
+        }
+        if !has_keys {
+            part.extra_keys.clear();
+        }
+        parent = part.names.last().copied().or(parent);
+        // One block too long and one too short would pass for two that fit.
+        events.push(if lengths_fit {
+            Event::Stored(part)
+        } else {
+            unknown("stored, with blocks of other lengths than said")
+        });
+        is_first = false;
+    }
+}
+
+/// What must be equal for two blocks to be told of in one event.
+fn likeness(block: &message::KvBlock) -> (i32, Option<i64>, Option<i32>) {
+    (block.block_size, block.lora_id, block.cache_level)
+}
+
+fn removed(data: message::KvBlocksRemoved) -> Removed {
+    Removed {
+        names: data.block_hashes.into_iter().map(name).collect(),
+        place: Place {
+            medium: medium(data.medium.as_deref(), data.tier, data.cache_level),
+            group: data.group_idx,
+            locality: locality(data.locality),
+            ownership: text(data.ownership),
+        },
+    }
+}
+
+/// The tier is the wire's own word, the medium the engine's, the level that of old servers. They say
+/// the same, or what they mean is not known.
+fn medium(medium: Option<&str>, tier: Option<i32>, level: Option<i32>) -> Medium {
+    let said = match medium {
+        None => None,
+        Some("GPU") => Some(Medium::Gpu),
+        Some("CPU" | "CPU_PINNED") => Some(Medium::Cpu),
+        Some("STORAGE" | "DISK") => Some(Medium::Disk),
+        Some(other) => Some(Medium::Other(other.into())),
+    };
+    let tier = match tier.map(KvCacheTier::try_from) {
+        None | Some(Ok(KvCacheTier::Unspecified)) => level.map(|level| match level {
+            0 => Medium::Gpu,
+            1 => Medium::Cpu,
+            2 => Medium::Disk,
+            3 => external(),
+            other => Medium::Other(format!("cache level {other}").into()),
+        }),
+        Some(Ok(KvCacheTier::Device)) => Some(Medium::Gpu),
+        Some(Ok(KvCacheTier::Host)) => Some(Medium::Cpu),
+        Some(Ok(KvCacheTier::Disk)) => Some(Medium::Disk),
+        Some(Ok(KvCacheTier::External)) => Some(external()),
+        Some(Err(unknown)) => Some(Medium::Other(format!("tier {}", unknown.0).into())),
+    };
+    match (said, tier) {
+        (None, None) => Medium::Unsaid,
+        (Some(said), None) => said,
+        (None, Some(tier)) => tier,
+        // A server that knows what the engine's word means has said so.
+        (Some(Medium::Other(word)), Some(Medium::Other(_))) => Medium::Other(word),
+        (Some(Medium::Other(_)), Some(tier)) => tier,
+        (Some(said), Some(tier)) if said == tier => said,
+        (Some(said), Some(tier)) => Medium::Other(format!("{said:?} and {tier:?} at once").into()),
+    }
+}
+
+fn external() -> Medium {
+    Medium::Other("EXTERNAL".into())
+}
+
+fn locality(value: Option<i32>) -> Option<Box<str>> {
+    match KvCacheLocality::try_from(value?) {
+        Ok(KvCacheLocality::Unspecified) => None,
+        Ok(KvCacheLocality::Local) => Some("LOCAL".into()),
+        Ok(KvCacheLocality::Remote) => Some("REMOTE".into()),
+        Err(unknown) => Some(format!("locality {}", unknown.0).into()),
+    }
+}
+
+fn extra_key(key: message::KvBlockExtraKey) -> ExtraKey {
+    match key.key {
+        Some(Key::Text(text)) => ExtraKey::Text(text.into()),
+        Some(Key::Blob(blob)) => ExtraKey::Blob(blob.into()),
+        Some(Key::Number(number)) => ExtraKey::Number(number),
+        Some(Key::Multimodal(image)) => ExtraKey::Multimodal {
+            identifier: image.identifier.into(),
+            offset: image.offset,
+        },
+        // Of a kind that is not known here. It still makes another content of the block, and to be
+        // taken for another one's is worse than to match nothing.
+        None => ExtraKey::Text("warmroute: a key of an unknown kind".into()),
+    }
+}
+
+fn load(load: message::EngineLoad) -> Load {
+    Load {
+        running_requests: load.running_requests,
+        waiting_requests: load.waiting_requests,
+        waiting_uncached_tokens: load.waiting_uncached_tokens,
+        token_usage: load.token_usage,
+        max_running_requests: load.max_running_requests,
+        age_ms: load.age_ms,
+        prefill_pending_tokens: load.prefill_pending_tokens,
+        engine_silence_ms: load.engine_silence_ms,
+    }
+}
+
+fn name(hash: i64) -> Name {
+    Name(hash.cast_unsigned())
+}
+
+fn text(value: Option<String>) -> Option<Box<str>> {
+    value.map(Into::into)
+}
+
+fn unknown(kind: &str) -> Event {
+    Event::Unknown { kind: kind.into() }
+}

@@ -1,0 +1,360 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::kv::event::Event;
+use crate::kv::event::ExtraKey;
+use crate::kv::event::Medium;
+use crate::kv::event::Name;
+use crate::kv::event::Place;
+use crate::kv::event::Removed;
+use crate::kv::event::Stored;
+
+fn word() -> impl Strategy<Value = Box<str>> {
+    "[a-z]{0,4}".prop_map(Into::into)
+}
+
+fn maybe_word() -> impl Strategy<Value = Option<Box<str>>> {
+    proptest::option::of(word())
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    let medium = prop_oneof![
+        Just(Medium::Unsaid),
+        Just(Medium::Gpu),
+        Just(Medium::Cpu),
+        Just(Medium::Disk),
+        word().prop_map(Medium::Other),
+    ];
+    let locality = proptest::option::of(prop_oneof![Just("LOCAL".into()), Just("REMOTE".into())]);
+    (
+        medium,
+        proptest::option::of(0u32..3),
+        locality,
+        maybe_word(),
+    )
+        .prop_map(|(medium, group, locality, ownership)| Place {
+            medium,
+            group,
+            locality,
+            ownership,
+        })
+}
+
+fn extra_key() -> impl Strategy<Value = ExtraKey> {
+    prop_oneof![
+        word().prop_map(ExtraKey::Text),
+        proptest::collection::vec(any::<u8>(), 0..4).prop_map(|blob| ExtraKey::Blob(blob.into())),
+        any::<i64>().prop_map(ExtraKey::Number),
+        (word(), any::<i64>())
+            .prop_map(|(identifier, offset)| ExtraKey::Multimodal { identifier, offset }),
+    ]
+}
+
+fn stored() -> impl Strategy<Value = Event> {
+    let names = proptest::collection::vec(any::<u64>(), 1..4);
+    let words = (
+        maybe_word(),
+        maybe_word(),
+        maybe_word(),
+        maybe_word(),
+        place(),
+    );
+    (
+        names,
+        1u32..4,
+        any::<Option<u64>>(),
+        any::<Option<i64>>(),
+        words,
+    )
+        .prop_flat_map(|(names, size, parent, lora_id, words)| {
+            let count = names.len();
+            let tokens = proptest::collection::vec(any::<u32>(), count * size as usize);
+            // One block without keys beside one with, but never a list that says nothing.
+            let keys = proptest::collection::vec(extra_key(), 1..3)
+                .prop_map(move |keys| {
+                    let mut all = vec![Vec::new(); count];
+                    all[0] = keys;
+                    all
+                })
+                .boxed();
+            let keys = prop_oneof![Just(Vec::new()), keys];
+            (tokens, keys, any::<Option<u32>>()).prop_map(move |(token_ids, extra_keys, window)| {
+                let (lora_name, cache_salt, spec_kind, session_id, place) = words.clone();
+                Event::Stored(Stored {
+                    names: names.iter().copied().map(Name).collect(),
+                    parent: parent.map(Name),
+                    token_ids,
+                    block_size: size,
+                    lora_id,
+                    lora_name,
+                    cache_salt,
+                    extra_keys,
+                    place,
+                    spec_kind,
+                    sliding_window: window,
+                    session_id,
+                })
+            })
+        })
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let names = proptest::collection::vec(any::<u64>().prop_map(Name), 0..4);
+    prop_oneof![
+        stored(),
+        (names, place()).prop_map(|(names, place)| Event::Removed(Removed { names, place })),
+        maybe_word().prop_map(|ownership| Event::Cleared { ownership }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(
+        sequence: u64,
+        timestamp in 0.0..1e10,
+        rank in proptest::option::of(0u32..8),
+        events in proptest::collection::vec(event(), 0..4),
+        chunk in proptest::option::of((0u32..4, 1u32..4, 0u64..9)),
+    ) {
+        let snapshot = chunk.map(|(index, count, unknown_before)| Chunk { index, count, unknown_before });
+        let batch = Batch { timestamp, rank, events };
+        let bytes = encode_batch(sequence, &batch, snapshot.map(|chunk| (chunk, 7))).unwrap();
+        let expected = Message { sequence, batch, snapshot, ..Message::default() };
+        prop_assert_eq!(decode_batch(&bytes).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_was_damaged_is_read_or_refused(
+        events in proptest::collection::vec(event(), 0..4),
+        damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let batch = Batch { events, ..Batch::default() };
+        let mut bytes = encode_batch(7, &batch, None).unwrap().to_vec();
+        for (at, byte) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let _ = digest(&bytes);
+        if let Ok(read) = decode_batch(&bytes)
+            && let Ok(written) = encode_batch(7, &read.batch, None)
+        {
+            let again = decode_batch(&written).unwrap();
+            prop_assert_eq!(again.batch.events, read.batch.events);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        let _ = decode_batch(&bytes);
+        let _ = digest(&bytes);
+        let _ = decode_request(&bytes);
+    }
+}
+
+fn raw(events: Vec<message::KvCacheEvent>) -> Vec<u8> {
+    let batch = message::KvEventBatch {
+        events,
+        ..message::KvEventBatch::default()
+    };
+    batch.encode_to_vec()
+}
+
+fn raw_stored(data: message::KvBlocksStored) -> Vec<Event> {
+    let data = Some(message::kv_cache_event::Data::Stored(data));
+    let bytes = raw(vec![message::KvCacheEvent { event_id: 1, data }]);
+    decode_batch(&bytes).unwrap().batch.events
+}
+
+fn block(hash: i64, size: i32, tokens: &[u32]) -> message::KvBlock {
+    message::KvBlock {
+        block_hash: hash,
+        token_ids: tokens.to_vec(),
+        block_size: size,
+        ..message::KvBlock::default()
+    }
+}
+
+#[test]
+fn a_name_is_the_low_64_bits_whatever_their_sign() {
+    let events = raw_stored(message::KvBlocksStored {
+        blocks: vec![block(-1, 1, &[5])],
+        parent_block_hash: Some(i64::MIN),
+        ..message::KvBlocksStored::default()
+    });
+    let [Event::Stored(stored)] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(stored.names, [Name(u64::MAX)]);
+    assert_eq!(stored.parent, Some(Name(1 << 63)));
+    assert_eq!(stored.place.medium, Medium::Unsaid);
+}
+
+#[test]
+fn blocks_in_different_places_become_chained_events() {
+    let mut on_host = block(2, 1, &[6]);
+    on_host.cache_level = Some(1);
+    let events = raw_stored(message::KvBlocksStored {
+        blocks: vec![block(1, 1, &[5]), on_host, block(3, 2, &[7, 8])],
+        parent_block_hash: Some(9),
+        ..message::KvBlocksStored::default()
+    });
+    let said: Vec<_> = events
+        .iter()
+        .map(|event| match event {
+            Event::Stored(event) => (
+                event.parent.unwrap().0,
+                event.names[0].0,
+                event.block_size,
+                event.place.medium.clone(),
+            ),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(
+        said,
+        [
+            (9, 1, 1, Medium::Unsaid),
+            (1, 2, 1, Medium::Cpu),
+            (2, 3, 2, Medium::Unsaid)
+        ]
+    );
+}
+
+#[test]
+fn blocks_that_make_up_for_each_others_length_are_not_believed() {
+    let events = raw_stored(message::KvBlocksStored {
+        blocks: vec![block(1, 2, &[5, 6, 7]), block(2, 2, &[8])],
+        ..message::KvBlocksStored::default()
+    });
+    assert!(matches!(&events[..], [Event::Unknown { .. }]), "{events:?}");
+}
+
+#[test]
+fn a_tier_and_a_medium_that_disagree_are_unknown() {
+    for (word, tier, expected) in [
+        (None, Some(1), Medium::Gpu),
+        (Some("CPU_PINNED"), Some(2), Medium::Cpu),
+        (Some("GPU"), Some(0), Medium::Gpu),
+        (Some("NVME"), Some(3), Medium::Disk),
+        (Some("NVME"), None, Medium::Other("NVME".into())),
+        (Some("S3"), Some(4), Medium::Other("S3".into())),
+    ] {
+        let events = raw_stored(message::KvBlocksStored {
+            blocks: vec![block(1, 1, &[5])],
+            medium: word.map(str::to_owned),
+            tier,
+            ..message::KvBlocksStored::default()
+        });
+        let [Event::Stored(stored)] = &events[..] else {
+            panic!("{events:?}")
+        };
+        assert_eq!(stored.place.medium, expected, "{word:?} {tier:?}");
+    }
+    let events = raw_stored(message::KvBlocksStored {
+        blocks: vec![block(1, 1, &[5])],
+        medium: Some("CPU".to_owned()),
+        tier: Some(1),
+        ..message::KvBlocksStored::default()
+    });
+    let [Event::Stored(stored)] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert!(matches!(stored.place.medium, Medium::Other(_)));
+}
+
+#[test]
+fn an_event_of_a_later_kind_is_told_as_unknown() {
+    let bytes = raw(vec![message::KvCacheEvent {
+        event_id: 1,
+        data: None,
+    }]);
+    let events = decode_batch(&bytes).unwrap().batch.events;
+    assert!(matches!(&events[..], [Event::Unknown { .. }]));
+}
+
+#[test]
+fn a_layout_with_holes_is_not_translated() {
+    let stored = Stored {
+        names: vec![Name(1), Name(2)],
+        token_ids: vec![1, 2, 3],
+        block_size: 2,
+        ..Stored::default()
+    };
+    let check = |event| {
+        let batch = Batch {
+            events: vec![event],
+            ..Batch::default()
+        };
+        encode_batch(1, &batch, None).unwrap_err().0
+    };
+    assert_eq!(
+        check(Event::Stored(stored.clone())),
+        "3 tokens for 2 blocks of 2"
+    );
+    let sizeless = Stored {
+        block_size: 0,
+        token_ids: vec![],
+        ..stored
+    };
+    assert_eq!(check(Event::Stored(sizeless)), "0 tokens for 2 blocks of 0");
+    assert_eq!(
+        check(Event::Unknown { kind: "New".into() }),
+        "an event of type New"
+    );
+    let far = Removed {
+        place: Place {
+            locality: Some("NEAR".into()),
+            ..Place::default()
+        },
+        ..Removed::default()
+    };
+    assert_eq!(check(Event::Removed(far)), "locality NEAR");
+}
+
+#[test]
+fn the_load_is_read_and_leaves_the_digest_as_it_is() {
+    let without = message::KvEventBatch {
+        sequence_number: 7,
+        timestamp: 1.5,
+        dp_rank: Some(2),
+        ..message::KvEventBatch::default()
+    };
+    let with = message::KvEventBatch {
+        load: Some(message::EngineLoad {
+            running_requests: 3,
+            load_only: true,
+            ..message::EngineLoad::default()
+        }),
+        ..without.clone()
+    };
+    let later = message::KvEventBatch {
+        sequence_number: 8,
+        ..without.clone()
+    };
+    let [without, with, later] = [without, with, later].map(|batch| batch.encode_to_vec());
+    let read = decode_batch(&with).unwrap();
+    assert!(read.is_load_only);
+    assert_eq!(read.load.unwrap().running_requests, 3);
+    assert_eq!(digest(&with), digest(&without));
+    assert_ne!(digest(&with), digest(&later));
+}
+
+#[test]
+fn the_paths_are_those_of_the_servicers() {
+    let paths = Service::ALL.map(Service::path);
+    assert_eq!(
+        paths,
+        [
+            "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents",
+            "/sglang.grpc.scheduler.SglangScheduler/SubscribeKvEvents",
+            "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/SubscribeKvEvents",
+            "/trtllm.TrtllmService/SubscribeKvEvents",
+        ]
+    );
+}
+
+#[test]
+fn a_request_says_after_which_batch() {
+    assert_eq!(decode_request(&encode_request(5)), Ok(5));
+    assert_eq!(decode_request(&encode_request(0)), Ok(0));
+}

@@ -1,0 +1,535 @@
+//! The rules one by one, and what the random engine once found.
+
+use std::time::Duration;
+use std::time::Instant;
+
+use super::super::*;
+use crate::kv::source::Chunk;
+
+/// What a batch carries: whose it is, and its number.
+type Carried = (u64, u64);
+
+struct Play {
+    stream: Stream<Carried>,
+    now: Instant,
+    /// What was applied since all was forgotten.
+    applied: Vec<Carried>,
+    asked: Vec<u64>,
+    resets: Vec<Reset>,
+}
+
+fn frame(process: u64, sequence: u64) -> Numbered<Carried> {
+    Numbered {
+        sequence,
+        digest: u128::from(process) << 64 | u128::from(sequence),
+        bytes: 10,
+        snapshot: None,
+        carried: Some((process, sequence)),
+    }
+}
+
+fn chunk(sequence: u64, index: u32, count: u32, unknown_before: u64) -> Numbered<Carried> {
+    Numbered {
+        snapshot: Some(Chunk {
+            index,
+            count,
+            unknown_before,
+        }),
+        digest: 99,
+        ..frame(0, sequence)
+    }
+}
+
+impl Play {
+    fn new() -> Self {
+        let now = crate::observe::now();
+        Self {
+            stream: Stream::new(Settings::default(), now),
+            now,
+            applied: Vec::new(),
+            asked: Vec::new(),
+            resets: Vec::new(),
+        }
+    }
+
+    /// One that has joined process 0 at its first batch and followed it up to `last`.
+    fn live(last: u64) -> Self {
+        let mut play = Self::new();
+        play.connect(None);
+        play.answer(0, 0..=last);
+        assert_eq!(play.state(), "live");
+        play.asked.clear();
+        play
+    }
+
+    fn took(&mut self, steps: Steps<Carried>) {
+        for step in steps {
+            match step {
+                Step::Apply { carried, .. } => self.applied.push(carried),
+                Step::Clear(reset) => {
+                    self.applied.clear();
+                    self.resets.push(reset);
+                }
+                Step::AskReplay { first } => self.asked.push(first),
+            }
+        }
+    }
+
+    fn connect(&mut self, epoch: Option<&str>) {
+        let steps = self.stream.on_connected(self.now, epoch, true);
+        self.took(steps);
+    }
+
+    fn connect_deaf(&mut self) {
+        let steps = self.stream.on_connected(self.now, None, false);
+        self.took(steps);
+    }
+
+    fn lose(&mut self) {
+        let steps = self.stream.on_lost(self.now);
+        self.took(steps);
+    }
+
+    fn live_frame(&mut self, frame: Numbered<Carried>) {
+        let steps = self.stream.on_live(self.now, frame);
+        self.took(steps);
+    }
+
+    fn say(&mut self, process: u64, sequences: impl IntoIterator<Item = u64>) {
+        for sequence in sequences {
+            self.live_frame(frame(process, sequence));
+        }
+    }
+
+    fn replay(&mut self, frame: Numbered<Carried>) {
+        let steps = self.stream.on_replayed(self.now, frame);
+        self.took(steps);
+    }
+
+    fn end(&mut self) {
+        let steps = self.stream.on_replay_end(self.now);
+        self.took(steps);
+    }
+
+    fn fail(&mut self) {
+        let steps = self.stream.on_replay_failed(self.now);
+        self.took(steps);
+    }
+
+    fn answer(&mut self, process: u64, sequences: impl IntoIterator<Item = u64>) {
+        for sequence in sequences {
+            self.replay(frame(process, sequence));
+        }
+        self.end();
+    }
+
+    fn wait(&mut self) {
+        self.now = self.stream.next_timeout().expect("it waits for something");
+        let steps = self.stream.on_timeout(self.now);
+        self.took(steps);
+    }
+
+    fn state(&self) -> &'static str {
+        self.stream.state().as_str()
+    }
+
+    fn numbers(&self) -> Vec<u64> {
+        self.applied.iter().map(|(_, sequence)| *sequence).collect()
+    }
+}
+
+#[test]
+fn a_join_asks_from_the_first_and_counts_once_the_answer_has_ended() {
+    let mut play = Play::new();
+    play.connect(None);
+    assert_eq!(play.asked, [0]);
+    play.say(0, [3, 4]);
+    for sequence in 0..=3 {
+        play.replay(frame(0, sequence));
+        assert_eq!(play.state(), "cold");
+    }
+    play.end();
+    assert_eq!(play.state(), "live");
+    assert_eq!(play.numbers(), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_join_that_begins_late_is_partial() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.answer(0, 5..=7);
+    assert_eq!(play.state(), "partial");
+    assert_eq!(play.stream.reason(), Reason::BeganLate);
+}
+
+#[test]
+fn a_source_without_replays_is_whole_from_batch_nought_and_forgets_at_any_break() {
+    let mut play = Play::new();
+    play.connect_deaf();
+    play.say(0, [0, 1, 1]);
+    assert_eq!((play.state(), play.numbers()), ("live", vec![0, 1]));
+    play.say(0, [3]);
+    assert_eq!((play.state(), play.numbers()), ("partial", vec![3]));
+    play.say(0, [2]);
+    assert!(
+        play.applied.is_empty(),
+        "what removed its blocks may have come before"
+    );
+    play.say(0, [4]);
+    play.lose();
+    assert_eq!(play.state(), "cold");
+    use Reset::*;
+    assert_eq!(play.resets, [Gap, Backwards, Gap, Disconnected]);
+    assert!(play.asked.is_empty());
+}
+
+#[test]
+fn a_gap_asks_for_a_replay_from_the_last_one_known_and_goes_on_scoring() {
+    let mut play = Play::live(4);
+    play.say(0, [7]);
+    assert_eq!(play.asked, [4]);
+    assert_eq!(play.state(), "live");
+    play.say(0, [8]);
+    play.answer(0, 4..=7);
+    assert_eq!(play.state(), "live");
+    assert_eq!(play.numbers(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(play.stream.counts().gaps, 1);
+}
+
+#[test]
+fn a_gap_that_another_process_fills_is_a_restart() {
+    let mut play = Play::live(4);
+    play.say(0, [7]);
+    play.replay(frame(1, 4));
+    assert_eq!(play.resets, [Reset::Restarted]);
+    assert_eq!(play.asked, [4, 0]);
+    assert!(play.applied.is_empty());
+}
+
+#[test]
+fn a_gap_that_cannot_be_filled_leaves_what_comes_after_it() {
+    let mut play = Play::live(4);
+    play.say(0, [7]);
+    play.answer(0, 6..=7);
+    assert_eq!(play.state(), "partial");
+    assert_eq!(play.resets, [Reset::Gap]);
+    assert_eq!(play.numbers(), [6, 7]);
+    assert_eq!(play.stream.reason(), Reason::Reset(Reset::Gap));
+}
+
+#[test]
+fn swapped_batches_need_no_answer() {
+    let mut play = Play::live(4);
+    play.say(0, [6, 5]);
+    play.answer(0, 4..=6);
+    assert_eq!(play.numbers(), [0, 1, 2, 3, 4, 5, 6]);
+    assert!(play.resets.is_empty());
+}
+
+#[test]
+fn a_lost_connection_is_stale_until_the_last_batch_was_repeated() {
+    let mut play = Play::live(4);
+    let before = play.now;
+    play.lose();
+    play.now += Duration::from_secs(1);
+    play.connect(None);
+    assert_eq!(play.asked, [4]);
+    assert_eq!(play.stream.state(), State::Stale { since: before });
+    play.say(0, [6]);
+    play.answer(0, 4..=6);
+    assert_eq!((play.state(), play.resets.len()), ("live", 0));
+    assert_eq!(play.numbers(), [0, 1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn a_restarted_engine_is_found_out_wherever_its_counter_stands() {
+    for newest in [1, 4, 9] {
+        let mut play = Play::live(4);
+        play.lose();
+        play.connect(None);
+        play.say(1, [newest]);
+        if newest < 4 {
+            play.end();
+        } else {
+            play.replay(frame(1, 4));
+        }
+        assert_eq!(play.resets, [Reset::Restarted], "at {newest}");
+        assert_eq!(play.asked, [4, 0]);
+        assert_eq!(play.state(), "cold");
+        play.answer(1, 0..=newest);
+        assert_eq!(play.state(), "live");
+        assert!(play.applied.iter().all(|(process, _)| *process == 1));
+    }
+}
+
+#[test]
+fn a_question_without_an_answer_is_put_twice_and_then_all_is_forgotten() {
+    let mut play = Play::live(4);
+    play.lose();
+    play.connect(None);
+    play.wait();
+    assert_eq!(play.asked, [4, 4]);
+    play.wait();
+    assert_eq!(
+        (play.resets.as_slice(), play.asked.len()),
+        (&[Reset::Unproved][..], 3)
+    );
+    play.say(1, [9]);
+    play.wait();
+    assert_eq!((play.state(), play.numbers()), ("partial", vec![9]));
+}
+
+#[test]
+fn silence_is_asked_about_while_scoring_goes_on() {
+    let mut play = Play::live(4);
+    play.wait();
+    assert_eq!((play.state(), play.asked.as_slice()), ("live", &[4][..]));
+    play.answer(0, 4..=5);
+    assert_eq!(
+        play.numbers(),
+        [0, 1, 2, 3, 4, 5],
+        "a lost tail is had as well"
+    );
+    play.wait();
+    play.wait();
+    assert_eq!(play.state(), "stale");
+    play.wait();
+    assert_eq!(play.resets, [Reset::Unproved]);
+}
+
+#[test]
+fn a_number_that_runs_backwards_is_asked_about_from_there() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.answer(0, 5..=9);
+    play.say(0, [2]);
+    assert_eq!(
+        (play.state(), play.asked.as_slice()),
+        ("stale", &[0, 2][..])
+    );
+    play.answer(0, 5..=9);
+    assert_eq!((play.state(), play.resets.len()), ("partial", 0));
+    // The one who answers is who was known, but not who speaks.
+    play.say(1, [3]);
+    play.answer(0, 3..=9);
+    assert_eq!(play.resets, [Reset::Restarted]);
+}
+
+#[test]
+fn a_known_number_with_other_bytes_is_another_process() {
+    let mut play = Play::live(4);
+    play.say(0, [3]);
+    assert_eq!(play.stream.counts().duplicates, 1);
+    play.say(1, [3]);
+    assert_eq!(play.resets, [Reset::Restarted]);
+}
+
+#[test]
+fn answers_that_keep_contradicting_the_connection_count_for_nothing() {
+    let mut play = Play::new();
+    play.connect(None);
+    for _ in 0..CONTRADICTIONS_MAX {
+        play.answer(1, 0..=9);
+        play.say(0, [9]);
+    }
+    play.asked.clear();
+    play.say(0, [10, 12]);
+    assert!(play.asked.is_empty());
+    assert!(play.applied.iter().all(|(process, _)| *process == 0));
+}
+
+#[test]
+fn the_same_epoch_proves_without_an_answer_and_another_disproves() {
+    let mut play = Play::new();
+    play.connect(Some("a"));
+    play.answer(0, 0..=4);
+    play.lose();
+    play.connect(Some("a"));
+    assert_eq!(play.state(), "live");
+    play.say(0, [5]);
+    assert_eq!(play.numbers(), [0, 1, 2, 3, 4, 5]);
+    play.lose();
+    play.connect(Some("b"));
+    assert_eq!(
+        (play.state(), play.resets.as_slice()),
+        ("cold", &[Reset::Restarted][..])
+    );
+}
+
+/// Found by seed 234: a connection to the new process that was lost before its answer vouched for it.
+#[test]
+fn an_epoch_that_was_never_proved_vouches_for_nothing() {
+    let mut play = Play::live(4);
+    play.lose();
+    play.connect(Some("b"));
+    play.lose();
+    play.connect(Some("b"));
+    assert_eq!(play.state(), "stale");
+}
+
+/// Found by seed 49: the new process could not answer, and what waited was the old one's last word.
+#[test]
+fn what_came_before_a_question_does_not_outlive_it() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.answer(0, 5..=9);
+    play.say(0, [4]);
+    play.fail();
+    play.wait();
+    play.wait();
+    assert!(play.applied.is_empty());
+}
+
+/// Found by seed 7: forgotten, joined anew and forgotten again, for as long as nobody answered.
+#[test]
+fn a_source_that_never_answers_proves_nothing_by_it() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.wait();
+    play.wait();
+    play.say(0, [8, 9]);
+    for _ in 0..9 {
+        assert_eq!(play.state(), "partial");
+        play.wait();
+    }
+    assert_eq!(play.numbers(), [8, 9]);
+    play.asked.clear();
+    play.say(0, [11]);
+    assert_eq!(
+        (play.resets.as_slice(), play.numbers()),
+        (&[Reset::Gap][..], vec![11])
+    );
+    assert!(play.asked.is_empty());
+}
+
+#[test]
+fn a_servicer_without_history_is_believed_twice_that_it_forgot() {
+    let mut play = Play::new();
+    play.connect(None);
+    for first in [3, 5] {
+        play.replay(frame(0, first));
+        play.end();
+        play.wait();
+        play.fail();
+        assert_eq!(play.state(), "cold");
+    }
+    play.replay(frame(0, 7));
+    play.end();
+    assert_eq!(
+        (play.state(), play.stream.next_timeout()),
+        ("partial", None)
+    );
+}
+
+#[test]
+fn half_an_answer_counts_for_nothing() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.replay(frame(0, 0));
+    play.wait();
+    assert_eq!(play.asked, [0, 0]);
+    assert_eq!(play.state(), "cold");
+    play.end();
+    assert_eq!(
+        play.resets,
+        [Reset::Unproved],
+        "whoever answers does not know its own start"
+    );
+}
+
+#[test]
+fn a_list_is_live_when_its_last_part_has_come() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.replay(chunk(40, 0, 2, 0));
+    play.end();
+    assert_eq!(
+        (play.state(), play.stream.reason()),
+        ("partial", Reason::SnapshotPart)
+    );
+    play.live_frame(chunk(41, 1, 2, 0));
+    assert_eq!(
+        (play.state(), play.stream.reason()),
+        ("live", Reason::Snapshot)
+    );
+    play.say(0, [42]);
+    assert_eq!(play.numbers(), [40, 41, 42]);
+}
+
+#[test]
+fn a_list_that_lacks_something_is_partial() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.replay(chunk(40, 0, 1, 3));
+    play.end();
+    assert_eq!(play.state(), "partial");
+}
+
+#[test]
+fn a_list_cannot_be_proved_by_its_number_so_a_new_one_is_asked_for() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.replay(chunk(40, 0, 1, 0));
+    play.end();
+    play.lose();
+    play.connect(None);
+    assert_eq!(play.asked, [0, 0]);
+    assert_eq!(play.state(), "stale");
+    play.replay(chunk(50, 0, 1, 0));
+    play.end();
+    assert_eq!((play.state(), play.numbers()), ("live", vec![50]));
+}
+
+#[test]
+fn an_unreadable_batch_forgets_all_but_its_number() {
+    let mut play = Play::live(4);
+    play.live_frame(Numbered {
+        carried: None,
+        ..frame(0, 5)
+    });
+    assert_eq!(
+        (play.state(), play.resets.as_slice()),
+        ("partial", &[Reset::Undecodable][..])
+    );
+    play.say(0, [6]);
+    assert_eq!(play.numbers(), [6]);
+    assert!(play.asked.is_empty());
+}
+
+#[test]
+fn a_witness_is_reason_to_ask_again() {
+    let mut play = Play::live(4);
+    let steps = play.stream.on_witness(play.now);
+    play.took(steps);
+    assert_eq!((play.state(), play.asked.as_slice()), ("stale", &[4][..]));
+    play.answer(0, [4]);
+    assert_eq!(play.state(), "live");
+}
+
+#[test]
+fn what_waits_is_bounded_and_what_was_dropped_is_asked_for() {
+    let mut play = Play::new();
+    play.stream = Stream::new(
+        Settings {
+            held_batches_max: 2,
+            ..Settings::default()
+        },
+        play.now,
+    );
+    play.connect(None);
+    play.say(0, 1..=5);
+    assert_eq!(play.stream.held(), (2, 20));
+    assert_eq!(play.stream.counts().held_dropped, 3);
+    play.answer(0, 0..=0);
+    assert_eq!(play.numbers(), [0, 1, 2]);
+    play.say(0, [6]);
+    assert_eq!(play.asked, [0, 2]);
+}
+
+#[test]
+fn the_largest_number_is_a_number_too() {
+    let mut play = Play::new();
+    play.connect_deaf();
+    play.say(0, [u64::MAX - 1, u64::MAX, 0, u64::MAX, 1]);
+    assert_eq!(play.state(), "partial");
+}

@@ -1,0 +1,176 @@
+//! Where one rank's tree stands: takes batches, plants the tree once the block size is known, and
+//! counts what could not be placed. Does no I/O.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use super::super::admit::Admit;
+use super::super::admit::Change;
+use super::super::admit::Filtered;
+use super::super::admit::Harm;
+use super::super::admit::harm_of_store;
+use super::super::event::Batch;
+use super::super::event::Event;
+use super::super::event::Name;
+use super::super::event::Tier;
+use super::super::forest::Forest;
+use super::super::radix::Copies;
+use super::super::radix::Tree;
+use crate::ids::Model;
+use crate::ids::WorkerId;
+
+/// What one batch did.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) events: u64,
+    pub(super) stored: u64,
+    pub(super) removed: u64,
+    /// Removals of blocks that were not held.
+    pub(super) unknown: u64,
+    /// Whether the worker says that it holds nothing any more.
+    pub(super) cleared: bool,
+    pub(super) filtered: Vec<Filtered>,
+    pub(super) harm: Harm,
+}
+
+pub(super) struct Ground {
+    forest: Arc<Forest>,
+    model: Model,
+    worker: WorkerId,
+    rank: u32,
+    admit: Admit,
+    tree: Option<(NonZeroU32, Tree)>,
+    is_scoring: bool,
+}
+
+impl Ground {
+    pub(super) fn new(forest: Arc<Forest>, model: Model, worker: WorkerId, rank: u32) -> Self {
+        Self {
+            forest,
+            model,
+            worker,
+            rank,
+            admit: Admit::default(),
+            tree: None,
+            is_scoring: false,
+        }
+    }
+
+    pub(super) fn tree(&self) -> Option<&(NonZeroU32, Tree)> {
+        self.tree.as_ref()
+    }
+
+    /// Does what a batch says. Where it cannot be known what the batch removed, all is forgotten at that
+    /// place, and the harm tells so.
+    pub(super) fn apply(&mut self, batch: &Batch, tally: &mut Tally) {
+        for event in &batch.events {
+            tally.events += 1;
+            let harm = self.apply_event(event, tally);
+            if harm == Harm::Opaque {
+                self.clear();
+            }
+            tally.harm = tally.harm.max(harm);
+        }
+        if self.tree.as_mut().is_some_and(|(_, tree)| tree.was_cut()) {
+            tally.harm = tally.harm.max(Harm::Incomplete);
+        }
+    }
+
+    fn apply_event(&mut self, event: &Event, tally: &mut Tally) -> Harm {
+        let change = match self.admit.admit(event) {
+            Ok(change) => change,
+            Err(left) => {
+                tally.filtered.push(left.why);
+                return left.harm;
+            }
+        };
+        match change {
+            Change::Store {
+                after,
+                blocks,
+                tier,
+                block_size,
+            } => {
+                if self
+                    .tree
+                    .as_ref()
+                    .is_none_or(|(size, _)| *size != block_size)
+                {
+                    let index = self.forest.index(&self.model, block_size);
+                    let mut tree = index.plant(self.worker, self.rank);
+                    tree.set_scoring(self.is_scoring);
+                    self.tree = Some((block_size, tree));
+                }
+                let Some((_, tree)) = &mut self.tree else {
+                    return Harm::None;
+                };
+                // Nothing on the wire tells a re-report from a new copy. Whoever asks an engine for one
+                // says `Copies::Unknown` here, for as long as its answer may come.
+                if tree.store(after, blocks, tier, Copies::Counted).is_err() {
+                    tally.filtered.push(Filtered::UnknownParent);
+                    return match event {
+                        Event::Stored(stored) => harm_of_store(Filtered::UnknownParent, stored),
+                        Event::Removed(_) | Event::Cleared { .. } | Event::Unknown { .. } => {
+                            Harm::Incomplete
+                        }
+                    };
+                }
+                tally.stored += blocks.len() as u64;
+                Harm::None
+            }
+            Change::Remove { names, tier } => {
+                tally.removed += names.len() as u64;
+                tally.unknown += match &mut self.tree {
+                    Some((_, tree)) => tree.remove(names, tier) as u64,
+                    None => names.len() as u64,
+                };
+                Harm::None
+            }
+            Change::Forget { names, why } => {
+                tally.filtered.push(why);
+                let held = self.tree.as_mut().map(|(_, tree)| forget(tree, names));
+                match held {
+                    None | Some(0) => Harm::None,
+                    Some(_) => Harm::Incomplete,
+                }
+            }
+            Change::Clear => {
+                tally.cleared = true;
+                if let Some((_, tree)) = &mut self.tree {
+                    tree.clear();
+                }
+                Harm::None
+            }
+        }
+    }
+
+    /// Forgets all, also what was learnt of the process.
+    pub(super) fn clear(&mut self) {
+        self.admit.forget();
+        if let Some((_, tree)) = &mut self.tree {
+            tree.clear();
+        }
+    }
+
+    pub(super) fn set_scoring(&mut self, is_scoring: bool) {
+        if self.is_scoring != is_scoring {
+            self.is_scoring = is_scoring;
+            if let Some((_, tree)) = &mut self.tree {
+                tree.set_scoring(is_scoring);
+            }
+        }
+    }
+}
+
+/// Removes every copy in every tier; gives how many there were.
+fn forget(tree: &mut Tree, names: &[Name]) -> usize {
+    let mut held = 0;
+    for name in names {
+        for tier in Tier::ALL {
+            while tree.remove(&[*name], tier) == 0 {
+                held += 1;
+            }
+        }
+    }
+    held
+}

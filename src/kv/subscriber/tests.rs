@@ -1,0 +1,411 @@
+use std::num::NonZeroU32;
+
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use super::super::block;
+use super::super::event::Event;
+use super::super::event::Medium;
+use super::super::event::Name;
+use super::super::event::Place;
+use super::super::event::Removed;
+use super::super::event::Stored;
+use super::super::forest;
+use super::super::source::Undecodable;
+use super::*;
+use crate::observe::metrics::Registry;
+
+/// Says what the test says, and tells it what was asked.
+struct Script {
+    said: mpsc::UnboundedReceiver<Said>,
+    asked: mpsc::UnboundedSender<u64>,
+    can_replay: bool,
+}
+
+impl Source for Script {
+    async fn next(&mut self) -> Said {
+        match self.said.recv().await {
+            Some(said) => said,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn replay(&mut self, first: u64) {
+        let _ = self.asked.send(first);
+    }
+
+    fn can_replay(&self) -> bool {
+        self.can_replay
+    }
+}
+
+struct Stage {
+    say: mpsc::UnboundedSender<Said>,
+    asked: mpsc::UnboundedReceiver<u64>,
+    life: watch::Sender<u64>,
+    forest: Arc<Forest>,
+    board: Arc<Board>,
+    registry: Registry,
+    /// Who was said to have lost its cache.
+    losses: Arc<Mutex<Vec<WorkerId>>>,
+}
+
+const SIZE: NonZeroU32 = NonZeroU32::new(4).unwrap();
+const WORKER: WorkerId = WorkerId(7);
+
+/// Runs `play` beside a subscriber until it ends.
+fn on_stage<F: Future<Output = ()>>(can_replay: bool, play: impl FnOnce(Stage) -> F) {
+    let registry = Registry::default();
+    let losses: Arc<Mutex<Vec<WorkerId>>> = Arc::default();
+    let shared = Shared {
+        forest: Forest::new(forest::Settings::default(), &registry),
+        board: Arc::default(),
+        metrics: Metrics::new(&registry),
+        settings: stream::Settings::default(),
+        on_loss: {
+            let losses = losses.clone();
+            Arc::new(move |worker| losses.lock().push(worker))
+        },
+    };
+    let (say, said) = mpsc::unbounded_channel();
+    let (ask, asked) = mpsc::unbounded_channel();
+    let (life, lives) = watch::channel(0);
+    let stage = Stage {
+        say,
+        asked,
+        life,
+        forest: shared.forest.clone(),
+        board: shared.board.clone(),
+        registry,
+        losses,
+    };
+    let source = Script {
+        said,
+        asked: ask,
+        can_replay,
+    };
+    let subject = Subject {
+        worker: WORKER,
+        name: "http://a:1".into(),
+        rank: 0,
+        model: "m".into(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        tokio::select! {
+            () = run(source, subject, shared, lives) => unreachable!("it never ends"),
+            () = play(stage) => {}
+        }
+    });
+}
+
+impl Stage {
+    async fn say(&self, said: impl IntoIterator<Item = Said>) {
+        for said in said {
+            self.say.send(said).unwrap();
+        }
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Blocks of the prompt that routing sees.
+    fn depth(&self, tokens: &[u32]) -> u32 {
+        let mut locals = Vec::new();
+        block::locals(tokens, SIZE, &mut locals);
+        let mut found = Vec::new();
+        for (_, index) in self.forest.of("m") {
+            index.overlap(block::root(None, None), &locals, &mut found);
+        }
+        found.iter().map(|depth| depth.blocks).max().unwrap_or(0)
+    }
+
+    fn status(&self) -> Status {
+        self.board.statuses(observe::now()).remove(0)
+    }
+}
+
+fn frame(sequence: u64, events: Vec<Event>) -> Frame {
+    Frame {
+        sequence,
+        digest: u128::from(sequence),
+        bytes: 100,
+        batch: Ok(Batch {
+            timestamp: 0.0,
+            rank: None,
+            events,
+        }),
+        snapshot: None,
+    }
+}
+
+fn of_process(process: u128, mut frame: Frame) -> Frame {
+    frame.digest |= process << 64;
+    frame
+}
+
+fn prompt(blocks: u32) -> Vec<u32> {
+    (0..blocks * SIZE.get()).collect()
+}
+
+/// The blocks `from..to` of the prompt.
+fn stored(from: u32, to: u32) -> Event {
+    Event::Stored(Stored {
+        names: (from..to)
+            .map(|block| Name(u64::from(block) + 100))
+            .collect(),
+        parent: from
+            .checked_sub(1)
+            .map(|block| Name(u64::from(block) + 100)),
+        token_ids: (from * SIZE.get()..to * SIZE.get()).collect(),
+        block_size: SIZE.get(),
+        ..Stored::default()
+    })
+}
+
+fn removed(block: u32) -> Event {
+    Event::Removed(Removed {
+        names: vec![Name(u64::from(block) + 100)],
+        place: Place::default(),
+    })
+}
+
+fn connected() -> Said {
+    Said::Connected { epoch: None }
+}
+
+fn lost() -> Said {
+    Said::Lost {
+        why: "closed".to_owned(),
+    }
+}
+
+#[test]
+fn what_is_replayed_and_then_said_live_is_scored() {
+    on_stage(true, async |mut stage| {
+        stage.say([connected()]).await;
+        assert_eq!(stage.asked.try_recv(), Ok(0));
+        stage
+            .say([
+                Said::Live(frame(2, vec![removed(3)])),
+                Said::Replayed(frame(0, vec![stored(0, 2)])),
+                Said::Replayed(frame(1, vec![stored(2, 4)])),
+            ])
+            .await;
+        assert_eq!(stage.depth(&prompt(4)), 0, "the answer has not ended");
+        stage.say([Said::ReplayEnd]).await;
+        assert_eq!(stage.depth(&prompt(4)), 3);
+        assert_eq!(stage.status().state, "live");
+        assert!(stage.board.has_events(WORKER) && stage.board.scores(WORKER));
+        assert!(!stage.board.has_events(WorkerId(8)));
+    });
+}
+
+#[test]
+fn a_cache_that_was_cleared_or_is_another_processs_is_called_lost() {
+    on_stage(true, async |stage| {
+        let cleared = Event::Cleared { ownership: None };
+        stage
+            .say([
+                connected(),
+                Said::Replayed(frame(0, vec![stored(0, 2)])),
+                Said::ReplayEnd,
+            ])
+            .await;
+        assert!(stage.losses.lock().is_empty());
+        stage.say([Said::Live(frame(1, vec![cleared]))]).await;
+        assert_eq!(*stage.losses.lock(), [WORKER]);
+        let other = of_process(1, frame(1, vec![stored(0, 1)]));
+        stage
+            .say([lost(), connected(), Said::Replayed(other), Said::ReplayEnd])
+            .await;
+        assert_eq!(*stage.losses.lock(), [WORKER; 2]);
+    });
+}
+
+#[test]
+fn a_lost_connection_stops_scoring_until_the_process_is_proved() {
+    on_stage(true, async |mut stage| {
+        stage
+            .say([connected(), Said::Replayed(frame(0, vec![stored(0, 2)]))])
+            .await;
+        stage.say([Said::ReplayEnd, lost()]).await;
+        assert_eq!(stage.depth(&prompt(2)), 0);
+        assert_eq!(stage.status().state, "stale");
+        assert!(!stage.board.scores(WORKER));
+        stage.say([connected()]).await;
+        assert_eq!(stage.depth(&prompt(2)), 0);
+        stage
+            .say([
+                Said::Replayed(frame(0, vec![stored(0, 2)])),
+                Said::ReplayEnd,
+            ])
+            .await;
+        assert_eq!(stage.depth(&prompt(2)), 2);
+        assert_eq!(stage.asked.try_recv(), Ok(0));
+    });
+}
+
+#[test]
+fn a_restarted_engine_at_the_same_number_is_found_out() {
+    on_stage(true, async |stage| {
+        stage
+            .say([connected(), Said::Replayed(frame(0, vec![stored(0, 2)]))])
+            .await;
+        stage.say([Said::ReplayEnd, lost(), connected()]).await;
+        let new = of_process(1, frame(0, vec![stored(0, 1)]));
+        stage
+            .say([Said::Replayed(new.clone()), Said::ReplayEnd])
+            .await;
+        assert_eq!(stage.depth(&prompt(2)), 0);
+        stage.say([Said::Replayed(new), Said::ReplayEnd]).await;
+        assert_eq!(stage.depth(&prompt(2)), 1);
+        assert_eq!(stage.status().resets["restarted"], 1);
+    });
+}
+
+#[test]
+fn a_new_life_makes_a_source_without_replays_forget() {
+    on_stage(false, async |stage| {
+        stage
+            .say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))])
+            .await;
+        assert_eq!(stage.depth(&prompt(2)), 2);
+        stage.life.send(1).unwrap();
+        stage.say([]).await;
+        assert_eq!(stage.depth(&prompt(2)), 0);
+        stage.say([Said::Live(frame(1, vec![stored(0, 1)]))]).await;
+        assert_eq!(stage.depth(&prompt(2)), 1);
+        assert_eq!(stage.status().state, "partial");
+    });
+}
+
+#[test]
+fn what_cannot_be_read_or_understood_forgets_all_before_it() {
+    on_stage(false, async |stage| {
+        stage
+            .say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))])
+            .await;
+        let mut unreadable = frame(1, vec![]);
+        unreadable.batch = Err(Undecodable("bytes".to_owned()));
+        stage.say([Said::Live(unreadable)]).await;
+        assert_eq!(stage.depth(&prompt(2)), 0);
+        let unknown = Event::Unknown {
+            kind: "Moved".into(),
+        };
+        stage
+            .say([Said::Live(frame(
+                2,
+                vec![stored(0, 2), unknown, stored(0, 1)],
+            ))])
+            .await;
+        assert_eq!(stage.depth(&prompt(2)), 0);
+        let status = stage.status();
+        assert_eq!(status.resets["undecodable"], 1);
+        assert_eq!(status.resets["unknown_removal"], 1);
+        assert_eq!(status.filtered["unknown_event"], 1);
+    });
+}
+
+#[test]
+fn a_removal_from_a_medium_never_heard_of_forgets_the_block() {
+    on_stage(false, async |stage| {
+        stage
+            .say([
+                connected(),
+                Said::Live(frame(0, vec![stored(0, 3), stored(0, 3)])),
+            ])
+            .await;
+        let event = Event::Removed(Removed {
+            names: vec![Name(102)],
+            place: Place {
+                medium: Medium::Other("HBM".into()),
+                ..Place::default()
+            },
+        });
+        stage.say([Said::Live(frame(1, vec![event]))]).await;
+        assert_eq!(stage.depth(&prompt(3)), 2);
+    });
+}
+
+#[test]
+fn a_block_after_an_unknown_one_is_left_out_and_the_rest_is_partial() {
+    on_stage(false, async |stage| {
+        stage
+            .say([
+                connected(),
+                Said::Live(frame(0, vec![stored(0, 1), stored(2, 3)])),
+            ])
+            .await;
+        assert_eq!(stage.depth(&prompt(3)), 1);
+        stage.say([Said::Live(frame(1, vec![]))]).await;
+        let status = stage.status();
+        assert_eq!((status.state, status.reason), ("partial", "incomplete"));
+        assert_eq!(status.filtered["unknown_parent"], 1);
+    });
+}
+
+#[test]
+fn nothing_is_left_of_a_subscriber_that_ended() {
+    let mut left = None;
+    let kept = &mut left;
+    on_stage(false, async move |stage| {
+        stage
+            .say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))])
+            .await;
+        assert!(stage.registry.text().contains("http://a:1"));
+        *kept = Some(stage);
+    });
+    let stage = left.unwrap();
+    assert_eq!(stage.depth(&prompt(2)), 0);
+    assert!(!stage.board.has_events(WORKER));
+    assert!(stage.board.statuses(observe::now()).is_empty());
+    assert!(!stage.registry.text().contains("http://a:1"));
+}
+
+#[test]
+fn two_of_a_kind_share_labels_until_the_last_one_goes() {
+    let registry = Registry::default();
+    let metrics = Metrics::new(&registry);
+    let name: Arc<str> = "a".into();
+    let (old, new) = (metrics.of(&name, 0), metrics.of(&name, 0));
+    drop(old);
+    new.events.inc();
+    assert!(
+        registry
+            .text()
+            .contains("warmroute_kv_events_total{rank=\"0\",worker=\"a\"} 1")
+    );
+    drop(new);
+    assert!(!registry.text().contains("worker=\"a\""));
+}
+
+#[test]
+fn the_task_can_be_spawned() {
+    fn check<T: Send>(_: T) {}
+    let (_say, said) = mpsc::unbounded_channel();
+    let (asked, _) = mpsc::unbounded_channel();
+    let registry = Registry::default();
+    let source = Script {
+        said,
+        asked,
+        can_replay: false,
+    };
+    let subject = Subject {
+        worker: WORKER,
+        name: "a".into(),
+        rank: 0,
+        model: "m".into(),
+    };
+    let shared = Shared {
+        forest: Forest::new(forest::Settings::default(), &registry),
+        board: Arc::default(),
+        metrics: Metrics::new(&registry),
+        settings: stream::Settings::default(),
+        on_loss: Arc::new(|_| {}),
+    };
+    check(run(source, subject, shared, watch::channel(0).1));
+}

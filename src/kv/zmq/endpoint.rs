@@ -1,0 +1,95 @@
+//! Where a socket listens: `tcp://HOST:PORT`, as engines and people write it.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A host, looked up anew for each connection, and a port.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// A name or an address, without brackets.
+    pub host: String,
+    pub port: u16,
+}
+
+impl Endpoint {
+    /// The same port on `host`, where an engine names all of its interfaces in place of one.
+    pub fn seen_from_outside(mut self, host: &str) -> Self {
+        if matches!(self.host.as_str(), "*" | "0.0.0.0" | "::") {
+            host.trim_matches(['[', ']']).clone_into(&mut self.host);
+        }
+        self
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |what: &str| format!("`{text}` is {what}; write tcp://HOST:PORT");
+        let Some(rest) = text.strip_prefix("tcp://") else {
+            return Err(wrong("not a TCP endpoint"));
+        };
+        let (host, port) = rest
+            .rsplit_once(':')
+            .ok_or_else(|| wrong("without a port"))?;
+        let host = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'))
+            .unwrap_or(host);
+        if host.is_empty() || host.contains(['/', '[', ']', ' ']) {
+            return Err(wrong("without a host"));
+        }
+        match port.parse() {
+            Ok(port) if port > 0 => Ok(Self {
+                host: host.to_owned(),
+                port,
+            }),
+            _ => Err(wrong("without a port")),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "tcp://[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "tcp://{}:{}", self.host, self.port)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_reads_as_it_is_written() {
+        for text in [
+            "tcp://engine-3:5557",
+            "tcp://10.0.0.1:1",
+            "tcp://[::1]:65535",
+            "tcp://*:9",
+        ] {
+            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
+        }
+        for text in [
+            "ipc:///tmp/x",
+            "tcp://host",
+            "tcp://:5",
+            "tcp://h:0",
+            "tcp://h:x",
+            "h:5",
+        ] {
+            assert!(text.parse::<Endpoint>().unwrap_err().contains(text));
+        }
+    }
+
+    #[test]
+    fn an_engine_on_all_interfaces_is_reached_at_its_worker_s_host() {
+        let at = |text: &str| text.parse::<Endpoint>().unwrap().seen_from_outside("w1");
+        assert_eq!(at("tcp://*:5557").to_string(), "tcp://w1:5557");
+        assert_eq!(at("tcp://0.0.0.0:5557").to_string(), "tcp://w1:5557");
+        assert_eq!(at("tcp://w2:5557").to_string(), "tcp://w2:5557");
+    }
+}

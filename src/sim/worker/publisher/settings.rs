@@ -1,0 +1,201 @@
+//! The arguments about cache events, and the endpoints in them. Pure.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+
+use crate::kv::msgpack::encode;
+
+// The arguments around these are a group of the same name.
+#[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
+pub struct Settings {
+    /// Publish cache events here over ZeroMQ, as tcp://HOST:PORT; `*` is every address, port 0 a free
+    /// one. Data-parallel rank r takes the port that is r higher.
+    #[arg(long = "kv-events", value_name = "ENDPOINT")]
+    pub events: Option<Endpoint>,
+
+    /// Give published events again to those who ask here.
+    #[arg(long = "kv-replay", value_name = "ENDPOINT", requires = "events")]
+    pub replay: Option<Endpoint>,
+
+    /// What subscribers see first of each batch.
+    #[arg(long = "kv-topic", value_name = "TOPIC", default_value = "")]
+    pub topic: String,
+
+    /// How events are written: as maps (vLLM 0.24 and later), or as arrays (before; those releases
+    /// leave the topic out of replays).
+    #[arg(long = "kv-layout", value_name = "LAYOUT", value_enum, default_value_t = Layout::Map)]
+    pub layout: Layout,
+
+    /// How blocks are named: by an integer, or by all bytes of the hash.
+    #[arg(long = "kv-hashes", value_name = "KIND", value_enum, default_value_t = Hashes::Int)]
+    pub hashes: Hashes,
+
+    /// Batches that can be asked for again.
+    #[arg(
+        long = "kv-buffer-steps",
+        value_name = "BATCHES",
+        default_value_t = BUFFER_STEPS
+    )]
+    pub buffer_steps: NonZeroUsize,
+
+    /// Number of the first batch. A real engine starts at 0.
+    #[arg(long = "kv-first-sequence", value_name = "NUMBER", default_value_t = 0)]
+    pub first_sequence: u64,
+}
+
+/// As in vLLM.
+const BUFFER_STEPS: NonZeroUsize = NonZeroUsize::new(10_000).expect("it is not zero");
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Layout {
+    #[default]
+    Map,
+    Array,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Hashes {
+    #[default]
+    Int,
+    Bytes,
+}
+
+/// `tcp://HOST:PORT`, to be bound.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// As it was written: a name, an address, or `*`.
+    pub host: String,
+    pub port: u16,
+}
+
+/// As without any argument: nothing is published.
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            events: None,
+            replay: None,
+            topic: String::new(),
+            layout: Layout::default(),
+            hashes: Hashes::default(),
+            buffer_steps: BUFFER_STEPS,
+            first_sequence: 0,
+        }
+    }
+}
+
+impl Settings {
+    pub(super) fn encoding(&self) -> encode::Layout {
+        encode::Layout {
+            events: match self.layout {
+                Layout::Map => encode::Events::Map,
+                Layout::Array => encode::Events::Array,
+            },
+            hashes: match self.hashes {
+                Hashes::Int => encode::Hashes::Int,
+                Hashes::Bytes => encode::Hashes::Bytes,
+            },
+        }
+    }
+
+    /// Events and their replay on this machine only, on free ports.
+    pub fn anywhere() -> Self {
+        let endpoint = Endpoint::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        Self {
+            events: Some(endpoint.clone()),
+            replay: Some(endpoint),
+            ..Self::default()
+        }
+    }
+}
+
+impl Endpoint {
+    /// The endpoint of a data-parallel rank; none if there are not so many ports.
+    pub(crate) fn of_rank(&self, rank: u16) -> Option<Self> {
+        let port = match self.port {
+            0 => 0,
+            port => port.checked_add(rank)?,
+        };
+        Some(Self {
+            host: self.host.clone(),
+            port,
+        })
+    }
+
+    /// What can be bound.
+    pub(crate) fn address(&self) -> (&str, u16) {
+        let host = match self.host.as_str() {
+            "*" => "0.0.0.0",
+            host => host.trim_start_matches('[').trim_end_matches(']'),
+        };
+        (host, self.port)
+    }
+}
+
+impl From<SocketAddr> for Endpoint {
+    fn from(address: SocketAddr) -> Self {
+        let host = match address {
+            SocketAddr::V4(address) => address.ip().to_string(),
+            SocketAddr::V6(address) => format!("[{}]", address.ip()),
+        };
+        let port = address.port();
+        Self { host, port }
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let rest = text.strip_prefix("tcp://");
+        let parts = rest.and_then(|rest| rest.rsplit_once(':'));
+        match parts.map(|(host, port)| (host, port.parse())) {
+            Some((host, Ok(port))) if !host.is_empty() => Ok(Self {
+                host: host.to_owned(),
+                port,
+            }),
+            Some(_) | None => Err("it should look like tcp://127.0.0.1:5557".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        write!(f, "tcp://{host}:{port}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_read_and_written() {
+        for text in ["tcp://*:5557", "tcp://127.0.0.1:0", "tcp://[::1]:80"] {
+            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
+        }
+        for text in [
+            "ipc:///tmp/x",
+            "tcp://:1",
+            "tcp://x:70000",
+            "x:1",
+            "tcp://x",
+        ] {
+            text.parse::<Endpoint>().unwrap_err();
+        }
+    }
+
+    #[test]
+    fn each_rank_has_a_port_and_any_free_one_stays_any() {
+        let of = |port| Endpoint::from(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        assert_eq!(of(5557).of_rank(2), Some(of(5559)));
+        assert_eq!(of(0).of_rank(2), Some(of(0)));
+        assert_eq!(of(65_535).of_rank(1), None);
+    }
+}

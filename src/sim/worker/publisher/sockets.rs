@@ -1,0 +1,173 @@
+//! The ZeroMQ sockets of one rank: what is ordered goes out, and who asks is answered.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tracing::debug;
+use zeromq::PubSocket;
+use zeromq::RouterSocket;
+use zeromq::Socket;
+use zeromq::SocketRecv;
+use zeromq::SocketSend;
+use zeromq::ZmqMessage;
+
+use super::Order;
+use super::Outlet;
+use super::gate::Cutter;
+use super::gate::Gate;
+use super::settings::Layout;
+
+/// Before the library's socket is asked again after an error.
+const ERROR_PAUSE: Duration = Duration::from_millis(20);
+/// In place of a number, after the last batch of a replay.
+const END: [u8; 8] = [0xff; 8];
+
+/// The other end of an outlet. It does something while it is run.
+pub(crate) struct Publisher {
+    pub(super) outlet: Arc<Outlet>,
+    pub(super) orders: mpsc::Receiver<Order>,
+    pub(super) events: Guarded<PubSocket>,
+    pub(super) replay: Option<Guarded<RouterSocket>>,
+}
+
+/// A socket of the library, and the gate before it.
+pub(super) struct Guarded<S> {
+    pub(super) gate: Gate,
+    socket: S,
+}
+
+impl<S: Socket> Guarded<S> {
+    pub(super) async fn bind(listener: TcpListener) -> io::Result<Self> {
+        let behind = std::net::TcpListener::bind("127.0.0.1:0")?;
+        let address = behind.local_addr()?;
+        let mut socket = S::new();
+        socket
+            .bind_listener(behind)
+            .await
+            .map_err(io::Error::other)?;
+        let gate = Gate::new(listener, address);
+        Ok(Self { gate, socket })
+    }
+}
+
+impl Publisher {
+    pub(crate) fn outlet(&self) -> Arc<Outlet> {
+        Arc::clone(&self.outlet)
+    }
+
+    /// Serves the sockets for as long as it is polled.
+    pub(crate) async fn run(self) -> Infallible {
+        let outlet = self.outlet;
+        let Guarded { gate, socket } = self.events;
+        let cutter = gate.cutter();
+        let events = send(&outlet, self.orders, socket, &cutter);
+        let replays = async {
+            match self.replay {
+                Some(replay) => serve_replays(&outlet, replay).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            never = gate.run() => never,
+            never = events => never,
+            never = replays => never,
+        }
+    }
+}
+
+async fn send(
+    outlet: &Outlet,
+    mut orders: mpsc::Receiver<Order>,
+    mut socket: PubSocket,
+    cutter: &Cutter,
+) -> Infallible {
+    loop {
+        let Some(order) = orders.recv().await else {
+            // The outlet has the other end, and is held above.
+            std::future::pending().await
+        };
+        match order {
+            Order::Cut => cutter.cut(),
+            Order::Send { batch, due } => {
+                tokio::time::sleep_until(due).await;
+                outlet.may_speak().await;
+                let frames = [outlet.topic.clone(), number(batch.sequence), batch.payload];
+                if let Err(error) = socket.send(message(frames)).await {
+                    debug!(%error, "a batch of cache events was not sent");
+                }
+            }
+        }
+    }
+}
+
+async fn serve_replays(outlet: &Outlet, replay: Guarded<RouterSocket>) -> Infallible {
+    let Guarded { gate, mut socket } = replay;
+    let cutter = gate.cutter();
+    let answers = async {
+        loop {
+            match socket.recv().await {
+                Ok(request) => answer(outlet, &mut socket, &request.into_vec(), &cutter).await,
+                Err(error) => {
+                    debug!(%error, "no request for a replay could be read");
+                    tokio::time::sleep(ERROR_PAUSE).await;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        never = gate.run() => never,
+        never = answers => never,
+    }
+}
+
+async fn answer(outlet: &Outlet, socket: &mut RouterSocket, request: &[Bytes], cutter: &Cutter) {
+    // What has another shape is passed over without a word, as by vLLM.
+    let [asker, _, first] = request else {
+        return;
+    };
+    let Ok(first) = <[u8; 8]>::try_from(&first[..]) else {
+        return;
+    };
+    outlet.may_speak().await;
+    if outlet.faults.borrow().replay_refuse {
+        cutter.cut();
+        return;
+    }
+    let replayed = outlet.log.lock().replay(u64::from_be_bytes(first));
+    let topic = || outlet.topic.clone();
+    let batches = replayed.batches.into_iter();
+    let batches = batches.map(|batch| (topic(), number(batch.sequence), batch.payload));
+    let end = (Bytes::new(), Bytes::from_static(&END), Bytes::new());
+    for (topic, number, payload) in batches.chain(replayed.ends.then_some(end)) {
+        let mut frames = vec![asker.clone(), Bytes::new()];
+        // The releases that write arrays leave the topic out here.
+        if outlet.settings.layout == Layout::Map {
+            frames.push(topic);
+        }
+        frames.extend([number, payload]);
+        if let Err(error) = socket.send(message(frames)).await {
+            debug!(%error, "whoever asked for a replay is gone");
+            return;
+        }
+    }
+}
+
+fn number(sequence: u64) -> Bytes {
+    Bytes::copy_from_slice(&sequence.to_be_bytes())
+}
+
+fn message(frames: impl Into<Vec<Bytes>>) -> ZmqMessage {
+    ZmqMessage::try_from(frames.into()).expect("there are frames")
+}
+
+impl fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Publisher").field(&self.outlet).finish()
+    }
+}

@@ -1,0 +1,71 @@
+//! Any bytes as what a peer says over ZMTP, in pieces; its messages as published batches and as answers.
+//! However the bytes are cut, the same is heard, and no more is kept than a message may have.
+
+#![no_main]
+
+use bytes::Bytes;
+use bytes::BytesMut;
+use libfuzzer_sys::fuzz_target;
+use warmroute::kv::zmq::frame;
+use warmroute::kv::zmq::zmtp::Bounds;
+use warmroute::kv::zmq::zmtp::Fault;
+use warmroute::kv::zmq::zmtp::Heard;
+use warmroute::kv::zmq::zmtp::Role;
+use warmroute::kv::zmq::zmtp::Session;
+
+// The first byte chooses: the role, whether the handshake is done already, and the pieces.
+fuzz_target!(|bytes: &[u8]| {
+    let Some((&choice, said)) = bytes.split_first() else {
+        return;
+    };
+    let role = if choice & 1 == 0 {
+        Role::Subscriber {
+            topic: Bytes::from_static(b"kv"),
+        }
+    } else {
+        Role::Dealer
+    };
+    let mut all = Vec::new();
+    if choice & 2 == 0 {
+        all.extend(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL");
+        all.resize(64, 0);
+        all.extend(match role {
+            Role::Subscriber { .. } => &b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB"[..],
+            Role::Dealer => &b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06ROUTER"[..],
+        });
+    }
+    all.extend(said);
+    let whole = hear(role.clone(), &all, usize::MAX);
+    let pieces = hear(role, &all, 1 + usize::from(choice >> 2));
+    assert_eq!(whole, pieces);
+});
+
+fn hear(role: Role, said: &[u8], piece: usize) -> (Vec<Heard>, Option<Fault>) {
+    let bounds = Bounds {
+        message_bytes_max: 4_096,
+        parts_max: 6,
+    };
+    let mut out = BytesMut::new();
+    let mut input = BytesMut::new();
+    let mut session = Session::new(role, bounds, &mut out);
+    let mut heard = Vec::new();
+    for piece in said.chunks(piece.min(said.len().max(1))) {
+        input.extend_from_slice(piece);
+        loop {
+            match session.read(&mut input, &mut out) {
+                Ok(None) => break,
+                Ok(Some(one)) => {
+                    if let Heard::Message(parts) = &one {
+                        assert!(parts.len() <= bounds.parts_max);
+                        assert!(parts.iter().map(Bytes::len).sum::<usize>() <= 4_096);
+                        let _ = frame::live(parts);
+                        let _ = frame::answer(parts);
+                    }
+                    heard.push(one);
+                }
+                Err(fault) => return (heard, Some(fault)),
+            }
+        }
+    }
+    (heard, None)
+}

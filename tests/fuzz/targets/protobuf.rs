@@ -1,0 +1,18 @@
+//! Any bytes as a batch of the gRPC wire; and what was read, written again.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use warmroute::kv::protobuf;
+
+fuzz_target!(|message: &[u8]| {
+    let _ = protobuf::digest(message);
+    let _ = protobuf::decode_request(message);
+    let Ok(read) = protobuf::decode_batch(message) else {
+        return;
+    };
+    if let Ok(written) = protobuf::encode_batch(read.sequence, &read.batch, None) {
+        let again = protobuf::decode_batch(&written).expect("it was written here");
+        assert_eq!(again.batch.events, read.batch.events);
+    }
+});
