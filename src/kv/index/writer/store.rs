@@ -1,6 +1,6 @@
 //! Storing: blocks of a chain to their pages.
 
-use std::hint::black_box;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Known;
@@ -17,10 +17,11 @@ use crate::kv::index::Shared;
 use crate::kv::index::holders::Mark;
 use crate::kv::index::holders::Registry;
 use crate::kv::index::holders::Slot;
+use crate::kv::index::names::Naming;
 use crate::kv::index::pages::BlockId;
-use crate::kv::index::pages::Body;
 use crate::kv::index::pages::CHUNK;
 use crate::kv::index::pages::NONE;
+use crate::kv::index::pages::PageId;
 use crate::kv::index::pages::block_id;
 use crate::kv::index::pages::place_of;
 use crate::kv::radix::After;
@@ -30,6 +31,9 @@ use crate::kv::radix::UnknownParent;
 
 /// Blocks that are placed at once. A longer event is several.
 const PIECE: usize = 256;
+
+/// How many names ahead the table of names is asked for.
+const AHEAD: usize = 16;
 
 /// Where the next block of a chain goes on from.
 #[derive(Clone, Copy)]
@@ -72,11 +76,9 @@ impl Writer {
             },
             After::Block(name) => {
                 // The first of them will be looked for next; both may be far away.
-                black_box(
-                    blocks
-                        .first()
-                        .map_or(0, |block| self.names.touch(block.name.0)),
-                );
+                if let Some(first) = blocks.first() {
+                    self.names.prefetch(first.name.0);
+                }
                 let block = self
                     .resolve(shared, known, slot, name)
                     .ok_or(UnknownParent)?;
@@ -148,8 +150,9 @@ impl Writer {
         end: &mut End,
         blocks: &[NewBlock],
     ) -> usize {
-        let touched = blocks.iter().map(|block| self.names.touch(block.name.0));
-        black_box(touched.fold(0, |all, one| all ^ one));
+        for block in blocks.iter().take(AHEAD) {
+            self.names.prefetch(block.name.0);
+        }
         let mut paths = std::mem::take(&mut self.paths);
         paths.clear();
         let (mut path, before) = (Path(end.path), end.path);
@@ -158,6 +161,11 @@ impl Writer {
             path.0
         }));
         let start = end.depth;
+        let to_stretch = (STRETCH - start as usize % STRETCH) % STRETCH;
+        for path in paths.iter().skip(to_stretch).step_by(STRETCH) {
+            self.starts.table.prefetch(Path(*path).mixed());
+        }
+        let alone = Registry::of_one(way.slot, way.mark);
         let mut placed = 0;
         // The page to go on in, and the place there.
         let mut next = (NONE, 0);
@@ -217,19 +225,26 @@ impl Writer {
                         next = (fork, 0);
                         break;
                     }
+                    if let Some(ahead) = blocks.get(placed + AHEAD) {
+                        self.names.prefetch(ahead.name.0);
+                    }
                     let name = blocks[placed].name;
                     let block = block_id(page, at);
                     if known.alias(name).is_some() {
                         // The tree knows another block by this name.
                         break;
                     }
-                    if let Some(owner) = self.name_in_table(block, name) {
-                        if self.knows_by_own_name(shared, known, way.slot, owner) {
+                    match self.name_in_table(block, name) {
+                        Naming::Done => {}
+                        Naming::Taken(owner)
+                            if self.knows_by_own_name(shared, known, way.slot, owner) =>
+                        {
                             break;
                         }
-                        known.set_alias(block, name);
+                        Naming::Taken(_) | Naming::NoRoom => known.set_alias(block, name),
                     }
-                    self.append(known, way, body, block, paths[placed]);
+                    body.paths[at].store(paths[placed], Relaxed);
+                    body.held[at].store(alone, Relaxed);
                     end.block = block_id(page, at);
                     at += 1;
                     placed += 1;
@@ -238,7 +253,7 @@ impl Writer {
                     head.last.store(body.paths[at - 1].load(Relaxed), Relaxed);
                 }
                 head.close(at);
-                known.count_page(page, placed - from);
+                self.count_new(known, way, page, at - (placed - from)..at);
                 if next.0 == NONE && placed - from < fits {
                     next = self.make_way(shared, known, way, page, at, &blocks[placed]);
                     if next.0 == page {
@@ -280,15 +295,21 @@ impl Writer {
         }
     }
 
+    /// Counts blocks that a page got, and that no tree held before.
     #[inline]
-    fn append(&mut self, known: &mut Known, way: Way, body: &Body, block: BlockId, path: u64) {
-        let (page, at) = place_of(block);
-        body.paths[at].store(path, Relaxed);
-        body.held[at].store(Registry::of_one(way.slot, way.mark), Relaxed);
-        self.meta_mut(page).live += 1;
-        self.blocks += 1;
-        self.memberships += 1;
-        self.first(known, way, block);
+    fn count_new(&mut self, known: &mut Known, way: Way, page: PageId, places: Range<usize>) {
+        let new = places.len();
+        self.meta_mut(page).live += new as u16;
+        self.blocks += new as u64;
+        self.memberships += new as u64;
+        known.count_page(page, new);
+        if way.is_usual {
+            known.blocks[way.tier as usize] += new as u64;
+        } else {
+            for at in places {
+                self.first(known, way, block_id(page, at));
+            }
+        }
     }
 
     /// A tree holds a block that is there. Tells whether it did not before.
@@ -364,39 +385,27 @@ impl Writer {
         } else {
             known.drop_alias(block);
             let is_unnamed = self.meta(page).named >> at & 1 == 0;
-            if !is_unnamed || self.name_in_table(block, name).is_some() {
+            if !is_unnamed || self.name_in_table(block, name) != Naming::Done {
                 known.set_alias(block, name);
             }
         }
     }
 
-    /// Gives a block a name in the common table. Where another block has it, returns that.
+    /// Gives a block a name in the common table.
     #[inline]
-    fn name_in_table(&mut self, block: BlockId, name: Name) -> Option<BlockId> {
+    fn name_in_table(&mut self, block: BlockId, name: Name) -> Naming {
         let meta = &self.meta;
-        let meta_of = |block| {
+        let naming = self.names.insert(name.0, block, |block| {
             let (page, at) = place_of(block);
-            (&meta[page as usize / CHUNK][page as usize % CHUNK], at)
-        };
-        let owner = self.names.find_or_insert(
-            name.0,
-            block,
-            |block| {
-                let (meta, at) = meta_of(block);
-                meta.has_name(at, name.0)
-            },
-            |block| {
-                let (meta, at) = meta_of(block);
-                meta.names[at]
-            },
-        );
-        if owner.is_none() {
+            meta[page as usize / CHUNK][page as usize % CHUNK].has_name(at, name.0)
+        });
+        if naming == Naming::Done {
             let (page, at) = place_of(block);
             let meta = self.meta_mut(page);
             meta.names[at] = name.0;
             meta.named |= 1 << at;
         }
-        owner
+        naming
     }
 }
 
