@@ -23,6 +23,7 @@ use super::pages::NONE;
 use super::pages::PageId;
 use super::pages::Pages;
 use super::pages::place_of;
+use super::simd::prefetch;
 use super::table::Table;
 use crate::ids::WorkerId;
 use crate::kv::block::Path;
@@ -41,9 +42,10 @@ struct Meta {
     /// Of the first block.
     depth: u32,
     /// Which of `names` are in the table of names.
-    named: u16,
-    /// Blocks that anyone holds.
-    live: u16,
+    named: u32,
+    /// Blocks that anyone holds. Neither is shorter than a register: a load of both after a store to
+    /// one would wait for the store.
+    live: u32,
 }
 
 const NO_META: Meta = Meta {
@@ -196,18 +198,17 @@ impl Writer {
         if let Some(block) = known.alias(name) {
             return Some(block);
         }
-        let block = self.owner(name)?;
+        let block = self.names.find(name.0, |block| {
+            let (page, at) = place_of(block);
+            // What will be read next, all at once.
+            let (head, body) = shared.pages.at(page);
+            prefetch(head);
+            prefetch(&body.held);
+            prefetch(&body.paths[at]);
+            self.meta(page).has_name(at, name.0)
+        })?;
         self.knows_by_own_name(shared, known, slot, block)
             .then_some(block)
-    }
-
-    /// The block that has this name in the common table.
-    #[inline]
-    fn owner(&self, name: Name) -> Option<BlockId> {
-        self.names.find(name.0, |block| {
-            let (page, at) = place_of(block);
-            self.meta(page).has_name(at, name.0)
-        })
     }
 
     /// Whether a tree holds a block, and by the name that the block has in the common table.
@@ -335,10 +336,10 @@ impl Writer {
         if new == old {
             return;
         }
-        self.sets.retain(new);
+        self.sets.retain(new, 1);
         // First where readers look, then the set may be reused.
         held.store(new, std::sync::atomic::Ordering::Release);
-        self.sets.release(&shared.sets, old);
+        self.sets.release(&shared.sets, old, 1);
         if old == NOBODY {
             self.meta_mut(page).live += 1;
             self.blocks += 1;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::Release;
 
 use super::Known;
 use super::Writer;
@@ -12,12 +13,15 @@ use crate::kv::event::Name;
 use crate::kv::event::Tier;
 use crate::kv::index::Shared;
 use crate::kv::index::holders::Mark;
+use crate::kv::index::holders::NOBODY;
 use crate::kv::index::holders::Slot;
 use crate::kv::index::pages::BlockId;
+use crate::kv::index::pages::CHUNK;
 use crate::kv::index::pages::NONE;
 use crate::kv::index::pages::PageId;
 use crate::kv::index::pages::block_id;
 use crate::kv::index::pages::place_of;
+use crate::kv::index::simd::prefetch;
 use crate::kv::radix::Listed;
 
 /// A page that blocks are being removed from, one after the other.
@@ -49,7 +53,8 @@ impl Writer {
             page: NONE,
             gone: 0,
         };
-        for name in names {
+        let mut left = names;
+        while let [name, rest @ ..] = left {
             let found = self
                 .is_guess(shared, &known, slot, guess, *name)
                 .then_some(guess)
@@ -57,44 +62,102 @@ impl Writer {
             let Some(block) = found else {
                 missing += 1;
                 guess = NONE;
+                left = rest;
                 continue;
             };
             let (page, at) = place_of(block);
-            guess = if at > 0 {
-                block - 1
-            } else {
-                self.meta(page).up
-            };
             if run.page != page {
                 self.finish(shared, &mut known, &run);
                 run = Run { page, gone: 0 };
                 self.unsettle(shared, page);
+                self.prefetch_up(shared, page);
             }
-            let is_plain = tier == Tier::Gpu && known.is_plain();
-            let mark = if is_plain {
-                self.mark(shared, slot, block)
-            } else {
-                Mark::Absent
+            let mut alike = 0;
+            if tier == Tier::Gpu && known.is_plain() && !known.has_aliases() {
+                alike = self.remove_alike(shared, slot, block, left);
+                known.blocks[Tier::Gpu as usize] -= alike as u64;
+                run.gone += alike;
+            }
+            if alike == 0 {
+                match self.remove_copy(shared, &mut known, slot, block, tier) {
+                    Some(Mark::Absent) => run.gone += 1,
+                    Some(_) => {}
+                    None => missing += 1,
+                }
+                alike = 1;
+            }
+            left = &left[alike..];
+            guess = match at + 1 - alike {
+                0 => self.meta(page).up,
+                at => block_id(page, at - 1),
             };
-            if mark == Mark::Gpu {
-                // One copy, in the GPU.
-                self.set_mark(shared, slot, block, Mark::Absent);
-                known.blocks[Tier::Gpu as usize] -= 1;
-                known.drop_alias(block);
-                run.gone += 1;
-                continue;
-            }
-            match self.remove_copy(shared, &mut known, slot, block, tier) {
-                Some(Mark::Absent) => run.gone += 1,
-                Some(_) => {}
-                None => missing += 1,
-            }
         }
         self.finish(shared, &mut known, &run);
         self.bury();
         self.count_bytes(&mut known);
         self.trees[slot as usize] = Some(known);
         missing
+    }
+
+    /// Removes blocks of one page from the tree, one before the other, as long as they go by these names
+    /// and have the same holders. Returns how many; none if the tree does not hold the first one in
+    /// the GPU. It may have no aliases, and no block of which it holds other than one copy.
+    fn remove_alike(
+        &mut self,
+        shared: &Shared,
+        slot: Slot,
+        block: BlockId,
+        names: &[Name],
+    ) -> usize {
+        let (page, last) = place_of(block);
+        let (_, body) = shared.pages.at(page);
+        let old = body.held[last].load(Relaxed);
+        if self.sets.mark(&shared.sets, old, slot) != Mark::Gpu {
+            return 0;
+        }
+        let new = self.sets.with(&shared.sets, old, slot, Mark::Absent);
+        let meta = &mut self.meta[page as usize / CHUNK][page as usize % CHUNK];
+        let mut gone = 0;
+        for (name, at) in names.iter().zip((0..=last).rev()) {
+            let is_next = gone == 0 || meta.has_name(at, name.0);
+            if !is_next || body.held[at].load(Relaxed) != old {
+                break;
+            }
+            gone += 1;
+        }
+        let first = last + 1 - gone;
+        self.sets.retain(new, gone as u32);
+        for held in &body.held[first..=last] {
+            held.store(new, Release);
+        }
+        if new == NOBODY {
+            self.blocks -= gone as u64;
+            meta.live -= gone as u32;
+            for at in (first..=last).rev() {
+                if meta.named >> at & 1 == 1 {
+                    self.dead.push((meta.names[at], block_id(page, at)));
+                }
+            }
+            meta.named &= !(((1 << gone) - 1) << first);
+        }
+        self.sets.release(&shared.sets, old, gone as u32);
+        gone
+    }
+
+    /// Asks for the page that is likely next.
+    #[inline]
+    fn prefetch_up(&self, shared: &Shared, page: PageId) {
+        let up = self.meta(page).up;
+        if up != NONE {
+            let (page, at) = place_of(up);
+            let (head, body) = shared.pages.at(page);
+            let meta = self.meta(page);
+            prefetch(head);
+            prefetch(&body.held);
+            prefetch(&meta.names[at]);
+            prefetch(&meta.names[at / 2]);
+            prefetch(&meta.live);
+        }
     }
 
     #[inline]

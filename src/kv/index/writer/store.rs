@@ -299,7 +299,7 @@ impl Writer {
     #[inline]
     fn count_new(&mut self, known: &mut Known, way: Way, page: PageId, places: Range<usize>) {
         let new = places.len();
-        self.meta_mut(page).live += new as u16;
+        self.meta_mut(page).live += new as u32;
         self.blocks += new as u64;
         self.memberships += new as u64;
         known.count_page(page, new);
