@@ -160,6 +160,23 @@ impl Names {
         Some(segment.lines[line].block(at))
     }
 
+    /// Gives a name to a block, if that needs no look at another line or block.
+    #[inline]
+    pub(super) fn insert_plainly(&mut self, name: u64, block: BlockId) -> bool {
+        let hash = spread(name);
+        let index = self.segment_of(hash);
+        let segment = &mut self.segments[index];
+        let line = &mut segment.lines[home(hash)];
+        let free = line.like(0);
+        let is_plain =
+            line.like(hash) == 0 && line.over() == 0 && free != 0 && segment.len < SEGMENT_MAX;
+        if is_plain {
+            line.set(free.trailing_zeros() as usize % ENTRIES, hash, block);
+            segment.len += 1;
+        }
+        is_plain
+    }
+
     /// Gives a name to a block, unless another has it already.
     #[inline]
     pub(super) fn insert(
@@ -170,14 +187,7 @@ impl Names {
     ) -> Naming {
         let hash = spread(name);
         let mut index = self.segment_of(hash);
-        let segment = &mut self.segments[index];
-        let line = &mut segment.lines[home(hash)];
-        let free = line.like(0);
-        if line.like(hash) == 0 && line.over() == 0 && free != 0 && segment.len < SEGMENT_MAX {
-            line.set(free.trailing_zeros() as usize % ENTRIES, hash, block);
-            segment.len += 1;
-            return Naming::Done;
-        }
+        let segment = &self.segments[index];
         if let Some((line, at)) = segment.find(hash, is_it) {
             return Naming::Taken(segment.lines[line].block(at));
         }

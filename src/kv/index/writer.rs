@@ -236,7 +236,7 @@ impl Writer {
     fn page_of(&self, shared: &Shared, path: u64, depth: u32) -> Option<PageId> {
         let directory = if is_start(depth) {
             &self.starts
-        } else if self.fork_bits[(path >> 54) as usize] >> (path >> 48 & 63) & 1 == 1 {
+        } else if has_fork_bit(&self.fork_bits, path) {
             &self.forks
         } else {
             return None;
@@ -402,6 +402,11 @@ impl Writer {
 #[inline]
 fn is_start(depth: u32) -> bool {
     (depth as usize).is_multiple_of(STRETCH)
+}
+
+#[inline]
+fn has_fork_bit(bits: &[u64; 1024], path: u64) -> bool {
+    bits[(path >> 54) as usize] >> (path >> 48 & 63) & 1 == 1
 }
 
 /// Bits of forks that went are taken back when there are so many.

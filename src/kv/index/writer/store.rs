@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Known;
 use super::Writer;
+use super::has_fork_bit;
 use super::is_start;
 use super::tree::UNKNOWN;
 use super::tree::mark_of;
@@ -19,6 +20,7 @@ use crate::kv::index::holders::Registry;
 use crate::kv::index::holders::Slot;
 use crate::kv::index::names::Naming;
 use crate::kv::index::pages::BlockId;
+use crate::kv::index::pages::Body;
 use crate::kv::index::pages::CHUNK;
 use crate::kv::index::pages::NONE;
 use crate::kv::index::pages::PageId;
@@ -218,15 +220,25 @@ impl Writer {
                 let fits = (room - at).min(blocks.len() - placed);
                 head.open();
                 while placed - from < fits {
+                    if !known.has_aliases() {
+                        let fits = fits - (placed - from);
+                        let new =
+                            self.append(page, at, alone, body, &paths[placed..], &blocks[placed..], fits);
+                        at += new;
+                        placed += new;
+                        if new > 0 {
+                            end.block = block_id(page, at - 1);
+                        }
+                        if new == fits {
+                            break;
+                        }
+                    }
                     if at > 0
                         && let Some(fork) =
                             self.page_of(shared, paths[placed], start + placed as u32)
                     {
                         next = (fork, 0);
                         break;
-                    }
-                    if let Some(ahead) = blocks.get(placed + AHEAD) {
-                        self.names.prefetch(ahead.name.0);
                     }
                     let name = blocks[placed].name;
                     let block = block_id(page, at);
@@ -293,6 +305,44 @@ impl Writer {
         } else {
             (NONE, 0)
         }
+    }
+
+    /// Appends up to `fits` blocks to a page, as long as it is plain that nobody knows them: no page is
+    /// seen to begin with one, and nothing is like its name. Returns how many.
+    #[inline]
+    fn append(
+        &mut self,
+        page: PageId,
+        first: usize,
+        alone: u32,
+        body: &Body,
+        paths: &[u64],
+        blocks: &[NewBlock],
+        fits: usize,
+    ) -> usize {
+        let Self { names, meta, .. } = self;
+        let meta = &mut meta[page as usize / CHUNK][page as usize % CHUNK];
+        let places = body.paths[first..].iter().zip(&body.held[first..]);
+        let places = places.zip(&mut meta.names[first..]).zip(first..);
+        let new = paths.iter().zip(blocks).zip(places).take(fits);
+        let mut done = 0;
+        for ((path, block), (((to_path, held), name), at)) in new {
+            if at > 0 && has_fork_bit(&self.fork_bits, *path) {
+                break;
+            }
+            if let Some(ahead) = blocks.get(done + AHEAD) {
+                names.prefetch(ahead.name.0);
+            }
+            if !names.insert_plainly(block.name.0, block_id(page, at)) {
+                break;
+            }
+            to_path.store(*path, Relaxed);
+            held.store(alone, Relaxed);
+            *name = block.name.0;
+            done += 1;
+        }
+        meta.named |= ((1 << done) - 1) << first;
+        done
     }
 
     /// Counts blocks that a page got, and that no tree held before.
