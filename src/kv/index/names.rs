@@ -13,13 +13,15 @@ use super::simd::prefetch;
 const ENTRIES: usize = 8;
 /// Lines of a segment: 8 KiB.
 const LINES: usize = 128;
-/// Four fifths.
-const SEGMENT_MAX: u32 = (LINES * ENTRIES * 4 / 5) as u32;
+/// Three quarters.
+const SEGMENT_MAX: u32 = (LINES * ENTRIES * 3 / 4) as u32;
 /// Past so many halvings a segment is not split, so that names whose hashes are alike by intent take
 /// neither memory nor time without a bound. Four times what the largest index needs.
 const DEPTH_MAX: u32 = 20;
 
-/// A block's number has 27 bits. Those above it in a line's first count what went past that line.
+/// A block's number has 27 bits. The five above each of a line's eight count what went past that line:
+/// one count for each value of three bits of the hash, so that a look seldom goes on for nothing. (In
+/// a table that entries come to and leave, every fourth line has something that went past.)
 const BLOCK: u32 = (1 << OVER_SHIFT) - 1;
 const OVER_SHIFT: u32 = 27;
 /// A count that was once so high is not counted down any more.
@@ -70,12 +72,13 @@ impl Line {
     }
 
     #[inline]
-    fn over(&self) -> u32 {
-        self.blocks[0] >> OVER_SHIFT
+    fn over(&self, hash: u32) -> u32 {
+        self.blocks[kind(hash)] >> OVER_SHIFT
     }
 
-    fn set_over(&mut self, over: u32) {
-        self.blocks[0] = self.blocks[0] & BLOCK | over << OVER_SHIFT;
+    fn set_over(&mut self, hash: u32, over: u32) {
+        let block = &mut self.blocks[kind(hash)];
+        *block = *block & BLOCK | over << OVER_SHIFT;
     }
 }
 
@@ -117,6 +120,12 @@ fn spread(name: u64) -> u32 {
 #[inline]
 fn home(hash: u32) -> usize {
     hash as usize % LINES
+}
+
+/// Which of a line's counts of what went past it is for a hash.
+#[inline]
+fn kind(hash: u32) -> usize {
+    hash as usize / LINES % ENTRIES
 }
 
 impl Names {
@@ -169,7 +178,7 @@ impl Names {
         let line = &mut segment.lines[home(hash)];
         let free = line.like(0);
         let is_plain =
-            line.like(hash) == 0 && line.over() == 0 && free != 0 && segment.len < SEGMENT_MAX;
+            line.like(hash) == 0 && line.over(hash) == 0 && free != 0 && segment.len < SEGMENT_MAX;
         if is_plain {
             line.set(free.trailing_zeros() as usize % ENTRIES, hash, block);
             segment.len += 1;
@@ -257,7 +266,7 @@ impl Segment {
             if let Some(at) = self.lines[line].find(hash, &mut is_it) {
                 return Some((line, at));
             }
-            if self.lines[line].over() == 0 {
+            if self.lines[line].over(hash) == 0 {
                 break;
             }
             line = (line + 1) % LINES;
@@ -277,8 +286,8 @@ impl Segment {
                 self.lines[line].set(at, hash, block);
                 return;
             }
-            let over = self.lines[line].over();
-            self.lines[line].set_over((over + 1).min(OVER_MAX));
+            let over = self.lines[line].over(hash);
+            self.lines[line].set_over(hash, (over + 1).min(OVER_MAX));
             line = (line + 1) % LINES;
         }
     }
@@ -292,9 +301,9 @@ impl Segment {
         self.len -= 1;
         let mut before = home(hash);
         while before != line {
-            let over = self.lines[before].over();
+            let over = self.lines[before].over(hash);
             if over < OVER_MAX {
-                self.lines[before].set_over(over - 1);
+                self.lines[before].set_over(hash, over - 1);
             }
             before = (before + 1) % LINES;
         }
