@@ -309,26 +309,62 @@ impl Segment {
         }
     }
 
-    /// Keeps those whose next bit is not set, and returns the others.
+    /// Keeps those whose next bit is not set, and returns the others. All keep their places.
     fn split(&mut self) -> Self {
-        let bit = 1 << (31 - self.depth);
+        let shift = 31 - self.depth;
         self.depth += 1;
         let mut other = Self::new(self.depth);
-        let all = *self.lines;
-        self.lines.fill(EMPTY);
-        self.len = 0;
-        for line in &all {
+        // Lines with entries that went past another.
+        let mut away = [0u64; LINES / 64];
+        for line in 0..LINES {
+            let (from, to) = (&mut self.lines[line], &mut other.lines[line]);
+            let mut is_away = false;
+            let mut gone = 0;
+            // Eight at once, without a branch.
             for at in 0..ENTRIES {
-                let hash = line.hashes[at];
-                if hash & bit != 0 {
-                    other.insert(hash, line.block(at));
-                } else if hash != 0 {
-                    self.insert(hash, line.block(at));
-                }
+                let (hash, block) = (from.hashes[at], from.blocks[at] & BLOCK);
+                let goes = (hash >> shift & 1).wrapping_neg();
+                to.hashes[at] = hash & goes;
+                to.blocks[at] = block & goes;
+                from.hashes[at] = hash & !goes;
+                from.blocks[at] = block & !goes;
+                gone += goes & 1;
+                is_away |= hash != 0 && home(hash) != line;
+            }
+            self.len -= gone;
+            other.len += gone;
+            away[line / 64] |= u64::from(is_away) << (line % 64);
+        }
+        for (group, mut lines) in away.into_iter().enumerate() {
+            while lines != 0 {
+                let line = group * 64 + lines.trailing_zeros() as usize;
+                self.count_over(line);
+                other.count_over(line);
+                lines &= lines - 1;
             }
         }
         other
     }
+
+    /// Counts again what lies in a line and went past others.
+    fn count_over(&mut self, line: usize) {
+        for hash in self.lines[line].hashes {
+            if hash != 0 {
+                self.went_past(hash, line);
+            }
+        }
+    }
+
+    /// An entry was put into a line that is not its home.
+    fn went_past(&mut self, hash: u32, line: usize) {
+        let mut past = home(hash);
+        while past != line {
+            let over = self.lines[past].over(hash);
+            self.lines[past].set_over(hash, (over + 1).min(OVER_MAX));
+            past = (past + 1) % LINES;
+        }
+    }
+
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ impl Writer {
             return 0;
         };
         let before = self.free.len();
-        let mut pages: Vec<PageId> = known.pages.keys().copied().collect();
+        let mut pages: Vec<PageId> = known.pages().collect();
         pages.sort_unstable_by_key(|page| (Reverse(self.meta(*page).depth), Reverse(*page)));
         for page in pages {
             let len = shared.pages.at(page).0.len();

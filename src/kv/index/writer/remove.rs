@@ -261,7 +261,7 @@ impl Writer {
         else {
             return;
         };
-        let mut pages: Vec<PageId> = known.pages.keys().copied().collect();
+        let mut pages: Vec<PageId> = known.pages().collect();
         // So that they are handed out again in their order.
         pages.sort_unstable_by(|a, b| b.cmp(a));
         for page in pages {
@@ -284,11 +284,11 @@ impl Writer {
         };
         let mut listed = Vec::with_capacity(known.len as usize);
         let mut parents = Vec::with_capacity(known.len as usize);
-        for page in known.pages.keys() {
-            let meta = self.meta(*page);
-            let (head, body) = shared.pages.at(*page);
+        for page in known.pages() {
+            let meta = self.meta(page);
+            let (head, body) = shared.pages.at(page);
             for at in 0..head.len().min(STRETCH) {
-                let block = block_id(*page, at);
+                let block = block_id(page, at);
                 let mark = self.mark(shared, slot, block);
                 if mark == Mark::Absent {
                     continue;
