@@ -22,6 +22,7 @@ use super::pages::Head;
 use super::pages::PageId;
 use super::pages::Version;
 use super::roster::Roll;
+use super::simd::prefetch;
 use super::table::Table;
 use crate::kv::block::Local;
 use crate::kv::block::Path;
@@ -70,6 +71,11 @@ impl Shared {
         let mut page = None;
         for (number, stretch) in locals.chunks(STRETCH).enumerate() {
             let depth = (number * STRETCH) as u32;
+            if let Some(ahead) = locals.get((number + 4) * STRETCH..) {
+                for line in ahead.iter().take(STRETCH).step_by(8) {
+                    prefetch(line);
+                }
+            }
             let (first, last) = state.stretch(stretch);
             let Some((at, head)) = self.page_at(&starts, page, first) else {
                 walk.end(depth);
