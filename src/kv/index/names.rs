@@ -169,19 +169,17 @@ impl Names {
         Some(segment.lines[line].block(at))
     }
 
-    /// Gives a name to a block, if that needs no look at another line or block.
+    /// Gives a name to a block, if it is plain at a look at one line that no block has it.
     #[inline]
     pub(super) fn insert_plainly(&mut self, name: u64, block: BlockId) -> bool {
         let hash = spread(name);
         let index = self.segment_of(hash);
         let segment = &mut self.segments[index];
-        let line = &mut segment.lines[home(hash)];
-        let free = line.like(0);
+        let line = &segment.lines[home(hash)];
         let is_plain =
-            line.like(hash) == 0 && line.over(hash) == 0 && free != 0 && segment.len < SEGMENT_MAX;
+            line.like(hash) == 0 && line.over(hash) == 0 && segment.len < SEGMENT_MAX;
         if is_plain {
-            line.set(free.trailing_zeros() as usize % ENTRIES, hash, block);
-            segment.len += 1;
+            segment.insert(hash, block);
         }
         is_plain
     }

@@ -31,42 +31,50 @@ use crate::kv::block::STRETCH;
 use crate::kv::event::Name;
 pub(super) use tree::Known;
 
-/// What only the writer needs of a page.
-#[derive(Clone, Debug)]
+/// What only the writer needs of a page, beside [`Chunk::names`].
+#[derive(Clone, Debug, Default)]
 struct Meta {
-    names: [u64; STRETCH],
     /// The path before the first block.
     up_path: u64,
     /// The block before the first as it was once: a guess.
     up: BlockId,
     /// Of the first block.
     depth: u32,
-    /// Which of `names` are in the table of names.
+    /// Which of the names are in the table of names.
     named: u32,
     /// Blocks that anyone holds. Neither is shorter than a register: a load of both after a store to
     /// one would wait for the store.
     live: u32,
 }
 
-const NO_META: Meta = Meta {
-    names: [0; STRETCH],
-    up_path: 0,
-    up: NONE,
-    depth: 0,
-    named: 0,
-    live: 0,
-};
+/// What only the writer needs of a chunk of pages.
+#[derive(Debug)]
+struct Chunk {
+    meta: Box<[Meta]>,
+    names: Box<[[u64; STRETCH]]>,
+}
 
-impl Meta {
+impl Chunk {
+    const BYTES: usize = CHUNK * size_of::<(Meta, [u64; STRETCH])>();
+
+    fn new() -> Self {
+        Self {
+            meta: vec![Meta::default(); CHUNK].into(),
+            // Zeros of a plain type come from the system as they are, and are not written here.
+            names: vec![[0; STRETCH]; CHUNK].into(),
+        }
+    }
+
     #[inline]
-    fn has_name(&self, at: usize, name: u64) -> bool {
-        self.names[at] == name && self.named >> at & 1 == 1
+    fn has_name(&self, page: PageId, at: usize, name: u64) -> bool {
+        let page = page as usize % CHUNK;
+        self.names[page][at] == name && self.meta[page].named >> at & 1 == 1
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Writer {
-    meta: Vec<Box<[Meta]>>,
+    chunks: Vec<Chunk>,
     names: Names,
     /// Pages by the path of their first block: those that begin a stretch, and those within one.
     starts: Directory,
@@ -107,7 +115,7 @@ impl Writer {
     pub(super) fn new(starts: Arc<Table>, forks: Arc<Table>) -> Self {
         let directory = |table| Directory { table, len: 0 };
         Self {
-            meta: Vec::new(),
+            chunks: Vec::new(),
             names: Names::new(),
             starts: directory(starts),
             forks: directory(forks),
@@ -166,7 +174,7 @@ impl Writer {
 
     /// What is bounded: names count as if all blocks of the pages had one, since they may.
     pub(super) fn bounded_bytes(&self) -> usize {
-        let names = self.meta.len() * NAMES_BYTES;
+        let names = self.chunks.len() * NAMES_BYTES;
         self.side_bytes() + self.names.bytes().max(names) + self.page_bytes()
     }
 
@@ -179,17 +187,29 @@ impl Writer {
     }
 
     fn page_bytes(&self) -> usize {
-        self.meta.len() * CHUNK * (Pages::BYTES + size_of::<Meta>())
+        self.chunks.len() * (CHUNK * Pages::BYTES + Chunk::BYTES)
     }
 
     #[inline]
     fn meta(&self, page: PageId) -> &Meta {
-        &self.meta[page as usize / CHUNK][page as usize % CHUNK]
+        &self.chunks[page as usize / CHUNK].meta[page as usize % CHUNK]
     }
 
     #[inline]
     fn meta_mut(&mut self, page: PageId) -> &mut Meta {
-        &mut self.meta[page as usize / CHUNK][page as usize % CHUNK]
+        &mut self.chunks[page as usize / CHUNK].meta[page as usize % CHUNK]
+    }
+
+    #[inline]
+    fn chunk(&self, page: PageId) -> &Chunk {
+        &self.chunks[page as usize / CHUNK]
+    }
+
+    /// Whether a block has this name in the common table.
+    #[inline]
+    fn has_name(&self, block: BlockId, name: Name) -> bool {
+        let (page, at) = place_of(block);
+        self.chunk(page).has_name(page, at, name.0)
     }
 
     /// The block that a tree knows by this name.
@@ -205,7 +225,8 @@ impl Writer {
             prefetch(head);
             prefetch(&body.held);
             prefetch(&body.paths[at]);
-            self.meta(page).has_name(at, name.0)
+            prefetch(self.meta(page));
+            self.chunk(page).has_name(page, at, name.0)
         })?;
         self.knows_by_own_name(shared, known, slot, block)
             .then_some(block)
@@ -258,7 +279,7 @@ impl Writer {
     ) -> Option<PageId> {
         let page = match self.free.pop() {
             Some(page) => page,
-            None if (self.fresh as usize) < self.meta.len() * CHUNK => {
+            None if (self.fresh as usize) < self.chunks.len() * CHUNK => {
                 self.fresh += 1;
                 self.fresh - 1
             }
@@ -309,7 +330,7 @@ impl Writer {
         directory.table.remove(Path(first).mixed(), page);
         directory.len -= 1;
         self.forks_gone += u32::from(!is_start(
-            self.meta[page as usize / CHUNK][page as usize % CHUNK].depth,
+            self.chunks[page as usize / CHUNK].meta[page as usize % CHUNK].depth,
         ));
         if self.forks_gone > FORKS_GONE_MAX {
             self.forks_gone = 0;
@@ -349,7 +370,7 @@ impl Writer {
             meta.live -= 1;
             if meta.named >> at & 1 == 1 {
                 meta.named &= !(1 << at);
-                let name = meta.names[at];
+                let name = self.chunk(page).names[page as usize % CHUNK][at];
                 self.dead.push((name, block));
             }
         }
@@ -413,4 +434,4 @@ fn has_fork_bit(bits: &[u64; 1024], path: u64) -> bool {
 const FORKS_GONE_MAX: u32 = 4096;
 
 /// What the names of a chunk's blocks may take.
-const NAMES_BYTES: usize = CHUNK * STRETCH * 14;
+const NAMES_BYTES: usize = CHUNK * STRETCH * 22;

@@ -116,10 +116,11 @@ impl Writer {
             return 0;
         }
         let new = self.sets.with(&shared.sets, old, slot, Mark::Absent);
-        let meta = &mut self.meta[page as usize / CHUNK][page as usize % CHUNK];
+        let chunk = &mut self.chunks[page as usize / CHUNK];
+        let own_names = &chunk.names[page as usize % CHUNK];
         let mut gone = 0;
         for (name, at) in names.iter().zip((0..=last).rev()) {
-            let is_next = gone == 0 || meta.has_name(at, name.0);
+            let is_next = gone == 0 || chunk.has_name(page, at, name.0);
             if !is_next || body.held[at].load(Relaxed) != old {
                 break;
             }
@@ -132,10 +133,11 @@ impl Writer {
         }
         if new == NOBODY {
             self.blocks -= gone as u64;
+            let meta = &mut chunk.meta[page as usize % CHUNK];
             meta.live -= gone as u32;
             for at in (first..=last).rev() {
                 if meta.named >> at & 1 == 1 {
-                    self.dead.push((meta.names[at], block_id(page, at)));
+                    self.dead.push((own_names[at], block_id(page, at)));
                 }
             }
             meta.named &= !(((1 << gone) - 1) << first);
@@ -151,12 +153,12 @@ impl Writer {
         if up != NONE {
             let (page, at) = place_of(up);
             let (head, body) = shared.pages.at(page);
-            let meta = self.meta(page);
+            let names = &self.chunk(page).names[page as usize % CHUNK];
             prefetch(head);
             prefetch(&body.held);
-            prefetch(&meta.names[at]);
-            prefetch(&meta.names[at / 2]);
-            prefetch(&meta.live);
+            prefetch(&names[at]);
+            prefetch(&names[at / 2]);
+            prefetch(self.meta(page));
         }
     }
 
@@ -172,8 +174,7 @@ impl Writer {
         if guess == NONE || known.has_aliases() {
             return false;
         }
-        let (page, at) = place_of(guess);
-        self.meta(page).has_name(at, name.0) && self.mark(shared, slot, guess) != Mark::Absent
+        self.has_name(guess, name) && self.mark(shared, slot, guess) != Mark::Absent
     }
 
     /// What the tree still says of the block; none if there was no copy in that tier.
@@ -286,6 +287,7 @@ impl Writer {
         let mut parents = Vec::with_capacity(known.len as usize);
         for page in known.pages() {
             let meta = self.meta(page);
+            let names = &self.chunk(page).names[page as usize % CHUNK];
             let (head, body) = shared.pages.at(page);
             for at in 0..head.len().min(STRETCH) {
                 let block = block_id(page, at);
@@ -295,7 +297,7 @@ impl Writer {
                 }
                 let copies = known.copies(block, mark);
                 listed.push(Listed {
-                    name: known.alias_of(block).unwrap_or(Name(meta.names[at])),
+                    name: known.alias_of(block).unwrap_or(Name(names[at])),
                     parent: None,
                     path: body.paths[at].load(Relaxed),
                     depth: meta.depth + at as u32,

@@ -70,6 +70,7 @@ impl Writer {
         copies: Copies,
     ) -> Result<(), UnknownParent> {
         let known = self.tree(slot).ok_or(UnknownParent)?;
+        known.prefetch();
         let mut end = match after {
             After::Root(root) => End {
                 path: Path::start(root).0,
@@ -202,7 +203,7 @@ impl Writer {
                 let is_new = self.hold(shared, known, way, block);
                 held += usize::from(is_new);
                 let name = blocks[placed].name;
-                if !self.meta(page).has_name(at, name.0) || known.has_aliases() {
+                if !self.has_name(block, name) || known.has_aliases() {
                     // Other blocks of the page may go for it, but not this one.
                     known.count_page(page, std::mem::take(&mut held));
                     self.name(shared, known, way.slot, block, name, is_new);
@@ -320,10 +321,10 @@ impl Writer {
         blocks: &[NewBlock],
         fits: usize,
     ) -> usize {
-        let Self { names, meta, .. } = self;
-        let meta = &mut meta[page as usize / CHUNK][page as usize % CHUNK];
+        let Self { names, chunks, .. } = self;
+        let chunk = &mut chunks[page as usize / CHUNK];
         let places = body.paths[first..].iter().zip(&body.held[first..]);
-        let places = places.zip(&mut meta.names[first..]).zip(first..);
+        let places = places.zip(&mut chunk.names[page as usize % CHUNK][first..]).zip(first..);
         let new = paths.iter().zip(blocks).zip(places).take(fits);
         let mut done = 0;
         for ((path, block), (((to_path, held), name), at)) in new {
@@ -341,7 +342,7 @@ impl Writer {
             *name = block.name.0;
             done += 1;
         }
-        meta.named |= ((1 << done) - 1) << first;
+        chunk.meta[page as usize % CHUNK].named |= ((1 << done) - 1) << first;
         done
     }
 
@@ -416,7 +417,7 @@ impl Writer {
             self.forget(shared, known, slot, other);
         }
         let (page, at) = place_of(block);
-        let is_own = self.meta(page).has_name(at, name.0);
+        let is_own = self.has_name(block, name);
         if !is_new {
             let is_same = match known.alias_of(block) {
                 Some(alias) => alias == name,
@@ -444,16 +445,16 @@ impl Writer {
     /// Gives a block a name in the common table.
     #[inline]
     fn name_in_table(&mut self, block: BlockId, name: Name) -> Naming {
-        let meta = &self.meta;
+        let chunks = &self.chunks;
         let naming = self.names.insert(name.0, block, |block| {
             let (page, at) = place_of(block);
-            meta[page as usize / CHUNK][page as usize % CHUNK].has_name(at, name.0)
+            chunks[page as usize / CHUNK].has_name(page, at, name.0)
         });
         if naming == Naming::Done {
             let (page, at) = place_of(block);
-            let meta = self.meta_mut(page);
-            meta.names[at] = name.0;
-            meta.named |= 1 << at;
+            let chunk = &mut self.chunks[page as usize / CHUNK];
+            chunk.names[page as usize % CHUNK][at] = name.0;
+            chunk.meta[page as usize % CHUNK].named |= 1 << at;
         }
         naming
     }

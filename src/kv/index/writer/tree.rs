@@ -7,6 +7,7 @@ use crate::kv::event::Tier;
 use crate::kv::index::holders::Mark;
 use crate::kv::index::pages::BlockId;
 use crate::kv::index::pages::PageId;
+use crate::kv::index::simd::prefetch;
 
 /// Copies of a block in each tier.
 pub(super) type Copies = [u16; Tier::COUNT];
@@ -54,6 +55,14 @@ pub(super) fn mark_of(copies: Copies) -> Mark {
 }
 
 impl Known {
+    /// Asks for what a store reads of it.
+    #[inline]
+    pub(super) fn prefetch(&self) {
+        prefetch(&self.pages);
+        prefetch(&self.copies);
+        prefetch(&self.stored_at);
+    }
+
     #[inline]
     pub(super) fn alias(&self, name: Name) -> Option<BlockId> {
         if self.aliases.is_empty() {
