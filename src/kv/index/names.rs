@@ -82,9 +82,14 @@ impl Line {
     }
 }
 
+/// Lines by twos share 128 bytes, which processors like to load together.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Lines([Line; LINES]);
+
 #[derive(Debug)]
 struct Segment {
-    lines: Box<[Line; LINES]>,
+    lines: Box<Lines>,
     len: u32,
     /// How many of the hash's first bits all its entries share.
     depth: u32,
@@ -128,6 +133,13 @@ fn kind(hash: u32) -> usize {
     hash as usize / LINES % ENTRIES
 }
 
+/// The lines that an entry may be in, best first.
+#[inline]
+fn way(hash: u32) -> impl Iterator<Item = usize> {
+    let home = home(hash);
+    (0..LINES).map(move |step| home ^ step)
+}
+
 impl Names {
     pub(super) fn new() -> Self {
         Self::with_depth_max(DEPTH_MAX)
@@ -143,7 +155,7 @@ impl Names {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.segments.len() * size_of::<[Line; LINES]>()
+        self.segments.len() * size_of::<Lines>()
             + self.segments.capacity() * size_of::<Segment>()
             + self.directory.capacity() * 4
     }
@@ -158,7 +170,7 @@ impl Names {
     #[inline]
     pub(super) fn prefetch(&self, name: u64) {
         let hash = spread(name);
-        prefetch(&self.segments[self.segment_of(hash)].lines[home(hash)]);
+        prefetch(&self.segments[self.segment_of(hash)].lines.0[home(hash)]);
     }
 
     #[inline]
@@ -166,7 +178,7 @@ impl Names {
         let hash = spread(name);
         let segment = &self.segments[self.segment_of(hash)];
         let (line, at) = segment.find(hash, is_it)?;
-        Some(segment.lines[line].block(at))
+        Some(segment.lines.0[line].block(at))
     }
 
     /// Gives a name to a block, if it is plain at a look at one line that no block has it.
@@ -175,7 +187,7 @@ impl Names {
         let hash = spread(name);
         let index = self.segment_of(hash);
         let segment = &mut self.segments[index];
-        let line = &segment.lines[home(hash)];
+        let line = &segment.lines.0[home(hash)];
         let is_plain =
             line.like(hash) == 0 && line.over(hash) == 0 && segment.len < SEGMENT_MAX;
         if is_plain {
@@ -196,7 +208,7 @@ impl Names {
         let mut index = self.segment_of(hash);
         let segment = &self.segments[index];
         if let Some((line, at)) = segment.find(hash, is_it) {
-            return Naming::Taken(segment.lines[line].block(at));
+            return Naming::Taken(segment.lines.0[line].block(at));
         }
         if segment.len >= SEGMENT_MAX {
             match self.split(hash) {
@@ -246,12 +258,8 @@ impl Names {
 
 impl Segment {
     fn new(depth: u32) -> Self {
-        let lines: Box<[Line]> = vec![EMPTY; LINES].into();
-        let Ok(lines) = lines.try_into() else {
-            unreachable!("as many were made as it holds")
-        };
         Self {
-            lines,
+            lines: Box::new(Lines([EMPTY; LINES])),
             len: 0,
             depth,
         }
@@ -259,15 +267,13 @@ impl Segment {
 
     #[inline]
     fn find(&self, hash: u32, mut is_it: impl FnMut(BlockId) -> bool) -> Option<(usize, usize)> {
-        let mut line = home(hash);
-        for _ in 0..LINES {
-            if let Some(at) = self.lines[line].find(hash, &mut is_it) {
+        for line in way(hash) {
+            if let Some(at) = self.lines.0[line].find(hash, &mut is_it) {
                 return Some((line, at));
             }
-            if self.lines[line].over(hash) == 0 {
+            if self.lines.0[line].over(hash) == 0 {
                 break;
             }
-            line = (line + 1) % LINES;
         }
         None
     }
@@ -276,34 +282,30 @@ impl Segment {
     #[inline]
     fn insert(&mut self, hash: u32, block: BlockId) {
         self.len += 1;
-        let mut line = home(hash);
-        loop {
-            let free = self.lines[line].like(0);
+        for line in way(hash) {
+            let line = &mut self.lines.0[line];
+            let free = line.like(0);
             if free != 0 {
-                let at = free.trailing_zeros() as usize % ENTRIES;
-                self.lines[line].set(at, hash, block);
+                line.set(free.trailing_zeros() as usize % ENTRIES, hash, block);
                 return;
             }
-            let over = self.lines[line].over(hash);
-            self.lines[line].set_over(hash, (over + 1).min(OVER_MAX));
-            line = (line + 1) % LINES;
+            line.set_over(hash, (line.over(hash) + 1).min(OVER_MAX));
         }
     }
 
     #[inline]
     fn remove(&mut self, hash: u32, block: BlockId) {
-        let Some((line, at)) = self.find(hash, |found| found == block) else {
+        let Some((found, at)) = self.find(hash, |found| found == block) else {
             return;
         };
-        self.lines[line].set(at, 0, 0);
+        self.lines.0[found].set(at, 0, 0);
         self.len -= 1;
-        let mut before = home(hash);
-        while before != line {
-            let over = self.lines[before].over(hash);
+        for line in way(hash).take_while(|line| *line != found) {
+            let line = &mut self.lines.0[line];
+            let over = line.over(hash);
             if over < OVER_MAX {
-                self.lines[before].set_over(hash, over - 1);
+                line.set_over(hash, over - 1);
             }
-            before = (before + 1) % LINES;
         }
     }
 
@@ -312,12 +314,12 @@ impl Segment {
         let shift = 31 - self.depth;
         self.depth += 1;
         let mut other = Self::new(self.depth);
-        // Lines with entries that went past another.
-        let mut away = [0u64; LINES / 64];
-        for line in 0..LINES {
-            let (from, to) = (&mut self.lines[line], &mut other.lines[line]);
-            let mut is_away = false;
-            let mut gone = 0;
+        // Entries that are not in their first line.
+        let mut away = [0; LINES];
+        for (line, away) in away.iter_mut().enumerate() {
+            let (from, to) = (&mut self.lines.0[line], &mut other.lines.0[line]);
+            let differ = |hash| if hash == 0 { 0 } else { home(hash) ^ line } as u32;
+            *away = !places_of(0, &from.hashes.map(differ)) & 0xff;
             // Eight at once, without a branch.
             for at in 0..ENTRIES {
                 let (hash, block) = (from.hashes[at], from.blocks[at] & BLOCK);
@@ -326,43 +328,28 @@ impl Segment {
                 to.blocks[at] = block & goes;
                 from.hashes[at] = hash & !goes;
                 from.blocks[at] = block & !goes;
-                gone += goes & 1;
-                is_away |= hash != 0 && home(hash) != line;
+                other.len += goes & 1;
             }
-            self.len -= gone;
-            other.len += gone;
-            away[line / 64] |= u64::from(is_away) << (line % 64);
         }
-        for (group, mut lines) in away.into_iter().enumerate() {
-            while lines != 0 {
-                let line = group * 64 + lines.trailing_zeros() as usize;
-                self.count_over(line);
-                other.count_over(line);
-                lines &= lines - 1;
+        self.len -= other.len;
+        for (line, mut away) in away.into_iter().enumerate() {
+            while away != 0 {
+                let at = away.trailing_zeros() as usize % ENTRIES;
+                // It is in one of them.
+                let hash = self.lines.0[line].hashes[at] | other.lines.0[line].hashes[at];
+                let segment = match hash >> shift & 1 {
+                    0 => &mut *self,
+                    _ => &mut other,
+                };
+                for past in way(hash).take_while(|past| *past != line) {
+                    let past = &mut segment.lines.0[past];
+                    past.set_over(hash, (past.over(hash) + 1).min(OVER_MAX));
+                }
+                away &= away - 1;
             }
         }
         other
     }
-
-    /// Counts again what lies in a line and went past others.
-    fn count_over(&mut self, line: usize) {
-        for hash in self.lines[line].hashes {
-            if hash != 0 {
-                self.went_past(hash, line);
-            }
-        }
-    }
-
-    /// An entry was put into a line that is not its home.
-    fn went_past(&mut self, hash: u32, line: usize) {
-        let mut past = home(hash);
-        while past != line {
-            let over = self.lines[past].over(hash);
-            self.lines[past].set_over(hash, (over + 1).min(OVER_MAX));
-            past = (past + 1) % LINES;
-        }
-    }
-
 }
 
 #[cfg(test)]

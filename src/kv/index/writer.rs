@@ -19,7 +19,6 @@ use super::holders::TREES_MAX;
 use super::names::Names;
 use super::pages::BlockId;
 use super::pages::CHUNK;
-use super::pages::NONE;
 use super::pages::PageId;
 use super::pages::Pages;
 use super::pages::place_of;
@@ -172,10 +171,13 @@ impl Writer {
         self.side_bytes() + self.names.bytes() + self.page_bytes()
     }
 
-    /// What is bounded: names count as if all blocks of the pages had one, since they may.
+    /// What is bounded: what grows with the blocks of the pages counts as if all pages were full, since
+    /// they may be, and pages are not given back.
     pub(super) fn bounded_bytes(&self) -> usize {
-        let names = self.chunks.len() * NAMES_BYTES;
-        self.side_bytes() + self.names.bytes().max(names) + self.page_bytes()
+        let chunks = self.chunks.len();
+        self.side_bytes().max(chunks * SIDE_BYTES)
+            + self.names.bytes().max(chunks * NAMES_BYTES)
+            + self.page_bytes()
     }
 
     fn side_bytes(&self) -> usize {
@@ -433,5 +435,8 @@ fn has_fork_bit(bits: &[u64; 1024], path: u64) -> bool {
 /// Bits of forks that went are taken back when there are so many.
 const FORKS_GONE_MAX: u32 = 4096;
 
-/// What the names of a chunk's blocks may take.
+/// What the trees, sets and tables of a chunk's pages mostly take at most.
+const SIDE_BYTES: usize = CHUNK * 64;
+
+/// What the names of a chunk's blocks may take: segments that were just split are three eighths full.
 const NAMES_BYTES: usize = CHUNK * STRETCH * 22;

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use super::Chunk;
 use super::Known;
 use super::NAMES_BYTES;
+use super::SIDE_BYTES;
 use super::Writer;
 use crate::kv::index::Shared;
 use crate::kv::index::holders::Slot;
@@ -13,7 +14,7 @@ use crate::kv::index::pages::PageId;
 use crate::kv::index::pages::Pages;
 
 /// What a chunk of pages takes with all that belongs to them.
-const CHUNK_BYTES: usize = CHUNK * Pages::BYTES + Chunk::BYTES + NAMES_BYTES;
+const CHUNK_BYTES: usize = CHUNK * Pages::BYTES + Chunk::BYTES + NAMES_BYTES + SIDE_BYTES;
 
 impl Writer {
     /// Makes it likely that so many blocks find pages. Returns whether it took any from a tree.
