@@ -77,7 +77,7 @@ fn shared(a: usize, b: usize) -> u32 {
 fn write(index: &Arc<Index>, trees: usize) {
     let mut random = fastrand::Rng::with_seed(7);
     let mut both = Both::new(index.clone(), trees);
-    for _ in 0..20_000 {
+    for _ in 0..40_000 {
         let at = random.usize(..trees);
         let prompt = random.usize(..PROMPTS.len());
         let (tree, _, worker) = &mut both.trees[at];
