@@ -405,9 +405,9 @@ fn pause() {
     }
     let passed = PASSED.get().wrapping_add(1);
     PASSED.set(passed);
-    if passed.is_multiple_of(61) {
+    if passed.is_multiple_of(11) {
         std::thread::yield_now();
-        (0..100).for_each(|_| std::hint::spin_loop());
+        (0..300).for_each(|_| std::hint::spin_loop());
     }
 }
 
