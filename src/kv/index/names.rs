@@ -188,8 +188,7 @@ impl Names {
         let index = self.segment_of(hash);
         let segment = &mut self.segments[index];
         let line = &segment.lines.0[home(hash)];
-        let is_plain =
-            line.like(hash) == 0 && line.over(hash) == 0 && segment.len < SEGMENT_MAX;
+        let is_plain = line.like(hash) == 0 && line.over(hash) == 0 && segment.len < SEGMENT_MAX;
         if is_plain {
             segment.insert(hash, block);
         }
@@ -371,7 +370,9 @@ mod tests {
                 match table.insert(name, block, |it| u64::from(it) == name) {
                     Naming::Taken(it) => assert_eq!(Some(it), expected),
                     Naming::Done => assert_eq!(model.insert(name, block), None),
-                    Naming::NoRoom => assert!(model.len() >= SEGMENT_MAX as usize && expected.is_none()),
+                    Naming::NoRoom => {
+                        assert!(model.len() >= SEGMENT_MAX as usize && expected.is_none())
+                    }
                 }
             } else if model.remove(&name).is_some() {
                 table.remove(name, block);

@@ -25,7 +25,9 @@ fn start(prompt: usize, is_apart: bool) -> Root {
     }
 }
 
-/// Not a proof. With [`TRIED`] guards broken one at a time it failed each time.
+/// Not a proof. Guards broken one at a time: without the roster's "was there when the roll was called"
+/// it failed at once; without the page's version, or a set's generation looked at again, it did not,
+/// on two busy cores. Those stand on the argument in [`super::super::lookup`] alone.
 #[test]
 fn readers_never_see_what_a_worker_never_held() {
     for (trees, is_apart) in [(2, true), (5, false), (6, true), (70, false)] {
@@ -60,7 +62,9 @@ fn read(index: &Index, is_over: &AtomicBool, reader: usize, is_apart: bool) -> u
             for depth in &found {
                 // Prompts share their starts, so what is held of one is held of others.
                 let most = (0..PROMPTS.len())
-                    .map(|other| shared(prompt, other, is_apart).min(holds_at_most(other, depth.worker)))
+                    .map(|other| {
+                        shared(prompt, other, is_apart).min(holds_at_most(other, depth.worker))
+                    })
                     .max();
                 assert!(
                     Some(depth.blocks) <= most && depth.gpu_blocks <= depth.blocks,
@@ -111,7 +115,9 @@ fn write(index: &Arc<Index>, trees: usize, is_apart: bool) {
         match random.u8(..100) {
             0..50 => {
                 let mut blocks = run.blocks();
-                blocks.iter_mut().for_each(|block| block.name = named(block.name));
+                blocks
+                    .iter_mut()
+                    .for_each(|block| block.name = named(block.name));
                 let after = After::Root(start(prompt, is_apart));
                 let _ = tree.store(after, &blocks, run.tier, Copies::Unknown);
             }

@@ -223,8 +223,15 @@ impl Writer {
                 while placed - from < fits {
                     if !known.has_aliases() {
                         let fits = fits - (placed - from);
-                        let new =
-                            self.append(page, at, alone, body, &paths[placed..], &blocks[placed..], fits);
+                        let new = self.append(
+                            page,
+                            at,
+                            alone,
+                            body,
+                            &paths[placed..],
+                            &blocks[placed..],
+                            fits,
+                        );
                         at += new;
                         placed += new;
                         if new > 0 {
@@ -324,7 +331,9 @@ impl Writer {
         let Self { names, chunks, .. } = self;
         let chunk = &mut chunks[page as usize / CHUNK];
         let places = body.paths[first..].iter().zip(&body.held[first..]);
-        let places = places.zip(&mut chunk.names[page as usize % CHUNK][first..]).zip(first..);
+        let places = places
+            .zip(&mut chunk.names[page as usize % CHUNK][first..])
+            .zip(first..);
         let new = paths.iter().zip(blocks).zip(places).take(fits);
         let mut done = 0;
         for ((path, block), (((to_path, held), name), at)) in new {
