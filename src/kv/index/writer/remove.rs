@@ -8,7 +8,6 @@ use super::Known;
 use super::Writer;
 use super::tree::UNKNOWN;
 use super::tree::mark_of;
-use crate::kv::block::STRETCH;
 use crate::kv::event::Name;
 use crate::kv::event::Tier;
 use crate::kv::index::Shared;
@@ -289,7 +288,7 @@ impl Writer {
             let meta = self.meta(page);
             let names = &self.chunk(page).names[page as usize % CHUNK];
             let (head, body) = shared.pages.at(page);
-            for at in 0..head.len().min(STRETCH) {
+            for (at, name) in names.iter().enumerate().take(head.len()) {
                 let block = block_id(page, at);
                 let mark = self.mark(shared, slot, block);
                 if mark == Mark::Absent {
@@ -297,7 +296,7 @@ impl Writer {
                 }
                 let copies = known.copies(block, mark);
                 listed.push(Listed {
-                    name: known.alias_of(block).unwrap_or(Name(names[at])),
+                    name: known.alias_of(block).unwrap_or(Name(*name)),
                     parent: None,
                     path: body.paths[at].load(Relaxed),
                     depth: meta.depth + at as u32,

@@ -228,9 +228,8 @@ impl Writer {
                             at,
                             alone,
                             body,
-                            &paths[placed..],
+                            &paths[placed..placed + fits],
                             &blocks[placed..],
-                            fits,
                         );
                         at += new;
                         placed += new;
@@ -315,7 +314,7 @@ impl Writer {
         }
     }
 
-    /// Appends up to `fits` blocks to a page, as long as it is plain that nobody knows them: no page is
+    /// Appends blocks with these paths to a page, as long as it is plain that nobody knows them: no page is
     /// seen to begin with one, and nothing is like its name. Returns how many.
     #[inline]
     fn append(
@@ -326,7 +325,6 @@ impl Writer {
         body: &Body,
         paths: &[u64],
         blocks: &[NewBlock],
-        fits: usize,
     ) -> usize {
         let Self { names, chunks, .. } = self;
         let chunk = &mut chunks[page as usize / CHUNK];
@@ -334,7 +332,7 @@ impl Writer {
         let places = places
             .zip(&mut chunk.names[page as usize % CHUNK][first..])
             .zip(first..);
-        let new = paths.iter().zip(blocks).zip(places).take(fits);
+        let new = paths.iter().zip(blocks).zip(places);
         let mut done = 0;
         for ((path, block), (((to_path, held), name), at)) in new {
             if at > 0 && has_fork_bit(&self.fork_bits, *path) {
