@@ -3,6 +3,8 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::Weak;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -25,7 +27,7 @@ use crate::observe::metrics::Registry;
 #[serde(default)]
 pub struct Settings {
     /// What all indexes together may take. Past it, the deepest blocks of the worker that stored
-    /// nothing for the longest time are forgotten first.
+    /// nothing for the longest time are forgotten first. An eighth is kept for indexes that come later.
     pub memory_bytes_max: u64,
 }
 
@@ -43,6 +45,8 @@ pub struct Metrics {
     blocks: IntGauge,
     bytes: IntGauge,
     dropped: IntCounter,
+    /// So many must be dropped before the log tells of it again.
+    told: Arc<AtomicU64>,
 }
 
 impl Metrics {
@@ -60,6 +64,7 @@ impl Metrics {
                 "warmroute_kv_index_dropped_blocks_total",
                 "Reported blocks that were forgotten, or not stored, because of the memory bound.",
             ),
+            told: Arc::default(),
         }
     }
 
@@ -72,11 +77,17 @@ impl Metrics {
 
     pub(super) fn cut(&self, blocks: u64, key: &Key) {
         self.dropped.inc_by(blocks);
+        // At the first, and then whenever they have doubled: at its bound, every event drops some.
+        let dropped = self.dropped.get();
+        if dropped < self.told.load(Relaxed) {
+            return;
+        }
+        self.told.store(dropped * 2, Relaxed);
         warn!(
             model = &*key.0,
             block_size = key.1,
-            blocks,
-            "cache index is at its memory bound; blocks forgotten"
+            blocks = dropped,
+            "cache index is at its memory bound; blocks forgotten so far"
         );
     }
 }

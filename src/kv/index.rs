@@ -11,6 +11,7 @@ mod lookup;
 mod names;
 mod pages;
 mod roster;
+mod simd;
 mod table;
 mod writer;
 

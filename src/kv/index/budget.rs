@@ -10,6 +10,8 @@ use prometheus::IntGauge;
 pub(in crate::kv) struct Budget {
     bytes_max: u64,
     bytes: AtomicU64,
+    /// Indexes that share it.
+    accounts: AtomicU64,
     gauge: IntGauge,
 }
 
@@ -18,6 +20,7 @@ impl Budget {
         Arc::new(Self {
             bytes_max,
             bytes: AtomicU64::new(0),
+            accounts: AtomicU64::new(0),
             gauge,
         })
     }
@@ -36,6 +39,7 @@ pub(in crate::kv) struct Account {
 
 impl Account {
     pub(in crate::kv) fn new(budget: Arc<Budget>) -> Self {
+        budget.accounts.fetch_add(1, Relaxed);
         Self {
             budget,
             charged: AtomicU64::new(0),
@@ -47,8 +51,18 @@ impl Account {
         self.budget.bytes.load(Relaxed) > self.budget.bytes_max
     }
 
+    /// An index gives no pages back while it lives, so the first could leave none to those that come
+    /// later: an eighth is only for those that have less than their equal part.
     pub(super) fn has_room_for(&self, bytes: usize) -> bool {
-        self.budget.bytes.load(Relaxed) + bytes as u64 <= self.budget.bytes_max
+        let bytes = bytes as u64;
+        let bytes_max = self.budget.bytes_max;
+        let equal_part = bytes_max / self.budget.accounts.load(Relaxed).max(2);
+        let bytes_max = if self.charged.load(Relaxed) + bytes <= equal_part {
+            bytes_max
+        } else {
+            bytes_max - bytes_max / 8
+        };
+        self.budget.bytes.load(Relaxed) + bytes <= bytes_max
     }
 
     /// What the index takes in all. Called with its lock held.
@@ -68,5 +82,6 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         self.charge(0);
+        self.budget.accounts.fetch_sub(1, Relaxed);
     }
 }

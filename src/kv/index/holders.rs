@@ -269,18 +269,18 @@ impl Registry {
     }
 
     #[inline]
-    pub(super) fn retain(&mut self, word: u32) {
+    pub(super) fn retain(&mut self, word: u32, more: u32) {
         if word & SET != 0 {
             let (class, index) = class_of(word);
-            self.referrers[class][index] += 1;
+            self.referrers[class][index] += more;
         }
     }
 
     #[inline]
-    pub(super) fn release(&mut self, sets: &Sets, word: u32) {
+    pub(super) fn release(&mut self, sets: &Sets, word: u32, fewer: u32) {
         if word & SET != 0 {
             let (class, index) = class_of(word);
-            self.referrers[class][index] -= 1;
+            self.referrers[class][index] -= fewer;
             if self.referrers[class][index] == 0 {
                 self.forget(sets, word);
             }

@@ -22,6 +22,7 @@ use super::pages::Head;
 use super::pages::PageId;
 use super::pages::Version;
 use super::roster::Roll;
+use super::simd::prefetch;
 use super::table::Table;
 use crate::kv::block::Local;
 use crate::kv::block::Path;
@@ -70,6 +71,11 @@ impl Shared {
         let mut page = None;
         for (number, stretch) in locals.chunks(STRETCH).enumerate() {
             let depth = (number * STRETCH) as u32;
+            if let Some(ahead) = locals.get((number + 4) * STRETCH..) {
+                for line in ahead.iter().take(STRETCH).step_by(8) {
+                    prefetch(line);
+                }
+            }
             let (first, last) = state.stretch(stretch);
             let Some((at, head)) = self.page_at(&starts, page, first) else {
                 walk.end(depth);
@@ -159,6 +165,7 @@ impl Walk<'_> {
             if version.len() == 0 || body.paths[0].load(Relaxed) != first.0 {
                 return false;
             }
+            pause();
             let held = body.held[0].load(Acquire);
             if held == NOBODY {
                 return false;
@@ -272,6 +279,7 @@ impl Walk<'_> {
         held: &AtomicU32,
         depth: u32,
     ) -> Result<Next, Changed> {
+        pause();
         let word = held.load(Acquire);
         if self.is_last(word) {
             return match head.is_still(version) {
@@ -302,7 +310,9 @@ impl Walk<'_> {
     #[inline]
     fn read(&mut self, place: &AtomicU32, word: u32) -> Option<u64> {
         self.members.reset(self.roll.groups);
+        pause();
         let generation = self.shared.sets.read(word, &mut self.members)?;
+        pause();
         // In this order: at the moment of the first load the word was there, and it meant what was
         // read from before until after that.
         let is_there = place.load(Acquire) == word;
@@ -374,12 +384,31 @@ impl Walk<'_> {
 #[inline]
 fn whole(head: &Head, first: Path, last: Path, len: usize) -> Option<(Version, u32)> {
     let version = head.version()?;
-    let all = head.all.load(Acquire);
-    let is_whole = version.len() == len
+    let is_it = version.len() == len
         && head.last.load(Relaxed) == last.0
-        && head.first.load(Relaxed) == first.0
-        && all != NOBODY;
+        && head.first.load(Relaxed) == first.0;
+    pause();
+    let all = head.all.load(Acquire);
+    let is_whole = is_it && all != NOBODY;
     is_whole.then_some((version, all))
+}
+
+/// Where a reader may be overtaken. Tests let it be: it waits now and then while the writer goes on.
+#[cfg(not(test))]
+#[inline(always)]
+fn pause() {}
+
+#[cfg(test)]
+fn pause() {
+    thread_local! {
+        static PASSED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    }
+    let passed = PASSED.get().wrapping_add(1);
+    PASSED.set(passed);
+    if passed.is_multiple_of(11) {
+        std::thread::yield_now();
+        (0..300).for_each(|_| std::hint::spin_loop());
+    }
 }
 
 /// The page changed while it was read.

@@ -1,51 +1,58 @@
 //! From an engine's name of a block to the block: one table for all workers of an index, since most
 //! engines give the same content the same name. Only the writer reads it.
 //!
-//! Ten entries (16 bits of the hash, the block's number) and a count of those that went past fill a
-//! cache line. Which block really has the name, the caller asks the block. Parts grow by themselves,
-//! so that no event waits for the whole to be built anew.
+//! Eight entries (32 bits of the hash, the block's number) fill a cache line. Which block really has
+//! the name, the caller asks the block. The table is a directory of segments; a full segment is split
+//! in two by its next bit of the hash, which the entries keep, so growing reads no names, copies
+//! nothing twice, takes no memory but the new half, and no event waits for the whole to be built anew.
 
 use super::pages::BlockId;
+use super::simd::places_of;
+use super::simd::prefetch;
 
-const ENTRIES: usize = 10;
-const PARTS: usize = 256;
-const LANES: u64 = 0x0001_0001_0001_0001;
+const ENTRIES: usize = 8;
+/// Lines of a segment: 8 KiB.
+const LINES: usize = 128;
+/// Three quarters.
+const SEGMENT_MAX: u32 = (LINES * ENTRIES * 3 / 4) as u32;
+/// Past so many halvings a segment is not split, so that names whose hashes are alike by intent take
+/// neither memory nor time without a bound. Four times what the largest index needs.
+const DEPTH_MAX: u32 = 20;
 
-#[derive(Clone, Debug, Default)]
+/// A block's number has 27 bits. The five above each of a line's eight count what went past that line:
+/// one count for each value of three bits of the hash, so that a look seldom goes on for nothing. (In
+/// a table that entries come to and leave, every fourth line has something that went past.)
+const BLOCK: u32 = (1 << OVER_SHIFT) - 1;
+const OVER_SHIFT: u32 = 27;
+/// A count that was once so high is not counted down any more.
+const OVER_MAX: u32 = 31;
+
+#[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Line {
-    /// Four tags a word, a free place's is 0; the upper half of the last counts what went past.
-    tags: [u64; 3],
-    blocks: [BlockId; ENTRIES],
+    /// 0 for a free place.
+    hashes: [u32; ENTRIES],
+    blocks: [u32; ENTRIES],
 }
 
+const EMPTY: Line = Line {
+    hashes: [0; ENTRIES],
+    blocks: [0; ENTRIES],
+};
+
 impl Line {
-    /// Places whose tag may be `tag`, for [`place`]. The lowest bit surely is one, and all that are
-    /// there are in it. All words at once: which of them has it cannot be foreseen, so a branch for
-    /// each would cost more than the rest.
+    /// The places with this hash, a bit each.
     #[inline]
-    fn like(&self, tag: u64) -> u64 {
-        let zero = |word: u64| {
-            let differ = word ^ (tag * LANES);
-            differ.wrapping_sub(LANES) & !differ & (LANES << 15)
-        };
-        let [a, b, c] = self.tags.map(zero);
-        // The upper half of the last word is no tags.
-        a >> 15 | b >> 14 | (c & 0xffff_ffff) >> 13
+    fn like(&self, hash: u32) -> u32 {
+        places_of(hash, &self.hashes)
     }
 
     #[inline]
-    fn over(&self) -> u64 {
-        self.tags[2] >> 32
-    }
-
-    /// The place of an entry with this tag that `is_it`.
-    #[inline]
-    fn find(&self, tag: u64, mut is_it: impl FnMut(BlockId) -> bool) -> Option<usize> {
-        let mut like = self.like(tag);
+    fn find(&self, hash: u32, mut is_it: impl FnMut(BlockId) -> bool) -> Option<usize> {
+        let mut like = self.like(hash);
         while like != 0 {
-            let at = place(like);
-            if self.tag(at) == tag && is_it(self.blocks[at]) {
+            let at = like.trailing_zeros() as usize % ENTRIES;
+            if is_it(self.block(at)) {
                 return Some(at);
             }
             like &= like - 1;
@@ -54,203 +61,363 @@ impl Line {
     }
 
     #[inline]
-    fn tag(&self, at: usize) -> u64 {
-        (self.tags[at / 4] >> (at % 4 * 16)) & 0xffff
+    fn block(&self, at: usize) -> BlockId {
+        self.blocks[at] & BLOCK
     }
 
     #[inline]
-    fn free(&self) -> Option<usize> {
-        let free = self.like(0);
-        (free != 0).then(|| place(free))
+    fn set(&mut self, at: usize, hash: u32, block: BlockId) {
+        self.hashes[at] = hash;
+        self.blocks[at] = self.blocks[at] & !BLOCK | block;
     }
 
     #[inline]
-    fn set(&mut self, at: usize, tag: u64, block: BlockId) {
-        let shift = at % 4 * 16;
-        let word = &mut self.tags[at / 4];
-        *word = (*word & !(0xffff << shift)) | (tag << shift);
-        self.blocks[at] = block;
+    fn over(&self, hash: u32) -> u32 {
+        self.blocks[kind(hash)] >> OVER_SHIFT
+    }
+
+    fn set_over(&mut self, hash: u32, over: u32) {
+        let block = &mut self.blocks[kind(hash)];
+        *block = *block & BLOCK | over << OVER_SHIFT;
     }
 }
 
-/// The place that the lowest bit of [`Line::like`] means.
-#[inline]
-fn place(like: u64) -> usize {
-    let bit = like.trailing_zeros() as usize;
-    // At most the tenth; the mask spares a check of bounds.
-    (bit % 4 * 4 + bit / 16) & 15
-}
+/// Lines by twos share 128 bytes, which processors like to load together.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Lines([Line; LINES]);
 
 #[derive(Debug)]
-struct Part {
-    lines: Vec<Line>,
-    len: usize,
+struct Segment {
+    lines: Box<Lines>,
+    len: u32,
+    /// How many of the hash's first bits all its entries share.
+    depth: u32,
 }
 
 #[derive(Debug)]
 pub(super) struct Names {
-    parts: Box<[Part]>,
-    bytes: usize,
-    /// For a part that grows; kept, since memory from the system costs more than the work.
-    scratch: Vec<(u64, BlockId)>,
+    /// The segment of each value of the first `depth` bits of a hash.
+    directory: Vec<u32>,
+    depth: u32,
+    segments: Vec<Segment>,
+    depth_max: u32,
+}
+
+/// What became of a name that a block was to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Naming {
+    Done,
+    /// Another block has it.
+    Taken(BlockId),
+    /// There are too many whose hashes are alike.
+    NoRoom,
 }
 
 /// A name, spread over all bits.
 #[inline]
-fn spread(name: u64) -> u64 {
+fn spread(name: u64) -> u32 {
     let product = u128::from(name ^ 0xa076_1d64_78bd_642f) * 0xe703_7ed1_a0b4_28db;
-    (product as u64) ^ ((product >> 64) as u64)
+    let hash = (product as u64) ^ ((product >> 64) as u64);
+    ((hash >> 32) as u32).max(1)
+}
+
+#[inline]
+fn home(hash: u32) -> usize {
+    hash as usize % LINES
+}
+
+/// Which of a line's counts of what went past it is for a hash.
+#[inline]
+fn kind(hash: u32) -> usize {
+    hash as usize / LINES % ENTRIES
+}
+
+/// The lines that an entry may be in, best first.
+#[inline]
+fn way(hash: u32) -> impl Iterator<Item = usize> {
+    let home = home(hash);
+    (0..LINES).map(move |step| home ^ step)
 }
 
 impl Names {
     pub(super) fn new() -> Self {
-        let part = || Part {
-            lines: vec![Line::default()],
-            len: 0,
-        };
+        Self::with_depth_max(DEPTH_MAX)
+    }
+
+    fn with_depth_max(depth_max: u32) -> Self {
         Self {
-            parts: (0..PARTS).map(|_| part()).collect(),
-            bytes: PARTS * size_of::<Line>(),
-            scratch: Vec::new(),
+            directory: vec![0],
+            depth: 0,
+            segments: vec![Segment::new(0)],
+            depth_max,
         }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes + self.scratch.capacity() * 16
+        self.segments.len() * size_of::<Lines>()
+            + self.segments.capacity() * size_of::<Segment>()
+            + self.directory.capacity() * 4
     }
 
-    /// Loads the line of a name. Called for many names in a row, the loads overlap, which is what a
-    /// prefetch instruction would be for. The result means nothing.
     #[inline]
-    pub(super) fn touch(&self, name: u64) -> u64 {
+    fn segment_of(&self, hash: u32) -> usize {
+        let first = (u64::from(hash) << self.depth) >> 32;
+        self.directory[first as usize] as usize
+    }
+
+    /// Asks for the line of a name ahead of its use.
+    #[inline]
+    pub(super) fn prefetch(&self, name: u64) {
         let hash = spread(name);
-        let part = &self.parts[part_of(hash)];
-        part.lines[part.home(hash)].tags[0]
+        prefetch(&self.segments[self.segment_of(hash)].lines.0[home(hash)]);
     }
 
     #[inline]
     pub(super) fn find(&self, name: u64, is_it: impl FnMut(BlockId) -> bool) -> Option<BlockId> {
         let hash = spread(name);
-        let part = &self.parts[part_of(hash)];
-        let (line, at) = part.find(hash, is_it)?;
-        Some(part.lines[line].blocks[at])
+        let segment = &self.segments[self.segment_of(hash)];
+        let (line, at) = segment.find(hash, is_it)?;
+        Some(segment.lines.0[line].block(at))
     }
 
-    /// The block that has a name, or none and then `block` has it from now on; `name_of` tells the
-    /// names of the blocks that are there.
+    /// Gives a name to a block, if it is plain at a look at one line that no block has it.
     #[inline]
-    pub(super) fn find_or_insert(
+    pub(super) fn insert_plainly(&mut self, name: u64, block: BlockId) -> bool {
+        let hash = spread(name);
+        let index = self.segment_of(hash);
+        let segment = &mut self.segments[index];
+        let line = &segment.lines.0[home(hash)];
+        let is_plain = line.like(hash) == 0 && line.over(hash) == 0 && segment.len < SEGMENT_MAX;
+        if is_plain {
+            segment.insert(hash, block);
+        }
+        is_plain
+    }
+
+    /// Gives a name to a block, unless another has it already.
+    #[inline]
+    pub(super) fn insert(
         &mut self,
         name: u64,
         block: BlockId,
         is_it: impl FnMut(BlockId) -> bool,
-        name_of: impl Fn(BlockId) -> u64,
-    ) -> Option<BlockId> {
+    ) -> Naming {
         let hash = spread(name);
-        let part = &mut self.parts[part_of(hash)];
-        if let Some((line, at)) = part.find(hash, is_it) {
-            return Some(part.lines[line].blocks[at]);
+        let mut index = self.segment_of(hash);
+        let segment = &self.segments[index];
+        if let Some((line, at)) = segment.find(hash, is_it) {
+            return Naming::Taken(segment.lines.0[line].block(at));
         }
-        if part.len * 5 >= part.lines.len() * ENTRIES * 4 {
-            let before = part.lines.len();
-            part.grow(&mut self.scratch, name_of);
-            self.bytes += (part.lines.len() - before) * size_of::<Line>();
+        if segment.len >= SEGMENT_MAX {
+            match self.split(hash) {
+                Some(split) => index = split,
+                None => return Naming::NoRoom,
+            }
         }
-        part.insert(hash, block);
-        None
+        self.segments[index].insert(hash, block);
+        Naming::Done
     }
 
     #[inline]
     pub(super) fn remove(&mut self, name: u64, block: BlockId) {
         let hash = spread(name);
-        self.parts[part_of(hash)].remove(hash, block);
+        let index = self.segment_of(hash);
+        self.segments[index].remove(hash, block);
+    }
+
+    /// Halves the segment of a hash until there is room for it. Returns the segment then.
+    #[cold]
+    #[inline(never)]
+    fn split(&mut self, hash: u32) -> Option<usize> {
+        loop {
+            let index = self.segment_of(hash);
+            let depth = self.segments[index].depth;
+            if self.segments[index].len < SEGMENT_MAX {
+                return Some(index);
+            }
+            if depth == self.depth_max {
+                return None;
+            }
+            if depth == self.depth {
+                let twice = self.directory.iter().flat_map(|segment| [*segment; 2]);
+                self.directory = twice.collect();
+                self.depth += 1;
+            }
+            let new = self.segments[index].split();
+            // Those that share the bits so far, and the next one is set.
+            let first = ((u64::from(hash) << depth) >> 32 << 1 | 1) as usize;
+            let each = 1 << (self.depth - depth - 1);
+            let new_index = self.segments.len() as u32;
+            self.directory[first * each..(first + 1) * each].fill(new_index);
+            self.segments.push(new);
+        }
     }
 }
 
-#[inline]
-fn part_of(hash: u64) -> usize {
-    (hash >> 16) as usize % PARTS
-}
-
-impl Part {
-    #[inline]
-    fn home(&self, hash: u64) -> usize {
-        (((hash >> 32) * self.lines.len() as u64) >> 32) as usize
-    }
-
-    #[inline]
-    fn next(&self, at: usize) -> usize {
-        if at + 1 == self.lines.len() {
-            0
-        } else {
-            at + 1
+impl Segment {
+    fn new(depth: u32) -> Self {
+        Self {
+            lines: Box::new(Lines([EMPTY; LINES])),
+            len: 0,
+            depth,
         }
     }
 
     #[inline]
-    fn find(&self, hash: u64, mut is_it: impl FnMut(BlockId) -> bool) -> Option<(usize, usize)> {
-        let tag = tag_of(hash);
-        let mut line = self.home(hash);
-        for _ in 0..self.lines.len() {
-            if let Some(at) = self.lines[line].find(tag, &mut is_it) {
+    fn find(&self, hash: u32, mut is_it: impl FnMut(BlockId) -> bool) -> Option<(usize, usize)> {
+        for line in way(hash) {
+            if let Some(at) = self.lines.0[line].find(hash, &mut is_it) {
                 return Some((line, at));
             }
-            if self.lines[line].over() == 0 {
+            if self.lines.0[line].over(hash) == 0 {
                 break;
             }
-            line = self.next(line);
         }
         None
     }
 
+    /// There must be room.
     #[inline]
-    fn insert(&mut self, hash: u64, block: BlockId) {
+    fn insert(&mut self, hash: u32, block: BlockId) {
         self.len += 1;
-        let mut line = self.home(hash);
-        loop {
-            if let Some(at) = self.lines[line].free() {
-                self.lines[line].set(at, tag_of(hash), block);
+        for line in way(hash) {
+            let line = &mut self.lines.0[line];
+            let free = line.like(0);
+            if free != 0 {
+                line.set(free.trailing_zeros() as usize % ENTRIES, hash, block);
                 return;
             }
-            self.lines[line].tags[2] += 1 << 32;
-            line = self.next(line);
+            line.set_over(hash, (line.over(hash) + 1).min(OVER_MAX));
         }
     }
 
     #[inline]
-    fn remove(&mut self, hash: u64, block: BlockId) {
-        let Some((line, at)) = self.find(hash, |found| found == block) else {
+    fn remove(&mut self, hash: u32, block: BlockId) {
+        let Some((found, at)) = self.find(hash, |found| found == block) else {
             return;
         };
-        self.lines[line].set(at, 0, 0);
+        self.lines.0[found].set(at, 0, 0);
         self.len -= 1;
-        let mut before = self.home(hash);
-        while before != line {
-            self.lines[before].tags[2] -= 1 << 32;
-            before = self.next(before);
+        for line in way(hash).take_while(|line| *line != found) {
+            let line = &mut self.lines.0[line];
+            let over = line.over(hash);
+            if over < OVER_MAX {
+                line.set_over(hash, over - 1);
+            }
         }
     }
 
-    /// Half as many lines again.
-    #[cold]
-    #[inline(never)]
-    fn grow(&mut self, all: &mut Vec<(u64, BlockId)>, name_of: impl Fn(BlockId) -> u64) {
-        // All names first: these loads are far apart, and none waits for another.
-        for line in &self.lines {
-            let blocks = line.blocks.iter().enumerate();
-            let taken = blocks.filter(|(at, _)| line.tag(*at) != 0);
-            all.extend(taken.map(|(_, block)| (name_of(*block), *block)));
+    /// Keeps those whose next bit is not set, and returns the others. All keep their places.
+    fn split(&mut self) -> Self {
+        let shift = 31 - self.depth;
+        self.depth += 1;
+        let mut other = Self::new(self.depth);
+        // Entries that are not in their first line.
+        let mut away = [0; LINES];
+        for (line, away) in away.iter_mut().enumerate() {
+            let (from, to) = (&mut self.lines.0[line], &mut other.lines.0[line]);
+            let differ = |hash| if hash == 0 { 0 } else { home(hash) ^ line } as u32;
+            *away = !places_of(0, &from.hashes.map(differ)) & 0xff;
+            // Eight at once, without a branch.
+            for at in 0..ENTRIES {
+                let (hash, block) = (from.hashes[at], from.blocks[at] & BLOCK);
+                let goes = (hash >> shift & 1).wrapping_neg();
+                to.hashes[at] = hash & goes;
+                to.blocks[at] = block & goes;
+                from.hashes[at] = hash & !goes;
+                from.blocks[at] = block & !goes;
+                other.len += goes & 1;
+            }
         }
-        self.lines = vec![Line::default(); self.lines.len() + self.lines.len() / 2 + 1];
-        self.len = 0;
-        // Lines are in the order of the hashes, in the old table as in the new.
-        for (name, block) in all.drain(..) {
-            self.insert(spread(name), block);
+        self.len -= other.len;
+        for (line, mut away) in away.into_iter().enumerate() {
+            while away != 0 {
+                let at = away.trailing_zeros() as usize % ENTRIES;
+                // It is in one of them.
+                let hash = self.lines.0[line].hashes[at] | other.lines.0[line].hashes[at];
+                let segment = match hash >> shift & 1 {
+                    0 => &mut *self,
+                    _ => &mut other,
+                };
+                for past in way(hash).take_while(|past| *past != line) {
+                    let past = &mut segment.lines.0[past];
+                    past.set_over(hash, (past.over(hash) + 1).min(OVER_MAX));
+                }
+                away &= away - 1;
+            }
         }
+        other
     }
 }
 
-#[inline]
-fn tag_of(hash: u64) -> u64 {
-    hash & 0xffff | 1
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check(depth_max: u32, names: u64, steps: Vec<(u64, bool)>) {
+        let mut table = Names::with_depth_max(depth_max);
+        let mut model: HashMap<u64, BlockId> = HashMap::new();
+        for (name, put) in steps {
+            let name = name % names;
+            let block = name as u32;
+            if put {
+                let expected = model.get(&name).copied();
+                match table.insert(name, block, |it| u64::from(it) == name) {
+                    Naming::Taken(it) => assert_eq!(Some(it), expected),
+                    Naming::Done => assert_eq!(model.insert(name, block), None),
+                    Naming::NoRoom => {
+                        assert!(model.len() >= SEGMENT_MAX as usize && expected.is_none())
+                    }
+                }
+            } else if model.remove(&name).is_some() {
+                table.remove(name, block);
+            }
+        }
+        for name in 0..names {
+            let found = table.find(name, |it| u64::from(it) == name);
+            assert_eq!(found, model.get(&name).copied());
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20))]
+
+        #[test]
+        fn it_holds_what_was_put_in_and_not_taken_out(
+            steps in proptest::collection::vec((any::<u64>(), proptest::bool::weighted(0.8)), 1..20_000),
+            names in prop_oneof![Just(100u64), Just(20_000)],
+            depth_max in prop_oneof![Just(0), Just(2), Just(DEPTH_MAX)],
+        ) {
+            check(depth_max, names, steps);
+        }
+    }
+
+    #[test]
+    fn names_whose_hashes_are_alike_find_no_room_at_last() {
+        let mut table = Names::with_depth_max(2);
+        let done = (0..10_000).filter(|name| {
+            table.insert(*name, *name as u32, |it| u64::from(it) == *name) == Naming::Done
+        });
+        assert_eq!(done.count(), 4 * SEGMENT_MAX as usize);
+        assert_eq!(table.segments.len(), 4);
+    }
+
+    #[test]
+    fn a_line_that_much_went_past_lets_it_be_found_and_removed() {
+        let mut segment = Segment::new(0);
+        for block in 0..100 {
+            segment.insert(7, block);
+        }
+        for block in (0..100).rev() {
+            assert!(segment.find(7, |it| it == block).is_some());
+            segment.remove(7, block);
+            assert!(segment.find(7, |it| it == block).is_none());
+        }
+        assert_eq!(segment.len, 0);
+    }
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::Ordering::Release;
 
 use super::pages::PageId;
+use super::simd::prefetch;
 
 const ENTRIES: usize = 7;
 
@@ -42,6 +43,12 @@ impl Table {
 
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.lines)
+    }
+
+    /// Asks for the line of a hash ahead of its use.
+    #[inline]
+    pub(super) fn prefetch(&self, hash: u64) {
+        prefetch(&self.lines[self.home(hash)]);
     }
 
     /// The page of a hash that `is_it`.

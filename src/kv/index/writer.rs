@@ -19,10 +19,10 @@ use super::holders::TREES_MAX;
 use super::names::Names;
 use super::pages::BlockId;
 use super::pages::CHUNK;
-use super::pages::NONE;
 use super::pages::PageId;
 use super::pages::Pages;
 use super::pages::place_of;
+use super::simd::prefetch;
 use super::table::Table;
 use crate::ids::WorkerId;
 use crate::kv::block::Path;
@@ -30,41 +30,50 @@ use crate::kv::block::STRETCH;
 use crate::kv::event::Name;
 pub(super) use tree::Known;
 
-/// What only the writer needs of a page.
-#[derive(Clone, Debug)]
+/// What only the writer needs of a page, beside [`Chunk::names`].
+#[derive(Clone, Debug, Default)]
 struct Meta {
-    names: [u64; STRETCH],
     /// The path before the first block.
     up_path: u64,
     /// The block before the first as it was once: a guess.
     up: BlockId,
     /// Of the first block.
     depth: u32,
-    /// Which of `names` are in the table of names.
-    named: u16,
-    /// Blocks that anyone holds.
-    live: u16,
+    /// Which of the names are in the table of names.
+    named: u32,
+    /// Blocks that anyone holds. Neither is shorter than a register: a load of both after a store to
+    /// one would wait for the store.
+    live: u32,
 }
 
-const NO_META: Meta = Meta {
-    names: [0; STRETCH],
-    up_path: 0,
-    up: NONE,
-    depth: 0,
-    named: 0,
-    live: 0,
-};
+/// What only the writer needs of a chunk of pages.
+#[derive(Debug)]
+struct Chunk {
+    meta: Box<[Meta]>,
+    names: Box<[[u64; STRETCH]]>,
+}
 
-impl Meta {
+impl Chunk {
+    const BYTES: usize = CHUNK * size_of::<(Meta, [u64; STRETCH])>();
+
+    fn new() -> Self {
+        Self {
+            meta: vec![Meta::default(); CHUNK].into(),
+            // Zeros of a plain type come from the system as they are, and are not written here.
+            names: vec![[0; STRETCH]; CHUNK].into(),
+        }
+    }
+
     #[inline]
-    fn has_name(&self, at: usize, name: u64) -> bool {
-        self.names[at] == name && self.named >> at & 1 == 1
+    fn has_name(&self, page: PageId, at: usize, name: u64) -> bool {
+        let page = page as usize % CHUNK;
+        self.names[page][at] == name && self.meta[page].named >> at & 1 == 1
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Writer {
-    meta: Vec<Box<[Meta]>>,
+    chunks: Vec<Chunk>,
     names: Names,
     /// Pages by the path of their first block: those that begin a stretch, and those within one.
     starts: Directory,
@@ -105,7 +114,7 @@ impl Writer {
     pub(super) fn new(starts: Arc<Table>, forks: Arc<Table>) -> Self {
         let directory = |table| Directory { table, len: 0 };
         Self {
-            meta: Vec::new(),
+            chunks: Vec::new(),
             names: Names::new(),
             starts: directory(starts),
             forks: directory(forks),
@@ -162,10 +171,13 @@ impl Writer {
         self.side_bytes() + self.names.bytes() + self.page_bytes()
     }
 
-    /// What is bounded: names count as if all blocks of the pages had one, since they may.
+    /// What is bounded: what grows with the blocks of the pages counts as if all pages were full, since
+    /// they may be, and pages are not given back.
     pub(super) fn bounded_bytes(&self) -> usize {
-        let names = self.meta.len() * NAMES_BYTES;
-        self.side_bytes() + self.names.bytes().max(names) + self.page_bytes()
+        let chunks = self.chunks.len();
+        self.side_bytes().max(chunks * SIDE_BYTES)
+            + self.names.bytes().max(chunks * NAMES_BYTES)
+            + self.page_bytes()
     }
 
     fn side_bytes(&self) -> usize {
@@ -177,17 +189,29 @@ impl Writer {
     }
 
     fn page_bytes(&self) -> usize {
-        self.meta.len() * CHUNK * (Pages::BYTES + size_of::<Meta>())
+        self.chunks.len() * (CHUNK * Pages::BYTES + Chunk::BYTES)
     }
 
     #[inline]
     fn meta(&self, page: PageId) -> &Meta {
-        &self.meta[page as usize / CHUNK][page as usize % CHUNK]
+        &self.chunks[page as usize / CHUNK].meta[page as usize % CHUNK]
     }
 
     #[inline]
     fn meta_mut(&mut self, page: PageId) -> &mut Meta {
-        &mut self.meta[page as usize / CHUNK][page as usize % CHUNK]
+        &mut self.chunks[page as usize / CHUNK].meta[page as usize % CHUNK]
+    }
+
+    #[inline]
+    fn chunk(&self, page: PageId) -> &Chunk {
+        &self.chunks[page as usize / CHUNK]
+    }
+
+    /// Whether a block has this name in the common table.
+    #[inline]
+    fn has_name(&self, block: BlockId, name: Name) -> bool {
+        let (page, at) = place_of(block);
+        self.chunk(page).has_name(page, at, name.0)
     }
 
     /// The block that a tree knows by this name.
@@ -196,18 +220,18 @@ impl Writer {
         if let Some(block) = known.alias(name) {
             return Some(block);
         }
-        let block = self.owner(name)?;
+        let block = self.names.find(name.0, |block| {
+            let (page, at) = place_of(block);
+            // What will be read next, all at once.
+            let (head, body) = shared.pages.at(page);
+            prefetch(head);
+            prefetch(&body.held);
+            prefetch(&body.paths[at]);
+            prefetch(self.meta(page));
+            self.chunk(page).has_name(page, at, name.0)
+        })?;
         self.knows_by_own_name(shared, known, slot, block)
             .then_some(block)
-    }
-
-    /// The block that has this name in the common table.
-    #[inline]
-    fn owner(&self, name: Name) -> Option<BlockId> {
-        self.names.find(name.0, |block| {
-            let (page, at) = place_of(block);
-            self.meta(page).has_name(at, name.0)
-        })
     }
 
     /// Whether a tree holds a block, and by the name that the block has in the common table.
@@ -235,7 +259,7 @@ impl Writer {
     fn page_of(&self, shared: &Shared, path: u64, depth: u32) -> Option<PageId> {
         let directory = if is_start(depth) {
             &self.starts
-        } else if self.fork_bits[(path >> 54) as usize] >> (path >> 48 & 63) & 1 == 1 {
+        } else if has_fork_bit(&self.fork_bits, path) {
             &self.forks
         } else {
             return None;
@@ -257,7 +281,7 @@ impl Writer {
     ) -> Option<PageId> {
         let page = match self.free.pop() {
             Some(page) => page,
-            None if (self.fresh as usize) < self.meta.len() * CHUNK => {
+            None if (self.fresh as usize) < self.chunks.len() * CHUNK => {
                 self.fresh += 1;
                 self.fresh - 1
             }
@@ -308,7 +332,7 @@ impl Writer {
         directory.table.remove(Path(first).mixed(), page);
         directory.len -= 1;
         self.forks_gone += u32::from(!is_start(
-            self.meta[page as usize / CHUNK][page as usize % CHUNK].depth,
+            self.chunks[page as usize / CHUNK].meta[page as usize % CHUNK].depth,
         ));
         if self.forks_gone > FORKS_GONE_MAX {
             self.forks_gone = 0;
@@ -335,10 +359,10 @@ impl Writer {
         if new == old {
             return;
         }
-        self.sets.retain(new);
+        self.sets.retain(new, 1);
         // First where readers look, then the set may be reused.
         held.store(new, std::sync::atomic::Ordering::Release);
-        self.sets.release(&shared.sets, old);
+        self.sets.release(&shared.sets, old, 1);
         if old == NOBODY {
             self.meta_mut(page).live += 1;
             self.blocks += 1;
@@ -348,7 +372,7 @@ impl Writer {
             meta.live -= 1;
             if meta.named >> at & 1 == 1 {
                 meta.named &= !(1 << at);
-                let name = meta.names[at];
+                let name = self.chunk(page).names[page as usize % CHUNK][at];
                 self.dead.push((name, block));
             }
         }
@@ -388,9 +412,8 @@ impl Writer {
     /// Takes the names of dead blocks out of the table.
     #[inline]
     fn bury(&mut self) {
-        if self.dead.len() > 2 {
-            let touched = self.dead.iter().map(|(name, _)| self.names.touch(*name));
-            std::hint::black_box(touched.fold(0, |all, one| all ^ one));
+        for (name, _) in &self.dead {
+            self.names.prefetch(*name);
         }
         for (name, block) in self.dead.drain(..) {
             self.names.remove(name, block);
@@ -404,8 +427,16 @@ fn is_start(depth: u32) -> bool {
     (depth as usize).is_multiple_of(STRETCH)
 }
 
+#[inline]
+fn has_fork_bit(bits: &[u64; 1024], path: u64) -> bool {
+    bits[(path >> 54) as usize] >> (path >> 48 & 63) & 1 == 1
+}
+
 /// Bits of forks that went are taken back when there are so many.
 const FORKS_GONE_MAX: u32 = 4096;
 
-/// What the names of a chunk's blocks may take.
-const NAMES_BYTES: usize = CHUNK * STRETCH * 10;
+/// What the trees, sets and tables of a chunk's pages mostly take at most.
+const SIDE_BYTES: usize = CHUNK * 64;
+
+/// What the names of a chunk's blocks may take: segments that were just split are three eighths full.
+const NAMES_BYTES: usize = CHUNK * STRETCH * 22;

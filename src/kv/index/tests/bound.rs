@@ -131,6 +131,30 @@ fn a_forest_bounds_and_counts_all_of_its_indexes() {
 }
 
 #[test]
+fn an_index_that_comes_later_gets_memory_too() {
+    let forest = Forest::new(
+        Settings {
+            memory_bytes_max: 16 << 20,
+        },
+        &Registry::default(),
+    );
+    let tree_of = |model: &str| {
+        let index = forest.index(&model.into(), BLOCK_SIZE);
+        index.plant(WorkerId(1), 0)
+    };
+    let (mut first, mut later) = (tree_of("a"), tree_of("b"));
+    for tree in [&mut first, &mut later] {
+        for number in 0..400 {
+            let blocks = chain(number, 1_000);
+            tree.store(After::Root(Root(1)), &blocks, Tier::Gpu, Copies::Counted)
+                .unwrap();
+        }
+        assert!(tree.was_cut());
+        assert!(tree.len() > 10_000, "{}", tree.len());
+    }
+}
+
+#[test]
 fn an_index_is_there_while_it_has_trees() {
     let (forest, index) = index_of(1 << 20);
     assert!(forest.of("m").is_empty());

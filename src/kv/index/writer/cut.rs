@@ -2,8 +2,10 @@
 
 use std::cmp::Reverse;
 
+use super::Chunk;
 use super::Known;
-use super::Meta;
+use super::NAMES_BYTES;
+use super::SIDE_BYTES;
 use super::Writer;
 use crate::kv::index::Shared;
 use crate::kv::index::holders::Slot;
@@ -12,14 +14,14 @@ use crate::kv::index::pages::PageId;
 use crate::kv::index::pages::Pages;
 
 /// What a chunk of pages takes with all that belongs to them.
-const CHUNK_BYTES: usize = CHUNK * (Pages::BYTES + size_of::<Meta>()) + super::NAMES_BYTES;
+const CHUNK_BYTES: usize = CHUNK * Pages::BYTES + Chunk::BYTES + NAMES_BYTES + SIDE_BYTES;
 
 impl Writer {
     /// Makes it likely that so many blocks find pages. Returns whether it took any from a tree.
     #[inline]
     pub(super) fn make_room(&mut self, shared: &Shared, blocks: usize) -> bool {
         let wanted = blocks / 16 + 3;
-        if self.free.len() + self.meta.len() * CHUNK - self.fresh as usize >= wanted
+        if self.free.len() + self.chunks.len() * CHUNK - self.fresh as usize >= wanted
             && !shared.budget.is_over()
         {
             return false;
@@ -29,10 +31,10 @@ impl Writer {
 
     #[cold]
     fn make_room_for(&mut self, shared: &Shared, wanted: usize) -> bool {
-        let made = self.meta.len() * CHUNK;
+        let made = self.chunks.len() * CHUNK;
         if made < shared.pages.pages_max() && shared.budget.has_room_for(CHUNK_BYTES) {
             shared.pages.make(made as PageId);
-            self.meta.push(vec![super::NO_META; CHUNK].into());
+            self.chunks.push(Chunk::new());
             self.charge(shared);
             return false;
         }
@@ -63,7 +65,7 @@ impl Writer {
             return 0;
         };
         let before = self.free.len();
-        let mut pages: Vec<PageId> = known.pages.keys().copied().collect();
+        let mut pages: Vec<PageId> = known.pages().collect();
         pages.sort_unstable_by_key(|page| (Reverse(self.meta(*page).depth), Reverse(*page)));
         for page in pages {
             let len = shared.pages.at(page).0.len();

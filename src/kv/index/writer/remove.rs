@@ -2,22 +2,25 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::Release;
 
 use super::Known;
 use super::Writer;
 use super::tree::UNKNOWN;
 use super::tree::mark_of;
-use crate::kv::block::STRETCH;
 use crate::kv::event::Name;
 use crate::kv::event::Tier;
 use crate::kv::index::Shared;
 use crate::kv::index::holders::Mark;
+use crate::kv::index::holders::NOBODY;
 use crate::kv::index::holders::Slot;
 use crate::kv::index::pages::BlockId;
+use crate::kv::index::pages::CHUNK;
 use crate::kv::index::pages::NONE;
 use crate::kv::index::pages::PageId;
 use crate::kv::index::pages::block_id;
 use crate::kv::index::pages::place_of;
+use crate::kv::index::simd::prefetch;
 use crate::kv::radix::Listed;
 
 /// A page that blocks are being removed from, one after the other.
@@ -49,7 +52,8 @@ impl Writer {
             page: NONE,
             gone: 0,
         };
-        for name in names {
+        let mut left = names;
+        while let [name, rest @ ..] = left {
             let found = self
                 .is_guess(shared, &known, slot, guess, *name)
                 .then_some(guess)
@@ -57,44 +61,104 @@ impl Writer {
             let Some(block) = found else {
                 missing += 1;
                 guess = NONE;
+                left = rest;
                 continue;
             };
             let (page, at) = place_of(block);
-            guess = if at > 0 {
-                block - 1
-            } else {
-                self.meta(page).up
-            };
             if run.page != page {
                 self.finish(shared, &mut known, &run);
                 run = Run { page, gone: 0 };
                 self.unsettle(shared, page);
+                self.prefetch_up(shared, page);
             }
-            let is_plain = tier == Tier::Gpu && known.is_plain();
-            let mark = if is_plain {
-                self.mark(shared, slot, block)
-            } else {
-                Mark::Absent
+            let mut alike = 0;
+            if tier == Tier::Gpu && known.is_plain() && !known.has_aliases() {
+                alike = self.remove_alike(shared, slot, block, left);
+                known.blocks[Tier::Gpu as usize] -= alike as u64;
+                run.gone += alike;
+            }
+            if alike == 0 {
+                match self.remove_copy(shared, &mut known, slot, block, tier) {
+                    Some(Mark::Absent) => run.gone += 1,
+                    Some(_) => {}
+                    None => missing += 1,
+                }
+                alike = 1;
+            }
+            left = &left[alike..];
+            guess = match at + 1 - alike {
+                0 => self.meta(page).up,
+                at => block_id(page, at - 1),
             };
-            if mark == Mark::Gpu {
-                // One copy, in the GPU.
-                self.set_mark(shared, slot, block, Mark::Absent);
-                known.blocks[Tier::Gpu as usize] -= 1;
-                known.drop_alias(block);
-                run.gone += 1;
-                continue;
-            }
-            match self.remove_copy(shared, &mut known, slot, block, tier) {
-                Some(Mark::Absent) => run.gone += 1,
-                Some(_) => {}
-                None => missing += 1,
-            }
         }
         self.finish(shared, &mut known, &run);
         self.bury();
         self.count_bytes(&mut known);
         self.trees[slot as usize] = Some(known);
         missing
+    }
+
+    /// Removes blocks of one page from the tree, one before the other, as long as they go by these names
+    /// and have the same holders. Returns how many; none if the tree does not hold the first one in
+    /// the GPU. It may have no aliases, and no block of which it holds other than one copy.
+    fn remove_alike(
+        &mut self,
+        shared: &Shared,
+        slot: Slot,
+        block: BlockId,
+        names: &[Name],
+    ) -> usize {
+        let (page, last) = place_of(block);
+        let (_, body) = shared.pages.at(page);
+        let old = body.held[last].load(Relaxed);
+        if self.sets.mark(&shared.sets, old, slot) != Mark::Gpu {
+            return 0;
+        }
+        let new = self.sets.with(&shared.sets, old, slot, Mark::Absent);
+        let chunk = &mut self.chunks[page as usize / CHUNK];
+        let own_names = &chunk.names[page as usize % CHUNK];
+        let mut gone = 0;
+        for (name, at) in names.iter().zip((0..=last).rev()) {
+            let is_next = gone == 0 || chunk.has_name(page, at, name.0);
+            if !is_next || body.held[at].load(Relaxed) != old {
+                break;
+            }
+            gone += 1;
+        }
+        let first = last + 1 - gone;
+        self.sets.retain(new, gone as u32);
+        for held in &body.held[first..=last] {
+            held.store(new, Release);
+        }
+        if new == NOBODY {
+            self.blocks -= gone as u64;
+            let meta = &mut chunk.meta[page as usize % CHUNK];
+            meta.live -= gone as u32;
+            for at in (first..=last).rev() {
+                if meta.named >> at & 1 == 1 {
+                    self.dead.push((own_names[at], block_id(page, at)));
+                }
+            }
+            meta.named &= !(((1 << gone) - 1) << first);
+        }
+        self.sets.release(&shared.sets, old, gone as u32);
+        gone
+    }
+
+    /// Asks for the page that is likely next.
+    #[inline]
+    fn prefetch_up(&self, shared: &Shared, page: PageId) {
+        let up = self.meta(page).up;
+        if up != NONE {
+            let (page, at) = place_of(up);
+            let (head, body) = shared.pages.at(page);
+            let names = &self.chunk(page).names[page as usize % CHUNK];
+            prefetch(head);
+            prefetch(&body.held);
+            prefetch(&names[at]);
+            prefetch(&names[at / 2]);
+            prefetch(self.meta(page));
+        }
     }
 
     #[inline]
@@ -109,8 +173,7 @@ impl Writer {
         if guess == NONE || known.has_aliases() {
             return false;
         }
-        let (page, at) = place_of(guess);
-        self.meta(page).has_name(at, name.0) && self.mark(shared, slot, guess) != Mark::Absent
+        self.has_name(guess, name) && self.mark(shared, slot, guess) != Mark::Absent
     }
 
     /// What the tree still says of the block; none if there was no copy in that tier.
@@ -198,7 +261,7 @@ impl Writer {
         else {
             return;
         };
-        let mut pages: Vec<PageId> = known.pages.keys().copied().collect();
+        let mut pages: Vec<PageId> = known.pages().collect();
         // So that they are handed out again in their order.
         pages.sort_unstable_by(|a, b| b.cmp(a));
         for page in pages {
@@ -221,18 +284,19 @@ impl Writer {
         };
         let mut listed = Vec::with_capacity(known.len as usize);
         let mut parents = Vec::with_capacity(known.len as usize);
-        for page in known.pages.keys() {
-            let meta = self.meta(*page);
-            let (head, body) = shared.pages.at(*page);
-            for at in 0..head.len().min(STRETCH) {
-                let block = block_id(*page, at);
+        for page in known.pages() {
+            let meta = self.meta(page);
+            let names = &self.chunk(page).names[page as usize % CHUNK];
+            let (head, body) = shared.pages.at(page);
+            for (at, name) in names.iter().enumerate().take(head.len()) {
+                let block = block_id(page, at);
                 let mark = self.mark(shared, slot, block);
                 if mark == Mark::Absent {
                     continue;
                 }
                 let copies = known.copies(block, mark);
                 listed.push(Listed {
-                    name: known.alias_of(block).unwrap_or(Name(meta.names[at])),
+                    name: known.alias_of(block).unwrap_or(Name(*name)),
                     parent: None,
                     path: body.paths[at].load(Relaxed),
                     depth: meta.depth + at as u32,

@@ -1,10 +1,11 @@
 //! Storing: blocks of a chain to their pages.
 
-use std::hint::black_box;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Known;
 use super::Writer;
+use super::has_fork_bit;
 use super::is_start;
 use super::tree::UNKNOWN;
 use super::tree::mark_of;
@@ -17,10 +18,12 @@ use crate::kv::index::Shared;
 use crate::kv::index::holders::Mark;
 use crate::kv::index::holders::Registry;
 use crate::kv::index::holders::Slot;
+use crate::kv::index::names::Naming;
 use crate::kv::index::pages::BlockId;
 use crate::kv::index::pages::Body;
 use crate::kv::index::pages::CHUNK;
 use crate::kv::index::pages::NONE;
+use crate::kv::index::pages::PageId;
 use crate::kv::index::pages::block_id;
 use crate::kv::index::pages::place_of;
 use crate::kv::radix::After;
@@ -30,6 +33,9 @@ use crate::kv::radix::UnknownParent;
 
 /// Blocks that are placed at once. A longer event is several.
 const PIECE: usize = 256;
+
+/// How many names ahead the table of names is asked for.
+const AHEAD: usize = 16;
 
 /// Where the next block of a chain goes on from.
 #[derive(Clone, Copy)]
@@ -64,6 +70,7 @@ impl Writer {
         copies: Copies,
     ) -> Result<(), UnknownParent> {
         let known = self.tree(slot).ok_or(UnknownParent)?;
+        known.prefetch();
         let mut end = match after {
             After::Root(root) => End {
                 path: Path::start(root).0,
@@ -72,11 +79,9 @@ impl Writer {
             },
             After::Block(name) => {
                 // The first of them will be looked for next; both may be far away.
-                black_box(
-                    blocks
-                        .first()
-                        .map_or(0, |block| self.names.touch(block.name.0)),
-                );
+                if let Some(first) = blocks.first() {
+                    self.names.prefetch(first.name.0);
+                }
                 let block = self
                     .resolve(shared, known, slot, name)
                     .ok_or(UnknownParent)?;
@@ -148,8 +153,9 @@ impl Writer {
         end: &mut End,
         blocks: &[NewBlock],
     ) -> usize {
-        let touched = blocks.iter().map(|block| self.names.touch(block.name.0));
-        black_box(touched.fold(0, |all, one| all ^ one));
+        for block in blocks.iter().take(AHEAD) {
+            self.names.prefetch(block.name.0);
+        }
         let mut paths = std::mem::take(&mut self.paths);
         paths.clear();
         let (mut path, before) = (Path(end.path), end.path);
@@ -158,6 +164,11 @@ impl Writer {
             path.0
         }));
         let start = end.depth;
+        let to_stretch = (STRETCH - start as usize % STRETCH) % STRETCH;
+        for path in paths.iter().skip(to_stretch).step_by(STRETCH) {
+            self.starts.table.prefetch(Path(*path).mixed());
+        }
+        let alone = Registry::of_one(way.slot, way.mark);
         let mut placed = 0;
         // The page to go on in, and the place there.
         let mut next = (NONE, 0);
@@ -192,7 +203,7 @@ impl Writer {
                 let is_new = self.hold(shared, known, way, block);
                 held += usize::from(is_new);
                 let name = blocks[placed].name;
-                if !self.meta(page).has_name(at, name.0) || known.has_aliases() {
+                if !self.has_name(block, name) || known.has_aliases() {
                     // Other blocks of the page may go for it, but not this one.
                     known.count_page(page, std::mem::take(&mut held));
                     self.name(shared, known, way.slot, block, name, is_new);
@@ -210,6 +221,25 @@ impl Writer {
                 let fits = (room - at).min(blocks.len() - placed);
                 head.open();
                 while placed - from < fits {
+                    if !known.has_aliases() {
+                        let fits = fits - (placed - from);
+                        let new = self.append(
+                            page,
+                            at,
+                            alone,
+                            body,
+                            &paths[placed..placed + fits],
+                            &blocks[placed..],
+                        );
+                        at += new;
+                        placed += new;
+                        if new > 0 {
+                            end.block = block_id(page, at - 1);
+                        }
+                        if new == fits {
+                            break;
+                        }
+                    }
                     if at > 0
                         && let Some(fork) =
                             self.page_of(shared, paths[placed], start + placed as u32)
@@ -223,13 +253,17 @@ impl Writer {
                         // The tree knows another block by this name.
                         break;
                     }
-                    if let Some(owner) = self.name_in_table(block, name) {
-                        if self.knows_by_own_name(shared, known, way.slot, owner) {
+                    match self.name_in_table(block, name) {
+                        Naming::Done => {}
+                        Naming::Taken(owner)
+                            if self.knows_by_own_name(shared, known, way.slot, owner) =>
+                        {
                             break;
                         }
-                        known.set_alias(block, name);
+                        Naming::Taken(_) | Naming::NoRoom => known.set_alias(block, name),
                     }
-                    self.append(known, way, body, block, paths[placed]);
+                    body.paths[at].store(paths[placed], Relaxed);
+                    body.held[at].store(alone, Relaxed);
                     end.block = block_id(page, at);
                     at += 1;
                     placed += 1;
@@ -238,7 +272,7 @@ impl Writer {
                     head.last.store(body.paths[at - 1].load(Relaxed), Relaxed);
                 }
                 head.close(at);
-                known.count_page(page, placed - from);
+                self.count_new(known, way, page, at - (placed - from)..at);
                 if next.0 == NONE && placed - from < fits {
                     next = self.make_way(shared, known, way, page, at, &blocks[placed]);
                     if next.0 == page {
@@ -280,15 +314,60 @@ impl Writer {
         }
     }
 
+    /// Appends blocks with these paths to a page, as long as it is plain that nobody knows them: no page is
+    /// seen to begin with one, and nothing is like its name. Returns how many.
     #[inline]
-    fn append(&mut self, known: &mut Known, way: Way, body: &Body, block: BlockId, path: u64) {
-        let (page, at) = place_of(block);
-        body.paths[at].store(path, Relaxed);
-        body.held[at].store(Registry::of_one(way.slot, way.mark), Relaxed);
-        self.meta_mut(page).live += 1;
-        self.blocks += 1;
-        self.memberships += 1;
-        self.first(known, way, block);
+    fn append(
+        &mut self,
+        page: PageId,
+        first: usize,
+        alone: u32,
+        body: &Body,
+        paths: &[u64],
+        blocks: &[NewBlock],
+    ) -> usize {
+        let Self { names, chunks, .. } = self;
+        let chunk = &mut chunks[page as usize / CHUNK];
+        let places = body.paths[first..].iter().zip(&body.held[first..]);
+        let places = places
+            .zip(&mut chunk.names[page as usize % CHUNK][first..])
+            .zip(first..);
+        let new = paths.iter().zip(blocks).zip(places);
+        let mut done = 0;
+        for ((path, block), (((to_path, held), name), at)) in new {
+            if at > 0 && has_fork_bit(&self.fork_bits, *path) {
+                break;
+            }
+            if let Some(ahead) = blocks.get(done + AHEAD) {
+                names.prefetch(ahead.name.0);
+            }
+            if !names.insert_plainly(block.name.0, block_id(page, at)) {
+                break;
+            }
+            to_path.store(*path, Relaxed);
+            held.store(alone, Relaxed);
+            *name = block.name.0;
+            done += 1;
+        }
+        chunk.meta[page as usize % CHUNK].named |= ((1 << done) - 1) << first;
+        done
+    }
+
+    /// Counts blocks that a page got, and that no tree held before.
+    #[inline]
+    fn count_new(&mut self, known: &mut Known, way: Way, page: PageId, places: Range<usize>) {
+        let new = places.len();
+        self.meta_mut(page).live += new as u32;
+        self.blocks += new as u64;
+        self.memberships += new as u64;
+        known.count_page(page, new);
+        if way.is_usual {
+            known.blocks[way.tier as usize] += new as u64;
+        } else {
+            for at in places {
+                self.first(known, way, block_id(page, at));
+            }
+        }
     }
 
     /// A tree holds a block that is there. Tells whether it did not before.
@@ -345,7 +424,7 @@ impl Writer {
             self.forget(shared, known, slot, other);
         }
         let (page, at) = place_of(block);
-        let is_own = self.meta(page).has_name(at, name.0);
+        let is_own = self.has_name(block, name);
         if !is_new {
             let is_same = match known.alias_of(block) {
                 Some(alias) => alias == name,
@@ -364,39 +443,27 @@ impl Writer {
         } else {
             known.drop_alias(block);
             let is_unnamed = self.meta(page).named >> at & 1 == 0;
-            if !is_unnamed || self.name_in_table(block, name).is_some() {
+            if !is_unnamed || self.name_in_table(block, name) != Naming::Done {
                 known.set_alias(block, name);
             }
         }
     }
 
-    /// Gives a block a name in the common table. Where another block has it, returns that.
+    /// Gives a block a name in the common table.
     #[inline]
-    fn name_in_table(&mut self, block: BlockId, name: Name) -> Option<BlockId> {
-        let meta = &self.meta;
-        let meta_of = |block| {
+    fn name_in_table(&mut self, block: BlockId, name: Name) -> Naming {
+        let chunks = &self.chunks;
+        let naming = self.names.insert(name.0, block, |block| {
             let (page, at) = place_of(block);
-            (&meta[page as usize / CHUNK][page as usize % CHUNK], at)
-        };
-        let owner = self.names.find_or_insert(
-            name.0,
-            block,
-            |block| {
-                let (meta, at) = meta_of(block);
-                meta.has_name(at, name.0)
-            },
-            |block| {
-                let (meta, at) = meta_of(block);
-                meta.names[at]
-            },
-        );
-        if owner.is_none() {
+            chunks[page as usize / CHUNK].has_name(page, at, name.0)
+        });
+        if naming == Naming::Done {
             let (page, at) = place_of(block);
-            let meta = self.meta_mut(page);
-            meta.names[at] = name.0;
-            meta.named |= 1 << at;
+            let chunk = &mut self.chunks[page as usize / CHUNK];
+            chunk.names[page as usize % CHUNK][at] = name.0;
+            chunk.meta[page as usize % CHUNK].named |= 1 << at;
         }
-        owner
+        naming
     }
 }
 

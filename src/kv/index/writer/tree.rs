@@ -7,6 +7,7 @@ use crate::kv::event::Tier;
 use crate::kv::index::holders::Mark;
 use crate::kv::index::pages::BlockId;
 use crate::kv::index::pages::PageId;
+use crate::kv::index::simd::prefetch;
 
 /// Copies of a block in each tier.
 pub(super) type Copies = [u16; Tier::COUNT];
@@ -14,10 +15,14 @@ pub(super) type Copies = [u16; Tier::COUNT];
 /// More copies than can be counted, or a block of which one was told again: gone when one goes.
 pub(super) const UNKNOWN: u16 = u16::MAX;
 
+/// Pages that are counted together.
+const GROUP: usize = 8;
+
 #[derive(Debug, Default)]
 pub(in crate::kv::index) struct Known {
-    /// How many blocks the tree holds of each page that it holds any of.
-    pub(super) pages: FxHashMap<PageId, u8>,
+    /// How many blocks the tree holds of each page, in groups of eight pages: what is stored together
+    /// mostly lies in pages that follow each other.
+    pages: FxHashMap<u32, [u8; GROUP]>,
     /// Blocks that go by another name than the one in the common table, both ways.
     aliases: FxHashMap<Name, BlockId>,
     names: FxHashMap<BlockId, Name>,
@@ -50,6 +55,14 @@ pub(super) fn mark_of(copies: Copies) -> Mark {
 }
 
 impl Known {
+    /// Asks for what a store reads of it.
+    #[inline]
+    pub(super) fn prefetch(&self) {
+        prefetch(&self.pages);
+        prefetch(&self.copies);
+        prefetch(&self.stored_at);
+    }
+
     #[inline]
     pub(super) fn alias(&self, name: Name) -> Option<BlockId> {
         if self.aliases.is_empty() {
@@ -124,7 +137,8 @@ impl Known {
     #[inline]
     pub(super) fn count_page(&mut self, page: PageId, more: usize) {
         if more > 0 {
-            *self.pages.entry(page).or_insert(0) += more as u8;
+            let group = self.pages.entry(page / GROUP as u32);
+            group.or_default()[page as usize % GROUP] += more as u8;
             self.len += more as u64;
         }
     }
@@ -132,19 +146,27 @@ impl Known {
     #[inline]
     pub(super) fn discount_page(&mut self, page: PageId, fewer: usize) {
         self.len -= fewer as u64;
-        if let Some(count) = self.pages.get_mut(&page) {
-            *count -= fewer as u8;
-            if *count == 0 {
-                self.pages.remove(&page);
+        if let Some(group) = self.pages.get_mut(&(page / GROUP as u32)) {
+            group[page as usize % GROUP] -= fewer as u8;
+            if *group == [0; GROUP] {
+                self.pages.remove(&(page / GROUP as u32));
             }
         }
+    }
+
+    /// The pages that the tree holds any block of.
+    pub(super) fn pages(&self) -> impl Iterator<Item = PageId> {
+        self.pages.iter().flat_map(|(group, counts)| {
+            let pages = (group * GROUP as u32..).zip(counts);
+            pages.filter_map(|(page, count)| (*count > 0).then_some(page))
+        })
     }
 
     /// Its own maps, without its part of what it shares.
     pub(in crate::kv::index) fn bytes(&self) -> usize {
         // A map has a byte of control for each place, and a seventh of places to spare.
         let of = |places: usize, entry: usize| places * 8 / 7 * (entry + 1);
-        of(self.pages.capacity(), 8)
+        of(self.pages.capacity(), 4 + GROUP)
             + of(self.aliases.capacity(), 16)
             + of(self.names.capacity(), 16)
             + of(self.copies.capacity(), 12)
