@@ -9,6 +9,7 @@ mod tree;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::Release;
 
 use super::Shared;
 use super::holders::Mark;
@@ -361,7 +362,7 @@ impl Writer {
         }
         self.sets.retain(new, 1);
         // First where readers look, then the set may be reused.
-        held.store(new, std::sync::atomic::Ordering::Release);
+        held.store(new, Release);
         self.sets.release(&shared.sets, old, 1);
         if old == NOBODY {
             self.meta_mut(page).live += 1;
@@ -400,7 +401,8 @@ impl Writer {
             len -= 1;
         }
         if len == old {
-            head.all.store(body.common(len), Relaxed);
+            // Who sees this word sees the set that it stands for: the page's version does not change here.
+            head.all.store(body.common(len), Release);
             return;
         }
         head.open();
