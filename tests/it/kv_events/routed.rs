@@ -22,6 +22,12 @@ async fn a_sibling_goes_where_the_prompt_is_being_computed() {
         Engine::here("w1", slow).await,
     ];
     let followed = Followed::of(Wire::Zmq, engines, |_| {}).await;
+    // Of an engine that has told nothing yet, the size of its blocks is not known.
+    for place in 0..2 {
+        Prompt::new(2, 32).to(followed.engine(place)).await;
+        followed.equals(place, 0).await;
+        followed.tells(place, 0, "stored_blocks", 2).await;
+    }
     let prompt = Prompt::new(1, 1_600);
     let (first, known) = tokio::join!(followed.post(&prompt), async {
         let mut known = Vec::new();
@@ -30,9 +36,10 @@ async fn a_sibling_goes_where_the_prompt_is_being_computed() {
             known.iter().any(|row| row.tokens > 0)
         })
         .await;
-        // What is known by their own events: nothing yet.
-        assert!(followed.status(0, 0).await["last_number"].is_null());
-        assert!(followed.status(1, 0).await["last_number"].is_null());
+        // Neither has told of any block of it.
+        for place in 0..2 {
+            assert_eq!(followed.status(place, 0).await["stored_blocks"], 2);
+        }
         known
     });
     for row in known {
