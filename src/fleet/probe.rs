@@ -104,8 +104,9 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, settings: health::S
                 }
                 Err(_) => {
                     // What it told beside its cache events since the last time is as good.
-                    let then = observe::now().checked_sub(interval / 2);
-                    then.map(|then| worker.load.expire_report_before(then));
+                    if let Some(then) = observe::now().checked_sub(interval / 2) {
+                        worker.load.expire_report_before(then);
+                    }
                 }
             }
         } else {
