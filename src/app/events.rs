@@ -11,6 +11,8 @@ use crate::config::Events;
 use crate::fleet::Snapshot;
 use crate::fleet::Worker;
 use crate::fleet::events::Endpoint;
+use crate::fleet::load::ranks::Rank;
+use crate::fleet::load::ranks::Ranks;
 use crate::fleet::registry::Registry;
 use crate::http::drain::Tasks;
 use crate::http::drain::keyed::Keyed;
@@ -23,6 +25,7 @@ use crate::kv::subscriber::Shared;
 use crate::kv::subscriber::Subject;
 use crate::kv::zmq;
 use crate::kv::zmq::Zmq;
+use crate::observe;
 
 /// One subscriber. When any of this changes, it starts over with an empty tree.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,6 +54,7 @@ pub(super) async fn follow(
     let mut changes = fleet.changes();
     let mut subscribers = Keyed::new(tasks);
     let mut lives: BTreeMap<WorkerId, watch::Sender<u64>> = BTreeMap::new();
+    let mut loads: BTreeMap<WorkerId, Arc<Ranks>> = BTreeMap::new();
     loop {
         let snapshot = fleet.snapshot().clone();
         let workers: BTreeMap<WorkerId, &Worker> = snapshot
@@ -64,6 +68,16 @@ pub(super) async fn follow(
             life.send_if_modified(|known| std::mem::replace(known, status.life) != status.life);
         }
         let wanted = wanted(&snapshot);
+        loads.retain(|worker, _| lives.contains_key(worker));
+        let mut ranks: BTreeMap<WorkerId, usize> = BTreeMap::new();
+        for wanted in &wanted {
+            *ranks.entry(wanted.worker).or_default() += 1;
+        }
+        for status in &snapshot.workers {
+            let load = loads.entry(status.worker.id);
+            let load = load.or_insert_with(|| Ranks::new(status.worker.clone()));
+            load.set_count(ranks.get(&status.worker.id).copied().unwrap_or(0));
+        }
         subscribers.keep(&wanted, |wanted| {
             let subject = Subject {
                 worker: wanted.worker,
@@ -74,13 +88,15 @@ pub(super) async fn follow(
                 model: wanted.model.clone(),
             };
             let life = lives.get(&wanted.worker).map(watch::Sender::subscribe);
+            let load = loads.get(&wanted.worker);
+            let load = load.map(|ranks| ranks.rank(wanted.rank));
             subscribe(
                 wanted.clone(),
                 subject,
                 shared.clone(),
                 settings.clone(),
                 metrics.clone(),
-                life,
+                life.zip(load),
             )
         });
         tokio::select! {
@@ -120,9 +136,9 @@ async fn subscribe(
     shared: Shared,
     settings: Events,
     metrics: Metrics,
-    life: Option<watch::Receiver<u64>>,
+    of_worker: Option<(watch::Receiver<u64>, Rank)>,
 ) {
-    let Some(life) = life else {
+    let Some((life, load)) = of_worker else {
         // Not listed any more, so this is about to end.
         return std::future::pending().await;
     };
@@ -152,7 +168,65 @@ async fn subscribe(
         }
         Endpoint::Grpc { address } => {
             let source = Grpc::new(address, wanted.rank, settings.grpc, metrics.grpc);
+            let source = source.with_load(move |told| load.tell(observe::now(), &told));
             subscriber::run(source, subject, shared, life).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fleet::events;
+    use crate::fleet::registry::tests::facts;
+    use crate::fleet::registry::tests::member;
+    use crate::fleet::registry::tests::registry;
+    use crate::kv::forest;
+    use crate::kv::forest::Forest;
+    use crate::kv::grpc::tests::Servicer;
+    use crate::kv::grpc::tests::load_of;
+    use crate::kv::stream;
+    use crate::kv::subscriber::Board;
+    use crate::observe::metrics;
+
+    #[tokio::test]
+    async fn what_an_engine_tells_of_its_load_beside_its_events_is_its_workers() {
+        let servicer = Servicer::start(|_| load_of(3)).await;
+        let fleet = registry(&[]);
+        let mut member = member("a");
+        member.events = events::Events::At(vec![Endpoint::Grpc {
+            address: servicer.address.to_string(),
+        }]);
+        fleet.set_members("fixed", vec![member]);
+        let worker = fleet.snapshot().workers[0].worker.clone();
+        let mut known = facts(&["m"]);
+        known.base = Some("m".into());
+        fleet.set_facts(worker.id, known);
+        let registry = metrics::Registry::default();
+        let shared = Shared {
+            forest: Forest::new(forest::Settings::default(), &registry),
+            board: Arc::new(Board::default()),
+            metrics: subscriber::Metrics::new(&registry),
+            settings: stream::Settings::default(),
+            on_loss: Arc::new(|_| {}),
+        };
+        let metrics = Metrics {
+            zmq: zmq::Metrics::new(&registry),
+            grpc: grpc::Metrics::new(&registry),
+        };
+        let following = follow(fleet, shared, Events::default(), metrics, Tasks::default());
+        let reported = async {
+            while worker.load.reported().is_none() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let limit = Duration::from_secs(10);
+        tokio::select! {
+            () = following => unreachable!("the fleet is there"),
+            reported = tokio::time::timeout(limit, reported) => reported.unwrap(),
+        }
+        assert_eq!(worker.load.reported().unwrap().running, 3);
     }
 }

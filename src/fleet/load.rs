@@ -1,6 +1,8 @@
 //! How busy one worker is: what this router has given it and not got back, counted at once, and what
 //! the engine itself reported last.
 
+pub mod ranks;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::AtomicU32;
@@ -27,7 +29,7 @@ pub struct Load {
     reported: Mutex<Option<Reported>>,
 }
 
-/// What an engine's own metrics said.
+/// What an engine's own metrics said, or its ranks beside their cache events.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reported {
     pub at: Instant,
@@ -71,6 +73,13 @@ impl Load {
         self.foreign_requests
             .store(theirs.saturating_sub(self.own_requests()), Relaxed);
         *self.reported.lock() = Some(reported);
+    }
+
+    /// Forgets a report that was made before then.
+    pub fn expire_report_before(&self, then: Instant) {
+        if self.reported().is_some_and(|reported| reported.at < then) {
+            self.expire_report();
+        }
     }
 
     /// Forgets a report that has grown too old to act on.
@@ -180,14 +189,19 @@ mod tests {
     fn what_the_engine_reports_beyond_ours_counts_until_it_expires() {
         let worker = worker("a");
         let _ours = InFlight::new(worker.clone(), 10, 0);
+        let at = observe::now();
         worker.load.report(Reported {
-            at: observe::now(),
+            at,
             running: 3,
             waiting: 2,
             kv_usage: 0.5,
         });
         assert_eq!(worker.load.requests(), 5);
-        worker.load.expire_report();
+        worker.load.expire_report_before(at);
+        assert_eq!(worker.load.requests(), 5);
+        worker
+            .load
+            .expire_report_before(at + std::time::Duration::from_millis(1));
         assert_eq!(worker.load.requests(), 1);
     }
 }

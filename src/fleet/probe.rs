@@ -109,7 +109,12 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, settings: health::S
                         .cache_tokens
                         .store(seen.cache_tokens.unwrap_or(0), Relaxed);
                 }
-                Err(_) => worker.load.expire_report(),
+                Err(_) => {
+                    // What it told beside its cache events since the last time is as good.
+                    if let Some(then) = observe::now().checked_sub(interval / 2) {
+                        worker.load.expire_report_before(then);
+                    }
+                }
             }
         } else {
             worker.load.expire_report();

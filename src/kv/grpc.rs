@@ -358,4 +358,4 @@ impl fmt::Debug for Grpc {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -272,43 +272,6 @@ fn only_so_many_lists_are_there_at_a_time() {
     assert!(!life.is_busy());
 }
 
-/// Prints how long, and how long nobody else got on before lists were made without the life.
-#[test]
-#[ignore = "takes long"]
-fn a_million_blocks_are_listed() {
-    let limits = Limits {
-        history_batches: 100,
-        history_bytes: 1 << 30,
-        state_bytes: 1 << 30,
-    };
-    let mut life = Life::new(0, "e".to_owned(), 1 << 40, 0, limits);
-    for at in 0..10_000 {
-        let names: Vec<Name> = (at * 100..at * 100 + 100).map(Name).collect();
-        let event = Event::Stored(Stored {
-            token_ids: vec![100_000; names.len() * 16],
-            names,
-            block_size: 16,
-            ..Stored::default()
-        });
-        let batch = Batch {
-            events: vec![event],
-            ..Batch::default()
-        };
-        life.push(batch).unwrap();
-    }
-    let begun = crate::observe::now();
-    let Ok(Joining::List(listing)) = life.join(0, false) else {
-        panic!("there is no list yet");
-    };
-    let taken = begun.elapsed();
-    let listed = listing.make();
-    let made = begun.elapsed() - taken;
-    let bytes = listed.snapshot.bytes;
-    life.listed(listed);
-    let all = begun.elapsed();
-    println!("{bytes} bytes: {taken:?} to take, {made:?} to make, {all:?} in all");
-}
-
 #[test]
 fn what_was_missed_before_is_said() {
     let mut life = Life::new(0, "e".to_owned(), 9, 7, LIMITS);

@@ -27,7 +27,7 @@ use crate::observe::metrics::Registry;
 type Item = Result<Bytes, Status>;
 
 /// How a call is answered.
-enum Answer {
+pub(crate) enum Answer {
     Refuse(Status),
     /// What stands there, and then what the sender sends, for as long as it lives.
     Stream {
@@ -71,21 +71,21 @@ fn up_to(number: u64, items: Vec<Item>) -> Answer {
 
 /// What a source asked for.
 #[derive(Clone, Debug, PartialEq)]
-struct Asked {
+pub(crate) struct Asked {
     path: String,
     start: u64,
     rank: Option<String>,
 }
 
 /// A servicer that does as it is told.
-struct Servicer {
-    address: SocketAddr,
+pub(crate) struct Servicer {
+    pub(crate) address: SocketAddr,
     asked: Arc<Mutex<Vec<Asked>>>,
     running: JoinSet<()>,
 }
 
 impl Servicer {
-    async fn start(answer: impl FnMut(&Asked) -> Answer + Send + 'static) -> Self {
+    pub(crate) async fn start(answer: impl FnMut(&Asked) -> Answer + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self::on(listener, answer)
     }
@@ -191,6 +191,13 @@ fn fast() -> Settings {
         refused_backoff_ms: 3_600_000,
         ..Settings::default()
     }
+}
+
+/// Says nothing but how many requests run.
+pub(crate) fn load_of(running: u8) -> Answer {
+    // sequence 6; load (field 8) with running_requests and load_only.
+    let load_only = grpc::frame(&[0x08, 6, 0x42, 4, 0x08, running, 0x48, 1]);
+    open(None, vec![Ok(load_only)])
 }
 
 fn metrics() -> Metrics {
