@@ -14,7 +14,7 @@ const RANKS_MAX: u32 = 64;
 pub struct Listed {
     pub from: From,
     /// zmq: `tcp://host:port`; grpc: `host:port`. The host `*` is the worker's own,
-    /// and so is 0.0.0.0 or [::], as engines write it.
+    /// and so is `0.0.0.0` or `[::]`, as engines write it.
     pub endpoint: String,
     /// zmq: where lost batches are asked for again; empty for nowhere.
     pub replay: String,

@@ -1,8 +1,8 @@
 //! Who holds how much of a prompt, over all workers of one model and block size.
 //!
 //! Trees ([`super::radix::Tree`]) write, one at a time; lookups take no lock. Blocks lie in pages of
-//! up to 16 that follow each other in a chain ([`pages`]), found by the path of a page's first block
-//! ([`table`]), with the set of their holders beside each ([`holders`]). There is no link from block
+//! up to 16 that follow each other in a chain (`pages`), found by the path of a page's first block
+//! (`table`), with the set of their holders beside each (`holders`). There is no link from block
 //! to block: a block is told by its path, which stands for all before it.
 
 pub(super) mod budget;
