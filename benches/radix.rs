@@ -8,8 +8,8 @@
 //! Beside the peers' indexes on the same operations, the public synthetic trace once; 2 cores, shared,
 //! 2026-11-21. Peers: kv-index 2.0.0 ChainIndex, dynamo-kv-router 1.6.1 RadixTree and
 //! ConcurrentRadixTreeCompressed (CRTC). Medians of an operation over 5, 7 and 5 rounds, all indexes in
-//! one run; 8 and 64 workers with caches of 20,000 blocks, 512 with 13,000. The slim crate's release
-//! profile, not the program's. The machine was busy: runs differ by a fifth, their ratios by less.
+//! one run; 8 and 64 workers with caches of 20,000 blocks, 512 with 13,000. These modules built alone,
+//! with thin link-time optimisation. The machine was busy: runs differ by a fifth, their ratios by less.
 //!
 //! | workers | index | stored ns/block | removed | lookup mean | p50 | p99 | CPU s | bytes/membership | beside a writer: apply, lookup |
 //! |---|---|---|---|---|---|---|---|---|---|

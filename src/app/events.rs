@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
 
 use tokio::sync::watch;
 use tracing::warn;
@@ -11,6 +13,7 @@ use crate::config::Events;
 use crate::fleet::Snapshot;
 use crate::fleet::Worker;
 use crate::fleet::events::Endpoint;
+use crate::fleet::load::Reported;
 use crate::fleet::load::ranks::Rank;
 use crate::fleet::load::ranks::Ranks;
 use crate::fleet::registry::Registry;
@@ -18,6 +21,7 @@ use crate::http::drain::Tasks;
 use crate::http::drain::keyed::Keyed;
 use crate::ids::Model;
 use crate::ids::WorkerId;
+use crate::kv::event;
 use crate::kv::grpc;
 use crate::kv::grpc::Grpc;
 use crate::kv::subscriber;
@@ -168,9 +172,22 @@ async fn subscribe(
         }
         Endpoint::Grpc { address } => {
             let source = Grpc::new(address, wanted.rank, settings.grpc, metrics.grpc);
-            let source = source.with_load(move |told| load.tell(observe::now(), &told));
+            let source = source.with_load(move |told| {
+                let now = observe::now();
+                load.tell(now, reported(now, &told));
+            });
             subscriber::run(source, subject, shared, life).await;
         }
+    }
+}
+
+fn reported(now: Instant, load: &event::Load) -> Reported {
+    let age = Duration::from_millis(load.age_ms.into());
+    Reported {
+        at: now.checked_sub(age).unwrap_or(now),
+        running: load.running_requests,
+        waiting: load.waiting_requests,
+        kv_usage: load.token_usage,
     }
 }
 

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 
 use super::Reported;
 use crate::fleet::Worker;
-use crate::kv::event;
 
 /// What a rank told longer ago is not of now, and without it there is no sum. Engines tell their load
 /// with each batch, and about every second where there are none.
@@ -54,17 +53,11 @@ impl Ranks {
 
 impl Rank {
     /// Takes what the rank tells. It becomes the worker's when all ranks have told theirs lately.
-    pub fn tell(&self, now: Instant, load: &event::Load) {
-        let age = Duration::from_millis(load.age_ms.into());
+    pub fn tell(&self, now: Instant, mut load: Reported) {
+        // Whatever is no share counts as none.
+        load.kv_usage = load.kv_usage.clamp(0.0, 1.0).max(0.0);
         let mut told = self.ranks.told.lock();
-        let reported = Reported {
-            at: now.checked_sub(age).unwrap_or(now),
-            running: load.running_requests,
-            waiting: load.waiting_requests,
-            // Whatever is no share counts as none.
-            kv_usage: load.token_usage.clamp(0.0, 1.0).max(0.0),
-        };
-        told.by.insert(self.rank, reported);
+        told.by.insert(self.rank, load);
         let Some(sum) = told.sum(now) else { return };
         let load = &self.ranks.worker.load;
         // The engine's own page may be newer.
@@ -105,12 +98,12 @@ mod tests {
     use crate::fleet::registry::tests::worker;
     use crate::observe;
 
-    fn load(running: u32, waiting: u32, usage: f64) -> event::Load {
-        event::Load {
-            running_requests: running,
-            waiting_requests: waiting,
-            token_usage: usage,
-            ..event::Load::default()
+    fn load(at: Instant, running: u32, waiting: u32, kv_usage: f64) -> Reported {
+        Reported {
+            at,
+            running,
+            waiting,
+            kv_usage,
         }
     }
 
@@ -125,19 +118,19 @@ mod tests {
         let ranks = Ranks::new(worker.clone());
         ranks.set_count(2);
         let (first, second) = (ranks.rank(0), ranks.rank(1));
-        first.tell(now, &load(3, 1, 0.5));
+        first.tell(now, load(now, 3, 1, 0.5));
         assert_eq!(reported(&worker), None);
-        second.tell(now, &load(2, 0, 0.25));
+        second.tell(now, load(now, 2, 0, 0.25));
         assert_eq!(reported(&worker), Some((5, 1, 0.375)));
         assert_eq!(worker.load.requests(), 6);
         // One that is silent for long is not known any more.
         let later = now + AGE_MAX + Duration::from_millis(1);
-        first.tell(later, &load(9, 9, 0.5));
+        first.tell(later, load(later, 9, 9, 0.5));
         assert_eq!(reported(&worker), Some((5, 1, 0.375)));
-        second.tell(later, &load(0, 0, f64::NAN));
+        second.tell(later, load(later, 0, 0, f64::NAN));
         assert_eq!(reported(&worker), Some((9, 9, 0.25)));
         drop(second);
-        first.tell(later, &load(1, 1, 0.5));
+        first.tell(later, load(later, 1, 1, 0.5));
         assert_eq!(reported(&worker), Some((9, 9, 0.25)));
     }
 
@@ -152,13 +145,10 @@ mod tests {
             waiting: 0,
             kv_usage: 0.0,
         });
-        let old = event::Load {
-            age_ms: 1,
-            ..load(7, 0, 0.0)
-        };
-        ranks.rank(0).tell(now, &old);
+        let before = now.checked_sub(Duration::from_millis(1)).unwrap();
+        ranks.rank(0).tell(now, load(before, 7, 0, 0.0));
         assert_eq!(reported(&worker), Some((1, 0, 0.0)));
-        ranks.rank(0).tell(now, &load(7, 0, 0.0));
+        ranks.rank(0).tell(now, load(now, 7, 0, 0.0));
         assert_eq!(reported(&worker), Some((7, 0, 0.0)));
     }
 }
