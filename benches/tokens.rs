@@ -77,7 +77,7 @@ fn vocabulary(name: &str) -> Vocabulary {
     Vocabulary::new(serde_json::from_str(&json).expect("it is JSON")).expect("it is a tokenizer")
 }
 
-fn tokenizer(memory_bytes_max: u64) -> Tokenizer {
+fn tokenizer(memory_bytes_max: u64) -> Arc<Tokenizer> {
     let registry = Registry::default();
     let settings = cache::Settings { memory_bytes_max };
     let renderer = Renderer::new(
@@ -88,13 +88,13 @@ fn tokenizer(memory_bytes_max: u64) -> Tokenizer {
         Map::new(),
         Options::default(),
     );
-    Tokenizer::new(
+    Arc::new(Tokenizer::new(
         renderer,
         vocabulary("qwen2"),
         Arc::new(Cache::new(&settings, 1, cache::Metrics::new(&registry))),
         tokenizer::Settings::default(),
         tokenizer::Metrics::new(&registry),
-    )
+    ))
 }
 
 /// Text of no two lines alike.

@@ -4,7 +4,9 @@
 mod blocks;
 pub mod cache;
 mod canonical;
+pub mod engine;
 pub mod folder;
+pub mod pool;
 pub mod render;
 pub mod template;
 pub mod tokenizer;
@@ -70,6 +72,8 @@ impl Api {
 pub struct Peek<'a> {
     pub model: Option<Cow<'a, str>>,
     pub is_stream: bool,
+    /// A chat whose answer begins with its last message.
+    pub is_echo: bool,
     pub user: Option<Cow<'a, str>>,
     pub prompt_cache_key: Option<Cow<'a, str>>,
     pub session_id: Option<Cow<'a, str>>,
@@ -171,6 +175,7 @@ enum Section {
 enum Key {
     Model,
     Stream,
+    Echo,
     User,
     PromptCacheKey,
     SessionId,
@@ -186,6 +191,7 @@ impl Key {
         match name {
             "model" => Key::Model,
             "stream" => Key::Stream,
+            "echo" => Key::Echo,
             "user" => Key::User,
             "prompt_cache_key" => Key::PromptCacheKey,
             "session_id" => Key::SessionId,
@@ -222,6 +228,7 @@ impl<'de> Visitor<'de> for &mut Looker<'de> {
                 Key::SessionId => self.peek.session_id = map.next_value::<Text<'de>>()?.0,
                 Key::CacheSalt => self.peek.cache_salt = map.next_value::<Text<'de>>()?.0,
                 Key::Stream => self.peek.is_stream = map.next_value::<Flag>()?.0,
+                Key::Echo => self.peek.is_echo = map.next_value::<Flag>()?.0,
                 Key::Part(section) => {
                     self.cutter.begin(section);
                     map.next_value_seed(Canonical::new(&mut self.cutter, section))?;

@@ -49,6 +49,10 @@ pub struct Folder {
 /// What is wrong with a folder. Each says the file.
 #[derive(Debug)]
 pub enum Error {
+    /// There is no such folder.
+    NoFolder(PathBuf),
+    /// The template that the engine was given, which is not there.
+    NoTemplate(PathBuf),
     Read(PathBuf, io::Error),
     Json(PathBuf, serde_json::Error),
     /// No `tokenizer.json`; the engine builds its own from other files.
@@ -57,25 +61,52 @@ pub enum Error {
     Mistral(PathBuf),
     Tokenizer(PathBuf, String),
     Template(PathBuf, template::Error),
+    /// As above, of the template that the engine was given.
+    GivenTemplate(PathBuf, template::Error),
+}
+
+impl Error {
+    /// Whether it is the file beside the folder that is wrong.
+    pub fn is_of_given_template(&self) -> bool {
+        matches!(self, Error::NoTemplate(_) | Error::GivenTemplate(..))
+    }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Read(path, error) => write!(f, "{}: {error}", path.display()),
+            Error::NoFolder(path) => write!(
+                f,
+                "{}: no such folder; give the model's own, as the engine has it (its path, or the \
+                 snapshot in its download cache)",
+                path.display()
+            ),
+            Error::NoTemplate(path) => write!(
+                f,
+                "{}: no such file; give the one that the engine has as --chat-template",
+                path.display()
+            ),
+            Error::Read(path, error) => write!(f, "{}: cannot be read: {error}", path.display()),
             Error::Json(path, error) => write!(f, "{}: not JSON: {error}", path.display()),
             Error::NoTokenizer(path) => write!(
                 f,
-                "{}: no tokenizer.json; save one with transformers' `save_pretrained`",
+                "{}: no tokenizer.json; the engine builds one of other files, so save it beside them with \
+                 `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` of transformers",
                 path.display()
             ),
             Error::Mistral(path) => write!(
                 f,
-                "{}: the engine tokenises this model with mistral_common, which is not known here",
+                "{}: the engine tokenises this model with mistral_common, which is not known here; use \
+                 `from: engine`, or no tokenizer",
                 path.display()
             ),
-            Error::Tokenizer(path, why) => write!(f, "{}: {why}", path.display()),
-            Error::Template(path, why) => {
+            Error::Tokenizer(path, why) => write!(
+                f,
+                "{}: a tokenizer of a kind that is not known here ({why}); use `from: engine`, or no \
+                 tokenizer",
+                path.display()
+            ),
+            Error::Template(path, why) | Error::GivenTemplate(path, why) => {
                 write!(f, "{}: the chat template: {why}", path.display())
             }
         }
@@ -85,28 +116,58 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Folder {
-    /// `template` is the file that the engine was given with `--chat-template`.
-    pub fn read(folder: &Path, template: Option<&Path>, options: Options) -> Result<Self, Error> {
-        let tokenizer_path = folder.join("tokenizer.json");
-        let tokenizer = json(&tokenizer_path)?;
-        let tokenizer = tokenizer.ok_or_else(|| Error::NoTokenizer(folder.to_owned()))?;
-        if is_mistral(folder)? {
-            return Err(Error::Mistral(folder.to_owned()));
+    /// `template` is the file that the engine was given with `--chat-template`. Tells all that is wrong.
+    pub fn read(
+        folder: &Path,
+        template: Option<&Path>,
+        options: Options,
+    ) -> Result<Self, Vec<Error>> {
+        if !folder.is_dir() {
+            return Err(vec![Error::NoFolder(folder.to_owned())]);
         }
-        let config = object(json(&folder.join("tokenizer_config.json"))?);
-        let special_tokens = special_tokens(folder, &config)?;
-        let templates = match kind(folder)? {
-            Some(kind) if RENDERED_IN_CODE.contains(&kind.as_str()) => Templates::default(),
-            _ => templates(folder, template, &config)?,
-        };
-        let tokenizer = with_added_tokens(tokenizer, &config, &special_tokens);
-        let vocabulary =
-            Vocabulary::new(tokenizer).map_err(|why| Error::Tokenizer(tokenizer_path, why))?;
-        Ok(Self {
-            renderer: Renderer::new(templates, special_tokens, options),
-            vocabulary,
-        })
+        let mut errors = Errors::default();
+        let config = errors.keep(json(&folder.join("tokenizer_config.json")));
+        let config = object(config.flatten());
+        let special_tokens = errors.keep(special_tokens(folder, &config));
+        let special_tokens = special_tokens.unwrap_or_default();
+        let templates = errors.keep(match kind(folder) {
+            Ok(Some(kind)) if RENDERED_IN_CODE.contains(&kind.as_str()) => Ok(Templates::default()),
+            Ok(_) => templates(folder, template, &config),
+            Err(error) => Err(error),
+        });
+        let vocabulary = errors.keep(vocabulary(folder, &config, &special_tokens));
+        match (templates, vocabulary) {
+            (Some(templates), Some(vocabulary)) if errors.0.is_empty() => Ok(Self {
+                renderer: Renderer::new(templates, special_tokens, options),
+                vocabulary,
+            }),
+            _ => Err(errors.0),
+        }
     }
+}
+
+/// What was found wrong on the way.
+#[derive(Default)]
+struct Errors(Vec<Error>);
+
+impl Errors {
+    fn keep<T>(&mut self, read: Result<T, Error>) -> Option<T> {
+        read.map_err(|error| self.0.push(error)).ok()
+    }
+}
+
+fn vocabulary(
+    folder: &Path,
+    config: &Map<String, Value>,
+    special_tokens: &Map<String, Value>,
+) -> Result<Vocabulary, Error> {
+    if is_mistral(folder)? {
+        return Err(Error::Mistral(folder.to_owned()));
+    }
+    let path = folder.join("tokenizer.json");
+    let tokenizer = json(&path)?.ok_or_else(|| Error::NoTokenizer(folder.to_owned()))?;
+    let tokenizer = with_added_tokens(tokenizer, config, special_tokens);
+    Vocabulary::new(tokenizer).map_err(|why| Error::Tokenizer(path, why))
 }
 
 fn text(path: &Path) -> Result<Option<String>, Error> {
@@ -161,11 +222,10 @@ fn templates(
         Template::new(source).map_err(|error| Error::Template(path.to_owned(), error))
     };
     if let Some(path) = given {
-        let source = text(path)?.ok_or_else(|| {
-            Error::Read(path.to_owned(), io::Error::from(io::ErrorKind::NotFound))
-        })?;
+        let source = text(path)?.ok_or_else(|| Error::NoTemplate(path.to_owned()))?;
+        let given = Template::new(&source);
         return Ok(Templates {
-            plain: Some(compile(path, &source)?),
+            plain: Some(given.map_err(|error| Error::GivenTemplate(path.to_owned(), error))?),
             with_tools: None,
         });
     }

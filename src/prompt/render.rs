@@ -154,6 +154,11 @@ impl Renderer {
         }
     }
 
+    /// Whether chats can be rendered at all.
+    pub fn has_template(&self) -> bool {
+        self.templates.plain.is_some() || self.templates.with_tools.is_some()
+    }
+
     /// `now_s` is the time in seconds since 1970, for templates that tell the model the date.
     pub fn render(&self, api: Api, body: &[u8], now_s: i64) -> Result<Prompt, Unknown> {
         let chat = match api {

@@ -32,6 +32,8 @@ pub struct Settings {
     pub text_bytes_max: usize,
     /// New text that may be tokenised where the request is; more of it goes to another thread.
     pub inline_bytes_max: usize,
+    /// A body that may be rendered where the request is; a longer one goes to another thread whole.
+    pub inline_body_bytes_max: usize,
 }
 
 impl Default for Settings {
@@ -41,6 +43,8 @@ impl Default for Settings {
             text_bytes_max: 16 << 20,
             // A millisecond or two of a carrier's time.
             inline_bytes_max: 16 << 10,
+            // As long: 64,000 tokens that are known but for their end.
+            inline_body_bytes_max: 256 << 10,
         }
     }
 }
@@ -83,6 +87,13 @@ pub struct Tokens {
     pub unknown_bytes: usize,
 }
 
+impl Tokens {
+    /// Whether the prompt goes on after them: only its blocks before an image are known.
+    pub fn ends_early(&self) -> bool {
+        self.unknown_bytes > 0
+    }
+}
+
 /// Shared by all requests of a model.
 #[derive(Debug)]
 pub struct Tokenizer {
@@ -96,8 +107,8 @@ pub struct Tokenizer {
 
 /// A rendered prompt whose known pieces are found.
 #[derive(Debug)]
-pub struct Prepared<'t> {
-    tokenizer: &'t Tokenizer,
+pub struct Prepared {
+    tokenizer: Arc<Tokenizer>,
     text: Text,
     /// Ids of what is known, one piece after the other.
     ids: Vec<u32>,
@@ -134,18 +145,28 @@ impl Tokenizer {
     }
 
     /// All at once. `now_s` is the time in seconds since 1970, for templates that say the date.
-    pub fn tokens(&self, api: Api, body: &[u8], now_s: i64) -> Result<Tokens, Unknown> {
+    pub fn tokens(self: &Arc<Self>, api: Api, body: &[u8], now_s: i64) -> Result<Tokens, Unknown> {
         self.prepare(api, body, now_s)?.finish()
     }
 
-    pub fn prepare(&self, api: Api, body: &[u8], now_s: i64) -> Result<Prepared<'_>, Unknown> {
+    pub fn prepare(
+        self: &Arc<Self>,
+        api: Api,
+        body: &[u8],
+        now_s: i64,
+    ) -> Result<Prepared, Unknown> {
         self.find_known(api, body, now_s)
             .inspect_err(|unknown| self.metrics.count_unknown(unknown))
     }
 
     /// Whether what `prepare` left is too much for the thread that serves requests.
-    pub fn is_long(&self, prepared: &Prepared<'_>) -> bool {
+    pub fn is_long(&self, prepared: &Prepared) -> bool {
         prepared.new_bytes() > self.settings.inline_bytes_max
+    }
+
+    /// Whether `prepare` itself is.
+    pub fn is_long_body(&self, body: &[u8]) -> bool {
+        body.len() > self.settings.inline_body_bytes_max
     }
 
     /// The text that would be tokenised, for those who look into a disagreement.
@@ -153,9 +174,14 @@ impl Tokenizer {
         self.renderer.render(api, body, now_s)
     }
 
-    fn find_known(&self, api: Api, body: &[u8], now_s: i64) -> Result<Prepared<'_>, Unknown> {
+    fn find_known(
+        self: &Arc<Self>,
+        api: Api,
+        body: &[u8],
+        now_s: i64,
+    ) -> Result<Prepared, Unknown> {
         let mut prepared = Prepared {
-            tokenizer: self,
+            tokenizer: self.clone(),
             text: Text::default(),
             ids: Vec::new(),
             new: Vec::new(),
@@ -189,25 +215,28 @@ impl Tokenizer {
     }
 }
 
-impl Prepared<'_> {
+impl Prepared {
     /// Bytes of text that `finish` will tokenise.
     pub fn new_bytes(&self) -> usize {
         self.new_bytes
     }
 
-    pub fn finish(self) -> Result<Tokens, Unknown> {
+    pub fn finish(mut self) -> Result<Tokens, Unknown> {
+        let ids = self.encode_new();
         let metrics = &self.tokenizer.metrics;
-        let tokens = self.encode_new();
-        match &tokens {
-            Ok(tokens) if tokens.unknown_bytes == 0 => metrics.whole.inc(),
+        match &ids {
+            Ok(_) if self.unknown_bytes == 0 => metrics.whole.inc(),
             Ok(_) => metrics.part.inc(),
             Err(unknown) => metrics.count_unknown(unknown),
         }
-        tokens
+        Ok(Tokens {
+            ids: ids?,
+            unknown_bytes: self.unknown_bytes,
+        })
     }
 
     fn find_known(&mut self) -> Result<(), Unknown> {
-        let tokenizer = self.tokenizer;
+        let tokenizer = &self.tokenizer;
         let text = self.text.text.as_str();
         // Four bytes a token are the rule, and a longer vector costs less than moving it.
         self.ids.reserve(text.len() / 3);
@@ -244,23 +273,30 @@ impl Prepared<'_> {
             || end + self.tokenizer.vocabulary.token_bytes_max() <= *known_bytes
     }
 
-    fn encode_new(&self) -> Result<Tokens, Unknown> {
-        let tokenizer = self.tokenizer;
-        let mut ids = Vec::with_capacity(self.ids.len() + self.new_bytes / 3 + 8);
+    fn encode_new(&mut self) -> Result<Vec<u32>, Unknown> {
+        let tokenizer = &self.tokenizer;
+        let known = std::mem::take(&mut self.ids);
+        let (mut ids, known) = match self.new.first() {
+            Some(new) if new.after < known.len() => {
+                let capacity = known.len() + self.new_bytes / 3 + 8;
+                (Vec::with_capacity(capacity), known)
+            }
+            // All that is new comes after all that is known, as in a conversation's next turn.
+            _ => (known, Vec::new()),
+        };
         let mut done = 0;
         for new in &self.new {
-            ids.extend_from_slice(&self.ids[done..new.after]);
-            done = new.after;
+            if let Some(before) = known.get(done..new.after) {
+                ids.extend_from_slice(before);
+                done = new.after;
+            }
             tokenizer.encode(&self.text.text[new.from..new.to], &mut ids)?;
         }
-        ids.extend_from_slice(&self.ids[done..]);
+        ids.extend_from_slice(known.get(done..).unwrap_or_default());
         if self.text.add_special_tokens && self.unknown_bytes == 0 {
             ids.extend_from_slice(tokenizer.vocabulary.marks().1);
         }
-        Ok(Tokens {
-            ids,
-            unknown_bytes: self.unknown_bytes,
-        })
+        Ok(ids)
     }
 }
 

@@ -29,7 +29,7 @@ impl Model {
         self.write("tokenizer_config.json", &config.to_string());
     }
 
-    fn read(&self) -> Result<Folder, Error> {
+    fn read(&self) -> Result<Folder, Vec<Error>> {
         Folder::read(&self.0, None, Options::default())
     }
 
@@ -131,18 +131,52 @@ fn a_model_that_the_engine_renders_in_code_has_no_chats() {
 #[test]
 fn what_is_wrong_is_said_with_its_file() {
     let model = Model::new("wrong");
-    let error = |model: &Model| model.read().unwrap_err().to_string();
-    model.write("chat_template.jinja", "{% if %}");
-    assert!(
-        error(&model).contains("chat_template.jinja: the chat template:"),
-        "{}",
-        error(&model)
+    let errors = |template: Option<&Path>| {
+        let errors = Folder::read(&model.0, template, Options::default()).unwrap_err();
+        let texts: Vec<String> = errors.iter().map(Error::to_string).collect();
+        texts
+    };
+    let check = |template: Option<&Path>, expected: &[&str]| {
+        let found = errors(template);
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(found.contains(expected), "{found}\n  lacks {expected}");
+        }
+    };
+    model.write("chat_template.jinja", "line\n{% if %}");
+    check(
+        None,
+        &["chat_template.jinja: the chat template: syntax error"],
     );
+    check(None, &["line 2"]);
     model.write("tokenizer_config.json", "{");
-    assert!(error(&model).contains("tokenizer_config.json: not JSON"));
+    check(
+        None,
+        &["tokenizer_config.json: not JSON", "the chat template"],
+    );
+    let given = model.0.join("given.jinja");
+    check(
+        Some(&given),
+        &["not JSON", "no such file; give the one that the engine has"],
+    );
+    model.write("tokenizer_config.json", "{}");
+    model.write("given.jinja", "{{ x");
+    check(Some(&given), &["given.jinja: the chat template"]);
+    model.write("given.jinja", "x");
+    model.write(
+        "tokenizer.json",
+        r#"{"model": {"type": "Unigram", "vocab": []}}"#,
+    );
+    check(
+        Some(&given),
+        &["a tokenizer of a kind that is not known here"],
+    );
     model.write("tekken.json", "");
     model.write("consolidated.safetensors", "");
-    assert!(error(&model).contains("mistral_common"));
+    check(Some(&given), &["mistral_common"]);
+    fs::remove_file(model.0.join("tekken.json")).unwrap();
     fs::remove_file(model.0.join("tokenizer.json")).unwrap();
-    assert!(error(&model).contains("no tokenizer.json"));
+    check(Some(&given), &["no tokenizer.json; the engine builds one"]);
+    let nowhere = Folder::read(Path::new("/nowhere"), None, Options::default()).unwrap_err();
+    assert!(nowhere[0].to_string().contains("/nowhere: no such folder"));
 }

@@ -1,0 +1,172 @@
+//! A few threads of their own for prompts that are too long for the threads that serve requests.
+//!
+//! They are few because each keeps caches of a vocabulary's words, of about 100 MB once it has seen
+//! much text. What finds the queue full is told so at once; what waited in vain is not begun.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+
+use parking_lot::Mutex;
+use prometheus::IntGauge;
+use serde::Deserialize;
+use serde::Serialize;
+use tokio::sync::oneshot;
+
+use crate::observe::metrics::Registry;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    pub threads: u32,
+    /// Prompts that wait for a thread.
+    pub queue_max: u32,
+    /// How long a request waits for its tokens, the queue included; then it is routed without them.
+    pub wait_ms: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            // At 10 MB/s each, text for more engines than one router has.
+            threads: 2,
+            // With both threads busy the last of these would wait its time in vain.
+            queue_max: 64,
+            // A text of 5 MB takes so long; the engine takes a hundred times longer to compute it.
+            wait_ms: 500,
+        }
+    }
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// The threads end when this is dropped.
+#[derive(Debug)]
+pub struct Pool {
+    queue: mpsc::SyncSender<Work>,
+    waiting: IntGauge,
+}
+
+/// The queue is full.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Full;
+
+impl Pool {
+    pub fn start(settings: &Settings, registry: &Registry) -> io::Result<Self> {
+        let (queue, works) = mpsc::sync_channel::<Work>(settings.queue_max as usize);
+        let works = Arc::new(Mutex::new(works));
+        for number in 1..=settings.threads.max(1) {
+            let works = works.clone();
+            thread::Builder::new()
+                .name(format!("tokens-{number}"))
+                .spawn(move || {
+                    loop {
+                        // One thread waits for work, the others for the lock: all that is between
+                        // is handing over.
+                        let work = works.lock().recv();
+                        match work {
+                            Ok(work) => work(),
+                            Err(mpsc::RecvError) => return,
+                        }
+                    }
+                })?;
+        }
+        Ok(Self {
+            queue,
+            waiting: registry.gauge(
+                "warmroute_tokens_pool_waiting",
+                "Long prompts that wait for a thread to tokenise them.",
+            ),
+        })
+    }
+
+    /// Runs `work` on one of the threads, unless the answer is dropped before it begins.
+    pub fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<oneshot::Receiver<T>, Full> {
+        let (tell, told) = oneshot::channel();
+        let waiting = self.waiting.clone();
+        let work = move || {
+            waiting.dec();
+            if !tell.is_closed() {
+                let _ = tell.send(work());
+            }
+        };
+        self.waiting.inc();
+        self.queue.try_send(Box::new(work)).map_err(|_| {
+            self.waiting.dec();
+            Full
+        })?;
+        Ok(told)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    fn pool(threads: u32, queue_max: u32) -> Pool {
+        let settings = Settings {
+            threads,
+            queue_max,
+            ..Settings::default()
+        };
+        Pool::start(&settings, &Registry::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn works_run_on_threads_of_their_own_and_side_by_side() {
+        let pool = pool(2, 4);
+        // Each waits for the other.
+        let meet = Arc::new(Barrier::new(2));
+        let asked: Vec<_> = (0..2)
+            .map(|number| {
+                let meet = meet.clone();
+                let work = move || {
+                    meet.wait();
+                    (number, thread::current().name().map(str::to_owned))
+                };
+                pool.run(work).unwrap()
+            })
+            .collect();
+        for (number, answer) in asked.into_iter().enumerate() {
+            let (told, name) = answer.await.unwrap();
+            assert_eq!(told, number);
+            assert!(name.unwrap().starts_with("tokens-"));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_finds_the_queue_full_is_refused_and_what_nobody_waits_for_is_not_begun() {
+        let pool = pool(1, 1);
+        let begun = Arc::new(Barrier::new(2));
+        let end = Arc::new(Barrier::new(2));
+        let busy = {
+            let (begun, end) = (begun.clone(), end.clone());
+            let work = move || {
+                begun.wait();
+                end.wait();
+            };
+            pool.run(work).unwrap()
+        };
+        begun.wait();
+        let forgotten = pool.run(|| unreachable!("nobody waits for it")).unwrap();
+        assert_eq!(pool.run(|| ()).unwrap_err(), Full);
+        assert_eq!(pool.waiting.get(), 1);
+        drop::<oneshot::Receiver<()>>(forgotten);
+        end.wait();
+        busy.await.unwrap();
+        // The thread has gone past what was forgotten.
+        let mut answer = None;
+        while answer.is_none() {
+            answer = pool.run(|| 7).ok();
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(answer.unwrap().await, Ok(7));
+        assert_eq!(pool.waiting.get(), 0);
+    }
+}
