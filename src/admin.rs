@@ -166,7 +166,7 @@ impl AdminServer {
         };
         match prompt::peek(api, &body, self.relay.block_bytes()) {
             Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
-            Ok(peek) => match self.relay.explain(api, &head.headers, &peek) {
+            Ok(peek) => match self.relay.explain(api, &head.headers, peek, &body).await {
                 Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
                 Ok(explanation) => answer(StatusCode::OK, &explanation),
             },

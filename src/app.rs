@@ -44,6 +44,7 @@ use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::relay::Caches;
 use crate::relay::Relay;
+use crate::relay::tokens::Tokens;
 
 /// For the operator's pages that are being sent when the drain is over.
 const ADMIN_DRAIN: Duration = Duration::from_millis(500);
@@ -103,6 +104,8 @@ impl App {
             observe::now(),
         );
         let board = Arc::new(Board::default());
+        let sources = config.token_sources().map_err(io::Error::other)?;
+        let tokens = Tokens::new(&config.tokens, sources, fastrand::u64(..), &metrics)?;
         let relay = Arc::new(Relay::new(
             config.relay.clone(),
             fleet.clone(),
@@ -113,6 +116,7 @@ impl App {
                 predicted: predicted.clone(),
             },
             config.model_settings(),
+            tokens,
             &metrics,
         ));
 

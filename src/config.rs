@@ -2,6 +2,7 @@
 
 mod check;
 pub mod document;
+mod tokenizer;
 
 use std::path::Path;
 
@@ -11,6 +12,9 @@ use serde::Serialize;
 use self::document::Document;
 use self::document::Outside;
 use self::document::Problems;
+pub use self::tokenizer::From;
+pub use self::tokenizer::Loaded;
+pub use self::tokenizer::Tokenizer;
 use crate::api;
 use crate::fleet::Member;
 use crate::fleet::breaker;
@@ -44,9 +48,13 @@ pub struct Config {
     pub models: Vec<ModelOverride>,
     pub events: Events,
     pub predicted: predicted::Settings,
+    pub tokens: relay::tokens::Settings,
     pub relay: relay::Settings,
     pub log: observe::Settings,
     pub runtime: Runtime,
+    /// Tokenizers that were loaded to see whether they can be; the start takes them.
+    #[serde(skip)]
+    pub loaded: Loaded,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -176,6 +184,10 @@ pub struct ModelOverride {
     pub hash_on: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_token: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<Tokenizer>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub send_tokens: Option<bool>,
 }
 
 /// What workers tell of their caches, and how it is kept.
@@ -226,6 +238,8 @@ impl Config {
         let common = PerModel {
             routing: self.routing.clone(),
             bytes_per_token: self.predicted.bytes_per_token,
+            // An engine that does not know the field would refuse it, or tokenise all the same.
+            send_tokens: false,
         };
         let own = |model: &ModelOverride| {
             let routing = routing::Settings {
@@ -244,6 +258,7 @@ impl Config {
                 PerModel {
                     routing,
                     bytes_per_token: model.bytes_per_token.unwrap_or(common.bytes_per_token),
+                    send_tokens: model.send_tokens.unwrap_or(common.send_tokens),
                 },
             )
         };

@@ -16,6 +16,8 @@ mod model;
 mod plan;
 mod running;
 mod stream;
+mod tell_tokens;
+pub mod tokens;
 mod view;
 
 use std::fmt;
@@ -41,6 +43,7 @@ pub use self::model::KeySource;
 pub use self::model::ModelSettings;
 use self::model::Models;
 pub use self::model::PerModel;
+use self::tokens::Tokens;
 use crate::fleet::registry::Registry;
 use crate::ids::RequestId;
 use crate::kv::predicted::Predicted;
@@ -168,6 +171,7 @@ pub struct Relay {
     fleet: Arc<Registry>,
     caches: Caches,
     models: Models,
+    tokens: Tokens,
     budget: RetryBudget,
     metrics: Metrics,
 }
@@ -178,6 +182,7 @@ impl Relay {
         fleet: Arc<Registry>,
         caches: Caches,
         models: ModelSettings,
+        tokens: Tokens,
         registry: &metrics::Registry,
     ) -> Self {
         Self {
@@ -186,6 +191,7 @@ impl Relay {
             fleet,
             caches,
             models: Models::new(models, registry),
+            tokens,
             metrics: Metrics {
                 retries: registry.counters(
                     "warmroute_retries_total",

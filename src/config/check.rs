@@ -8,6 +8,7 @@ use super::Events;
 use super::Fleet;
 use super::document::Document;
 use super::document::Problems;
+use super::tokenizer;
 use crate::fleet::discovery::bearer;
 use crate::observe;
 use crate::relay::KeySource;
@@ -20,9 +21,11 @@ pub(super) fn check(mut document: Document<'_>) -> Result<Config, Problems> {
         check_fleet(&config.fleet, &mut wrong);
         check_routing(config, &mut wrong);
         check_limits(config, &mut wrong);
+        check_tokens(config, &mut wrong);
         if let Err(error) = observe::check_level(&config.log.level) {
             wrong("log.level", error);
         }
+        tokenizer::check(config, &mut document);
     }
     document.finish(config)
 }
@@ -148,6 +151,46 @@ fn check_routing(config: &Config, wrong: &mut Wrong<'_>) {
                 &format!("models[{place}].name"),
                 format!("`{}` is listed twice", model.name),
             );
+        }
+    }
+}
+
+fn check_tokens(config: &Config, wrong: &mut Wrong<'_>) {
+    let pool = &config.tokens.pool;
+    let engine = &config.tokens.engine;
+    let ranges = [
+        ("tokens.pool.threads", u64::from(pool.threads), 1, 256),
+        (
+            "tokens.pool.queue_max",
+            u64::from(pool.queue_max),
+            1,
+            1 << 20,
+        ),
+        ("tokens.pool.wait_ms", pool.wait_ms, 1, YEAR_MS),
+        ("tokens.engine.timeout_ms", engine.timeout_ms, 1, YEAR_MS),
+        (
+            "tokens.engine.requests_max",
+            u64::from(engine.requests_max),
+            1,
+            1 << 20,
+        ),
+        ("tokens.engine.age_max_ms", engine.age_max_ms, 0, YEAR_MS),
+    ];
+    for (path, value, min, max) in ranges {
+        if !(min..=max).contains(&value) {
+            wrong(path, format!("must be from {min} to {max}, not {value}"));
+        }
+    }
+    // An adapter sends those of its base, which is known only once engines have told.
+    let has_some = config
+        .models
+        .iter()
+        .filter_map(|model| model.tokenizer.as_ref())
+        .any(|it| it.from == super::From::Engine || !it.path.is_empty());
+    for (place, model) in config.models.iter().enumerate() {
+        if model.send_tokens == Some(true) && !has_some {
+            let message = "there are none to send: no model has a tokenizer here";
+            wrong(&format!("models[{place}].send_tokens"), message.to_owned());
         }
     }
 }

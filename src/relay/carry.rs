@@ -99,8 +99,10 @@ impl Drop for Belief<'_> {
 
 impl Relay {
     /// Carries a request and returns an engine's answer, whatever its status.
-    pub async fn run(&self, job: &Job<'_>, peek: Peek<'_>) -> Result<Response<Body>, Error> {
-        let mut plan = self.plan(job.api, job.headers, &peek)?;
+    pub async fn run(&self, job: &Job<'_>, mut peek: Peek<'_>) -> Result<Response<Body>, Error> {
+        let mut plan = self
+            .plan(job.api, job.headers, &mut peek, &job.body)
+            .await?;
         plan.request.ticket = plan.model.take_ticket();
         drop(peek);
         let counted = Counted::new(plan.model.clone(), job.api, job.begun);
@@ -207,7 +209,8 @@ impl Relay {
         let running = Running::new(in_flight, plan.expect(&self.caches.expected, worker));
         let limit = self.try_limit(plan, now).min(deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
-        let outcome = match direct::attempt(job, worker, timer).await {
+        let body = plan.body.as_ref().unwrap_or(&job.body);
+        let outcome = match direct::attempt(job, body, worker, timer).await {
             Ok(answer) => {
                 if answer.head.status.is_success() {
                     belief.confirm();

@@ -1,5 +1,6 @@
 //! What would be chosen, and why not the others.
 
+use bytes::Bytes;
 use hyper::HeaderMap;
 use serde::Serialize;
 
@@ -41,13 +42,14 @@ pub struct Score {
 
 impl Relay {
     /// What would be chosen for a request now, and what every worker would cost. Changes nothing.
-    pub fn explain(
+    pub async fn explain(
         &self,
         api: Api,
         headers: &HeaderMap,
-        peek: &Peek<'_>,
+        mut peek: Peek<'_>,
+        body: &Bytes,
     ) -> Result<Explanation, Error> {
-        let plan = self.plan(api, headers, peek)?;
+        let plan = self.plan(api, headers, &mut peek, body).await?;
         let view = self.view(&plan, observe::now(), &[], usize::MAX);
         let decision = routing::decide(&plan.model.routing, &plan.request, &view);
         let scores = plan

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use crate::fleet::Group;
 use crate::ids::Block;
 use crate::ids::WorkerId;
+use crate::kv::Holder;
 use crate::kv::block;
 use crate::kv::block::Local;
 use crate::kv::block::Root;
@@ -63,6 +64,8 @@ pub(super) struct Prompt {
 pub(super) struct Exact {
     root: Root,
     cuts: SmallVec<[Cut; 1]>,
+    /// Whether the prompt goes on after these blocks, with an image and what follows it.
+    pub(super) ends_early: bool,
 }
 
 #[derive(Debug)]
@@ -96,12 +99,19 @@ impl Exact {
         Self {
             root,
             cuts: cuts.collect(),
+            ends_early: false,
         }
     }
 
     pub(super) fn blocks(&self) -> usize {
         let lengths = self.cuts.iter().map(|cut| cut.locals.len());
         lengths.max().unwrap_or(0)
+    }
+
+    /// Tokens of the full blocks.
+    fn tokens(&self) -> u32 {
+        let tokens = |cut: &Cut| (cut.locals.len() as u32).saturating_mul(cut.size.get());
+        self.cuts.iter().map(tokens).min().unwrap_or(0)
     }
 
     /// As the prompt's blocks are counted while they are on their way.
@@ -225,6 +235,9 @@ impl<'a> Held<'a> {
             tokens: SmallVec::new(),
             others_max,
         };
+        if let Some(exact) = prompt.exact.as_ref().filter(|exact| exact.ends_early) {
+            held.go_on_after_image(exact.tokens(), &overlap);
+        }
         for holder in overlap {
             // A holder that is down or serves another model now has no place.
             if let Some(place) = group.place.get(&holder.worker)
@@ -236,6 +249,27 @@ impl<'a> Held<'a> {
         }
         held.add_exact(holders_max, seed);
         held
+    }
+
+    /// Of what comes after an image events tell nothing that can be compared: who holds all `known_tokens`
+    /// before it is believed to hold what it was sent.
+    fn go_on_after_image(&mut self, known_tokens: u32, overlap: &[Holder]) {
+        for holder in overlap {
+            let tokens = self.of_blocks(holder.blocks);
+            let Some(exact) = &mut self.exact else {
+                return;
+            };
+            let by = KnownBy::Prediction;
+            let worker = holder.worker;
+            let predicted = Known { worker, tokens, by };
+            match exact.binary_search_by_key(&worker, |known| known.worker) {
+                Ok(found) if (known_tokens..tokens).contains(&exact[found].tokens) => {
+                    exact[found] = predicted;
+                }
+                Err(place) if known_tokens == 0 => exact.insert(place, predicted),
+                _ => {}
+            }
+        }
     }
 
     fn add_exact(&mut self, holders_max: usize, seed: u64) {

@@ -39,6 +39,8 @@ pub struct ModelSettings {
 pub struct PerModel {
     pub routing: routing::Settings,
     pub bytes_per_token: f64,
+    /// Whether engines are sent the ids that a chat or Responses request was routed by.
+    pub send_tokens: bool,
 }
 
 /// Where a request's affinity key comes from.
@@ -82,6 +84,7 @@ pub(super) struct Models {
 pub(super) struct ModelState {
     pub(super) routing: routing::Settings,
     pub(super) bytes_per_token: f64,
+    pub(super) send_tokens: bool,
     pub(super) name: Model,
     key_sources: Vec<KeySource>,
     tickets: AtomicU64,
@@ -168,6 +171,7 @@ impl Models {
             output_tokens: families.output_tokens.with_label_values(&label),
             routing: settings.routing,
             bytes_per_token: settings.bytes_per_token,
+            send_tokens: settings.send_tokens,
             families,
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
+use bytes::Bytes;
 use hyper::HeaderMap;
 use smallvec::SmallVec;
 
@@ -13,6 +14,8 @@ use super::held::Exact;
 use super::held::Held;
 use super::held::Prompt;
 use super::model::ModelState;
+use super::tell_tokens;
+use super::tokens::Found;
 use super::view::LiveView;
 use crate::fleet::Group;
 use crate::fleet::Snapshot;
@@ -21,6 +24,7 @@ use crate::ids::WorkerId;
 use crate::kv;
 use crate::kv::expected::Coming;
 use crate::kv::expected::Expected;
+use crate::prompt;
 use crate::prompt::Api;
 use crate::prompt::Peek;
 use crate::routing;
@@ -39,6 +43,8 @@ pub(super) struct Plan {
     pub(super) request: routing::Request,
     pub(super) prompt: Prompt,
     pub(super) is_stream: bool,
+    /// What engines are sent in the body's place, where they are told the prompt's ids.
+    pub(super) body: Option<Bytes>,
 }
 
 impl Plan {
@@ -64,56 +70,68 @@ impl Plan {
 }
 
 impl Relay {
-    pub(super) fn plan(
+    pub(super) async fn plan(
         &self,
         api: Api,
         headers: &HeaderMap,
-        peek: &Peek<'_>,
+        peek: &mut Peek<'_>,
+        body: &Bytes,
     ) -> Result<Plan, Error> {
-        let snapshot = self.fleet.snapshot();
-        let group = match &peek.model {
-            Some(name) => snapshot.models.get(name.as_ref()),
-            None => snapshot.only_model(),
-        };
-        let Some(group) = group else {
-            return Err(no_group(&snapshot, peek.model.as_deref()));
-        };
+        let group = self.group(peek.model.as_deref())?;
         let model = self.models.of(&group.model);
-        let tokens = |bytes: u64| (bytes as f64 / model.bytes_per_token) as u32;
+        let salt = peek.cache_salt.as_deref();
+        let found = match peek.token_ids.take() {
+            Some(ids) => Some(Found::whole(ids)),
+            None if api.generates() => self.tokens.of(api, &group, headers, body).await,
+            None => None,
+        };
+        let measure = Measure::new(&peek.prompt, found.as_ref(), model.bytes_per_token);
         let blocks = if api.generates() {
-            let start = kv::block::start(&group.model, peek.cache_salt.as_deref());
+            let start = kv::block::start(&group.model, salt);
             let blocks = peek.prompt.blocks.iter();
             kv::block::chain(
                 start,
-                blocks.map(|block| (block.hash, tokens(u64::from(block.bytes)))),
+                blocks.map(|block| (block.hash, measure.tokens(u64::from(block.bytes)))),
             )
         } else {
             Vec::new()
         };
-        let salt = peek.cache_salt.as_deref();
-        let exact = peek
-            .token_ids
-            .as_deref()
-            .map(|ids| Exact::new(&self.caches.forest, group, salt, ids));
-        let prompt_tokens = match &peek.token_ids {
-            Some(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
-            // Rounding each block down must not make the prompt shorter than its blocks.
-            None => {
-                tokens(peek.prompt.bytes).max(blocks.last().map_or(0, |block| block.end_tokens))
+        let exact = found.as_ref().map(|found| {
+            let mut exact = Exact::new(&self.caches.forest, &group, salt, &found.ids);
+            exact.ends_early = found.ends_early();
+            exact
+        });
+        let may_tell = model.send_tokens && !peek.is_echo;
+        let body = match &found {
+            Some(found) if may_tell && !found.ends_early() => {
+                tell_tokens::spliced(api, body, &found.ids)
             }
+            _ => None,
         };
+        // Rounding each block down must not make the prompt shorter than its blocks.
+        let in_blocks = blocks.last().map_or(0, |block| block.end_tokens);
         Ok(Plan {
             request: routing::Request {
-                prompt_tokens,
+                prompt_tokens: measure.prompt_tokens.max(in_blocks),
                 affinity: model.affinity(headers, peek),
                 ticket: model.next_ticket(),
                 seed: fastrand::u64(..),
             },
             is_stream: peek.is_stream,
-            group: group.clone(),
+            group,
             model,
             prompt: Prompt { blocks, exact },
+            body,
         })
+    }
+
+    fn group(&self, model: Option<&str>) -> Result<Arc<Group>, Error> {
+        let snapshot = self.fleet.snapshot();
+        let group = match model {
+            Some(name) => snapshot.models.get(name),
+            None => snapshot.only_model(),
+        };
+        group.cloned().ok_or_else(|| no_group(&snapshot, model))
     }
 
     /// Takes the model's workers as they are now.
@@ -168,6 +186,32 @@ impl Relay {
             }
             excluded.push(worker.id);
         }
+    }
+}
+
+/// How a prompt's bytes count as tokens.
+struct Measure {
+    prompt_tokens: u32,
+    tokens_per_byte: f64,
+}
+
+impl Measure {
+    fn new(prompt: &prompt::Prompt, found: Option<&Found>, bytes_per_token: f64) -> Self {
+        let of_bytes = |bytes: u64| bytes as f64 / bytes_per_token;
+        let tokens = match found {
+            // What comes after an image is counted as where nothing is known, the image included.
+            Some(found) if found.ends_early() => of_bytes(prompt.bytes).max(found.ids.len() as f64),
+            Some(found) => found.ids.len() as f64,
+            None => of_bytes(prompt.bytes),
+        };
+        Self {
+            prompt_tokens: tokens as u32,
+            tokens_per_byte: tokens / prompt.bytes.max(1) as f64,
+        }
+    }
+
+    fn tokens(&self, bytes: u64) -> u32 {
+        (bytes as f64 * self.tokens_per_byte) as u32
     }
 }
 

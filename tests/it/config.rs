@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 use warmroute::config::Config;
+use warmroute::config::Tokenizer;
 use warmroute::config::document::Document;
 use warmroute::config::document::Outside;
 use warmroute::config::document::to_yaml;
@@ -50,7 +51,9 @@ fn the_documented_values_are_the_defaults() {
             model.holders,
             model.sampled,
             model.hash_on,
-            model.bytes_per_token
+            model.bytes_per_token,
+            model.tokenizer,
+            model.send_tokens,
         ),
         (
             Some(common.policy),
@@ -60,6 +63,8 @@ fn the_documented_values_are_the_defaults() {
             Some(common.sampled),
             Some(common.hash_on),
             Some(documented.predicted.bytes_per_token),
+            Some(Tokenizer::default()),
+            Some(false),
         ),
     );
     documented.fleet.workers.clear();
@@ -119,6 +124,69 @@ fn check(text: &str, expected: &[&str]) {
             "{text}\n{line}\n  lacks {expected}"
         );
     }
+}
+
+#[test]
+fn a_tokenizer_that_cannot_be_loaded_is_told_with_path_and_line() {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
+    let one = |tokenizer: &str| minimal(&format!("models:\n- name: m\n  tokenizer: {tokenizer}"));
+    check(
+        &one("{path: /no/such/folder}"),
+        &[
+            "c.yaml:4:21: models[0].tokenizer.path: /no/such/folder: no such folder; give the model's own",
+        ],
+    );
+    check(
+        &one(&format!(
+            "{{path: '{fixtures}/kv', chat_template: /no/such.jinja}}"
+        )),
+        &[
+            "models[0].tokenizer.path: ",
+            "models[0].tokenizer.chat_template: /no/such.jinja: no such file; give the one that",
+        ],
+    );
+    check(&one("{from: hub}"), &["models[0].tokenizer.from"]);
+    check(
+        &one("{from: engine, path: /x}"),
+        &["models[0].tokenizer.path: is not used where the engine is asked"],
+    );
+    check(
+        &one("{path: '', content_format: parts}"),
+        &["models[0].tokenizer.content_format"],
+    );
+    check(
+        &minimal("models: [{name: m, send_tokens: true}]"),
+        &["models[0].send_tokens: there are none to send"],
+    );
+    check(
+        &minimal("tokens: {pool: {threads: 0}, engine: {timeout_ms: 0}}"),
+        &[
+            "tokens.pool.threads: must be from 1 to 256, not 0",
+            "tokens.engine.timeout_ms: must be from 1",
+        ],
+    );
+}
+
+#[test]
+fn template_arguments_of_any_kind_are_read() {
+    let text = minimal(
+        "models: [{name: m, tokenizer: {from: engine, chat_template_kwargs: {}}}, \
+         {name: n, tokenizer: {chat_template_kwargs: {enable_thinking: false, depth: 3, of: [a]}}}]",
+    );
+    let config = Config::parse("c", &text).unwrap();
+    let kwargs = &config.models[1]
+        .tokenizer
+        .as_ref()
+        .unwrap()
+        .chat_template_kwargs;
+    assert_eq!(
+        serde_json::to_value(kwargs).unwrap(),
+        serde_json::json!({"enable_thinking": false, "depth": 3, "of": ["a"]})
+    );
+    assert_eq!(
+        Config::parse("c", &to_yaml(&config).unwrap()).unwrap(),
+        config
+    );
 }
 
 #[test]

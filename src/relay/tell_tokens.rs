@@ -1,0 +1,90 @@
+//! A request's body with its prompt's token ids in it, so that the engine computes the very prompt that
+//! the request was routed by, and need not render and tokenise it again. Pure.
+
+use bytes::Bytes;
+
+use crate::prompt::Api;
+
+/// Where vLLM takes them, with a chat or a Responses request.
+const BEFORE: &[u8] = br#""kv_transfer_params":{"prompt_token_ids":["#;
+const AFTER: &[u8] = b"]}}";
+
+/// The body with one more field at its end; the rest is as it was, byte for byte. A field of this name
+/// with null in it may be there already, and of two the last counts. None for a body that takes no ids.
+pub(super) fn spliced(api: Api, body: &[u8], ids: &[u32]) -> Option<Bytes> {
+    if !matches!(api, Api::Chat | Api::Responses) {
+        return None;
+    }
+    let end = body.iter().rposition(|byte| *byte == b'}')?;
+    let fields = body[..end].trim_ascii_end();
+    let is_first = fields.last() == Some(&b'{');
+    // Six digits and a comma.
+    let room = fields.len() + BEFORE.len() + ids.len() * 7 + AFTER.len() + 1;
+    let mut whole = Vec::with_capacity(room);
+    whole.extend_from_slice(fields);
+    if !is_first {
+        whole.push(b',');
+    }
+    whole.extend_from_slice(BEFORE);
+    for (place, id) in ids.iter().enumerate() {
+        if place > 0 {
+            whole.push(b',');
+        }
+        push_number(&mut whole, *id);
+    }
+    whole.extend_from_slice(AFTER);
+    Some(Bytes::from(whole))
+}
+
+fn push_number(text: &mut Vec<u8>, mut number: u32) {
+    let mut digits = [0; 10];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    text.extend_from_slice(&digits[at..]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(body: &str, ids: &[u32], expected: &str) {
+        let spliced = spliced(Api::Chat, body.as_bytes(), ids).unwrap();
+        assert_eq!(str::from_utf8(&spliced).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_ids_are_the_last_field_and_the_rest_is_untouched() {
+        check(
+            r#"{"messages": [ {"role":"user"} ] , "a" :1.0 }  "#,
+            &[0, 7, 151_643, u32::MAX],
+            r#"{"messages": [ {"role":"user"} ] , "a" :1.0,"kv_transfer_params":{"prompt_token_ids":[0,7,151643,4294967295]}}"#,
+        );
+        check(
+            "{ }",
+            &[1],
+            r#"{"kv_transfer_params":{"prompt_token_ids":[1]}}"#,
+        );
+    }
+
+    #[test]
+    fn a_null_of_the_same_name_comes_before() {
+        check(
+            r#"{"kv_transfer_params":null}"#,
+            &[1],
+            r#"{"kv_transfer_params":null,"kv_transfer_params":{"prompt_token_ids":[1]}}"#,
+        );
+    }
+
+    #[test]
+    fn completions_take_none() {
+        assert_eq!(spliced(Api::Completions, b"{}", &[1]), None);
+        assert_eq!(spliced(Api::Embeddings, b"{}", &[1]), None);
+    }
+}
