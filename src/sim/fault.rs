@@ -44,6 +44,14 @@ pub struct Faults {
     )]
     pub slow_first_ms: u64,
 
+    /// Let questions for a prompt's tokens wait this long, in milliseconds.
+    #[arg(
+        long = "fault-slow-tokens-ms",
+        value_name = "MILLISECONDS",
+        default_value_t = 0
+    )]
+    pub slow_tokens_ms: u64,
+
     /// Answer /health with 503.
     #[arg(long = "fault-unhealthy")]
     pub unhealthy: bool,

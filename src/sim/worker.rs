@@ -11,6 +11,7 @@ mod driver;
 mod generate;
 mod lists;
 mod metrics;
+mod own_tokens;
 mod pooling;
 mod problem;
 pub mod publisher;
@@ -69,6 +70,7 @@ struct Shared {
     ranks: ranks::Ranks,
     seen: Arc<seen::Seen>,
     faults: Mutex<Faults>,
+    own_tokens: Option<own_tokens::OwnTokens>,
     /// Since the Unix epoch.
     started: Duration,
 }
@@ -78,11 +80,14 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
     let listener = TcpListener::bind(settings.listen).await?;
     let addr = listener.local_addr()?;
     let (ranks, engines) = ranks::bind(&settings).await?;
+    let own_tokens = settings.tokenizer.as_deref();
+    let own_tokens = own_tokens.map(own_tokens::OwnTokens::read).transpose()?;
     let shared = Arc::new(Shared {
         ranks,
         seen: Arc::default(),
         faults: Mutex::new(settings.faults.clone()),
         started: since_epoch(),
+        own_tokens,
         settings,
     });
     let handle = Handle { shared };

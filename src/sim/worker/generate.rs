@@ -10,12 +10,14 @@ use hyper::http::request::Parts;
 
 use super::Shared;
 use super::answer::Transcript;
+use super::ask;
 use super::ask::Api;
 use super::ask::Ask;
 use super::ask::Context;
 use super::body::AnswerBody;
 use super::body::Events;
 use super::driver::Ticket;
+use super::lists;
 use super::problem::Problem;
 use super::seen::InFlight;
 use super::serve;
@@ -96,7 +98,39 @@ fn read(shared: &Shared, api: Api, parts: &Parts, body: &[u8]) -> Result<Ask, Pr
         session_id: header("x-session-id"),
         random_id: format!("{:016x}", fastrand::u64(..)),
     };
-    Ask::read(api, body, context)
+    let tokens_max = context.context_tokens_max;
+    let mut ask = Ask::read(api, body, context)?;
+    if let Some(own) = &shared.own_tokens
+        && let Some(prompts) = own.prompts(api, body)?
+    {
+        ask::check_prompts(&prompts, tokens_max.saturating_sub(ask.answer_tokens))?;
+        ask.prompts = prompts;
+    }
+    Ok(ask)
+}
+
+/// What would be computed of a request.
+pub(crate) async fn rendered(
+    shared: &Shared,
+    api: Api,
+    parts: &Parts,
+    body: &[u8],
+    faults: &Faults,
+) -> Answer {
+    tokens_pause(faults).await;
+    if !shared.settings.enable_scale_out {
+        return serve::problem(&Problem::without_scale_out());
+    }
+    match read(shared, api, parts, body) {
+        Ok(ask) => serve::ok(lists::rendered(api, &ask)),
+        Err(problem) => serve::problem(&problem),
+    }
+}
+
+pub(crate) async fn tokens_pause(faults: &Faults) {
+    if faults.slow_tokens_ms > 0 {
+        tokio::time::sleep(Duration::from_millis(faults.slow_tokens_ms)).await;
+    }
 }
 
 fn requests(ask: &Ask) -> Vec<Request> {

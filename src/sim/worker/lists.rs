@@ -6,6 +6,8 @@ use serde::Serialize;
 use super::Settings;
 use super::answer::json;
 use super::ask;
+use super::ask::Api;
+use super::ask::Ask;
 use super::ask::Tokenize;
 use super::problem::Problem;
 
@@ -51,6 +53,14 @@ struct Tokens<'a> {
     max_model_len: usize,
     tokens: &'a [u32],
     token_strs: Option<&'a [String]>,
+}
+
+#[derive(Serialize)]
+struct Rendered<'a> {
+    request_id: &'a str,
+    token_ids: &'a [u32],
+    model: &'a str,
+    features: (),
 }
 
 #[derive(Serialize)]
@@ -124,6 +134,20 @@ pub(crate) fn read_detokenize(body: &[u8]) -> Result<Vec<u32>, Problem> {
 
 pub(crate) fn detokenized(prompt: &str) -> String {
     json(&Detokenized { prompt })
+}
+
+/// Completions are answered with a list, the other APIs with one.
+pub(crate) fn rendered(api: Api, ask: &Ask) -> String {
+    let mut rendered = ask.prompts.iter().map(|prompt| Rendered {
+        request_id: &ask.id,
+        token_ids: prompt,
+        model: &ask.model,
+        features: (),
+    });
+    match api {
+        Api::Completions => json(&rendered.collect::<Vec<_>>()),
+        Api::Chat | Api::Responses => json(&rendered.next()),
+    }
 }
 
 pub(crate) fn success(success: bool) -> String {

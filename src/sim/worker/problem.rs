@@ -107,6 +107,14 @@ impl Problem {
         Self::bad_param(param, message)
     }
 
+    pub(crate) fn without_scale_out() -> Self {
+        Self {
+            status: 403,
+            kind: "PermissionDeniedError",
+            ..Self::bad_request("This endpoint needs --enable-scale-out.")
+        }
+    }
+
     pub(crate) fn engine_error() -> Self {
         let message =
             "EngineCore encountered an issue. See stack trace (above) for the root cause.";

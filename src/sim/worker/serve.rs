@@ -47,6 +47,7 @@ type Result<T> = std::result::Result<T, io::Error>;
 #[derive(Clone, Copy)]
 enum Route {
     Generate(Api),
+    Render(Api),
     Embeddings,
     Rerank,
     Models,
@@ -126,6 +127,9 @@ fn route(path: &str) -> Option<(Method, Route)> {
         "/v1/chat/completions" => (Method::POST, Route::Generate(Api::Chat)),
         "/v1/completions" => (Method::POST, Route::Generate(Api::Completions)),
         "/v1/responses" => (Method::POST, Route::Generate(Api::Responses)),
+        "/v1/chat/completions/render" => (Method::POST, Route::Render(Api::Chat)),
+        "/v1/completions/render" => (Method::POST, Route::Render(Api::Completions)),
+        "/v1/responses/render" => (Method::POST, Route::Render(Api::Responses)),
         "/v1/embeddings" => (Method::POST, Route::Embeddings),
         "/v1/rerank" | "/rerank" => (Method::POST, Route::Rerank),
         "/v1/models" => (Method::GET, Route::Models),
@@ -160,6 +164,7 @@ async fn dispatch(
 ) -> Result<Answer> {
     let answer = match route {
         Route::Generate(api) => return generate::answer(shared, api, parts, body, faults).await,
+        Route::Render(api) => generate::rendered(shared, api, parts, body, &faults).await,
         Route::Embeddings => return pooling::embeddings(shared, parts, body, faults).await,
         Route::Rerank => return pooling::rerank(shared, parts, body, faults).await,
         Route::Models => ok(lists::models(
@@ -170,10 +175,17 @@ async fn dispatch(
         Route::Health => empty(StatusCode::OK),
         Route::Version => ok(lists::VERSION),
         Route::Metrics => metrics_page(shared),
-        Route::Tokenize => match ask::read_tokenize(body, &shared.settings.models) {
-            Ok(tokens) => ok(lists::tokens(&tokens, shared.settings.context_tokens())),
-            Err(found) => problem(&found),
-        },
+        Route::Tokenize => {
+            generate::tokens_pause(&faults).await;
+            let tokens = match &shared.own_tokens {
+                Some(own) => own.tokenized(body),
+                None => ask::read_tokenize(body, &shared.settings.models),
+            };
+            match tokens {
+                Ok(tokens) => ok(lists::tokens(&tokens, shared.settings.context_tokens())),
+                Err(found) => problem(&found),
+            }
+        }
         Route::Detokenize => match lists::read_detokenize(body) {
             Ok(tokens) => ok(lists::detokenized(&tokenizer::decode(&tokens))),
             Err(found) => problem(&found),

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::publisher;
@@ -61,6 +62,15 @@ pub struct Settings {
     #[arg(long, value_name = "RANKS", default_value_t = NonZeroU16::MIN)]
     pub data_parallel_size: NonZeroU16,
 
+    /// A model's own folder: prompts become the tokens that a real engine of that model would compute.
+    /// Without it, four bytes of text make a token.
+    #[arg(long, value_name = "FOLDER")]
+    pub tokenizer: Option<PathBuf>,
+
+    /// Serve the endpoints that render a request and do not compute it.
+    #[arg(long)]
+    pub enable_scale_out: bool,
+
     #[command(flatten)]
     pub kv: publisher::Settings,
 
@@ -84,6 +94,8 @@ impl Default for Settings {
             queue_max: 1024,
             hash_seed: 0,
             data_parallel_size: NonZeroU16::MIN,
+            tokenizer: None,
+            enable_scale_out: false,
             kv: publisher::Settings::default(),
             faults: Faults::default(),
         }
