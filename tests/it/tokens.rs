@@ -1,0 +1,533 @@
+//! Prompts as token ids: every API is routed by what engines tell of their caches, and nothing waits
+//! for it longer than it may.
+
+use std::path::Path;
+use std::path::PathBuf;
+
+use serde_json::Value;
+use serde_json::json;
+use warmroute::config::Config;
+use warmroute::config::From;
+use warmroute::config::ModelOverride;
+use warmroute::config::Tokenizer;
+use warmroute::fleet::discovery::Listed;
+use warmroute::fleet::events;
+use warmroute::sim::fault::Faults;
+use warmroute::sim::worker::Settings;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::client;
+use crate::cluster::Cluster;
+use crate::cluster::Engine;
+use crate::cluster::Router;
+use crate::cluster::config;
+use crate::cluster::eventually;
+use crate::cluster::telling;
+
+/// A model's folder that goes with the test.
+#[derive(Debug)]
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let name = format!("warmroute-tokens-{:016x}", fastrand::u64(..));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        for (from, to) in [
+            ("tokenizers/qwen2.json", "tokenizer.json"),
+            ("templates/chatml.jinja", "chat_template.jinja"),
+        ] {
+            std::fs::copy(fixtures.join(from), path.join(to)).unwrap();
+        }
+        Self(path)
+    }
+
+    fn engine(&self) -> Settings {
+        Settings {
+            tokenizer: Some(self.0.clone()),
+            ..telling()
+        }
+    }
+
+    fn model(&self) -> ModelOverride {
+        model(Tokenizer {
+            path: self.0.display().to_string(),
+            ..Tokenizer::default()
+        })
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn model(tokenizer: Tokenizer) -> ModelOverride {
+    ModelOverride {
+        name: "sim".to_owned(),
+        tokenizer: Some(tokenizer),
+        ..ModelOverride::default()
+    }
+}
+
+fn asked_of_engines() -> ModelOverride {
+    model(Tokenizer {
+        from: From::Engine,
+        ..Tokenizer::default()
+    })
+}
+
+/// Engines whose events the router follows.
+async fn followed(
+    engines: Vec<Settings>,
+    model: ModelOverride,
+    change: impl FnOnce(&mut Config),
+) -> Cluster {
+    let mut config = config();
+    config.events.expected.grace_ms = 0;
+    config.models = vec![model];
+    let mut started = Vec::new();
+    for (place, settings) in engines.into_iter().enumerate() {
+        let engine = Engine::here(&format!("w{place}"), settings).await;
+        let at = &engine.events[0];
+        config.fleet.workers.push(Listed {
+            events: events::Listed {
+                from: events::From::Zmq,
+                endpoint: format!("tcp://{}", at.events),
+                replay: at.replay.map(|at| format!("tcp://{at}")).unwrap(),
+                ..events::Listed::default()
+            },
+            ..engine.listed()
+        });
+        started.push(engine);
+    }
+    change(&mut config);
+    let cluster = Cluster {
+        router: Router::here(&config).await,
+        engines: started,
+    };
+    cluster.all_up().await;
+    cluster
+}
+
+impl Cluster {
+    /// Waits until the router's tree of an engine has as many blocks as its cache, and counts.
+    async fn knows(&self, place: usize) {
+        let engine = &self.engines[place];
+        let path = format!("/kv/blocks?worker={}&rank=0", engine.name);
+        eventually("the tree is the cache", async || {
+            let page = self.admin(&path).await;
+            let held = engine.truth(0).await.held.len();
+            page.status == 200 && {
+                let page = page.json();
+                page["state"] == "live" && page["blocks"].as_array().unwrap().len() == held
+            }
+        })
+        .await;
+    }
+
+    async fn explain(&self, path: &str, body: &str) -> Value {
+        let answer = self
+            .post_admin(&format!("/explain?path={path}"), body)
+            .await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()
+    }
+
+    async fn direct(&self, place: usize, path: &str, body: &str) -> Value {
+        let answer = client::post(self.engines[place].address, path, body.to_owned()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()
+    }
+}
+
+fn row<'p>(page: &'p Value, worker: &str) -> &'p Value {
+    let mut rows = page["workers"].as_array().unwrap().iter();
+    rows.find(|row| row["worker"] == worker).unwrap()
+}
+
+/// A body of every kind. Their prompts have no start in common.
+fn bodies(model: &str) -> [(&'static str, Value); 6] {
+    let text = |of: &str| format!("{of}: once upon a time there was a router.\n").repeat(12);
+    let tool = json!({"type": "function", "name": "find", "parameters": {"type": "object"}});
+    [
+        (
+            "/v1/chat/completions",
+            json!({"model": model, "max_tokens": 2, "messages": [
+                {"role": "system", "content": text("A")},
+                {"role": "user", "content": [{"type": "text", "text": "Why?"}]},
+                {"role": "assistant", "content": "Größe, 世界 and so on."},
+                {"role": "user", "content": text("and")}]}),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"model": model, "max_tokens": 2, "add_generation_prompt": false,
+                "cache_salt": "s", "messages": [{"role": "system", "content": text("B")}]}),
+        ),
+        (
+            "/v1/completions",
+            json!({"model": model, "max_tokens": 2, "prompt": text("C")}),
+        ),
+        (
+            "/v1/completions",
+            json!({"model": model, "max_tokens": 2, "prompt": (7..90).collect::<Vec<u32>>()}),
+        ),
+        (
+            "/v1/responses",
+            json!({"model": model, "max_output_tokens": 2, "input": text("D"),
+                "instructions": text("E"), "tools": [tool]}),
+        ),
+        (
+            "/v1/responses",
+            json!({"model": model, "max_output_tokens": 2, "input": [
+                {"role": "system", "content": text("F")},
+                {"type": "function_call", "call_id": "c", "name": "find", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": text("found")}]}),
+        ),
+    ]
+}
+
+fn prompt_tokens(answer: &Value) -> u64 {
+    let usage = &answer["usage"];
+    let tokens = usage["prompt_tokens"].as_u64();
+    tokens.or_else(|| usage["input_tokens"].as_u64()).unwrap()
+}
+
+/// Of every kind of body the router must know what the engines tell, to the token.
+async fn every_api_is_known_exactly(cluster: &Cluster, model: &str) {
+    for (place, (path, body)) in bodies(model).into_iter().enumerate() {
+        let body = body.to_string();
+        let holder = place % cluster.engines.len();
+        // The router has no part in it.
+        let answer = cluster.direct(holder, path, &body).await;
+        cluster.knows(holder).await;
+        let tokens = prompt_tokens(&answer);
+        let held = tokens / 16 * 16;
+        assert!(held >= 48, "{path}: {tokens} tokens are too few");
+        let page = cluster.explain(path, &body).await;
+        assert_eq!(page["prompt_tokens"], tokens, "{path}, {body}");
+        for engine in &cluster.engines {
+            let row = row(&page, &engine.name);
+            let expected = match engine.name == cluster.engines[holder].name {
+                true => held,
+                false => 0,
+            };
+            assert_eq!(row["cached_tokens"], expected, "{path}, {body}: {page:#}");
+            assert_eq!(row["known_by"], "events", "{path}: {page:#}");
+        }
+        let (answer, decided) = cluster.post_decided(path, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(decided.worker, format!("w{holder}"), "{path}");
+        assert_eq!(decided.reason, "warmest", "{path}");
+        assert_eq!(decided.cached_tokens, held, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn every_api_is_routed_by_what_engines_tell() {
+    let folder = Folder::new();
+    let cluster = followed(vec![folder.engine(); 3], folder.model(), |_| {}).await;
+    every_api_is_known_exactly(&cluster, "sim").await;
+    let made = |how: &'static str| {
+        let label = format!("how=\"{how}\"");
+        let cluster = &cluster;
+        async move {
+            cluster
+                .metric("warmroute_tokens_seconds_count", &[&label])
+                .await
+        }
+    };
+    // Each body but that of token ids was explained once and sent once.
+    assert_eq!(made("inline").await, 10.0);
+    assert_eq!(made("pool").await, 0.0);
+    let outcome = cluster.metric("warmroute_tokens_prompts_total", &["outcome=\"whole\""]);
+    assert_eq!(outcome.await, 10.0);
+    let known = cluster.metric("warmroute_tokens_text_bytes_total", &["known=\"yes\""]);
+    assert!(known.await > 1_000.0, "the second time they are known");
+}
+
+#[tokio::test]
+async fn an_adapter_has_its_bases_tokenizer() {
+    let folder = Folder::new();
+    let settings = Settings {
+        models: vec!["sim".to_owned(), "sql".to_owned()],
+        ..folder.engine()
+    };
+    let cluster = followed(vec![settings; 2], folder.model(), |_| {}).await;
+    every_api_is_known_exactly(&cluster, "sql").await;
+}
+
+#[tokio::test]
+async fn a_conversations_next_turn_goes_where_its_history_is() {
+    let folder = Folder::new();
+    let cluster = followed(vec![folder.engine(); 3], folder.model(), |_| {}).await;
+    let mut messages = vec![json!({"role": "system", "content": "Be brief. ".repeat(40)})];
+    let mut home = None;
+    for turn in 0..6 {
+        messages
+            .push(json!({"role": "user", "content": format!("{turn} tell me more ").repeat(9)}));
+        let body = json!({"model": "sim", "max_tokens": 3, "messages": messages}).to_string();
+        let (answer, decided) = cluster.post_decided("/v1/chat/completions", &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let worker = home.get_or_insert(decided.worker.clone()).clone();
+        assert_eq!(decided.worker, worker, "turn {turn}");
+        if turn > 0 {
+            assert!(decided.cached_tokens > 0, "turn {turn}");
+        }
+        cluster.knows(worker[1..].parse().unwrap()).await;
+        let said = answer.json()["choices"][0]["message"]["content"].clone();
+        messages.push(json!({"role": "assistant", "content": said}));
+    }
+}
+
+fn image(text: &str) -> String {
+    json!({"model": "sim", "max_tokens": 1, "messages": [
+        {"role": "system", "content": "You look at pictures. ".repeat(30)},
+        {"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+            {"type": "text", "text": text}]}]})
+    .to_string()
+}
+
+#[tokio::test]
+async fn a_prompt_is_known_up_to_its_first_image_and_predicted_from_there() {
+    let folder = Folder::new();
+    let cluster = followed(vec![folder.engine(); 2], folder.model(), |_| {}).await;
+    let path = "/v1/chat/completions";
+    let long = "What is this? ".repeat(200);
+    // Both hold what comes before the image, and only events can tell.
+    for place in 0..2 {
+        cluster.direct(place, path, &image("x")).await;
+        cluster.knows(place).await;
+    }
+    let page = cluster.explain(path, &image(&long)).await;
+    let before = row(&page, "w0")["cached_tokens"].as_u64().unwrap();
+    assert!(before >= 48, "{page:#}");
+    for worker in ["w0", "w1"] {
+        assert_eq!(row(&page, worker)["cached_tokens"], before, "{page:#}");
+        assert_eq!(row(&page, worker)["known_by"], "events", "{page:#}");
+    }
+    let (answer, decided) = cluster.post_decided(path, &image(&long)).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    // The rest went with it, as far as anybody knows.
+    let page = cluster.explain(path, &image(&long)).await;
+    for worker in ["w0", "w1"] {
+        let row = row(&page, worker);
+        let is_there = worker == decided.worker;
+        assert_eq!(
+            row["cached_tokens"].as_u64().unwrap() > before,
+            is_there,
+            "{page:#}"
+        );
+        let known_by = if is_there { "prediction" } else { "events" };
+        assert_eq!(row["known_by"], known_by, "{page:#}");
+    }
+    let part = cluster.metric("warmroute_tokens_prompts_total", &["outcome=\"part\""]);
+    assert_eq!(part.await, 3.0);
+}
+
+/// The ids that the folder's files make of a body.
+async fn ids(cluster: &Cluster, path: &str, body: &str) -> Vec<u64> {
+    let answer = cluster.direct(0, &format!("{path}/render"), body).await;
+    let ids = answer["token_ids"].as_array().unwrap().iter();
+    ids.map(|id| id.as_u64().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn the_ids_go_with_a_chat_or_response_where_that_is_set() {
+    let folder = Folder::new();
+    let settings = Settings {
+        enable_scale_out: true,
+        ..folder.engine()
+    };
+    let model = ModelOverride {
+        send_tokens: Some(true),
+        ..folder.model()
+    };
+    let cluster = followed(vec![settings], model, |_| {}).await;
+    for (path, body) in bodies("sim") {
+        let body = format!(" {body} \n");
+        let answer = cluster.post(path, body.clone()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let last = cluster.engines[0].last_post().await;
+        let expected = match path {
+            "/v1/completions" => body,
+            _ => {
+                let ids = json!(ids(&cluster, path, &body).await);
+                let fields = &body[..body.trim_end().len() - 1];
+                format!("{fields},\"kv_transfer_params\":{{\"prompt_token_ids\":{ids}}}}}")
+            }
+        };
+        assert_eq!(last.path, path);
+        let hash = format!("{:016x}", xxh3_64(expected.as_bytes()));
+        assert_eq!(last.body_xxh3, hash, "{path}: {expected}");
+    }
+    // Not where they are incomplete, nor where the engine would leave them.
+    let echo = json!({"model": "sim", "max_tokens": 1, "echo": true,
+        "messages": [{"role": "user", "content": "hi"}]});
+    for body in [image("x"), echo.to_string()] {
+        let answer = cluster.post("/v1/chat/completions", body.clone()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let last = cluster.engines[0].last_post().await;
+        assert_eq!(last.body_bytes, body.len(), "{body}");
+    }
+    let own = json!({"model": "sim", "messages": [{"role": "user", "content": "hi"}],
+        "kv_transfer_params": {"prompt_token_ids": [1]}});
+    let answer = cluster.post("/v1/chat/completions", own.to_string()).await;
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    assert!(answer.text().contains("kv_transfer_params"));
+}
+
+/// New text, and so much of it that it takes a while.
+fn long(bytes: usize) -> String {
+    let mut text = String::with_capacity(bytes + 20);
+    while text.len() < bytes {
+        text.push_str(&format!("{:x} ", fastrand::u64(..)));
+    }
+    json!({"model": "sim", "max_tokens": 1, "prompt": text}).to_string()
+}
+
+#[tokio::test]
+async fn a_long_prompt_does_not_keep_others_waiting() {
+    let folder = Folder::new();
+    let cluster = followed(vec![folder.engine()], folder.model(), |config| {
+        config.runtime.threads = 1;
+        config.tokens.pool.wait_ms = 60_000;
+    })
+    .await;
+    let explained = async {
+        let answer = cluster.post("/v1/completions", long(6 << 20)).await;
+        // Longer than the engine's context, which it can tell only by its tokens.
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert!(answer.text().contains("tokens"), "{}", answer.text());
+        cluster
+            .metric("warmroute_tokens_seconds_count", &["how=\"pool\""])
+            .await
+    };
+    let mut explained = Box::pin(explained);
+    let mut others = 0;
+    loop {
+        let other = cluster.post("/v1/chat/completions", crate::cluster::chat("hi", 1, false));
+        tokio::select! {
+            made = &mut explained => {
+                assert_eq!(made, 1.0);
+                break;
+            }
+            answer = other => {
+                assert_eq!(answer.status, 200);
+                others += 1;
+            }
+        }
+    }
+    assert!(others > 5, "only {others} others were answered meanwhile");
+}
+
+#[tokio::test]
+async fn what_finds_the_pool_full_or_takes_too_long_is_predicted() {
+    let folder = Folder::new();
+    let cluster = followed(vec![folder.engine()], folder.model(), |config| {
+        config.tokens.pool.threads = 1;
+        config.tokens.pool.queue_max = 1;
+        config.tokens.pool.wait_ms = 1;
+    })
+    .await;
+    let left = async |reason: &str| {
+        let label = format!("reason=\"{reason}\"");
+        cluster
+            .metric("warmroute_tokens_left_total", &[&label])
+            .await
+    };
+    eventually(
+        "some found the queue full, and some waited in vain",
+        async || {
+            let mut running = tokio::task::JoinSet::new();
+            for _ in 0..6 {
+                let (at, body) = (cluster.router.api, long(1 << 20));
+                running
+                    .spawn(async move { client::post(at, "/v1/completions", body).await.status });
+            }
+            // Its engine's own word: they are too long for it.
+            let statuses = running.join_all().await;
+            assert!(statuses.iter().all(|status| *status == 400), "{statuses:?}");
+            left("queue_full").await > 0.0 && left("late").await > 0.0
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn an_engine_is_asked_where_a_model_has_no_folder() {
+    let folder = Folder::new();
+    let settings = Settings {
+        enable_scale_out: true,
+        ..folder.engine()
+    };
+    let patient = |config: &mut Config| config.tokens.engine.timeout_ms = 20_000;
+    let cluster = followed(vec![settings; 2], asked_of_engines(), patient).await;
+    every_api_is_known_exactly(&cluster, "sim").await;
+    let made = async |how: &str| {
+        let label = format!("how=\"{how}\"");
+        cluster
+            .metric("warmroute_tokens_seconds_count", &[&label])
+            .await
+    };
+    // The second time it is known what they said.
+    assert_eq!([made("engine").await, made("kept").await], [5.0, 5.0]);
+}
+
+#[tokio::test]
+async fn an_engine_that_renders_nothing_tells_what_tokenize_tells() {
+    let folder = Folder::new();
+    let patient = |config: &mut Config| config.tokens.engine.timeout_ms = 20_000;
+    let cluster = followed(vec![folder.engine()], asked_of_engines(), patient).await;
+    for (path, body) in bodies("sim") {
+        let body = body.to_string();
+        let answer = cluster.direct(0, path, &body).await;
+        cluster.knows(0).await;
+        let page = cluster.explain(path, &body).await;
+        let expected = match path {
+            "/v1/responses" => "prediction",
+            _ => "events",
+        };
+        assert_eq!(row(&page, "w0")["known_by"], expected, "{path}: {page:#}");
+        if expected == "events" {
+            assert_eq!(page["prompt_tokens"], prompt_tokens(&answer), "{path}");
+        }
+    }
+    let label = ["reason=\"engine_unknown\""];
+    assert_eq!(
+        cluster.metric("warmroute_tokens_left_total", &label).await,
+        2.0
+    );
+}
+
+#[tokio::test]
+async fn an_engine_that_is_slow_to_tell_tokens_makes_nobody_wait() {
+    let folder = Folder::new();
+    let settings = Settings {
+        faults: Faults {
+            slow_tokens_ms: 600_000,
+            ..Faults::default()
+        },
+        ..folder.engine()
+    };
+    let cluster = followed(vec![settings], asked_of_engines(), |_| {}).await;
+    for number in 0..6 {
+        let body = crate::cluster::chat(&format!("{number}"), 1, false);
+        let answer = cluster.post("/v1/chat/completions", body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    let left = async |reason: &str| {
+        let label = format!("reason=\"{reason}\"");
+        cluster
+            .metric("warmroute_tokens_left_total", &[&label])
+            .await
+    };
+    // After three in a row it is left alone for a while.
+    assert_eq!(
+        [left("engine_late").await, left("engine_rests").await],
+        [3.0, 3.0]
+    );
+}
