@@ -15,7 +15,6 @@ use std::fmt;
 use serde_json::Map;
 use serde_json::Value;
 
-use self::message::Conversation;
 use self::message::StandIn;
 use super::Api;
 use super::template;
@@ -208,15 +207,21 @@ impl Renderer {
             return Err(Unknown::Refused(why.to_owned()));
         }
         let format = self.options.content_format.unwrap_or(template.format());
-        let first = Conversation::new(&chat.messages, format, StandIn::Media)?;
-        let has_media = first.has_media;
-        let text = self.apply(template, first, &kwargs, continues, now_s)?;
-        if !has_media {
+        let apply = |messages, stand_in| {
+            let messages = message::converted(messages, format, stand_in)?;
+            let messages = match template.knows_developer() {
+                true => messages,
+                false => message::developers_as_system(messages),
+            };
+            self.apply(template, messages, &kwargs, continues, now_s)
+        };
+        if !message::have_media(&chat.messages) {
+            let text = apply(chat.messages, StandIn::Media)?;
             return Ok(Text::whole(text, chat.add_special_tokens));
         }
         // Whatever stands for the image, the two differ from there on at the latest.
-        let second = Conversation::new(&chat.messages, format, StandIn::Text)?;
-        let other = self.apply(template, second, &kwargs, continues, now_s)?;
+        let text = apply(chat.messages.clone(), StandIn::Media)?;
+        let other = apply(chat.messages, StandIn::Text)?;
         Ok(Text {
             known_bytes: common_start(&text, &other),
             text,
@@ -224,23 +229,8 @@ impl Renderer {
         })
     }
 
-    fn apply(
-        &self,
-        template: &Template,
-        conversation: Conversation,
-        kwargs: &Map<String, Value>,
-        continues: bool,
-        now_s: i64,
-    ) -> Result<String, Unknown> {
-        let messages = match template.knows_developer() {
-            true => conversation.messages,
-            false => message::developers_as_system(conversation.messages),
-        };
-        self.apply_to(template, messages, kwargs, continues, now_s)
-    }
-
     /// What `apply_chat_template` does.
-    fn apply_to(
+    fn apply(
         &self,
         template: &Template,
         mut messages: Vec<Map<String, Value>>,

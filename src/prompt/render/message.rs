@@ -51,11 +51,6 @@ const KNOWN_KEYS: &[&str] = &[
 /// engine drops it, or no two requests would share a start.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-pub(super) struct Conversation {
-    pub(super) messages: Vec<Map<String, Value>>,
-    pub(super) has_media: bool,
-}
-
 /// What is put where a picture, a sound or a film would be. The renderings of both differ from the
 /// first of them on, at the latest, whatever the engine puts there.
 #[derive(Clone, Copy, PartialEq)]
@@ -73,103 +68,108 @@ impl StandIn {
     }
 }
 
-impl Conversation {
-    pub(super) fn new(
-        messages: &[Map<String, Value>],
-        format: ContentFormat,
-        stand_in: StandIn,
-    ) -> Result<Self, Unknown> {
-        let mut has_media = false;
-        let mut given = Vec::with_capacity(messages.len());
-        for message in messages {
-            given.push(convert(message, format, stand_in, &mut has_media)?);
-        }
-        Ok(Self {
-            messages: given,
-            has_media,
-        })
-    }
+/// Whether some message has a picture, a sound or a film among its parts.
+pub(super) fn have_media(messages: &[Map<String, Value>]) -> bool {
+    let is_media = |part: &Value| {
+        let kind = part.get("type").and_then(Value::as_str);
+        kind.is_some_and(|kind| MEDIA_PARTS.iter().any(|(name, _)| *name == kind))
+    };
+    messages.iter().any(|message| match message.get("content") {
+        Some(Value::Array(parts)) => parts.iter().any(is_media),
+        _ => false,
+    })
+}
+
+/// The messages as a template is given them. Their texts are moved, not copied: they may be long.
+pub(super) fn converted(
+    messages: Vec<Map<String, Value>>,
+    format: ContentFormat,
+    stand_in: StandIn,
+) -> Result<Vec<Map<String, Value>>, Unknown> {
+    messages
+        .into_iter()
+        .map(|message| convert(message, format, stand_in))
+        .collect()
 }
 
 fn convert(
-    message: &Map<String, Value>,
+    mut message: Map<String, Value>,
     format: ContentFormat,
     stand_in: StandIn,
-    has_media: &mut bool,
 ) -> Result<Map<String, Value>, Unknown> {
-    let role = message
-        .get("role")
-        .and_then(Value::as_str)
-        .ok_or_else(|| refused("a message without a role"))?;
-    let parts = parts(role, message.get("content"))?;
-    *has_media |= parts.iter().any(|part| matches!(part, Part::Media(..)));
+    let content = message.swap_remove("content");
+    let role = match message.swap_remove("role") {
+        Some(Value::String(role)) => role,
+        _ => return Err(refused("a message without a role")),
+    };
+    let parts = parts(&role, content)?;
     let mut given = Map::with_capacity(4);
-    given.insert("role".to_owned(), role.into());
     // A tool's answer is one text for every template, unless it refers to tools.
     let is_listed = format == ContentFormat::Openai
         && (role != "tool" || parts.iter().any(|part| !matches!(part, Part::Text(..))));
     let content = match is_listed {
-        true => Value::Array(parts.iter().map(|part| part.listed(stand_in)).collect()),
-        false => Value::String(joined(&parts, stand_in)),
+        true => Value::Array(parts.into_iter().map(|it| it.listed(stand_in)).collect()),
+        false => Value::String(joined(parts, stand_in)),
     };
+    let (is_assistant, is_tool, is_developer) =
+        (role == "assistant", role == "tool", role == "developer");
+    given.insert("role".to_owned(), Value::String(role));
     given.insert("content".to_owned(), content);
-    if role == "assistant" {
-        calls_and_reasoning(message, &mut given)?;
+    if is_assistant {
+        calls_and_reasoning(&mut message, &mut given)?;
     }
-    if role == "tool"
-        && let Some(id) = message.get("tool_call_id")
-    {
-        given.insert("tool_call_id".to_owned(), id.clone());
+    if is_tool && let Some(id) = message.swap_remove("tool_call_id") {
+        given.insert("tool_call_id".to_owned(), id);
     }
     for key in ["name", "task"] {
-        if let Some(Value::String(text)) = message.get(key) {
-            given.insert(key.to_owned(), text.as_str().into());
+        if let Some(text @ Value::String(_)) = message.swap_remove(key) {
+            given.insert(key.to_owned(), text);
         }
     }
-    if role == "developer" {
-        let tools = message.get("tools").cloned().unwrap_or(Value::Null);
+    if is_developer {
+        let tools = message.swap_remove("tools").unwrap_or(Value::Null);
         given.insert("tools".to_owned(), tools);
     }
     Ok(given)
 }
 
 /// One part of a content.
-enum Part<'v> {
+enum Part {
     /// A text, and the part's own keys beside it.
-    Text(&'v str, Option<&'v Map<String, Value>>),
+    Text(String, Map<String, Value>),
     /// A tool to be looked up by its name.
-    ToolReference(&'v str),
-    Media(&'static str, &'v Map<String, Value>),
+    ToolReference(String),
+    Media(&'static str, Map<String, Value>),
 }
 
-impl Part<'_> {
-    fn listed(&self, stand_in: StandIn) -> Value {
+impl Part {
+    fn listed(self, stand_in: StandIn) -> Value {
         let mut listed = Map::new();
-        let mut put = |key: &str, text: &str| listed.insert(key.to_owned(), text.into());
+        let mut put = |key: &str, text: String| listed.insert(key.to_owned(), text.into());
         let keys = match self {
             Part::Text(text, keys) => {
-                put("type", "text");
+                put("type", "text".to_owned());
                 put("text", text);
-                *keys
+                keys
             }
             Part::ToolReference(name) => {
-                put("type", "tool_reference");
+                put("type", "tool_reference".to_owned());
                 put("name", name);
-                None
+                Map::new()
             }
             Part::Media(..) if stand_in == StandIn::Text => {
-                put("type", "text");
-                put("text", stand_in.text());
-                None
+                put("type", "text".to_owned());
+                put("text", stand_in.text().to_owned());
+                Map::new()
             }
             Part::Media(modality, keys) => {
-                put("type", modality);
-                Some(*keys)
+                put("type", modality.to_owned());
+                keys
             }
         };
-        for (key, value) in keys.into_iter().flatten() {
+        for (key, value) in keys {
             if KNOWN_KEYS.binary_search(&key.as_str()).is_err() {
-                listed.insert(key.clone(), value.clone());
+                listed.insert(key, value);
             }
         }
         Value::Object(listed)
@@ -177,39 +177,42 @@ impl Part<'_> {
 }
 
 /// The engine puts what stands for media before all texts of a message.
-fn joined(parts: &[Part<'_>], stand_in: StandIn) -> String {
+fn joined(mut parts: Vec<Part>, stand_in: StandIn) -> String {
+    if let [Part::Text(text, _)] = parts.as_mut_slice() {
+        return std::mem::take(text);
+    }
     let media = parts.iter().filter_map(|part| match part {
         Part::Media(..) => Some(stand_in.text()),
         _ => None,
     });
     let texts = parts.iter().filter_map(|part| match part {
-        Part::Text(text, _) | Part::ToolReference(text) => Some(*text),
+        Part::Text(text, _) | Part::ToolReference(text) => Some(text.as_str()),
         Part::Media(..) => None,
     });
     media.chain(texts).collect::<Vec<_>>().join("\n")
 }
 
-fn parts<'v>(role: &str, content: Option<&'v Value>) -> Result<Vec<Part<'v>>, Unknown> {
-    let mut parts = Vec::new();
+fn parts(role: &str, content: Option<Value>) -> Result<Vec<Part>, Unknown> {
     match content {
-        None | Some(Value::Null) => {}
+        None | Some(Value::Null) => Ok(Vec::new()),
         Some(Value::String(text)) => {
-            parts.extend(without_billing(role, text).map(|text| Part::Text(text, None)));
+            let text = without_billing(role, text);
+            let part = text.map(|text| Part::Text(text, Map::new()));
+            Ok(part.into_iter().collect())
         }
         Some(Value::Array(items)) => {
-            for item in items {
-                parts.extend(part(role, item)?);
-            }
+            let parts = items.into_iter().map(|item| part(role, item));
+            parts.filter_map(Result::transpose).collect()
         }
-        Some(_) => return Err(refused("a content of another type")),
+        Some(_) => Err(refused("a content of another type")),
     }
-    Ok(parts)
 }
 
-fn part<'v>(role: &str, item: &'v Value) -> Result<Option<Part<'v>>, Unknown> {
-    let item = match item {
+fn part(role: &str, item: Value) -> Result<Option<Part>, Unknown> {
+    let mut item = match item {
         Value::String(text) => {
-            return Ok(without_billing(role, text).map(|text| Part::Text(text, None)));
+            let text = without_billing(role, text);
+            return Ok(text.map(|text| Part::Text(text, Map::new())));
         }
         Value::Object(item) => item,
         _ => return Err(refused("a content part of another type")),
@@ -218,72 +221,75 @@ fn part<'v>(role: &str, item: &'v Value) -> Result<Option<Part<'v>>, Unknown> {
         .get("type")
         .and_then(Value::as_str)
         .ok_or_else(|| refused("a content part without a type"))?;
-    let of = |key: &str| item.get(key).and_then(Value::as_str);
     if let Some((_, modality)) = MEDIA_PARTS.iter().find(|(name, _)| *name == kind) {
         return Ok(Some(Part::Media(modality, item)));
     }
     if kind == "tool_reference" {
-        let name = of("name").ok_or_else(|| refused("a tool reference without a name"))?;
-        return Ok(Some(Part::ToolReference(name)));
+        return match item.swap_remove("name") {
+            Some(Value::String(name)) => Ok(Some(Part::ToolReference(name))),
+            _ => Err(refused("a tool reference without a name")),
+        };
     }
     let (_, key) = TEXT_PARTS
         .iter()
         .find(|(name, _)| *name == kind)
         .ok_or_else(|| refused("a content part of an unknown type"))?;
+    let is_plain = kind == "text";
     let has_uuid = item.get("uuid").is_some_and(|uuid| !uuid.is_null());
-    let text = of(key)
-        .filter(|_| !has_uuid)
-        .ok_or_else(|| refused("a content part without its text"))?;
-    let text = match kind {
-        "text" => without_billing(role, text),
-        _ => Some(text),
+    // Its place is kept, for those keys that are shown are shown in order.
+    let text = match item.get_mut(*key) {
+        Some(Value::String(text)) if !has_uuid => std::mem::take(text),
+        _ => return Err(refused("a content part without its text")),
     };
-    Ok(text.map(|text| Part::Text(text, Some(item))))
+    let text = match is_plain {
+        true => without_billing(role, text),
+        false => Some(text),
+    };
+    Ok(text.map(|text| Part::Text(text, item)))
 }
 
 /// Nothing, where the whole text is that line.
-fn without_billing<'v>(role: &str, text: &'v str) -> Option<&'v str> {
+fn without_billing(role: &str, text: String) -> Option<String> {
     if role != "system" || !text.starts_with(BILLING_HEADER) {
         return Some(text);
     }
     text.split_once('\n')
-        .map(|(_, rest)| rest)
+        .map(|(_, rest)| rest.to_owned())
         .filter(|rest| !rest.is_empty())
 }
 
 fn calls_and_reasoning(
-    message: &Map<String, Value>,
+    message: &mut Map<String, Value>,
     given: &mut Map<String, Value>,
 ) -> Result<(), Unknown> {
-    match message.get("tool_calls") {
+    match message.swap_remove("tool_calls") {
         None | Some(Value::Null) => {}
         Some(Value::Array(calls)) if calls.is_empty() => {}
         Some(Value::Array(calls)) => {
-            let calls = calls.iter().map(call).collect::<Result<_, _>>()?;
+            let calls = calls.into_iter().map(call).collect::<Result<_, _>>()?;
             given.insert("tool_calls".to_owned(), Value::Array(calls));
         }
         Some(_) => return Err(refused("tool_calls of another type")),
     }
-    if let Some(reasoning) = message.get("reasoning").filter(|it| !it.is_null()) {
+    if let Some(reasoning) = message.swap_remove("reasoning").filter(|it| !it.is_null()) {
         given.insert("reasoning".to_owned(), reasoning.clone());
-        given.insert("reasoning_content".to_owned(), reasoning.clone());
+        given.insert("reasoning_content".to_owned(), reasoning);
     }
     Ok(())
 }
 
 /// A call whose arguments are an object, also where they are no JSON, or none of an object: the
 /// engine does not let one bad call spoil a conversation.
-fn call(call: &Value) -> Result<Value, Unknown> {
-    let mut call = call.clone();
+fn call(mut call: Value) -> Result<Value, Unknown> {
     let function = call
         .as_object_mut()
         .filter(|call| call.get("type").is_none_or(|kind| kind == "function"))
         .and_then(|call| call.get_mut("function"))
         .and_then(Value::as_object_mut)
         .ok_or_else(|| refused("a tool call that is not of a function"))?;
-    let arguments = match function.get("arguments") {
-        Some(Value::Object(arguments)) => arguments.clone(),
-        Some(Value::String(text)) => match serde_json::from_str(text) {
+    let arguments = match function.get_mut("arguments").map(Value::take) {
+        Some(Value::Object(arguments)) => arguments,
+        Some(Value::String(text)) => match serde_json::from_str(&text) {
             Ok(Value::Object(arguments)) => arguments,
             _ => Map::new(),
         },

@@ -98,13 +98,7 @@ fn templates_render_as_the_reference_does() {
 /// Renders a case as it is written, without what an engine does to messages before.
 fn reference(renderer: &Renderer, case: &Value, now_s: Option<i64>) -> Result<String, Unknown> {
     let messages = case["messages"].as_array().unwrap();
-    let conversation = Conversation {
-        messages: messages
-            .iter()
-            .map(|it| it.as_object().unwrap().clone())
-            .collect(),
-        has_media: false,
-    };
+    let messages = messages.iter().map(|it| it.as_object().unwrap().clone());
     let mut kwargs = case["kwargs"].as_object().cloned().unwrap_or_default();
     for key in ["tools", "documents"] {
         overrule(&mut kwargs, [(key, case[key].clone())]);
@@ -113,9 +107,9 @@ fn reference(renderer: &Renderer, case: &Value, now_s: Option<i64>) -> Result<St
     kwargs.insert("add_generation_prompt".to_owned(), generates.into());
     let continues = case["continue_final_message"].as_bool().unwrap_or(false);
     let template = renderer.templates.plain.as_ref().unwrap();
-    renderer.apply_to(
+    renderer.apply(
         template,
-        conversation.messages,
+        messages.collect(),
         &kwargs,
         continues,
         now_s.unwrap(),
