@@ -10,13 +10,14 @@ mod counted;
 mod direct;
 mod explain;
 mod headers;
-mod held;
+pub mod held;
 mod meter;
 mod model;
 mod plan;
+mod report;
 mod running;
 mod stream;
-mod view;
+pub mod view;
 
 use std::fmt;
 use std::sync::Arc;
@@ -159,6 +160,7 @@ impl fmt::Display for Error {
 pub struct Metrics {
     retries: IntCounterVec,
     retries_refused: IntCounter,
+    reports: IntCounterVec,
 }
 
 /// The relay, shared by all requests.
@@ -195,6 +197,11 @@ impl Relay {
                 retries_refused: registry.counter(
                     "warmroute_retries_refused_total",
                     "Retries that the retry budget did not allow.",
+                ),
+                reports: registry.counters(
+                    "warmroute_kv_reports_asked_total",
+                    "Requests that asked an engine to tell again what it held of their prompt.",
+                    &["model", "outcome"],
                 ),
             },
         }

@@ -73,14 +73,16 @@ impl fmt::Display for Error {
     }
 }
 
+/// Sends a body, the job's own or one that was made of it.
 pub(super) async fn attempt(
     job: &Job<'_>,
+    body: &Bytes,
     worker: &Arc<Worker>,
     mut timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
     let begin = async {
         let build = || {
-            let mut request = Request::new(Full::new(job.body.clone()));
+            let mut request = Request::new(Full::new(body.clone()));
             *request.method_mut() = Method::POST;
             *request.uri_mut() = job.target.clone();
             *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);

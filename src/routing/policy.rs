@@ -5,12 +5,13 @@ use std::iter;
 use serde::Deserialize;
 use serde::Serialize;
 
+use super::Cached;
 use super::Decision;
 use super::Reason;
 use super::Request;
 use super::Settings;
 use super::View;
-use super::cost::cost;
+use super::cost;
 use super::sticky;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,13 +64,14 @@ pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Optio
     let (place, reason) = chosen.or_else(|| {
         least_load(request, view, 0..view.len()).map(|place| (place, Reason::LeastLoad))
     })?;
-    let cached_tokens = view.cached_tokens(place);
-    let cost = cost(settings, request, &view.state(place), cached_tokens);
+    let cached = view.cached(place);
+    let new_tokens = cost::new_tokens(settings, request, &cached);
     Some(Decision {
         place,
         reason,
-        cached_tokens,
-        cost,
+        cached_tokens: cached.tokens(),
+        new_tokens,
+        cost: cost::terms(settings, &view.state(place), new_tokens).sum(),
     })
 }
 
@@ -80,7 +82,7 @@ fn cache_aware(
     draw: &mut Draw,
 ) -> Option<Decision> {
     let drawn = sample(view, settings.sampled, draw);
-    let (best, most_cached) = cheapest(
+    let (best, fewest_new) = cheapest(
         settings,
         request,
         view,
@@ -88,20 +90,21 @@ fn cache_aware(
     );
     // Holders and sample may all be out; somebody else may still be there.
     let best = best.or_else(|| cheapest(settings, request, view, 0..view.len()).0)?;
-    let reason = match best.cached_tokens {
-        _ if most_cached == 0 => Reason::Cold,
-        cached if cached == most_cached => Reason::Warmest,
+    let reason = match best.new_tokens {
+        _ if fewest_new >= request.prompt_tokens => Reason::Cold,
+        new if new == fewest_new => Reason::Warmest,
         _ => Reason::LessBusy,
     };
     Some(Decision {
         place: best.place,
         reason,
-        cached_tokens: best.cached_tokens,
+        cached_tokens: best.cached.tokens(),
+        new_tokens: best.new_tokens,
         cost: best.cost,
     })
 }
 
-/// The cheapest usable worker of `places`, and the most that any of them holds.
+/// The cheapest usable worker of `places`, and the fewest tokens that any of them would compute.
 fn cheapest(
     settings: &Settings,
     request: &Request,
@@ -109,20 +112,22 @@ fn cheapest(
     places: impl Iterator<Item = usize>,
 ) -> (Option<Candidate>, u32) {
     let mut best: Option<Candidate> = None;
-    let mut most_cached = 0;
+    let mut fewest_new = u32::MAX;
     for place in places {
         let state = view.state(place);
         if !state.is_usable {
             continue;
         }
-        let cached_tokens = view.cached_tokens(place);
-        most_cached = most_cached.max(cached_tokens);
+        let cached = view.cached(place);
+        let new_tokens = cost::new_tokens(settings, request, &cached);
+        fewest_new = fewest_new.min(new_tokens);
         let candidate = Candidate {
             place,
-            cost: cost(settings, request, &state, cached_tokens),
+            cost: cost::terms(settings, &state, new_tokens).sum(),
             requests: state.requests,
             tie: tie(request, place),
-            cached_tokens,
+            cached,
+            new_tokens,
         };
         if best
             .as_ref()
@@ -131,7 +136,7 @@ fn cheapest(
             best = Some(candidate);
         }
     }
-    (best, most_cached)
+    (best, fewest_new)
 }
 
 struct Candidate {
@@ -139,7 +144,8 @@ struct Candidate {
     cost: f64,
     requests: u32,
     tie: u64,
-    cached_tokens: u32,
+    cached: Cached,
+    new_tokens: u32,
 }
 
 impl Candidate {

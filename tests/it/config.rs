@@ -47,18 +47,22 @@ fn the_documented_values_are_the_defaults() {
             model.policy,
             model.lambda,
             model.mu,
+            model.tier_credit,
             model.holders,
             model.sampled,
             model.hash_on,
+            model.ask_reports,
             model.bytes_per_token
         ),
         (
             Some(common.policy),
             Some(common.lambda),
             Some(common.mu),
+            Some(common.tier_credit),
             Some(common.holders),
             Some(common.sampled),
             Some(common.hash_on),
+            Some(common.ask_reports),
             Some(documented.predicted.bytes_per_token),
         ),
     );

@@ -7,7 +7,7 @@ use super::*;
 #[derive(Clone, Debug, Default)]
 struct Table {
     states: Vec<State>,
-    cached: Vec<u32>,
+    cached: Vec<Cached>,
     holders: Vec<usize>,
 }
 
@@ -21,7 +21,7 @@ impl Table {
                 pending_tokens,
                 decode_tokens: 0,
             });
-            table.cached.push(cached);
+            table.cached.push(Cached::in_gpu(cached));
             if cached > 0 {
                 table.holders.push(place);
             }
@@ -43,7 +43,7 @@ impl View for Table {
     fn holders(&self) -> &[usize] {
         &self.holders
     }
-    fn cached_tokens(&self, place: usize) -> u32 {
+    fn cached(&self, place: usize) -> Cached {
         self.cached[place]
     }
 }
@@ -202,6 +202,32 @@ fn a_key_keeps_its_worker_and_without_one_the_load_decides() {
 }
 
 #[test]
+fn a_holder_in_the_gpu_is_preferred_to_one_below_it() {
+    let request = Request {
+        prompt_tokens: 1_000,
+        ..Request::default()
+    };
+    let mut table = Table::new(&[(true, 0, 0, 0), (true, 0, 0, 900), (true, 0, 0, 900)]);
+    let cached = |gpu, cpu, disk| Cached { gpu, cpu, disk };
+    for (one, other, expected) in [
+        (cached(0, 900, 0), cached(900, 0, 0), 2),
+        (cached(0, 900, 0), cached(0, 0, 900), 1),
+        (cached(800, 0, 100), cached(0, 900, 0), 1),
+        // Little in the GPU is worth less than much below it.
+        (cached(300, 0, 0), cached(0, 900, 0), 2),
+        (cached(0, 0, 992), cached(496, 0, 0), 2),
+    ] {
+        table.cached[1..].copy_from_slice(&[one, other]);
+        let found = chosen(Policy::CacheAware, &request, &table);
+        assert_eq!(
+            found,
+            Some((expected, Reason::Warmest)),
+            "{one:?} {other:?}"
+        );
+    }
+}
+
+#[test]
 fn in_a_large_fleet_the_holders_are_looked_at_though_nobody_drew_them() {
     let mut rows = vec![(true, 0, 0, 0); 1_000];
     rows[777].3 = 900;
@@ -242,7 +268,7 @@ proptest! {
         let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
         if let Some(decision) = decide(&settings, &request, &table) {
             for place in usable(&table) {
-                prop_assert!(decision.cost <= cost(&settings, &request, &table.states[place], rows[place].3));
+                prop_assert!(decision.cost <= cost::cost(&settings, &request, &table.states[place], &table.cached[place]));
             }
         }
     }
