@@ -153,11 +153,22 @@ pub trait View {
 
     fn state(&self, place: usize) -> State;
 
+    /// Of a worker's state, what most often tells that it is not worth a look at the rest.
+    fn pending_tokens(&self, place: usize) -> u64 {
+        self.state(place).pending_tokens
+    }
+
     /// Stays the same for a worker as long as it is called the same, on every replica.
     fn identity(&self, place: usize) -> u64;
 
     /// The workers known to hold the most of the prompt.
     fn holders(&self) -> &[usize];
+
+    /// What any other worker holds is worth no more tokens in the GPU than this. The more it is, the more
+    /// of them have to be looked at closely.
+    fn others_max(&self) -> u32 {
+        u32::MAX
+    }
 
     /// What a worker holds of the prompt's start.
     fn cached(&self, place: usize) -> Cached;

@@ -301,6 +301,8 @@ pub struct Held<'a> {
     /// No other worker is predicted to hold more than so many blocks: those of the last holder that
     /// was asked for, or none if there were fewer holders than that.
     others_max: usize,
+    /// And none says that it holds what is worth more tokens in the GPU.
+    others_credit: u32,
 }
 
 impl<'a> Held<'a> {
@@ -326,6 +328,7 @@ impl<'a> Held<'a> {
             places: SmallVec::new(),
             predicted: SmallVec::new(),
             others_max: 0,
+            others_credit: 0,
         };
         // Where all tell what they hold, there is nothing to predict.
         let all_tell = held.seats.are_all_heard() && !group.event_ranks.contains(&0);
@@ -366,12 +369,19 @@ impl<'a> Held<'a> {
                 deepest.add(order, known.place as usize);
             }
         }
+        self.others_credit = deepest.others_max();
         self.places
             .extend(deepest.of.iter().map(|(_, place)| *place));
     }
 
     pub fn holders(&self) -> &[usize] {
         &self.places
+    }
+
+    /// What no worker but the holders has more than, as tokens in the GPU.
+    pub(super) fn others_max(&self) -> u32 {
+        let predicted = self.of_blocks(self.others_max as u32);
+        predicted.max(self.others_credit)
     }
 
     /// Whether what is said of a worker is what it says itself, if only that it cannot be relied on now.
@@ -461,6 +471,14 @@ impl Deepest {
     #[inline]
     fn takes(&self, order: (u32, u64)) -> bool {
         self.of.len() < self.max || self.of.get(self.least).is_some_and(|least| order > least.0)
+    }
+
+    /// What is not among them is no greater.
+    fn others_max(&self) -> u32 {
+        match self.of.len() < self.max {
+            true => 0,
+            false => self.of.get(self.least).map_or(u32::MAX, |least| least.0.0),
+        }
     }
 
     fn add(&mut self, order: (u32, u64), place: usize) {

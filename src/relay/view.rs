@@ -50,12 +50,20 @@ impl View for LiveView<'_> {
         }
     }
 
+    fn pending_tokens(&self, place: usize) -> u64 {
+        self.group.workers[place].load.pending_tokens()
+    }
+
     fn identity(&self, place: usize) -> u64 {
         xxh3_64(self.group.workers[place].name.as_bytes())
     }
 
     fn holders(&self) -> &[usize] {
         self.held.holders()
+    }
+
+    fn others_max(&self) -> u32 {
+        self.held.others_max()
     }
 
     fn cached(&self, place: usize) -> Cached {

@@ -46,6 +46,9 @@ use crate::observe::metrics::Registry;
 /// seen before.
 const TICK: Duration = Duration::from_millis(100);
 
+/// Between two times that workers which left are forgotten.
+const SWEEP: Duration = Duration::from_secs(30);
+
 /// The text of a model's tokens, where its tokenizer is at hand.
 pub type Words = Arc<dyn Fn(&str, &[u32]) -> Option<String> + Send + Sync>;
 
@@ -331,29 +334,34 @@ struct Pending {
 }
 
 impl Watcher {
-    /// Looks for as long as it is polled.
+    /// Looks for as long as it is polled. By the clock: a request that puts its check into the queue wakes
+    /// nobody.
     pub async fn run(mut self, forest: Arc<Forest>, board: Arc<Board>) {
         let mut found = Vec::new();
+        let mut swept_at = observe::now();
         loop {
-            let next = match self.pending.is_empty() {
-                true => self.asked.recv().await,
-                false => tokio::time::timeout(TICK, self.asked.recv())
-                    .await
-                    .unwrap_or(None),
-            };
+            tokio::time::sleep(TICK).await;
             let now = observe::now();
-            // All that waits, so that a look is for many.
-            let more = std::iter::from_fn(|| self.asked.try_recv().ok());
-            let asked: Vec<Check> = next.into_iter().chain(more).collect();
-            for check in asked {
+            while let Ok(check) = self.asked.try_recv() {
                 self.begin(now, check, &board);
             }
             self.look(now, &forest, &board, &mut found);
-            if !self.pending.is_empty() {
-                // Not at every request: what comes meanwhile waits in the queue.
-                tokio::time::sleep(TICK / 4).await;
+            if swept_at + SWEEP <= now {
+                swept_at = now;
+                self.sweep(&board);
             }
         }
+    }
+
+    /// Forgets workers that left.
+    fn sweep(&self, board: &Board) {
+        let parity = &self.parity;
+        let mut book = parity.book.lock();
+        book.retain(|worker| board.has_events(worker));
+        let mut names = parity.names.lock();
+        names.retain(|worker, _| board.has_events(*worker));
+        drop(names);
+        parity.publish(&book);
     }
 
     fn begin(&mut self, now: Instant, check: Check, board: &Board) {
@@ -437,10 +445,6 @@ impl Watcher {
                 worker, "an engine's tokens are this router's again; its cache events count"
             );
         }
-        book.retain(|worker| board.has_events(worker));
-        let mut names = parity.names.lock();
-        names.retain(|worker, _| board.has_events(*worker));
-        drop(names);
         // Also a worker that agrees again while others do not is news for routing.
         if parity.has_alarms.load(Relaxed) || of_model != Turn::None || of_worker != Turn::None {
             parity.publish(&book);

@@ -9,6 +9,8 @@ struct Table {
     states: Vec<State>,
     cached: Vec<Cached>,
     holders: Vec<usize>,
+    /// Whether it tells the most that others hold.
+    bounds: bool,
 }
 
 impl Table {
@@ -45,6 +47,12 @@ impl View for Table {
     }
     fn cached(&self, place: usize) -> Cached {
         self.cached[place]
+    }
+    fn others_max(&self) -> u32 {
+        let others = (0..self.len()).filter(|place| self.bounds && !self.holders.contains(place));
+        let credit = Settings::default().tier_credit;
+        let most = others.map(|place| self.cached[place].credit(&credit)).max();
+        most.unwrap_or(if self.bounds { 0 } else { u32::MAX })
     }
 }
 
@@ -256,6 +264,25 @@ proptest! {
             prop_assert!(rows[decision.place].0);
             prop_assert_eq!(decision.cached_tokens, rows[decision.place].3);
         }
+    }
+
+    /// Who is passed over since too much waits there would not have been chosen, nor changed why.
+    #[test]
+    fn the_choice_is_as_if_all_were_looked_at_closely(
+        rows in proptest::collection::vec((0u32..8, 0u32..3, 0u64..6, 0u32..6), 1..40), holders in 0usize..6, seed in any::<u64>(),
+    ) {
+        let rows: Vec<(bool, u32, u64, u32)> = rows
+            .into_iter()
+            .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 700, cached * 160))
+            .collect();
+        let mut table = Table::new(&rows);
+        table.holders.sort_by_key(|place| std::cmp::Reverse(rows[*place].3));
+        table.holders.truncate(holders);
+        let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
+        let settings = with(Policy::CacheAware);
+        let closely = decide(&settings, &request, &table);
+        table.bounds = true;
+        prop_assert_eq!(decide(&settings, &request, &table), closely);
     }
 
     /// In a fleet that is looked at whole, nobody is cheaper than the chosen one.
