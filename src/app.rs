@@ -35,6 +35,8 @@ use crate::kv::expected;
 use crate::kv::expected::Expected;
 use crate::kv::forest::Forest;
 use crate::kv::grpc;
+use crate::kv::parity::Parity;
+use crate::kv::parity::Words;
 use crate::kv::predicted;
 use crate::kv::predicted::Predicted;
 use crate::kv::subscriber;
@@ -106,6 +108,13 @@ impl App {
         let board = Arc::new(Board::default());
         let sources = config.token_sources().map_err(io::Error::other)?;
         let tokens = Tokens::new(&config.tokens, sources, fastrand::u64(..), &metrics)?;
+        let tokens = Arc::new(tokens);
+        // Where no tokenizer is at hand, logs show token ids.
+        let words: Words = {
+            let tokens = tokens.clone();
+            Arc::new(move |model, ids| tokens.text(model, ids))
+        };
+        let (parity, watcher) = Parity::new(config.events.parity.clone(), &metrics, words);
         let relay = Arc::new(Relay::new(
             config.relay.clone(),
             fleet.clone(),
@@ -114,6 +123,7 @@ impl App {
                 board: board.clone(),
                 expected: expected.clone(),
                 predicted: predicted.clone(),
+                parity: parity.clone(),
             },
             config.model_settings(),
             tokens,
@@ -158,11 +168,19 @@ impl App {
                 () = stopped => {}
             }
         });
+        let watching = watcher.run(forest.clone(), board.clone());
+        let stopped = tasks.stopped();
+        tasks.spawn_on(listener.runtime(), async move {
+            tokio::select! {
+                () = watching => {}
+                () = stopped => {}
+            }
+        });
         tasks.spawn_until_stopped(forget_lost_caches(fleet.clone(), predicted, expected));
 
         let admin_server = AdminServer::new(
             relay.clone(),
-            KvPages::new(board, forest),
+            KvPages::new(board, forest, parity),
             metrics.clone(),
             tasks.clone(),
             config.api.requests.body_bytes_max,

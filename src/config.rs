@@ -26,6 +26,7 @@ use crate::http::server;
 use crate::kv::expected;
 use crate::kv::forest;
 use crate::kv::grpc;
+use crate::kv::parity;
 use crate::kv::predicted;
 use crate::kv::stream;
 use crate::kv::zmq;
@@ -35,6 +36,7 @@ use crate::relay::ModelSettings;
 use crate::relay::PerModel;
 use crate::routing;
 use crate::routing::Policy;
+use crate::routing::TierCredit;
 use crate::secret::Secret;
 
 /// The whole configuration, as `config.yaml` documents it.
@@ -177,11 +179,15 @@ pub struct ModelOverride {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mu: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier_credit: Option<TierCredit>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holders: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampled: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_on: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ask_reports: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_token: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -196,6 +202,7 @@ pub struct ModelOverride {
 pub struct Events {
     pub index: forest::Settings,
     pub expected: expected::Settings,
+    pub parity: parity::Settings,
     pub stream: stream::Settings,
     pub zmq: zmq::Settings,
     pub grpc: grpc::Settings,
@@ -246,12 +253,14 @@ impl Config {
                 policy: model.policy.unwrap_or(common.routing.policy),
                 lambda: model.lambda.unwrap_or(common.routing.lambda),
                 mu: model.mu.unwrap_or(common.routing.mu),
+                tier_credit: model.tier_credit.unwrap_or(common.routing.tier_credit),
                 holders: model.holders.unwrap_or(common.routing.holders),
                 sampled: model.sampled.unwrap_or(common.routing.sampled),
                 hash_on: model
                     .hash_on
                     .clone()
                     .unwrap_or_else(|| common.routing.hash_on.clone()),
+                ask_reports: model.ask_reports.unwrap_or(common.routing.ask_reports),
             };
             (
                 model.name.clone(),

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 
 use hyper::header::HeaderValue;
@@ -82,6 +83,8 @@ pub struct Worker {
     pub breaker: SharedBreaker,
     /// Tokens that its prefix cache holds; 0 where it does not say.
     pub cache_tokens: AtomicU64,
+    /// It does not take requests that ask it to tell again what it holds.
+    pub refuses_reports: AtomicBool,
 }
 
 /// What was known of a worker when the snapshot was made.

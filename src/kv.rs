@@ -8,6 +8,7 @@ pub mod forest;
 pub mod grpc;
 pub mod index;
 pub mod msgpack;
+pub mod parity;
 pub mod predicted;
 pub mod protobuf;
 pub mod radix;

@@ -21,6 +21,7 @@ use serde::de::DeserializeSeed;
 use serde::de::IgnoredAny;
 use serde::de::MapAccess;
 use serde::de::Visitor;
+use serde_json::value::RawValue;
 
 use self::blocks::Cutter;
 use self::canonical::Canonical;
@@ -79,6 +80,8 @@ pub struct Peek<'a> {
     pub session_id: Option<Cow<'a, str>>,
     /// Keeps prompts of different salts apart in the engine's cache.
     pub cache_salt: Option<Cow<'a, str>>,
+    /// The engine's extra arguments, as they stand in the body; the last, where there are several.
+    pub vllm_xargs: Option<&'a str>,
     pub prompt: Prompt,
     /// A completion's prompt itself, where it is one and given as token ids.
     pub token_ids: Option<Vec<u32>>,
@@ -240,7 +243,9 @@ impl<'de> Visitor<'de> for &mut Looker<'de> {
                     }
                 }
                 Key::VllmXargs => {
-                    if map.next_value::<Xargs>()?.reports {
+                    let xargs = map.next_value::<&'de RawValue>()?.get();
+                    self.peek.vllm_xargs = Some(xargs);
+                    if serde_json::from_str(xargs).is_ok_and(|Xargs { reports }| reports) {
                         self.wrong
                             .get_or_insert(Error::Forbidden("vllm_xargs.kv_cache_report_mode"));
                     }
@@ -340,7 +345,7 @@ struct Flag(bool);
 impl<'de> Deserialize<'de> for Flag {
     fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // Anything else than a bool is the engine's to judge; here it only picks a time-out.
-        let raw = <&serde_json::value::RawValue>::deserialize(deserializer)?;
+        let raw = <&RawValue>::deserialize(deserializer)?;
         Ok(Flag(raw.get() == "true"))
     }
 }

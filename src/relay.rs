@@ -10,15 +10,16 @@ mod counted;
 mod direct;
 mod explain;
 mod headers;
-mod held;
+pub mod held;
 mod meter;
 mod model;
 mod plan;
+mod report;
 mod running;
 mod stream;
 mod tell_tokens;
 pub mod tokens;
-mod view;
+pub mod view;
 
 use std::fmt;
 use std::sync::Arc;
@@ -162,6 +163,7 @@ impl fmt::Display for Error {
 pub struct Metrics {
     retries: IntCounterVec,
     retries_refused: IntCounter,
+    reports: IntCounterVec,
 }
 
 /// The relay, shared by all requests.
@@ -171,7 +173,7 @@ pub struct Relay {
     fleet: Arc<Registry>,
     caches: Caches,
     models: Models,
-    tokens: Tokens,
+    tokens: Arc<Tokens>,
     budget: RetryBudget,
     metrics: Metrics,
 }
@@ -182,7 +184,7 @@ impl Relay {
         fleet: Arc<Registry>,
         caches: Caches,
         models: ModelSettings,
-        tokens: Tokens,
+        tokens: Arc<Tokens>,
         registry: &metrics::Registry,
     ) -> Self {
         Self {
@@ -201,6 +203,11 @@ impl Relay {
                 retries_refused: registry.counter(
                     "warmroute_retries_refused_total",
                     "Retries that the retry budget did not allow.",
+                ),
+                reports: registry.counters(
+                    "warmroute_kv_reports_asked_total",
+                    "Requests that asked an engine to tell again what it held of their prompt.",
+                    &["model", "outcome"],
                 ),
             },
         }

@@ -23,6 +23,9 @@ pub struct Settings {
     pub lambda: f64,
     /// cache_aware: what a token that others are decoding weighs against one to compute.
     pub mu: f64,
+    /// cache_aware: what a token that a worker holds below its GPU's memory saves of computing it, from
+    /// 0 to 1; one in the GPU saves all.
+    pub tier_credit: TierCredit,
     /// cache_aware: how many of the workers that hold the most of the prompt are looked at.
     pub holders: u32,
     /// How many other workers are looked at, drawn anew for each request; in a fleet of up to so
@@ -31,6 +34,30 @@ pub struct Settings {
     /// consistent_hash: what stays together; the first that a request has. `header:NAME`, or a field
     /// of the body: `session_id`, `prompt_cache_key`, `user`.
     pub hash_on: Vec<String>,
+    /// Whether an engine whose cache is known in part only is asked to tell again which of a prompt's
+    /// blocks it had, with each request that could tell something (vLLM's `kv_cache_report_mode`).
+    pub ask_reports: bool,
+}
+
+/// What a held token counts, by the tier that it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TierCredit {
+    pub cpu: f64,
+    pub disk: f64,
+}
+
+impl Default for TierCredit {
+    fn default() -> Self {
+        // A token of an 8B model is 128 KiB of cache, and takes 80 us to compute at 12,000 tokens/s. Over
+        // PCIe at 25 GB/s it comes in 5 us, from a fast disk at 4 GB/s in 33 us, which would be 0.94
+        // and 0.6. Less than that, for it also takes room in the GPU from what others hold there,
+        // and larger models on several GPUs compute faster than one link brings.
+        Self {
+            cpu: 0.8,
+            disk: 0.4,
+        }
+    }
 }
 
 impl Default for Settings {
@@ -42,6 +69,7 @@ impl Default for Settings {
             // TTFT for evener decoding.
             lambda: 4.0,
             mu: 0.02,
+            tier_credit: TierCredit::default(),
             holders: 8,
             // The best of 16 drawn is among the least busy 6 %, at a cost that does not grow with the fleet.
             sampled: 16,
@@ -53,6 +81,8 @@ impl Default for Settings {
             ]
             .map(str::to_owned)
             .to_vec(),
+            // It changes a client's request, and makes an engine say what it has said before.
+            ask_reports: false,
         }
     }
 }
@@ -67,6 +97,38 @@ pub struct Request {
     pub ticket: u64,
     /// Breaks ties and draws samples.
     pub seed: u64,
+}
+
+/// Tokens of a prompt's start that a worker holds, by where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Cached {
+    pub gpu: u32,
+    pub cpu: u32,
+    pub disk: u32,
+}
+
+impl Cached {
+    pub fn in_gpu(gpu: u32) -> Self {
+        Self {
+            gpu,
+            ..Self::default()
+        }
+    }
+
+    /// In any tier.
+    pub fn tokens(&self) -> u32 {
+        self.gpu + self.cpu + self.disk
+    }
+
+    /// How many tokens in the GPU they are worth.
+    #[inline]
+    pub fn credit(&self, credit: &TierCredit) -> u32 {
+        if self.cpu | self.disk == 0 {
+            return self.gpu;
+        }
+        let lower = f64::from(self.cpu) * credit.cpu + f64::from(self.disk) * credit.disk;
+        self.gpu + lower as u32
+    }
 }
 
 /// One worker at the moment of a decision.
@@ -91,14 +153,25 @@ pub trait View {
 
     fn state(&self, place: usize) -> State;
 
+    /// Of a worker's state, what most often tells that it is not worth a look at the rest.
+    fn pending_tokens(&self, place: usize) -> u64 {
+        self.state(place).pending_tokens
+    }
+
     /// Stays the same for a worker as long as it is called the same, on every replica.
     fn identity(&self, place: usize) -> u64;
 
     /// The workers known to hold the most of the prompt.
     fn holders(&self) -> &[usize];
 
-    /// Tokens of the prompt's start that a worker holds.
-    fn cached_tokens(&self, place: usize) -> u32;
+    /// What any other worker holds is worth no more tokens in the GPU than this. The more it is, the more
+    /// of them have to be looked at closely.
+    fn others_max(&self) -> u32 {
+        u32::MAX
+    }
+
+    /// What a worker holds of the prompt's start.
+    fn cached(&self, place: usize) -> Cached;
 }
 
 /// Why a worker was chosen.
@@ -150,6 +223,9 @@ impl Reason {
 pub struct Decision {
     pub place: usize,
     pub reason: Reason,
+    /// In any tier.
     pub cached_tokens: u32,
+    /// To compute; what is in a lower tier counts for the part that bringing it costs.
+    pub new_tokens: u32,
     pub cost: f64,
 }

@@ -11,6 +11,8 @@ use crate::kv::event::Tier;
 use crate::kv::forest::Forest;
 use crate::kv::forest::Key;
 use crate::kv::index::Index;
+use crate::kv::parity;
+use crate::kv::parity::Parity;
 use crate::kv::radix::Listed;
 use crate::kv::subscriber::Board;
 use crate::kv::subscriber::Status;
@@ -20,6 +22,7 @@ use crate::kv::subscriber::Status;
 pub struct KvPages {
     board: Arc<Board>,
     forest: Arc<Forest>,
+    parity: Arc<Parity>,
 }
 
 /// `GET /kv`.
@@ -27,6 +30,8 @@ pub struct KvPages {
 pub(super) struct Page {
     /// Distinct blocks that any worker holds, and what it takes to know them.
     indexes: Vec<IndexRow>,
+    /// Whether engines have the tokens that prompts are looked up by, for each model that was checked.
+    parity: Vec<parity::Status>,
     /// Each rank of each worker whose events are followed.
     ranks: Vec<Status>,
 }
@@ -69,8 +74,12 @@ struct Copies {
 }
 
 impl KvPages {
-    pub fn new(board: Arc<Board>, forest: Arc<Forest>) -> Self {
-        Self { board, forest }
+    pub fn new(board: Arc<Board>, forest: Arc<Forest>, parity: Arc<Parity>) -> Self {
+        Self {
+            board,
+            forest,
+            parity,
+        }
     }
 
     pub(super) fn page(&self, now: Instant) -> Page {
@@ -83,6 +92,7 @@ impl KvPages {
         };
         Page {
             indexes: indexes.map(row).collect(),
+            parity: self.parity.statuses(now),
             ranks: self.board.statuses(now),
         }
     }

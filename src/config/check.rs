@@ -12,6 +12,7 @@ use super::tokenizer;
 use crate::fleet::discovery::bearer;
 use crate::observe;
 use crate::relay::KeySource;
+use crate::routing::TierCredit;
 
 pub(super) fn check(mut document: Document<'_>) -> Result<Config, Problems> {
     let config: Option<Config> = document.read();
@@ -20,6 +21,7 @@ pub(super) fn check(mut document: Document<'_>) -> Result<Config, Problems> {
         check_listeners(config, &mut wrong);
         check_fleet(&config.fleet, &mut wrong);
         check_routing(config, &mut wrong);
+        check_credits(config, &mut wrong);
         check_limits(config, &mut wrong);
         check_tokens(config, &mut wrong);
         if let Err(error) = observe::check_level(&config.log.level) {
@@ -195,6 +197,28 @@ fn check_tokens(config: &Config, wrong: &mut Wrong<'_>) {
     }
 }
 
+fn check_credits(config: &Config, wrong: &mut Wrong<'_>) {
+    let of_models = config
+        .models
+        .iter()
+        .enumerate()
+        .filter_map(|(place, model)| {
+            let own = model.tier_credit?;
+            Some((format!("models[{place}].tier_credit"), own))
+        });
+    let common = ("routing.tier_credit".to_owned(), config.routing.tier_credit);
+    for (path, TierCredit { cpu, disk }) in std::iter::once(common).chain(of_models) {
+        for (tier, value) in [("cpu", cpu), ("disk", disk)] {
+            if !(0.0..=1.0).contains(&value) {
+                wrong(
+                    &format!("{path}.{tier}"),
+                    format!("must be a number from 0 to 1, not {value}"),
+                );
+            }
+        }
+    }
+}
+
 /// Beyond this a time-out is a mistake, and clocks overflow.
 const YEAR_MS: u64 = 365 * 24 * 3_600_000;
 
@@ -331,16 +355,20 @@ fn check_limits(config: &Config, wrong: &mut Wrong<'_>) {
 }
 
 /// A zero here would make a loop without a pause, or follow nothing.
-fn events_at_least_one(events: &Events) -> [(&'static str, u64); 16] {
+fn events_at_least_one(events: &Events) -> [(&'static str, u64); 19] {
     let Events {
         index: _,
         expected,
+        parity,
         stream,
         zmq,
         grpc,
     } = events;
     [
         ("events.expected.marks_max", expected.marks_max),
+        ("events.parity.grace_ms", parity.grace_ms),
+        ("events.parity.raise_after", u64::from(parity.raise_after)),
+        ("events.parity.clear_after", u64::from(parity.clear_after)),
         ("events.stream.silence_ms", stream.silence_ms),
         ("events.stream.replay_timeout_ms", stream.replay_timeout_ms),
         (

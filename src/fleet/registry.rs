@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 
 use arc_swap::ArcSwap;
@@ -223,6 +224,7 @@ impl Registry {
             load: Load::default(),
             breaker: SharedBreaker::new(self.breaker.clone()),
             cache_tokens: AtomicU64::new(0),
+            refuses_reports: AtomicBool::new(false),
         });
         let draining = member.draining;
         let status = Status {

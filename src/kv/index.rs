@@ -51,8 +51,18 @@ pub struct Depth {
     pub rank: u32,
     /// In any tier.
     pub blocks: u32,
-    /// All in the GPU.
+    /// All in the GPU. What follows must be brought there, also what is there itself but lies behind
+    /// a block that is not: engines go on from the first of those with what lower tiers have.
     pub gpu_blocks: u32,
+    /// Those of the others that are on disk only.
+    pub disk_blocks: u32,
+}
+
+impl Depth {
+    /// Those that the CPU's memory has, or will have given.
+    pub fn cpu_blocks(&self) -> u32 {
+        self.blocks - self.gpu_blocks - self.disk_blocks
+    }
 }
 
 #[derive(Debug)]

@@ -31,9 +31,13 @@ use super::stream::Stream;
 use crate::ids::Model;
 use crate::ids::WorkerId;
 use crate::observe;
+pub use board::Asking;
 pub use board::Board;
 use board::Seat;
+pub use board::Seats;
+pub use board::Standing;
 pub use board::Status;
+pub use board::TreeState;
 use ground::Ground;
 use ground::Tally;
 use metrics::Meters;
@@ -253,8 +257,9 @@ impl Task {
 
     async fn carry_out(&mut self, steps: Steps<Batch>, source: &mut impl Source) {
         // Nothing may count while what made it stop counting is carried out.
-        if !self.stream.state().scores() {
-            self.set_scoring(false);
+        let state = self.stream.state();
+        if !state.scores() {
+            self.set_state(state);
         }
         for step in steps {
             match step {
@@ -266,14 +271,19 @@ impl Task {
             }
         }
         // And what begins to count does so when all of it is carried out.
-        self.set_scoring(self.stream.state().scores());
+        self.set_state(self.stream.state());
     }
 
     async fn apply(&mut self, batch: &Batch, is_live: bool) {
         let mut tally = Tally::default();
-        self.ground.apply(batch, &mut tally);
+        self.seat.hear(batch);
+        let copies = self.seat.copies(observe::now(), is_live);
+        self.ground.apply(batch, copies, &mut tally);
         self.count(batch, is_live, &tally);
         // What was cleared in the past is no news of the cache as it is, and lists begin with a clear.
+        if tally.cleared {
+            self.seat.lost();
+        }
         if tally.cleared && is_live {
             (self.on_loss)(self.subject.worker);
         }
@@ -297,6 +307,7 @@ impl Task {
 
     fn clear(&mut self, reset: stream::Reset) {
         self.ground.clear();
+        self.seat.lost();
         self.meters.reset(reset);
         if reset.is_of_the_process() {
             (self.on_loss)(self.subject.worker);
@@ -305,9 +316,9 @@ impl Task {
             .tell(|told| *told.status.resets.entry(reset.as_str()).or_default() += 1);
     }
 
-    fn set_scoring(&mut self, scores: bool) {
-        self.ground.set_scoring(scores);
-        self.seat.set_scoring(scores);
+    fn set_state(&mut self, state: State) {
+        self.ground.set_scoring(state.scores());
+        self.seat.set_state(state);
     }
 }
 

@@ -174,6 +174,11 @@ impl Tokenizer {
         self.renderer.render(api, body, now_s)
     }
 
+    /// The text of some ids, for the same.
+    pub fn text(&self, ids: &[u32]) -> Option<String> {
+        self.vocabulary.decode(ids)
+    }
+
     fn find_known(
         self: &Arc<Self>,
         api: Api,

@@ -81,6 +81,12 @@ impl Vocabulary {
         Ok(())
     }
 
+    /// The text of some ids, for a person to read: a character that they cut in two is shown as �.
+    pub fn decode(&self, ids: &[u32]) -> Option<String> {
+        let text = catch_unwind(AssertUnwindSafe(|| self.tokenizer.decode(ids, false)));
+        text.ok()?.ok()
+    }
+
     fn around(&self) -> Result<(Vec<u32>, Vec<u32>), String> {
         const SAMPLE: &str = "a";
         let mut bare = Vec::new();

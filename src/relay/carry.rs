@@ -1,5 +1,6 @@
 //! One request's way: choose, try, try again, and pass on the answer.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use hyper::Response;
 use hyper::header::HeaderValue;
+use tokio::time::Sleep;
 use tracing::debug;
 use tracing::warn;
 
@@ -25,6 +27,8 @@ use super::meter;
 use super::plan::Excluded;
 use super::plan::NO_WORKER_RETRY_AFTER;
 use super::plan::Plan;
+use super::report;
+use super::report::Report;
 use super::running::Running;
 use super::stream;
 use crate::fleet::Worker;
@@ -104,6 +108,9 @@ impl Relay {
             .plan(job.api, job.headers, &mut peek, &job.body)
             .await?;
         plan.request.ticket = plan.model.take_ticket();
+        if plan.model.routing.ask_reports {
+            plan.report = Report::new(&job.body, peek.vllm_xargs);
+        }
         drop(peek);
         let counted = Counted::new(plan.model.clone(), job.api, job.begun);
         self.budget.on_request();
@@ -204,13 +211,23 @@ impl Relay {
         let in_flight = InFlight::new(
             worker.clone(),
             request.prompt_tokens,
-            decision.cached_tokens,
+            request.prompt_tokens.saturating_sub(decision.new_tokens),
         );
-        let running = Running::new(in_flight, plan.expect(&self.caches.expected, worker));
+        let report = plan.asks(&self.caches.board, worker);
+        let running = Running::new(
+            in_flight,
+            plan.expect(&self.caches.expected, worker),
+            plan.check(&self.caches.parity, worker),
+            report.map(|_| self.caches.board.ask(worker.id)),
+        );
         let limit = self.try_limit(plan, now).min(deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let body = plan.body.as_ref().unwrap_or(&job.body);
-        let outcome = match direct::attempt(job, body, worker, timer).await {
+        let sent = match report {
+            None => direct::attempt(job, body, worker, timer).await,
+            Some(report) => self.attempt_asking(job, body, plan, report, worker, timer).await,
+        };
+        let outcome = match sent {
             Ok(answer) => {
                 if answer.head.status.is_success() {
                     belief.confirm();
@@ -239,6 +256,37 @@ impl Relay {
             worker.breaker.hold(observe::now() + pause.min(HOLD_MAX));
         }
         outcome
+    }
+
+    /// One try that asks the engine to tell again what it holds. An engine that refuses that gets the
+    /// client's own request, and is not asked again.
+    async fn attempt_asking(
+        &self,
+        job: &Job<'_>,
+        body: &Bytes,
+        plan: &Plan,
+        report: &Report,
+        worker: &Arc<Worker>,
+        timer: Pin<Box<Sleep>>,
+    ) -> Result<direct::Answer, direct::Error> {
+        let count = |outcome| {
+            let labels = [&*plan.group.model, outcome];
+            self.metrics.reports.with_label_values(&labels).inc();
+        };
+        let asking = report.put_into(body);
+        let answer = direct::attempt(job, &asking, worker, timer).await?;
+        if !report::may_be_refused(answer.head.status) {
+            count("asked");
+            return Ok(answer);
+        }
+        let plain = direct::attempt(job, body, worker, answer.timer).await?;
+        // Else it is the client's own that is refused.
+        if plain.head.status.is_success() {
+            count("refused");
+            worker.refuses_reports.store(true, Relaxed);
+            warn!(worker = %worker.name, "does not take requests for reports of cached blocks");
+        }
+        Ok(plain)
     }
 
     fn try_limit(&self, plan: &Plan, now: Instant) -> Instant {
@@ -284,10 +332,13 @@ impl Relay {
     ) -> Response<Body> {
         let Tried {
             answer,
-            running,
+            mut running,
             decision,
             tries,
         } = tried;
+        if !answer.head.status.is_success() {
+            running.on_refusal();
+        }
         let direct::Answer {
             head,
             body,

@@ -73,7 +73,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// `body` is the job's own, or what is sent in its place.
+/// Sends a body, the job's own or one that was made of it.
 pub(super) async fn attempt(
     job: &Job<'_>,
     body: &Bytes,

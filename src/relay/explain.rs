@@ -1,17 +1,31 @@
 //! What would be chosen, and why not the others.
 
+mod why;
+
 use bytes::Bytes;
 use hyper::HeaderMap;
 use serde::Serialize;
 
 use super::Error;
 use super::Relay;
+use super::held;
 use super::held::KnownBy;
+use super::plan::Plan;
+use super::view::LiveView;
+use crate::fleet::Role;
+use crate::fleet::Status;
 use crate::fleet::breaker;
+use crate::fleet::health::Health;
+use crate::kv::index::Depth;
+use crate::kv::subscriber::TreeState;
 use crate::observe;
 use crate::prompt::Api;
 use crate::prompt::Peek;
 use crate::routing;
+use crate::routing::Cached;
+use crate::routing::View;
+use crate::routing::cost;
+use crate::routing::cost::Terms;
 
 /// What `explain` answers.
 #[derive(Debug, Serialize)]
@@ -20,9 +34,15 @@ pub struct Explanation {
     pub policy: routing::Policy,
     pub prompt_tokens: u32,
     pub prompt_blocks: usize,
+    /// Whether the prompt's tokens are known; else it is looked up by its text.
+    pub tokens_known: bool,
     pub chosen: Option<String>,
     pub reason: Option<routing::Reason>,
+    /// The same in words.
+    pub why: Option<String>,
     pub workers: Vec<Score>,
+    /// Workers of the model that are not looked at, and why.
+    pub left_out: Vec<LeftOut>,
 }
 
 /// One worker, as a decision sees it.
@@ -30,14 +50,40 @@ pub struct Explanation {
 pub struct Score {
     pub worker: String,
     pub is_usable: bool,
+    pub unusable_because: Option<String>,
     pub breaker: breaker::State,
     pub requests: u32,
     pub pending_tokens: u64,
     pub decode_tokens: u64,
+    /// Of the prompt, from its start; by tier, and all together.
+    pub cached: Cached,
     pub cached_tokens: u32,
     /// How that is known.
     pub known_by: KnownBy,
+    /// What it tells of each rank's cache, and how far that can be relied on. None for a worker without events.
+    pub trees: Vec<Tree>,
+    /// False while its engine is seen to have other tokens than this router: then its events do not count.
+    pub is_trusted: bool,
+    /// To compute; what is in a lower tier counts in part.
+    pub new_tokens: u32,
     pub cost: f64,
+    pub cost_terms: Terms,
+}
+
+/// What is known of one rank by its events.
+#[derive(Debug, Serialize)]
+pub struct Tree {
+    #[serde(flatten)]
+    pub state: TreeState,
+    /// Whether it counts: a partial or a live one does.
+    pub scores: bool,
+    pub cached: Cached,
+}
+
+#[derive(Debug, Serialize)]
+pub struct LeftOut {
+    pub worker: String,
+    pub why: &'static str,
 }
 
 impl Relay {
@@ -52,42 +98,108 @@ impl Relay {
         let plan = self.plan(api, headers, &mut peek, body).await?;
         let view = self.view(&plan, observe::now(), &[], usize::MAX);
         let decision = routing::decide(&plan.model.routing, &plan.request, &view);
-        let scores = plan
-            .group
-            .workers
-            .iter()
-            .enumerate()
-            .map(|(place, worker)| {
-                let state = routing::View::state(&view, place);
-                let cached_tokens = routing::View::cached_tokens(&view, place);
-                Score {
-                    worker: worker.name.to_string(),
-                    is_usable: state.is_usable,
-                    breaker: worker.breaker.state(),
-                    requests: state.requests,
-                    pending_tokens: state.pending_tokens,
-                    decode_tokens: state.decode_tokens,
-                    cached_tokens,
-                    known_by: view.held().known_by(place),
-                    cost: routing::cost::cost(
-                        &plan.model.routing,
-                        &plan.request,
-                        &state,
-                        cached_tokens,
-                    ),
-                }
-            });
+        let exact = plan.prompt.exact.as_ref();
+        let depths = exact.map(held::Exact::depths).unwrap_or_default();
+        let places = 0..plan.group.workers.len();
+        let workers: Vec<Score> = places
+            .map(|place| self.score(&plan, &view, &depths, place))
+            .collect();
+        let why = decision.map(|decision| {
+            let chosen = &workers[decision.place];
+            why::why(
+                decision.reason,
+                chosen,
+                &workers,
+                plan.request.prompt_tokens,
+            )
+        });
         Ok(Explanation {
             model: plan.group.model.to_string(),
             policy: plan.model.routing.policy,
             prompt_tokens: plan.request.prompt_tokens,
-            prompt_blocks: match &plan.prompt.exact {
+            prompt_blocks: match exact {
                 Some(exact) => exact.blocks(),
                 None => plan.prompt.blocks.len(),
             },
+            tokens_known: exact.is_some(),
             chosen: decision.map(|decision| plan.group.workers[decision.place].name.to_string()),
             reason: decision.map(|decision| decision.reason),
-            workers: scores.collect(),
+            why,
+            workers,
+            left_out: self.left_out(&plan),
         })
+    }
+
+    fn score(
+        &self,
+        plan: &Plan,
+        view: &LiveView<'_>,
+        depths: &[(Depth, u32)],
+        place: usize,
+    ) -> Score {
+        let worker = &plan.group.workers[place];
+        let state = view.state(place);
+        let cached = view.cached(place);
+        let settings = &plan.model.routing;
+        let new_tokens = cost::new_tokens(settings, &plan.request, &cached);
+        let terms = cost::terms(settings, &state, new_tokens);
+        let breaker = worker.breaker.state();
+        let because = || match breaker {
+            breaker::State::Closed => "it asked to be left alone for a moment",
+            breaker::State::Open => "its last requests failed, so its breaker is open",
+            breaker::State::Probing => "one request is trying whether it answers again",
+        };
+        let now = observe::now();
+        let trees = self.caches.board.trees(now, worker.id).into_iter();
+        let tree = |state: TreeState| {
+            let mut own = depths.iter();
+            let own = own.find(|(it, _)| it.worker == worker.id && it.rank == state.rank);
+            Tree {
+                scores: matches!(state.state, "partial" | "live"),
+                cached: own
+                    .map_or_else(Cached::default, |(depth, size)| held::cached(depth, *size)),
+                state,
+            }
+        };
+        Score {
+            worker: worker.name.to_string(),
+            is_usable: state.is_usable,
+            unusable_because: (!state.is_usable).then(|| because().to_owned()),
+            breaker,
+            requests: state.requests,
+            pending_tokens: state.pending_tokens,
+            decode_tokens: state.decode_tokens,
+            cached,
+            cached_tokens: cached.tokens(),
+            known_by: view.held().known_by(place),
+            trees: trees.map(tree).collect(),
+            is_trusted: view.held().is_trusted(place),
+            new_tokens,
+            cost: terms.sum(),
+            cost_terms: terms,
+        }
+    }
+
+    /// Workers that serve the model and are not among those to choose from.
+    fn left_out(&self, plan: &Plan) -> Vec<LeftOut> {
+        let snapshot = self.fleet.snapshot();
+        let is_left_out = |status: &&Status| {
+            status.facts.models.contains_key(&plan.group.model)
+                && !plan.group.place.contains_key(&status.worker.id)
+        };
+        let why = |status: &Status| match status.health {
+            Health::Down => "it is down",
+            Health::Unknown => "it was not seen to be well yet",
+            Health::Up if status.draining => "it is draining",
+            Health::Up if status.worker.role == Role::Prefill => "it takes prompts only",
+            Health::Up => "it has just joined",
+        };
+        let left_out = snapshot.workers.iter().filter(is_left_out);
+        left_out
+            .map(|status| LeftOut {
+                worker: status.worker.name.to_string(),
+                why: why(status),
+            })
+            .collect()
     }
 }

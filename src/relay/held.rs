@@ -1,7 +1,6 @@
 //! What each worker of a group holds of a prompt's start: exactly, where it tells of its cache and the
 //! prompt's tokens are known; else what we sent it.
 
-use std::cmp::Reverse;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,8 +21,13 @@ use crate::kv::expected::Marks;
 use crate::kv::forest::Forest;
 use crate::kv::index::Depth;
 use crate::kv::index::Index;
+use crate::kv::parity;
+use crate::kv::parity::Parity;
 use crate::kv::predicted::Predicted;
 use crate::kv::subscriber::Board;
+use crate::kv::subscriber::Seats;
+use crate::routing::Cached;
+use crate::routing::TierCredit;
 
 /// What is known of the workers' caches.
 #[derive(Clone, Debug)]
@@ -36,6 +40,8 @@ pub struct Caches {
     pub expected: Arc<Expected>,
     /// What all were sent.
     pub predicted: Arc<Predicted>,
+    /// Whether what workers tell is of the same tokens.
+    pub parity: Arc<Parity>,
 }
 
 /// Where the knowledge of what a worker holds of a prompt comes from.
@@ -46,26 +52,30 @@ pub enum KnownBy {
     Events,
     /// It is computing it, or has just done so, and has not told yet.
     Expected,
-    /// What it was sent: it tells no events that reach us, or the prompt's tokens are not known.
+    /// What it was sent: it tells no events that reach us, or the prompt's tokens are not known, or its
+    /// engine has others.
     Prediction,
 }
 
 /// A prompt as caches are asked for it.
 #[derive(Debug, Default)]
-pub(super) struct Prompt {
+pub struct Prompt {
     /// As the predicted index is asked.
-    pub(super) blocks: Vec<Block>,
+    pub blocks: Vec<Block>,
     /// As the trees are asked; none where its tokens are not known.
-    pub(super) exact: Option<Exact>,
+    pub exact: Option<Exact>,
 }
 
 /// A prompt's blocks, in every size in which its model's engines have them; nearly always one.
 #[derive(Debug)]
-pub(super) struct Exact {
+pub struct Exact {
     root: Root,
+    len: usize,
     cuts: SmallVec<[Cut; 1]>,
     /// Whether the prompt goes on after these blocks, with an image and what follows it.
     pub(super) ends_early: bool,
+    /// Kept where they are to be compared with what the engine tells.
+    tokens: Option<Arc<[u32]>>,
 }
 
 #[derive(Debug)]
@@ -77,7 +87,7 @@ struct Cut {
 }
 
 impl Exact {
-    pub(super) fn new(
+    pub fn new(
         forest: &Forest,
         group: &Group,
         cache_salt: Option<&str>,
@@ -98,9 +108,34 @@ impl Exact {
         });
         Self {
             root,
+            len: token_ids.len(),
             cuts: cuts.collect(),
             ends_early: false,
+            tokens: None,
         }
+    }
+
+    /// Tokens of the full blocks, where the prompt goes on after them unknown.
+    fn known_tokens(&self) -> Option<u32> {
+        let tokens = |cut: &Cut| (cut.locals.len() as u32).saturating_mul(cut.size.get());
+        let full = self.cuts.iter().map(tokens).min().unwrap_or(0);
+        self.ends_early.then_some(full)
+    }
+
+    /// Keeps the tokens, if another prompt of so many can be checked.
+    pub(super) fn keep(&mut self, parity: &Parity, token_ids: &[u32]) {
+        self.tokens = parity.has_room(token_ids.len()).then(|| token_ids.into());
+    }
+
+    /// What is to be checked of it, where its tokens were kept.
+    pub(super) fn checked(&self, group: &Group) -> Option<parity::Prompt> {
+        let tokens = self.tokens.clone()?;
+        Some(parity::Prompt {
+            model: group.model.clone(),
+            bases: group.bases.clone(),
+            root: self.root,
+            tokens,
+        })
     }
 
     pub(super) fn blocks(&self) -> usize {
@@ -108,147 +143,234 @@ impl Exact {
         lengths.max().unwrap_or(0)
     }
 
-    /// Tokens of the full blocks.
-    fn tokens(&self) -> u32 {
-        let tokens = |cut: &Cut| (cut.locals.len() as u32).saturating_mul(cut.size.get());
-        self.cuts.iter().map(tokens).min().unwrap_or(0)
-    }
-
     /// As the prompt's blocks are counted while they are on their way.
     pub(super) fn marks(&self) -> impl Iterator<Item = &Marks> {
         self.cuts.iter().map(|cut| &cut.marks)
     }
 
-    /// Tokens that workers hold or are about to, by worker.
-    fn ask(
-        &self,
-        group: &Group,
-        expected: &Expected,
-        now: Instant,
-        holders_max: usize,
-    ) -> Vec<Known> {
-        let mut held = self.ask_trees(group);
-        for cut in &self.cuts {
-            for holder in expected.overlap(now, &cut.marks, holders_max) {
-                let tokens = holder.blocks.saturating_mul(cut.size.get());
-                match held.binary_search_by_key(&holder.worker, |known| known.worker) {
-                    Ok(found) if held[found].tokens < tokens => {
-                        held[found] = Known::expected(holder.worker, tokens);
-                    }
-                    Ok(_) => {}
-                    Err(place) if group.place.contains_key(&holder.worker) => {
-                        held.insert(place, Known::expected(holder.worker, tokens));
-                    }
-                    Err(_) => {}
-                }
-            }
-        }
-        held
-    }
-
-    /// Tokens that workers say they hold, by worker. A worker of several ranks counts by the one that holds the
-    /// least, since the request may go to any of them.
-    fn ask_trees(&self, group: &Group) -> Vec<Known> {
-        let mut depths: Vec<(Depth, u32)> = Vec::new();
+    /// What each rank of each worker says it holds, with the size of its blocks.
+    pub(super) fn depths(&self) -> Vec<(Depth, u32)> {
+        let mut depths = Vec::new();
         let mut found = Vec::new();
         for cut in &self.cuts {
             found.clear();
             cut.index.overlap(self.root, &cut.locals, &mut found);
             depths.extend(found.iter().map(|depth| (*depth, cut.size.get())));
         }
-        depths.sort_unstable_by_key(|(depth, _)| (depth.worker, depth.rank));
-        let mut held = Vec::with_capacity(depths.len());
-        for ranks in depths.chunk_by(|(a, _), (b, _)| a.worker == b.worker) {
-            let worker = ranks[0].0.worker;
-            let tokens = ranks
-                .iter()
-                .map(|(depth, size)| depth.blocks.saturating_mul(*size));
-            match group.place.get(&worker) {
-                Some(place) if group.event_ranks[*place] as usize == ranks.len() => {
-                    held.push(Known {
-                        worker,
-                        tokens: tokens.min().unwrap_or(0),
-                        by: KnownBy::Events,
-                    });
+        depths
+    }
+
+    /// Whether a worker's engine could reuse more of the prompt than its events have told. It never
+    /// reuses the last token.
+    pub(super) fn could_tell_more(&self, worker: WorkerId, ranks: u32) -> bool {
+        let reusable = |size: u32| (self.len.saturating_sub(1) / size as usize) as u32;
+        if self.cuts.is_empty() {
+            // Nothing was told yet, not even how long its blocks are.
+            return self.len > 1;
+        }
+        let depths = self.depths();
+        let whole = depths
+            .iter()
+            .filter(|(depth, size)| depth.worker == worker && depth.blocks >= reusable(*size));
+        let has_reusable = self.cuts.iter().any(|cut| reusable(cut.size.get()) > 0);
+        has_reusable && whole.count() < ranks as usize
+    }
+
+    /// What workers hold or are about to.
+    fn ask(
+        &self,
+        group: &Group,
+        expected: &Expected,
+        credit: &TierCredit,
+        now: Instant,
+        holders_max: usize,
+    ) -> KnownByPlace {
+        let mut known = self.ask_trees(group, credit);
+        for cut in &self.cuts {
+            for holder in expected.overlap(now, &cut.marks, holders_max) {
+                let Some(place) = group.place.get(&holder.worker) else {
+                    continue;
+                };
+                let tokens = holder.blocks.saturating_mul(cut.size.get());
+                let it = known.at(*place);
+                if it.credit < tokens {
+                    it.cached = Cached::in_gpu(tokens);
+                    it.credit = tokens;
+                    it.by = KnownBy::Expected;
                 }
-                // Another model's, down, or a rank of it holds nothing.
-                _ => {}
             }
         }
-        held
+        known
+    }
+
+    /// What workers say they hold. A worker of several ranks counts by the one that holds the least, since
+    /// the request may go to any of them.
+    fn ask_trees(&self, group: &Group, credit: &TierCredit) -> KnownByPlace {
+        let mut known = KnownByPlace::new(group.workers.len());
+        let mut found = Vec::new();
+        for cut in &self.cuts {
+            found.clear();
+            cut.index.overlap(self.root, &cut.locals, &mut found);
+            for depth in &found {
+                // Another model's, or down.
+                let Some(place) = group.place.get(&depth.worker) else {
+                    continue;
+                };
+                let cached = cached(depth, cut.size.get());
+                let worth = cached.credit(credit);
+                let it = known.at(*place);
+                if it.ranks == 0 || worth < it.credit {
+                    it.cached = cached;
+                    it.credit = worth;
+                }
+                it.ranks += 1;
+            }
+        }
+        for it in &mut known.list {
+            // A rank of it holds nothing.
+            if it.ranks != group.event_ranks[it.place as usize] {
+                it.cached = Cached::default();
+                it.credit = 0;
+            }
+        }
+        known
+    }
+}
+
+/// A rank's depth in tokens.
+pub(super) fn cached(depth: &Depth, size: u32) -> Cached {
+    Cached {
+        gpu: depth.gpu_blocks.saturating_mul(size),
+        cpu: depth.cpu_blocks().saturating_mul(size),
+        disk: depth.disk_blocks.saturating_mul(size),
     }
 }
 
 /// What one worker holds of a prompt.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    worker: WorkerId,
-    tokens: u32,
+    place: u32,
+    /// How many of its ranks have told of any.
+    ranks: u32,
+    cached: Cached,
+    /// Tokens in the GPU that it is worth.
+    credit: u32,
     by: KnownBy,
 }
 
-impl Known {
-    fn expected(worker: WorkerId, tokens: u32) -> Self {
-        let by = KnownBy::Expected;
-        Self { worker, tokens, by }
+/// What is known of a group's workers, found by place at once: a prompt's start may be held by all.
+#[derive(Debug)]
+struct KnownByPlace {
+    /// In `list`, one more; 0 for nothing known.
+    at: Vec<u32>,
+    list: Vec<Known>,
+}
+
+impl KnownByPlace {
+    fn new(workers: usize) -> Self {
+        Self {
+            at: vec![0; workers],
+            list: Vec::new(),
+        }
+    }
+
+    fn at(&mut self, place: usize) -> &mut Known {
+        let at = &mut self.at[place];
+        if *at == 0 {
+            self.list.push(Known {
+                place: place as u32,
+                ranks: 0,
+                cached: Cached::default(),
+                credit: 0,
+                by: KnownBy::Events,
+            });
+            *at = self.list.len() as u32;
+        }
+        &mut self.list[*at as usize - 1]
+    }
+
+    #[inline]
+    fn get(&self, place: usize) -> Option<&Known> {
+        let at = self.at[place].checked_sub(1)?;
+        Some(&self.list[at as usize])
     }
 }
 
 /// The answers for one prompt. Looked up once for the deepest holders, and for others when asked.
-pub(super) struct Held<'a> {
+pub struct Held<'a> {
     group: &'a Group,
     caches: &'a Caches,
+    seats: Seats,
     blocks: &'a [Block],
-    /// By worker, in order; none where the prompt's tokens are not known.
-    exact: Option<Vec<Known>>,
-    /// Places of the deepest holders, and the tokens that each holds.
+    /// None where the prompt's tokens are not known.
+    exact: Option<KnownByPlace>,
+    /// Some engines' events tell of other tokens.
+    has_alarms: bool,
+    /// Places of the deepest holders, and what each that is predicted holds.
     places: SmallVec<[usize; 8]>,
-    tokens: SmallVec<[u32; 8]>,
+    predicted: SmallVec<[(usize, u32); 8]>,
     /// No other worker is predicted to hold more than so many blocks: those of the last holder that
     /// was asked for, or none if there were fewer holders than that.
     others_max: usize,
+    /// And none says that it holds what is worth more tokens in the GPU.
+    others_credit: u32,
 }
 
 impl<'a> Held<'a> {
-    pub(super) fn new(
+    pub fn new(
         group: &'a Group,
         caches: &'a Caches,
         prompt: &'a Prompt,
+        credit: &TierCredit,
         now: Instant,
         holders_max: usize,
         seed: u64,
     ) -> Self {
-        let overlap = caches.predicted.overlap(&prompt.blocks, holders_max, seed);
-        let others_max = match overlap.last() {
-            Some(last) if overlap.len() == holders_max => last.blocks as usize,
-            _ => 0,
-        };
         let mut held = Self {
             group,
             caches,
+            seats: caches.board.seats(),
             blocks: &prompt.blocks,
             exact: prompt
                 .exact
                 .as_ref()
-                .map(|exact| exact.ask(group, &caches.expected, now, holders_max)),
+                .map(|exact| exact.ask(group, &caches.expected, credit, now, holders_max)),
+            has_alarms: caches.parity.has_alarms(),
             places: SmallVec::new(),
-            tokens: SmallVec::new(),
-            others_max,
+            predicted: SmallVec::new(),
+            others_max: 0,
+            others_credit: 0,
         };
-        if let Some(exact) = prompt.exact.as_ref().filter(|exact| exact.ends_early) {
-            held.go_on_after_image(exact.tokens(), &overlap);
-        }
-        for holder in overlap {
-            // A holder that is down or serves another model now has no place.
-            if let Some(place) = group.place.get(&holder.worker)
-                && !held.is_exact(*place)
-            {
-                held.places.push(*place);
-                held.tokens.push(held.of_blocks(holder.blocks));
-            }
+        let known_tokens = prompt.exact.as_ref().and_then(Exact::known_tokens);
+        // Where all tell what they hold, there is nothing to predict.
+        let all_tell = held.seats.are_all_heard() && !group.event_ranks.contains(&0);
+        let is_known = held.exact.is_some() && known_tokens.is_none();
+        if !is_known || held.has_alarms || !all_tell {
+            held.predict(holders_max, seed, known_tokens);
         }
         held.add_exact(holders_max, seed);
         held
+    }
+
+    fn predict(&mut self, holders_max: usize, seed: u64, known_tokens: Option<u32>) {
+        let predicted = &self.caches.predicted;
+        let overlap = predicted.overlap(self.blocks, holders_max, seed);
+        self.others_max = match overlap.last() {
+            Some(last) if overlap.len() == holders_max => last.blocks as usize,
+            _ => 0,
+        };
+        if let Some(known_tokens) = known_tokens {
+            self.go_on_after_image(known_tokens, &overlap);
+        }
+        for holder in overlap {
+            // A holder that is down or serves another model now has no place.
+            if let Some(place) = self.group.place.get(&holder.worker)
+                && !self.is_exact(*place)
+            {
+                self.places.push(*place);
+                self.predicted.push((*place, self.of_blocks(holder.blocks)));
+            }
+        }
     }
 
     /// Of what comes after an image events tell nothing that can be compared: who holds all `known_tokens`
@@ -256,18 +378,17 @@ impl<'a> Held<'a> {
     fn go_on_after_image(&mut self, known_tokens: u32, overlap: &[Holder]) {
         for holder in overlap {
             let tokens = self.of_blocks(holder.blocks);
-            let Some(exact) = &mut self.exact else {
-                return;
+            let (Some(exact), Some(place)) =
+                (&mut self.exact, self.group.place.get(&holder.worker))
+            else {
+                continue;
             };
-            let by = KnownBy::Prediction;
-            let worker = holder.worker;
-            let predicted = Known { worker, tokens, by };
-            match exact.binary_search_by_key(&worker, |known| known.worker) {
-                Ok(found) if (known_tokens..tokens).contains(&exact[found].tokens) => {
-                    exact[found] = predicted;
-                }
-                Err(place) if known_tokens == 0 => exact.insert(place, predicted),
-                _ => {}
+            let credit = exact.get(*place).map_or(0, |known| known.credit);
+            if (known_tokens..tokens).contains(&credit) {
+                let it = exact.at(*place);
+                it.cached = Cached::in_gpu(tokens);
+                it.credit = tokens;
+                it.by = KnownBy::Prediction;
             }
         }
     }
@@ -276,59 +397,81 @@ impl<'a> Held<'a> {
         let Some(exact) = &self.exact else {
             return;
         };
-        let mut deepest: Vec<(u32, u64, WorkerId)> = exact
-            .iter()
-            .map(|known| (known.tokens, drawn(seed, known.worker), known.worker))
-            .collect();
-        if deepest.len() > holders_max && holders_max > 0 {
-            deepest.select_nth_unstable_by_key(holders_max - 1, |holder| Reverse(*holder));
-            deepest.truncate(holders_max);
-        }
-        for (tokens, _, worker) in deepest {
-            if let Some(place) = self.group.place.get(&worker)
-                && self.is_exact(*place)
-            {
-                self.places.push(*place);
-                self.tokens.push(tokens);
+        let mut deepest = Deepest::new(holders_max);
+        for known in exact.list.iter().filter(|known| known.credit > 0) {
+            let order = (known.credit, drawn(seed, known.place));
+            // Looked at last, for it is of no matter to most.
+            if deepest.takes(order) && self.is_exact(known.place as usize) {
+                deepest.add(order, known.place as usize);
             }
         }
+        self.others_credit = deepest.others_max();
+        self.places
+            .extend(deepest.of.iter().map(|(_, place)| *place));
     }
 
-    pub(super) fn holders(&self) -> &[usize] {
+    pub fn holders(&self) -> &[usize] {
         &self.places
+    }
+
+    /// What no worker but the holders has more than, as tokens in the GPU.
+    pub(super) fn others_max(&self) -> u32 {
+        let predicted = self.of_blocks(self.others_max as u32);
+        predicted.max(self.others_credit)
     }
 
     /// Whether what is said of a worker is what it says itself, if only that it cannot be relied on now.
     pub(super) fn is_exact(&self, place: usize) -> bool {
         let ranks = self.group.event_ranks[place];
-        let worker = self.group.workers[place].id;
-        self.exact.is_some() && ranks > 0 && self.caches.board.is_heard(worker, ranks)
+        let tells = self.exact.is_some() && ranks > 0;
+        tells
+            && (self.seats.are_all_heard() || self.is_heard(place, ranks))
+            && self.is_trusted(place)
+    }
+
+    fn is_heard(&self, place: usize, ranks: u32) -> bool {
+        self.seats.is_heard(self.group.workers[place].id, ranks)
+    }
+
+    /// Whether a worker's engine is not known to have other tokens.
+    pub(super) fn is_trusted(&self, place: usize) -> bool {
+        let is_trusted = || {
+            let worker = self.group.workers[place].id;
+            self.caches.parity.trusts(&self.group.model, worker)
+        };
+        !self.has_alarms || is_trusted()
     }
 
     pub(super) fn known_by(&self, place: usize) -> KnownBy {
         match &self.exact {
             Some(exact) if self.is_exact(place) => {
-                let worker = self.group.workers[place].id;
-                known(exact, worker).map_or(KnownBy::Events, |it| it.by)
+                exact.get(place).map_or(KnownBy::Events, |it| it.by)
             }
             _ => KnownBy::Prediction,
         }
     }
 
-    pub(super) fn tokens(&self, place: usize) -> u32 {
-        if let Some(known) = self.places.iter().position(|known| *known == place) {
-            return self.tokens[known];
-        }
-        let worker = self.group.workers[place].id;
+    pub fn cached(&self, place: usize) -> Cached {
         match &self.exact {
-            Some(exact) if self.is_exact(place) => known(exact, worker).map_or(0, |it| it.tokens),
-            _ if self.others_max == 0 => 0,
-            // Most often all of that, which takes one look: a system prompt that the whole fleet holds.
-            _ => {
-                let blocks = &self.blocks[..self.others_max];
-                self.of_blocks(self.caches.predicted.depth(worker, blocks))
+            Some(exact) if self.is_exact(place) => {
+                exact.get(place).map_or(Cached::default(), |it| it.cached)
             }
+            _ => Cached::in_gpu(self.predicted(place)),
         }
+    }
+
+    fn predicted(&self, place: usize) -> u32 {
+        let mut known = self.predicted.iter();
+        if let Some((_, tokens)) = known.find(|(known, _)| *known == place) {
+            return *tokens;
+        }
+        if self.others_max == 0 {
+            return 0;
+        }
+        // Most often all of that, which takes one look: a system prompt that the whole fleet holds.
+        let blocks = &self.blocks[..self.others_max];
+        let worker = self.group.workers[place].id;
+        self.of_blocks(self.caches.predicted.depth(worker, blocks))
     }
 
     fn of_blocks(&self, blocks: u32) -> u32 {
@@ -338,12 +481,55 @@ impl<'a> Held<'a> {
     }
 }
 
-fn known(exact: &[Known], worker: WorkerId) -> Option<&Known> {
-    let found = exact.binary_search_by_key(&worker, |known| known.worker);
-    found.ok().map(|found| &exact[found])
+impl std::fmt::Debug for Held<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Held").finish_non_exhaustive()
+    }
+}
+
+/// The greatest of many, a few of them, in one pass: most are not even kept.
+struct Deepest {
+    max: usize,
+    of: SmallVec<[((u32, u64), usize); 8]>,
+    /// Where the least of them is, once there are as many as wanted.
+    least: usize,
+}
+
+impl Deepest {
+    fn new(max: usize) -> Self {
+        Self {
+            max,
+            of: SmallVec::new(),
+            least: 0,
+        }
+    }
+
+    #[inline]
+    fn takes(&self, order: (u32, u64)) -> bool {
+        self.of.len() < self.max || self.of.get(self.least).is_some_and(|least| order > least.0)
+    }
+
+    /// What is not among them is no greater.
+    fn others_max(&self) -> u32 {
+        match self.of.len() < self.max {
+            true => 0,
+            false => self.of.get(self.least).map_or(u32::MAX, |least| least.0.0),
+        }
+    }
+
+    fn add(&mut self, order: (u32, u64), place: usize) {
+        match self.of.len() < self.max {
+            true => self.of.push((order, place)),
+            false => self.of[self.least] = (order, place),
+        }
+        if self.of.len() == self.max {
+            let places = 0..self.of.len();
+            self.least = places.min_by_key(|at| self.of[*at].0).unwrap_or(0);
+        }
+    }
 }
 
 /// Another order of workers for each request, so that ties don't always fall on the same ones.
-fn drawn(seed: u64, worker: WorkerId) -> u64 {
-    (seed ^ u64::from(worker.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+fn drawn(seed: u64, place: u32) -> u64 {
+    (seed ^ u64::from(place)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

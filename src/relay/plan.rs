@@ -1,6 +1,7 @@
 //! From a body's few fields to a worker: the model's group, the prompt's blocks, the decision.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -14,6 +15,7 @@ use super::held::Exact;
 use super::held::Held;
 use super::held::Prompt;
 use super::model::ModelState;
+use super::report::Report;
 use super::tell_tokens;
 use super::tokens::Found;
 use super::view::LiveView;
@@ -24,6 +26,9 @@ use crate::ids::WorkerId;
 use crate::kv;
 use crate::kv::expected::Coming;
 use crate::kv::expected::Expected;
+use crate::kv::parity::Check;
+use crate::kv::parity::Parity;
+use crate::kv::subscriber::Board;
 use crate::prompt;
 use crate::prompt::Api;
 use crate::prompt::Peek;
@@ -45,6 +50,8 @@ pub(super) struct Plan {
     pub(super) is_stream: bool,
     /// What engines are sent in the body's place, where they are told the prompt's ids.
     pub(super) body: Option<Bytes>,
+    /// Where an engine is asked to tell again what it holds, where that may be asked.
+    pub(super) report: Option<Report>,
 }
 
 impl Plan {
@@ -66,6 +73,38 @@ impl Plan {
         marks
             .map(|marks| expected.expect(worker.id, marks))
             .collect()
+    }
+}
+
+impl Plan {
+    /// What is to be looked for at a worker that gets the prompt, if it tells what it holds.
+    pub(super) fn check(&self, parity: &Arc<Parity>, worker: &Worker) -> Option<Check> {
+        let exact = self.prompt.exact.as_ref()?;
+        let ranks = self.event_ranks(worker);
+        if ranks == 0 {
+            return None;
+        }
+        let Some(prompt) = exact.checked(&self.group) else {
+            parity.skip(&self.group.model);
+            return None;
+        };
+        Some(parity.check(prompt, worker.id, worker.name.clone(), ranks))
+    }
+
+    /// Whether a worker is to be asked what it holds of the prompt: it holds more than is known, and that
+    /// may be of this one.
+    pub(super) fn asks(&self, board: &Board, worker: &Worker) -> Option<&Report> {
+        let report = self.report.as_ref()?;
+        let exact = self.prompt.exact.as_ref()?;
+        let asks = board.is_partial(worker.id)
+            && !worker.refuses_reports.load(Relaxed)
+            && exact.could_tell_more(worker.id, self.event_ranks(worker));
+        asks.then_some(report)
+    }
+
+    fn event_ranks(&self, worker: &Worker) -> u32 {
+        let place = self.group.place.get(&worker.id);
+        place.map_or(0, |place| self.group.event_ranks[*place])
     }
 }
 
@@ -99,6 +138,7 @@ impl Relay {
         let exact = found.as_ref().map(|found| {
             let mut exact = Exact::new(&self.caches.forest, &group, salt, &found.ids);
             exact.ends_early = found.ends_early();
+            exact.keep(&self.caches.parity, &found.ids);
             exact
         });
         let may_tell = model.send_tokens && !peek.is_echo;
@@ -118,6 +158,7 @@ impl Relay {
                 seed: fastrand::u64(..),
             },
             is_stream: peek.is_stream,
+            report: None,
             group,
             model,
             prompt: Prompt { blocks, exact },
@@ -152,6 +193,7 @@ impl Relay {
             &plan.group,
             &self.caches,
             &plan.prompt,
+            &plan.model.routing.tier_credit,
             now,
             holders_max,
             plan.request.seed,

@@ -297,6 +297,14 @@ impl Tokens {
         }
     }
 
+    /// The text of some ids of a model that has its tokenizer here.
+    pub fn text(&self, model: &str, ids: &[u32]) -> Option<String> {
+        match self.models.get(model)? {
+            Of::Here(tokenizer) => tokenizer.text(ids),
+            Of::Engine(_) => None,
+        }
+    }
+
     /// A model's own, or its base's: an adapter's prompts are made of the same tokens, and so are those
     /// of a model that is served under several names.
     fn source<'a>(&self, group: &'a Group) -> Option<(&'a str, &Of)> {

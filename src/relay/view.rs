@@ -7,11 +7,13 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::held::Held;
 use crate::fleet::Group;
 use crate::ids::WorkerId;
+use crate::routing::Cached;
 use crate::routing::State;
 use crate::routing::View;
 
 /// Load is read as it is now.
-pub(super) struct LiveView<'a> {
+#[derive(Debug)]
+pub struct LiveView<'a> {
     group: &'a Group,
     held: Held<'a>,
     now: Instant,
@@ -19,12 +21,7 @@ pub(super) struct LiveView<'a> {
 }
 
 impl<'a> LiveView<'a> {
-    pub(super) fn new(
-        group: &'a Group,
-        held: Held<'a>,
-        now: Instant,
-        excluded: &'a [WorkerId],
-    ) -> Self {
+    pub fn new(group: &'a Group, held: Held<'a>, now: Instant, excluded: &'a [WorkerId]) -> Self {
         Self {
             group,
             held,
@@ -53,6 +50,10 @@ impl View for LiveView<'_> {
         }
     }
 
+    fn pending_tokens(&self, place: usize) -> u64 {
+        self.group.workers[place].load.pending_tokens()
+    }
+
     fn identity(&self, place: usize) -> u64 {
         xxh3_64(self.group.workers[place].name.as_bytes())
     }
@@ -61,7 +62,11 @@ impl View for LiveView<'_> {
         self.held.holders()
     }
 
-    fn cached_tokens(&self, place: usize) -> u32 {
-        self.held.tokens(place)
+    fn others_max(&self) -> u32 {
+        self.held.others_max()
+    }
+
+    fn cached(&self, place: usize) -> Cached {
+        self.held.cached(place)
     }
 }

@@ -4,13 +4,16 @@ use std::iter;
 
 use serde::Deserialize;
 use serde::Serialize;
+use smallvec::SmallVec;
 
+use super::Cached;
 use super::Decision;
 use super::Reason;
 use super::Request;
 use super::Settings;
+use super::State;
 use super::View;
-use super::cost::cost;
+use super::cost;
 use super::sticky;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,13 +66,14 @@ pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Optio
     let (place, reason) = chosen.or_else(|| {
         least_load(request, view, 0..view.len()).map(|place| (place, Reason::LeastLoad))
     })?;
-    let cached_tokens = view.cached_tokens(place);
-    let cost = cost(settings, request, &view.state(place), cached_tokens);
+    let cached = view.cached(place);
+    let new_tokens = cost::new_tokens(settings, request, &cached);
     Some(Decision {
         place,
         reason,
-        cached_tokens,
-        cost,
+        cached_tokens: cached.tokens(),
+        new_tokens,
+        cost: cost::terms(settings, &view.state(place), new_tokens).sum(),
     })
 }
 
@@ -79,59 +83,97 @@ fn cache_aware(
     view: &impl View,
     draw: &mut Draw,
 ) -> Option<Decision> {
-    let drawn = sample(view, settings.sampled, draw);
-    let (best, most_cached) = cheapest(
-        settings,
-        request,
-        view,
-        view.holders().iter().copied().chain(drawn),
-    );
+    // What is waited for at all of them is asked for at once, and early: each is another line of memory.
+    let drawn: SmallVec<[(usize, u64); 16]> = sample(view, settings.sampled, draw)
+        .map(|place| (place, view.pending_tokens(place)))
+        .collect();
+    let mut search = Search::new(settings, request, view);
+    for place in view.holders() {
+        search.look_at(*place);
+    }
+    for (place, pending_tokens) in drawn {
+        if !search.is_too_busy(pending_tokens) {
+            search.look_at(place);
+        }
+    }
     // Holders and sample may all be out; somebody else may still be there.
-    let best = best.or_else(|| cheapest(settings, request, view, 0..view.len()).0)?;
-    let reason = match best.cached_tokens {
-        _ if most_cached == 0 => Reason::Cold,
-        cached if cached == most_cached => Reason::Warmest,
+    if search.best.is_none() {
+        (0..view.len()).for_each(|place| search.look_at(place));
+    }
+    let best = search.best?;
+    let reason = match best.new_tokens {
+        _ if search.fewest_new >= request.prompt_tokens => Reason::Cold,
+        new if new == search.fewest_new => Reason::Warmest,
         _ => Reason::LessBusy,
     };
     Some(Decision {
         place: best.place,
         reason,
-        cached_tokens: best.cached_tokens,
+        cached_tokens: best.cached.tokens(),
+        new_tokens: best.new_tokens,
         cost: best.cost,
     })
 }
 
-/// The cheapest usable worker of `places`, and the most that any of them holds.
-fn cheapest(
-    settings: &Settings,
-    request: &Request,
-    view: &impl View,
-    places: impl Iterator<Item = usize>,
-) -> (Option<Candidate>, u32) {
-    let mut best: Option<Candidate> = None;
-    let mut most_cached = 0;
-    for place in places {
-        let state = view.state(place);
-        if !state.is_usable {
-            continue;
-        }
-        let cached_tokens = view.cached_tokens(place);
-        most_cached = most_cached.max(cached_tokens);
-        let candidate = Candidate {
-            place,
-            cost: cost(settings, request, &state, cached_tokens),
-            requests: state.requests,
-            tie: tie(request, place),
-            cached_tokens,
-        };
-        if best
-            .as_ref()
-            .is_none_or(|best| candidate.is_better_than(best))
-        {
-            best = Some(candidate);
+/// The cheapest usable worker so far, and the fewest tokens that any would compute.
+struct Search<'a, V> {
+    settings: &'a Settings,
+    request: &'a Request,
+    view: &'a V,
+    best: Option<Candidate>,
+    fewest_new: u32,
+    /// Workers that are no holders would compute at least so many.
+    others_new_min: u32,
+}
+
+impl<'a, V: View> Search<'a, V> {
+    fn new(settings: &'a Settings, request: &'a Request, view: &'a V) -> Self {
+        Self {
+            settings,
+            request,
+            view,
+            best: None,
+            fewest_new: u32::MAX,
+            others_new_min: request.prompt_tokens.saturating_sub(view.others_max()),
         }
     }
-    (best, most_cached)
+
+    /// Whether what waits at a worker that is no holder makes it dearer than the best, whatever it holds:
+    /// and the best holds as much, so that nothing is to be learnt of it.
+    #[inline]
+    fn is_too_busy(&self, pending_tokens: u64) -> bool {
+        self.best.as_ref().is_some_and(|best| {
+            let state = State {
+                pending_tokens,
+                ..State::default()
+            };
+            let least = cost::terms(self.settings, &state, self.others_new_min).sum();
+            best.new_tokens <= self.others_new_min && best.cost < least
+        })
+    }
+
+    #[inline]
+    fn look_at(&mut self, place: usize) {
+        let state = self.view.state(place);
+        if !state.is_usable {
+            return;
+        }
+        let cached = self.view.cached(place);
+        let new_tokens = cost::new_tokens(self.settings, self.request, &cached);
+        self.fewest_new = self.fewest_new.min(new_tokens);
+        let candidate = Candidate {
+            place,
+            cost: cost::terms(self.settings, &state, new_tokens).sum(),
+            requests: state.requests,
+            tie: tie(self.request, place),
+            cached,
+            new_tokens,
+        };
+        let is_better = |best: &Candidate| candidate.is_better_than(best);
+        if self.best.as_ref().is_none_or(is_better) {
+            self.best = Some(candidate);
+        }
+    }
 }
 
 struct Candidate {
@@ -139,7 +181,8 @@ struct Candidate {
     cost: f64,
     requests: u32,
     tie: u64,
-    cached_tokens: u32,
+    cached: Cached,
+    new_tokens: u32,
 }
 
 impl Candidate {

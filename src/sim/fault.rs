@@ -60,6 +60,15 @@ pub struct Faults {
     #[arg(long = "fault-close-idle")]
     pub close_idle: bool,
 
+    /// Read other tokens out of every prompt than are asked for, from this one on, as with another
+    /// tokenizer.
+    #[arg(long = "fault-other-tokens-from", value_name = "TOKEN")]
+    pub other_tokens_from: Option<usize>,
+
+    /// Refuse requests with vllm_xargs.
+    #[arg(long = "fault-refuse-xargs")]
+    pub refuse_xargs: bool,
+
     /// Of the cache events.
     #[command(flatten)]
     pub kv: KvFaults,

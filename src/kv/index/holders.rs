@@ -24,24 +24,48 @@ pub(super) enum Mark {
     Absent,
     /// It is in the GPU, and perhaps elsewhere.
     Gpu,
-    /// It is in a lower tier only.
-    Low,
+    /// It is in the CPU's memory, and not in the GPU.
+    Cpu,
+    /// It is on disk only.
+    Disk,
+}
+
+impl Mark {
+    /// Trees of one mark stand together in a set.
+    #[inline]
+    fn plane(self) -> u64 {
+        match self {
+            Mark::Absent | Mark::Gpu => 0,
+            Mark::Cpu => 1,
+            Mark::Disk => 2,
+        }
+    }
+
+    #[inline]
+    fn of_plane(plane: u64) -> Self {
+        match plane {
+            0 => Mark::Gpu,
+            1 => Mark::Cpu,
+            _ => Mark::Disk,
+        }
+    }
 }
 
 /// A tree's number among those of its index.
 pub(super) type Slot = u32;
 
-/// Trees in one word of a set. The 16 bits above them say which: 15 bits of group, and the plane.
+/// Trees in one word of a set. The 16 bits above them say which: the plane, and 14 bits of group.
 pub(super) const GROUP: usize = 48;
-const LOW_PLANE: u64 = 1 << 15;
+const PLANE: u32 = 14;
+const GROUPS: u64 = (1 << PLANE) - 1;
 const BITS: u64 = (1 << GROUP) - 1;
 
 /// Sets of up to `3, 7, 15 ...` words.
-const CLASSES: usize = 9;
+const CLASSES: usize = 10;
 const SET: u32 = 1 << 31;
 const CLASS_SHIFT: u32 = 27;
 
-/// As many trees as the largest set can hold in both planes.
+/// As many trees as the largest set can hold in all planes.
 pub(super) const TREES_MAX: usize = 500 * GROUP;
 
 /// Words of a set and of its header, which is the first: the generation above 16 bits of length. The
@@ -104,11 +128,11 @@ impl Sets {
             return Some(0);
         }
         if word & SET == 0 {
-            let slot = (word - 1) >> 1;
+            let slot = (word - 1) >> 2;
             members.add(
                 (slot as usize / GROUP) as u64,
                 1 << (slot as usize % GROUP),
-                (word - 1) & 1 == 1,
+                u64::from((word - 1) & 3),
             );
             return Some(0);
         }
@@ -120,7 +144,7 @@ impl Sets {
         for word in words.get(1..=(generation & 0xffff) as usize)? {
             let word = word.load(Relaxed);
             let group = word >> GROUP;
-            members.add(group & !LOW_PLANE, word & BITS, group & LOW_PLANE != 0);
+            members.add(group & GROUPS, word & BITS, group >> PLANE);
         }
         fence(Acquire);
         Some(generation)
@@ -131,8 +155,11 @@ impl Sets {
 #[derive(Debug, Default)]
 pub(super) struct Members {
     pub(super) gpu: Groups,
+    /// In a lower tier only, and those of them that have it on disk only.
     pub(super) low: Groups,
+    pub(super) disk: Groups,
     pub(super) has_low: bool,
+    pub(super) has_disk: bool,
 }
 
 /// Room for 528 trees without an allocation.
@@ -149,19 +176,40 @@ impl Members {
             self.low.resize(groups, 0);
         }
         self.has_low = false;
+        if self.has_disk {
+            self.disk.clear();
+            self.has_disk = false;
+        }
     }
 
     #[inline]
-    fn add(&mut self, group: u64, bits: u64, is_low: bool) {
-        let groups = if is_low {
-            self.has_low = true;
-            &mut self.low
-        } else {
-            &mut self.gpu
-        };
-        if let Some(held) = groups.get_mut(group as usize) {
+    fn add(&mut self, group: u64, bits: u64, plane: u64) {
+        if plane != 0 {
+            self.add_low(group, bits, plane);
+        } else if let Some(held) = self.gpu.get_mut(group as usize) {
             *held |= bits;
         }
+    }
+
+    #[inline(never)]
+    fn add_low(&mut self, group: u64, bits: u64, plane: u64) {
+        self.has_low = true;
+        if let Some(held) = self.low.get_mut(group as usize) {
+            *held |= bits;
+        }
+        if Mark::of_plane(plane) == Mark::Disk {
+            self.has_disk = true;
+            self.disk.resize(self.low.len(), 0);
+            if let Some(held) = self.disk.get_mut(group as usize) {
+                *held |= bits;
+            }
+        }
+    }
+
+    /// Those of a group that have a block on disk only.
+    #[inline]
+    pub(super) fn disk(&self, group: usize) -> u64 {
+        if self.has_disk { self.disk[group] } else { 0 }
     }
 }
 
@@ -214,7 +262,7 @@ impl Registry {
     /// The word of one tree alone.
     #[inline]
     pub(super) fn of_one(slot: Slot, mark: Mark) -> u32 {
-        ((slot << 1) | u32::from(mark == Mark::Low)) + 1
+        ((slot << 2) | mark.plane() as u32) + 1
     }
 
     /// What a tree says, going by a block's word.
@@ -225,21 +273,16 @@ impl Registry {
         }
         if word & SET == 0 {
             return match word.wrapping_sub(1) {
-                one if word == NOBODY || one >> 1 != slot => Mark::Absent,
-                one if one & 1 == 1 => Mark::Low,
-                _ => Mark::Gpu,
+                one if word == NOBODY || one >> 2 != slot => Mark::Absent,
+                one => Mark::of_plane(u64::from(one & 3)),
             };
         }
         for word in self.content(sets, word) {
             let group = word >> GROUP;
-            if group & !LOW_PLANE == u64::from(slot) / GROUP as u64
+            if group & GROUPS == u64::from(slot) / GROUP as u64
                 && word >> (slot as usize % GROUP) & 1 == 1
             {
-                return if group & LOW_PLANE == 0 {
-                    Mark::Gpu
-                } else {
-                    Mark::Low
-                };
+                return Mark::of_plane(group >> PLANE);
             }
         }
         Mark::Absent
@@ -304,12 +347,9 @@ impl Registry {
             content.extend(self.content(sets, word));
         } else if word != NOBODY {
             let one = word - 1;
-            content.push(member(
-                one >> 1,
-                if one & 1 == 1 { Mark::Low } else { Mark::Gpu },
-            ));
+            content.push(member(one >> 2, Mark::of_plane(u64::from(one & 3))));
         }
-        for plane in [Mark::Gpu, Mark::Low] {
+        for plane in [Mark::Gpu, Mark::Cpu, Mark::Disk] {
             let bit = member(slot, plane);
             let found = content.binary_search_by_key(&(bit >> GROUP), |word| word >> GROUP);
             match (found, plane == mark) {
@@ -328,13 +368,8 @@ impl Registry {
             [] => NOBODY,
             [one] if (one & BITS).is_power_of_two() => {
                 let group = one >> GROUP;
-                let slot = (group & !LOW_PLANE) * GROUP as u64 + (one & BITS).ilog2() as u64;
-                let mark = if group & LOW_PLANE == 0 {
-                    Mark::Gpu
-                } else {
-                    Mark::Low
-                };
-                Self::of_one(slot as Slot, mark)
+                let slot = (group & GROUPS) * GROUP as u64 + (one & BITS).ilog2() as u64;
+                Self::of_one(slot as Slot, Mark::of_plane(group >> PLANE))
             }
             _ => self.intern(sets, &content),
         }
@@ -396,6 +431,5 @@ fn class_of(word: u32) -> (usize, usize) {
 /// One tree as a word of a set.
 fn member(slot: Slot, mark: Mark) -> u64 {
     let group = u64::from(slot) / GROUP as u64;
-    let plane = if mark == Mark::Low { LOW_PLANE } else { 0 };
-    (group | plane) << GROUP | 1 << (slot as usize % GROUP)
+    (group | mark.plane() << PLANE) << GROUP | 1 << (slot as usize % GROUP)
 }

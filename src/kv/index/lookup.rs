@@ -40,12 +40,22 @@ struct Walk<'a> {
     /// Trees that hold all blocks so far, and those of them that have all in the GPU.
     any: Groups,
     gpu: Groups,
-    /// Trees that do not have all in the GPU, and how many blocks they have there.
-    lower: SmallVec<[(Slot, u32); 4]>,
+    /// Those that have the last block on disk only; empty while nobody has.
+    disk: Groups,
+    /// Trees that do not have all in the GPU.
+    lower: SmallVec<[Lower; 4]>,
     /// The word of holders that nobody of `any` was lost by last, and its generation.
     last: (u32, u64),
     members: Members,
     found: &'a mut Vec<Depth>,
+}
+
+/// A tree that does not have all in the GPU.
+struct Lower {
+    slot: Slot,
+    gpu_blocks: u32,
+    /// Blocks on disk only. While the last one is, less where they began: where they end is added.
+    disk_blocks: u32,
 }
 
 enum Next {
@@ -62,6 +72,7 @@ impl Shared {
             roll,
             any: Groups::new(),
             gpu: Groups::new(),
+            disk: Groups::new(),
             lower: SmallVec::new(),
             last: (NOBODY, 0),
             members: Members::default(),
@@ -149,8 +160,15 @@ impl Walk<'_> {
             for group in 0..self.roll.groups {
                 let low = self.members.low[group];
                 self.any[group] |= low;
-                self.lower.extend(bits(group, low).map(|slot| (slot, 0)));
+                self.lower.extend(bits(group, low).map(|slot| Lower {
+                    slot,
+                    gpu_blocks: 0,
+                    disk_blocks: 0,
+                }));
             }
+        }
+        if self.members.has_disk {
+            self.disk.extend_from_slice(&self.members.disk);
         }
         self.last = (word, generation);
     }
@@ -320,7 +338,7 @@ impl Walk<'_> {
         (is_there && is_same || word == NOBODY).then_some(generation)
     }
 
-    /// Whether `members` would take anybody out.
+    /// Whether `members` would take anybody out, or say another tier of anybody.
     #[inline]
     fn loses(&self) -> bool {
         let gpu = self.gpu.iter().zip(&self.members.gpu);
@@ -330,7 +348,9 @@ impl Walk<'_> {
         }
         let any = self.any.iter().enumerate();
         let lost_at_all = any.fold(0, |lost, (group, any)| {
+            let disk = self.members.disk(group) & any;
             lost | (any & !(self.members.gpu[group] | self.members.low[group]))
+                | (disk ^ self.disk.get(group).copied().unwrap_or(0))
         });
         (lost | lost_at_all) != 0
     }
@@ -348,7 +368,14 @@ impl Walk<'_> {
             let gone = self.any[group] & !(gpu | low);
             self.any[group] &= gpu | low;
             for slot in bits(group, from_gpu & !gone) {
-                self.lower.push((slot, depth));
+                self.lower.push(Lower {
+                    slot,
+                    gpu_blocks: depth,
+                    disk_blocks: 0,
+                });
+            }
+            if self.members.has_disk || !self.disk.is_empty() {
+                self.narrow_disk(group, depth);
             }
             for slot in bits(group, gone) {
                 self.report(slot, depth);
@@ -356,8 +383,29 @@ impl Walk<'_> {
         }
     }
 
+    /// Counts from where on trees have a prompt's blocks on disk only, and up to where.
+    #[inline(never)]
+    fn narrow_disk(&mut self, group: usize, depth: u32) {
+        self.disk.resize(self.any.len(), 0);
+        let now = self.members.disk(group) & self.any[group];
+        let before = std::mem::replace(&mut self.disk[group], now);
+        for slot in bits(group, now ^ before) {
+            let bit = 1 << (slot as usize % GROUP);
+            if let Some(lower) = self.lower.iter_mut().find(|lower| lower.slot == slot) {
+                lower.disk_blocks = match now & bit {
+                    0 => lower.disk_blocks.wrapping_add(depth),
+                    _ => lower.disk_blocks.wrapping_sub(depth),
+                };
+            }
+        }
+    }
+
     /// Reports all who are left.
     fn end(&mut self, depth: u32) {
+        if !self.disk.is_empty() {
+            self.members.reset(self.roll.groups);
+            (0..self.disk.len()).for_each(|group| self.narrow_disk(group, depth));
+        }
         for group in 0..self.any.len() {
             for slot in bits(group, self.any[group]) {
                 self.report(slot, depth);
@@ -370,12 +418,13 @@ impl Walk<'_> {
         let Some((worker, rank)) = self.shared.roster.who(self.roll, slot) else {
             return;
         };
-        let lower = self.lower.iter().find(|(lower, _)| *lower == slot);
+        let lower = self.lower.iter().find(|lower| lower.slot == slot);
         self.found.push(Depth {
             worker,
             rank,
             blocks,
-            gpu_blocks: lower.map_or(blocks, |(_, gpu_blocks)| *gpu_blocks),
+            gpu_blocks: lower.map_or(blocks, |lower| lower.gpu_blocks),
+            disk_blocks: lower.map_or(0, |lower| lower.disk_blocks),
         });
     }
 }

@@ -117,8 +117,8 @@ fn run(trees: usize) -> impl Strategy<Value = Run> {
     ];
     let tier = prop_oneof![
         8 => Just(Tier::Gpu),
-        2 => Just(Tier::Cpu),
-        1 => Just(Tier::Disk),
+        3 => Just(Tier::Cpu),
+        2 => Just(Tier::Disk),
     ];
     let from = prop_oneof![Just(0), 0..LENGTH];
     let length = prop_oneof![1..4usize, 1..LENGTH];
@@ -217,13 +217,14 @@ impl Both {
                 let locals = &locals_of(prompt)[..blocks];
                 let mut expected = Vec::new();
                 for (_, model, worker) in &self.trees {
-                    let (blocks, gpu_blocks) = model.depth(root_of(prompt), locals);
+                    let (blocks, gpu_blocks, disk_blocks) = model.depth(root_of(prompt), locals);
                     if blocks > 0 {
                         expected.push(Depth {
                             worker: *worker,
                             rank: worker.0 % 2,
                             blocks,
                             gpu_blocks,
+                            disk_blocks,
                         });
                     }
                 }

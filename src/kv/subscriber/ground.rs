@@ -64,12 +64,12 @@ impl Ground {
         self.tree.as_ref()
     }
 
-    /// Does what a batch says. Where it cannot be known what the batch removed, all is forgotten at that
+    /// Does what a batch says; `copies` is what it says of those of a chain's first blocks. Where it cannot be known what the batch removed, all is forgotten at that
     /// place, and the harm tells so.
-    pub(super) fn apply(&mut self, batch: &Batch, tally: &mut Tally) {
+    pub(super) fn apply(&mut self, batch: &Batch, copies: Copies, tally: &mut Tally) {
         for event in &batch.events {
             tally.events += 1;
-            let harm = self.apply_event(event, tally);
+            let harm = self.apply_event(event, copies, tally);
             if harm == Harm::Opaque {
                 self.clear();
             }
@@ -80,7 +80,7 @@ impl Ground {
         }
     }
 
-    fn apply_event(&mut self, event: &Event, tally: &mut Tally) -> Harm {
+    fn apply_event(&mut self, event: &Event, copies: Copies, tally: &mut Tally) -> Harm {
         let change = match self.admit.admit(event) {
             Ok(change) => change,
             Err(left) => {
@@ -109,9 +109,12 @@ impl Ground {
                 let Some((_, tree)) = &mut self.tree else {
                     return Harm::None;
                 };
-                // Nothing on the wire tells a re-report from a new copy. Whoever asks an engine for one
-                // says `Copies::Unknown` here, for as long as its answer may come.
-                if tree.store(after, blocks, tier, Copies::Counted).is_err() {
+                // Nothing on the wire tells a re-report from a new copy, but that it begins at the start.
+                let copies = match after {
+                    After::Root(_) => copies,
+                    After::Block(_) => Copies::Counted,
+                };
+                if tree.store(after, blocks, tier, copies).is_err() {
                     // What begins a chain needs no parent.
                     self.is_out |= matches!(after, After::Root(_));
                     let why = match self.is_out {

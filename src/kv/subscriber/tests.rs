@@ -392,7 +392,7 @@ fn a_rank_for_which_the_index_has_no_place_is_told_as_such() {
             rank: None,
             events,
         };
-        ground.apply(&batch, &mut tally);
+        ground.apply(&batch, Copies::Counted, &mut tally);
         assert_eq!(tally.harm, Harm::Incomplete);
         tally.filtered
     };

@@ -7,8 +7,10 @@ use super::*;
 #[derive(Clone, Debug, Default)]
 struct Table {
     states: Vec<State>,
-    cached: Vec<u32>,
+    cached: Vec<Cached>,
     holders: Vec<usize>,
+    /// Whether it tells the most that others hold.
+    bounds: bool,
 }
 
 impl Table {
@@ -21,7 +23,7 @@ impl Table {
                 pending_tokens,
                 decode_tokens: 0,
             });
-            table.cached.push(cached);
+            table.cached.push(Cached::in_gpu(cached));
             if cached > 0 {
                 table.holders.push(place);
             }
@@ -43,8 +45,14 @@ impl View for Table {
     fn holders(&self) -> &[usize] {
         &self.holders
     }
-    fn cached_tokens(&self, place: usize) -> u32 {
+    fn cached(&self, place: usize) -> Cached {
         self.cached[place]
+    }
+    fn others_max(&self) -> u32 {
+        let others = (0..self.len()).filter(|place| self.bounds && !self.holders.contains(place));
+        let credit = Settings::default().tier_credit;
+        let most = others.map(|place| self.cached[place].credit(&credit)).max();
+        most.unwrap_or(if self.bounds { 0 } else { u32::MAX })
     }
 }
 
@@ -202,6 +210,32 @@ fn a_key_keeps_its_worker_and_without_one_the_load_decides() {
 }
 
 #[test]
+fn a_holder_in_the_gpu_is_preferred_to_one_below_it() {
+    let request = Request {
+        prompt_tokens: 1_000,
+        ..Request::default()
+    };
+    let mut table = Table::new(&[(true, 0, 0, 0), (true, 0, 0, 900), (true, 0, 0, 900)]);
+    let cached = |gpu, cpu, disk| Cached { gpu, cpu, disk };
+    for (one, other, expected) in [
+        (cached(0, 900, 0), cached(900, 0, 0), 2),
+        (cached(0, 900, 0), cached(0, 0, 900), 1),
+        (cached(800, 0, 100), cached(0, 900, 0), 1),
+        // Little in the GPU is worth less than much below it.
+        (cached(300, 0, 0), cached(0, 900, 0), 2),
+        (cached(0, 0, 992), cached(496, 0, 0), 2),
+    ] {
+        table.cached[1..].copy_from_slice(&[one, other]);
+        let found = chosen(Policy::CacheAware, &request, &table);
+        assert_eq!(
+            found,
+            Some((expected, Reason::Warmest)),
+            "{one:?} {other:?}"
+        );
+    }
+}
+
+#[test]
 fn in_a_large_fleet_the_holders_are_looked_at_though_nobody_drew_them() {
     let mut rows = vec![(true, 0, 0, 0); 1_000];
     rows[777].3 = 900;
@@ -232,6 +266,25 @@ proptest! {
         }
     }
 
+    /// Who is passed over since too much waits there would not have been chosen, nor changed why.
+    #[test]
+    fn the_choice_is_as_if_all_were_looked_at_closely(
+        rows in proptest::collection::vec((0u32..8, 0u32..3, 0u64..6, 0u32..6), 1..40), holders in 0usize..6, seed in any::<u64>(),
+    ) {
+        let rows: Vec<(bool, u32, u64, u32)> = rows
+            .into_iter()
+            .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 700, cached * 160))
+            .collect();
+        let mut table = Table::new(&rows);
+        table.holders.sort_by_key(|place| std::cmp::Reverse(rows[*place].3));
+        table.holders.truncate(holders);
+        let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
+        let settings = with(Policy::CacheAware);
+        let closely = decide(&settings, &request, &table);
+        table.bounds = true;
+        prop_assert_eq!(decide(&settings, &request, &table), closely);
+    }
+
     /// In a fleet that is looked at whole, nobody is cheaper than the chosen one.
     #[test]
     fn cache_aware_takes_the_least_cost(
@@ -242,7 +295,7 @@ proptest! {
         let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
         if let Some(decision) = decide(&settings, &request, &table) {
             for place in usable(&table) {
-                prop_assert!(decision.cost <= cost(&settings, &request, &table.states[place], rows[place].3));
+                prop_assert!(decision.cost <= cost::cost(&settings, &request, &table.states[place], &table.cached[place]));
             }
         }
     }

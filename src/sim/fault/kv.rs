@@ -50,6 +50,10 @@ pub struct KvFaults {
     )]
     pub delay_ms: u64,
 
+    /// Tell of all blocks as if they lay there: CPU or STORAGE.
+    #[arg(long = "fault-kv-medium", value_name = "MEDIUM")]
+    pub medium: Option<String>,
+
     /// Cut all event and replay connections, once, when this is switched on.
     #[arg(skip)]
     pub cut: bool,

@@ -21,6 +21,7 @@ use crate::kv::predicted;
 use crate::kv::predicted::Predicted;
 use crate::observe::metrics::Registry;
 use crate::routing;
+use crate::routing::Cached;
 use crate::routing::Request;
 use crate::routing::State;
 use crate::routing::View;
@@ -349,8 +350,8 @@ impl View for Seen<'_> {
         self.held.places()
     }
 
-    fn cached_tokens(&self, place: usize) -> u32 {
-        self.held.tokens(place)
+    fn cached(&self, place: usize) -> Cached {
+        Cached::in_gpu(self.held.tokens(place))
     }
 }
 

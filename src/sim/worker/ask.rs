@@ -45,6 +45,7 @@ pub(crate) struct Ask {
     pub(crate) salt: u64,
     pub(crate) label: Option<Arc<Label>>,
     pub(crate) report_cached: bool,
+    pub(crate) has_xargs: bool,
     pub(crate) stream: bool,
     pub(crate) usage: UsageReport,
     /// Fields of a Responses request that its answer repeats.
@@ -282,6 +283,7 @@ fn finish(
 ) -> Result<Ask, Problem> {
     let usage = common.usage();
     let report_cached = common.reports_cached();
+    let has_xargs = common.vllm_xargs.is_some();
     let model = check_model(common.model, context.models)?;
     let tokens_max = context.context_tokens_max;
     let answer_tokens = limit.unwrap_or(ANSWER_TOKENS);
@@ -308,6 +310,7 @@ fn finish(
         salt: sharing::salt(&model, context.models, common.cache_salt.as_deref()),
         label,
         report_cached,
+        has_xargs,
         model,
         prompts,
         answer_tokens,

@@ -40,7 +40,18 @@ pub(crate) async fn answer(
         in_flight.refuse();
         return Ok(refusal);
     }
-    let submitted = read(shared, api, parts, body).and_then(|ask| {
+    let submitted = read(shared, api, parts, body).and_then(|mut ask| {
+        if faults.refuse_xargs && ask.has_xargs {
+            return Err(Problem::bad_param(
+                "vllm_xargs",
+                "vllm_xargs is not supported",
+            ));
+        }
+        if let Some(from) = faults.other_tokens_from {
+            ask.prompts
+                .iter_mut()
+                .for_each(|prompt| tokenizer::garble(prompt, from));
+        }
         let rank = match api {
             Api::Chat | Api::Completions => shared.ranks.pinned(&parts.headers)?,
             // vLLM does not look at the header here.

@@ -138,7 +138,10 @@ impl Outlet {
     /// Numbers a step's changes and sends them on their way. Never waits.
     pub(super) fn publish(&self, changes: &[Change]) {
         let timestamp = super::since_epoch().as_secs_f64();
-        let batch = events::batch(changes, self.block_tokens, self.rank, timestamp);
+        let mut batch = events::batch(changes, self.block_tokens, self.rank, timestamp);
+        if let Some(medium) = &self.faults.borrow().medium {
+            events::move_to(&mut batch, medium);
+        }
         let payload = encode::encode(&batch, self.settings.encoding());
         let mut log = self.log.lock();
         let sending = log.publish(payload.into());

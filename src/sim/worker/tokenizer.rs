@@ -82,6 +82,13 @@ pub(crate) fn answer(prompt: &[u32], tokens: usize) -> Vec<u32> {
         .collect()
 }
 
+/// What another tokenizer might make of a prompt: as many tokens, other ones from one of them on.
+pub(crate) fn garble(prompt: &mut [u32], from: usize) {
+    for token in prompt.iter_mut().skip(from) {
+        *token = (*token + 1) % VOCABULARY as u32;
+    }
+}
+
 /// The text of tokens. A hash cannot be undone, so only generated words come back as they were.
 pub(crate) fn decode(tokens: &[u32]) -> String {
     let mut text = String::new();

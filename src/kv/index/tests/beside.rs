@@ -67,7 +67,8 @@ fn read(index: &Index, is_over: &AtomicBool, reader: usize, is_apart: bool) -> u
                     })
                     .max();
                 assert!(
-                    Some(depth.blocks) <= most && depth.gpu_blocks <= depth.blocks,
+                    Some(depth.blocks) <= most
+                        && depth.gpu_blocks + depth.disk_blocks <= depth.blocks,
                     "prompt {prompt}: {depth:?}, never more than {most:?}"
                 );
                 assert_eq!(depth.rank, depth.worker.0 % 2);

@@ -109,9 +109,9 @@ impl Model {
         }
     }
 
-    /// Blocks from a prompt's start in any tier, and in the GPU.
-    pub(super) fn depth(&self, root: Root, locals: &[Local]) -> (u32, u32) {
-        let (mut any, mut gpu) = (0, None);
+    /// Blocks from a prompt's start in any tier, and in the GPU; and those behind that are on disk only.
+    pub(super) fn depth(&self, root: Root, locals: &[Local]) -> (u32, u32, u32) {
+        let (mut any, mut gpu, mut disk) = (0, None, 0);
         let mut content = vec![root.0];
         for local in locals {
             content.push(local.0);
@@ -121,9 +121,11 @@ impl Model {
             if block.copies[Tier::Gpu as usize] == Count::Known(0) {
                 gpu.get_or_insert(any);
             }
+            let is_in = |tier: Tier| block.copies[tier as usize] != Count::Known(0);
+            disk += u32::from(!is_in(Tier::Gpu) && !is_in(Tier::Cpu));
             any += 1;
         }
-        (any, gpu.unwrap_or(any))
+        (any, gpu.unwrap_or(any), disk)
     }
 
     pub(super) fn in_tiers(&self) -> [u64; Tier::COUNT] {

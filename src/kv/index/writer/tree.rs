@@ -42,14 +42,16 @@ pub(super) fn usual(mark: Mark) -> Copies {
     match mark {
         Mark::Absent => [0, 0, 0],
         Mark::Gpu => [1, 0, 0],
-        Mark::Low => [0, 1, 0],
+        Mark::Cpu => [0, 1, 0],
+        Mark::Disk => [0, 0, 1],
     }
 }
 
 pub(super) fn mark_of(copies: Copies) -> Mark {
     match copies {
         [0, 0, 0] => Mark::Absent,
-        [0, _, _] => Mark::Low,
+        [0, 0, _] => Mark::Disk,
+        [0, _, _] => Mark::Cpu,
         _ => Mark::Gpu,
     }
 }

@@ -17,6 +17,7 @@ fn ask(api: Api, id: &str) -> Ask {
         salt: 0,
         label: None,
         report_cached: false,
+        has_xargs: false,
         stream: true,
         usage: UsageReport::Never,
         repeated: Repeated {

@@ -54,6 +54,22 @@ pub(super) fn batch(changes: &[Change], block_tokens: u32, rank: u32, timestamp:
     }
 }
 
+/// Tells of all blocks as if they lay elsewhere than in the GPU.
+pub(super) fn move_to(batch: &mut Batch, medium: &str) {
+    for event in &mut batch.events {
+        let place = match event {
+            Event::Stored(stored) => &mut stored.place,
+            Event::Removed(removed) => &mut removed.place,
+            Event::Cleared { .. } | Event::Unknown { .. } => continue,
+        };
+        place.medium = match medium {
+            "CPU" => Medium::Cpu,
+            "STORAGE" => Medium::Disk,
+            other => Medium::Other(other.into()),
+        };
+    }
+}
+
 fn name(hash: BlockHash) -> Name {
     Name(hash.0)
 }

@@ -1,0 +1,294 @@
+//! Whether this router's tokens are the engines': the machine that judges it. Pure.
+//!
+//! After a request the blocks of its prompt must be at its worker, held before or told of just then.
+//! Where they never are, tokenizer or chat template differ from the engine's, and its events say
+//! nothing about the prompts that are routed by them. One miss is no proof (it may have been evicted
+//! in between), and neither are a few; but evictions let some through, and another tokenizer none. So
+//! it takes a number of misses in a row, without a single confirmation, to raise the alarm, and some
+//! confirmations in a row to clear it. What is no evidence (a tree that stopped being whole, a cache
+//! that turned over) is never counted as a miss.
+//!
+//! There is one run of checks for each model, and one for each of its workers: a model's own tells soon
+//! when all engines disagree, however many they are; a worker's tells of one that was started with
+//! another template than the rest.
+
+pub mod difference;
+pub mod watcher;
+
+use std::time::Duration;
+use std::time::Instant;
+
+use rustc_hash::FxHashMap;
+use serde::Deserialize;
+use serde::Serialize;
+
+use self::difference::Difference;
+pub use self::watcher::Check;
+pub use self::watcher::Parity;
+pub use self::watcher::Prompt;
+pub use self::watcher::Status;
+pub use self::watcher::Words;
+use crate::ids::Model;
+use crate::ids::WorkerId;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// How long after a prompt's first token its blocks may take to be told.
+    pub grace_ms: u64,
+    /// Prompts that are being checked at a time, and their tokens together; others are not checked. 0:
+    /// none is.
+    pub checks_max: u32,
+    pub tokens_max: u64,
+    /// Checks in a row, not one of them confirmed, until events count no more.
+    pub raise_after: u32,
+    /// Confirmed checks in a row until they count again.
+    pub clear_after: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            // Events come a step after the first token. This outlives a batch that has to be asked for
+            // again.
+            grace_ms: 5_000,
+            // Confirmed within a tenth of a second as a rule, so 2,500 a second at 2 us each; 16 MB.
+            checks_max: 256,
+            tokens_max: 4_000_000,
+            // If every second prompt were evicted before it is looked for, which no cache of use does,
+            // one run in a million of checks would be as long.
+            raise_after: 20,
+            // A template that agrees does so at once; one that differs in a rare case should not flap.
+            clear_after: 5,
+        }
+    }
+}
+
+impl Settings {
+    pub fn grace(&self) -> Duration {
+        Duration::from_millis(self.grace_ms)
+    }
+}
+
+/// What one check came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// All of the prompt's full blocks were there.
+    Confirmed,
+    /// Its first blocks were, the others never.
+    Partly,
+    /// None was.
+    Missing,
+    /// The tree was not whole all the time, or the cache turned over meanwhile.
+    Unproved,
+    /// There was no room for another check.
+    Skipped,
+}
+
+impl Outcome {
+    pub const ALL: [Outcome; 5] = [
+        Outcome::Confirmed,
+        Outcome::Partly,
+        Outcome::Missing,
+        Outcome::Unproved,
+        Outcome::Skipped,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Confirmed => "confirmed",
+            Outcome::Partly => "partly",
+            Outcome::Missing => "missing",
+            Outcome::Unproved => "unproved",
+            Outcome::Skipped => "skipped",
+        }
+    }
+
+    /// What it is evidence of; none where it is none.
+    fn agrees(self) -> Option<bool> {
+        match self {
+            Outcome::Confirmed => Some(true),
+            Outcome::Partly | Outcome::Missing => Some(false),
+            Outcome::Unproved | Outcome::Skipped => None,
+        }
+    }
+}
+
+/// What a check changed.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    None,
+    /// The alarm of a model, or of one worker alone.
+    Raised,
+    Cleared,
+}
+
+/// The checks of one model, or of one worker of it.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    misses: u32,
+    hits: u32,
+    alarm_since: Option<Instant>,
+    /// The last checks that were evidence, the newest lowest; a bit is set where it agreed.
+    last: u128,
+    last_len: u32,
+    counts: [u64; Outcome::ALL.len()],
+}
+
+impl Run {
+    fn take(&mut self, settings: &Settings, now: Instant, outcome: Outcome) -> Turn {
+        self.counts[outcome as usize] += 1;
+        let Some(agrees) = outcome.agrees() else {
+            return Turn::None;
+        };
+        self.last = self.last << 1 | u128::from(agrees);
+        self.last_len = (self.last_len + 1).min(u128::BITS);
+        (self.hits, self.misses) = match agrees {
+            true => (self.hits.saturating_add(1), 0),
+            false => (0, self.misses.saturating_add(1)),
+        };
+        match self.alarm_since {
+            None if self.misses >= settings.raise_after => {
+                self.alarm_since = Some(now);
+                Turn::Raised
+            }
+            Some(_) if self.hits >= settings.clear_after => {
+                self.alarm_since = None;
+                Turn::Cleared
+            }
+            _ => Turn::None,
+        }
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.alarm_since.is_some()
+    }
+
+    pub fn alarm_since(&self) -> Option<Instant> {
+        self.alarm_since
+    }
+
+    /// Checks in a row that found something else.
+    pub fn misses(&self) -> u32 {
+        self.misses
+    }
+
+    /// Of the last 128 checks that were evidence; none before there is any.
+    pub fn share(&self) -> Option<f64> {
+        let len = self.last_len;
+        (len > 0).then(|| f64::from(self.last.count_ones()) / f64::from(len))
+    }
+
+    pub fn count(&self, outcome: Outcome) -> u64 {
+        self.counts[outcome as usize]
+    }
+}
+
+/// All runs.
+#[derive(Debug)]
+pub struct Book {
+    settings: Settings,
+    models: FxHashMap<Model, OfModel>,
+}
+
+#[derive(Debug, Default)]
+pub struct OfModel {
+    pub run: Run,
+    pub workers: FxHashMap<WorkerId, Run>,
+    /// The plainest that was found since the last confirmation.
+    pub difference: Option<Difference>,
+}
+
+impl OfModel {
+    /// A worker that has confirmed lately is believed though the others may not have; one that never
+    /// does is not, whatever the others do.
+    fn trusts(&self, settings: &Settings, worker: WorkerId) -> bool {
+        let own = self.workers.get(&worker);
+        let agrees = own.is_some_and(|run| run.hits >= settings.clear_after);
+        let disagrees = own.is_some_and(Run::is_up);
+        !disagrees && (agrees || !self.run.is_up())
+    }
+}
+
+impl Book {
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            models: FxHashMap::default(),
+        }
+    }
+
+    /// Takes a check's outcome. What turned for the model, and for the worker alone.
+    pub fn take(
+        &mut self,
+        now: Instant,
+        model: &Model,
+        worker: WorkerId,
+        outcome: Outcome,
+    ) -> (Turn, Turn) {
+        let of_model = self.models.entry(model.clone()).or_default();
+        let own = of_model.workers.entry(worker).or_default();
+        let of_worker = own.take(&self.settings, now, outcome);
+        (of_model.run.take(&self.settings, now, outcome), of_worker)
+    }
+
+    /// Keeps what differed, if that is plainer than what is known: where engine and router go together
+    /// for longer, it is more surely the same prompt. Tells whether this is the first that shows the
+    /// engine's tokens, too.
+    pub fn note(&mut self, model: &Model, found: Difference) -> bool {
+        let known = &mut self.models.entry(model.clone()).or_default().difference;
+        let is_plainer = known
+            .as_ref()
+            .is_none_or(|known| found.is_plainer_than(known));
+        let is_first = known.as_ref().is_none_or(|known| known.theirs.is_empty());
+        let shows = is_plainer && is_first && !found.theirs.is_empty();
+        if is_plainer {
+            *known = Some(found);
+        }
+        shows
+    }
+
+    /// What differed is of the past.
+    pub fn forget_difference(&mut self, model: &Model) {
+        if let Some(of_model) = self.models.get_mut(model) {
+            of_model.difference = None;
+        }
+    }
+
+    pub fn of(&self, model: &Model) -> Option<&OfModel> {
+        self.models.get(model)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&Model, &OfModel)> {
+        self.models.iter()
+    }
+
+    pub fn trusts(&self, model: &Model, worker: WorkerId) -> bool {
+        self.models
+            .get(model)
+            .is_none_or(|of_model| of_model.trusts(&self.settings, worker))
+    }
+
+    /// Whether a worker's last check found something else: what its engine tells should be remembered.
+    pub fn suspects(&self, worker: WorkerId) -> bool {
+        let own = |of_model: &OfModel| {
+            of_model
+                .workers
+                .get(&worker)
+                .is_some_and(|it| it.misses > 0)
+        };
+        self.models.values().any(own)
+    }
+
+    /// Forgets workers that left.
+    pub fn retain(&mut self, is_there: impl Fn(WorkerId) -> bool) {
+        for of_model in self.models.values_mut() {
+            of_model.workers.retain(|worker, _| is_there(*worker));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

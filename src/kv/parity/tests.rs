@@ -1,0 +1,181 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::observe;
+
+const MODEL: &str = "m";
+
+fn book() -> Book {
+    Book::new(Settings::default())
+}
+
+/// What turned, for the model and for the worker.
+fn take(book: &mut Book, worker: u32, outcome: Outcome) -> (Turn, Turn) {
+    book.take(observe::now(), &MODEL.into(), WorkerId(worker), outcome)
+}
+
+fn take_all(book: &mut Book, worker: u32, outcome: Outcome, times: u32) -> Vec<(Turn, Turn)> {
+    let turns = (0..times).map(|_| take(book, worker, outcome));
+    turns
+        .filter(|turn| *turn != (Turn::None, Turn::None))
+        .collect()
+}
+
+fn trusts(book: &Book, worker: u32) -> bool {
+    book.trusts(&MODEL.into(), WorkerId(worker))
+}
+
+#[test]
+fn misses_in_a_row_raise_the_alarm_and_confirmations_in_a_row_clear_it() {
+    let mut book = book();
+    assert_eq!(take_all(&mut book, 1, Outcome::Missing, 10), []);
+    assert_eq!(take_all(&mut book, 1, Outcome::Partly, 9), []);
+    assert!(trusts(&book, 1));
+    let raised = (Turn::Raised, Turn::Raised);
+    assert_eq!(take(&mut book, 1, Outcome::Missing), raised);
+    assert!(!trusts(&book, 1) && !trusts(&book, 2));
+    // It is raised once, however long it goes on, and a few that agree by chance do not clear it.
+    for _ in 0..10 {
+        assert_eq!(take_all(&mut book, 1, Outcome::Missing, 30), []);
+        assert_eq!(take_all(&mut book, 1, Outcome::Confirmed, 4), []);
+    }
+    assert!(!trusts(&book, 1));
+    let cleared = (Turn::Cleared, Turn::Cleared);
+    assert_eq!(take(&mut book, 1, Outcome::Confirmed), cleared);
+    assert!(trusts(&book, 1) && trusts(&book, 2));
+}
+
+#[test]
+fn what_is_no_evidence_counts_for_nothing() {
+    let mut book = book();
+    assert_eq!(take_all(&mut book, 1, Outcome::Missing, 19), []);
+    assert_eq!(take_all(&mut book, 1, Outcome::Unproved, 99), []);
+    assert_eq!(take_all(&mut book, 1, Outcome::Skipped, 99), []);
+    assert!(trusts(&book, 1));
+    assert_eq!(take_all(&mut book, 1, Outcome::Missing, 1).len(), 1);
+    take_all(&mut book, 1, Outcome::Confirmed, 4);
+    take_all(&mut book, 1, Outcome::Unproved, 99);
+    assert_eq!(take_all(&mut book, 1, Outcome::Confirmed, 1).len(), 1);
+    let run = &book.of(&MODEL.into()).unwrap().run;
+    assert_eq!(run.count(Outcome::Unproved), 198);
+    assert_eq!(run.share(), Some(5.0 / 25.0));
+}
+
+#[test]
+fn one_worker_with_another_template_is_found_among_many_that_agree() {
+    let mut book = book();
+    for _ in 0..19 {
+        for worker in 0..9 {
+            take_all(&mut book, worker, Outcome::Confirmed, 1);
+        }
+        take_all(&mut book, 9, Outcome::Missing, 1);
+    }
+    let turn = take(&mut book, 9, Outcome::Missing);
+    assert_eq!(turn, (Turn::None, Turn::Raised));
+    assert!(!trusts(&book, 9));
+    assert!((0..9).all(|worker| trusts(&book, worker)));
+    let turns = take_all(&mut book, 9, Outcome::Confirmed, 5);
+    assert_eq!(turns, [(Turn::None, Turn::Cleared)]);
+    assert!(trusts(&book, 9));
+}
+
+#[test]
+fn where_all_differ_it_shows_before_each_has_been_asked_often() {
+    let mut book = book();
+    for worker in 0..1_000 {
+        take_all(&mut book, worker, Outcome::Confirmed, 7);
+    }
+    for worker in 0..20 {
+        take_all(&mut book, worker, Outcome::Missing, 1);
+    }
+    // Those that have not been asked again are still believed: they have shown it.
+    assert!(!trusts(&book, 3) && !trusts(&book, 1_001));
+    assert!(trusts(&book, 500));
+    take_all(&mut book, 500, Outcome::Missing, 1);
+    assert!(!trusts(&book, 500));
+    // A worker that is started anew with the right template counts though the others do not.
+    take_all(&mut book, 2, Outcome::Confirmed, 4);
+    take_all(&mut book, 3, Outcome::Missing, 1);
+    assert!(!trusts(&book, 2));
+    take_all(&mut book, 2, Outcome::Confirmed, 1);
+    take_all(&mut book, 3, Outcome::Missing, 9);
+    assert!(trusts(&book, 2) && !trusts(&book, 3) && !trusts(&book, 999_999));
+}
+
+#[test]
+fn workers_that_left_are_forgotten() {
+    let mut book = book();
+    take_all(&mut book, 1, Outcome::Missing, 20);
+    take_all(&mut book, 2, Outcome::Missing, 1);
+    book.retain(|worker| worker == WorkerId(2));
+    assert_eq!(book.of(&MODEL.into()).unwrap().workers.len(), 1);
+}
+
+#[test]
+fn what_an_engine_tells_is_remembered_while_it_is_suspected() {
+    let mut book = book();
+    assert!(!book.suspects(WorkerId(1)));
+    take_all(&mut book, 1, Outcome::Partly, 1);
+    assert!(book.suspects(WorkerId(1)) && !book.suspects(WorkerId(2)));
+    take_all(&mut book, 1, Outcome::Unproved, 1);
+    assert!(book.suspects(WorkerId(1)));
+    take_all(&mut book, 1, Outcome::Confirmed, 1);
+    assert!(!book.suspects(WorkerId(1)));
+}
+
+fn outcome() -> impl Strategy<Value = Outcome> {
+    (0..Outcome::ALL.len()).prop_map(|place| Outcome::ALL[place])
+}
+
+proptest! {
+    /// Beside the plainest account of it: a list of all evidence.
+    #[test]
+    fn the_alarm_is_what_the_whole_list_says(outcomes in proptest::collection::vec((0u32..3, outcome()), 0..400),
+        raise_after in 1u32..8, clear_after in 1u32..5) {
+        let settings = Settings { raise_after, clear_after, ..Settings::default() };
+        let mut book = Book::new(settings);
+        let mut evidence: Vec<(u32, bool)> = Vec::new();
+        let is_up = |evidence: &[bool]| {
+            let mut is_up = false;
+            for end in 1..=evidence.len() {
+                let tail = |len: u32, agrees: bool| {
+                    end >= len as usize && evidence[end - len as usize..end].iter().all(|it| *it == agrees)
+                };
+                is_up = (is_up || tail(raise_after, false)) && !tail(clear_after, true);
+            }
+            is_up
+        };
+        for (worker, outcome) in outcomes {
+            let _ = take(&mut book, worker, outcome);
+            evidence.extend(outcome.agrees().map(|agrees| (worker, agrees)));
+            let all: Vec<bool> = evidence.iter().map(|(_, agrees)| *agrees).collect();
+            let of_model = book.of(&MODEL.into()).unwrap();
+            prop_assert_eq!(of_model.run.is_up(), is_up(&all));
+            for worker in 0..3 {
+                let own: Vec<bool> = evidence.iter().filter(|it| it.0 == worker).map(|it| it.1).collect();
+                let agrees = own.len() >= clear_after as usize
+                    && own[own.len() - clear_after as usize..].iter().all(|agrees| *agrees);
+                prop_assert_eq!(trusts(&book, worker), !is_up(&own) && (agrees || !is_up(&all)));
+            }
+        }
+    }
+
+    /// An engine that agrees is not suspected though a quarter of the evidence is against it, evicted before it
+    /// was looked for, and much is none.
+    #[test]
+    fn evictions_and_lost_events_do_not_raise_it(seed in any::<u64>()) {
+        let mut draw = fastrand::Rng::with_seed(seed);
+        let mut book = book();
+        for _ in 0..2_000 {
+            let outcome = Outcome::ALL[match draw.u32(0..12) {
+                0..6 => 0,
+                6 => 1,
+                7 => 2,
+                _ => 3,
+            }];
+            // A run of 20 is one in a million millions.
+            let turned = take(&mut book, draw.u32(0..4), outcome);
+            prop_assert_eq!(turned, (Turn::None, Turn::None));
+        }
+    }
+}
