@@ -319,6 +319,13 @@ impl std::fmt::Debug for Watcher {
     }
 }
 
+/// A prompt in one size of blocks.
+struct Cut {
+    size: NonZeroU32,
+    index: Arc<Index>,
+    locals: Vec<Local>,
+}
+
 /// A check under way.
 struct Pending {
     check: Check,
@@ -326,7 +333,7 @@ struct Pending {
     /// As the worker stood when the prompt was computed.
     before: Standing,
     /// The prompt in every size of blocks that its engines have; nearly always one.
-    cuts: SmallVec<[(NonZeroU32, Arc<Index>, Vec<Local>); 1]>,
+    cuts: SmallVec<[Cut; 1]>,
     /// The most of its blocks that any rank was seen to hold, and how many there are.
     depth: u32,
     blocks: u32,
@@ -502,11 +509,20 @@ impl Pending {
                 .map(|(size, index)| {
                     let mut locals = Vec::new();
                     block::locals(&prompt.tokens, size, &mut locals);
-                    (size, index, locals)
+                    Cut {
+                        size,
+                        index,
+                        locals,
+                    }
                 })
                 .collect();
         }
-        for (size, index, locals) in &self.cuts {
+        for Cut {
+            size,
+            index,
+            locals,
+        } in &self.cuts
+        {
             found.clear();
             index.overlap(prompt.root, locals, found);
             let own = found.iter().filter(|depth| depth.worker == *worker);
