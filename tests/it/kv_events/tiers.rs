@@ -76,7 +76,7 @@ async fn a_tree_that_is_not_proved_counts_for_nothing_and_explain_says_so() {
     let followed = Followed::start(Wire::Zmq, vec![telling(); 2]).await;
     let prompt = Prompt::new(1, 200);
     prompt.to(followed.engine(0)).await;
-    followed.all_equal().await;
+    followed.equals(0, 0).await;
     let page = explained(&followed, &prompt).await;
     let tree = &page["workers"][0]["trees"][0];
     assert_eq!(
