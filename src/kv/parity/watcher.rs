@@ -269,7 +269,7 @@ impl Parity {
                     misses_in_a_row: run.misses(),
                     checks: Outcome::ALL
                         .iter()
-                        .map(|outcome| (outcome.as_str(), run.count(*outcome)))
+                        .map(|outcome| (outcome.as_str(), self.counted(model, *outcome)))
                         .collect(),
                     difference: of_model.difference.clone(),
                     workers,
@@ -278,6 +278,11 @@ impl Parity {
             .collect();
         statuses.sort_by(|a, b| a.model.cmp(&b.model));
         statuses
+    }
+
+    fn counted(&self, model: &str, outcome: Outcome) -> u64 {
+        let labels = [model, outcome.as_str()];
+        self.metrics.checks.with_label_values(&labels).get()
     }
 
     fn count(&self, model: &str, outcome: Outcome) {
