@@ -37,7 +37,7 @@ GET  /readyz              200 while some worker can take requests
 GET  /fleet               workers, models and load (JSON)
 GET  /kv                  what the workers' own cache events tell, and how far it can be relied on (JSON)
 GET  /kv/blocks           ?worker=NAME&rank=0: every block that one rank is known to hold (JSON)
-POST /explain             any request body in: every worker's cost, and the choice (JSON); ?path=/v1/responses for another API
+POST /explain             any request body in: every worker's cost, and the choice (JSON); ?path=/v1/responses for another API; &tokens=true shows the prompt's
 POST /drain               stop accepting, finish what runs, exit; ?worker=NAME: give that worker nothing new
 POST /undrain?worker=NAME take it back
 ";
@@ -95,7 +95,7 @@ impl AdminServer {
             }
             (&Method::GET, "/kv") => answer(StatusCode::OK, &self.kv.page(observe::now())),
             (&Method::GET, "/kv/blocks") => self.blocks(&query),
-            (&Method::POST, "/explain") => self.explain(request, parameter(&query, "path")).await,
+            (&Method::POST, "/explain") => self.explain(request, &query).await,
             (&Method::POST, "/drain") => match parameter(&query, "worker") {
                 Some(worker) => self.set_drained(&worker, true),
                 None => {
@@ -143,8 +143,14 @@ impl AdminServer {
     async fn explain(
         &self,
         request: Request<Incoming>,
-        path: Option<String>,
+        query: &str,
     ) -> Response<http::Body> {
+        let path = parameter(query, "path");
+        let shows_tokens = match parameter(query, "tokens").as_deref() {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(_) => return refuse(StatusCode::BAD_REQUEST, "tokens is true or false"),
+        };
         let (head, body) = request.into_parts();
         let Ok(body) = Limited::new(body, self.body_bytes_max).collect().await else {
             return refuse(
@@ -166,10 +172,15 @@ impl AdminServer {
         };
         match prompt::peek(api, &body, self.relay.block_bytes()) {
             Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
-            Ok(peek) => match self.relay.explain(api, &head.headers, peek, &body).await {
-                Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
-                Ok(explanation) => answer(StatusCode::OK, &explanation),
-            },
+            Ok(peek) => {
+                let explained = self
+                    .relay
+                    .explain(api, &head.headers, peek, &body, shows_tokens);
+                match explained.await {
+                    Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
+                    Ok(explanation) => answer(StatusCode::OK, &explanation),
+                }
+            }
         }
     }
 

@@ -112,7 +112,7 @@ impl App {
         // Where no tokenizer is at hand, logs show token ids.
         let words: Words = {
             let tokens = tokens.clone();
-            Arc::new(move |model, ids| tokens.text(model, ids))
+            Arc::new(move |model, ids| tokens.text_of(model, ids))
         };
         let (parity, watcher) = Parity::new(config.events.parity.clone(), &metrics, words);
         let relay = Arc::new(Relay::new(

@@ -134,12 +134,10 @@ pub struct Run {
     /// The last checks that were evidence, the newest lowest; a bit is set where it agreed.
     last: u128,
     last_len: u32,
-    counts: [u64; Outcome::ALL.len()],
 }
 
 impl Run {
     fn take(&mut self, settings: &Settings, now: Instant, outcome: Outcome) -> Turn {
-        self.counts[outcome as usize] += 1;
         let Some(agrees) = outcome.agrees() else {
             return Turn::None;
         };
@@ -179,10 +177,6 @@ impl Run {
     pub fn share(&self) -> Option<f64> {
         let len = self.last_len;
         (len > 0).then(|| f64::from(self.last.count_ones()) / f64::from(len))
-    }
-
-    pub fn count(&self, outcome: Outcome) -> u64 {
-        self.counts[outcome as usize]
     }
 }
 

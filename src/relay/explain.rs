@@ -11,6 +11,7 @@ use super::Relay;
 use super::held;
 use super::held::KnownBy;
 use super::plan::Plan;
+use super::tokens::Found;
 use super::view::LiveView;
 use crate::fleet::Role;
 use crate::fleet::Status;
@@ -36,6 +37,9 @@ pub struct Explanation {
     pub prompt_blocks: usize,
     /// Whether the prompt's tokens are known; else it is looked up by its text.
     pub tokens_known: bool,
+    /// The tokens themselves, where they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Tokens>,
     pub chosen: Option<String>,
     pub reason: Option<routing::Reason>,
     /// The same in words.
@@ -43,6 +47,16 @@ pub struct Explanation {
     pub workers: Vec<Score>,
     /// Workers of the model that are not looked at, and why.
     pub left_out: Vec<LeftOut>,
+}
+
+/// A prompt as the router tokenises it, to be compared with an engine's.
+#[derive(Debug, Serialize)]
+pub struct Tokens {
+    pub ids: Vec<u32>,
+    /// The text they stand for, where the model's tokenizer is at hand.
+    pub text: Option<String>,
+    /// Bytes of text after them whose ids are not known, since an image is before.
+    pub unknown_bytes: usize,
 }
 
 /// One worker, as a decision sees it.
@@ -94,7 +108,9 @@ impl Relay {
         headers: &HeaderMap,
         mut peek: Peek<'_>,
         body: &Bytes,
+        shows_tokens: bool,
     ) -> Result<Explanation, Error> {
+        let given = peek.token_ids.clone();
         let plan = self.plan(api, headers, &mut peek, body).await?;
         let view = self.view(&plan, observe::now(), &[], usize::MAX);
         let decision = routing::decide(&plan.model.routing, &plan.request, &view);
@@ -113,6 +129,11 @@ impl Relay {
                 plan.request.prompt_tokens,
             )
         });
+        let tokens = match (shows_tokens, given) {
+            (false, _) => None,
+            (true, Some(ids)) => Some(Found::whole(ids)),
+            (true, None) => self.tokens.of(api, &plan.group, headers, body).await,
+        };
         Ok(Explanation {
             model: plan.group.model.to_string(),
             policy: plan.model.routing.policy,
@@ -122,6 +143,11 @@ impl Relay {
                 None => plan.prompt.blocks.len(),
             },
             tokens_known: exact.is_some(),
+            tokens: tokens.map(|found| Tokens {
+                text: self.tokens.text(&plan.group, &found.ids),
+                ids: found.ids.to_vec(),
+                unknown_bytes: found.unknown_bytes,
+            }),
             chosen: decision.map(|decision| plan.group.workers[decision.place].name.to_string()),
             reason: decision.map(|decision| decision.reason),
             why,

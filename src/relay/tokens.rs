@@ -297,8 +297,13 @@ impl Tokens {
         }
     }
 
-    /// The text of some ids of a model that has its tokenizer here.
-    pub fn text(&self, model: &str, ids: &[u32]) -> Option<String> {
+    /// The text of some ids, where a group's tokenizer is here.
+    pub(super) fn text(&self, group: &Group, ids: &[u32]) -> Option<String> {
+        self.text_of(self.source(group)?.0, ids)
+    }
+
+    /// The same by the name of a model that has its own.
+    pub fn text_of(&self, model: &str, ids: &[u32]) -> Option<String> {
         match self.models.get(model)? {
             Of::Here(tokenizer) => tokenizer.text(ids),
             Of::Engine(_) => None,

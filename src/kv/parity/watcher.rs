@@ -269,7 +269,7 @@ impl Parity {
                     misses_in_a_row: run.misses(),
                     checks: Outcome::ALL
                         .iter()
-                        .map(|outcome| (outcome.as_str(), run.count(*outcome)))
+                        .map(|outcome| (outcome.as_str(), self.counted(model, *outcome)))
                         .collect(),
                     difference: of_model.difference.clone(),
                     workers,
@@ -278,6 +278,11 @@ impl Parity {
             .collect();
         statuses.sort_by(|a, b| a.model.cmp(&b.model));
         statuses
+    }
+
+    fn counted(&self, model: &str, outcome: Outcome) -> u64 {
+        let labels = [model, outcome.as_str()];
+        self.metrics.checks.with_label_values(&labels).get()
     }
 
     fn count(&self, model: &str, outcome: Outcome) {
@@ -319,6 +324,13 @@ impl std::fmt::Debug for Watcher {
     }
 }
 
+/// A prompt in one size of blocks.
+struct Cut {
+    size: NonZeroU32,
+    index: Arc<Index>,
+    locals: Vec<Local>,
+}
+
 /// A check under way.
 struct Pending {
     check: Check,
@@ -326,7 +338,7 @@ struct Pending {
     /// As the worker stood when the prompt was computed.
     before: Standing,
     /// The prompt in every size of blocks that its engines have; nearly always one.
-    cuts: SmallVec<[(NonZeroU32, Arc<Index>, Vec<Local>); 1]>,
+    cuts: SmallVec<[Cut; 1]>,
     /// The most of its blocks that any rank was seen to hold, and how many there are.
     depth: u32,
     blocks: u32,
@@ -507,11 +519,20 @@ impl Pending {
                 .map(|(size, index)| {
                     let mut locals = Vec::new();
                     block::locals(&prompt.tokens, size, &mut locals);
-                    (size, index, locals)
+                    Cut {
+                        size,
+                        index,
+                        locals,
+                    }
                 })
                 .collect();
         }
-        for (size, index, locals) in &self.cuts {
+        for Cut {
+            size,
+            index,
+            locals,
+        } in &self.cuts
+        {
             found.clear();
             index.overlap(prompt.root, locals, found);
             let own = found.iter().filter(|depth| depth.worker == *worker);

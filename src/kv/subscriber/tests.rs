@@ -225,6 +225,78 @@ fn what_is_replayed_and_then_said_live_is_scored() {
     });
 }
 
+/// Nothing on the wire tells a block that is told again from a further copy of it.
+#[test]
+fn what_may_be_told_again_since_it_was_asked_for_is_gone_with_its_first_removal() {
+    on_stage(true, async |stage| {
+        stage
+            .say([
+                connected(),
+                Said::Replayed(frame(5, vec![stored(0, 1)])),
+                Said::ReplayEnd,
+            ])
+            .await;
+        assert!(stage.board.is_partial(WORKER));
+        let asking = stage.board.ask(WORKER);
+        stage
+            .say([Said::Live(frame(6, vec![stored(0, 3), stored(3, 4)]))])
+            .await;
+        drop(asking);
+        stage.say([Said::Live(frame(7, vec![stored(0, 4)]))]).await;
+        assert_eq!(stage.depth(&prompt(4)), 4);
+        // Known before, as one copy; told again for the first time, twice; and counted since.
+        stage.say([Said::Live(frame(8, vec![removed(3)]))]).await;
+        assert_eq!(stage.depth(&prompt(4)), 3);
+        stage
+            .say([Said::Live(frame(9, vec![removed(2), removed(1)]))])
+            .await;
+        assert_eq!(stage.depth(&prompt(4)), 1);
+        stage.say([Said::Live(frame(10, vec![removed(0)]))]).await;
+        assert_eq!(stage.depth(&prompt(4)), 0);
+        assert_eq!(stage.status().unknown_removals, 0);
+    });
+}
+
+#[test]
+fn a_worker_stands_as_its_ranks_do_and_what_it_tells_is_remembered_when_asked_for() {
+    on_stage(true, async |stage| {
+        let standing = || stage.board.standing(WORKER, 1).unwrap();
+        stage.say([]).await;
+        assert!(!standing().is_live);
+        assert_eq!(stage.board.standing(WORKER, 2), None);
+        stage
+            .say([
+                connected(),
+                Said::Replayed(frame(0, vec![stored(0, 2)])),
+                Said::ReplayEnd,
+            ])
+            .await;
+        let before = standing();
+        assert!(before.is_live && !stage.board.is_partial(WORKER));
+        assert_eq!(stage.board.heard(WORKER), []);
+        stage.board.record(WORKER, true);
+        let events = vec![removed(1), stored(1, 2), stored(0, 1)];
+        stage.say([Said::Live(frame(1, events))]).await;
+        let heard = stage.board.heard(WORKER);
+        assert_eq!(
+            heard.iter().map(|it| it.is_start).collect::<Vec<_>>(),
+            [false, true]
+        );
+        assert_eq!(&*heard[0].tokens, [4, 5, 6, 7]);
+        stage.board.record(WORKER, false);
+        assert_eq!(stage.board.heard(WORKER), []);
+        assert_eq!(standing().removed_blocks, before.removed_blocks + 1);
+        assert_eq!(standing().losses, before.losses);
+        let cleared = Event::Cleared { ownership: None };
+        stage.say([Said::Live(frame(2, vec![cleared]))]).await;
+        assert!(standing().losses > before.losses);
+        stage.say([lost()]).await;
+        assert!(!standing().is_live);
+        let trees = stage.board.trees(observe::now(), WORKER);
+        assert_eq!((trees.len(), trees[0].state), (1, "stale"));
+    });
+}
+
 #[test]
 fn a_cache_that_was_cleared_or_is_another_processs_is_called_lost() {
     on_stage(true, async |stage| {

@@ -71,6 +71,44 @@ async fn a_holder_below_the_gpu_loses_to_one_in_it_and_wins_against_none() {
     assert_eq!(why, expected);
 }
 
+#[tokio::test]
+async fn a_tree_that_is_not_proved_counts_for_nothing_and_explain_says_so() {
+    let followed = Followed::start(Wire::Zmq, vec![telling(); 2]).await;
+    let prompt = Prompt::new(1, 200);
+    prompt.to(followed.engine(0)).await;
+    followed.equals(0, 0).await;
+    let page = explained(&followed, &prompt).await;
+    let tree = &page["workers"][0]["trees"][0];
+    assert_eq!(
+        (&tree["state"], &tree["scores"]),
+        (&json!("live"), &json!(true))
+    );
+    assert_eq!(tree["cached"]["gpu"], 192);
+    assert_eq!(page["chosen"], "w0", "{page:#}");
+    assert_eq!(page["reason"], "warmest");
+    let silent = Faults {
+        kv: KvFaults {
+            silent: true,
+            cut: true,
+            ..KvFaults::default()
+        },
+        ..Faults::default()
+    };
+    followed.engine(0).fault(silent).await;
+    followed.tells(0, 0, "state", "stale").await;
+    let page = explained(&followed, &prompt).await;
+    let row = &page["workers"][0];
+    let tree = &row["trees"][0];
+    assert_eq!(
+        (&tree["state"], &tree["scores"]),
+        (&json!("stale"), &json!(false))
+    );
+    assert_eq!(row["cached_tokens"], 0, "{row:#}");
+    assert_eq!(row["known_by"], "events", "{row:#}");
+    assert_eq!(page["reason"], "cold", "{page:#}");
+    assert_eq!(page["left_out"], json!([]));
+}
+
 /// An engine whose first batches nobody can have any more, and a router that comes late.
 async fn late(asks: bool, settings: Settings) -> Followed {
     let engine = Engine::here("w0", settings).await;
