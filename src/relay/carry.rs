@@ -217,7 +217,7 @@ impl Relay {
         let running = Running::new(
             in_flight,
             plan.expect(&self.caches.expected, worker),
-            plan.check(&self.caches.parity, worker),
+            plan.check(&self.caches.parity, now, worker),
             report.map(|_| self.caches.board.ask(worker.id)),
         );
         let limit = self.try_limit(plan, now).min(deadline);

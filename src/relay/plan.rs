@@ -78,7 +78,12 @@ impl Plan {
 
 impl Plan {
     /// What is to be looked for at a worker that gets the prompt, if it tells what it holds.
-    pub(super) fn check(&self, parity: &Arc<Parity>, worker: &Worker) -> Option<Check> {
+    pub(super) fn check(
+        &self,
+        parity: &Arc<Parity>,
+        now: Instant,
+        worker: &Worker,
+    ) -> Option<Check> {
         let exact = self.prompt.exact.as_ref()?;
         let ranks = self.event_ranks(worker);
         if ranks == 0 {
@@ -88,7 +93,7 @@ impl Plan {
             parity.skip(&self.group.model);
             return None;
         };
-        Some(parity.check(prompt, worker.id, worker.name.clone(), ranks))
+        Some(parity.check(now, prompt, worker.id, worker.name.clone(), ranks))
     }
 
     /// Whether a worker is to be asked what it holds of the prompt: it holds more than is known, and that

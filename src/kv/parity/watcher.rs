@@ -107,6 +107,7 @@ pub struct Check {
     worker: WorkerId,
     name: Arc<str>,
     ranks: u32,
+    sent_at: Instant,
 }
 
 impl std::fmt::Debug for Check {
@@ -207,6 +208,7 @@ impl Parity {
     /// A check of a prompt that is sent to a worker of so many ranks.
     pub fn check(
         self: &Arc<Self>,
+        now: Instant,
         prompt: Prompt,
         worker: WorkerId,
         name: Arc<str>,
@@ -220,6 +222,7 @@ impl Parity {
             worker,
             name,
             ranks,
+            sent_at: now,
         }
     }
 
@@ -556,6 +559,9 @@ impl Pending {
             Some(match self.depth {
                 // No engine of these sizes has told anything.
                 _ if !is_known => Outcome::Unproved,
+                // Nothing came since, and an engine that has other tokens tells of other blocks: it is
+                // silent, or what it told is lost, which only the next batch would show.
+                _ if standing.applied_at < Some(self.check.sent_at) => Outcome::Unproved,
                 // Half of the cache went meanwhile: perhaps this prompt with it.
                 _ if removed > 0 && removed >= standing.blocks / 2 => Outcome::Unproved,
                 0 => Outcome::Missing,

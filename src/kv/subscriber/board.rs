@@ -167,6 +167,8 @@ pub struct Standing {
     /// Ever removed, and held now; figures of a moment ago.
     pub removed_blocks: u64,
     pub blocks: u64,
+    /// When the last batch of any rank was applied.
+    pub applied_at: Option<Instant>,
 }
 
 /// How one rank's tree stands, for an explanation.
@@ -201,6 +203,7 @@ pub(super) struct Told {
     pub(super) status: Status,
     pub(super) state_since: Instant,
     pub(super) events: Rate,
+    pub(super) applied_at: Option<Instant>,
     heard: VecDeque<Heard>,
 }
 
@@ -237,6 +240,7 @@ impl Board {
             losses: 0,
             removed_blocks: 0,
             blocks: 0,
+            applied_at: None,
         };
         for rank in seats {
             standing.is_live &= rank.live.load(Relaxed);
@@ -244,6 +248,7 @@ impl Board {
             let told = rank.told.lock();
             standing.removed_blocks += told.status.removed_blocks;
             standing.blocks += told.status.blocks.values().sum::<u64>();
+            standing.applied_at = standing.applied_at.max(told.applied_at);
         }
         Some(standing)
     }
@@ -344,6 +349,7 @@ impl Board {
                 status: Status::new(name.to_owned(), rank, model.to_owned()),
                 state_since: now,
                 events: Rate::new(now),
+                applied_at: None,
                 heard: VecDeque::new(),
             }),
         });

@@ -33,6 +33,7 @@ impl Task {
         }
         self.seat.tell(|told| {
             told.events.add(now, tally.events);
+            told.applied_at = Some(now);
             let status = &mut told.status;
             status.batches += 1;
             status.events += tally.events;
