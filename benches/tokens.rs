@@ -20,6 +20,7 @@ use criterion::Throughput;
 use criterion::criterion_group;
 use criterion::criterion_main;
 use serde_json::Map;
+use warmroute::app::process;
 use warmroute::observe::metrics::Registry;
 use warmroute::prompt::Api;
 use warmroute::prompt::cache;
@@ -127,6 +128,7 @@ fn chat(turns: &[String]) -> Vec<u8> {
 }
 
 fn benches(criterion: &mut Criterion) {
+    process::prepare();
     let mut seed = 1;
     let bare = vocabulary("qwen2");
 
