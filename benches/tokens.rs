@@ -4,11 +4,12 @@
 //! 100,000 tokens, 2 ms from body to ids; a 2 KB prompt that is repeated, well below the 30 us that a
 //! request may cost the router.
 //!
-//! Measured on 2 cores of a virtual machine that eight other processes were busy on (wall time, so the
-//! budgets are to be measured again on a quiet one): new text 95 to 120 MB/s, its words being few;
-//! real text of a vocabulary of 64,000 words, never seen, 21 MB/s, where `tokenizers` had 2.4 in the
-//! same run. Next turn of 2 KB of a 400 KB chat: 3.1 to 3.9 ms, **above its budget**, of which 1.8 are
-//! reading the body and rendering it and 0.6 finding what is known. A 2 KB chat again: 17 us.
+//! Measured on 2 cores of a virtual machine that eight other processes were busy on (wall time: least
+//! and middle of 100 samples, so the budgets are to be measured again on a quiet one; built without
+//! link-time optimisation): next turn of 2 KB of a 400 KB chat 0.9 and 1.6 ms, of which 0.7 are reading the
+//! body and rendering it; before texts were moved and freed memory kept (`app::process`) 2.2 and 4.9. A 2 KB
+//! chat again: 6.6 and 12 us. New text: 256 KB in 1.2 ms at best, its words being few; real text of a
+//! vocabulary of 64,000 words, never seen, 21 MB/s, where `tokenizers` had 2.4 in the same run.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -20,6 +21,7 @@ use criterion::Throughput;
 use criterion::criterion_group;
 use criterion::criterion_main;
 use serde_json::Map;
+use warmroute::app::process;
 use warmroute::observe::metrics::Registry;
 use warmroute::prompt::Api;
 use warmroute::prompt::cache;
@@ -127,6 +129,7 @@ fn chat(turns: &[String]) -> Vec<u8> {
 }
 
 fn benches(criterion: &mut Criterion) {
+    process::prepare();
     let mut seed = 1;
     let bare = vocabulary("qwen2");
 

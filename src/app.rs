@@ -1,6 +1,7 @@
 //! Wiring: builds every part from the configuration, starts its tasks, and drains them.
 
 mod events;
+pub mod process;
 
 use std::collections::BTreeMap;
 use std::io;

@@ -9,6 +9,7 @@ use clap::Parser;
 use clap::Subcommand;
 use tokio::runtime;
 use warmroute::app::App;
+use warmroute::app::process;
 use warmroute::bridge;
 use warmroute::config::Config;
 use warmroute::config::document;
@@ -74,7 +75,7 @@ enum Kv {
 }
 
 fn main() -> ExitCode {
-    keep_tokenizer_on_its_thread();
+    process::prepare();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -125,23 +126,6 @@ fn main() -> ExitCode {
         eprintln!("warmroute: {error}");
         ExitCode::FAILURE
     })
-}
-
-/// The tokenizer's library starts a thread a core for texts that it cannot cut, each with caches of
-/// 100 MB, and reads only here that it should not: prompts have threads of their own already.
-fn keep_tokenizer_on_its_thread() {
-    const THREADS: &str = "FASTOKENS_BPE_THREADS";
-    if std::env::var_os(THREADS).is_none() {
-        #[expect(
-            unsafe_code,
-            clippy::disallowed_methods,
-            reason = "nothing else runs yet that could read the environment"
-        )]
-        // SAFETY: main's first statement; there is no other thread.
-        unsafe {
-            std::env::set_var(THREADS, "1");
-        }
-    }
 }
 
 /// Reads a configuration and goes on with it, or prints what is wrong.

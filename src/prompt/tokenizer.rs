@@ -22,9 +22,6 @@ use super::render::Unknown;
 use super::vocabulary::Vocabulary;
 use crate::observe::metrics::Registry;
 
-/// Pieces below this are tokenised anew: that costs about what finding them costs.
-const KEPT_BYTES_MIN: usize = 48;
-
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
@@ -201,7 +198,7 @@ impl Tokenizer {
             }
             Prompt::Text(text) => {
                 prepared.text = text;
-                prepared.find_known()?;
+                prepared.find_known();
             }
         }
         Ok(prepared)
@@ -213,9 +210,7 @@ impl Tokenizer {
         self.vocabulary
             .encode(piece, ids)
             .map_err(Unknown::Tokenizer)?;
-        if piece.len() >= KEPT_BYTES_MIN {
-            self.cache.put(self.id, piece, &ids[start..]);
-        }
+        self.cache.put(self.id, piece, &ids[start..]);
         Ok(())
     }
 }
@@ -240,7 +235,7 @@ impl Prepared {
         })
     }
 
-    fn find_known(&mut self) -> Result<(), Unknown> {
+    fn find_known(&mut self) {
         let tokenizer = &self.tokenizer;
         let text = self.text.text.as_str();
         // Four bytes a token are the rule, and a longer vector costs less than moving it.
@@ -253,20 +248,15 @@ impl Prepared {
             let to = from + piece.len();
             if !self.is_sure(to) {
                 self.unknown_bytes = text.len() - from;
-                return Ok(());
+                return;
             }
-            if piece.len() < KEPT_BYTES_MIN && self.new.is_empty() {
-                tokenizer.encode(piece, &mut self.ids)?;
-            } else if piece.len() < KEPT_BYTES_MIN
-                || !tokenizer.cache.get(tokenizer.id, piece, &mut self.ids)
-            {
+            if !tokenizer.cache.get(tokenizer.id, piece, &mut self.ids) {
                 let after = self.ids.len();
                 self.new.push(New { from, to, after });
                 self.new_bytes += piece.len();
             }
             from = to;
         }
-        Ok(())
     }
 
     /// Whether a piece that ends there would end there whatever comes in the place of an image.
