@@ -8,9 +8,10 @@
 //! confirmations in a row to clear it. What is no evidence (a tree that stopped being whole, a cache
 //! that turned over) is never counted as a miss.
 //!
-//! There is one run of checks for each model, and one for each of its workers: a model's own tells soon
-//! when all engines disagree, however many they are; a worker's tells of one that was started with
-//! another template than the rest.
+//! There is one run of checks for each model and way in which its prompts are made, and one for each
+//! worker in it: the common one tells soon when all engines disagree, however many they are; a worker's
+//! tells of one that was started with another template than the rest. Ways are apart because texts that
+//! are given as they are go on agreeing where a template does not.
 
 pub mod difference;
 pub mod watcher;
@@ -70,6 +71,35 @@ impl Settings {
     }
 }
 
+/// How a prompt came to be its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Made {
+    /// By the chat template and the tokenizer.
+    Rendered,
+    /// By the tokenizer alone.
+    Text,
+    /// By the client.
+    Given,
+}
+
+impl Made {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Made::Rendered => "rendered",
+            Made::Text => "text",
+            Made::Given => "given",
+        }
+    }
+}
+
+/// Prompts that agree with an engine's or do not, all in the same way.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Subject {
+    pub model: Model,
+    pub made: Made,
+}
+
 /// What one check came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -120,12 +150,12 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     None,
-    /// The alarm of a model, or of one worker alone.
+    /// The alarm of all workers, or of one alone.
     Raised,
     Cleared,
 }
 
-/// The checks of one model, or of one worker of it.
+/// The checks of all workers, or of one.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     misses: u32,
@@ -184,18 +214,18 @@ impl Run {
 #[derive(Debug)]
 pub struct Book {
     settings: Settings,
-    models: FxHashMap<Model, OfModel>,
+    subjects: FxHashMap<Subject, OfSubject>,
 }
 
 #[derive(Debug, Default)]
-pub struct OfModel {
+pub struct OfSubject {
     pub run: Run,
     pub workers: FxHashMap<WorkerId, Run>,
     /// The plainest that was found since the last confirmation.
     pub difference: Option<Difference>,
 }
 
-impl OfModel {
+impl OfSubject {
     /// A worker that has confirmed lately is believed though the others may not have; one that never
     /// does is not, whatever the others do.
     fn trusts(&self, settings: &Settings, worker: WorkerId) -> bool {
@@ -210,29 +240,29 @@ impl Book {
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
-            models: FxHashMap::default(),
+            subjects: FxHashMap::default(),
         }
     }
 
-    /// Takes a check's outcome. What turned for the model, and for the worker alone.
+    /// Takes a check's outcome. What turned for all, and for the worker alone.
     pub fn take(
         &mut self,
         now: Instant,
-        model: &Model,
+        subject: &Subject,
         worker: WorkerId,
         outcome: Outcome,
     ) -> (Turn, Turn) {
-        let of_model = self.models.entry(model.clone()).or_default();
-        let own = of_model.workers.entry(worker).or_default();
+        let of_subject = self.subjects.entry(subject.clone()).or_default();
+        let own = of_subject.workers.entry(worker).or_default();
         let of_worker = own.take(&self.settings, now, outcome);
-        (of_model.run.take(&self.settings, now, outcome), of_worker)
+        (of_subject.run.take(&self.settings, now, outcome), of_worker)
     }
 
     /// Keeps what differed, if that is plainer than what is known: where engine and router go together
     /// for longer, it is more surely the same prompt. Tells whether this is the first that shows the
     /// engine's tokens, too.
-    pub fn note(&mut self, model: &Model, found: Difference) -> bool {
-        let known = &mut self.models.entry(model.clone()).or_default().difference;
+    pub fn note(&mut self, subject: &Subject, found: Difference) -> bool {
+        let known = &mut self.subjects.entry(subject.clone()).or_default().difference;
         let is_plainer = known
             .as_ref()
             .is_none_or(|known| found.is_plainer_than(known));
@@ -245,41 +275,41 @@ impl Book {
     }
 
     /// What differed is of the past.
-    pub fn forget_difference(&mut self, model: &Model) {
-        if let Some(of_model) = self.models.get_mut(model) {
-            of_model.difference = None;
+    pub fn forget_difference(&mut self, subject: &Subject) {
+        if let Some(of_subject) = self.subjects.get_mut(subject) {
+            of_subject.difference = None;
         }
     }
 
-    pub fn of(&self, model: &Model) -> Option<&OfModel> {
-        self.models.get(model)
+    pub fn of(&self, subject: &Subject) -> Option<&OfSubject> {
+        self.subjects.get(subject)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&Model, &OfModel)> {
-        self.models.iter()
+    pub fn iter(&self) -> impl Iterator<Item = (&Subject, &OfSubject)> {
+        self.subjects.iter()
     }
 
-    pub fn trusts(&self, model: &Model, worker: WorkerId) -> bool {
-        self.models
-            .get(model)
-            .is_none_or(|of_model| of_model.trusts(&self.settings, worker))
+    pub fn trusts(&self, subject: &Subject, worker: WorkerId) -> bool {
+        self.subjects
+            .get(subject)
+            .is_none_or(|of_subject| of_subject.trusts(&self.settings, worker))
     }
 
     /// Whether a worker's last check found something else: what its engine tells should be remembered.
     pub fn suspects(&self, worker: WorkerId) -> bool {
-        let own = |of_model: &OfModel| {
-            of_model
+        let own = |of_subject: &OfSubject| {
+            of_subject
                 .workers
                 .get(&worker)
                 .is_some_and(|it| it.misses > 0)
         };
-        self.models.values().any(own)
+        self.subjects.values().any(own)
     }
 
     /// Forgets workers that left.
     pub fn retain(&mut self, is_there: impl Fn(WorkerId) -> bool) {
-        for of_model in self.models.values_mut() {
-            of_model.workers.retain(|worker, _| is_there(*worker));
+        for of_subject in self.subjects.values_mut() {
+            of_subject.workers.retain(|worker, _| is_there(*worker));
         }
     }
 }

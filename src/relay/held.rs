@@ -22,7 +22,9 @@ use crate::kv::forest::Forest;
 use crate::kv::index::Depth;
 use crate::kv::index::Index;
 use crate::kv::parity;
+use crate::kv::parity::Made;
 use crate::kv::parity::Parity;
+use crate::kv::parity::Subject;
 use crate::kv::predicted::Predicted;
 use crate::kv::subscriber::Board;
 use crate::kv::subscriber::Seats;
@@ -72,6 +74,8 @@ pub struct Exact {
     root: Root,
     len: usize,
     cuts: SmallVec<[Cut; 1]>,
+    /// How it came to be its tokens.
+    pub(super) made: Made,
     /// Whether the prompt goes on after these blocks, with an image and what follows it.
     pub(super) ends_early: bool,
     /// Kept where they are to be compared with what the engine tells.
@@ -110,8 +114,16 @@ impl Exact {
             root,
             len: token_ids.len(),
             cuts: cuts.collect(),
+            made: Made::Given,
             ends_early: false,
             tokens: None,
+        }
+    }
+
+    pub(super) fn subject(&self, group: &Group) -> Subject {
+        Subject {
+            model: group.model.clone(),
+            made: self.made,
         }
     }
 
@@ -131,7 +143,7 @@ impl Exact {
     pub(super) fn checked(&self, group: &Group) -> Option<parity::Prompt> {
         let tokens = self.tokens.clone()?;
         Some(parity::Prompt {
-            model: group.model.clone(),
+            subject: self.subject(group),
             bases: group.bases.clone(),
             root: self.root,
             tokens,
@@ -304,8 +316,8 @@ pub struct Held<'a> {
     blocks: &'a [Block],
     /// None where the prompt's tokens are not known.
     exact: Option<KnownByPlace>,
-    /// Some engines' events tell of other tokens.
-    has_alarms: bool,
+    /// The prompt's kind, while some engines' events tell of other tokens than the router's.
+    suspected: Option<Subject>,
     /// Places of the deepest holders, and what each that is predicted holds.
     places: SmallVec<[usize; 8]>,
     predicted: SmallVec<[(usize, u32); 8]>,
@@ -335,7 +347,10 @@ impl<'a> Held<'a> {
                 .exact
                 .as_ref()
                 .map(|exact| exact.ask(group, &caches.expected, credit, now, holders_max)),
-            has_alarms: caches.parity.has_alarms(),
+            suspected: match &prompt.exact {
+                Some(exact) if caches.parity.has_alarms() => Some(exact.subject(group)),
+                _ => None,
+            },
             places: SmallVec::new(),
             predicted: SmallVec::new(),
             others_max: 0,
@@ -345,7 +360,7 @@ impl<'a> Held<'a> {
         // Where all tell what they hold, there is nothing to predict.
         let all_tell = held.seats.are_all_heard() && !group.event_ranks.contains(&0);
         let is_known = held.exact.is_some() && known_tokens.is_none();
-        if !is_known || held.has_alarms || !all_tell {
+        if !is_known || held.suspected.is_some() || !all_tell {
             held.predict(holders_max, seed, known_tokens);
         }
         held.add_exact(holders_max, seed);
@@ -435,11 +450,11 @@ impl<'a> Held<'a> {
 
     /// Whether a worker's engine is not known to have other tokens.
     pub(super) fn is_trusted(&self, place: usize) -> bool {
-        let is_trusted = || {
-            let worker = self.group.workers[place].id;
-            self.caches.parity.trusts(&self.group.model, worker)
-        };
-        !self.has_alarms || is_trusted()
+        let worker = self.group.workers[place].id;
+        let parity = &self.caches.parity;
+        self.suspected
+            .as_ref()
+            .is_none_or(|subject| parity.trusts(subject, worker))
     }
 
     pub(super) fn known_by(&self, place: usize) -> KnownBy {

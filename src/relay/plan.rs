@@ -27,6 +27,7 @@ use crate::kv;
 use crate::kv::expected::Coming;
 use crate::kv::expected::Expected;
 use crate::kv::parity::Check;
+use crate::kv::parity::Made;
 use crate::kv::parity::Parity;
 use crate::kv::subscriber::Board;
 use crate::prompt;
@@ -90,7 +91,7 @@ impl Plan {
             return None;
         }
         let Some(prompt) = exact.checked(&self.group) else {
-            parity.skip(&self.group.model);
+            parity.skip(&exact.subject(&self.group));
             return None;
         };
         Some(parity.check(now, prompt, worker.id, worker.name.clone(), ranks))
@@ -124,6 +125,11 @@ impl Relay {
         let group = self.group(peek.model.as_deref())?;
         let model = self.models.of(&group.model);
         let salt = peek.cache_salt.as_deref();
+        let made = match api {
+            _ if peek.token_ids.is_some() => Made::Given,
+            Api::Completions => Made::Text,
+            _ => Made::Rendered,
+        };
         let found = match peek.token_ids.take() {
             Some(ids) => Some(Found::whole(ids)),
             None if api.generates() => self.tokens.of(api, &group, headers, body).await,
@@ -142,6 +148,7 @@ impl Relay {
         };
         let exact = found.as_ref().map(|found| {
             let mut exact = Exact::new(&self.caches.forest, &group, salt, &found.ids);
+            exact.made = made;
             exact.ends_early = found.ends_early();
             exact.keep(&self.caches.parity, &found.ids);
             exact

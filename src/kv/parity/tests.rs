@@ -5,13 +5,20 @@ use crate::observe;
 
 const MODEL: &str = "m";
 
+fn subject() -> Subject {
+    Subject {
+        model: MODEL.into(),
+        made: Made::Rendered,
+    }
+}
+
 fn book() -> Book {
     Book::new(Settings::default())
 }
 
 /// What turned, for the model and for the worker.
 fn take(book: &mut Book, worker: u32, outcome: Outcome) -> (Turn, Turn) {
-    book.take(observe::now(), &MODEL.into(), WorkerId(worker), outcome)
+    book.take(observe::now(), &subject(), WorkerId(worker), outcome)
 }
 
 fn take_all(book: &mut Book, worker: u32, outcome: Outcome, times: u32) -> Vec<(Turn, Turn)> {
@@ -22,7 +29,7 @@ fn take_all(book: &mut Book, worker: u32, outcome: Outcome, times: u32) -> Vec<(
 }
 
 fn trusts(book: &Book, worker: u32) -> bool {
-    book.trusts(&MODEL.into(), WorkerId(worker))
+    book.trusts(&subject(), WorkerId(worker))
 }
 
 #[test]
@@ -56,7 +63,7 @@ fn what_is_no_evidence_counts_for_nothing() {
     take_all(&mut book, 1, Outcome::Confirmed, 4);
     take_all(&mut book, 1, Outcome::Unproved, 99);
     assert_eq!(take_all(&mut book, 1, Outcome::Confirmed, 1).len(), 1);
-    let run = &book.of(&MODEL.into()).unwrap().run;
+    let run = &book.of(&subject()).unwrap().run;
     assert_eq!(run.share(), Some(5.0 / 25.0));
 }
 
@@ -102,12 +109,27 @@ fn where_all_differ_it_shows_before_each_has_been_asked_often() {
 }
 
 #[test]
+fn a_template_that_differs_is_found_though_texts_as_they_are_agree() {
+    let mut book = book();
+    let text = Subject {
+        made: Made::Text,
+        ..subject()
+    };
+    for _ in 0..20 {
+        let _ = book.take(observe::now(), &text, WorkerId(1), Outcome::Confirmed);
+        let _ = take(&mut book, 1, Outcome::Missing);
+    }
+    assert!(!trusts(&book, 1));
+    assert!(book.trusts(&text, WorkerId(1)));
+}
+
+#[test]
 fn workers_that_left_are_forgotten() {
     let mut book = book();
     take_all(&mut book, 1, Outcome::Missing, 20);
     take_all(&mut book, 2, Outcome::Missing, 1);
     book.retain(|worker| worker == WorkerId(2));
-    assert_eq!(book.of(&MODEL.into()).unwrap().workers.len(), 1);
+    assert_eq!(book.of(&subject()).unwrap().workers.len(), 1);
 }
 
 #[test]
@@ -148,8 +170,8 @@ proptest! {
             let _ = take(&mut book, worker, outcome);
             evidence.extend(outcome.agrees().map(|agrees| (worker, agrees)));
             let all: Vec<bool> = evidence.iter().map(|(_, agrees)| *agrees).collect();
-            let of_model = book.of(&MODEL.into()).unwrap();
-            prop_assert_eq!(of_model.run.is_up(), is_up(&all));
+            let of_subject = book.of(&subject()).unwrap();
+            prop_assert_eq!(of_subject.run.is_up(), is_up(&all));
             for worker in 0..3 {
                 let own: Vec<bool> = evidence.iter().filter(|it| it.0 == worker).map(|it| it.1).collect();
                 let agrees = own.len() >= clear_after as usize

@@ -24,9 +24,11 @@ use tracing::info;
 use tracing::warn;
 
 use super::Book;
+use super::Made;
 use super::Outcome;
 use super::Run;
 use super::Settings;
+use super::Subject;
 use super::Turn;
 use super::difference::Difference;
 use crate::ids::Model;
@@ -55,7 +57,7 @@ pub type Words = Arc<dyn Fn(&str, &[u32]) -> Option<String> + Send + Sync>;
 /// What is known of a prompt that goes to a worker.
 #[derive(Clone, Debug)]
 pub struct Prompt {
-    pub model: Model,
+    pub subject: Subject,
     /// Under which its blocks are known.
     pub bases: Vec<Model>,
     pub root: Root,
@@ -83,7 +85,7 @@ impl std::fmt::Debug for Parity {
 }
 
 /// Models with an alarm.
-type Verdicts = FxHashMap<Model, Distrust>;
+type Verdicts = FxHashMap<Subject, Distrust>;
 
 #[derive(Clone, Debug, Default)]
 struct Distrust {
@@ -121,7 +123,7 @@ impl Check {
     pub fn on_first_token(self) {
         let parity = self.parity.clone();
         if let Err(error) = parity.queue.try_send(self) {
-            parity.skip(&error.into_inner().prompt.model);
+            parity.skip(&error.into_inner().prompt.subject);
         }
     }
 }
@@ -138,6 +140,8 @@ impl Drop for Check {
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
     pub model: String,
+    /// How the prompts are made that this is about.
+    pub prompts: Made,
     /// Its events are not counted in routing, but for workers that agree.
     pub alarm: bool,
     pub alarm_age_s: Option<f64>,
@@ -175,17 +179,17 @@ impl Parity {
                 checks: registry.counters(
                     "warmroute_kv_parity_checks_total",
                     "Prompts whose blocks were looked for at their worker afterwards, by what was found.",
-                    &["model", "outcome"],
+                    &["model", "prompts", "outcome"],
                 ),
                 share: registry.real_gauges(
                     "warmroute_kv_parity_confirmed_share",
-                    "Of a model's last 128 such prompts, the share of which all blocks were there.",
-                    &["model"],
+                    "Of the last 128 such prompts, the share of which all blocks were there.",
+                    &["model", "prompts"],
                 ),
                 alarm: registry.gauges(
                     "warmroute_kv_parity_alarm",
                     "1 while a model's prompts are not counted by cache events, since engines have other tokens.",
-                    &["model"],
+                    &["model", "prompts"],
                 ),
             },
             settings,
@@ -227,8 +231,8 @@ impl Parity {
     }
 
     /// Counts a prompt that could have been checked, and is not.
-    pub fn skip(&self, model: &str) {
-        self.count(model, Outcome::Skipped);
+    pub fn skip(&self, subject: &Subject) {
+        self.count(subject, Outcome::Skipped);
     }
 
     /// Whether anybody is not trusted.
@@ -237,11 +241,11 @@ impl Parity {
         self.has_alarms.load(Relaxed)
     }
 
-    /// Whether a worker's events tell of this model's prompts.
-    pub fn trusts(&self, model: &Model, worker: WorkerId) -> bool {
+    /// Whether a worker's events tell of these prompts.
+    pub fn trusts(&self, subject: &Subject, worker: WorkerId) -> bool {
         self.verdicts
             .load()
-            .get(model)
+            .get(subject)
             .is_none_or(|distrust| distrust.but.contains(&worker) == distrust.is_of_all)
     }
 
@@ -251,45 +255,46 @@ impl Parity {
         let names = self.names.lock();
         let mut statuses: Vec<Status> = book
             .iter()
-            .map(|(model, of_model)| {
-                let run = &of_model.run;
+            .map(|(subject, of_all)| {
+                let run = &of_all.run;
                 let of_worker = |(worker, run): (&WorkerId, &Run)| OfWorker {
                     worker: names
                         .get(worker)
                         .map_or_else(String::new, |it| it.to_string()),
-                    is_trusted: book.trusts(model, *worker),
+                    is_trusted: book.trusts(subject, *worker),
                     confirmed_share: run.share(),
                     misses_in_a_row: run.misses(),
                 };
-                let mut workers: Vec<OfWorker> = of_model.workers.iter().map(of_worker).collect();
+                let mut workers: Vec<OfWorker> = of_all.workers.iter().map(of_worker).collect();
                 workers.sort_by(|a, b| a.worker.cmp(&b.worker));
                 let age = |since| now.saturating_duration_since(since).as_secs_f64();
                 Status {
-                    model: model.to_string(),
+                    model: subject.model.to_string(),
+                    prompts: subject.made,
                     alarm: run.is_up(),
                     alarm_age_s: run.alarm_since().map(age),
                     confirmed_share: run.share(),
                     misses_in_a_row: run.misses(),
                     checks: Outcome::ALL
                         .iter()
-                        .map(|outcome| (outcome.as_str(), self.counted(model, *outcome)))
+                        .map(|outcome| (outcome.as_str(), self.counted(subject, *outcome)))
                         .collect(),
-                    difference: of_model.difference.clone(),
+                    difference: of_all.difference.clone(),
                     workers,
                 }
             })
             .collect();
-        statuses.sort_by(|a, b| a.model.cmp(&b.model));
+        statuses.sort_by(|a, b| (&a.model, a.prompts).cmp(&(&b.model, b.prompts)));
         statuses
     }
 
-    fn counted(&self, model: &str, outcome: Outcome) -> u64 {
-        let labels = [model, outcome.as_str()];
+    fn counted(&self, subject: &Subject, outcome: Outcome) -> u64 {
+        let labels = [&*subject.model, subject.made.as_str(), outcome.as_str()];
         self.metrics.checks.with_label_values(&labels).get()
     }
 
-    fn count(&self, model: &str, outcome: Outcome) {
-        let labels = [model, outcome.as_str()];
+    fn count(&self, subject: &Subject, outcome: Outcome) {
+        let labels = [&*subject.model, subject.made.as_str(), outcome.as_str()];
         self.metrics.checks.with_label_values(&labels).inc();
     }
 
@@ -297,14 +302,14 @@ impl Parity {
     fn publish(&self, book: &Book) {
         let verdicts: Verdicts = book
             .iter()
-            .filter_map(|(model, of_model)| {
-                let is_of_all = of_model.run.is_up();
-                let workers = of_model.workers.keys().copied();
+            .filter_map(|(subject, of_all)| {
+                let is_of_all = of_all.run.is_up();
+                let workers = of_all.workers.keys().copied();
                 let but: FxHashSet<WorkerId> = workers
-                    .filter(|worker| book.trusts(model, *worker) == is_of_all)
+                    .filter(|worker| book.trusts(subject, *worker) == is_of_all)
                     .collect();
                 let distrust = Distrust { is_of_all, but };
-                (is_of_all || !distrust.but.is_empty()).then(|| (model.clone(), distrust))
+                (is_of_all || !distrust.but.is_empty()).then(|| (subject.clone(), distrust))
             })
             .collect();
         let has_alarms = !verdicts.is_empty();
@@ -391,7 +396,7 @@ impl Watcher {
                 check,
             }),
             // A tree that is not whole says nothing about what is missing in it.
-            _ => self.parity.count(&check.prompt.model, Outcome::Unproved),
+            _ => self.parity.count(&check.prompt.subject, Outcome::Unproved),
         }
     }
 
@@ -414,10 +419,10 @@ impl Watcher {
     fn settle(&self, now: Instant, pending: &Pending, outcome: Outcome, board: &Board) {
         let parity = &self.parity;
         let Check { prompt, worker, .. } = &pending.check;
-        let (model, worker) = (&prompt.model, *worker);
-        parity.count(model, outcome);
+        let (subject, worker) = (&prompt.subject, *worker);
+        parity.count(subject, outcome);
         let mut book = parity.book.lock();
-        let (of_model, of_worker) = book.take(now, model, worker, outcome);
+        let (of_all, of_worker) = book.take(now, subject, worker, outcome);
         parity
             .names
             .lock()
@@ -433,42 +438,45 @@ impl Watcher {
                 );
                 found.our_text = self.text(prompt, &found.ours);
                 found.their_text = self.text(prompt, &found.theirs);
-                shows_difference = book.note(model, found);
+                shows_difference = book.note(subject, found);
             }
-            Outcome::Confirmed if of_model == Turn::Cleared => book.forget_difference(model),
+            Outcome::Confirmed if of_all == Turn::Cleared => book.forget_difference(subject),
             Outcome::Confirmed | Outcome::Unproved | Outcome::Skipped => {}
         }
         board.record(worker, book.suspects(worker));
-        if let Some(of_model) = book.of(model) {
-            let share = of_model.run.share().unwrap_or(1.0);
+        if let Some(of_all) = book.of(subject) {
+            let share = of_all.run.share().unwrap_or(1.0);
             let metrics = &parity.metrics;
-            metrics.share.with_label_values(&[&**model]).set(share);
-            let alarm = metrics.alarm.with_label_values(&[&**model]);
-            alarm.set(of_model.run.is_up().into());
+            let labels = [&*subject.model, subject.made.as_str()];
+            metrics.share.with_label_values(&labels).set(share);
+            let alarm = metrics.alarm.with_label_values(&labels);
+            alarm.set(of_all.run.is_up().into());
         }
         let name = &pending.check.name;
-        let is_raised = of_model == Turn::Raised || of_worker == Turn::Raised;
-        let is_up = !book.trusts(model, worker);
-        if let Some(of) = book.of(model)
+        let is_raised = of_all == Turn::Raised || of_worker == Turn::Raised;
+        let is_up = !book.trusts(subject, worker);
+        if let Some(of) = book.of(subject)
             && (is_raised || is_up && shows_difference)
         {
-            tell(model, name, of.difference.as_ref());
-        } else if of_model == Turn::Cleared || of_worker == Turn::Cleared {
+            tell(subject, name, of.difference.as_ref());
+        } else if of_all == Turn::Cleared || of_worker == Turn::Cleared {
             let worker = &**name;
             info!(
-                model = &**model,
-                worker, "an engine's tokens are this router's again; its cache events count"
+                model = &*subject.model,
+                prompts = subject.made.as_str(),
+                worker,
+                "an engine's tokens are this router's again; its cache events count"
             );
         }
         // Also a worker that agrees again while others do not is news for routing.
-        if parity.has_alarms.load(Relaxed) || of_model != Turn::None || of_worker != Turn::None {
+        if parity.has_alarms.load(Relaxed) || of_all != Turn::None || of_worker != Turn::None {
             parity.publish(&book);
         }
     }
 
     /// An adapter's tokens are its base's.
     fn text(&self, prompt: &Prompt, tokens: &[u32]) -> Option<String> {
-        let mut models = std::iter::once(&prompt.model).chain(&prompt.bases);
+        let mut models = std::iter::once(&prompt.subject.model).chain(&prompt.bases);
         match tokens {
             [] => None,
             tokens => models.find_map(|model| (self.words)(model, tokens)),
@@ -477,21 +485,22 @@ impl Watcher {
 }
 
 /// Once when the alarm is raised, and once more if the engine's tokens are only known later.
-fn tell(model: &Model, worker: &str, difference: Option<&Difference>) {
+fn tell(subject: &Subject, worker: &str, difference: Option<&Difference>) {
     let text = |text: Option<&String>, tokens: &[u32]| match (text, tokens) {
         (Some(text), _) => format!("{text:?}"),
         (None, []) => "not known yet".to_owned(),
         (None, tokens) => format!("tokens {tokens:?}"),
     };
     warn!(
-        model = &**model,
+        model = &*subject.model,
+        prompts = subject.made.as_str(),
         worker,
         block = difference.map(|it| it.block),
         blocks = difference.map(|it| it.blocks),
         ours = difference.map(|it| text(it.our_text.as_ref(), &it.ours)),
         theirs = difference.map(|it| text(it.their_text.as_ref(), &it.theirs)),
         "an engine has other tokens than this router: tokenizer or chat template differ; cache events do \
-         not count for this model until they agree"
+         not count for such prompts until they agree"
     );
 }
 
