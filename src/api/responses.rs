@@ -1,0 +1,3 @@
+//! The Responses API: its state is the router's, engines see one stateless request each.
+
+mod members;
