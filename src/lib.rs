@@ -9,6 +9,7 @@ pub mod http;
 pub mod fleet;
 pub mod kv;
 pub mod prompt;
+pub mod store;
 
 pub mod routing;
 
