@@ -4,6 +4,7 @@
 pub mod error;
 mod models;
 mod request_id;
+mod responses;
 
 use std::future::Future;
 use std::sync::Arc;
