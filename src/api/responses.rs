@@ -1,6 +1,9 @@
 //! The Responses API: its state is the router's, engines see one stateless request each.
 
+mod events;
+mod frames;
 mod input;
 mod item;
 mod members;
+mod object;
 mod request;

@@ -9,6 +9,7 @@ mod open;
 use std::io::Write as _;
 
 use serde::Deserialize;
+use serde::Deserializer;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
@@ -111,8 +112,14 @@ struct Seen<'a> {
     error: Option<&'a RawValue>,
     #[serde(borrow)]
     message: Option<&'a RawValue>,
-    #[serde(borrow)]
+    /// Some of older engines' are null, which no client takes.
+    #[serde(borrow, default, deserialize_with = "given")]
     logprobs: Option<&'a RawValue>,
+}
+
+/// A value that is there, though it be null.
+fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
 }
 
 /// What takes the place of a member's value.
@@ -337,16 +344,10 @@ impl Stream {
         if let Some(raw) = seen.part {
             put_part(&mut part, raw.get());
         }
-        let has_place = |raw: Option<&RawValue>, place: Option<u64>| {
-            let place = place?;
-            let raw = raw?;
-            // Mostly it is right already.
-            (raw.get().parse() != Ok(place)).then_some(raw)
-        };
         let edits = [
             (seen.item_id.filter(|_| id.is_some()), New::Json(id.unwrap_or_default())),
-            (has_place(seen.output_index, place), New::Number(place.unwrap_or_default())),
-            (has_place(seen.content_index, content), New::Number(content.unwrap_or_default())),
+            (misplaced(seen.output_index, place), New::Number(place.unwrap_or_default())),
+            (misplaced(seen.content_index, content), New::Number(content.unwrap_or_default())),
             (seen.part, New::Json(&part)),
             (
                 seen.logprobs.filter(|it| it.get() == "null"),
@@ -512,6 +513,12 @@ impl Stream {
         }
         out.extend_from_slice(b"\n\n");
     }
+}
+
+/// A place that is not the one we count. Mostly there is none.
+fn misplaced(raw: Option<&RawValue>, place: Option<u64>) -> Option<&RawValue> {
+    let place = place?;
+    raw.filter(|raw| raw.get().parse() != Ok(place))
 }
 
 /// Where the engine puts the item.

@@ -5,7 +5,6 @@ use std::io::Write as _;
 use super::quoted;
 use crate::api::responses::item;
 use crate::api::responses::item::Ids;
-use crate::api::responses::members;
 use crate::api::responses::members::Members;
 use crate::api::responses::members::put;
 
@@ -73,6 +72,7 @@ impl Open {
         let kind = match kind.as_deref() {
             Some("refusal") => PartKind::Refusal,
             Some("reasoning_text") => PartKind::Reasoning,
+            None if self.kind == Kind::Reasoning => PartKind::Reasoning,
             _ => PartKind::Text,
         };
         self.parts.push(Part {
@@ -204,10 +204,4 @@ impl Part {
             PartKind::Reasoning => write!(out, r#"{{"type":"reasoning_text","text":"{text}"}}"#),
         };
     }
-}
-
-/// Whether a text could stand in a JSON string as it is: for tests.
-#[cfg(test)]
-pub(super) fn is_escaped(text: &str) -> bool {
-    members::text(&format!("\"{text}\"")).is_some()
 }
