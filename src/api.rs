@@ -5,7 +5,10 @@ pub mod error;
 mod models;
 mod request_id;
 mod responses;
+mod splice;
+pub mod tenant;
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +22,7 @@ use hyper::Response;
 use hyper::body::Body as _;
 use hyper::body::Incoming;
 use hyper::header::ALLOW;
+use hyper::header::AUTHORIZATION;
 use hyper::header::HeaderValue;
 use prometheus::IntCounterVec;
 use serde::Deserialize;
@@ -26,6 +30,9 @@ use serde::Serialize;
 use tracing::debug;
 
 use self::error::ApiError;
+use self::tenant::Admitted;
+use self::tenant::Tenants;
+use crate::carrier::Ring;
 use crate::http;
 use crate::http::client::origin_form;
 use crate::ids::RequestId;
@@ -59,6 +66,8 @@ impl Default for Settings {
 #[derive(Debug)]
 pub struct ApiServer {
     settings: Settings,
+    tenants: Tenants,
+    ring: Arc<Ring>,
     relay: Arc<Relay>,
     refused: IntCounterVec,
 }
@@ -102,7 +111,13 @@ fn route(method: &Method, path: &str) -> Route {
 }
 
 impl ApiServer {
-    pub fn new(settings: Settings, relay: Arc<Relay>, registry: &Registry) -> Arc<Self> {
+    pub fn new(
+        settings: Settings,
+        tenants: &[tenant::Listed],
+        ring: Arc<Ring>,
+        relay: Arc<Relay>,
+        registry: &Registry,
+    ) -> Arc<Self> {
         let refused = registry.counters(
             "warmroute_refused_total",
             "Requests that were answered with an error of the router's own, by status and code.",
@@ -110,9 +125,16 @@ impl ApiServer {
         );
         Arc::new(Self {
             settings,
+            tenants: Tenants::new(tenants, registry),
+            ring,
             relay,
             refused,
         })
+    }
+
+    /// What opens and signs the state that clients keep.
+    pub fn ring(&self) -> &Ring {
+        &self.ring
     }
 
     /// Answers a request. Every answer carries `x-request-id`: the client's own, or ours.
@@ -138,12 +160,17 @@ impl ApiServer {
 
     async fn answer(
         &self,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         id: RequestId,
         client_id: &HeaderValue,
     ) -> Result<Response<http::Body>, ApiError> {
+        let admitted = self.tenants.admit(request.headers())?;
+        if self.tenants.ask_for_keys() {
+            // It was for us.
+            request.headers_mut().remove(AUTHORIZATION);
+        }
         match route(request.method(), request.uri().path()) {
-            Route::Relay(api) => self.carry(api, request, id, client_id).await,
+            Route::Relay(api) => self.carry(api, admitted, request, id, client_id).await,
             Route::Models => Ok(models::list(&self.relay.fleet().snapshot())),
             Route::Model => {
                 let name = request.uri().path().trim_start_matches("/v1/models/");
@@ -166,6 +193,7 @@ impl ApiServer {
     async fn carry(
         &self,
         api: Api,
+        admitted: &Admitted,
         request: Request<Incoming>,
         id: RequestId,
         client_id: &HeaderValue,
@@ -173,16 +201,26 @@ impl ApiServer {
         let begun = observe::now();
         let (head, body) = request.into_parts();
         let body = read(body, &self.settings).await?;
-        debug!(%id, client_id = ?client_id, api = api.as_str(), bytes = body.len(), "request");
-        let job = relay::Job {
+        debug!(
+            %id, client_id = ?client_id, tenant = %admitted.tenant, api = api.as_str(),
+            bytes = body.len(), "request"
+        );
+        let mut peek = prompt::peek(api, &body, self.relay.block_bytes())?;
+        let mut job = relay::Job {
             api,
             target: origin_form(&head.uri),
             headers: &head.headers,
-            body,
+            body: body.clone(),
             id,
             begun,
         };
-        let peek = prompt::peek(api, &job.body, self.relay.block_bytes())?;
+        if let Some(salt) = admitted.cache_salt.as_deref().filter(|_| api.generates()) {
+            if peek.has_cache_salt {
+                return Err(ApiError::salted_already());
+            }
+            job.body = splice::first_field(&body, &salt.field);
+            peek.cache_salt = Some(Cow::Borrowed(&salt.text));
+        }
         Ok(self.relay.run(&job, peek).await?)
     }
 }

@@ -16,6 +16,7 @@ use tracing::warn;
 use crate::admin::AdminServer;
 use crate::admin::KvPages;
 use crate::api::ApiServer;
+use crate::carrier::Ring;
 use crate::config;
 use crate::config::Config;
 use crate::fleet::discovery;
@@ -163,7 +164,13 @@ impl App {
             tasks.clone(),
             config.api.requests.body_bytes_max,
         );
-        let api_server = ApiServer::new(config.api.requests.clone(), relay, &metrics);
+        let api_server = ApiServer::new(
+            config.api.requests.clone(),
+            &config.tenants,
+            Arc::new(ring(config, &metrics)?),
+            relay,
+            &metrics,
+        );
         tasks.spawn(server::serve(
             api,
             config.api.connections.clone(),
@@ -225,6 +232,21 @@ impl App {
         }
         self.admin_tasks.drain(ADMIN_DRAIN).await;
     }
+}
+
+/// What signs the state that clients keep.
+fn ring(config: &Config, metrics: &Registry) -> io::Result<Ring> {
+    let settings = config.responses.carrier.clone();
+    let mut own = [0; 32];
+    if settings.keys.is_empty() {
+        getrandom::fill(&mut own).map_err(io::Error::other)?;
+        warn!(
+            "responses.carrier.keys is empty; what clients are given of their conversations' state \
+             cannot be used after a restart"
+        );
+    }
+    // The configuration was checked.
+    Ring::new(settings, own, metrics).map_err(|problems| io::Error::other(format!("{problems:?}")))
 }
 
 fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {

@@ -12,6 +12,8 @@ use self::document::Document;
 use self::document::Outside;
 use self::document::Problems;
 use crate::api;
+use crate::api::tenant;
+use crate::carrier;
 use crate::fleet::Member;
 use crate::fleet::breaker;
 use crate::fleet::discovery::Listed;
@@ -45,6 +47,9 @@ pub struct Config {
     pub events: Events,
     pub predicted: predicted::Settings,
     pub relay: relay::Settings,
+    pub tenants: Vec<tenant::Listed>,
+    pub replicas: Replicas,
+    pub responses: Responses,
     pub log: observe::Settings,
     pub runtime: Runtime,
 }
@@ -187,6 +192,24 @@ pub struct Events {
     pub stream: stream::Settings,
     pub zmq: zmq::Settings,
     pub grpc: grpc::Settings,
+}
+
+/// How many routers serve this configuration under one name.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Replicas(pub u32);
+
+impl Default for Replicas {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+/// The state of the Responses API.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Responses {
+    pub carrier: carrier::Settings,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -4,6 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use sha2::Digest;
+use sha2::Sha256;
+
 /// One worker for as long as the fleet lists it. A worker that leaves and comes back gets a new
 /// number, so nothing learnt of the old process can be taken for the new one's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,12 +69,26 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// A tenant in keys, ids and sealed texts: a tag derived of its name, never of its API key.
+/// Whose data something is: 16 hex digits made from a tenant's name. It is part of every key of the
+/// store and of every carrier, so what belongs to somebody else is not refused but simply not there.
+///
+/// Made from the name and nothing else: were a secret in it, a change of the secret would lose what
+/// is stored. Names are no secrets, and API keys never go in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant([u8; Tenant::LENGTH]);
 
 impl Tenant {
     const LENGTH: usize = 16;
+    /// The name of the one tenant there is where none are configured.
+    pub const DEFAULT: &str = "default";
+
+    pub fn of(name: &str) -> Self {
+        let digest = Sha256::new()
+            .chain_update("warmroute tenant v1\0")
+            .chain_update(name)
+            .finalize();
+        Self(hex(&digest))
+    }
 
     /// The tag as 16 lower-case hex digits.
     pub fn tagged(tag: u64) -> Self {
@@ -83,6 +100,12 @@ impl Tenant {
 
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).expect("made of ASCII")
+    }
+}
+
+impl Default for Tenant {
+    fn default() -> Self {
+        Self::of(Self::DEFAULT)
     }
 }
 
@@ -191,11 +214,29 @@ impl fmt::Display for NotOurs {
 
 impl std::error::Error for NotOurs {}
 
+/// The first `N` hex digits of some bytes.
+pub fn hex<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    let mut digits = [b'0'; N];
+    for (place, digit) in digits.iter_mut().enumerate() {
+        let shift = if place % 2 == 0 { 4 } else { 0 };
+        *digit = HEX[usize::from(bytes[place / 2] >> shift) & 15];
+    }
+    digits
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_tenant_is_its_name_on_every_replica_and_release() {
+        assert_eq!(Tenant::of("default").as_str(), "62ce1639fe60da0a");
+        assert_eq!(Tenant::default(), Tenant::of("default"));
+        assert_ne!(Tenant::of("a"), Tenant::of("A"));
+    }
 
     #[test]
     fn a_request_id_shows_its_random_bits() {

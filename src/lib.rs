@@ -6,6 +6,7 @@ pub mod secret;
 
 pub mod http;
 
+pub mod carrier;
 pub mod fleet;
 pub mod kv;
 pub mod prompt;

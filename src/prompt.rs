@@ -75,6 +75,8 @@ pub struct Peek<'a> {
     pub session_id: Option<Cow<'a, str>>,
     /// Keeps prompts of different salts apart in the engine's cache.
     pub cache_salt: Option<Cow<'a, str>>,
+    /// Whether the body has the key `cache_salt`, whatever its value.
+    pub has_cache_salt: bool,
     pub prompt: Prompt,
     /// A completion's prompt itself, where it is one and given as token ids.
     pub token_ids: Option<Vec<u32>>,
@@ -220,7 +222,10 @@ impl<'de> Visitor<'de> for &mut Looker<'de> {
                     self.peek.prompt_cache_key = map.next_value::<Text<'de>>()?.0
                 }
                 Key::SessionId => self.peek.session_id = map.next_value::<Text<'de>>()?.0,
-                Key::CacheSalt => self.peek.cache_salt = map.next_value::<Text<'de>>()?.0,
+                Key::CacheSalt => {
+                    self.peek.has_cache_salt = true;
+                    self.peek.cache_salt = map.next_value::<Text<'de>>()?.0;
+                }
                 Key::Stream => self.peek.is_stream = map.next_value::<Flag>()?.0,
                 Key::Part(section) => {
                     self.cutter.begin(section);

@@ -99,6 +99,22 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "invalid_header", message).param(name)
     }
 
+    pub(super) fn no_key() -> Self {
+        let message = "no API key was given; send it as `Authorization: Bearer KEY`";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    pub(super) fn unknown_key() -> Self {
+        let message = "the API key is not known here";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    pub(super) fn salted_already() -> Self {
+        let message =
+            "`cache_salt` is set by the router for this API key and cannot be part of a request";
+        Self::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).param("cache_salt")
+    }
+
     pub(super) fn unknown_model(name: &str) -> Self {
         let message = format!("the model `{name}` does not exist");
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
@@ -119,6 +135,12 @@ impl ApiError {
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/json"),
         );
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, scheme);
+        }
         if let Some(pause) = self.retry_after {
             response.headers_mut().insert(
                 header::RETRY_AFTER,

@@ -8,6 +8,7 @@ use super::Events;
 use super::Fleet;
 use super::document::Document;
 use super::document::Problems;
+use crate::api::tenant;
 use crate::fleet::discovery::bearer;
 use crate::observe;
 use crate::relay::KeySource;
@@ -20,6 +21,8 @@ pub(super) fn check(mut document: Document<'_>) -> Result<Config, Problems> {
         check_fleet(&config.fleet, &mut wrong);
         check_routing(config, &mut wrong);
         check_limits(config, &mut wrong);
+        check_tenants(config, &mut wrong);
+        check_carrier(config, &mut wrong);
         if let Err(error) = observe::check_level(&config.log.level) {
             wrong("log.level", error);
         }
@@ -149,6 +152,39 @@ fn check_routing(config: &Config, wrong: &mut Wrong<'_>) {
                 format!("`{}` is listed twice", model.name),
             );
         }
+    }
+}
+
+fn check_tenants(config: &Config, wrong: &mut Wrong<'_>) {
+    for (key, error) in tenant::check(&config.tenants) {
+        wrong(&format!("tenants{key}"), error);
+    }
+}
+
+fn check_carrier(config: &Config, wrong: &mut Wrong<'_>) {
+    let carrier = &config.responses.carrier;
+    for (key, error) in carrier.check().err().unwrap_or_default() {
+        wrong(&format!("responses.carrier.{key}"), error);
+    }
+    let body_bytes_max = config.api.requests.body_bytes_max;
+    if carrier.bytes_max >= body_bytes_max {
+        wrong(
+            "responses.carrier.bytes_max",
+            format!(
+                "a client could not send one back: api.requests.body_bytes_max is {body_bytes_max}"
+            ),
+        );
+    }
+    if config.replicas.0 == 0 {
+        wrong("replicas", "must be at least 1".to_owned());
+    }
+    if carrier.keys.is_empty() && config.replicas.0 > 1 {
+        wrong(
+            "responses.carrier.keys",
+            "is empty, and each of several replicas would make its own key and refuse what the others \
+             signed; give all of them the same (`openssl rand -hex 32` makes one)"
+                .to_owned(),
+        );
     }
 }
 

@@ -16,3 +16,4 @@ mod kv_events;
 mod proxy;
 mod routing;
 mod stub;
+mod tenants;
