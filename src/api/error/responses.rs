@@ -6,6 +6,7 @@ use std::time::Duration;
 use hyper::StatusCode;
 
 use super::ApiError;
+use crate::carrier::Refused;
 
 impl ApiError {
     fn bad(code: &'static str, param: &str, message: impl Into<String>) -> Self {
@@ -130,6 +131,14 @@ impl ApiError {
         let end: String = end.into_iter().collect();
         let message = format!("The encrypted content {start}...{end} could not be verified.");
         Self::bad("invalid_encrypted_content", "", message)
+    }
+
+    pub(in crate::api) fn refused_content(refused: &Refused) -> Self {
+        Self::bad("invalid_encrypted_content", "", refused.to_string())
+    }
+
+    pub(in crate::api) fn too_large_to_carry(why: &dyn Display) -> Self {
+        Self::bad("", "input", why.to_string())
     }
 
     pub(in crate::api) fn foreground_cancel() -> Self {

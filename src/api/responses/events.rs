@@ -20,11 +20,13 @@ use super::frames::Frames;
 use super::members;
 use super::members::Members;
 use super::members::put_text;
+use super::object::List;
 use super::object::Outcome;
 use super::object::Shape;
 use super::object::put_item;
 use super::object::put_part;
 use super::object::with_output;
+use super::sealing::Sealer;
 use crate::store::Status;
 
 /// The names of the events that carry what a model thinks.
@@ -64,8 +66,9 @@ struct Stream {
     /// Items that were added, whether they are done or not.
     added: usize,
     open: SmallVec<[Open; 2]>,
-    /// Those that are done, as they were told.
-    done: Vec<Vec<u8>>,
+    /// Those that are done.
+    done: List,
+    sealer: Option<Sealer>,
     /// The last item that is done: it is told as completed once something follows it.
     held: Option<Held>,
     bytes: usize,
@@ -133,7 +136,8 @@ const UNREADABLE: &str = "the engine sent an event that cannot be read";
 const TOO_LONG: &str = "the answer is longer than the router allows";
 
 impl Events {
-    pub(super) fn new(shape: Shape, limits: Limits) -> Self {
+    /// With a sealer a client is given its model's thoughts sealed, too.
+    pub(super) fn new(shape: Shape, limits: Limits, sealer: Option<Sealer>) -> Self {
         Self {
             frames: Some(Frames::new(limits.bytes_max)),
             stream: Stream {
@@ -143,7 +147,8 @@ impl Events {
                 next: 0,
                 added: 0,
                 open: SmallVec::new(),
-                done: Vec::new(),
+                done: List::default(),
+                sealer,
                 held: None,
                 bytes: 0,
             },
@@ -178,6 +183,21 @@ impl Events {
         &self.stream.shape
     }
 
+    /// An item of the router's own, after the engine's.
+    pub(super) fn add_item(&mut self, added: &[u8], done: &[u8], out: &mut Vec<u8>) {
+        let place = self.stream.added;
+        self.stream.added += 1;
+        let names = ["response.output_item.added", "response.output_item.done"];
+        for (name, item) in names.into_iter().zip([added, done]) {
+            self.stream.tell_item(name, place, item, out);
+        }
+    }
+
+    /// Where an item would be that is added now.
+    pub(super) fn place(&self) -> usize {
+        self.stream.added
+    }
+
     /// The last words. `response` is the object without its output.
     pub(super) fn end(&mut self, response: &[u8], outcome: &Outcome, out: &mut Vec<u8>) {
         let name = match outcome.status {
@@ -188,7 +208,7 @@ impl Events {
                 "response.incomplete"
             }
         };
-        let response = with_output(response, &outcome.output);
+        let response = with_output(response, outcome.told());
         self.stream.tell_response(name, &response, out);
         out.extend_from_slice(b"data: [DONE]\n\n");
     }
@@ -256,7 +276,7 @@ impl Stream {
         let place = self.added;
         let mut told = Vec::with_capacity(item.len() + 64);
         let written = put_item(&mut told, item, &self.shape.ids, place, "in_progress");
-        let Some(open) = written.and_then(|()| Open::new(item, index(seen), place, &self.shape.ids))
+        let Some(open) = written.and_then(|_| Open::new(item, index(seen), place, &self.shape.ids))
         else {
             return Some(self.fail(UNREADABLE, out));
         };
@@ -300,17 +320,24 @@ impl Stream {
         let is_cut = status != Status::Completed;
         let status = if is_cut { "incomplete" } else { "completed" };
         let mut told = Vec::with_capacity(item.len() + 64);
-        if put_item(&mut told, &item, &self.shape.ids, place, status).is_some() {
-            self.tell_done(place, told, out);
+        if let Some(kind) = put_item(&mut told, &item, &self.shape.ids, place, status) {
+            self.tell_done(&kind, place, told, out);
         }
     }
 
-    fn tell_done(&mut self, place: usize, item: Vec<u8>, out: &mut Vec<u8>) {
-        self.head("response.output_item.done", out);
+    fn tell_done(&mut self, kind: &str, place: usize, item: Vec<u8>, out: &mut Vec<u8>) {
+        let sealer = self.sealer.as_ref().filter(|_| kind == "reasoning");
+        let sealed = sealer.and_then(|sealer| sealer.reasoning(&item));
+        let told = sealed.as_ref().unwrap_or(&item);
+        self.tell_item("response.output_item.done", place, told, out);
+        self.done.push(item, sealed);
+    }
+
+    fn tell_item(&mut self, name: &str, place: usize, item: &[u8], out: &mut Vec<u8>) {
+        self.head(name, out);
         let _ = write!(out, r#","output_index":{place},"item":"#);
-        out.extend_from_slice(&item);
+        out.extend_from_slice(item);
         out.extend_from_slice(b"}\n\n");
-        self.done.push(item);
     }
 
     /// A delta, or any other event within an item.
@@ -364,18 +391,23 @@ impl Stream {
 
     /// The engine says how it ended.
     fn on_ended(&mut self, ended: &Members<'_>, out: &mut Vec<u8>) -> Outcome {
-        let Some(mut outcome) = Outcome::of_engine(ended, &self.shape.ids) else {
+        let Some(mut outcome) = Outcome::of_engine(ended) else {
             return self.fail("the engine ended the stream while the answer went on", out);
         };
         let is_last = self.held.as_ref().is_some_and(|it| it.place + 1 == self.added);
-        let status = if is_last { outcome.status } else { Status::Completed };
-        // A response that failed has what came before as it was.
-        let status = if status == Status::Failed { Status::Completed } else { status };
+        let is_cut = is_last && outcome.status == Status::Incomplete;
+        let status = if is_cut { Status::Incomplete } else { Status::Completed };
         self.release(status, out);
         self.close(outcome.status, out);
+        // Items that were told one by one are those that the client has.
         let told = ended.get("output").and_then(members::list);
-        if told.is_none_or(|items| items.len() < self.done.len()) {
-            outcome.output = self.output();
+        if told.is_none_or(|items| items.len() <= self.added) {
+            (outcome.output, outcome.told) = self.done.finish();
+        } else {
+            let (ids, sealer) = (&self.shape.ids, self.sealer.as_ref());
+            if outcome.read_output(ended, ids, sealer).is_none() {
+                return self.fail(UNREADABLE, out);
+            }
         }
         self.phase = Phase::Ended;
         outcome
@@ -396,8 +428,10 @@ impl Stream {
         self.release(Status::Completed, out);
         self.close(Status::Failed, out);
         self.phase = Phase::Ended;
+        let (output, told) = self.done.finish();
         Outcome {
-            output: self.output(),
+            output,
+            told,
             ..Outcome::failed("server_error", message)
         }
     }
@@ -415,14 +449,10 @@ impl Stream {
             }
             let mut item = Vec::new();
             let raw = open.item();
-            if put_item(&mut item, &raw, &self.shape.ids, open.place, status).is_some() {
-                self.tell_done(open.place, item, out);
+            if let Some(kind) = put_item(&mut item, &raw, &self.shape.ids, open.place, status) {
+                self.tell_done(&kind, open.place, item, out);
             }
         }
-    }
-
-    fn output(&self) -> Vec<u8> {
-        [b"[".as_slice(), &self.done.join(b",".as_slice()), b"]"].concat()
     }
 
     fn tell_response(&mut self, name: &str, response: &[u8], out: &mut Vec<u8>) {

@@ -22,6 +22,9 @@ use super::members::Members;
 use super::members::put;
 use super::members::put_text;
 use super::request::is_id_byte;
+use super::sealing::Brought;
+use super::sealing::Opener;
+use super::sealing::is_ours;
 use super::super::error::ApiError;
 use crate::ids::ResponseId;
 
@@ -55,14 +58,29 @@ pub(super) struct OwnItem {
 /// Items that `item_reference`s name, as they were stored.
 pub(super) type Referenced = HashMap<String, String>;
 
+/// What an input is read with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading<'a> {
+    pub(super) ids: &'a Ids,
+    pub(super) referenced: &'a Referenced,
+    pub(super) opener: Opener<'a>,
+    /// Whether fine ids of the caller's own are kept. Where items of several requests lie together, two
+    /// could be the same.
+    pub(super) keeps_ids: bool,
+    /// What errors call the list.
+    pub(super) param: &'a str,
+}
+
 impl Own {
-    /// Normalises `input` as it is written (a string or a list). `param` names it in errors.
-    pub(super) fn read(
-        input: Option<&str>,
-        ids: &Ids,
-        referenced: &Referenced,
-        param: &str,
-    ) -> Result<Self, ApiError> {
+    /// Normalises `input` as it is written (a string or a list).
+    pub(super) fn read(input: Option<&str>, with: &Reading<'_>) -> Result<Self, ApiError> {
+        let Reading {
+            ids,
+            referenced,
+            opener,
+            keeps_ids,
+            param,
+        } = *with;
         let mut own = Self::default();
         let Some(input) = input else {
             return Ok(own);
@@ -81,6 +99,8 @@ impl Own {
         let mut used = FxHashSet::default();
         for (place, raw) in raw.into_iter().enumerate() {
             let at = || format!("{param}[{place}]");
+            // Outlives the item that is read from it.
+            let opened;
             let mut item = Item::read(raw, &at())?;
             if item.kind == Kind::Reference {
                 let id = item
@@ -91,8 +111,20 @@ impl Own {
                     .ok_or_else(|| ApiError::unknown_item(&id))?;
                 item = Item::read(raw, &at())?;
             }
+            if item.kind == Kind::Reasoning
+                && let Some(sealed) = item.members.text("encrypted_content")
+                && is_ours(&sealed)
+            {
+                match opener.item(&sealed)? {
+                    Brought::Nothing => continue,
+                    Brought::Item(raw) => opened = raw,
+                }
+                item = Item::read(&opened, &at())?;
+            }
             let id = item.id().filter(|id| {
-                (1..=ID_LENGTH_MAX).contains(&id.len()) && id.bytes().all(is_id_byte)
+                keeps_ids
+                    && (1..=ID_LENGTH_MAX).contains(&id.len())
+                    && id.bytes().all(is_id_byte)
             });
             let id = match id {
                 Some(id) if used.insert(id.to_string()) => id.into_owned(),

@@ -3,6 +3,8 @@
 //! It is rebuilt and not passed on, because engines leave members out, fill in their own and tell of
 //! each other's business. Every member that clients require is always there.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -13,6 +15,7 @@ use super::members::Members;
 use super::members::put;
 use super::members::put_text;
 use super::request::Create;
+use super::sealing::Sealer;
 use crate::store::Status;
 
 /// What of a Response does not change while it is made.
@@ -46,8 +49,10 @@ pub(super) struct Header<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Outcome {
     pub(super) status: Status,
-    /// Array of items.
+    /// Array of items, as they are kept.
     pub(super) output: Vec<u8>,
+    /// As they are told, where that is not the same.
+    pub(super) told: Option<Vec<u8>>,
     pub(super) usage: Option<Usage>,
     /// Why it is incomplete.
     pub(super) reason: Option<String>,
@@ -87,6 +92,7 @@ impl Outcome {
         Self {
             status: Status::Failed,
             output: b"[]".to_vec(),
+            told: None,
             usage: None,
             reason: None,
             error: Some(Failure {
@@ -96,51 +102,104 @@ impl Outcome {
         }
     }
 
-    /// Reads an engine's Response object. `None` where it is none, or has not ended.
-    pub(super) fn of_engine(members: &Members<'_>, ids: &Ids) -> Option<Self> {
-        let status = Status::parse(&members.text("status")?)?;
-        let mut outcome = Self {
+    /// How an engine's Response object says that it ended, without its output. `None` where it is none,
+    /// or has not ended.
+    pub(super) fn of_engine(members: &Members<'_>) -> Option<Self> {
+        let status = match Status::parse(&members.text("status")?)? {
             // Whoever runs it did not cancel it.
-            status: match status {
-                Status::Cancelled => Status::Failed,
-                Status::Queued | Status::InProgress => return None,
-                ended => ended,
-            },
-            output: Vec::new(),
+            Status::Cancelled => Status::Failed,
+            Status::Queued | Status::InProgress => return None,
+            ended => ended,
+        };
+        let text_in = |object: &str, name: &str| {
+            let object = Members::parse(members.get(object)?).ok()?;
+            object.text(name).map(Cow::into_owned)
+        };
+        let reason = || text_in("incomplete_details", "reason").unwrap_or("max_output_tokens".into());
+        let message = || text_in("error", "message").unwrap_or("the engine failed".into());
+        Some(Self {
+            status,
+            output: b"[]".to_vec(),
+            told: None,
             usage: members
                 .get("usage")
                 .and_then(|raw| serde_json::from_str(raw).ok()),
-            reason: None,
-            error: None,
-        };
+            reason: (status == Status::Incomplete).then(reason),
+            error: (status == Status::Failed).then(|| Failure {
+                code: "server_error",
+                message: message(),
+            }),
+        })
+    }
+
+    /// Takes the output of an engine's Response object.
+    pub(super) fn read_output(
+        &mut self,
+        members: &Members<'_>,
+        ids: &Ids,
+        sealer: Option<&Sealer>,
+    ) -> Option<()> {
         let items = members.get("output").and_then(members::list);
         let items = items.unwrap_or_default();
-        outcome.output.push(b'[');
+        let mut list = List::default();
         for (place, raw) in items.iter().enumerate() {
             // Only the last one can have been cut.
-            let is_cut = outcome.status != Status::Completed && place + 1 == items.len();
+            let is_cut = self.status != Status::Completed && place + 1 == items.len();
             let status = if is_cut { "incomplete" } else { "completed" };
-            if place > 0 {
-                outcome.output.push(b',');
-            }
-            put_item(&mut outcome.output, raw, ids, place, status)?;
+            let mut item = Vec::with_capacity(raw.len() + 96);
+            let kind = put_item(&mut item, raw, ids, place, status)?;
+            let sealed = sealer.filter(|_| kind == "reasoning");
+            let sealed = sealed.and_then(|sealer| sealer.reasoning(&item));
+            list.push(item, sealed);
         }
-        outcome.output.push(b']');
-        if outcome.status == Status::Incomplete {
-            let details = members.get("incomplete_details").map(Members::parse);
-            let reason = details.and_then(|it| it.ok()?.text("reason"));
-            outcome.reason = Some(reason.map_or("max_output_tokens".to_owned(), Into::into));
-        }
-        if outcome.status == Status::Failed {
-            let error = members.get("error").map(Members::parse);
-            let message = error.and_then(|it| it.ok()?.text("message"));
-            outcome.error = Some(Failure {
-                code: "server_error",
-                message: message.map_or("the engine failed".to_owned(), Into::into),
-            });
-        }
-        Some(outcome)
+        (self.output, self.told) = list.finish();
+        Some(())
     }
+}
+
+impl Outcome {
+    /// The items that a client is told of.
+    pub(super) fn told(&self) -> &[u8] {
+        self.told.as_deref().unwrap_or(&self.output)
+    }
+}
+
+/// Output items, as they are kept and as they are told.
+#[derive(Clone, Debug, Default)]
+pub(super) struct List {
+    items: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+}
+
+impl List {
+    pub(super) fn push(&mut self, kept: Vec<u8>, told: Option<Vec<u8>>) {
+        self.items.push((kept, told));
+    }
+
+    /// Both lists; the second one where it is another.
+    pub(super) fn finish(&self) -> (Vec<u8>, Option<Vec<u8>>) {
+        let kept = array(self.items.iter().map(|(kept, _)| kept.as_slice()));
+        let is_told = self.items.iter().any(|(_, told)| told.is_some());
+        let told = |(kept, told): &'_ (Vec<u8>, Option<Vec<u8>>)| -> Vec<u8> {
+            told.as_ref().unwrap_or(kept).clone()
+        };
+        let told = is_told.then(|| {
+            let told: Vec<Vec<u8>> = self.items.iter().map(told).collect();
+            array(told.iter().map(Vec::as_slice))
+        });
+        (kept, told)
+    }
+}
+
+fn array<'a>(items: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut out = vec![b'['];
+    for item in items {
+        if out.len() > 1 {
+            out.push(b',');
+        }
+        out.extend_from_slice(item);
+    }
+    out.push(b']');
+    out
 }
 
 impl Shape {
@@ -304,14 +363,14 @@ pub(super) fn with_member(response: &[u8], name: &str, value: &str) -> Vec<u8> {
     out
 }
 
-/// Writes an engine's output item as ours. `None` where it is no object with a type.
-pub(super) fn put_item(
+/// Writes an engine's output item as ours, and tells its type. `None` where it is no object with one.
+pub(super) fn put_item<'a>(
     out: &mut Vec<u8>,
-    raw: &str,
+    raw: &'a str,
     ids: &Ids,
     place: usize,
     status: &str,
-) -> Option<()> {
+) -> Option<Cow<'a, str>> {
     let members = Members::parse(raw).ok()?;
     let kind = members.text("type")?;
     out.extend_from_slice(br#"{"id":"#);
@@ -346,7 +405,7 @@ pub(super) fn put_item(
         }
     }
     out.push(b'}');
-    Some(())
+    Some(kind)
 }
 
 fn put_parts(out: &mut Vec<u8>, parts: Option<&str>) {

@@ -32,7 +32,7 @@ fn machine(reasoning: ReasoningEvents) -> Events {
     };
     let shape = Shape::new(&create, &header, Ids::of(response()));
     let limits = Limits { bytes_max: 1 << 20, reasoning };
-    Events::new(shape, limits)
+    Events::new(shape, limits, None)
 }
 
 /// All that a client is sent, and how the response ended.

@@ -9,8 +9,28 @@ fn ids() -> Ids {
     Ids::of(ResponseId::new(Root(1), 2))
 }
 
+fn read(input: &str, referenced: &Referenced) -> Result<Own, ApiError> {
+    let registry = crate::observe::metrics::Registry::default();
+    let ring = crate::carrier::Ring::new(crate::carrier::Settings::default(), [7; 32], &registry);
+    let ring = ring.unwrap();
+    let opener = Opener {
+        ring: &ring,
+        tenant: crate::ids::Tenant::default(),
+        now_s: 1,
+        model: "m",
+    };
+    let reading = Reading {
+        ids: &ids(),
+        referenced,
+        opener,
+        keeps_ids: true,
+        param: "input",
+    };
+    Own::read(Some(input), &reading)
+}
+
 fn own(input: &Value) -> Result<Own, ApiError> {
-    Own::read(Some(&input.to_string()), &ids(), &Referenced::new(), "input")
+    read(&input.to_string(), &Referenced::new())
 }
 
 /// What an engine is sent of some lists of stored items.
@@ -227,10 +247,10 @@ fn a_reference_stands_for_the_item_it_names() {
     let stored = json!([{"id": "msg_1", "type": "message", "role": "assistant", "content": []}, {"id": "other"}]);
     collect(stored.to_string().as_bytes(), &references(Some(&input)), &mut found);
     assert_eq!(found.len(), 1);
-    let error = Own::read(Some(&input), &ids(), &found, "input").unwrap_err();
+    let error = read(&input, &found).unwrap_err();
     assert!(error.message.starts_with("Item with id 'fc_1' not found. Items are not persisted"));
     collect(br#"[{"id":"fc_1","type":"function_call","call_id":"c","name":"f","arguments":""}]"#, &references(Some(&input)), &mut found);
-    let own = Own::read(Some(&input), &ids(), &found, "input").unwrap();
+    let own = read(&input, &found).unwrap();
     assert_eq!(own.items[0].id, "msg_1");
 }
 
@@ -269,7 +289,7 @@ proptest! {
         let Ok(once) = own(&Value::Array(items)) else { return Ok(()) };
         let ids_of = |own: &Own| own.items.iter().map(|item| item.id.clone()).collect::<FxHashSet<_>>();
         let text = String::from_utf8(once.json().to_vec()).unwrap();
-        let twice = Own::read(Some(&text), &ids(), &Referenced::new(), "input").unwrap();
+        let twice = read(&text, &Referenced::new()).unwrap();
         prop_assert_eq!(ids_of(&once).len(), once.items.len());
         prop_assert_eq!(once, twice);
     }
@@ -277,7 +297,7 @@ proptest! {
     #[test]
     fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let text = String::from_utf8_lossy(&bytes);
-        let _ = Own::read(Some(&text), &ids(), &Referenced::new(), "input");
+        let _ = read(&text, &Referenced::new());
         let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
         let _ = input.add_list(&bytes);
         references(Some(&text));

@@ -36,7 +36,9 @@ fn parse(json: &[u8]) -> Value {
 fn outcome(engine: &Value) -> Option<Outcome> {
     let text = engine.to_string();
     let members = Members::parse(&text).unwrap();
-    Outcome::of_engine(&members, &Ids::of(ResponseId::new(Root(1), 2)))
+    let mut outcome = Outcome::of_engine(&members)?;
+    outcome.read_output(&members, &Ids::of(ResponseId::new(Root(1), 2)), None)?;
+    Some(outcome)
 }
 
 #[test]
