@@ -23,8 +23,13 @@
 
 pub mod cancel;
 pub mod conversation;
+pub mod lease;
 pub mod log;
+pub mod memory;
+mod meters;
 pub mod record;
+pub mod redis;
+mod settings;
 
 use std::fmt;
 use std::future::Future;
@@ -62,6 +67,9 @@ pub use self::record::Past;
 pub use self::record::Record;
 pub use self::record::Status;
 pub use self::record::Token;
+pub use self::settings::Keep;
+pub use self::settings::Kind;
+pub use self::settings::Settings;
 use crate::ids::ConversationId;
 use crate::ids::ResponseId;
 use crate::ids::Tenant;

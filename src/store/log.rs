@@ -105,6 +105,12 @@ impl Log {
         self.bytes
     }
 
+    /// Its bytes with what keeping them costs.
+    pub fn cost(&self) -> u64 {
+        const BATCH: usize = size_of::<Batch>() + 24;
+        self.bytes + (self.batches.capacity() * BATCH) as u64
+    }
+
     pub fn has_overflowed(&self) -> bool {
         self.overflowed
     }
@@ -113,5 +119,82 @@ impl Log {
     pub fn forget(&mut self) {
         self.batches = VecDeque::new();
         self.bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn batch(first: u64, last: u64, bytes: usize) -> Batch {
+        Batch {
+            first,
+            last,
+            bytes: vec![b'x'; bytes].into(),
+        }
+    }
+
+    #[test]
+    fn a_log_goes_on_where_it_ends() {
+        let mut log = Log::default();
+        assert_eq!(log.append(&batch(1, 1, 1), 99), Append::Gap { last: None });
+        assert_eq!(log.append(&batch(0, 2, 1), 99), Append::Done);
+        assert_eq!(
+            log.append(&batch(1, 2, 1), 99),
+            Append::Duplicate { last: 2 }
+        );
+        assert_eq!(
+            log.append(&batch(2, 3, 1), 99),
+            Append::Gap { last: Some(2) }
+        );
+        assert_eq!(log.append(&batch(3, 3, 1), 99), Append::Done);
+        assert_eq!(log.last(), Some(3));
+    }
+
+    #[test]
+    fn a_full_log_keeps_its_numbers_alone() {
+        let mut log = Log::default();
+        assert_eq!(log.append(&batch(0, 0, 6), 10), Append::Done);
+        assert_eq!(log.append(&batch(1, 1, 6), 10), Append::Overflow);
+        assert_eq!(log.append(&batch(2, 2, 1), 10), Append::Overflow);
+        assert_eq!(
+            (log.last(), log.bytes(), log.has_overflowed()),
+            (Some(2), 0, true)
+        );
+    }
+
+    #[test]
+    fn a_read_gives_at_least_one_batch_and_not_many_more_bytes_than_asked() {
+        let mut log = Log::default();
+        for number in 0..9 {
+            let _ = log.append(&batch(number, number, 4), 99);
+        }
+        assert_eq!(log.read(None, 1).len(), 1);
+        assert_eq!(log.read(None, 8).len(), 2);
+        assert_eq!(log.read(Some(6), 99).len(), 2);
+        assert_eq!(log.read(Some(8), 99), []);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_after_a_number_is_every_event_beyond_it(
+            sizes in proptest::collection::vec(1..5u64, 0..40),
+            after in proptest::option::of(0..100u64),
+        ) {
+            let mut log = Log::default();
+            let mut next = 0;
+            for size in sizes {
+                prop_assert_eq!(log.append(&batch(next, next + size - 1, 1), 1_000), Append::Done);
+                next += size;
+            }
+            let read = log.read(after, u64::MAX);
+            let seen: Vec<u64> = read.iter().flat_map(|batch| batch.first..=batch.last).collect();
+            let expected: Vec<u64> = (after.map_or(0, |after| after + 1)..next).collect();
+            prop_assert!(seen.ends_with(&expected));
+            // Only its first batch may reach back.
+            prop_assert!(read.len() < 2 || read[1].first > after.unwrap_or(0));
+        }
     }
 }
