@@ -2,6 +2,7 @@
 //!
 //! Unknown fields are ignored, as a real server does, and so are most of the known ones.
 
+pub(super) mod output;
 mod sharing;
 mod turns;
 
@@ -11,6 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use self::output::Output;
 use super::problem::Problem;
 use super::tokenizer;
 use super::tokenizer::Turn;
@@ -49,6 +51,8 @@ pub(crate) struct Ask {
     pub(crate) usage: UsageReport,
     /// Fields of a Responses request that its answer repeats.
     pub(crate) repeated: Repeated,
+    /// What a Responses answer is made of.
+    pub(crate) output: Output,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -95,6 +99,8 @@ struct CompletionBody {
 struct ResponsesBody {
     input: Option<Input>,
     tools: Option<Value>,
+    tool_choice: Option<Value>,
+    reasoning: Option<Reasoning>,
     prompt: Option<Value>,
     previous_response_id: Option<String>,
     background: Option<bool>,
@@ -103,6 +109,11 @@ struct ResponsesBody {
     common: Common,
     #[serde(flatten)]
     repeated: Repeated,
+}
+
+#[derive(Deserialize)]
+struct Reasoning {
+    effort: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -229,6 +240,18 @@ impl Ask {
             Input::Text(text) => vec![serde_json::json!({"role": "user", "content": text})],
             Input::Items(items) => items,
         };
+        items.iter().try_for_each(turns::check_item)?;
+        let call = output::call(
+            request.tools.as_ref(),
+            request.tool_choice.as_ref(),
+            items.last().unwrap_or(&Value::Null),
+        );
+        let effort = request.reasoning.and_then(|it| it.effort);
+        let output = Output {
+            thinks: effort.is_some_and(|effort| effort != "none"),
+            call,
+            ends_itself: request.max_output_tokens.is_none(),
+        };
         let instructions = request.repeated.instructions.as_deref();
         let turns = turns::conversation(instructions, request.tools.as_ref(), &items)?;
         let prompts = vec![request.common.prompt_or(&turns)];
@@ -238,6 +261,7 @@ impl Ask {
         let limit = ("max_output_tokens", request.max_output_tokens);
         let mut ask = finish(Api::Responses, id, prompts, limit, request.common, context)?;
         ask.repeated = request.repeated;
+        ask.output = output;
         Ok(ask)
     }
 
@@ -314,6 +338,7 @@ fn finish(
         stream: common.stream.unwrap_or(false),
         usage,
         repeated: Repeated::default(),
+        output: Output::default(),
     })
 }
 
