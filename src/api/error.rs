@@ -30,6 +30,8 @@ pub struct ApiError {
     retry_after: Option<Duration>,
     /// What clients should do, whatever the status makes them think.
     should_retry: Option<bool>,
+    /// Whether it is an engine's, in our words.
+    pub(super) is_engines: bool,
 }
 
 impl ApiError {
@@ -41,6 +43,7 @@ impl ApiError {
             code,
             retry_after: None,
             should_retry: None,
+            is_engines: false,
         }
     }
 
@@ -124,6 +127,7 @@ impl ApiError {
     pub fn into_response(self) -> Response<http::Body> {
         let kind = match self.status {
             status if status.is_server_error() => "server_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             _ => "invalid_request_error",
         };
         let code = Some(self.code).filter(|code| !code.is_empty());

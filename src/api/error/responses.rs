@@ -7,6 +7,7 @@ use hyper::StatusCode;
 
 use super::ApiError;
 use crate::carrier::Refused;
+use crate::store;
 
 impl ApiError {
     fn bad(code: &'static str, param: &str, message: impl Into<String>) -> Self {
@@ -142,11 +143,7 @@ impl ApiError {
     }
 
     pub(in crate::api) fn foreground_cancel() -> Self {
-        Self::bad(
-            "",
-            "response_id",
-            "Cannot cancel a synchronous response.",
-        )
+        Self::bad("", "response_id", "Cannot cancel a synchronous response.")
     }
 
     pub(in crate::api) fn not_streamable() -> Self {
@@ -157,13 +154,13 @@ impl ApiError {
         )
     }
 
-    pub(in crate::api) fn too_long_history(what: &str, max: usize) -> Self {
+    pub(in crate::api) fn too_long_history(what: &str, max: u64) -> Self {
         let message = format!("the conversation has more than {max} {what}");
         Self::bad("context_length_exceeded", "input", message)
     }
 
     /// The store cannot be asked now: nothing is said of what it holds.
-    pub(in crate::api) fn store_unavailable(pause: Duration) -> Self {
+    fn store_unavailable(pause: Duration) -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "store_unavailable",
@@ -171,6 +168,24 @@ impl ApiError {
         );
         error.retry_after = Some(pause);
         error
+    }
+
+    /// What the store says of itself, before anything was begun.
+    pub(in crate::api) fn of_store(error: &store::Error) -> Self {
+        match error {
+            store::Error::Unavailable { retry_after, .. }
+            | store::Error::Unknown { retry_after, .. } => Self::store_unavailable(*retry_after),
+            store::Error::Full { retry_after } => Self::store_full(*retry_after),
+            store::Error::TooLarge { bytes, max } => {
+                let message = format!("{bytes} bytes are more than the {max} that can be stored");
+                Self::bad("", "input", message)
+            }
+            store::Error::Exists | store::Error::Unreadable(_) => Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "store_error",
+                error.to_string(),
+            ),
+        }
     }
 
     /// The answer was made, and could not be stored: asking again would make it again.
@@ -184,14 +199,50 @@ impl ApiError {
         error
     }
 
-    pub(in crate::api) fn store_full() -> Self {
+    fn store_full(pause: Duration) -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "store_full",
             "the store of responses has no room now; try again",
         );
-        error.retry_after = Some(Duration::from_secs(1));
+        error.retry_after = Some(pause);
         error
+    }
+
+    pub(in crate::api) fn no_randomness(error: &dyn Display) -> Self {
+        let message = format!("the system gives no randomness: {error}");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    }
+
+    /// Counting is the engine's, and it does not offer it.
+    pub(in crate::api) fn cannot_count() -> Self {
+        let mut error = Self::new(
+            StatusCode::NOT_IMPLEMENTED,
+            "cannot_count_tokens",
+            "the model's engine does not count tokens (vLLM does with --enable-scale-out)",
+        );
+        error.should_retry = Some(false);
+        error
+    }
+
+    /// An engine's own error.
+    pub(in crate::api) fn of_engine(
+        status: StatusCode,
+        code: &'static str,
+        param: &str,
+        message: String,
+    ) -> Self {
+        let mut error = Self::new(status, code, message);
+        error.param = Some(param.to_owned()).filter(|param| !param.is_empty());
+        // An engine that fails on a request would fail on it again; a busy one would not.
+        let is_fault = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
+        error.should_retry = is_fault.then_some(false);
+        error.is_engines = true;
+        error
+    }
+
+    pub(in crate::api) fn pause(&mut self, pause: Option<Duration>) {
+        self.retry_after = pause;
     }
 
     /// An engine's answer that makes no sense, or none at all.

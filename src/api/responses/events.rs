@@ -372,9 +372,18 @@ impl Stream {
             put_part(&mut part, raw.get());
         }
         let edits = [
-            (seen.item_id.filter(|_| id.is_some()), New::Json(id.unwrap_or_default())),
-            (misplaced(seen.output_index, place), New::Number(place.unwrap_or_default())),
-            (misplaced(seen.content_index, content), New::Number(content.unwrap_or_default())),
+            (
+                seen.item_id.filter(|_| id.is_some()),
+                New::Json(id.unwrap_or_default()),
+            ),
+            (
+                misplaced(seen.output_index, place),
+                New::Number(place.unwrap_or_default()),
+            ),
+            (
+                misplaced(seen.content_index, content),
+                New::Number(content.unwrap_or_default()),
+            ),
             (seen.part, New::Json(&part)),
             (
                 seen.logprobs.filter(|it| it.get() == "null"),
@@ -394,9 +403,16 @@ impl Stream {
         let Some(mut outcome) = Outcome::of_engine(ended) else {
             return self.fail("the engine ended the stream while the answer went on", out);
         };
-        let is_last = self.held.as_ref().is_some_and(|it| it.place + 1 == self.added);
+        let is_last = self
+            .held
+            .as_ref()
+            .is_some_and(|it| it.place + 1 == self.added);
         let is_cut = is_last && outcome.status == Status::Incomplete;
-        let status = if is_cut { Status::Incomplete } else { Status::Completed };
+        let status = if is_cut {
+            Status::Incomplete
+        } else {
+            Status::Completed
+        };
         self.release(status, out);
         self.close(outcome.status, out);
         // Items that were told one by one are those that the client has.
@@ -438,12 +454,20 @@ impl Stream {
 
     /// Ends the items that the engine left open.
     fn close(&mut self, status: Status, out: &mut Vec<u8>) {
-        let status = if status == Status::Completed { "completed" } else { "incomplete" };
+        let status = if status == Status::Completed {
+            "completed"
+        } else {
+            "incomplete"
+        };
         for mut open in std::mem::take(&mut self.open) {
             for (name, members) in open.closing() {
                 let name = self.renamed(name);
                 self.head(name, out);
-                let _ = write!(out, r#","item_id":{},"output_index":{}"#, open.id, open.place);
+                let _ = write!(
+                    out,
+                    r#","item_id":{},"output_index":{}"#,
+                    open.id, open.place
+                );
                 out.extend_from_slice(&members);
                 out.extend_from_slice(b"}\n\n");
             }

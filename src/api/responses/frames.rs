@@ -200,7 +200,9 @@ mod tests {
             seen += 1;
             false
         };
-        frames.push(b"data: 1\n\ndata: 2\n\n", stop_at_once).unwrap();
+        frames
+            .push(b"data: 1\n\ndata: 2\n\n", stop_at_once)
+            .unwrap();
         assert_eq!(seen, 1);
     }
 

@@ -12,6 +12,7 @@ use rustc_hash::FxHashSet;
 use serde::Deserialize;
 use serde::Serialize;
 
+use super::super::error::ApiError;
 use super::item::Ids;
 use super::item::Item;
 use super::item::Kind;
@@ -25,8 +26,8 @@ use super::request::is_id_byte;
 use super::sealing::Brought;
 use super::sealing::Opener;
 use super::sealing::is_ours;
-use super::super::error::ApiError;
 use crate::ids::ResponseId;
+use crate::store;
 
 const ID_LENGTH_MAX: usize = 256;
 const CALL_ID_LENGTH_MAX: usize = 64;
@@ -53,6 +54,15 @@ pub(super) struct Own {
 pub(super) struct OwnItem {
     pub(super) id: String,
     pub(super) json: String,
+}
+
+impl From<OwnItem> for store::Item {
+    fn from(item: OwnItem) -> Self {
+        Self {
+            id: item.id.into(),
+            json: item.json.into(),
+        }
+    }
 }
 
 /// Items that `item_reference`s name, as they were stored.
@@ -122,9 +132,7 @@ impl Own {
                 item = Item::read(&opened, &at())?;
             }
             let id = item.id().filter(|id| {
-                keeps_ids
-                    && (1..=ID_LENGTH_MAX).contains(&id.len())
-                    && id.bytes().all(is_id_byte)
+                keeps_ids && (1..=ID_LENGTH_MAX).contains(&id.len()) && id.bytes().all(is_id_byte)
             });
             let id = match id {
                 Some(id) if used.insert(id.to_string()) => id.into_owned(),
@@ -138,7 +146,11 @@ impl Own {
 
     /// As a JSON array.
     pub(super) fn json(&self) -> Bytes {
-        let length = self.items.iter().map(|item| item.json.len() + 1).sum::<usize>();
+        let length = self
+            .items
+            .iter()
+            .map(|item| item.json.len() + 1)
+            .sum::<usize>();
         let mut json = Vec::with_capacity(length + 2);
         json.push(b'[');
         for (place, item) in self.items.iter().enumerate() {
@@ -170,12 +182,12 @@ pub(super) fn references(input: Option<&str>) -> Vec<String> {
     found.map(Cow::into_owned).collect()
 }
 
-/// The stored responses that must be asked for references: each with the ids it should have.
-pub(super) fn owners(references: &[String]) -> Vec<ResponseId> {
-    let mut owners: Vec<ResponseId> = Vec::new();
-    for (response, _) in references.iter().filter_map(|id| owner(id)) {
-        if !owners.contains(&response) {
-            owners.push(response);
+/// The stored responses that have what is referred to, each with whether it is in its output.
+pub(super) fn owners(references: &[String]) -> Vec<(ResponseId, bool)> {
+    let mut owners = Vec::new();
+    for found in references.iter().filter_map(|id| owner(id)) {
+        if !owners.contains(&found) {
+            owners.push(found);
         }
     }
     owners
@@ -221,9 +233,10 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
     let of = |name: &str| item.members.get(name);
     let string = |name: &str| match of(name) {
         None => Err(ApiError::missing_parameter(&format!("{}.{name}", at()))),
-        Some(raw) if !raw.starts_with('"') => {
-            Err(ApiError::wrong_type(&format!("{}.{name}", at()), "a string"))
-        }
+        Some(raw) if !raw.starts_with('"') => Err(ApiError::wrong_type(
+            &format!("{}.{name}", at()),
+            "a string",
+        )),
         Some(raw) => Ok(raw),
     };
     match item.kind {
@@ -411,7 +424,9 @@ impl EngineInput {
             }
             Kind::ClientCall => {
                 let what = item.members.get("action");
-                let what = what.or_else(|| item.members.get("operation")).unwrap_or("{}");
+                let what = what
+                    .or_else(|| item.members.get("operation"))
+                    .unwrap_or("{}");
                 let id = call_id(&item).to_owned();
                 self.called(&item, "tool call", place);
                 self.function_call(&id, item.name, what);
@@ -499,8 +514,7 @@ impl EngineInput {
             // Engines take the first part alone, and go on with what is not completed.
             put(&mut self.json, "status", "\"completed\"");
             let text = joined_text(content, "").unwrap_or_default();
-            let part =
-                format!(r#"[{{"type":"output_text","text":"{text}","annotations":[]}}]"#);
+            let part = format!(r#"[{{"type":"output_text","text":"{text}","annotations":[]}}]"#);
             put(&mut self.json, "content", &part);
         } else {
             put(&mut self.json, "content", content);
@@ -539,7 +553,9 @@ impl EngineInput {
 
     fn called(&mut self, item: &Item<'_>, kind: &'static str, place: usize) {
         self.calls.push(Call {
-            id: members::text(call_id(item)).unwrap_or_default().into_owned(),
+            id: members::text(call_id(item))
+                .unwrap_or_default()
+                .into_owned(),
             kind,
             place,
             is_answered: false,
@@ -587,6 +603,49 @@ impl EngineInput {
         self.function_call(&id, name, arguments);
         self.function_call_output(&id, output);
     }
+}
+
+/// A list that is too long for its engine, without its older half; `None` where nothing more may go. What
+/// stays in any case: instructions among the items, and all from the last message of the user on. A call
+/// goes with its output.
+pub(super) fn shortened(list: &[u8]) -> Option<Vec<u8>> {
+    let items = members::list(std::str::from_utf8(list).ok()?)?;
+    let read: Vec<Item<'_>> = items
+        .iter()
+        .map(|raw| Item::read(raw, "input").ok())
+        .collect::<Option<_>>()?;
+    let role = |place: usize| read[place].members.get("role").unwrap_or_default();
+    let last = (0..read.len()).rfind(|place| role(*place) == "\"user\"")?;
+    let may_go = |place: &usize| !matches!(role(*place), "\"system\"" | "\"developer\"");
+    let old: Vec<usize> = (0..last).filter(may_go).collect();
+    let gone = &old[..old.len().div_ceil(2)];
+    if gone.is_empty() {
+        return None;
+    }
+    let calls: FxHashSet<&str> = gone
+        .iter()
+        .map(|place| &read[*place])
+        .filter(|item| matches!(item.kind, Kind::FunctionCall | Kind::CustomToolCall))
+        .map(call_id)
+        .collect();
+    let is_output = |item: &Item<'_>| {
+        matches!(
+            item.kind,
+            Kind::FunctionCallOutput | Kind::CustomToolCallOutput
+        )
+    };
+    let mut out = vec![b'['];
+    for (place, item) in read.iter().enumerate() {
+        let goes = gone.contains(&place) || (is_output(item) && calls.contains(call_id(item)));
+        if !goes {
+            if out.len() > 1 {
+                out.push(b',');
+            }
+            out.extend_from_slice(items[place].as_bytes());
+        }
+    }
+    out.push(b']');
+    Some(out)
 }
 
 /// The id that a call and its output share, as it is written.

@@ -6,9 +6,9 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use super::super::error::ApiError;
 use super::members;
 use super::members::Members;
-use super::super::error::ApiError;
 use crate::ids::ResponseId;
 
 /// What the router does with an item goes by this.
@@ -40,7 +40,11 @@ const TYPES: [(&str, Kind, &str); 24] = [
     ("function_call", Kind::FunctionCall, "fc"),
     ("function_call_output", Kind::FunctionCallOutput, "fco"),
     ("custom_tool_call", Kind::CustomToolCall, "ctc"),
-    ("custom_tool_call_output", Kind::CustomToolCallOutput, "ctco"),
+    (
+        "custom_tool_call_output",
+        Kind::CustomToolCallOutput,
+        "ctco",
+    ),
     ("local_shell_call", Kind::ClientCall, "lsh"),
     ("local_shell_call_output", Kind::ClientCallOutput, "lsho"),
     ("shell_call", Kind::ClientCall, "sh"),
@@ -73,8 +77,7 @@ pub(super) struct Item<'a> {
 impl<'a> Item<'a> {
     /// Reads an item; `param` names it in the error.
     pub(super) fn read(raw: &'a str, param: &str) -> Result<Self, ApiError> {
-        let members =
-            Members::parse(raw).map_err(|_| ApiError::wrong_type(param, "an object"))?;
+        let members = Members::parse(raw).map_err(|_| ApiError::wrong_type(param, "an object"))?;
         let name = match members.get("type") {
             Some(raw) => match members::text(raw) {
                 Some(name) => name,
@@ -192,7 +195,10 @@ mod tests {
     #[test]
     fn an_item_says_what_it_is_or_is_taken_for_what_it_looks_like() {
         let kind = |raw: &str| Item::read(raw, "input[0]").map(|item| item.kind);
-        assert_eq!(kind(r#"{"role":"user","content":"x"}"#).unwrap(), Kind::Message);
+        assert_eq!(
+            kind(r#"{"role":"user","content":"x"}"#).unwrap(),
+            Kind::Message
+        );
         assert_eq!(kind(r#"{"type":"reasoning"}"#).unwrap(), Kind::Reasoning);
         assert_eq!(kind(r#"{"id":"msg_1"}"#).unwrap(), Kind::Reference);
         let check = |raw: &str, code: &str, param: &str| {
@@ -213,7 +219,14 @@ mod tests {
         assert_eq!(output, format!("msg_{}0002", &response.to_string()[5..]));
         assert_eq!(owner(&output), Some((response, true)));
         assert_eq!(owner(&ids.input("fco", 0)), Some((response, false)));
-        for foreign in ["", "msg_", "msg_12", "rs_abc", &Ids::random(7).output("msg", 0), "é"] {
+        for foreign in [
+            "",
+            "msg_",
+            "msg_12",
+            "rs_abc",
+            &Ids::random(7).output("msg", 0),
+            "é",
+        ] {
             assert_eq!(owner(foreign), None, "{foreign}");
         }
     }

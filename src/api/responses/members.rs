@@ -58,7 +58,9 @@ impl<'de> Deserialize<'de> for Members<'de> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
                 let mut members = Members::default();
-                while let Some((Text(name), value)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
+                while let Some((Text(name), value)) =
+                    map.next_entry::<Text<'de>, &'de RawValue>()?
+                {
                     // Quadratic in the names, of which real bodies have a few dozen.
                     const LOOKED_AT: usize = 64;
                     if members.0.len() < LOOKED_AT {

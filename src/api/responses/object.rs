@@ -115,7 +115,8 @@ impl Outcome {
             let object = Members::parse(members.get(object)?).ok()?;
             object.text(name).map(Cow::into_owned)
         };
-        let reason = || text_in("incomplete_details", "reason").unwrap_or("max_output_tokens".into());
+        let reason =
+            || text_in("incomplete_details", "reason").unwrap_or("max_output_tokens".into());
         let message = || text_in("error", "message").unwrap_or("the engine failed".into());
         Some(Self {
             status,
@@ -221,25 +222,73 @@ impl Shape {
             put_text(&mut head, conversation);
             head.push(b'}');
         }
-        put(&mut head, "instructions", of("instructions").unwrap_or("null"));
+        put(
+            &mut head,
+            "instructions",
+            of("instructions").unwrap_or("null"),
+        );
 
         let mut tail = Vec::with_capacity(512);
-        put(&mut tail, "presence_penalty", number(of("presence_penalty")).unwrap_or("0.0"));
-        put(&mut tail, "frequency_penalty", number(of("frequency_penalty")).unwrap_or("0.0"));
-        put(&mut tail, "top_logprobs", number(of("top_logprobs")).unwrap_or("0"));
+        put(
+            &mut tail,
+            "presence_penalty",
+            number(of("presence_penalty")).unwrap_or("0.0"),
+        );
+        put(
+            &mut tail,
+            "frequency_penalty",
+            number(of("frequency_penalty")).unwrap_or("0.0"),
+        );
+        put(
+            &mut tail,
+            "top_logprobs",
+            number(of("top_logprobs")).unwrap_or("0"),
+        );
         put_name(&mut tail, "tools");
         put_tools(&mut tail, of("tools"));
-        put(&mut tail, "tool_choice", of("tool_choice").unwrap_or("\"auto\""));
-        put(&mut tail, "parallel_tool_calls", of("parallel_tool_calls").unwrap_or("true"));
-        put(&mut tail, "truncation", of("truncation").unwrap_or("\"disabled\""));
+        put(
+            &mut tail,
+            "tool_choice",
+            of("tool_choice").unwrap_or("\"auto\""),
+        );
+        put(
+            &mut tail,
+            "parallel_tool_calls",
+            of("parallel_tool_calls").unwrap_or("true"),
+        );
+        put(
+            &mut tail,
+            "truncation",
+            of("truncation").unwrap_or("\"disabled\""),
+        );
         put_name(&mut tail, "text");
         put_format(&mut tail, of("text"));
         put_name(&mut tail, "reasoning");
-        put_with(&mut tail, of("reasoning"), &[("effort", "null"), ("summary", "null")]);
-        put(&mut tail, "max_output_tokens", of("max_output_tokens").unwrap_or("null"));
-        put(&mut tail, "max_tool_calls", of("max_tool_calls").unwrap_or("null"));
-        put(&mut tail, "store", if header.store { "true" } else { "false" });
-        put(&mut tail, "background", if create.background { "true" } else { "false" });
+        put_with(
+            &mut tail,
+            of("reasoning"),
+            &[("effort", "null"), ("summary", "null")],
+        );
+        put(
+            &mut tail,
+            "max_output_tokens",
+            of("max_output_tokens").unwrap_or("null"),
+        );
+        put(
+            &mut tail,
+            "max_tool_calls",
+            of("max_tool_calls").unwrap_or("null"),
+        );
+        put(
+            &mut tail,
+            "store",
+            if header.store { "true" } else { "false" },
+        );
+        put(
+            &mut tail,
+            "background",
+            if create.background { "true" } else { "false" },
+        );
         let tier = of("service_tier").filter(|it| it.starts_with('"') && *it != "\"auto\"");
         put(&mut tail, "service_tier", tier.unwrap_or("\"default\""));
         put(&mut tail, "metadata", of("metadata").unwrap_or("{}"));
@@ -336,7 +385,11 @@ impl Shape {
         let mut out = Vec::with_capacity(self.head.len() + self.tail.len() + 512);
         out.extend_from_slice(&self.head);
         put(&mut out, "status", &format!("\"{status}\""));
-        put(&mut out, "temperature", self.temperature.as_deref().unwrap_or("1.0"));
+        put(
+            &mut out,
+            "temperature",
+            self.temperature.as_deref().unwrap_or("1.0"),
+        );
         put(&mut out, "top_p", self.top_p.as_deref().unwrap_or("1.0"));
         out.extend_from_slice(&self.tail);
         out
@@ -432,7 +485,11 @@ pub(super) fn put_part(out: &mut Vec<u8>, raw: &str) {
     }
     out.extend_from_slice(br#"{"type":"output_text""#);
     put(out, "text", members.get("text").unwrap_or("\"\""));
-    put(out, "annotations", members.get("annotations").unwrap_or("[]"));
+    put(
+        out,
+        "annotations",
+        members.get("annotations").unwrap_or("[]"),
+    );
     put(out, "logprobs", members.get("logprobs").unwrap_or("[]"));
     for (name, value) in members.iter() {
         if !matches!(name, "type" | "text" | "annotations" | "logprobs") {
@@ -485,8 +542,11 @@ fn put_tools(out: &mut Vec<u8>, raw: Option<&str>) {
         let is_function = Members::parse(tool.get())
             .is_ok_and(|members| members.get("type") == Some("\"function\""));
         if is_function {
-            const REQUIRED: [(&str, &str); 3] =
-                [("description", "null"), ("parameters", "null"), ("strict", "null")];
+            const REQUIRED: [(&str, &str); 3] = [
+                ("description", "null"),
+                ("parameters", "null"),
+                ("strict", "null"),
+            ];
             put_with(out, Some(tool.get()), &REQUIRED);
         } else {
             out.extend_from_slice(tool.get().as_bytes());
@@ -503,10 +563,14 @@ fn put_format(out: &mut Vec<u8>, raw: Option<&str>) {
     match members.get("format") {
         None => out.extend_from_slice(br#"{"type":"text"}"#),
         Some(format) => {
-            let is_schema = Members::parse(format)
-                .is_ok_and(|it| it.get("type") == Some("\"json_schema\""));
+            let is_schema =
+                Members::parse(format).is_ok_and(|it| it.get("type") == Some("\"json_schema\""));
             if is_schema {
-                put_with(out, Some(format), &[("description", "null"), ("strict", "false")]);
+                put_with(
+                    out,
+                    Some(format),
+                    &[("description", "null"), ("strict", "false")],
+                );
             } else {
                 out.extend_from_slice(format.as_bytes());
             }

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
+use super::super::error::ApiError;
 use super::members;
 use super::members::Members;
 use super::members::put_text;
-use super::super::error::ApiError;
 use crate::store::conversation::Order;
 
 const LIMIT_DEFAULT: u32 = 20;
@@ -126,7 +126,9 @@ mod tests {
     use super::*;
 
     fn items(count: usize) -> Vec<u8> {
-        let items: Vec<Value> = (0..count).map(|it| json!({"id": format!("i{it}")})).collect();
+        let items: Vec<Value> = (0..count)
+            .map(|it| json!({"id": format!("i{it}")}))
+            .collect();
         Value::from(items).to_string().into_bytes()
     }
 
@@ -139,10 +141,16 @@ mod tests {
     fn a_page_is_the_newest_twenty_unless_it_is_asked_for_otherwise() {
         let first = page(30, "").unwrap();
         assert_eq!(first["data"].as_array().unwrap().len(), 20);
-        assert_eq!((&first["first_id"], &first["last_id"]), (&json!("i29"), &json!("i10")));
+        assert_eq!(
+            (&first["first_id"], &first["last_id"]),
+            (&json!("i29"), &json!("i10"))
+        );
         assert_eq!(first["has_more"], true);
         let rest = page(30, "after=i10").unwrap();
-        assert_eq!((&rest["first_id"], &rest["has_more"]), (&json!("i9"), &json!(false)));
+        assert_eq!(
+            (&rest["first_id"], &rest["has_more"]),
+            (&json!("i9"), &json!(false))
+        );
         let oldest = page(30, "order=asc&limit=1&include[]=x").unwrap();
         assert_eq!(oldest["data"], json!([{"id": "i0"}]));
         assert_eq!(
@@ -161,7 +169,10 @@ mod tests {
             ("after=i99", "after"),
         ] {
             let error = page(3, query).unwrap_err();
-            assert_eq!((error.code, error.param_or_empty()), ("invalid_value", param));
+            assert_eq!(
+                (error.code, error.param_or_empty()),
+                ("invalid_value", param)
+            );
         }
     }
 

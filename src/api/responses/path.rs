@@ -94,22 +94,50 @@ mod tests {
         let (get, post, delete) = (&Method::GET, &Method::POST, &Method::DELETE);
         check(post, "/v1/responses", to(Endpoint::Create));
         check(get, "/v1/responses", Found::WrongMethod("POST"));
-        check(post, "/v1/responses/input_tokens", to(Endpoint::InputTokens));
+        check(
+            post,
+            "/v1/responses/input_tokens",
+            to(Endpoint::InputTokens),
+        );
         check(get, "/v1/responses/a", to(Endpoint::Retrieve(a.clone())));
         check(get, "/v1/responses/%61", to(Endpoint::Retrieve(a.clone())));
         check(delete, "/v1/responses/a", to(Endpoint::Delete(a.clone())));
         check(post, "/v1/responses/a", Found::WrongMethod("GET, DELETE"));
-        check(post, "/v1/responses/a/cancel", to(Endpoint::Cancel(a.clone())));
-        check(get, "/v1/responses/a/input_items", to(Endpoint::InputItems(a.clone())));
+        check(
+            post,
+            "/v1/responses/a/cancel",
+            to(Endpoint::Cancel(a.clone())),
+        );
+        check(
+            get,
+            "/v1/responses/a/input_items",
+            to(Endpoint::InputItems(a.clone())),
+        );
         check(get, "/v1/responses/a/other", Found::Nothing);
         check(get, "/v1/responses/", Found::Nothing);
         check(get, "/v1/chat/completions", Found::Nothing);
         check(get, "/responses/a", Found::Nothing);
         check(post, "/v1/conversations", to(Endpoint::CreateConversation));
-        check(delete, "/v1/conversations/a", to(Endpoint::DeleteConversation(a.clone())));
-        check(get, "/v1/conversations/a/items", to(Endpoint::Items(a.clone())));
-        check(delete, "/v1/conversations/a/items/b", to(Endpoint::DeleteItem(a.clone(), b.clone())));
-        check(post, "/v1/conversations/a/items/b", Found::WrongMethod("GET, DELETE"));
+        check(
+            delete,
+            "/v1/conversations/a",
+            to(Endpoint::DeleteConversation(a.clone())),
+        );
+        check(
+            get,
+            "/v1/conversations/a/items",
+            to(Endpoint::Items(a.clone())),
+        );
+        check(
+            delete,
+            "/v1/conversations/a/items/b",
+            to(Endpoint::DeleteItem(a.clone(), b.clone())),
+        );
+        check(
+            post,
+            "/v1/conversations/a/items/b",
+            Found::WrongMethod("GET, DELETE"),
+        );
         check(get, "/v1/conversations/a/items/b/c", Found::Nothing);
     }
 }

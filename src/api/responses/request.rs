@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
+use super::super::error::ApiError;
 use super::members;
 use super::members::Members;
-use super::super::error::ApiError;
 
 /// What a client may ask to be included.
 const INCLUDES: [&str; 8] = [
@@ -77,9 +77,18 @@ impl<'a> Create<'a> {
             }
         }
         for (param, why) in [
-            ("prompt", "is not supported: send the text itself as `input` and `instructions`"),
-            ("context_management", "is not supported: compaction is the client's own"),
-            ("previous_input_messages", "is not supported: send `input` or `previous_response_id`"),
+            (
+                "prompt",
+                "is not supported: send the text itself as `input` and `instructions`",
+            ),
+            (
+                "context_management",
+                "is not supported: compaction is the client's own",
+            ),
+            (
+                "previous_input_messages",
+                "is not supported: send `input` or `previous_response_id`",
+            ),
         ] {
             if members.get(param).is_some_and(|it| it != "[]") {
                 return Err(ApiError::unsupported(param, why));
@@ -109,7 +118,10 @@ impl<'a> Create<'a> {
         }
         let background = flag(&members, "background", false)?;
         if background && matches!(before, Before::Carried(_)) {
-            return Err(ApiError::mutually_exclusive("previous_response", "background"));
+            return Err(ApiError::mutually_exclusive(
+                "previous_response",
+                "background",
+            ));
         }
         Ok(Self {
             model,
@@ -127,17 +139,10 @@ impl<'a> Create<'a> {
     pub(super) fn includes(&self, what: &str) -> bool {
         self.include.iter().any(|it| it == what)
     }
-
-    /// The tag by which the API calls the conversation, if there is one.
-    pub(super) fn conversation(&self) -> Option<&str> {
-        match &self.before {
-            Before::Conversation(id) => Some(id),
-            Before::Nothing | Before::Response(_) | Before::Carried(_) => None,
-        }
-    }
 }
 
-fn parse(body: &[u8]) -> Result<Members<'_>, ApiError> {
+/// Reads a body, which must be one JSON object.
+pub(super) fn parse(body: &[u8]) -> Result<Members<'_>, ApiError> {
     let text = std::str::from_utf8(body).map_err(|error| ApiError::bad_json(&error))?;
     Members::parse(text).map_err(|error| ApiError::bad_json(&error))
 }
@@ -198,6 +203,13 @@ pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiE
         true => Ok(id),
         false => Err(ApiError::malformed_id(param, &id)),
     }
+}
+
+/// For an id: whoever guesses one may ask for what it names.
+pub(super) fn random() -> Result<u128, ApiError> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
+    Ok(u128::from_ne_bytes(random))
 }
 
 pub(super) fn is_id_byte(byte: u8) -> bool {
@@ -295,11 +307,17 @@ mod tests {
         check(r#"{"model":"m","input":7}"#, "invalid_type input");
         check(&with(r#""stream":1"#), "invalid_type stream");
         check(&with(r#""store":"no""#), "invalid_type store");
-        check(&with(r#""instructions":["a"]"#), "invalid_type instructions");
+        check(
+            &with(r#""instructions":["a"]"#),
+            "invalid_type instructions",
+        );
         check(&with(r#""truncation":"half""#), "invalid_value truncation");
         check(&with(r#""include":["all"]"#), "invalid_value include[0]");
         check(&with(r#""include":"all""#), "invalid_type include");
-        check(&with(r#""prompt":{"id":"p"}"#), "unsupported_parameter prompt");
+        check(
+            &with(r#""prompt":{"id":"p"}"#),
+            "unsupported_parameter prompt",
+        );
         check(
             &with(r#""context_management":[{"type":"compaction"}]"#),
             "unsupported_parameter context_management",
@@ -348,8 +366,14 @@ mod tests {
         check(&previous("resp a"), "invalid_value previous_response_id");
         check(&previous(""), "invalid_value previous_response_id");
         check(&previous("resp_é"), "invalid_value previous_response_id");
-        check(&with(r#""conversation":"a/b""#), "invalid_value conversation");
-        check(&with(r#""conversation":{"x":1}"#), "invalid_type conversation");
+        check(
+            &with(r#""conversation":"a/b""#),
+            "invalid_value conversation",
+        );
+        check(
+            &with(r#""conversation":{"x":1}"#),
+            "invalid_type conversation",
+        );
     }
 
     #[test]
@@ -361,9 +385,15 @@ mod tests {
         };
         check(&metadata(pairs(16)), "");
         check(&metadata(pairs(17)), "invalid_value metadata");
-        check(&metadata(format!(r#""{}":"v""#, "k".repeat(65))), "invalid_value metadata");
+        check(
+            &metadata(format!(r#""{}":"v""#, "k".repeat(65))),
+            "invalid_value metadata",
+        );
         check(&metadata(format!(r#""k":"{}""#, "é".repeat(512))), "");
-        check(&metadata(format!(r#""k":"{}""#, "é".repeat(513))), "invalid_value metadata");
+        check(
+            &metadata(format!(r#""k":"{}""#, "é".repeat(513))),
+            "invalid_value metadata",
+        );
         check(&metadata(r#""k":1"#.to_owned()), "invalid_type metadata.k");
         check(&with(r#""metadata":[]"#), "invalid_type metadata");
     }

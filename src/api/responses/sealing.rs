@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use super::super::error::ApiError;
 use super::item;
 use super::item::Ids;
 use super::members;
 use super::members::Members;
 use super::members::put;
 use super::members::put_text;
-use super::super::error::ApiError;
 use crate::carrier;
 use crate::carrier::Content;
 use crate::carrier::Kind;

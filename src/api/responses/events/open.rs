@@ -129,7 +129,10 @@ impl Open {
                 let name = Members::parse(&self.added).ok();
                 let name = name.and_then(|it| it.get("name")).unwrap_or("\"\"");
                 let members = format!(r#","name":{name},"arguments":"{}""#, self.arguments);
-                events.push(("response.function_call_arguments.done", members.into_bytes()));
+                events.push((
+                    "response.function_call_arguments.done",
+                    members.into_bytes(),
+                ));
             }
             Kind::CustomToolCall => {
                 let members = format!(r#","input":"{}""#, self.arguments);

@@ -31,7 +31,10 @@ fn machine(reasoning: ReasoningEvents) -> Events {
         store: true,
     };
     let shape = Shape::new(&create, &header, Ids::of(response()));
-    let limits = Limits { bytes_max: 1 << 20, reasoning };
+    let limits = Limits {
+        bytes_max: 1 << 20,
+        reasoning,
+    };
     Events::new(shape, limits, None)
 }
 
@@ -56,7 +59,9 @@ fn run(pieces: &[&[u8]], reasoning: ReasoningEvents) -> (Vec<u8>, Outcome) {
 /// The events of a stream, which must be what every client may rely on.
 fn check_stream(out: &[u8]) -> Vec<(String, Value)> {
     let text = std::str::from_utf8(out).unwrap();
-    let body = text.strip_suffix("data: [DONE]\n\n").expect("the mark at the end");
+    let body = text
+        .strip_suffix("data: [DONE]\n\n")
+        .expect("the mark at the end");
     let mut events = Vec::new();
     for block in body.split_terminator("\n\n") {
         let (name, data) = block.split_once('\n').unwrap();
@@ -68,7 +73,10 @@ fn check_stream(out: &[u8]) -> Vec<(String, Value)> {
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names[..2], ["response.created", "response.in_progress"]);
     let is_end = |name: &str| {
-        matches!(name, "response.completed" | "response.incomplete" | "response.failed")
+        matches!(
+            name,
+            "response.completed" | "response.incomplete" | "response.failed"
+        )
     };
     assert!(is_end(names[names.len() - 1]));
     assert_eq!(names.iter().filter(|name| is_end(name)).count(), 1);
@@ -76,12 +84,20 @@ fn check_stream(out: &[u8]) -> Vec<(String, Value)> {
 }
 
 fn sse(events: &[Value]) -> Vec<u8> {
-    let write = |event: &Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
+    let write = |event: &Value| {
+        format!(
+            "event: {}\ndata: {event}\n\n",
+            event["type"].as_str().unwrap()
+        )
+    };
     events.iter().map(write).collect::<String>().into_bytes()
 }
 
 fn names(events: &[(String, Value)]) -> Vec<&str> {
-    events.iter().map(|(name, _)| name.trim_start_matches("response.")).collect()
+    events
+        .iter()
+        .map(|(name, _)| name.trim_start_matches("response."))
+        .collect()
 }
 
 #[test]
@@ -91,9 +107,16 @@ fn a_recorded_stream_is_told_in_the_routers_words() {
     assert_eq!(
         names(&events),
         [
-            "created", "in_progress", "output_item.added", "content_part.added",
-            "output_text.delta", "output_text.delta", "output_text.done", "content_part.done",
-            "output_item.done", "incomplete",
+            "created",
+            "in_progress",
+            "output_item.added",
+            "content_part.added",
+            "output_text.delta",
+            "output_text.delta",
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+            "incomplete",
         ]
     );
     let id = Ids::of(response()).output("msg", 0);
@@ -106,11 +129,17 @@ fn a_recorded_stream_is_told_in_the_routers_words() {
     assert_eq!(events[4].1["delta"], "toff");
     assert_eq!(events[4].1["logprobs"], json!([]));
     let done = &events[8].1["item"];
-    assert_eq!((&done["status"], &done["id"]), (&json!("incomplete"), &json!(id)));
+    assert_eq!(
+        (&done["status"], &done["id"]),
+        (&json!("incomplete"), &json!(id))
+    );
     assert_eq!(done["content"][0]["logprobs"], json!([]));
     let last = &events[9].1["response"];
     assert_eq!(last["status"], "incomplete");
-    assert_eq!(last["incomplete_details"], json!({"reason": "max_output_tokens"}));
+    assert_eq!(
+        last["incomplete_details"],
+        json!({"reason": "max_output_tokens"})
+    );
     assert_eq!(last["completed_at"], Value::Null);
     assert_eq!(last["output"], json!([done]));
     assert_eq!(
@@ -119,7 +148,11 @@ fn a_recorded_stream_is_told_in_the_routers_words() {
             "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 20})
     );
     assert_eq!(outcome.status, Status::Incomplete);
-    assert!(!String::from_utf8(out).unwrap().contains("kv_transfer_params"));
+    assert!(
+        !String::from_utf8(out)
+            .unwrap()
+            .contains("kv_transfer_params")
+    );
 }
 
 #[test]
@@ -127,7 +160,10 @@ fn a_stream_that_an_engine_tears_ends_as_failed() {
     let (out, outcome) = run(&[RECORDED_CUT], ReasoningEvents::OpenAi);
     let events = check_stream(&out);
     let last = &events.last().unwrap().1["response"];
-    assert_eq!((outcome.status, &last["status"]), (Status::Failed, &json!("failed")));
+    assert_eq!(
+        (outcome.status, &last["status"]),
+        (Status::Failed, &json!("failed"))
+    );
     assert_eq!(last["error"]["code"], "server_error");
     assert_eq!(last["output"], json!([]));
 }
@@ -145,13 +181,23 @@ fn what_was_said_before_a_tear_is_kept_and_closed() {
     let events = check_stream(&out);
     assert_eq!(
         names(&events)[4..],
-        ["output_text.delta", "output_text.delta", "output_text.done", "content_part.done", "output_item.done", "failed"]
+        [
+            "output_text.delta",
+            "output_text.delta",
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+            "failed"
+        ]
     );
     let text = "toff ':NTP ':NTP";
     assert_eq!(events[6].1["text"], text);
     assert_eq!(events[7].1["part"]["text"], text);
     let item = &events[8].1["item"];
-    assert_eq!((&item["status"], &item["content"][0]["text"]), (&json!("incomplete"), &json!(text)));
+    assert_eq!(
+        (&item["status"], &item["content"][0]["text"]),
+        (&json!("incomplete"), &json!(text))
+    );
     assert_eq!(events[9].1["response"]["output"], json!([item]));
     let output: Value = serde_json::from_slice(&outcome.output).unwrap();
     assert_eq!(output, json!([item]));
@@ -159,8 +205,10 @@ fn what_was_said_before_a_tear_is_kept_and_closed() {
 
 /// A reasoning model that calls a function, as vLLM tells of it.
 fn thoughts_and_a_call() -> Vec<Value> {
-    let call = |arguments: &str| json!({"id": "fc_x", "type": "function_call", "call_id": "call_1", "name": "f",
-        "arguments": arguments, "status": "completed", "namespace": null});
+    let call = |arguments: &str| {
+        json!({"id": "fc_x", "type": "function_call", "call_id": "call_1", "name": "f",
+        "arguments": arguments, "status": "completed", "namespace": null})
+    };
     vec![
         json!({"type": "response.created", "response": {"id": "r", "temperature": 0.5}, "sequence_number": 0}),
         json!({"type": "response.in_progress", "response": {"id": "r"}, "sequence_number": 1}),
@@ -192,7 +240,10 @@ fn thoughts_and_a_call() -> Vec<Value> {
 fn thoughts_and_calls_pass_as_they_are() {
     let (out, outcome) = run(&[&sse(&thoughts_and_a_call())], ReasoningEvents::OpenAi);
     let events = check_stream(&out);
-    let told: Vec<String> = thoughts_and_a_call().iter().map(|event| event["type"].as_str().unwrap().to_owned()).collect();
+    let told: Vec<String> = thoughts_and_a_call()
+        .iter()
+        .map(|event| event["type"].as_str().unwrap().to_owned())
+        .collect();
     let names: Vec<&String> = events.iter().map(|(name, _)| name).collect();
     assert_eq!(names, told.iter().collect::<Vec<_>>());
     let ids = Ids::of(response());
@@ -200,20 +251,36 @@ fn thoughts_and_calls_pass_as_they_are() {
     assert_eq!(events[4].1["delta"], "hm \"x\"");
     let call = &events[13].1["item"];
     assert_eq!(call["id"], ids.output("fc", 1));
-    assert_eq!((&call["call_id"], &call["arguments"], &call["status"]), (&json!("call_1"), &json!("{\"a\": 1.0}"), &json!("completed")));
+    assert_eq!(
+        (&call["call_id"], &call["arguments"], &call["status"]),
+        (
+            &json!("call_1"),
+            &json!("{\"a\": 1.0}"),
+            &json!("completed")
+        )
+    );
     assert_eq!(call.get("namespace"), None);
     let last = &events[14].1["response"];
     assert_eq!(last["output"], json!([events[8].1["item"], call]));
     assert_eq!(last["output"][0]["status"], "completed");
-    assert_eq!((outcome.status, &last["completed_at"]), (Status::Completed, &json!(9)));
+    assert_eq!(
+        (outcome.status, &last["completed_at"]),
+        (Status::Completed, &json!(9))
+    );
     assert_eq!(last["temperature"], 0.5);
 }
 
 #[test]
 fn thoughts_may_have_the_other_dialects_names() {
-    let (out, _) = run(&[&sse(&thoughts_and_a_call())], ReasoningEvents::OpenResponses);
+    let (out, _) = run(
+        &[&sse(&thoughts_and_a_call())],
+        ReasoningEvents::OpenResponses,
+    );
     let events = check_stream(&out);
-    for (place, name) in [(4, "response.reasoning.delta"), (6, "response.reasoning.done")] {
+    for (place, name) in [
+        (4, "response.reasoning.delta"),
+        (6, "response.reasoning.done"),
+    ] {
         assert_eq!(events[place].0, name);
         assert_eq!(events[place].1["type"], name);
     }
@@ -221,9 +288,15 @@ fn thoughts_may_have_the_other_dialects_names() {
 
 #[test]
 fn a_call_that_is_cut_keeps_the_arguments_that_came() {
-    let (out, outcome) = run(&[&sse(&thoughts_and_a_call()[..11])], ReasoningEvents::OpenAi);
+    let (out, outcome) = run(
+        &[&sse(&thoughts_and_a_call()[..11])],
+        ReasoningEvents::OpenAi,
+    );
     let events = check_stream(&out);
-    assert_eq!(names(&events)[11..], ["function_call_arguments.done", "output_item.done", "failed"]);
+    assert_eq!(
+        names(&events)[11..],
+        ["function_call_arguments.done", "output_item.done", "failed"]
+    );
     assert_eq!(events[11].1["arguments"], "{\"a\":");
     assert_eq!(events[12].1["item"]["arguments"], "{\"a\":");
     assert_eq!(events[12].1["item"]["status"], "incomplete");
@@ -247,7 +320,11 @@ fn errors_of_engines_are_never_passed_on() {
         let (out, outcome) = run(&[&sse(begun), error.as_bytes()], ReasoningEvents::OpenAi);
         let events = check_stream(&out);
         assert_eq!(outcome.status, Status::Failed, "{error}");
-        assert!(events.iter().all(|(name, data)| name != "error" && data.get("error").is_none()));
+        assert!(
+            events
+                .iter()
+                .all(|(name, data)| name != "error" && data.get("error").is_none())
+        );
         let message = events.last().unwrap().1["response"]["error"]["message"].clone();
         assert_eq!(error.contains("oom"), message == "oom", "{message}");
     }
@@ -255,7 +332,10 @@ fn errors_of_engines_are_never_passed_on() {
 
 #[test]
 fn an_engine_may_name_its_events_in_their_data_alone() {
-    let plain: String = thoughts_and_a_call().iter().map(|event| format!("data: {event}\n\n")).collect();
+    let plain: String = thoughts_and_a_call()
+        .iter()
+        .map(|event| format!("data: {event}\n\n"))
+        .collect();
     let (named, _) = run(&[&sse(&thoughts_and_a_call())], ReasoningEvents::OpenAi);
     let (plain, _) = run(&[plain.as_bytes()], ReasoningEvents::OpenAi);
     assert_eq!(plain, named);
@@ -272,7 +352,10 @@ fn parts_and_items_are_counted_by_the_router() {
     let events = check_stream(&out);
     assert_eq!(events[2].1["output_index"], 0);
     for (_, event) in &events[3..5] {
-        assert_eq!((&event["output_index"], &event["content_index"]), (&json!(0), &json!(0)));
+        assert_eq!(
+            (&event["output_index"], &event["content_index"]),
+            (&json!(0), &json!(0))
+        );
     }
     assert_eq!(events[3].1["part"]["annotations"], json!([]));
     assert_eq!(events[4].1["logprobs"], json!([]));
@@ -280,10 +363,16 @@ fn parts_and_items_are_counted_by_the_router() {
 
 #[test]
 fn events_nobody_knows_yet_pass_with_their_number() {
-    let events = [json!({"type": "response.shiny.new", "sequence_number": 77, "x": {"sequence_number": 5}}), json!({"type": "response.bare"})];
+    let events = [
+        json!({"type": "response.shiny.new", "sequence_number": 77, "x": {"sequence_number": 5}}),
+        json!({"type": "response.bare"}),
+    ];
     let (out, _) = run(&[&sse(&events)], ReasoningEvents::OpenAi);
     let events = check_stream(&out);
-    assert_eq!((events[2].0.as_str(), &events[2].1["x"]), ("response.shiny.new", &json!({"sequence_number": 5})));
+    assert_eq!(
+        (events[2].0.as_str(), &events[2].1["x"]),
+        ("response.shiny.new", &json!({"sequence_number": 5}))
+    );
     assert_eq!(events[3].0, "response.bare");
 }
 
@@ -315,8 +404,11 @@ fn source() -> impl Strategy<Value = Vec<u8>> {
         Just(RECORDED_DECODE.to_vec()),
         Just(RECORDED_CUT.to_vec()),
         (0..=15_usize).prop_map(|length| sse(&thoughts_and_a_call()[..length])),
-        proptest::sample::subsequence(thoughts_and_a_call(), 0..=15).prop_map(|events| sse(&events)),
-        proptest::sample::subsequence(thoughts_and_a_call(), 15).prop_shuffle().prop_map(|events| sse(&events)),
+        proptest::sample::subsequence(thoughts_and_a_call(), 0..=15)
+            .prop_map(|events| sse(&events)),
+        proptest::sample::subsequence(thoughts_and_a_call(), 15)
+            .prop_shuffle()
+            .prop_map(|events| sse(&events)),
     ]
 }
 

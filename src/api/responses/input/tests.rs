@@ -78,7 +78,12 @@ fn every_item_gets_an_id_and_keeps_a_fine_one_that_is_its_own() {
         call("call_1"),
         output("call_1"),
     ]));
-    let found: Vec<&str> = items.as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap()).collect();
+    let found: Vec<&str> = items
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it["id"].as_str().unwrap())
+        .collect();
     let minted = |prefix: &str, place| ids().input(prefix, place);
     assert_eq!(found[0], "mine");
     assert_eq!(found[1], minted("msg", 1));
@@ -97,7 +102,10 @@ fn an_item_keeps_what_it_came_with() {
     assert_eq!(kept["status"], "completed");
     let phase = json!([{"role": "assistant", "content": "x", "phase": "commentary", "status": "incomplete"}]);
     let kept = &normalised(phase)[0];
-    assert_eq!((&kept["phase"], &kept["status"]), (&json!("commentary"), &json!("completed")));
+    assert_eq!(
+        (&kept["phase"], &kept["status"]),
+        (&json!("commentary"), &json!("completed"))
+    );
     assert_eq!(kept["content"][0]["type"], "output_text");
 }
 
@@ -105,19 +113,55 @@ fn an_item_keeps_what_it_came_with() {
 fn bad_items_are_told_by_their_place() {
     let check = |item: Value, code: &str, param: &str| {
         let error = own(&json!([user("x"), item])).unwrap_err();
-        assert_eq!((error.code, error.param_or_empty()), (code, param), "{item}");
+        assert_eq!(
+            (error.code, error.param_or_empty()),
+            (code, param),
+            "{item}"
+        );
     };
     check(json!(7), "invalid_type", "input[1]");
     check(json!({"type": "poem"}), "invalid_value", "input[1]");
-    check(json!({"role": "poet", "content": "x"}), "invalid_value", "input[1].role");
-    check(json!({"role": "user"}), "missing_required_parameter", "input[1].content");
-    check(json!({"role": "user", "content": 7}), "invalid_type", "input[1].content");
-    check(json!({"role": "user", "content": ["x"]}), "invalid_type", "input[1].content");
-    check(json!({"type": "function_call", "name": "f", "arguments": "{}"}), "missing_required_parameter", "input[1].call_id");
-    check(json!({"type": "function_call", "name": "f", "call_id": "c", "arguments": {}}), "invalid_type", "input[1].arguments");
-    check(json!({"type": "function_call_output", "call_id": "c"}), "missing_required_parameter", "input[1].output");
+    check(
+        json!({"role": "poet", "content": "x"}),
+        "invalid_value",
+        "input[1].role",
+    );
+    check(
+        json!({"role": "user"}),
+        "missing_required_parameter",
+        "input[1].content",
+    );
+    check(
+        json!({"role": "user", "content": 7}),
+        "invalid_type",
+        "input[1].content",
+    );
+    check(
+        json!({"role": "user", "content": ["x"]}),
+        "invalid_type",
+        "input[1].content",
+    );
+    check(
+        json!({"type": "function_call", "name": "f", "arguments": "{}"}),
+        "missing_required_parameter",
+        "input[1].call_id",
+    );
+    check(
+        json!({"type": "function_call", "name": "f", "call_id": "c", "arguments": {}}),
+        "invalid_type",
+        "input[1].arguments",
+    );
+    check(
+        json!({"type": "function_call_output", "call_id": "c"}),
+        "missing_required_parameter",
+        "input[1].output",
+    );
     check(output(&"x".repeat(65)), "invalid_value", "input[1].call_id");
-    check(json!({"type": "compaction", "encrypted_content": "abc"}), "invalid_encrypted_content", "");
+    check(
+        json!({"type": "compaction", "encrypted_content": "abc"}),
+        "invalid_encrypted_content",
+        "",
+    );
 }
 
 #[test]
@@ -156,7 +200,9 @@ fn a_conversations_start_is_the_same_bytes_in_every_turn() {
     let alone = alone.finish().unwrap();
     let mut later = EngineInput::new(UnsupportedItems::Convert, 0);
     later.add_list(&first.json()).unwrap();
-    later.add_own(&own(&json!([user("more")])).unwrap()).unwrap();
+    later
+        .add_own(&own(&json!([user("more")])).unwrap())
+        .unwrap();
     let later = later.finish().unwrap();
     assert!(later.starts_with(&alone[..alone.len() - 1]));
 }
@@ -178,19 +224,39 @@ fn an_easy_message_and_its_long_form_are_sent_as_one() {
 #[test]
 fn calls_and_outputs_must_be_paired() {
     let check = |list: Value, message: &str| {
-        let said = engine(std::slice::from_ref(&list)).err().map(|error| error.message);
+        let said = engine(std::slice::from_ref(&list))
+            .err()
+            .map(|error| error.message);
         assert_eq!(said.as_deref().unwrap_or_default(), message, "{list}");
     };
     check(json!([call("a"), output("a")]), "");
-    check(json!([call("a"), call("b"), output("b"), output("a"), user("x")]), "");
+    check(
+        json!([call("a"), call("b"), output("b"), output("a"), user("x")]),
+        "",
+    );
     check(json!([user("x"), call("a")]), "");
     check(json!([user("x"), call("a"), call("b")]), "");
-    check(json!([output("a")]), "No tool call found for function call output with call_id a.");
-    check(json!([output("a"), call("a")]), "No tool call found for function call output with call_id a.");
-    check(json!([call("a"), user("x")]), "No tool output found for function call a.");
-    check(json!([call("a"), call("b"), output("a")]), "No tool output found for function call b.");
+    check(
+        json!([output("a")]),
+        "No tool call found for function call output with call_id a.",
+    );
+    check(
+        json!([output("a"), call("a")]),
+        "No tool call found for function call output with call_id a.",
+    );
+    check(
+        json!([call("a"), user("x")]),
+        "No tool output found for function call a.",
+    );
+    check(
+        json!([call("a"), call("b"), output("a")]),
+        "No tool output found for function call b.",
+    );
     let custom = json!({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"});
-    check(json!([custom, user("x")]), "No tool output found for custom tool call c.");
+    check(
+        json!([custom, user("x")]),
+        "No tool output found for custom tool call c.",
+    );
 }
 
 #[test]
@@ -204,7 +270,10 @@ fn thoughts_that_cannot_be_read_are_refused_and_empty_ones_left_out() {
     let sealed = json!([{"type": "reasoning", "summary": [], "encrypted_content": "gAAAAABoISQ24OyVRYbk=="}]);
     let error = engine(&[sealed]).unwrap_err();
     assert_eq!(error.code, "invalid_encrypted_content");
-    assert_eq!(error.message, "The encrypted content gAAAAABo...bk== could not be verified.");
+    assert_eq!(
+        error.message,
+        "The encrypted content gAAAAABo...bk== could not be verified."
+    );
     let nothing = json!([{"type": "reasoning", "summary": [], "content": []}, user("x")]);
     assert_eq!(engine(&[nothing]).unwrap(), json!([user("x")]));
     let summary = json!([{"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": null}]);
@@ -235,23 +304,70 @@ fn hosted_tools_are_shown_as_functions_where_they_have_a_text() {
         ])
     );
     let mut strict = EngineInput::new(UnsupportedItems::Reject, 0);
-    assert_eq!(strict.add_list(items.to_string().as_bytes()).unwrap_err().code, "invalid_value");
+    assert_eq!(
+        strict
+            .add_list(items.to_string().as_bytes())
+            .unwrap_err()
+            .code,
+        "invalid_value"
+    );
 }
 
 #[test]
 fn a_reference_stands_for_the_item_it_names() {
-    let input = json!([{"type": "item_reference", "id": "msg_1"}, {"id": "fc_1"}, user("x")]).to_string();
+    let input =
+        json!([{"type": "item_reference", "id": "msg_1"}, {"id": "fc_1"}, user("x")]).to_string();
     assert_eq!(references(Some(&input)), ["msg_1", "fc_1"]);
     assert_eq!(references(Some("\"text\"")), Vec::<String>::new());
     let mut found = Referenced::new();
     let stored = json!([{"id": "msg_1", "type": "message", "role": "assistant", "content": []}, {"id": "other"}]);
-    collect(stored.to_string().as_bytes(), &references(Some(&input)), &mut found);
+    collect(
+        stored.to_string().as_bytes(),
+        &references(Some(&input)),
+        &mut found,
+    );
     assert_eq!(found.len(), 1);
     let error = read(&input, &found).unwrap_err();
-    assert!(error.message.starts_with("Item with id 'fc_1' not found. Items are not persisted"));
-    collect(br#"[{"id":"fc_1","type":"function_call","call_id":"c","name":"f","arguments":""}]"#, &references(Some(&input)), &mut found);
+    assert!(
+        error
+            .message
+            .starts_with("Item with id 'fc_1' not found. Items are not persisted")
+    );
+    collect(
+        br#"[{"id":"fc_1","type":"function_call","call_id":"c","name":"f","arguments":""}]"#,
+        &references(Some(&input)),
+        &mut found,
+    );
     let own = read(&input, &found).unwrap();
     assert_eq!(own.items[0].id, "msg_1");
+}
+
+#[test]
+fn a_list_that_is_too_long_loses_its_older_half_and_keeps_pairs_together() {
+    let short = |list: &Value| {
+        let short = shortened(list.to_string().as_bytes())?;
+        Some(serde_json::from_slice::<Value>(&short).unwrap())
+    };
+    let system = json!({"type": "message", "role": "system", "content": "s"});
+    let list = json!([
+        system,
+        user("1"),
+        call("a"),
+        user("2"),
+        output("a"),
+        user("3"),
+        call("b"),
+        output("b")
+    ]);
+    let first = short(&list).unwrap();
+    assert_eq!(
+        first,
+        json!([system, user("2"), user("3"), call("b"), output("b")])
+    );
+    let second = short(&first).unwrap();
+    assert_eq!(second, json!([system, user("3"), call("b"), output("b")]));
+    assert_eq!(short(&second), None);
+    assert_eq!(short(&json!([call("a"), output("a")])), None);
 }
 
 /// Any item, well made or not.

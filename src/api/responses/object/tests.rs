@@ -9,11 +9,36 @@ const RECORDED: &str = include_str!("../../../../tests/fixtures/vllm-0.32/respon
 
 /// Of Open Responses: every one must be there.
 const REQUIRED: [&str; 30] = [
-    "id", "object", "created_at", "completed_at", "status", "incomplete_details", "model",
-    "previous_response_id", "instructions", "output", "error", "tools", "tool_choice", "truncation",
-    "parallel_tool_calls", "text", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs",
-    "temperature", "reasoning", "usage", "max_output_tokens", "max_tool_calls", "store", "background",
-    "service_tier", "metadata", "safety_identifier",
+    "id",
+    "object",
+    "created_at",
+    "completed_at",
+    "status",
+    "incomplete_details",
+    "model",
+    "previous_response_id",
+    "instructions",
+    "output",
+    "error",
+    "tools",
+    "tool_choice",
+    "truncation",
+    "parallel_tool_calls",
+    "text",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_logprobs",
+    "temperature",
+    "reasoning",
+    "usage",
+    "max_output_tokens",
+    "max_tool_calls",
+    "store",
+    "background",
+    "service_tier",
+    "metadata",
+    "safety_identifier",
 ];
 
 fn shape(body: &Value) -> Shape {
@@ -30,7 +55,8 @@ fn shape(body: &Value) -> Shape {
 }
 
 fn parse(json: &[u8]) -> Value {
-    serde_json::from_slice(json).unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(json)))
+    serde_json::from_slice(json)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(json)))
 }
 
 fn outcome(engine: &Value) -> Option<Outcome> {
@@ -52,14 +78,26 @@ fn every_required_member_is_there_and_numbers_are_numbers() {
         for name in REQUIRED.iter().chain(&["prompt_cache_key", "user"]) {
             assert!(object.get(name).is_some(), "{name} in {object}");
         }
-        for name in ["temperature", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs"] {
+        for name in [
+            "temperature",
+            "top_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "top_logprobs",
+        ] {
             assert!(object[name].is_number(), "{name}");
         }
         assert_eq!(object["service_tier"], "default");
         assert_eq!(object["text"], json!({"format": {"type": "text"}}));
-        assert_eq!(object["reasoning"], json!({"effort": null, "summary": null}));
+        assert_eq!(
+            object["reasoning"],
+            json!({"effort": null, "summary": null})
+        );
         assert_eq!(object["tool_choice"], "auto");
-        assert_eq!((&object["store"], &object["background"]), (&json!(true), &json!(false)));
+        assert_eq!(
+            (&object["store"], &object["background"]),
+            (&json!(true), &json!(false))
+        );
         assert_eq!(object["previous_response_id"], "resp_0");
     }
 }
@@ -76,15 +114,30 @@ fn what_was_asked_for_is_told_again() {
     })).open(Status::Queued));
     assert_eq!(object["status"], "queued");
     assert_eq!(object["instructions"], "be \"terse\"");
-    assert_eq!((&object["temperature"], &object["top_p"]), (&json!(0.25), &json!(0.5)));
+    assert_eq!(
+        (&object["temperature"], &object["top_p"]),
+        (&json!(0.25), &json!(0.5))
+    );
     assert_eq!(object["metadata"], json!({"k": "v"}));
-    assert_eq!(object["reasoning"], json!({"effort": "low", "summary": null}));
-    assert_eq!(object["text"]["format"], json!({"type": "json_schema", "name": "s", "schema": {}, "description": null, "strict": false}));
+    assert_eq!(
+        object["reasoning"],
+        json!({"effort": "low", "summary": null})
+    );
+    assert_eq!(
+        object["text"]["format"],
+        json!({"type": "json_schema", "name": "s", "schema": {}, "description": null, "strict": false})
+    );
     assert_eq!(object["text"]["verbosity"], "low");
-    assert_eq!(object["tools"], json!([{"type": "function", "name": "f", "parameters": {"a": 1}, "description": null, "strict": null}, {"type": "web_search"}]));
+    assert_eq!(
+        object["tools"],
+        json!([{"type": "function", "name": "f", "parameters": {"a": 1}, "description": null, "strict": null}, {"type": "web_search"}])
+    );
     assert_eq!(object["service_tier"], "default");
     assert_eq!(object.get("temperature_2"), None);
-    assert_eq!((&object["output"], &object["usage"]), (&json!([]), &Value::Null));
+    assert_eq!(
+        (&object["output"], &object["usage"]),
+        (&json!([]), &Value::Null)
+    );
 }
 
 #[test]
@@ -99,9 +152,15 @@ fn an_engines_object_is_taken_apart() {
     let mut shape = shape(&json!({"model": "tiny", "input": "x"}));
     shape.learn(&Members::parse(RECORDED).unwrap());
     let object = parse(&with_output(&shape.ended(&outcome, 9), &outcome.output));
-    assert_eq!((&object["temperature"], &object["completed_at"]), (&json!(0.0), &Value::Null));
+    assert_eq!(
+        (&object["temperature"], &object["completed_at"]),
+        (&json!(0.0), &Value::Null)
+    );
     assert_eq!(object["usage"]["total_tokens"], 29);
-    assert_eq!(object["usage"]["input_tokens_details"], json!({"cached_tokens": 0}));
+    assert_eq!(
+        object["usage"]["input_tokens_details"],
+        json!({"cached_tokens": 0})
+    );
     assert_eq!(object["output"], output);
 }
 
@@ -122,7 +181,11 @@ fn a_completed_response_says_when() {
     let shape = shape(&json!({"model": "m", "input": "x"}));
     let outcome = outcome(&json!({"status": "completed", "output": []})).unwrap();
     assert_eq!(parse(&shape.ended(&outcome, 9))["completed_at"], 9);
-    assert_eq!(parse(&shape.ended(&outcome, 3))["completed_at"], 7, "clocks may run backwards");
+    assert_eq!(
+        parse(&shape.ended(&outcome, 3))["completed_at"],
+        7,
+        "clocks may run backwards"
+    );
 }
 
 #[test]
