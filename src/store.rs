@@ -33,6 +33,7 @@ mod settings;
 
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,6 +74,7 @@ pub use self::settings::Settings;
 use crate::ids::ConversationId;
 use crate::ids::ResponseId;
 use crate::ids::Tenant;
+use crate::observe::metrics::Registry;
 
 /// A response, as its tenant may ask for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -237,6 +239,22 @@ pub struct Report {
 /// What a store's method returns. It needs a tokio runtime to be polled on, any of the process; it
 /// depends on no other task of that runtime.
 pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
+
+/// Makes the store that the settings ask for. One in Redis connects when it is first asked.
+pub fn open(settings: &Settings, registry: &Registry) -> io::Result<Arc<dyn ResponseStore>> {
+    Ok(match settings.kind {
+        Kind::Memory => Arc::new(memory::Memory::new(
+            &settings.memory,
+            &settings.keep,
+            registry,
+        )),
+        Kind::Redis => Arc::new(redis::Redis::open(
+            &settings.redis,
+            &settings.keep,
+            registry,
+        )?),
+    })
+}
 
 /// See the module's contract.
 pub trait ResponseStore: Send + Sync + fmt::Debug {

@@ -145,6 +145,8 @@ struct Run {
     log_until: Option<Instant>,
     cut: Bytes,
     final_token: Option<Token>,
+    /// Before it was cancelled.
+    was: Option<Status>,
     is_amended: bool,
 }
 
@@ -169,6 +171,7 @@ impl Response {
                     log_until: None,
                     cut: Bytes::new(),
                     final_token: None,
+                    was: None,
                     is_amended: false,
                 };
                 (Status::Queued, Some(Box::new(run)))
@@ -295,6 +298,17 @@ impl Response {
         }
     }
 
+    pub(super) fn is_background(&self) -> bool {
+        self.run.is_some()
+    }
+
+    /// What it was and whose, if this cancelled it.
+    pub(super) fn cancelled_by(&self, token: Token) -> Option<(Status, Option<Owner>)> {
+        let run = self.run.as_ref()?;
+        let was = run.was.filter(|_| run.final_token == Some(token))?;
+        Some((was, run.owner))
+    }
+
     pub(super) fn owner(&self) -> Option<Owner> {
         match self.status.is_terminal() {
             true => None,
@@ -357,6 +371,7 @@ impl Response {
         let Some(run) = &mut self.run else {
             return;
         };
+        run.was = Some(self.status);
         let number = run.log.last().map_or(0, |last| last + 1);
         let batch = Batch {
             first: number,
@@ -413,6 +428,7 @@ impl Response {
     ) -> Option<Events> {
         let run = self.run.as_ref()?;
         let is_gone = run.log_until.is_some_and(|until| until <= now);
+        let is_gone = is_gone && run.log.last().is_some();
         let kept = if run.log.has_overflowed() || (is_gone && run.cut.is_empty()) {
             Kept::Overflowed
         } else if is_gone {

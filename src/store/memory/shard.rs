@@ -13,7 +13,6 @@ use rustc_hash::FxBuildHasher;
 use super::conversation::Conversation;
 use super::entry::Response;
 use super::room::Room;
-use crate::ids::ResponseId;
 use crate::store::Adoption;
 use crate::store::Batch;
 use crate::store::Cancel;
@@ -345,8 +344,11 @@ impl Shard {
         let Some(found) = self.find(now, key) else {
             return Cancelled::Gone;
         };
-        if found.record(key.id.root()).background.is_none() {
+        if !found.is_background() {
             return Cancelled::NotBackground;
+        }
+        if let Some((was, owner)) = found.cancelled_by(cancel.token) {
+            return Cancelled::Done { was, owner };
         }
         let (was, owner) = (found.status(), found.owner());
         if was.is_terminal() {
@@ -506,7 +508,7 @@ impl Shard {
 
     /// Ids of what is there, for tests.
     #[cfg(test)]
-    pub(super) fn ids(&self) -> Vec<ResponseId> {
+    pub(super) fn ids(&self) -> Vec<crate::ids::ResponseId> {
         let keys = self.running.keys().chain(self.finished.keys());
         keys.map(|key| key.id).collect()
     }
