@@ -8,7 +8,7 @@ import unittest
 import openai
 import pydantic
 
-from cluster import Cluster, eventually
+from cluster import CARRIER_KEY, Cluster, eventually
 
 MODEL = "sim"
 HELLO = "Tell me of the sea, at some length, if you would."
@@ -639,6 +639,19 @@ class Carriers(WithReplicas):
         with self.assertRaises(openai.BadRequestError) as caught:
             self.sdk.create("Two", extra_body={"previous_response": bare})
         self.assertEqual(caught.exception.param, "previous_response")
+
+
+class CarrierLimits(unittest.TestCase):
+    def test_what_no_carrier_can_take_is_refused_before_an_engine_works(self):
+        limits = {"carrier": {"keys": [CARRIER_KEY], "plain_bytes_max": 4096}}
+        with Cluster(config={"responses": limits}) as cluster:
+            sdk = Replicas(cluster)
+            self.addCleanup(sdk.close)
+            with self.assertRaises(openai.BadRequestError) as caught:
+                sdk.create("a" * 5000, store=False, include=ENCRYPTED)
+            self.assertEqual(caught.exception.param, "input")
+            self.assertEqual(cluster.seen("finished"), 0)
+            self.assertEqual(sdk.create("a" * 5000, store=False).status, "completed")
 
 
 class Tenants(unittest.TestCase):
