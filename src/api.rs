@@ -4,6 +4,7 @@
 pub mod error;
 mod models;
 mod request_id;
+pub mod responses;
 mod splice;
 pub mod tenant;
 
@@ -29,9 +30,13 @@ use serde::Serialize;
 use tracing::debug;
 
 use self::error::ApiError;
+use self::responses::Call;
+use self::responses::Endpoint;
+use self::responses::Found;
+use self::responses::Mode;
+use self::responses::Responses;
 use self::tenant::Admitted;
 use self::tenant::Tenants;
-use crate::carrier::Ring;
 use crate::http;
 use crate::http::client::origin_form;
 use crate::ids::RequestId;
@@ -66,15 +71,16 @@ impl Default for Settings {
 pub struct ApiServer {
     settings: Settings,
     tenants: Tenants,
-    ring: Arc<Ring>,
+    responses: Arc<Responses>,
     relay: Arc<Relay>,
     refused: IntCounterVec,
 }
 
 /// What a path and method lead to.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Route {
     Relay(Api),
+    Responses(Endpoint),
     Models,
     /// One model, by the rest of the path.
     Model,
@@ -84,7 +90,14 @@ enum Route {
     },
 }
 
-fn route(method: &Method, path: &str) -> Route {
+fn route(method: &Method, path: &str, mode: Mode) -> Route {
+    if mode == Mode::Stateful {
+        match responses::find(method, path) {
+            Found::Endpoint(endpoint) => return Route::Responses(endpoint),
+            Found::WrongMethod(allow) => return Route::WrongMethod { allow },
+            Found::Nothing => {}
+        }
+    }
     let (found, allow) = match path {
         "/v1/chat/completions" => (Route::Relay(Api::Chat), "POST"),
         "/v1/completions" => (Route::Relay(Api::Completions), "POST"),
@@ -113,7 +126,7 @@ impl ApiServer {
     pub fn new(
         settings: Settings,
         tenants: &[tenant::Listed],
-        ring: Arc<Ring>,
+        responses: Arc<Responses>,
         relay: Arc<Relay>,
         registry: &Registry,
     ) -> Arc<Self> {
@@ -125,15 +138,10 @@ impl ApiServer {
         Arc::new(Self {
             settings,
             tenants: Tenants::new(tenants, registry),
-            ring,
+            responses,
             relay,
             refused,
         })
-    }
-
-    /// What opens and signs the state that clients keep.
-    pub fn ring(&self) -> &Ring {
-        &self.ring
     }
 
     /// Answers a request. Every answer carries `x-request-id`: the client's own, or ours.
@@ -147,9 +155,11 @@ impl ApiServer {
             Err(error) => (request_id::header(id), Err(error)),
         };
         let mut response = answer.unwrap_or_else(|error| {
-            self.refused
-                .with_label_values(&[error.status.as_str(), error.code])
-                .inc();
+            if !error.is_engines {
+                self.refused
+                    .with_label_values(&[error.status.as_str(), error.code])
+                    .inc();
+            }
             debug!(%id, status = error.status.as_u16(), message = error.message, "refused");
             error.into_response()
         });
@@ -168,8 +178,13 @@ impl ApiServer {
             // It was for us.
             request.headers_mut().remove(AUTHORIZATION);
         }
-        match route(request.method(), request.uri().path()) {
+        let mode = self.responses.mode();
+        match route(request.method(), request.uri().path(), mode) {
             Route::Relay(api) => self.carry(api, admitted, request, id, client_id).await,
+            Route::Responses(endpoint) => {
+                self.respond(&endpoint, admitted, request, id, client_id)
+                    .await
+            }
             Route::Models => Ok(models::list(&self.relay.fleet().snapshot())),
             Route::Model => {
                 let name = request.uri().path().trim_start_matches("/v1/models/");
@@ -187,6 +202,32 @@ impl ApiServer {
                 Ok(response)
             }
         }
+    }
+
+    async fn respond(
+        &self,
+        endpoint: &Endpoint,
+        admitted: &Admitted,
+        request: Request<Incoming>,
+        id: RequestId,
+        client_id: &HeaderValue,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let begun = observe::now();
+        let (head, body) = request.into_parts();
+        let body = read(body, &self.settings).await?;
+        debug!(
+            %id, client_id = ?client_id, tenant = %admitted.tenant, ?endpoint, bytes = body.len(),
+            "request"
+        );
+        let call = Call {
+            headers: &head.headers,
+            query: head.uri.query().unwrap_or_default(),
+            body,
+            id,
+            begun,
+            admitted,
+        };
+        self.responses.answer(endpoint, &call).await
     }
 
     async fn carry(
@@ -305,7 +346,8 @@ mod tests {
     #[test]
     fn every_endpoint_has_one_method_and_the_rest_is_refused() {
         let check = |method: &Method, path: &str, expected| {
-            assert_eq!(route(method, path), expected, "{method} {path}")
+            let found = route(method, path, Mode::Stateful);
+            assert_eq!(found, expected, "{method} {path}")
         };
         check(
             &Method::POST,
@@ -327,5 +369,26 @@ mod tests {
         check(&Method::GET, "/v1/models/", Route::NotFound);
         check(&Method::GET, "/", Route::NotFound);
         check(&Method::POST, "/v1/chat/completions/", Route::NotFound);
+        check(
+            &Method::POST,
+            "/v1/responses",
+            Route::Responses(Endpoint::Create),
+        );
+        check(
+            &Method::GET,
+            "/v1/responses",
+            Route::WrongMethod { allow: "POST" },
+        );
+    }
+
+    #[test]
+    fn responses_may_be_none_of_the_routers_business() {
+        let found = |method: &Method, path: &str| route(method, path, Mode::PassThrough);
+        assert_eq!(
+            found(&Method::POST, "/v1/responses"),
+            Route::Relay(Api::Responses)
+        );
+        assert_eq!(found(&Method::GET, "/v1/responses/x"), Route::NotFound);
+        assert_eq!(found(&Method::POST, "/v1/conversations"), Route::NotFound);
     }
 }

@@ -15,7 +15,10 @@ use tracing::warn;
 
 use crate::admin::AdminServer;
 use crate::admin::KvPages;
+use crate::admin::ResponsesPage;
 use crate::api::ApiServer;
+use crate::api::responses::Mode;
+use crate::api::responses::Responses;
 use crate::carrier::Ring;
 use crate::config;
 use crate::config::Config;
@@ -45,6 +48,8 @@ use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::relay::Caches;
 use crate::relay::Relay;
+use crate::store;
+use crate::store::ResponseStore;
 
 /// For the operator's pages that are being sent when the drain is over.
 const ADMIN_DRAIN: Duration = Duration::from_millis(500);
@@ -157,9 +162,24 @@ impl App {
         });
         tasks.spawn_until_stopped(forget_lost_caches(fleet.clone(), predicted, expected));
 
+        let store = store::memory::Memory::new(
+            &store::memory::Settings::default(),
+            &store::Keep::default(),
+            &metrics,
+        );
+        let store: Arc<dyn ResponseStore> = Arc::new(store);
+        let responses = Responses::new(
+            config.responses.clone(),
+            store.clone(),
+            relay.clone(),
+            Arc::new(ring(config, &metrics)?),
+            tasks.clone(),
+            &metrics,
+        );
         let admin_server = AdminServer::new(
             relay.clone(),
             KvPages::new(board, forest),
+            responses_page(config, store, responses.clone()),
             metrics.clone(),
             tasks.clone(),
             config.api.requests.body_bytes_max,
@@ -167,7 +187,7 @@ impl App {
         let api_server = ApiServer::new(
             config.api.requests.clone(),
             &config.tenants,
-            Arc::new(ring(config, &metrics)?),
+            responses,
             relay,
             &metrics,
         );
@@ -232,6 +252,18 @@ impl App {
         }
         self.admin_tasks.drain(ADMIN_DRAIN).await;
     }
+}
+
+fn responses_page(
+    config: &Config,
+    store: Arc<dyn ResponseStore>,
+    responses: Arc<Responses>,
+) -> ResponsesPage {
+    let settings = &config.responses;
+    let needs_store = settings.mode == Mode::Stateful && !settings.ready_without_store;
+    // Counts and names are always JSON.
+    let counts = move || serde_json::to_value(responses.counts()).unwrap_or_default();
+    ResponsesPage::new(store, Box::new(counts), needs_store)
 }
 
 /// What signs the state that clients keep.

@@ -12,8 +12,8 @@ use self::document::Document;
 use self::document::Outside;
 use self::document::Problems;
 use crate::api;
+use crate::api::responses;
 use crate::api::tenant;
-use crate::carrier;
 use crate::fleet::Member;
 use crate::fleet::breaker;
 use crate::fleet::discovery::Listed;
@@ -49,7 +49,7 @@ pub struct Config {
     pub relay: relay::Settings,
     pub tenants: Vec<tenant::Listed>,
     pub replicas: Replicas,
-    pub responses: Responses,
+    pub responses: responses::Settings,
     pub log: observe::Settings,
     pub runtime: Runtime,
 }
@@ -203,13 +203,6 @@ impl Default for Replicas {
     fn default() -> Self {
         Self(1)
     }
-}
-
-/// The state of the Responses API.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Responses {
-    pub carrier: carrier::Settings,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

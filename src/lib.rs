@@ -10,6 +10,7 @@ pub mod carrier;
 pub mod fleet;
 pub mod kv;
 pub mod prompt;
+pub mod store;
 
 pub mod routing;
 

@@ -4,12 +4,21 @@ pub mod metrics;
 
 use std::io::IsTerminal;
 use std::time::Instant;
+use std::time::SystemTime;
+use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 
 /// The one place where a task reads the clock. What decides takes `now` as an argument instead.
 pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()
+}
+
+/// Seconds since 1970, for those to whom the date matters.
+pub fn unix_s() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs() as i64)
 }
 
 /// How logs look and how much they say.

@@ -130,8 +130,18 @@ impl fmt::Display for Error {
 /// Looks into a body. `block_bytes` is the length of the first blocks; later ones are longer, so that
 /// a prompt of any length has a few hundred.
 pub fn peek(api: Api, body: &[u8], block_bytes: u32) -> Result<Peek<'_>, Error> {
+    look(api, body, block_bytes, false)
+}
+
+/// As [`peek`], for a body that the router made itself: it may say how the engine calls the request.
+pub fn peek_own(api: Api, body: &[u8], block_bytes: u32) -> Result<Peek<'_>, Error> {
+    look(api, body, block_bytes, true)
+}
+
+fn look(api: Api, body: &[u8], block_bytes: u32, is_own: bool) -> Result<Peek<'_>, Error> {
     let mut looker = Looker {
         api,
+        is_own,
         peek: Peek::default(),
         cutter: Cutter::new(block_bytes),
         wrong: None,
@@ -153,6 +163,7 @@ pub fn peek(api: Api, body: &[u8], block_bytes: u32) -> Result<Peek<'_>, Error> 
 
 struct Looker<'a> {
     api: Api,
+    is_own: bool,
     peek: Peek<'a>,
     cutter: Cutter,
     wrong: Option<Error>,
@@ -233,7 +244,8 @@ impl<'de> Visitor<'de> for &mut Looker<'de> {
                     self.cutter.end();
                 }
                 Key::Forbidden(name) => {
-                    if map.next_value::<Option<IgnoredAny>>()?.is_some() {
+                    let is_ours = self.is_own && name == "request_id";
+                    if map.next_value::<Option<IgnoredAny>>()?.is_some() && !is_ours {
                         self.wrong.get_or_insert(Error::Forbidden(name));
                     }
                 }

@@ -162,6 +162,9 @@ fn check_tenants(config: &Config, wrong: &mut Wrong<'_>) {
 }
 
 fn check_carrier(config: &Config, wrong: &mut Wrong<'_>) {
+    for (key, error) in config.responses.problems() {
+        wrong(&format!("responses.{key}"), error);
+    }
     let carrier = &config.responses.carrier;
     for (key, error) in carrier.check().err().unwrap_or_default() {
         wrong(&format!("responses.carrier.{key}"), error);
