@@ -269,6 +269,7 @@ fn responses_page(
 /// What signs the state that clients keep.
 fn ring(config: &Config, metrics: &Registry) -> io::Result<Ring> {
     let settings = config.responses.carrier.clone();
+    let settings = settings.within(config.api.requests.body_bytes_max);
     let mut own = [0; 32];
     if settings.keys.is_empty() {
         getrandom::fill(&mut own).map_err(io::Error::other)?;

@@ -76,8 +76,15 @@ impl Default for Settings {
 
 /// More are a forgotten rotation; each makes a start slower, none a request.
 const KEYS_MAX: usize = 16;
+const BYTES_MIN: u64 = 4 << 10;
 
 impl Settings {
+    /// With carriers no longer than a request's body may be, in which they come back.
+    pub fn within(mut self, body_bytes_max: u64) -> Self {
+        self.bytes_max = self.bytes_max.min(body_bytes_max.max(BYTES_MIN));
+        self
+    }
+
     /// The keys, or for each thing that is wrong the key below this section and the message.
     pub fn check(&self) -> Result<Vec<Key>, Vec<(String, String)>> {
         let mut problems = Vec::new();
@@ -98,8 +105,8 @@ impl Settings {
         }
         let ranges = [
             ("expiry_s", self.expiry_s, 60, 10 * 365 * 24 * 3_600),
-            ("bytes_max", self.bytes_max, 4 << 10, 1 << 30),
-            ("plain_bytes_max", self.plain_bytes_max, 4 << 10, 1 << 30),
+            ("bytes_max", self.bytes_max, BYTES_MIN, 1 << 30),
+            ("plain_bytes_max", self.plain_bytes_max, BYTES_MIN, 1 << 30),
         ];
         for (name, value, min, max) in ranges {
             if !(min..=max).contains(&value) {

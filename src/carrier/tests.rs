@@ -397,3 +397,11 @@ fn every_byte_of_a_carrier_counts() {
         }
     }
 }
+
+#[test]
+fn a_carrier_fits_into_a_body() {
+    let within = |body_bytes_max| Settings::default().within(body_bytes_max).bytes_max;
+    assert_eq!(within(64 << 20), 4 << 20);
+    assert_eq!(within(100_000), 100_000);
+    assert_eq!(within(1), 4 << 10);
+}

@@ -169,15 +169,6 @@ fn check_carrier(config: &Config, wrong: &mut Wrong<'_>) {
     for (key, error) in carrier.check().err().unwrap_or_default() {
         wrong(&format!("responses.carrier.{key}"), error);
     }
-    let body_bytes_max = config.api.requests.body_bytes_max;
-    if carrier.bytes_max >= body_bytes_max {
-        wrong(
-            "responses.carrier.bytes_max",
-            format!(
-                "a client could not send one back: api.requests.body_bytes_max is {body_bytes_max}"
-            ),
-        );
-    }
     if config.replicas.0 == 0 {
         wrong("replicas", "must be at least 1".to_owned());
     }

@@ -201,10 +201,10 @@ fn each_mistake_has_its_message_with_path_and_line() {
         ],
     );
     check(
-        &minimal("replicas: 2\nresponses:\n  carrier: {bytes_max: 67108864}"),
+        &minimal("replicas: 2\nresponses:\n  carrier: {bytes_max: 1}"),
         &[
             "responses.carrier.keys: is empty, and each of several replicas",
-            "c.yaml:4:24: responses.carrier.bytes_max: a client could not send one back",
+            "c.yaml:4:24: responses.carrier.bytes_max: must be from 4096 to 1073741824, not 1",
         ],
     );
     check(

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use self::output::Frame;
 use self::output::Output;
 use super::problem::Problem;
 use super::tokenizer;
@@ -101,6 +102,7 @@ struct ResponsesBody {
     tools: Option<Value>,
     tool_choice: Option<Value>,
     reasoning: Option<Reasoning>,
+    text: Option<Value>,
     prompt: Option<Value>,
     previous_response_id: Option<String>,
     background: Option<bool>,
@@ -246,10 +248,13 @@ impl Ask {
             request.tool_choice.as_ref(),
             items.last().unwrap_or(&Value::Null),
         );
+        let format = &request.text.unwrap_or_default()["format"];
+        let has_schema = format["type"] == "json_schema";
         let effort = request.reasoning.and_then(|it| it.effort);
         let output = Output {
             thinks: effort.is_some_and(|effort| effort != "none"),
             call,
+            format: has_schema.then(|| Frame::of(&format["schema"])),
             ends_itself: request.max_output_tokens.is_none(),
         };
         let instructions = request.repeated.instructions.as_deref();

@@ -65,6 +65,24 @@ pub(crate) async fn answer(
     whole(transcript, ticket, in_flight, &faults).await
 }
 
+/// What an engine would be given for a Responses request, as vLLM tells it with `--enable-scale-out`.
+pub(crate) fn render(shared: &Arc<Shared>, parts: &Parts, body: &[u8]) -> Answer {
+    match read(shared, Api::Responses, parts, body) {
+        Ok(ask) => {
+            let rendered = serde_json::json!({
+                "request_id": ask.id,
+                "token_ids": ask.prompts.first(),
+                "features": null,
+                "model": ask.model,
+                "stream": ask.stream,
+                "kv_transfer_params": null,
+            });
+            serve::ok(rendered.to_string())
+        }
+        Err(found) => serve::problem(&found),
+    }
+}
+
 /// The faults that come before anything is read; an answer, if that is all there will be.
 pub(crate) async fn before_the_engine(faults: &Faults) -> Option<Answer> {
     if faults.hang {

@@ -47,6 +47,8 @@ type Result<T> = std::result::Result<T, io::Error>;
 #[derive(Clone, Copy)]
 enum Route {
     Generate(Api),
+    /// What a Responses request would have a model read.
+    Render,
     Embeddings,
     Rerank,
     Models,
@@ -126,6 +128,7 @@ fn route(path: &str) -> Option<(Method, Route)> {
         "/v1/chat/completions" => (Method::POST, Route::Generate(Api::Chat)),
         "/v1/completions" => (Method::POST, Route::Generate(Api::Completions)),
         "/v1/responses" => (Method::POST, Route::Generate(Api::Responses)),
+        "/v1/responses/render" => (Method::POST, Route::Render),
         "/v1/embeddings" => (Method::POST, Route::Embeddings),
         "/v1/rerank" | "/rerank" => (Method::POST, Route::Rerank),
         "/v1/models" => (Method::GET, Route::Models),
@@ -160,6 +163,7 @@ async fn dispatch(
 ) -> Result<Answer> {
     let answer = match route {
         Route::Generate(api) => return generate::answer(shared, api, parts, body, faults).await,
+        Route::Render => return Ok(generate::render(shared, parts, body)),
         Route::Embeddings => return pooling::embeddings(shared, parts, body, faults).await,
         Route::Rerank => return pooling::rerank(shared, parts, body, faults).await,
         Route::Models => ok(lists::models(

@@ -4,6 +4,7 @@ use super::*;
 use crate::sim::worker::ask::Repeated;
 use crate::sim::worker::ask::UsageReport;
 use crate::sim::worker::ask::output::Call;
+use crate::sim::worker::ask::output::Frame;
 use crate::sim::worker::ask::output::Output;
 
 const WORDS: [&str; 2] = ["ash ", "bay "];
@@ -164,14 +165,17 @@ fn told(sent: &[String]) -> Vec<(String, String)> {
 fn a_response_that_thinks_and_then_calls_a_function() {
     let call = Call {
         name: "weather".to_owned(),
-        head: r#"{"city":""#.to_owned(),
-        tail: r#""}"#.to_owned(),
-        has_words: true,
+        arguments: Frame {
+            head: r#"{"city":""#.to_owned(),
+            tail: r#""}"#.to_owned(),
+            has_words: true,
+        },
     };
     let (transcript, sent) = play(Ask {
         output: Output {
             thinks: true,
             call: Some(call),
+            format: None,
             ends_itself: true,
         },
         ..ask(Api::Responses, "resp_1")
@@ -209,4 +213,24 @@ fn a_response_that_thinks_and_then_calls_a_function() {
         1
     );
     assert!(sent.last().unwrap().contains(&transcript.whole()));
+}
+
+#[test]
+fn a_response_that_fits_a_schema() {
+    let format = Frame {
+        head: r#"{"days":1,"city":""#.to_owned(),
+        tail: r#""}"#.to_owned(),
+        has_words: true,
+    };
+    let (transcript, sent) = play(Ask {
+        output: Output {
+            format: Some(format),
+            ..Output::default()
+        },
+        ..ask(Api::Responses, "resp_1")
+    });
+    let deltas: String = told(&sent).into_iter().map(|(_, delta)| delta).collect();
+    assert_eq!(deltas, r#"{"days":1,"city":"ash bay "}"#);
+    let whole: serde_json::Value = serde_json::from_str(&transcript.whole()).unwrap();
+    assert_eq!(whole["output"][0]["content"][0]["text"], deltas);
 }

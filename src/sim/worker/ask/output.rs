@@ -9,6 +9,8 @@ use serde_json::json;
 pub(crate) struct Output {
     pub(crate) thinks: bool,
     pub(crate) call: Option<Call>,
+    /// What a text must look like.
+    pub(crate) format: Option<Frame>,
     /// Otherwise its limit ends it.
     pub(crate) ends_itself: bool,
 }
@@ -17,10 +19,46 @@ pub(crate) struct Output {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Call {
     pub(crate) name: String,
-    /// Its arguments, before and after the words.
+    pub(crate) arguments: Frame,
+}
+
+/// JSON that fits a schema, with the words in its first free text.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Frame {
     pub(crate) head: String,
     pub(crate) tail: String,
     pub(crate) has_words: bool,
+}
+
+impl Frame {
+    pub(super) fn of(schema: &Value) -> Self {
+        let mut fields = json!({});
+        let mut words = None;
+        for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+            if words.is_none() && schema["type"] == "string" && schema.get("enum").is_none() {
+                words = Some(name);
+            } else {
+                fields[name] = plain(schema);
+            }
+        }
+        let mut head = fields.to_string();
+        head.pop();
+        if let Some(name) = words {
+            let comma = if head.len() > 1 { "," } else { "" };
+            head += &format!("{comma}{}:\"", Value::from(name.as_str()));
+        }
+        Self {
+            head,
+            tail: if words.is_some() { "\"}" } else { "}" }.to_owned(),
+            has_words: words.is_some(),
+        }
+    }
+
+    /// The words in their place.
+    pub(crate) fn around(&self, words: &str) -> String {
+        let words = if self.has_words { words } else { "" };
+        format!("{}{words}{}", self.head, self.tail)
+    }
 }
 
 /// Called as soon as there is a function and the last word is not a function's: a model with tools that
@@ -37,27 +75,9 @@ pub(super) fn call(tools: Option<&Value>, choice: Option<&Value>, last: &Value) 
         _ if is_answered => None,
         _ => functions.next(),
     }?;
-    let mut arguments = json!({});
-    let mut words = None;
-    let properties = function["parameters"]["properties"].as_object();
-    for (name, schema) in properties.into_iter().flatten() {
-        if words.is_none() && schema["type"] == "string" && schema.get("enum").is_none() {
-            words = Some(name);
-        } else {
-            arguments[name] = plain(schema);
-        }
-    }
-    let mut head = arguments.to_string();
-    head.pop();
-    if let Some(name) = words {
-        let comma = if head.len() > 1 { "," } else { "" };
-        head += &format!("{comma}{}:\"", Value::from(name.as_str()));
-    }
     Some(Call {
         name: function["name"].as_str()?.to_owned(),
-        head,
-        tail: if words.is_some() { "\"}" } else { "}" }.to_owned(),
-        has_words: words.is_some(),
+        arguments: Frame::of(&function["parameters"]),
     })
 }
 
@@ -99,17 +119,14 @@ mod tests {
             call
         };
         let called = check("auto".into(), &asked, Some("a")).unwrap();
-        let arguments = format!("{}ash bay {}", called.head, called.tail);
+        let arguments = called.arguments.around("ash bay ");
         assert_eq!(arguments, r#"{"days":1,"unit":"C","city":"ash bay "}"#);
         check(Value::Null, &answered, None);
         check("none".into(), &asked, None);
         check("required".into(), &answered, Some("a"));
         let named = json!({"type": "function", "name": "b"});
         let called = check(named, &answered, Some("b")).unwrap();
-        assert_eq!(
-            (&*called.head, &*called.tail, called.has_words),
-            ("{", "}", false)
-        );
+        assert_eq!(called.arguments.around("ash "), "{}");
         assert_eq!(call(None, None, &asked), None);
     }
 }

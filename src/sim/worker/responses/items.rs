@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::number;
 use super::sse;
 use crate::sim::worker::answer::Transcript;
+use crate::sim::worker::ask::output::Frame;
 use crate::sim::worker::tokenizer;
 
 // A field of type `()` is always null.
@@ -174,26 +175,27 @@ pub(super) fn token(transcript: &mut Transcript, text: &str) -> Vec<String> {
         events.extend(close_reasoning(transcript));
         events.extend(open_last(transcript));
     }
-    let Some(call) = &transcript.ask.output.call else {
-        events.push(text_event(transcript, text));
-        return events;
+    let delta = match frame(transcript) {
+        None => text.to_owned(),
+        Some(frame) => {
+            let head = if is_first { frame.head.as_str() } else { "" };
+            format!("{head}{}", if frame.has_words { text } else { "" })
+        }
     };
-    let head = if is_first { call.head.as_str() } else { "" };
-    let words = if call.has_words { text } else { "" };
-    let delta = format!("{head}{words}");
-    events.push(arguments_event(transcript, &delta));
+    events.push(delta_event(transcript, &delta));
     events
 }
 
 /// The events that close the last item.
 pub(super) fn close_last(transcript: &mut Transcript) -> Vec<String> {
-    let mut events = match transcript.ask.output.call.clone() {
-        None => close_message(transcript),
-        Some(call) => vec![
-            arguments_event(transcript, &call.tail),
-            arguments_done(transcript, &call.name),
-        ],
-    };
+    let mut events = Vec::new();
+    if let Some(tail) = frame(transcript).map(|frame| frame.tail.clone()) {
+        events.push(delta_event(transcript, &tail));
+    }
+    match transcript.ask.output.call.clone() {
+        None => events.extend(close_message(transcript)),
+        Some(call) => events.push(arguments_done(transcript, &call.name)),
+    }
     let item = done_last(transcript);
     events.push(item_event(
         transcript,
@@ -226,6 +228,22 @@ fn last_id(transcript: &Transcript) -> String {
     match transcript.ask.output.call {
         None => id(transcript, "msg"),
         Some(_) => id(transcript, "fc"),
+    }
+}
+
+/// What the words of the last item stand in.
+fn frame(transcript: &Transcript) -> Option<&Frame> {
+    let output = &transcript.ask.output;
+    let arguments = output.call.as_ref().map(|call| &call.arguments);
+    arguments.or(output.format.as_ref())
+}
+
+/// The text of the last item: a message's, or a call's arguments.
+fn said(transcript: &Transcript) -> String {
+    let (_, words) = words(transcript);
+    match frame(transcript) {
+        Some(frame) => frame.around(&words),
+        None => words,
     }
 }
 
@@ -311,11 +329,10 @@ fn open_last(transcript: &mut Transcript) -> Vec<String> {
 }
 
 fn done_last(transcript: &Transcript) -> Item {
-    let arguments = arguments(transcript);
     last(
         transcript,
         "completed",
-        arguments,
+        said(transcript),
         vec![done_part(transcript)],
     )
 }
@@ -349,21 +366,17 @@ fn last(
 fn done_part(transcript: &Transcript) -> Part {
     Part {
         annotations: [],
-        text: words(transcript).1,
+        text: said(transcript),
         kind: "output_text",
         logprobs: None,
     }
 }
 
-fn arguments(transcript: &Transcript) -> String {
-    let Some(call) = &transcript.ask.output.call else {
-        return String::new();
-    };
-    let words = match call.has_words {
-        true => words(transcript).1,
-        false => String::new(),
-    };
-    format!("{}{words}{}", call.head, call.tail)
+fn delta_event(transcript: &mut Transcript, delta: &str) -> String {
+    match transcript.ask.output.call {
+        None => text_event(transcript, delta),
+        Some(_) => arguments_event(transcript, delta),
+    }
 }
 
 fn text_event(transcript: &mut Transcript, text: &str) -> String {
@@ -388,7 +401,7 @@ fn close_message(transcript: &mut Transcript) -> Vec<String> {
         logprobs: [],
         output_index: index,
         sequence_number: number(transcript),
-        text: words(transcript).1,
+        text: said(transcript),
         kind: "response.output_text.done",
     };
     let part = done_part(transcript);
@@ -415,7 +428,7 @@ fn arguments_event(transcript: &mut Transcript, delta: &str) -> String {
 fn arguments_done(transcript: &mut Transcript, name: &str) -> String {
     let kind = "response.function_call_arguments.done";
     let event = ArgumentsEvent {
-        arguments: Some(arguments(transcript)),
+        arguments: Some(said(transcript)),
         delta: None,
         item_id: last_id(transcript),
         name: Some(name),
