@@ -1,5 +1,6 @@
 # `make test` is what CI runs: it installs what the tests need and runs everything, the cheap first.
-# Needed beforehand: Rust (rustup), a C compiler, Python 3.9 or later. Node is optional.
+# Needed beforehand: Rust (rustup), a C compiler, Python 3.9 or later, redis-server 6.2 or later (installed where
+# that is possible). Node is optional.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -10,7 +11,7 @@ PYTHON ?= python3
 DENY_VERSION := 0.20.2
 # Of each fuzz target.
 FUZZ_MINUTES ?= 10
-FUZZ_TARGETS ?= frame msgpack protobuf
+FUZZ_TARGETS ?= carrier frame msgpack protobuf
 
 CACHE := $(CURDIR)/.cache
 VENV := $(CACHE)/venv
@@ -54,22 +55,26 @@ advisories: ## Known faults of the dependencies; fetches the database.
 	$(call heading,advisories)
 	.ci/cargo-deny $(DENY_VERSION) check advisories
 
+.PHONY: redis
+redis:
+	@.ci/redis
+
 .PHONY: cargo-test
-cargo-test:
+cargo-test: redis
 	$(call heading,tests)
 	$(CARGO) test --locked --no-fail-fast
 
 .PHONY: unit
-unit: ## Only the unit tests.
+unit: redis ## Only the unit tests.
 	$(CARGO) test --locked --lib
 
 .PHONY: it
-it: ## Only the integration tests.
+it: redis ## Only the integration tests.
 	$(CARGO) test --locked --test it
 
 # With the binary that the tests of cargo use. The limit only ends what hangs.
 .PHONY: sdk
-sdk: $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node, against the router; the examples.
+sdk: redis $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node, against the router; the examples.
 	$(call heading,SDKs and examples)
 	$(CARGO) build --locked
 	WARMROUTE_NODE=$(NODE) timeout --kill-after=10 600 \

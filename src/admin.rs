@@ -2,6 +2,7 @@
 
 mod fleet;
 mod kv;
+mod responses;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -21,6 +22,7 @@ use serde_json::json;
 
 use self::fleet::FleetMetrics;
 pub use self::kv::KvPages;
+pub use self::responses::ResponsesPage;
 use crate::http;
 use crate::http::drain::Tasks;
 use crate::observe;
@@ -33,10 +35,11 @@ use crate::relay::Relay;
 const PATHS: &str = "\
 GET  /metrics             Prometheus metrics
 GET  /healthz             200 while the process lives
-GET  /readyz              200 while some worker can take requests
+GET  /readyz              200 while some worker can take requests, and the store of responses is up if it must be
 GET  /fleet               workers, models and load (JSON)
 GET  /kv                  what the workers' own cache events tell, and how far it can be relied on (JSON)
 GET  /kv/blocks           ?worker=NAME&rank=0: every block that one rank is known to hold (JSON)
+GET  /responses           responses by how they ended, and their store (JSON)
 POST /explain             any request body in: every worker's cost, and the choice (JSON); ?path=/v1/responses for another API; &tokens=true shows the prompt's
 POST /drain               stop accepting, finish what runs, exit; ?worker=NAME: give that worker nothing new
 POST /undrain?worker=NAME take it back
@@ -47,6 +50,7 @@ POST /undrain?worker=NAME take it back
 pub struct AdminServer {
     relay: Arc<Relay>,
     kv: KvPages,
+    responses: ResponsesPage,
     registry: Registry,
     fleet_metrics: FleetMetrics,
     tasks: Tasks,
@@ -59,6 +63,7 @@ impl AdminServer {
     pub fn new(
         relay: Arc<Relay>,
         kv: KvPages,
+        responses: ResponsesPage,
         registry: Registry,
         tasks: Tasks,
         body_bytes_max: u64,
@@ -67,6 +72,7 @@ impl AdminServer {
             fleet_metrics: FleetMetrics::new(&registry),
             relay,
             kv,
+            responses,
             registry,
             tasks,
             drain_asked: Arc::default(),
@@ -95,6 +101,7 @@ impl AdminServer {
             }
             (&Method::GET, "/kv") => answer(StatusCode::OK, &self.kv.page(observe::now())),
             (&Method::GET, "/kv/blocks") => self.blocks(&query),
+            (&Method::GET, "/responses") => answer(StatusCode::OK, &self.responses.show().await),
             (&Method::POST, "/explain") => self.explain(request, &query).await,
             (&Method::POST, "/drain") => match parameter(&query, "worker") {
                 Some(worker) => self.set_drained(&worker, true),
@@ -112,9 +119,11 @@ impl AdminServer {
                     "name a worker: /undrain?worker=NAME",
                 ),
             },
-            (_, "/" | "/healthz" | "/readyz" | "/metrics" | "/fleet" | "/kv" | "/kv/blocks") => {
-                refuse(StatusCode::METHOD_NOT_ALLOWED, "use GET")
-            }
+            (
+                _,
+                "/" | "/healthz" | "/readyz" | "/metrics" | "/fleet" | "/kv" | "/kv/blocks"
+                | "/responses",
+            ) => refuse(StatusCode::METHOD_NOT_ALLOWED, "use GET"),
             (_, "/explain" | "/drain" | "/undrain") => {
                 refuse(StatusCode::METHOD_NOT_ALLOWED, "use POST")
             }
@@ -126,9 +135,12 @@ impl AdminServer {
         if self.tasks.is_stopping() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
-        match self.relay.fleet().snapshot().is_ready() {
+        if !self.relay.fleet().snapshot().is_ready() {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "no healthy worker\n");
+        }
+        match self.responses.is_ready() {
             true => text(StatusCode::OK, "ready\n"),
-            false => text(StatusCode::SERVICE_UNAVAILABLE, "no healthy worker\n"),
+            false => text(StatusCode::SERVICE_UNAVAILABLE, "no store of responses\n"),
         }
     }
 

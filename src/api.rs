@@ -4,7 +4,11 @@
 pub mod error;
 mod models;
 mod request_id;
+pub mod responses;
+mod splice;
+pub mod tenant;
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +22,7 @@ use hyper::Response;
 use hyper::body::Body as _;
 use hyper::body::Incoming;
 use hyper::header::ALLOW;
+use hyper::header::AUTHORIZATION;
 use hyper::header::HeaderValue;
 use prometheus::IntCounterVec;
 use serde::Deserialize;
@@ -25,6 +30,13 @@ use serde::Serialize;
 use tracing::debug;
 
 use self::error::ApiError;
+use self::responses::Call;
+use self::responses::Endpoint;
+use self::responses::Found;
+use self::responses::Mode;
+use self::responses::Responses;
+use self::tenant::Admitted;
+use self::tenant::Tenants;
 use crate::http;
 use crate::http::client::origin_form;
 use crate::ids::RequestId;
@@ -58,14 +70,17 @@ impl Default for Settings {
 #[derive(Debug)]
 pub struct ApiServer {
     settings: Settings,
+    tenants: Tenants,
+    responses: Arc<Responses>,
     relay: Arc<Relay>,
     refused: IntCounterVec,
 }
 
 /// What a path and method lead to.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Route {
     Relay(Api),
+    Responses(Endpoint),
     Models,
     /// One model, by the rest of the path.
     Model,
@@ -75,7 +90,14 @@ enum Route {
     },
 }
 
-fn route(method: &Method, path: &str) -> Route {
+fn route(method: &Method, path: &str, mode: Mode) -> Route {
+    if mode == Mode::Stateful {
+        match responses::find(method, path) {
+            Found::Endpoint(endpoint) => return Route::Responses(endpoint),
+            Found::WrongMethod(allow) => return Route::WrongMethod { allow },
+            Found::Nothing => {}
+        }
+    }
     let (found, allow) = match path {
         "/v1/chat/completions" => (Route::Relay(Api::Chat), "POST"),
         "/v1/completions" => (Route::Relay(Api::Completions), "POST"),
@@ -101,7 +123,13 @@ fn route(method: &Method, path: &str) -> Route {
 }
 
 impl ApiServer {
-    pub fn new(settings: Settings, relay: Arc<Relay>, registry: &Registry) -> Arc<Self> {
+    pub fn new(
+        settings: Settings,
+        tenants: &[tenant::Listed],
+        responses: Arc<Responses>,
+        relay: Arc<Relay>,
+        registry: &Registry,
+    ) -> Arc<Self> {
         let refused = registry.counters(
             "warmroute_refused_total",
             "Requests that were answered with an error of the router's own, by status and code.",
@@ -109,6 +137,8 @@ impl ApiServer {
         );
         Arc::new(Self {
             settings,
+            tenants: Tenants::new(tenants, registry),
+            responses,
             relay,
             refused,
         })
@@ -125,9 +155,11 @@ impl ApiServer {
             Err(error) => (request_id::header(id), Err(error)),
         };
         let mut response = answer.unwrap_or_else(|error| {
-            self.refused
-                .with_label_values(&[error.status.as_str(), error.code])
-                .inc();
+            if !error.is_engines {
+                self.refused
+                    .with_label_values(&[error.status.as_str(), error.code])
+                    .inc();
+            }
             debug!(%id, status = error.status.as_u16(), message = error.message, "refused");
             error.into_response()
         });
@@ -137,12 +169,22 @@ impl ApiServer {
 
     async fn answer(
         &self,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
         id: RequestId,
         client_id: &HeaderValue,
     ) -> Result<Response<http::Body>, ApiError> {
-        match route(request.method(), request.uri().path()) {
-            Route::Relay(api) => self.carry(api, request, id, client_id).await,
+        let admitted = self.tenants.admit(request.headers())?;
+        if self.tenants.ask_for_keys() {
+            // It was for us.
+            request.headers_mut().remove(AUTHORIZATION);
+        }
+        let mode = self.responses.mode();
+        match route(request.method(), request.uri().path(), mode) {
+            Route::Relay(api) => self.carry(api, admitted, request, id, client_id).await,
+            Route::Responses(endpoint) => {
+                self.respond(&endpoint, admitted, request, id, client_id)
+                    .await
+            }
             Route::Models => Ok(models::list(&self.relay.fleet().snapshot())),
             Route::Model => {
                 let name = request.uri().path().trim_start_matches("/v1/models/");
@@ -162,9 +204,10 @@ impl ApiServer {
         }
     }
 
-    async fn carry(
+    async fn respond(
         &self,
-        api: Api,
+        endpoint: &Endpoint,
+        admitted: &Admitted,
         request: Request<Incoming>,
         id: RequestId,
         client_id: &HeaderValue,
@@ -172,16 +215,52 @@ impl ApiServer {
         let begun = observe::now();
         let (head, body) = request.into_parts();
         let body = read(body, &self.settings).await?;
-        debug!(%id, client_id = ?client_id, api = api.as_str(), bytes = body.len(), "request");
-        let job = relay::Job {
-            api,
-            target: origin_form(&head.uri),
+        debug!(
+            %id, client_id = ?client_id, tenant = %admitted.tenant, ?endpoint, bytes = body.len(),
+            "request"
+        );
+        let call = Call {
             headers: &head.headers,
+            query: head.uri.query().unwrap_or_default(),
             body,
             id,
             begun,
+            admitted,
         };
-        let peek = prompt::peek(api, &job.body, self.relay.block_bytes())?;
+        self.responses.answer(endpoint, &call).await
+    }
+
+    async fn carry(
+        &self,
+        api: Api,
+        admitted: &Admitted,
+        request: Request<Incoming>,
+        id: RequestId,
+        client_id: &HeaderValue,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let begun = observe::now();
+        let (head, body) = request.into_parts();
+        let body = read(body, &self.settings).await?;
+        debug!(
+            %id, client_id = ?client_id, tenant = %admitted.tenant, api = api.as_str(),
+            bytes = body.len(), "request"
+        );
+        let mut peek = prompt::peek(api, &body, self.relay.block_bytes())?;
+        let mut job = relay::Job {
+            api,
+            target: origin_form(&head.uri),
+            headers: &head.headers,
+            body: body.clone(),
+            id,
+            begun,
+        };
+        if let Some(salt) = admitted.cache_salt.as_deref().filter(|_| api.generates()) {
+            if peek.has_cache_salt {
+                return Err(ApiError::salted_already());
+            }
+            job.body = splice::first_field(&body, &salt.field);
+            peek.cache_salt = Some(Cow::Borrowed(&salt.text));
+        }
         Ok(self.relay.run(&job, peek).await?)
     }
 }
@@ -267,7 +346,8 @@ mod tests {
     #[test]
     fn every_endpoint_has_one_method_and_the_rest_is_refused() {
         let check = |method: &Method, path: &str, expected| {
-            assert_eq!(route(method, path), expected, "{method} {path}")
+            let found = route(method, path, Mode::Stateful);
+            assert_eq!(found, expected, "{method} {path}")
         };
         check(
             &Method::POST,
@@ -289,5 +369,26 @@ mod tests {
         check(&Method::GET, "/v1/models/", Route::NotFound);
         check(&Method::GET, "/", Route::NotFound);
         check(&Method::POST, "/v1/chat/completions/", Route::NotFound);
+        check(
+            &Method::POST,
+            "/v1/responses",
+            Route::Responses(Endpoint::Create),
+        );
+        check(
+            &Method::GET,
+            "/v1/responses",
+            Route::WrongMethod { allow: "POST" },
+        );
+    }
+
+    #[test]
+    fn responses_may_be_none_of_the_routers_business() {
+        let found = |method: &Method, path: &str| route(method, path, Mode::PassThrough);
+        assert_eq!(
+            found(&Method::POST, "/v1/responses"),
+            Route::Relay(Api::Responses)
+        );
+        assert_eq!(found(&Method::GET, "/v1/responses/x"), Route::NotFound);
+        assert_eq!(found(&Method::POST, "/v1/conversations"), Route::NotFound);
     }
 }

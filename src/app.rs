@@ -16,7 +16,11 @@ use tracing::warn;
 
 use crate::admin::AdminServer;
 use crate::admin::KvPages;
+use crate::admin::ResponsesPage;
 use crate::api::ApiServer;
+use crate::api::responses::Mode;
+use crate::api::responses::Responses;
+use crate::carrier::Ring;
 use crate::config;
 use crate::config::Config;
 use crate::fleet::discovery;
@@ -48,6 +52,8 @@ use crate::observe::metrics::Registry;
 use crate::relay::Caches;
 use crate::relay::Relay;
 use crate::relay::tokens::Tokens;
+use crate::store;
+use crate::store::ResponseStore;
 
 /// For the operator's pages that are being sent when the drain is over.
 const ADMIN_DRAIN: Duration = Duration::from_millis(500);
@@ -179,14 +185,35 @@ impl App {
         });
         tasks.spawn_until_stopped(forget_lost_caches(fleet.clone(), predicted, expected));
 
+        let store = store::memory::Memory::new(
+            &store::memory::Settings::default(),
+            &store::Keep::default(),
+            &metrics,
+        );
+        let store: Arc<dyn ResponseStore> = Arc::new(store);
+        let responses = Responses::new(
+            config.responses.clone(),
+            store.clone(),
+            relay.clone(),
+            Arc::new(ring(config, &metrics)?),
+            tasks.clone(),
+            &metrics,
+        );
         let admin_server = AdminServer::new(
             relay.clone(),
             KvPages::new(board, forest, parity),
+            responses_page(config, store, responses.clone()),
             metrics.clone(),
             tasks.clone(),
             config.api.requests.body_bytes_max,
         );
-        let api_server = ApiServer::new(config.api.requests.clone(), relay, &metrics);
+        let api_server = ApiServer::new(
+            config.api.requests.clone(),
+            &config.tenants,
+            responses,
+            relay,
+            &metrics,
+        );
         tasks.spawn(server::serve(
             api,
             config.api.connections.clone(),
@@ -248,6 +275,34 @@ impl App {
         }
         self.admin_tasks.drain(ADMIN_DRAIN).await;
     }
+}
+
+fn responses_page(
+    config: &Config,
+    store: Arc<dyn ResponseStore>,
+    responses: Arc<Responses>,
+) -> ResponsesPage {
+    let settings = &config.responses;
+    let needs_store = settings.mode == Mode::Stateful && !settings.ready_without_store;
+    // Counts and names are always JSON.
+    let counts = move || serde_json::to_value(responses.counts()).unwrap_or_default();
+    ResponsesPage::new(store, Box::new(counts), needs_store)
+}
+
+/// What signs the state that clients keep.
+fn ring(config: &Config, metrics: &Registry) -> io::Result<Ring> {
+    let settings = config.responses.carrier.clone();
+    let settings = settings.within(config.api.requests.body_bytes_max);
+    let mut own = [0; 32];
+    if settings.keys.is_empty() {
+        getrandom::fill(&mut own).map_err(io::Error::other)?;
+        warn!(
+            "responses.carrier.keys is empty; what clients are given of their conversations' state \
+             cannot be used after a restart"
+        );
+    }
+    // The configuration was checked.
+    Ring::new(settings, own, metrics).map_err(|problems| io::Error::other(format!("{problems:?}")))
 }
 
 fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {

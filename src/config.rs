@@ -16,6 +16,8 @@ pub use self::tokenizer::From;
 pub use self::tokenizer::Loaded;
 pub use self::tokenizer::Tokenizer;
 use crate::api;
+use crate::api::responses;
+use crate::api::tenant;
 use crate::fleet::Member;
 use crate::fleet::breaker;
 use crate::fleet::discovery::Listed;
@@ -52,6 +54,9 @@ pub struct Config {
     pub predicted: predicted::Settings,
     pub tokens: relay::tokens::Settings,
     pub relay: relay::Settings,
+    pub tenants: Vec<tenant::Listed>,
+    pub replicas: Replicas,
+    pub responses: responses::Settings,
     pub log: observe::Settings,
     pub runtime: Runtime,
     /// Tokenizers that were loaded to see whether they can be; the start takes them.
@@ -206,6 +211,17 @@ pub struct Events {
     pub stream: stream::Settings,
     pub zmq: zmq::Settings,
     pub grpc: grpc::Settings,
+}
+
+/// How many routers serve this configuration under one name.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Replicas(pub u32);
+
+impl Default for Replicas {
+    fn default() -> Self {
+        Self(1)
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

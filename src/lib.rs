@@ -6,9 +6,11 @@ pub mod secret;
 
 pub mod http;
 
+pub mod carrier;
 pub mod fleet;
 pub mod kv;
 pub mod prompt;
+pub mod store;
 
 pub mod routing;
 

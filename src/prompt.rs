@@ -82,6 +82,8 @@ pub struct Peek<'a> {
     pub cache_salt: Option<Cow<'a, str>>,
     /// The engine's extra arguments, as they stand in the body; the last, where there are several.
     pub vllm_xargs: Option<&'a str>,
+    /// Whether the body has the key `cache_salt`, whatever its value.
+    pub has_cache_salt: bool,
     pub prompt: Prompt,
     /// A completion's prompt itself, where it is one and given as token ids.
     pub token_ids: Option<Vec<u32>>,
@@ -135,8 +137,18 @@ impl fmt::Display for Error {
 /// Looks into a body. `block_bytes` is the length of the first blocks; later ones are longer, so that
 /// a prompt of any length has a few hundred.
 pub fn peek(api: Api, body: &[u8], block_bytes: u32) -> Result<Peek<'_>, Error> {
+    look(api, body, block_bytes, false)
+}
+
+/// As [`peek`], for a body that the router made itself: it may say how the engine calls the request.
+pub fn peek_own(api: Api, body: &[u8], block_bytes: u32) -> Result<Peek<'_>, Error> {
+    look(api, body, block_bytes, true)
+}
+
+fn look(api: Api, body: &[u8], block_bytes: u32, is_own: bool) -> Result<Peek<'_>, Error> {
     let mut looker = Looker {
         api,
+        is_own,
         peek: Peek::default(),
         cutter: Cutter::new(block_bytes),
         wrong: None,
@@ -158,6 +170,7 @@ pub fn peek(api: Api, body: &[u8], block_bytes: u32) -> Result<Peek<'_>, Error> 
 
 struct Looker<'a> {
     api: Api,
+    is_own: bool,
     peek: Peek<'a>,
     cutter: Cutter,
     wrong: Option<Error>,
@@ -229,7 +242,10 @@ impl<'de> Visitor<'de> for &mut Looker<'de> {
                     self.peek.prompt_cache_key = map.next_value::<Text<'de>>()?.0
                 }
                 Key::SessionId => self.peek.session_id = map.next_value::<Text<'de>>()?.0,
-                Key::CacheSalt => self.peek.cache_salt = map.next_value::<Text<'de>>()?.0,
+                Key::CacheSalt => {
+                    self.peek.has_cache_salt = true;
+                    self.peek.cache_salt = map.next_value::<Text<'de>>()?.0;
+                }
                 Key::Stream => self.peek.is_stream = map.next_value::<Flag>()?.0,
                 Key::Echo => self.peek.is_echo = map.next_value::<Flag>()?.0,
                 Key::Part(section) => {
@@ -238,7 +254,8 @@ impl<'de> Visitor<'de> for &mut Looker<'de> {
                     self.cutter.end();
                 }
                 Key::Forbidden(name) => {
-                    if map.next_value::<Option<IgnoredAny>>()?.is_some() {
+                    let is_ours = self.is_own && name == "request_id";
+                    if map.next_value::<Option<IgnoredAny>>()?.is_some() && !is_ours {
                         self.wrong.get_or_insert(Error::Forbidden(name));
                     }
                 }

@@ -54,6 +54,10 @@ use crate::prompt::Api;
 /// A request that carries this header gets it back with the decision.
 pub const DECISION: HeaderName = HeaderName::from_static("x-warmroute-decision");
 
+/// Which worker an answer comes from, by its name: an extension of the response.
+#[derive(Clone, Debug)]
+pub struct ServedBy(pub Arc<str>);
+
 /// Limits of one request's way to an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

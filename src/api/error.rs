@@ -1,11 +1,14 @@
 //! What goes wrong -> status and body in OpenAI's shape. The only place that knows both.
 
+mod responses;
+
 use std::time::Duration;
 
 use hyper::Method;
 use hyper::Response;
 use hyper::StatusCode;
 use hyper::header;
+use hyper::header::HeaderName;
 use hyper::header::HeaderValue;
 use serde_json::json;
 
@@ -13,14 +16,22 @@ use crate::http;
 use crate::prompt;
 use crate::relay;
 
+/// OpenAI's clients look at it before they look at the status.
+pub(super) const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
 /// An answer that no engine gave.
 #[derive(Debug)]
 pub struct ApiError {
     pub status: StatusCode,
     pub message: String,
     param: Option<String>,
+    /// Empty for none.
     pub code: &'static str,
     retry_after: Option<Duration>,
+    /// What clients should do, whatever the status makes them think.
+    should_retry: Option<bool>,
+    /// Whether it is an engine's, in our words.
+    pub(super) is_engines: bool,
 }
 
 impl ApiError {
@@ -31,12 +42,19 @@ impl ApiError {
             param: None,
             code,
             retry_after: None,
+            should_retry: None,
+            is_engines: false,
         }
     }
 
     fn param(mut self, param: &str) -> Self {
         self.param = Some(param.to_owned());
         self
+    }
+
+    #[cfg(test)]
+    pub(super) fn param_or_empty(&self) -> &str {
+        self.param.as_deref().unwrap_or_default()
     }
 
     pub(super) fn not_found_path(method: &Method, path: &str) -> Self {
@@ -84,6 +102,22 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "invalid_header", message).param(name)
     }
 
+    pub(super) fn no_key() -> Self {
+        let message = "no API key was given; send it as `Authorization: Bearer KEY`";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    pub(super) fn unknown_key() -> Self {
+        let message = "the API key is not known here";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    pub(super) fn salted_already() -> Self {
+        let message =
+            "`cache_salt` is set by the router for this API key and cannot be part of a request";
+        Self::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).param("cache_salt")
+    }
+
     pub(super) fn unknown_model(name: &str) -> Self {
         let message = format!("the model `{name}` does not exist");
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
@@ -93,20 +127,34 @@ impl ApiError {
     pub fn into_response(self) -> Response<http::Body> {
         let kind = match self.status {
             status if status.is_server_error() => "server_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             _ => "invalid_request_error",
         };
+        let code = Some(self.code).filter(|code| !code.is_empty());
         let body = json!({"error": {
-            "message": self.message, "type": kind, "param": self.param, "code": self.code}});
+            "message": self.message, "type": kind, "param": self.param, "code": code}});
         let mut response = Response::new(http::full(body.to_string()));
         *response.status_mut() = self.status;
         response.headers_mut().insert(
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/json"),
         );
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, scheme);
+        }
         if let Some(pause) = self.retry_after {
             response.headers_mut().insert(
                 header::RETRY_AFTER,
                 HeaderValue::from(pause.as_secs().max(1)),
+            );
+        }
+        if let Some(should) = self.should_retry {
+            response.headers_mut().insert(
+                SHOULD_RETRY,
+                HeaderValue::from_static(if should { "true" } else { "false" }),
             );
         }
         response

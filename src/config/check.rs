@@ -9,6 +9,7 @@ use super::Fleet;
 use super::document::Document;
 use super::document::Problems;
 use super::tokenizer;
+use crate::api::tenant;
 use crate::fleet::discovery::bearer;
 use crate::observe;
 use crate::relay::KeySource;
@@ -24,6 +25,8 @@ pub(super) fn check(mut document: Document<'_>) -> Result<Config, Problems> {
         check_credits(config, &mut wrong);
         check_limits(config, &mut wrong);
         check_tokens(config, &mut wrong);
+        check_tenants(config, &mut wrong);
+        check_carrier(config, &mut wrong);
         if let Err(error) = observe::check_level(&config.log.level) {
             wrong("log.level", error);
         }
@@ -216,6 +219,33 @@ fn check_credits(config: &Config, wrong: &mut Wrong<'_>) {
                 );
             }
         }
+    }
+}
+
+fn check_tenants(config: &Config, wrong: &mut Wrong<'_>) {
+    for (key, error) in tenant::check(&config.tenants) {
+        wrong(&format!("tenants{key}"), error);
+    }
+}
+
+fn check_carrier(config: &Config, wrong: &mut Wrong<'_>) {
+    for (key, error) in config.responses.problems() {
+        wrong(&format!("responses.{key}"), error);
+    }
+    let carrier = &config.responses.carrier;
+    for (key, error) in carrier.check().err().unwrap_or_default() {
+        wrong(&format!("responses.carrier.{key}"), error);
+    }
+    if config.replicas.0 == 0 {
+        wrong("replicas", "must be at least 1".to_owned());
+    }
+    if carrier.keys.is_empty() && config.replicas.0 > 1 {
+        wrong(
+            "responses.carrier.keys",
+            "is empty, and each of several replicas would make its own key and refuse what the others \
+             signed; give all of them the same (`openssl rand -hex 32` makes one)"
+                .to_owned(),
+        );
     }
 }
 

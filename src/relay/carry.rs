@@ -17,6 +17,7 @@ use super::DECISION;
 use super::Error;
 use super::Job;
 use super::Relay;
+use super::ServedBy;
 use super::attempt::Attempts;
 use super::attempt::Failure;
 use super::attempt::Step;
@@ -363,6 +364,8 @@ impl Relay {
         {
             response.headers_mut().insert(DECISION, value);
         }
+        let served_by = ServedBy(running.worker().name.clone());
+        response.extensions_mut().insert(served_by);
         let is_events = headers::is_event_stream(response.headers());
         let limits = stream::Limits {
             idle: Duration::from_millis(self.settings.stream_idle_timeout_ms),

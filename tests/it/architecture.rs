@@ -9,7 +9,7 @@ use std::path::PathBuf;
 const LAYERS: &[&[&str]] = &[
     &["ids", "observe", "secret"],
     &["http"],
-    &["fleet", "kv", "prompt"],
+    &["carrier", "fleet", "kv", "prompt", "store"],
     &["routing"],
     &["relay"],
     &["api", "admin", "bridge"],

@@ -72,6 +72,8 @@ fn the_documented_values_are_the_defaults() {
         ),
     );
     documented.fleet.workers.clear();
+    assert_eq!(documented.tenants.len(), 1);
+    documented.tenants.clear();
     assert_eq!(documented, Config::default());
 }
 
@@ -116,6 +118,15 @@ fn a_model_has_its_own_weights_and_the_common_ones_else() {
         (Policy::CacheAware, 4.0, 0.1)
     );
     assert_eq!(models.common.routing.policy, Policy::LeastLoad);
+}
+
+#[test]
+fn several_replicas_start_with_a_key() {
+    let key = "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff";
+    let text = format!("replicas: 3\nresponses: {{carrier: {{keys: ['{key}']}}}}");
+    let config = Config::parse("c", &minimal(&text)).unwrap();
+    assert_eq!(config.replicas.0, 3);
+    assert!(!to_yaml(&config).unwrap().contains(key));
 }
 
 fn check(text: &str, expected: &[&str]) {
@@ -252,6 +263,31 @@ fn each_mistake_has_its_message_with_path_and_line() {
     );
     check(&minimal("models: [{policy: random}]"), &["missing"]);
     check(&minimal("log: {level: 'a=b=c'}"), &["log.level"]);
+    check(&minimal("replicas: 0"), &["replicas: must be at least 1"]);
+    check(
+        &minimal("tenants: [{name: a, keys: [x]}, {name: a, keys: [x, '']}]"),
+        &[
+            "c.yaml:2:40: tenants[1].name: `a` is tenants[0] already",
+            "c.yaml:2:50: tenants[1].keys[0]: is a key of tenants[0] already",
+            "c.yaml:2:53: tenants[1].keys[1]: is empty",
+        ],
+    );
+    check(
+        &minimal("replicas: 2\nresponses:\n  carrier: {bytes_max: 1}"),
+        &[
+            "responses.carrier.keys: is empty, and each of several replicas",
+            "c.yaml:4:24: responses.carrier.bytes_max: must be from 4096 to 1073741824, not 1",
+        ],
+    );
+    check(
+        &minimal(
+            "responses:\n  carrier:\n    keys:\n      - hunter2hunter2\n      - '${WARMROUTE_NO_SUCH}'",
+        ),
+        &[
+            "c.yaml:5:9: responses.carrier.keys[0]: ",
+            "WARMROUTE_NO_SUCH",
+        ],
+    );
     check(
         "fleet: {workers: [{url: '127.0.0.1:1'}]}",
         &["fleet.workers[0].url: `127.0.0.1:1`"],

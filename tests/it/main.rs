@@ -14,6 +14,8 @@ mod config;
 mod failures;
 mod kv_events;
 mod proxy;
+mod responses;
 mod routing;
 mod stub;
+mod tenants;
 mod tokens;

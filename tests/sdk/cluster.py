@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -85,18 +86,56 @@ class Engine(Process):
         self.url = self.await_line(lambda line: line[len(prefix):] if line.startswith(prefix) else None)
 
 
+class Redis:
+    """A `redis-server` of its own, on a socket of its own port, that keeps nothing on disk."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.start()
+
+    def start(self):
+        options = {"port": self.port, "bind": "127.0.0.1", "dir": self.directory, "save": "", "appendonly": "no"}
+        arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        self.process = subprocess.Popen(
+            ["redis-server", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        eventually("redis-server answers", self.answers)
+
+    def answers(self):
+        if self.process.poll() is not None:
+            raise AssertionError(f"redis-server: exit {self.process.returncode}")
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), LIMIT_S) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(7) == b"+PONG\r\n"
+        except OSError:
+            return False
+
+    @property
+    def url(self):
+        return f"redis://127.0.0.1:{self.port}"
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+
+
 class Router(Process):
-    def __init__(self, directory, workers, config):
+    def __init__(self, directory, workers, config, name="router"):
         config = {
             "api": {"listen": "127.0.0.1:0", "drain_timeout_ms": 2000, **config.get("api", {})},
             "admin": {"listen": "127.0.0.1:0"},
             "fleet": {"workers": [{"url": url} for url in workers], "health": {"interval_ms": 100}},
             "log": {"format": "json"},
+            **{key: value for key, value in config.items() if key != "api"},
         }
-        path = pathlib.Path(directory) / "config.yaml"
+        path = pathlib.Path(directory) / f"{name}.yaml"
         # JSON is YAML.
         path.write_text(json.dumps(config))
-        super().__init__(directory, "router", "serve", "--config", path)
+        super().__init__(directory, name, "serve", "--config", path)
         fields = self.await_line(self.listening)
         self.url = f"http://{fields['api']}"
         self.admin_url = f"http://{fields['admin']}"
@@ -108,19 +147,37 @@ class Router(Process):
         return fields if fields.get("message") == "listening" else None
 
 
-class Cluster:
-    """Engines and a router that has seen all of them. A context manager."""
+#: The key of all that a cluster's routers sign.
+CARRIER_KEY = "0123456789abcdeffedcba987654321000112233445566778899aabbccddeeff"
 
-    def __init__(self, engines=2, engine_arguments=("--decode-ms", "2"), config=None):
+
+class Cluster:
+    """Engines, and a router that has seen all of them; or several, over a Redis. A context manager."""
+
+    def __init__(self, engines=2, engine_arguments=("--decode-ms", "2"), config=None, replicas=1):
         self.directory = tempfile.TemporaryDirectory(prefix="warmroute-sdk-")
         self.processes = []
+        config = dict(config or {})
         try:
+            if replicas > 1:
+                self.redis = self.keep(Redis(self.directory.name))
+                config["replicas"] = replicas
+                config["responses"] = {
+                    "store": {"kind": "redis", "redis": {"urls": [self.redis.url]}},
+                    "carrier": {"keys": [CARRIER_KEY]},
+                    **config.get("responses", {}),
+                }
             self.engines = []
             for number in range(engines):
                 self.engines.append(self.keep(Engine(self.directory.name, f"engine{number}", *engine_arguments)))
             workers = [engine.url for engine in self.engines]
-            self.router = self.keep(Router(self.directory.name, workers, config or {}))
-            eventually("all engines are up", lambda: self.workers_up() == engines)
+            self.routers = []
+            for number in range(replicas):
+                name = f"router{number}"
+                self.routers.append(self.keep(Router(self.directory.name, workers, config, name)))
+            self.router = self.routers[0]
+            for router in self.routers:
+                eventually("all engines are up", lambda: self.workers_up(router) == engines)
         except BaseException:
             self.close()
             raise
@@ -136,14 +193,18 @@ class Cluster:
     def is_ready(self):
         return get(f"{self.router.admin_url}/readyz")[0] == 200
 
-    def workers_up(self):
-        return int(sum(value for _, value in self.metric("warmroute_worker_up")))
+    def workers_up(self, router=None):
+        return int(sum(value for _, value in self.metric("warmroute_worker_up", router)))
 
-    def metric(self, name):
-        """The samples of a metric, as (labels, value)."""
-        _, page = get(f"{self.router.admin_url}/metrics")
+    def metric(self, name, router=None):
+        """The samples of a metric of a router, the first if none is named, as (labels, value)."""
+        _, page = get(f"{(router or self.router).admin_url}/metrics")
         samples = (line.rpartition(" ") for line in page.splitlines())
         return [(labels, float(value)) for labels, _, value in samples if labels.partition("{")[0] == name]
+
+    def seen(self, what):
+        """What all engines together have seen: finished, aborted, refused or running requests for model work."""
+        return sum(json.loads(get(f"{engine.url}/seen")[1])[what] for engine in self.engines)
 
     def close(self):
         for process in self.processes:

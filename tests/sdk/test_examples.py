@@ -53,8 +53,9 @@ class Clients(unittest.TestCase):
         cls.cluster = Cluster()
         cls.addClassCleanup(cls.cluster.close)
 
-    def run_client(self, *command):
-        done = run(*command, OPENAI_BASE_URL=self.cluster.base_url, ADMIN_URL=self.cluster.router.admin_url)
+    def run_client(self, *command, **environment):
+        router = {"OPENAI_BASE_URL": self.cluster.base_url, "ADMIN_URL": self.cluster.router.admin_url}
+        done = run(*command, **router, **environment)
         self.assertEqual(done.returncode, 0, done.stdout)
         return done.stdout
 
@@ -68,12 +69,12 @@ class Clients(unittest.TestCase):
         self.assertRegex(output, "(?i)x-warmroute-decision: .*reason")
         self.assertIn("data: [DONE]", output)
 
-    def node(self, path):
+    def node(self, path, **environment):
         if not shutil.which("node"):
             self.skipTest("node is missing")
         if not (NODE / "node_modules/openai").is_dir():
             self.skipTest("the Node SDK is not installed; `make sdk` does it")
-        return self.run_client("node", shutil.copy(path, NODE))
+        return self.run_client("node", shutil.copy(path, NODE), **environment)
 
     def test_node(self):
         output = self.node(EXAMPLES / "node/chat.mjs")
@@ -82,6 +83,11 @@ class Clients(unittest.TestCase):
 
     def test_node_sdk(self):
         self.node(ROOT / "tests/sdk/checks.mjs")
+
+    def test_node_sdk_and_replicas(self):
+        with Cluster(replicas=2) as cluster:
+            urls = ",".join(f"{router.url}/v1" for router in cluster.routers)
+            self.node(ROOT / "tests/sdk/responses.mjs", OPENAI_BASE_URLS=urls)
 
 
 if __name__ == "__main__":

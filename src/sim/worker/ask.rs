@@ -2,6 +2,7 @@
 //!
 //! Unknown fields are ignored, as a real server does, and so are most of the known ones.
 
+pub(super) mod output;
 mod sharing;
 mod turns;
 
@@ -11,6 +12,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use self::output::Frame;
+use self::output::Output;
 use super::problem::Problem;
 use super::tokenizer;
 use super::tokenizer::Turn;
@@ -50,6 +53,8 @@ pub(crate) struct Ask {
     pub(crate) usage: UsageReport,
     /// Fields of a Responses request that its answer repeats.
     pub(crate) repeated: Repeated,
+    /// What a Responses answer is made of.
+    pub(crate) output: Output,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -96,6 +101,9 @@ struct CompletionBody {
 struct ResponsesBody {
     input: Option<Input>,
     tools: Option<Value>,
+    tool_choice: Option<Value>,
+    reasoning: Option<Reasoning>,
+    text: Option<Value>,
     prompt: Option<Value>,
     previous_response_id: Option<String>,
     background: Option<bool>,
@@ -104,6 +112,11 @@ struct ResponsesBody {
     common: Common,
     #[serde(flatten)]
     repeated: Repeated,
+}
+
+#[derive(Deserialize)]
+struct Reasoning {
+    effort: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -230,6 +243,21 @@ impl Ask {
             Input::Text(text) => vec![serde_json::json!({"role": "user", "content": text})],
             Input::Items(items) => items,
         };
+        items.iter().try_for_each(turns::check_item)?;
+        let call = output::call(
+            request.tools.as_ref(),
+            request.tool_choice.as_ref(),
+            items.last().unwrap_or(&Value::Null),
+        );
+        let format = &request.text.unwrap_or_default()["format"];
+        let has_schema = format["type"] == "json_schema";
+        let effort = request.reasoning.and_then(|it| it.effort);
+        let output = Output {
+            thinks: effort.is_some_and(|effort| effort != "none"),
+            call,
+            format: has_schema.then(|| Frame::of(&format["schema"])),
+            ends_itself: request.max_output_tokens.is_none(),
+        };
         let instructions = request.repeated.instructions.as_deref();
         let turns = turns::conversation(instructions, request.tools.as_ref(), &items)?;
         let prompts = vec![request.common.prompt_or(&turns)];
@@ -239,6 +267,7 @@ impl Ask {
         let limit = ("max_output_tokens", request.max_output_tokens);
         let mut ask = finish(Api::Responses, id, prompts, limit, request.common, context)?;
         ask.repeated = request.repeated;
+        ask.output = output;
         Ok(ask)
     }
 
@@ -317,6 +346,7 @@ fn finish(
         stream: common.stream.unwrap_or(false),
         usage,
         repeated: Repeated::default(),
+        output: Output::default(),
     })
 }
 

@@ -1,8 +1,11 @@
 //! The shapes of the Responses API: the response object and the events of its stream. Pure.
 
+mod items;
+
 use serde::Serialize;
 use serde_json::Value;
 
+use self::items::Item;
 use super::answer::Transcript;
 use super::answer::json;
 
@@ -50,27 +53,6 @@ struct IncompleteDetails {
 }
 
 #[derive(Serialize)]
-struct Item {
-    id: String,
-    content: Vec<Part>,
-    role: &'static str,
-    status: &'static str,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    phase: (),
-}
-
-#[derive(Serialize)]
-struct Part {
-    annotations: [(); 0],
-    text: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    /// Empty while the part is open, null when it is done.
-    logprobs: Option<[(); 0]>,
-}
-
-#[derive(Serialize)]
 struct Usage {
     input_tokens: usize,
     input_tokens_details: InputTokensDetails,
@@ -103,50 +85,6 @@ struct ResponseEvent<'a> {
     kind: &'a str,
 }
 
-#[derive(Serialize)]
-struct ItemEvent<'a> {
-    item: Item,
-    output_index: usize,
-    sequence_number: u64,
-    #[serde(rename = "type")]
-    kind: &'a str,
-}
-
-#[derive(Serialize)]
-struct PartEvent<'a> {
-    content_index: usize,
-    item_id: String,
-    output_index: usize,
-    part: Part,
-    sequence_number: u64,
-    #[serde(rename = "type")]
-    kind: &'a str,
-}
-
-#[derive(Serialize)]
-struct DeltaEvent<'a> {
-    content_index: usize,
-    delta: &'a str,
-    item_id: String,
-    logprobs: [(); 0],
-    output_index: usize,
-    sequence_number: u64,
-    #[serde(rename = "type")]
-    kind: &'a str,
-}
-
-#[derive(Serialize)]
-struct TextDoneEvent<'a> {
-    content_index: usize,
-    item_id: String,
-    logprobs: [(); 0],
-    output_index: usize,
-    sequence_number: u64,
-    text: String,
-    #[serde(rename = "type")]
-    kind: &'a str,
-}
-
 pub(super) fn whole(transcript: &Transcript) -> String {
     json(&done_response(transcript))
 }
@@ -162,71 +100,25 @@ pub(super) fn opening(transcript: &mut Transcript) -> Vec<String> {
         };
         events.push(sse(kind, &event));
     }
-    let kind = "response.output_item.added";
-    let event = ItemEvent {
-        item: item(transcript, "in_progress", Vec::new()),
-        output_index: 0,
-        sequence_number: number(transcript),
-        kind,
-    };
-    events.push(sse(kind, &event));
-    events.push(part_event(
-        transcript,
-        "response.content_part.added",
-        Part {
-            text: String::new(),
-            logprobs: Some([]),
-            ..done_part(transcript)
-        },
-    ));
+    events.extend(items::open_first(transcript));
     events
 }
 
 pub(super) fn token(transcript: &mut Transcript, text: &str) -> String {
-    let kind = "response.output_text.delta";
-    let event = DeltaEvent {
-        content_index: 0,
-        delta: text,
-        item_id: item_id(transcript),
-        logprobs: [],
-        output_index: 0,
-        sequence_number: number(transcript),
-        kind,
-    };
-    sse(kind, &event)
+    items::token(transcript, text).concat()
 }
 
 /// The last event is always `response.completed`, even if the response in it is incomplete.
 pub(super) fn closing(transcript: &mut Transcript) -> Vec<String> {
-    let text_done = TextDoneEvent {
-        content_index: 0,
-        item_id: item_id(transcript),
-        logprobs: [],
-        output_index: 0,
-        sequence_number: number(transcript),
-        text: transcript.text(0),
-        kind: "response.output_text.done",
-    };
-    let part = done_part(transcript);
-    let part_done = part_event(transcript, "response.content_part.done", part);
-    let item_done = ItemEvent {
-        item: done_item(transcript),
-        output_index: 0,
-        sequence_number: number(transcript),
-        kind: "response.output_item.done",
-    };
+    let mut events = items::close_last(transcript);
     let sequence_number = number(transcript);
     let completed = ResponseEvent {
         response: done_response(transcript),
         sequence_number,
         kind: "response.completed",
     };
-    vec![
-        sse(text_done.kind, &text_done),
-        part_done,
-        sse(item_done.kind, &item_done),
-        sse(completed.kind, &completed),
-    ]
+    events.push(sse(completed.kind, &completed));
+    events
 }
 
 fn number(transcript: &mut Transcript) -> u64 {
@@ -237,49 +129,6 @@ fn number(transcript: &mut Transcript) -> u64 {
 
 fn sse(kind: &str, data: &impl Serialize) -> String {
     format!("event: {kind}\ndata: {}\n\n", json(data))
-}
-
-fn part_event(transcript: &mut Transcript, kind: &str, part: Part) -> String {
-    let event = PartEvent {
-        content_index: 0,
-        item_id: item_id(transcript),
-        output_index: 0,
-        part,
-        sequence_number: number(transcript),
-        kind,
-    };
-    sse(kind, &event)
-}
-
-/// Made from the response's own id, so that it needs no randomness of its own.
-fn item_id(transcript: &Transcript) -> String {
-    let id = &transcript.ask.id;
-    let digest = xxhash_rust::xxh3::xxh3_64(id.as_bytes());
-    format!("msg_{digest:016x}")
-}
-
-fn item(transcript: &Transcript, status: &'static str, content: Vec<Part>) -> Item {
-    Item {
-        id: item_id(transcript),
-        content,
-        role: "assistant",
-        status,
-        kind: "message",
-        phase: (),
-    }
-}
-
-fn done_item(transcript: &Transcript) -> Item {
-    item(transcript, "completed", vec![done_part(transcript)])
-}
-
-fn done_part(transcript: &Transcript) -> Part {
-    Part {
-        annotations: [],
-        text: transcript.text(0),
-        kind: "output_text",
-        logprobs: None,
-    }
 }
 
 fn open_response(transcript: &Transcript) -> Response<'_> {
@@ -321,7 +170,6 @@ fn open_response(transcript: &Transcript) -> Response<'_> {
     }
 }
 
-/// Answers only ever end at their limit, so they are never "completed".
 fn done_response(transcript: &Transcript) -> Response<'_> {
     let input_tokens = transcript.ask.prompt_tokens();
     let output_tokens = transcript.completion_tokens();
@@ -335,19 +183,24 @@ fn done_response(transcript: &Transcript) -> Response<'_> {
         },
         output_tokens,
         output_tokens_details: OutputTokensDetails {
-            reasoning_tokens: 0,
+            reasoning_tokens: items::thinking_tokens(transcript),
             tool_output_tokens: 0,
             output_tokens_per_turn: [],
             tool_output_tokens_per_turn: [],
         },
         total_tokens: input_tokens + output_tokens,
     };
+    let (status, incomplete_details) = match transcript.ask.output.ends_itself {
+        true => ("completed", None),
+        false => {
+            let reason = "max_output_tokens";
+            ("incomplete", Some(IncompleteDetails { reason }))
+        }
+    };
     Response {
-        incomplete_details: Some(IncompleteDetails {
-            reason: "max_output_tokens",
-        }),
-        output: vec![done_item(transcript)],
-        status: "incomplete",
+        incomplete_details,
+        output: items::done(transcript),
+        status,
         usage: Some(usage),
         ..open_response(transcript)
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::http::request::Parts;
 use parking_lot::Mutex;
@@ -38,6 +39,9 @@ pub struct Arrival {
     pub body_bytes: usize,
     /// XXH3-64 of the body as it came, in hex.
     pub body_xxh3: String,
+    /// The body itself, for who runs the worker in its own process.
+    #[serde(skip)]
+    pub body: Bytes,
     /// Counts connections from 1; requests with the same number shared one.
     pub connection: u64,
 }
@@ -68,7 +72,7 @@ impl Seen {
         self.stats.lock().clone()
     }
 
-    pub(crate) fn record(&self, request: &Parts, body: &[u8], connection: u64) {
+    pub(crate) fn record(&self, request: &Parts, body: &Bytes, connection: u64) {
         let path = request.uri.path_and_query();
         let arrival = Arrival {
             method: request.method.to_string(),
@@ -76,6 +80,7 @@ impl Seen {
             headers: headers_of(&request.headers),
             body_bytes: body.len(),
             body_xxh3: format!("{:016x}", xxh3_64(body)),
+            body: body.clone(),
             connection,
         };
         let mut stats = self.stats.lock();

@@ -156,6 +156,17 @@ async fn a_stream_has_an_event_for_each_token_and_says_the_same_as_the_whole_ans
 }
 
 #[tokio::test]
+async fn what_a_response_would_read_is_rendered() {
+    let worker = Running::fast().await;
+    let body = r#"{"input":"a question","instructions":"be brief","model":"sim"}"#;
+    let rendered = worker.post_json("/v1/responses/render", body).await;
+    let answered = worker.post_json("/v1/responses", body).await;
+    let tokens = rendered["token_ids"].as_array().unwrap().len();
+    assert_eq!(answered["usage"]["input_tokens"], tokens);
+    worker.stop().await;
+}
+
+#[tokio::test]
 async fn a_response_reports_cached_tokens_and_its_own_id() {
     let worker = Running::fast().await;
     let body = r#"{"input":"a question that is long enough to fill at least one block","request_id":"a b/c"}"#;

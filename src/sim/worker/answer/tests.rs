@@ -3,6 +3,9 @@
 use super::*;
 use crate::sim::worker::ask::Repeated;
 use crate::sim::worker::ask::UsageReport;
+use crate::sim::worker::ask::output::Call;
+use crate::sim::worker::ask::output::Frame;
+use crate::sim::worker::ask::output::Output;
 
 const WORDS: [&str; 2] = ["ash ", "bay "];
 
@@ -24,6 +27,7 @@ fn ask(api: Api, id: &str) -> Ask {
             temperature: Some(0.0),
             ..Repeated::default()
         },
+        output: Output::default(),
     }
 }
 
@@ -142,4 +146,92 @@ fn a_response_streamed() {
         format!("event: {kind}\ndata: {data}\n\n")
     });
     assert_eq!(sent, expected);
+}
+
+/// The type of each event, and what it adds if it adds something.
+fn told(sent: &[String]) -> Vec<(String, String)> {
+    let events = sent.iter().flat_map(|chunk| chunk.split_terminator("\n\n"));
+    let told = events.enumerate().map(|(number, event)| {
+        let (_, data) = event.split_once("data: ").unwrap();
+        let data: serde_json::Value = serde_json::from_str(data).unwrap();
+        assert_eq!(data["sequence_number"], number, "{data}");
+        let of = |name: &str| data[name].as_str().unwrap_or_default().to_owned();
+        let kind = of("type");
+        (kind.trim_start_matches("response.").to_owned(), of("delta"))
+    });
+    told.collect()
+}
+
+#[test]
+fn a_response_that_thinks_and_then_calls_a_function() {
+    let call = Call {
+        name: "weather".to_owned(),
+        arguments: Frame {
+            head: r#"{"city":""#.to_owned(),
+            tail: r#""}"#.to_owned(),
+            has_words: true,
+        },
+    };
+    let (transcript, sent) = play(Ask {
+        output: Output {
+            thinks: true,
+            call: Some(call),
+            format: None,
+            ends_itself: true,
+        },
+        ..ask(Api::Responses, "resp_1")
+    });
+    let expected = [
+        ("created", ""),
+        ("in_progress", ""),
+        ("output_item.added", ""),
+        ("content_part.added", ""),
+        ("reasoning_text.delta", "ash "),
+        ("reasoning_text.done", ""),
+        ("content_part.done", ""),
+        ("output_item.done", ""),
+        ("output_item.added", ""),
+        ("function_call_arguments.delta", r#"{"city":"bay "#),
+        ("function_call_arguments.delta", r#""}"#),
+        ("function_call_arguments.done", ""),
+        ("output_item.done", ""),
+        ("completed", ""),
+    ];
+    let told = told(&sent);
+    let told: Vec<(&str, &str)> = told
+        .iter()
+        .map(|(kind, delta)| (&**kind, &**delta))
+        .collect();
+    assert_eq!(told, expected);
+    let whole: serde_json::Value = serde_json::from_str(&transcript.whole()).unwrap();
+    assert_eq!(whole["status"], "completed");
+    assert_eq!(whole["incomplete_details"], serde_json::Value::Null);
+    assert_eq!(whole["output"][0]["content"][0]["text"], "ash ");
+    assert_eq!(whole["output"][1]["type"], "function_call");
+    assert_eq!(whole["output"][1]["arguments"], r#"{"city":"bay "}"#);
+    assert_eq!(
+        whole["usage"]["output_tokens_details"]["reasoning_tokens"],
+        1
+    );
+    assert!(sent.last().unwrap().contains(&transcript.whole()));
+}
+
+#[test]
+fn a_response_that_fits_a_schema() {
+    let format = Frame {
+        head: r#"{"days":1,"city":""#.to_owned(),
+        tail: r#""}"#.to_owned(),
+        has_words: true,
+    };
+    let (transcript, sent) = play(Ask {
+        output: Output {
+            format: Some(format),
+            ..Output::default()
+        },
+        ..ask(Api::Responses, "resp_1")
+    });
+    let deltas: String = told(&sent).into_iter().map(|(_, delta)| delta).collect();
+    assert_eq!(deltas, r#"{"days":1,"city":"ash bay "}"#);
+    let whole: serde_json::Value = serde_json::from_str(&transcript.whole()).unwrap();
+    assert_eq!(whole["output"][0]["content"][0]["text"], deltas);
 }

@@ -109,6 +109,16 @@ fn what_cannot_be_answered_is_refused_with_its_reason() {
             r#"{"input":"x","previous_response_id":"resp_1"}"#,
             "'resp_1' not found",
         ),
+        (
+            Api::Responses,
+            r#"{"input":[{"type":"reasoning","summary":[],"encrypted_content":"x"}]}"#,
+            "Encrypted content is not supported",
+        ),
+        (
+            Api::Responses,
+            r#"{"input":[{"type":"item_reference","id":"msg_1"}]}"#,
+            "Unsupported input item type: item_reference",
+        ),
     ];
     for (api, body, expected) in cases {
         let message = message_of(read(api, body));

@@ -30,6 +30,24 @@ pub(super) fn conversation(
     Ok(turns)
 }
 
+/// Whether a Responses item is one that vLLM takes for a model with a plain chat template.
+pub(super) fn check_item(item: &Value) -> Result<(), Problem> {
+    let kind = item["type"].as_str();
+    match kind {
+        None | Some("message" | "function_call" | "function_call_output") => Ok(()),
+        Some("custom_tool_call" | "custom_tool_call_output") => Ok(()),
+        Some("reasoning") if item["encrypted_content"].is_null() => Ok(()),
+        Some("reasoning") => {
+            let message = "Encrypted content is not supported.";
+            Err(Problem::bad_param("input", message))
+        }
+        Some(kind) => {
+            let message = format!("Unsupported input item type: {kind}");
+            Err(Problem::bad_param("input", message))
+        }
+    }
+}
+
 fn turn(item: &Value) -> Turn {
     let Some(role) = item.get("role").and_then(Value::as_str) else {
         // A Responses item that is no message: a function call, its output, reasoning.

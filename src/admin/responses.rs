@@ -1,0 +1,60 @@
+//! `/responses`: what became of responses, and how the store of them is.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::store;
+use crate::store::ResponseStore;
+
+/// What the API counts of responses, when it is asked.
+type Counts = Box<dyn Fn() -> Value + Send + Sync>;
+
+/// The page, and what readiness depends on.
+pub struct ResponsesPage {
+    store: Arc<dyn ResponseStore>,
+    counts: Counts,
+    needs_store: bool,
+}
+
+impl fmt::Debug for ResponsesPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponsesPage").finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Shown {
+    responses: Value,
+    health: store::Health,
+    store: Option<store::Report>,
+    /// Why there is no report of the store.
+    error: Option<String>,
+}
+
+impl ResponsesPage {
+    /// With `needs_store` a router is ready only while its store is up.
+    pub fn new(store: Arc<dyn ResponseStore>, counts: Counts, needs_store: bool) -> Self {
+        Self {
+            store,
+            counts,
+            needs_store,
+        }
+    }
+
+    pub(super) async fn show(&self) -> Shown {
+        let report = self.store.report().await;
+        Shown {
+            responses: (self.counts)(),
+            health: self.store.health(),
+            error: report.as_ref().err().map(ToString::to_string),
+            store: report.ok(),
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        !self.needs_store || self.store.health().is_up
+    }
+}

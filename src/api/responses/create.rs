@@ -1,0 +1,398 @@
+//! One create: from the client's body to an engine's request, and from its answer to the client's.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::HeaderMap;
+use hyper::Response;
+use hyper::Uri;
+use hyper::header;
+use hyper::header::HeaderName;
+use hyper::header::HeaderValue;
+
+use super::super::error::ApiError;
+use super::Call;
+use super::OnStoreDown;
+use super::Responses;
+use super::engine;
+use super::events::Events;
+use super::events::Limits;
+use super::failure;
+use super::finish::Carry;
+use super::finish::Finish;
+use super::input;
+use super::input::EngineInput;
+use super::input::Own;
+use super::input::Reading;
+use super::item::Ids;
+use super::members;
+use super::members::Members;
+use super::object::Header;
+use super::object::Outcome;
+use super::object::Shape;
+use super::object::with_output;
+use super::past::Access;
+use super::past::Past;
+use super::request;
+use super::request::Before;
+use super::request::Create;
+use super::request::Truncation;
+use super::sealing::Opener;
+use super::sealing::Sealer;
+use super::sealing::joined;
+use super::stream;
+use crate::http;
+use crate::ids::ResponseId;
+use crate::observe;
+use crate::prompt;
+use crate::prompt::Api;
+use crate::relay;
+use crate::relay::ServedBy;
+use crate::store::Item;
+use crate::store::Key;
+
+/// Says that a response is not stored though it was to be.
+const STORE: HeaderName = HeaderName::from_static("x-warmroute-store");
+const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+/// Of an engine's error: enough for its message.
+const ERROR_BYTES_MAX: usize = 64 << 10;
+const SEALED_REASONING: &str = "reasoning.encrypted_content";
+
+/// A request's input with all that comes before it.
+pub(super) struct Expanded {
+    pub(super) past: Past,
+    pub(super) own: Own,
+    /// The list of items that an engine is sent.
+    pub(super) input: Vec<u8>,
+}
+
+impl Responses {
+    pub(super) async fn create(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let create = Create::read(&call.body)?;
+        if create.background {
+            let why = "is not served by this router yet: leave it out, or set it to false";
+            return Err(ApiError::unsupported("background", why));
+        }
+        let tenant = call.admitted.tenant;
+        let now_s = observe::unix_s().unsigned_abs();
+        let salt = call.salt(&create)?;
+        let is_stored = self.admit(&create).await?;
+        let opener = self.opener(call, &create, now_s);
+        let past = self
+            .past(&create.before, &opener, Access::Exclusive)
+            .await?;
+        let id = ResponseId::new(past.root, request::random()?);
+        let text = id.to_string();
+        let ids = Ids::of(id);
+        let expanded = self.expand(&create, past, &ids, &opener).await?;
+        let Expanded {
+            mut past,
+            own,
+            input,
+        } = expanded;
+        let carry = self.carry(&create, &opener, &text, &past, &own)?;
+        let previous = past.chain.as_ref().and_then(|chain| chain.chain.last());
+        let previous = previous.map(ResponseId::to_string);
+        let conversation = past.conversation.as_ref().map(|it| it.id.to_string());
+        let header = Header {
+            id: &text,
+            created_at: now_s,
+            previous: previous.as_deref(),
+            conversation: conversation.as_deref(),
+            store: is_stored,
+        };
+        let shape = Shape::new(&create, &header, ids);
+        let in_flight = self.metrics.begin(is_stored);
+        let answer = self.answered(call, &create, input, &text, salt).await?;
+
+        let (mut head, engine) = answer.into_parts();
+        let served_by = head.extensions.get::<ServedBy>();
+        let finish = Finish {
+            responses: self.clone(),
+            key: Key { tenant, id },
+            is_stored,
+            past: past.chain.take(),
+            model: (&*create.model).into(),
+            worker: served_by.map(|it| it.0.clone()),
+            input: match &past.carried {
+                Some(carried) => joined(&[carried, &own.json()]).into(),
+                None => own.json(),
+            },
+            own: match past.conversation {
+                Some(_) => own.items.into_iter().map(Item::from).collect(),
+                None => Vec::new(),
+            },
+            conversation: past.conversation.and_then(|it| it.lock),
+            carry,
+            may_refuse: !create.stream,
+            in_flight,
+        };
+        let is_degraded = create.store && !is_stored;
+        own_headers(&mut head.headers, create.stream);
+        if create.stream {
+            let sealer = finish.carry.as_ref().map(|carry| carry.sealer.clone());
+            let sealer = sealer.or_else(|| self.sealer(&create, &opener, &text));
+            let events = Events::new(shape, self.limits(), sealer);
+            let mut response = Response::new(stream::body(engine, events, finish));
+            *response.headers_mut() = head.headers;
+            mark(&mut response, is_degraded);
+            return Ok(response);
+        }
+        let sealer = self.sealer(&create, &opener, &text);
+        let whole = collect(engine, self.limits().bytes_max).await?;
+        let (shape, outcome, place) = read_whole(&whole, shape, sealer.as_ref())?;
+        let ended = finish.run(shape, outcome, place).await;
+        if let Some(error) = ended.error {
+            return Err(error);
+        }
+        let body = with_output(&ended.response, ended.outcome.told());
+        let mut response = Response::new(http::full(body));
+        *response.headers_mut() = head.headers;
+        mark(&mut response, is_degraded || ended.is_degraded);
+        Ok(response)
+    }
+
+    /// An engine's answer; of a conversation that is too long to what is left of it, if the client wants that.
+    async fn answered(
+        &self,
+        call: &Call<'_>,
+        create: &Create<'_>,
+        mut input: Vec<u8>,
+        id: &str,
+        salt: Option<&str>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        loop {
+            let body = engine::body(create, &input, id, salt);
+            let asked = self.ask(call, Api::Responses, "/v1/responses", body).await;
+            let error = match asked {
+                Err(error) if error.code == failure::TOO_LONG => error,
+                answered => return answered,
+            };
+            // Each time about half of it, so a few tries at most.
+            let shorter = match create.truncation {
+                Truncation::Disabled => None,
+                Truncation::Auto => input::shortened(&input),
+            };
+            input = shorter.ok_or(error)?;
+        }
+    }
+
+    /// Whether the response will be stored, before anything is begun for it.
+    async fn admit(&self, create: &Create<'_>) -> Result<bool, ApiError> {
+        // What comes before it lies in the store as well.
+        let needs_store = matches!(create.before, Before::Response(_) | Before::Conversation(_));
+        if !create.store && !needs_store {
+            return Ok(false);
+        }
+        match self.store.admit().await {
+            Ok(()) => Ok(create.store),
+            Err(_) if self.settings.on_store_down == OnStoreDown::Degrade && !needs_store => {
+                self.metrics.on_degraded();
+                Ok(false)
+            }
+            Err(error) => Err(ApiError::of_store(&error)),
+        }
+    }
+
+    /// Reads what the input refers to, and puts all together.
+    pub(super) async fn expand(
+        &self,
+        create: &Create<'_>,
+        past: Past,
+        ids: &Ids,
+        opener: &Opener<'_>,
+    ) -> Result<Expanded, ApiError> {
+        let referenced = self.referenced(create.input, &past, opener.tenant).await?;
+        let reading = Reading {
+            ids,
+            referenced: &referenced,
+            opener: *opener,
+            keeps_ids: past.conversation.is_none(),
+            param: "input",
+        };
+        let own = Own::read(create.input, &reading)?;
+        let before = past.bytes();
+        let bytes = before + call_bytes(create);
+        let mut input = EngineInput::new(self.settings.unsupported_items, bytes + bytes / 8);
+        for list in &past.lists {
+            input.add_list(list)?;
+        }
+        if create.before != Before::Nothing {
+            self.metrics.on_history(input.len(), before);
+        }
+        input.add_own(&own)?;
+        if input.is_empty() {
+            return Err(ApiError::missing_parameter("input"));
+        }
+        let input = input.finish()?;
+        Ok(Expanded { past, own, input })
+    }
+
+    fn carry(
+        &self,
+        create: &Create<'_>,
+        opener: &Opener<'_>,
+        id: &str,
+        past: &Past,
+        own: &Own,
+    ) -> Result<Option<Carry>, ApiError> {
+        let Some(sealer) = self.sealer(create, opener, id).filter(|_| !create.store) else {
+            return Ok(None);
+        };
+        let mut lists = past.lists.clone();
+        lists.push(own.json());
+        let bytes = lists.iter().map(Bytes::len).sum();
+        let room = self.ring.has_room(bytes);
+        room.map_err(|why| ApiError::too_large_to_carry(&why))?;
+        Ok(Some(Carry { sealer, lists }))
+    }
+
+    fn sealer(&self, create: &Create<'_>, opener: &Opener<'_>, id: &str) -> Option<Sealer> {
+        create.includes(SEALED_REASONING).then(|| Sealer {
+            ring: self.ring.clone(),
+            tenant: opener.tenant,
+            now_s: opener.now_s,
+            response: id.to_owned(),
+            model: create.model.clone().into_owned(),
+        })
+    }
+
+    pub(super) fn opener<'a>(
+        &'a self,
+        call: &Call<'_>,
+        create: &'a Create<'_>,
+        now_s: u64,
+    ) -> Opener<'a> {
+        Opener {
+            ring: &self.ring,
+            tenant: call.admitted.tenant,
+            now_s,
+            model: &create.model,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            bytes_max: usize::try_from(self.settings.answer_bytes_max).unwrap_or(usize::MAX),
+            reasoning: self.settings.reasoning_events,
+        }
+    }
+
+    /// Has an engine answer a body of ours; an answer that is an error becomes one of ours.
+    pub(super) async fn ask(
+        &self,
+        call: &Call<'_>,
+        api: Api,
+        path: &'static str,
+        body: Bytes,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let mut headers = call.headers.clone();
+        // What comes must be read here.
+        headers.remove(header::ACCEPT_ENCODING);
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        let peek = prompt::peek_own(api, &body, self.relay.block_bytes())?;
+        let job = relay::Job {
+            api,
+            target: Uri::from_static(path),
+            headers: &headers,
+            body: body.clone(),
+            id: call.id,
+            begun: call.begun,
+        };
+        let answer = self.relay.run(&job, peek).await?;
+        let status = answer.status();
+        if status.is_success() {
+            return Ok(answer);
+        }
+        let pause = failure::pause(answer.headers());
+        let said = collect(answer.into_body(), ERROR_BYTES_MAX).await;
+        let mut error = failure::of_engine(status, &said.unwrap_or_default());
+        error.pause(pause);
+        Err(error)
+    }
+}
+
+/// How much a client's own input is.
+fn call_bytes(create: &Create<'_>) -> usize {
+    create.input.map_or(0, str::len)
+}
+
+/// Reads a whole answer, up to a bound.
+pub(super) async fn collect(mut body: http::Body, bytes_max: usize) -> Result<Bytes, ApiError> {
+    let mut whole = Vec::new();
+    let mut first = Bytes::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            ApiError::engine_broken(format!("the engine's answer broke off: {error}"))
+        })?;
+        let data = frame.into_data().unwrap_or_default();
+        if first.len() + whole.len() + data.len() > bytes_max {
+            return Err(ApiError::engine_broken(
+                "the engine's answer is longer than the router allows",
+            ));
+        }
+        // An answer of one piece, which most are, is not copied.
+        if first.is_empty() && whole.is_empty() {
+            first = data;
+            continue;
+        }
+        if whole.is_empty() {
+            whole.extend_from_slice(&first);
+            first = Bytes::new();
+        }
+        whole.extend_from_slice(&data);
+    }
+    Ok(if whole.is_empty() {
+        first
+    } else {
+        whole.into()
+    })
+}
+
+/// Takes an engine's whole answer apart; the last is the number of its items.
+fn read_whole(
+    whole: &[u8],
+    mut shape: Shape,
+    sealer: Option<&Sealer>,
+) -> Result<(Shape, Outcome, usize), ApiError> {
+    let wrong = || ApiError::engine_broken("the engine's answer is no response object");
+    let text = std::str::from_utf8(whole).map_err(|_| wrong())?;
+    let members = Members::parse(text).map_err(|_| wrong())?;
+    shape.learn(&members);
+    let mut outcome = Outcome::of_engine(&members).ok_or_else(wrong)?;
+    outcome
+        .read_output(&members, &shape.ids, sealer)
+        .ok_or_else(wrong)?;
+    let items = members.get("output").and_then(members::list);
+    Ok((shape, outcome, items.map_or(0, |items| items.len())))
+}
+
+/// An engine's headers pass, but for those that describe the body that we made another one of.
+fn own_headers(headers: &mut HeaderMap, is_stream: bool) {
+    headers.remove(header::CONTENT_LENGTH);
+    headers.remove(header::CONTENT_ENCODING);
+    headers.remove(header::ETAG);
+    let kind = match is_stream {
+        true => "text/event-stream; charset=utf-8",
+        false => "application/json",
+    };
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    if is_stream {
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        headers.insert(BUFFERING, HeaderValue::from_static("no"));
+    }
+}
+
+fn mark(response: &mut Response<http::Body>, is_degraded: bool) {
+    if is_degraded {
+        let headers = response.headers_mut();
+        headers.insert(STORE, HeaderValue::from_static("degraded"));
+    }
+}

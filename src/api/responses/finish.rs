@@ -1,0 +1,176 @@
+//! The end of a response: what is stored, what is added to its conversation, what its client is told.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tracing::warn;
+
+use super::super::error::ApiError;
+use super::OnStoreDown;
+use super::Responses;
+use super::lock::Locked;
+use super::members;
+use super::members::Members;
+use super::metrics::InFlight;
+use super::object::Outcome;
+use super::object::Shape;
+use super::object::with_member;
+use super::retry;
+use super::sealing::Sealer;
+use super::sealing::joined;
+use crate::ids::Model;
+use crate::observe;
+use crate::store;
+use crate::store::Hint;
+use crate::store::Item;
+use crate::store::Key;
+use crate::store::NewRecord;
+use crate::store::Put;
+use crate::store::Token;
+use crate::store::record::Begin;
+use crate::store::record::Content;
+
+/// What a response that is being made will need at its end.
+#[derive(Debug)]
+pub(super) struct Finish {
+    pub(super) responses: Arc<Responses>,
+    pub(super) key: Key,
+    /// Whether it is kept.
+    pub(super) is_stored: bool,
+    pub(super) past: Option<store::Past>,
+    pub(super) model: Model,
+    pub(super) worker: Option<Arc<str>>,
+    /// Its own input items, one by one.
+    pub(super) own: Vec<Item>,
+    /// The same as one list, with what the client carried before them.
+    pub(super) input: Bytes,
+    pub(super) conversation: Option<Locked>,
+    pub(super) carry: Option<Carry>,
+    /// Whether an answer that could not be stored may still be withheld.
+    pub(super) may_refuse: bool,
+    pub(super) in_flight: InFlight,
+}
+
+/// For a client that keeps the state itself.
+#[derive(Debug)]
+pub(super) struct Carry {
+    pub(super) sealer: Sealer,
+    /// All items before the answer's own, oldest first.
+    pub(super) lists: Vec<Bytes>,
+}
+
+/// What a client is told.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// The object without its output.
+    pub(super) response: Vec<u8>,
+    pub(super) outcome: Outcome,
+    /// An item of the router's own at the end of the output: as it is added, and as it is done.
+    pub(super) state: Option<(Vec<u8>, Vec<u8>)>,
+    /// In its place, where the answer may still be an error.
+    pub(super) error: Option<ApiError>,
+    /// Whether it should have been stored.
+    pub(super) is_degraded: bool,
+}
+
+impl Finish {
+    /// `place` is where an item would be that follows the output.
+    pub(super) async fn run(mut self, shape: Shape, mut outcome: Outcome, place: usize) -> Ended {
+        let responses = self.responses.clone();
+        let mut response = shape.ended(&outcome, observe::unix_s().unsigned_abs());
+        let state = self.state(&shape, &outcome, place);
+        if let Some((_, done)) = &state {
+            outcome.told = Some(joined(&[outcome.told(), &[b"[", &**done, b"]"].concat()]).into());
+        }
+        let is_kept = self.keep(&response, &outcome).await;
+        let is_added = match is_kept {
+            Ok(()) => self.add_to_conversation(&outcome).await,
+            Err(_) => Ok(()),
+        };
+        responses.metrics.on_end(outcome.status);
+        let mut ended = Ended {
+            response: Vec::new(),
+            outcome,
+            state,
+            error: None,
+            is_degraded: false,
+        };
+        let wrong = is_kept.err().or(is_added.err());
+        if let Some(error) = wrong {
+            warn!(id = %self.key.id, error, "response was made and not stored");
+            ended.is_degraded = true;
+            response = with_member(&response, "store", "false");
+            response = with_member(&response, "conversation", "null");
+            if self.may_refuse && responses.settings.on_store_down == OnStoreDown::Fail {
+                responses.metrics.on_lost();
+                ended.error = Some(ApiError::not_stored());
+            } else {
+                responses.metrics.on_degraded();
+            }
+        }
+        drop(self.in_flight);
+        ended.response = response;
+        ended
+    }
+
+    fn state(&self, shape: &Shape, outcome: &Outcome, place: usize) -> Option<(Vec<u8>, Vec<u8>)> {
+        let carry = self
+            .carry
+            .as_ref()
+            .filter(|_| outcome.status.is_continuable())?;
+        let mut lists: Vec<&[u8]> = carry.lists.iter().map(|list| &**list).collect();
+        lists.push(&outcome.output);
+        carry.sealer.state(&shape.ids, place, &joined(&lists))
+    }
+
+    /// One write, and only then is anybody told of the end.
+    async fn keep(&self, response: &[u8], outcome: &Outcome) -> Result<(), String> {
+        if !self.is_stored {
+            return Ok(());
+        }
+        let record = NewRecord {
+            token: Token(fastrand::u64(..)),
+            past: self.past.clone(),
+            hint: Hint {
+                model: self.model.clone(),
+                worker: self.worker.clone(),
+            },
+            input: self.input.clone(),
+            content: Content {
+                response: Bytes::copy_from_slice(response),
+                output: Bytes::copy_from_slice(&outcome.output),
+            },
+            begin: Begin::Finished {
+                status: outcome.status,
+            },
+        };
+        let store = &self.responses.store;
+        let kept = retry::until_known(|| store.create(self.key, record.clone())).await;
+        kept.map_err(|error| error.to_string())
+    }
+
+    async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), String> {
+        // What failed leaves no trace, and the lock goes with this.
+        let Some(lock) = self.conversation.take() else {
+            return Ok(());
+        };
+        if !outcome.status.is_continuable() {
+            return Ok(());
+        }
+        let output = std::str::from_utf8(&outcome.output).ok();
+        let output = output.and_then(members::list).unwrap_or_default();
+        let output = output.into_iter().filter_map(|raw| {
+            let id = Members::parse(raw).ok()?.text("id")?;
+            Some(Item {
+                id: id.into(),
+                json: Bytes::copy_from_slice(raw.as_bytes()),
+            })
+        });
+        let items = self.own.drain(..).chain(output).collect();
+        match lock.commit(items).await {
+            Ok(Put::Done) => Ok(()),
+            Ok(put) => Err(format!("its conversation did not take it: {put:?}")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}

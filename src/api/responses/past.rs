@@ -1,0 +1,213 @@
+//! What a request goes on from, read from the store or from what its client carries.
+
+use bytes::Bytes;
+
+use super::super::error::ApiError;
+use super::Responses;
+use super::input;
+use super::input::Referenced;
+use super::lock;
+use super::lock::Locked;
+use super::request::Before;
+use super::sealing::Opener;
+use crate::ids::ConversationId;
+use crate::ids::ResponseId;
+use crate::ids::Root;
+use crate::ids::Tenant;
+use crate::observe;
+use crate::store;
+use crate::store::ConversationKey;
+use crate::store::History;
+use crate::store::HistoryMax;
+use crate::store::Items;
+use crate::store::Key;
+use crate::store::Lock;
+
+/// How many other responses one input may refer to items of: each is a read.
+const OWNERS_MAX: usize = 16;
+
+#[derive(Debug)]
+pub(super) struct Past {
+    pub(super) root: Root,
+    /// JSON arrays of items, oldest first.
+    pub(super) lists: Vec<Bytes>,
+    /// For the record of what follows.
+    pub(super) chain: Option<store::Past>,
+    pub(super) conversation: Option<Conversation>,
+    /// Items that the client brought along: nobody stores them but who goes on from them.
+    pub(super) carried: Option<Bytes>,
+}
+
+#[derive(Debug)]
+pub(super) struct Conversation {
+    pub(super) id: ConversationId,
+    /// None where it is only looked at.
+    pub(super) lock: Option<Locked>,
+}
+
+/// Whether a conversation is for this request alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Exclusive,
+    ReadOnly,
+}
+
+impl Past {
+    fn new(root: Root) -> Self {
+        Self {
+            root,
+            lists: Vec::new(),
+            chain: None,
+            conversation: None,
+            carried: None,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.lists.iter().map(Bytes::len).sum()
+    }
+}
+
+impl Responses {
+    /// Reads all that comes before a request's own input.
+    pub(super) async fn past(
+        &self,
+        before: &Before<'_>,
+        opener: &Opener<'_>,
+        access: Access,
+    ) -> Result<Past, ApiError> {
+        let begun = observe::now();
+        let past = match before {
+            Before::Nothing => return Ok(Past::new(Root(fastrand::u64(..)))),
+            Before::Carried(response) => {
+                let items = Bytes::from(opener.conversation(response)?);
+                Past {
+                    lists: vec![items.clone()],
+                    carried: Some(items),
+                    ..Past::new(Root(fastrand::u64(..)))
+                }
+            }
+            Before::Response(id) => self.chain(id, opener.tenant).await?,
+            Before::Conversation(id) => self.conversation(id, opener.tenant, access).await?,
+        };
+        let took = observe::now().saturating_duration_since(begun);
+        self.metrics.on_history_read(took.as_secs_f64());
+        Ok(past)
+    }
+
+    async fn chain(&self, text: &str, tenant: Tenant) -> Result<Past, ApiError> {
+        let unknown = || ApiError::unknown_previous(text);
+        let id: ResponseId = text.parse().map_err(|_| unknown())?;
+        let max = HistoryMax {
+            turns: usize::try_from(self.settings.history_turns_max).unwrap_or(usize::MAX),
+            bytes: self.settings.history_bytes_max,
+        };
+        let history = self.store.history(Key { tenant, id }, max).await;
+        match history.map_err(|error| ApiError::of_store(&error))? {
+            History::Found(found) => {
+                let turns = found.turns.into_iter();
+                Ok(Past {
+                    lists: turns.flat_map(|turn| [turn.input, turn.output]).collect(),
+                    chain: Some(found.past),
+                    ..Past::new(id.root())
+                })
+            }
+            // The asked one, or one that it builds on.
+            History::Missing(missing) => Err(ApiError::unknown_previous(&missing.to_string())),
+            History::Running(status) | History::Ended(status) => {
+                Err(ApiError::unfinished_previous(text, status.as_str()))
+            }
+            History::TooLarge { turns, bytes } => Err(self.too_long(turns, bytes)),
+        }
+    }
+
+    fn too_long(&self, turns: usize, bytes: u64) -> ApiError {
+        let turns_max = self.settings.history_turns_max;
+        match turns as u64 > turns_max {
+            true => ApiError::too_long_history("turns", turns_max),
+            false => {
+                debug_assert!(bytes > 0);
+                ApiError::too_long_history("bytes", self.settings.history_bytes_max)
+            }
+        }
+    }
+
+    async fn conversation(
+        &self,
+        text: &str,
+        tenant: Tenant,
+        access: Access,
+    ) -> Result<Past, ApiError> {
+        let unknown = || ApiError::unknown_conversation(text);
+        let id: ConversationId = text.parse().map_err(|_| unknown())?;
+        let key = ConversationKey { tenant, id };
+        let of_store = |error: store::Error| ApiError::of_store(&error);
+        let lock = match access {
+            Access::ReadOnly => None,
+            Access::Exclusive => {
+                let taken = lock::lock(&self.store, key, self.lease(), &self.tasks).await;
+                match taken.map_err(of_store)? {
+                    Ok(locked) => Some(locked),
+                    Err(Lock::Gone) => return Err(unknown()),
+                    Err(Lock::Busy | Lock::Locked) => {
+                        self.metrics.locked.inc();
+                        return Err(ApiError::locked_conversation());
+                    }
+                }
+            }
+        };
+        let bytes_max = self.settings.history_bytes_max;
+        let items = self.store.all_items(key, bytes_max).await;
+        match items.map_err(of_store)? {
+            Items::Found { items, .. } => {
+                let length = items.iter().map(|item| item.json.len() + 1).sum::<usize>();
+                let mut list = Vec::with_capacity(length + 1);
+                list.push(b'[');
+                for item in &items {
+                    if list.len() > 1 {
+                        list.push(b',');
+                    }
+                    list.extend_from_slice(&item.json);
+                }
+                list.push(b']');
+                Ok(Past {
+                    lists: vec![list.into()],
+                    conversation: Some(Conversation { id, lock }),
+                    ..Past::new(id.root())
+                })
+            }
+            Items::Gone | Items::UnknownAfter => Err(unknown()),
+            Items::TooLarge { bytes } => Err(self.too_long(0, bytes)),
+        }
+    }
+
+    /// The items that an input refers to: of what came before it, or of other stored responses.
+    pub(super) async fn referenced(
+        &self,
+        input: Option<&str>,
+        past: &Past,
+        tenant: Tenant,
+    ) -> Result<Referenced, ApiError> {
+        let mut found = Referenced::new();
+        let mut wanted = input::references(input);
+        if wanted.is_empty() {
+            return Ok(found);
+        }
+        for list in &past.lists {
+            input::collect(list, &wanted, &mut found);
+        }
+        wanted.retain(|id| !found.contains_key(id));
+        for (id, is_output) in input::owners(&wanted).into_iter().take(OWNERS_MAX) {
+            let key = Key { tenant, id };
+            let list = if is_output {
+                let record = self.store.get(key).await;
+                record.map(|record| record.map(|record| record.content.output))
+            } else {
+                self.store.input(key).await
+            };
+            let list = list.map_err(|error| ApiError::of_store(&error))?;
+            input::collect(&list.unwrap_or_default(), &wanted, &mut found);
+        }
+        Ok(found)
+    }
+}

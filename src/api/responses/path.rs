@@ -1,0 +1,143 @@
+//! Which path leads where. Pure.
+
+use hyper::Method;
+
+/// What can be asked for, with the ids of its path (decoded).
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Endpoint {
+    Create,
+    InputTokens,
+    Retrieve(String),
+    Delete(String),
+    Cancel(String),
+    InputItems(String),
+    CreateConversation,
+    Conversation(String),
+    UpdateConversation(String),
+    DeleteConversation(String),
+    AddItems(String),
+    Items(String),
+    Item(String, String),
+    DeleteItem(String, String),
+}
+
+/// What a path leads to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Found {
+    Endpoint(Endpoint),
+    WrongMethod(&'static str),
+    /// None of ours.
+    Nothing,
+}
+
+pub(crate) fn find(method: &Method, path: &str) -> Found {
+    let Some(path) = path.strip_prefix("/v1/") else {
+        return Found::Nothing;
+    };
+    let mut parts = path.split('/');
+    let is_conversation = match parts.next() {
+        Some("responses") => false,
+        Some("conversations") => true,
+        Some(_) | None => return Found::Nothing,
+    };
+    let rest: Vec<&str> = parts.collect();
+    if rest.iter().any(|part| part.is_empty()) {
+        return Found::Nothing;
+    }
+    let rest: Vec<String> = rest.into_iter().map(decoded).collect();
+    let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+    let own = |id: &str| id.to_owned();
+    let endpoint = match (is_conversation, rest.as_slice(), method.as_str()) {
+        (false, [], "POST") => Endpoint::Create,
+        (false, ["input_tokens"], "POST") => Endpoint::InputTokens,
+        (false, [] | ["input_tokens"], _) => return Found::WrongMethod("POST"),
+        (false, [id], "GET") => Endpoint::Retrieve(own(id)),
+        (false, [id], "DELETE") => Endpoint::Delete(own(id)),
+        (false, [_], _) => return Found::WrongMethod("GET, DELETE"),
+        (false, [id, "cancel"], "POST") => Endpoint::Cancel(own(id)),
+        (false, [_, "cancel"], _) => return Found::WrongMethod("POST"),
+        (false, [id, "input_items"], "GET") => Endpoint::InputItems(own(id)),
+        (false, [_, "input_items"], _) => return Found::WrongMethod("GET"),
+        (true, [], "POST") => Endpoint::CreateConversation,
+        (true, [], _) => return Found::WrongMethod("POST"),
+        (true, [id], "GET") => Endpoint::Conversation(own(id)),
+        (true, [id], "POST") => Endpoint::UpdateConversation(own(id)),
+        (true, [id], "DELETE") => Endpoint::DeleteConversation(own(id)),
+        (true, [_], _) => return Found::WrongMethod("GET, POST, DELETE"),
+        (true, [id, "items"], "POST") => Endpoint::AddItems(own(id)),
+        (true, [id, "items"], "GET") => Endpoint::Items(own(id)),
+        (true, [_, "items"], _) => return Found::WrongMethod("GET, POST"),
+        (true, [id, "items", item], "GET") => Endpoint::Item(own(id), own(item)),
+        (true, [id, "items", item], "DELETE") => Endpoint::DeleteItem(own(id), own(item)),
+        (true, [_, "items", _], _) => return Found::WrongMethod("GET, DELETE"),
+        _ => return Found::Nothing,
+    };
+    Found::Endpoint(endpoint)
+}
+
+fn decoded(part: &str) -> String {
+    let decoded = percent_encoding::percent_decode_str(part);
+    decoded.decode_utf8_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_endpoint_has_its_methods_and_the_rest_is_not_ours() {
+        let check = |method: &Method, path: &str, expected: Found| {
+            assert_eq!(find(method, path), expected, "{method} {path}");
+        };
+        let to = |endpoint| Found::Endpoint(endpoint);
+        let (a, b) = ("a".to_owned(), "b".to_owned());
+        let (get, post, delete) = (&Method::GET, &Method::POST, &Method::DELETE);
+        check(post, "/v1/responses", to(Endpoint::Create));
+        check(get, "/v1/responses", Found::WrongMethod("POST"));
+        check(
+            post,
+            "/v1/responses/input_tokens",
+            to(Endpoint::InputTokens),
+        );
+        check(get, "/v1/responses/a", to(Endpoint::Retrieve(a.clone())));
+        check(get, "/v1/responses/%61", to(Endpoint::Retrieve(a.clone())));
+        check(delete, "/v1/responses/a", to(Endpoint::Delete(a.clone())));
+        check(post, "/v1/responses/a", Found::WrongMethod("GET, DELETE"));
+        check(
+            post,
+            "/v1/responses/a/cancel",
+            to(Endpoint::Cancel(a.clone())),
+        );
+        check(
+            get,
+            "/v1/responses/a/input_items",
+            to(Endpoint::InputItems(a.clone())),
+        );
+        check(get, "/v1/responses/a/other", Found::Nothing);
+        check(get, "/v1/responses/", Found::Nothing);
+        check(get, "/v1/chat/completions", Found::Nothing);
+        check(get, "/responses/a", Found::Nothing);
+        check(post, "/v1/conversations", to(Endpoint::CreateConversation));
+        check(
+            delete,
+            "/v1/conversations/a",
+            to(Endpoint::DeleteConversation(a.clone())),
+        );
+        check(
+            get,
+            "/v1/conversations/a/items",
+            to(Endpoint::Items(a.clone())),
+        );
+        check(
+            delete,
+            "/v1/conversations/a/items/b",
+            to(Endpoint::DeleteItem(a.clone(), b.clone())),
+        );
+        check(
+            post,
+            "/v1/conversations/a/items/b",
+            Found::WrongMethod("GET, DELETE"),
+        );
+        check(get, "/v1/conversations/a/items/b/c", Found::Nothing);
+    }
+}

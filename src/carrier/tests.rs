@@ -1,0 +1,407 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const NOW: u64 = 1_800_000_000;
+
+fn secret(first: u8) -> Secret {
+    let digits: String = (0..32u8)
+        .map(|at| format!("{:02x}", first.wrapping_add(at)))
+        .collect();
+    Secret::new(digits)
+}
+
+fn ring(keys: &[u8]) -> Ring {
+    with(Settings {
+        keys: keys.iter().copied().map(secret).collect(),
+        ..Settings::default()
+    })
+}
+
+fn with(settings: Settings) -> Ring {
+    Ring::new(settings, [7; 32], &Registry::default()).unwrap()
+}
+
+fn turn(items: &str) -> Content<'_> {
+    Content {
+        kind: Kind::Turn,
+        response_id: "resp_1",
+        model: "sim",
+        items,
+    }
+}
+
+fn refusal(ring: &Ring, now_s: u64, tenant: Tenant, text: &str) -> Reason {
+    ring.open(now_s, tenant, text).unwrap_err().reason
+}
+
+#[test]
+fn what_is_sealed_opens_byte_for_byte() {
+    let ring = ring(&[1]);
+    let long: String = (0..5_000).map(|at| format!("story {at}, é😀 ")).collect();
+    let long = format!(r#"[{{"text":"{long}"}}]"#);
+    for items in ["[]", r#"[ {"type":"message"} , 1.00 ]"#, &long] {
+        let text = ring.seal(NOW, Tenant::default(), &turn(items)).unwrap();
+        assert!(
+            text.starts_with(PREFIX) && text.len() < 30_000,
+            "{}",
+            text.len()
+        );
+        let opened = ring.open(NOW, Tenant::default(), &text).unwrap();
+        let expected = Opened {
+            kind: Kind::Turn,
+            response_id: "resp_1".to_owned(),
+            model: "sim".to_owned(),
+            issued_s: NOW,
+            items: items.to_owned(),
+        };
+        assert_eq!(opened, expected);
+    }
+}
+
+/// Made by another program from the description of the form.
+#[test]
+fn a_carrier_of_this_release_opens_in_the_next() {
+    const SEALED: &str = concat!(
+        "wrc1.ae216c2e.eyJ2IjoxLCJrIjoidHVybiIsInJpZCI6InJlc3BfMSIsInQiOiI2MmNlMTYzOWZlNjBkYTBhIi",
+        "wibSI6InNpbSIsImlhdCI6MTgwMDAwMDAwMCwiZXhwIjoxODAyNTkyMDAwLCJ6Ijoibm9uZSIsIm4iOjQ5LCJlbm",
+        "MiOiJub25lIn0.W3sidHlwZSI6Im1lc3NhZ2UiLCJyb2xlIjoidXNlciIsImNvbnRlbnQiOiJoaSJ9XQ.uMsNaK9",
+        "O4lQx0mHFaFErBy564XlTdE_FixRYq8k4UEI",
+    );
+    let opened = ring(&[1]).open(NOW, Tenant::default(), SEALED).unwrap();
+    assert_eq!(
+        opened.items,
+        r#"[{"type":"message","role":"user","content":"hi"}]"#
+    );
+    assert_eq!(opened.response_id, "resp_1");
+}
+
+#[test]
+fn keys_rotate_without_a_gap() {
+    let (a, ab, ba, b) = (ring(&[1]), ring(&[1, 100]), ring(&[100, 1]), ring(&[100]));
+    let sealed = |by: &Ring| by.seal(NOW, Tenant::default(), &turn("[1]")).unwrap();
+    // Everywhere first to open with, then to sign with, then alone.
+    for (by, opens, refuse) in [
+        (&a, vec![&a, &ab, &ba], vec![&b]),
+        (&ab, vec![&a, &ab, &ba], vec![&b]),
+        (&ba, vec![&ab, &ba, &b], vec![&a]),
+        (&b, vec![&ab, &ba, &b], vec![&a]),
+    ] {
+        let text = sealed(by);
+        for ring in opens {
+            assert_eq!(
+                ring.open(NOW, Tenant::default(), &text).unwrap().items,
+                "[1]"
+            );
+        }
+        for ring in refuse {
+            assert_eq!(refusal(ring, NOW, Tenant::default(), &text), Reason::Key);
+        }
+    }
+}
+
+#[test]
+fn another_tenants_carrier_is_as_a_forged_one() {
+    let ring = ring(&[1]);
+    let text = ring.seal(NOW, Tenant::of("a"), &turn("[1]")).unwrap();
+    let foreign = ring.open(NOW, Tenant::of("b"), &text).unwrap_err();
+    assert_eq!(foreign.reason, Reason::Signature);
+    let (start, _) = text.rsplit_once('.').unwrap();
+    let forged = format!("{start}.{}{}", "A".repeat(39), &text[text.len() - 4..]);
+    let refused = ring.open(NOW, Tenant::of("a"), &forged).unwrap_err();
+    assert_eq!(refused.to_string(), foreign.to_string());
+    // Even if it were signed for this tenant, the header would tell.
+    let header = br#"{"v":1,"k":"turn","rid":"r","t":"0","m":"","iat":1800000000,"exp":1900000000,"z":"none","n":2,"enc":"none"}"#;
+    let text = ring.sign(Tenant::of("a"), header, b"[]");
+    assert_eq!(refusal(&ring, NOW, Tenant::of("a"), &text), Reason::Tenant);
+}
+
+#[test]
+fn a_carrier_expires() {
+    let ring_of = |expiry_s| {
+        with(Settings {
+            keys: vec![secret(1)],
+            expiry_s,
+            ..Settings::default()
+        })
+    };
+    let (short, long) = (ring_of(1_000), ring_of(1_000_000));
+    let text = long.seal(NOW, Tenant::default(), &turn("[]")).unwrap();
+    let expired = |ring: &Ring, now_s| {
+        ring.open(now_s, Tenant::default(), &text)
+            .is_err_and(|refused| {
+                assert!(refused.to_string().ends_with("has expired."), "{refused}");
+                refused.reason == Reason::Expired
+            })
+    };
+    // The clock of the replica that made it may be ahead of ours.
+    assert!(!expired(&long, NOW - 250));
+    assert!(!expired(&long, NOW + 1_000_000 + CLOCK_SKEW_S));
+    assert!(expired(&long, NOW + 1_000_000 + CLOCK_SKEW_S + 1));
+    // A time that was made shorter holds for those that are out already.
+    assert!(expired(&short, NOW + 1_000 + CLOCK_SKEW_S + 1));
+    assert!(!expired(&short, NOW + 1_000));
+}
+
+#[test]
+fn what_is_too_large_is_refused_and_never_cut() {
+    let ring = with(Settings {
+        keys: vec![secret(1)],
+        bytes_max: 4 << 10,
+        plain_bytes_max: 64 << 10,
+        ..Settings::default()
+    });
+    let items = |bytes: usize, filler: &dyn Fn(usize) -> char| -> String {
+        let text: String = (0..bytes).map(filler).collect();
+        format!("[\"{text}\"]")
+    };
+    let seal = |items: &str| ring.seal(NOW, Tenant::default(), &turn(items));
+    let random =
+        |at: usize| char::from(b'a' + (xxhash_rust::xxh3::xxh3_64(&at.to_le_bytes()) % 26) as u8);
+    assert!(seal(&items(2_000, &random)).is_ok());
+    let text = seal(&items(20_000, &random)).unwrap_err();
+    assert_eq!(text, TooLarge::Text { max: 4 << 10 });
+    let plain = seal(&items(70_000, &|_| 'a')).unwrap_err();
+    assert_eq!(plain, TooLarge::Items { max: 64 << 10 });
+    assert_eq!(ring.has_room(65_537), Err(plain));
+    assert_eq!(ring.has_room(65_536), Ok(()));
+    // What was sealed under a larger limit.
+    let roomy = super::tests::ring(&[1]);
+    let text = roomy
+        .seal(NOW, Tenant::default(), &turn(&items(20_000, &random)))
+        .unwrap();
+    assert_eq!(refusal(&ring, NOW, Tenant::default(), &text), Reason::Size);
+    let pattern = |at: usize| random(at % 1_000);
+    let text = roomy
+        .seal(NOW, Tenant::default(), &turn(&items(70_000, &pattern)))
+        .unwrap();
+    assert!(text.len() < 4 << 10);
+    assert_eq!(refusal(&ring, NOW, Tenant::default(), &text), Reason::Size);
+}
+
+#[test]
+fn signed_nonsense_is_a_refusal() {
+    let ring = ring(&[1]);
+    let tenant = Tenant::default();
+    let header = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut header = serde_json::json!({
+            "v": 1, "k": "turn", "rid": "resp_1", "t": tenant.as_str(), "m": "sim",
+            "iat": NOW, "exp": NOW + 10, "z": "none", "n": 2, "enc": "none", "later": {"a": [1]},
+        });
+        change(&mut header);
+        serde_json::to_vec(&header).unwrap()
+    };
+    let open = |header: &[u8], body: &[u8]| {
+        let text = ring.sign(tenant, header, body);
+        ring.open(NOW, tenant, &text)
+            .map_err(|refused| refused.reason)
+    };
+    assert!(open(&header(&|_| ()), b"[]").is_ok());
+    for body in [&b"{}"[..], b"[", b"\xff\xff", b"", b"[] ", b"01"] {
+        assert_eq!(
+            open(&header(&|_| ()), body),
+            Err(Reason::Content),
+            "{body:?}"
+        );
+    }
+    let content: [(&str, serde_json::Value); 8] = [
+        ("v", 2.into()),
+        ("enc", "A256GCM".into()),
+        ("k", "other".into()),
+        ("z", "zstd".into()),
+        ("z", "lzma".into()),
+        ("n", 3.into()),
+        ("exp", "soon".into()),
+        ("rid", serde_json::Value::Null),
+    ];
+    for (name, value) in content {
+        let header = header(&|header| header[name] = value.clone());
+        assert_eq!(
+            open(&header, b"[]"),
+            Err(Reason::Content),
+            "{name}: {value}"
+        );
+    }
+    assert_eq!(
+        open(&header(&|it| it["n"] = u64::MAX.into()), b"[]"),
+        Err(Reason::Size)
+    );
+    assert_eq!(open(b"", b""), Err(Reason::Content));
+    assert_eq!(open(b"\xff", b"[]"), Err(Reason::Content));
+}
+
+#[test]
+fn foreign_texts_are_refused_and_shown_by_their_ends() {
+    let ring = ring(&[1]);
+    let check = |text: &str, reason, shown: &str| {
+        let refused = ring.open(NOW, Tenant::default(), text).unwrap_err();
+        assert_eq!(refused.reason, reason, "{text}");
+        let message = format!("The encrypted content {shown} could not be verified.");
+        assert_eq!(refused.to_string(), message);
+    };
+    check("", Reason::Form, "");
+    check("....", Reason::Form, "....");
+    check("gAAAAABlZm9yZWlnbg==", Reason::Form, "gAAAAABl...bg==");
+    check("ééééééééééééééééé", Reason::Form, "éééééééé...éééé");
+    check("wrc1.a.b.c.d", Reason::Form, "wrc1.a.b.c.d");
+    let mac = "A".repeat(43);
+    check(
+        &format!("wrc1.00000000.e30.W10.{mac}"),
+        Reason::Key,
+        "wrc1.000...AAAA",
+    );
+    check(
+        &format!("wrc1.00000000.e30.W10.x.{mac}"),
+        Reason::Form,
+        "wrc1.000...AAAA",
+    );
+    check(&"A".repeat((4 << 20) + 1), Reason::Size, "AAAAAAAA...AAAA");
+}
+
+#[test]
+fn a_ring_without_configured_keys_has_its_own() {
+    let of = |own| Ring::new(Settings::default(), own, &Registry::default()).unwrap();
+    let text = of([1; 32])
+        .seal(NOW, Tenant::default(), &turn("[]"))
+        .unwrap();
+    assert!(of([1; 32]).open(NOW, Tenant::default(), &text).is_ok());
+    assert_eq!(
+        refusal(&of([2; 32]), NOW, Tenant::default(), &text),
+        Reason::Key
+    );
+}
+
+#[test]
+fn all_that_is_wrong_with_the_settings_is_told() {
+    let settings = Settings {
+        keys: vec![
+            secret(1),
+            Secret::new("short"),
+            secret(1),
+            Secret::default(),
+        ],
+        expiry_s: 1,
+        bytes_max: 0,
+        plain_bytes_max: u64::MAX,
+    };
+    let problems = settings.check().unwrap_err();
+    let places: Vec<&str> = problems.iter().map(|(place, _)| &**place).collect();
+    assert_eq!(
+        places,
+        [
+            "keys[1]",
+            "keys[2]",
+            "keys[3]",
+            "expiry_s",
+            "bytes_max",
+            "plain_bytes_max"
+        ]
+    );
+    let keys = (0..17).map(|place| secret(place * 3)).collect();
+    let many = Settings {
+        keys,
+        ..Settings::default()
+    };
+    assert_eq!(many.check().unwrap_err().len(), 1);
+}
+
+#[test]
+fn what_is_done_is_counted() {
+    let registry = Registry::default();
+    let settings = Settings {
+        keys: vec![secret(1), secret(100)],
+        ..Settings::default()
+    };
+    let both = Ring::new(settings, [0; 32], &registry).unwrap();
+    let older = ring(&[100])
+        .seal(NOW, Tenant::default(), &turn("[]"))
+        .unwrap();
+    both.open(NOW, Tenant::default(), &older).unwrap();
+    let text = both.seal(NOW, Tenant::default(), &turn("[]")).unwrap();
+    both.open(NOW, Tenant::default(), &text).unwrap();
+    both.open(NOW, Tenant::of("b"), &text).unwrap_err();
+    let page = registry.text();
+    for line in [
+        "warmroute_carriers_total{op=\"sealed\"} 1",
+        "warmroute_carriers_total{op=\"opened\"} 1",
+        "warmroute_carriers_total{op=\"opened_with_older_key\"} 1",
+        "warmroute_carriers_refused_total{reason=\"signature\"} 1",
+        "warmroute_carriers_refused_total{reason=\"expired\"} 0",
+        "use=\"active\"} 1",
+    ] {
+        assert!(page.contains(line), "{line} is not in\n{page}");
+    }
+}
+
+/// Items of a text that compresses more or less.
+fn items() -> impl Strategy<Value = String> {
+    (any::<String>(), 0..200usize)
+        .prop_map(|(text, times)| serde_json::to_string(&vec![text.repeat(times), text]).unwrap())
+}
+
+proptest! {
+    #[test]
+    fn any_items_come_back(items in items(), tenant in ".*") {
+        let ring = ring(&[1]);
+        let tenant = Tenant::of(&tenant);
+        let text = ring.seal(NOW, tenant, &turn(&items)).unwrap();
+        prop_assert_eq!(ring.open(NOW, tenant, &text).unwrap().items, items);
+    }
+
+    #[test]
+    fn a_changed_byte_never_opens(items in items(), at in any::<prop::sample::Index>(), byte in 0..128u8) {
+        let ring = ring(&[1]);
+        let text = ring.seal(NOW, Tenant::default(), &turn(&items)).unwrap();
+        let mut bytes = text.clone().into_bytes();
+        bytes[at.index(text.len())] = byte;
+        let changed = String::from_utf8(bytes).unwrap();
+        prop_assume!(changed != text);
+        let refused = ring.open(NOW, Tenant::default(), &changed).unwrap_err();
+        prop_assert!(matches!(refused.reason, Reason::Form | Reason::Key | Reason::Signature));
+    }
+
+    #[test]
+    fn what_is_cut_lengthened_or_put_together_never_opens(
+        items in items(), at in any::<prop::sample::Index>(), other in ".{0,3}",
+    ) {
+        let ring = ring(&[1]);
+        let text = ring.seal(NOW, Tenant::default(), &turn(&items)).unwrap();
+        let at = at.index(text.len());
+        let (start, end) = text.split_at(at);
+        let mut changes = vec![start.to_owned(), end.to_owned(), format!("{end}{start}")];
+        if !other.is_empty() {
+            changes.push(format!("{start}{other}{end}"));
+            changes.push(format!("{text}{other}"));
+        }
+        for changed in changes.iter().filter(|changed| **changed != text) {
+            prop_assert!(ring.open(NOW, Tenant::default(), changed).is_err(), "{}", changed);
+        }
+    }
+}
+
+#[test]
+fn every_byte_of_a_carrier_counts() {
+    let ring = ring(&[1]);
+    let text = ring
+        .seal(NOW, Tenant::default(), &turn(r#"["x"]"#))
+        .unwrap();
+    for at in 0..text.len() {
+        for bit in 0..7 {
+            let mut bytes = text.clone().into_bytes();
+            bytes[at] ^= 1 << bit;
+            let changed = String::from_utf8(bytes).unwrap();
+            assert!(
+                ring.open(NOW, Tenant::default(), &changed).is_err(),
+                "{changed}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_carrier_fits_into_a_body() {
+    let within = |body_bytes_max| Settings::default().within(body_bytes_max).bytes_max;
+    assert_eq!(within(64 << 20), 4 << 20);
+    assert_eq!(within(100_000), 100_000);
+    assert_eq!(within(1), 4 << 10);
+}

@@ -1,0 +1,517 @@
+//! The store within the process: the default, for one replica.
+//!
+//! Records lie in shards by their root, so that a chain is read under one short lock. Bounded by
+//! count and by bytes: finished records make way, the longest unused of all shards first; running
+//! ones never do, and may fill no more than half of the room, so that a finished one always finds
+//! some. It does nothing in the background: what has expired is dropped when somebody comes across it.
+
+mod conversation;
+mod entry;
+mod owners;
+mod room;
+mod shard;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde::Serialize;
+use serde_json::json;
+
+use super::Adoption;
+use super::Amend;
+use super::Asked;
+use super::Batch;
+use super::Cancel;
+use super::Cancelled;
+use super::Cas;
+use super::Claim;
+use super::ConversationKey;
+use super::Cursor;
+use super::Deleted;
+use super::Error;
+use super::Events;
+use super::Fence;
+use super::Final;
+use super::Health;
+use super::History;
+use super::HistoryMax;
+use super::Item;
+use super::Items;
+use super::Key;
+use super::Lock;
+use super::Lost;
+use super::NewConversation;
+use super::NewRecord;
+use super::Notice;
+use super::One;
+use super::Orphan;
+use super::Owner;
+use super::Page;
+use super::Put;
+use super::Record;
+use super::Report;
+use super::ResponseStore;
+use super::Token;
+use super::cancel::What;
+use super::meters::Meters;
+use super::meters::Op;
+use super::meters::Outcome;
+use super::record::Begin;
+use super::settings::Keep;
+use crate::ids::Root;
+use crate::observe;
+use crate::observe::metrics::Registry;
+use owners::Owners;
+use room::Room;
+use shard::Shard;
+
+/// Locks are held for microseconds; so many make two requests of a hundred meet rarely.
+const SHARDS: usize = 64;
+/// Things in use that are passed over before the room is left as it is until the next call.
+const IN_USE_MAX: usize = 128;
+/// When to come again while running work fills the room: some of it ends within seconds.
+const FULL_RETRY: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// Responses and conversations together.
+    pub records_max: u64,
+    /// All of them with what keeping them costs.
+    pub bytes_max: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        // A turn of a chat is some 10 KB: a gigabyte holds the last 100,000.
+        Self {
+            records_max: 1_000_000,
+            bytes_max: 1 << 30,
+        }
+    }
+}
+
+impl Settings {
+    pub(super) fn problems(&self) -> Vec<(String, String)> {
+        let mut problems = Vec::new();
+        if self.records_max < 2 {
+            let why = format!("must be at least 2, not {}", self.records_max);
+            problems.push(("memory.records_max".to_owned(), why));
+        }
+        if self.bytes_max < 1 << 20 {
+            let why = format!("must be at least 1048576 bytes, not {}", self.bytes_max);
+            problems.push(("memory.bytes_max".to_owned(), why));
+        }
+        problems
+    }
+}
+
+/// What time it is. Tests move it.
+pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
+
+/// See the module.
+pub struct Memory {
+    shards: Box<[Mutex<Shard>]>,
+    owners: Mutex<Owners>,
+    room: Arc<Room>,
+    keep: Keep,
+    meters: Meters,
+    clock: Clock,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").finish_non_exhaustive()
+    }
+}
+
+impl Memory {
+    pub fn new(settings: &Settings, keep: &Keep, registry: &Registry) -> Self {
+        Self::with_clock(settings, keep, registry, Arc::new(observe::now))
+    }
+
+    /// With another clock than the process's.
+    pub fn with_clock(settings: &Settings, keep: &Keep, registry: &Registry, clock: Clock) -> Self {
+        let room = Arc::new(Room::new(settings, SHARDS));
+        let shard = |place| Mutex::new(Shard::new(place, keep.clone(), room.clone()));
+        Self {
+            shards: (0..SHARDS).map(shard).collect(),
+            owners: Mutex::new(Owners::default()),
+            room,
+            keep: keep.clone(),
+            meters: Meters::new(registry),
+            clock,
+        }
+    }
+
+    fn place(root: Root) -> usize {
+        // Its digits are random.
+        root.0 as usize % SHARDS
+    }
+
+    fn ask<'a, T: Outcome + Send + 'a>(
+        &'a self,
+        op: Op,
+        answer: impl FnOnce(Instant) -> Result<T, Error> + Send + 'a,
+    ) -> Asked<'a, T> {
+        let asked = async move { answer((self.clock)()) };
+        Box::pin(self.meters.observe(op, asked))
+    }
+
+    /// What is asked of one response's shard.
+    fn at<'a, T: Outcome + Send + 'a>(
+        &'a self,
+        op: Op,
+        key: Key,
+        answer: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
+    ) -> Asked<'a, T> {
+        self.in_shard(op, Self::place(key.id.root()), answer)
+    }
+
+    /// What is asked of one conversation's shard.
+    fn about<'a, T: Outcome + Send + 'a>(
+        &'a self,
+        op: Op,
+        key: ConversationKey,
+        answer: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
+    ) -> Asked<'a, T> {
+        self.in_shard(op, Self::place(key.id.root()), answer)
+    }
+
+    fn in_shard<'a, T: Outcome + Send + 'a>(
+        &'a self,
+        op: Op,
+        place: usize,
+        answer: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
+    ) -> Asked<'a, T> {
+        self.ask(op, move |now| {
+            let result = {
+                let mut shard = self.shards[place].lock();
+                shard.sweep(now);
+                answer(&mut shard, now)
+            };
+            self.make_room(now);
+            result
+        })
+    }
+
+    /// Drops the longest unused records of all until the rest fits. Running ones are not among them.
+    fn make_room(&self, now: Instant) {
+        let (mut evicted, mut in_use) = (0, 0);
+        while self.room.is_over() && in_use < IN_USE_MAX {
+            let Some(place) = self.room.oldest_shard() else {
+                break;
+            };
+            match self.shards[place].lock().evict(now) {
+                true => evicted += 1,
+                false => in_use += 1,
+            }
+        }
+        if evicted > 0 {
+            self.meters
+                .evicted
+                .with_label_values(&["room"])
+                .inc_by(evicted);
+        }
+        self.meters.bytes.set(self.room.bytes() as i64);
+        self.meters.records.set(self.room.records() as i64);
+    }
+
+    fn notify(&self, owner: Option<Owner>, key: Key, what: What) {
+        if let Some(owner) = owner {
+            self.owners.lock().notify(owner, Notice { key, what });
+        }
+    }
+
+    fn check_size(&self, bytes: usize) -> Result<(), Error> {
+        let max = self.keep.record_bytes_max;
+        match bytes as u64 {
+            bytes if bytes > max => Err(Error::TooLarge { bytes, max }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl ResponseStore for Memory {
+    fn admit(&self) -> Asked<'_, ()> {
+        self.ask(Op::Admit, |_| {
+            if self.room.is_full_of_running(0) {
+                return Err(Error::Full {
+                    retry_after: FULL_RETRY,
+                });
+            }
+            Ok(())
+        })
+    }
+
+    fn create(&self, key: Key, record: NewRecord) -> Asked<'_, ()> {
+        self.at(Op::Create, key, move |shard, now| {
+            self.check_size(entry::size(&record))?;
+            if shard.knows(now, key, record.token)? {
+                return Ok(());
+            }
+            let runs = matches!(record.begin, Begin::Background { .. });
+            if runs && self.room.is_full_of_running(entry::size(&record) as u64) {
+                return Err(Error::Full {
+                    retry_after: FULL_RETRY,
+                });
+            }
+            shard.create(now, key, record);
+            Ok(())
+        })
+    }
+
+    fn get(&self, key: Key) -> Asked<'_, Option<Record>> {
+        self.at(Op::Get, key, move |shard, now| Ok(shard.get(now, key)))
+    }
+
+    fn input(&self, key: Key) -> Asked<'_, Option<Bytes>> {
+        self.at(Op::Input, key, move |shard, now| Ok(shard.input(now, key)))
+    }
+
+    fn history(&self, key: Key, max: HistoryMax) -> Asked<'_, History> {
+        self.at(Op::History, key, move |shard, now| {
+            Ok(shard.history(now, key, max))
+        })
+    }
+
+    fn delete(&self, key: Key) -> Asked<'_, Deleted> {
+        self.at(Op::Delete, key, move |shard, now| {
+            let deleted = shard.delete(now, key);
+            if let Deleted::Done { owner, .. } = deleted {
+                self.notify(owner, key, What::Deleted);
+            }
+            Ok(deleted)
+        })
+    }
+
+    fn start(&self, key: Key, fence: Fence) -> Asked<'_, Cas> {
+        self.at(Op::Start, key, move |shard, now| {
+            Ok(shard.start(now, key, fence))
+        })
+    }
+
+    fn append(&self, key: Key, fence: Fence, batch: Batch) -> Asked<'_, Cas> {
+        self.at(Op::Append, key, move |shard, now| {
+            Ok(shard.append(now, key, fence, &batch))
+        })
+    }
+
+    fn finalize(&self, key: Key, fence: Fence, end: Final) -> Asked<'_, Cas> {
+        self.at(Op::Finalize, key, move |shard, now| {
+            self.check_size(entry::content_size(&end.content) + end.cut.len())?;
+            Ok(shard.finalize(now, key, fence, end))
+        })
+    }
+
+    fn cancel(&self, key: Key, cancel: Cancel) -> Asked<'_, Cancelled> {
+        self.at(Op::Cancel, key, move |shard, now| {
+            let cancelled = shard.cancel(now, key, cancel);
+            if let Cancelled::Done { owner, .. } = cancelled {
+                self.notify(owner, key, What::Cancelled);
+            }
+            Ok(cancelled)
+        })
+    }
+
+    fn amend(&self, key: Key, fence: Fence, amend: Amend) -> Asked<'_, Cas> {
+        self.at(Op::Amend, key, move |shard, now| {
+            self.check_size(entry::content_size(&amend.content) + amend.cut.len())?;
+            Ok(shard.amend(now, key, fence, amend))
+        })
+    }
+
+    fn events(&self, key: Key, after: Option<u64>, bytes_max: u64) -> Asked<'_, Option<Events>> {
+        self.at(Op::Events, key, move |shard, now| {
+            Ok(shard.events(now, key, after, bytes_max))
+        })
+    }
+
+    fn beat(&self, owner: Owner, name: &str, lease: Duration) -> Asked<'_, ()> {
+        let name = name.to_owned();
+        self.ask(Op::Beat, move |now| {
+            self.owners.lock().beat(now, owner, name, lease);
+            Ok(())
+        })
+    }
+
+    fn retire(&self, owner: Owner) -> Asked<'_, ()> {
+        self.ask(Op::Retire, move |_| {
+            self.owners.lock().retire(owner);
+            Ok(())
+        })
+    }
+
+    fn check(&self, running: Vec<(Key, Fence)>) -> Asked<'_, Vec<(Key, Lost)>> {
+        self.ask(Op::Check, move |now| {
+            let lost = |(key, fence): (Key, Fence)| {
+                let mut shard = self.shards[Self::place(key.id.root())].lock();
+                Some((key, shard.lost(now, key, fence)?))
+            };
+            Ok(running.into_iter().filter_map(lost).collect())
+        })
+    }
+
+    fn orphans(&self, max: usize) -> Asked<'_, Vec<Orphan>> {
+        self.ask(Op::Orphans, move |now| {
+            let owners = self.owners.lock().alive(now);
+            let mut orphans = Vec::new();
+            for shard in &self.shards {
+                orphans.extend(shard.lock().orphans(&owners, max - orphans.len()));
+                if orphans.len() == max {
+                    break;
+                }
+            }
+            Ok(orphans)
+        })
+    }
+
+    fn adopt(&self, orphan: Orphan, by: Owner) -> Asked<'_, Adoption> {
+        self.at(Op::Adopt, orphan.key, move |shard, now| {
+            let is_alive = orphan
+                .owner
+                .is_some_and(|owner| self.owners.lock().is_alive(now, owner));
+            Ok(shard.adopt(now, orphan, by, is_alive))
+        })
+    }
+
+    fn release(&self, key: Key, fence: Fence) -> Asked<'_, Cas> {
+        self.at(Op::Release, key, move |shard, now| {
+            Ok(shard.release(now, key, fence))
+        })
+    }
+
+    fn notices(&self, owner: Owner, after: Cursor) -> Asked<'_, (Vec<Notice>, Cursor)> {
+        self.ask(Op::Notices, move |_| {
+            Ok(self.owners.lock().notices(owner, after))
+        })
+    }
+
+    fn create_conversation(&self, key: ConversationKey, new: NewConversation) -> Asked<'_, ()> {
+        self.about(Op::CreateConversation, key, move |shard, now| {
+            self.check_size(conversation::size(&new.items) + new.object.len())?;
+            shard.create_conversation(now, key, new)
+        })
+    }
+
+    fn conversation(&self, key: ConversationKey) -> Asked<'_, Option<Bytes>> {
+        self.about(Op::Conversation, key, move |shard, now| {
+            Ok(shard.conversation(now, key, |found| found.object()))
+        })
+    }
+
+    fn update_conversation(&self, key: ConversationKey, object: Bytes) -> Asked<'_, bool> {
+        self.about(Op::UpdateConversation, key, move |shard, now| {
+            self.check_size(object.len())?;
+            let updated = shard.change_conversation(now, key, |found| found.update(&object));
+            Ok(updated.is_some())
+        })
+    }
+
+    fn delete_conversation(&self, key: ConversationKey) -> Asked<'_, bool> {
+        self.about(Op::DeleteConversation, key, move |shard, now| {
+            Ok(shard.delete_conversation(now, key))
+        })
+    }
+
+    fn add_items(&self, key: ConversationKey, token: Token, items: Vec<Item>) -> Asked<'_, Put> {
+        self.about(Op::AddItems, key, move |shard, now| {
+            let max = self.keep.record_bytes_max;
+            shard
+                .change_conversation(now, key, |found| found.add(token, items, max))
+                .unwrap_or(Ok(Put::Gone))
+        })
+    }
+
+    fn items(&self, key: ConversationKey, page: Page) -> Asked<'_, Items> {
+        self.about(Op::Items, key, move |shard, now| {
+            let items = shard.conversation(now, key, |found| found.page(&page));
+            Ok(items.unwrap_or(Items::Gone))
+        })
+    }
+
+    fn all_items(&self, key: ConversationKey, bytes_max: u64) -> Asked<'_, Items> {
+        self.about(Op::AllItems, key, move |shard, now| {
+            let items = shard.conversation(now, key, |found| found.all(bytes_max));
+            Ok(items.unwrap_or(Items::Gone))
+        })
+    }
+
+    fn item(&self, key: ConversationKey, item: &str) -> Asked<'_, One> {
+        let item = item.to_owned();
+        self.about(Op::Item, key, move |shard, now| {
+            let found = shard.conversation(now, key, |found| found.item(&item));
+            Ok(found.unwrap_or(One::Gone))
+        })
+    }
+
+    fn delete_item(&self, key: ConversationKey, item: &str) -> Asked<'_, One> {
+        let item = item.to_owned();
+        self.about(Op::DeleteItem, key, move |shard, now| {
+            let deleted = shard.change_conversation(now, key, |found| found.delete(&item));
+            Ok(deleted.unwrap_or(One::Gone))
+        })
+    }
+
+    fn lock(&self, key: ConversationKey, claim: Claim) -> Asked<'_, Lock> {
+        self.about(Op::Lock, key, move |shard, now| {
+            let locked = shard.conversation(now, key, |found| found.lock(now, claim));
+            Ok(locked.unwrap_or(Lock::Gone))
+        })
+    }
+
+    fn commit(&self, key: ConversationKey, token: Token, items: Vec<Item>) -> Asked<'_, Put> {
+        self.about(Op::Commit, key, move |shard, now| {
+            let max = self.keep.record_bytes_max;
+            shard
+                .change_conversation(now, key, |found| found.commit(token, items, max))
+                .unwrap_or(Ok(Put::Gone))
+        })
+    }
+
+    fn unlock(&self, key: ConversationKey, token: Token) -> Asked<'_, ()> {
+        self.about(Op::Unlock, key, move |shard, now| {
+            let _ = shard.conversation(now, key, |found| found.unlock(token));
+            Ok(())
+        })
+    }
+
+    fn health(&self) -> Health {
+        Health {
+            is_up: true,
+            why: String::new(),
+        }
+    }
+
+    fn report(&self) -> Asked<'_, Report> {
+        self.ask(Op::Report, |now| {
+            let mut counts = shard::Counts::default();
+            for shard in &self.shards {
+                counts.add(&shard.lock().counts());
+            }
+            let owners = self.owners.lock().report(now);
+            Ok(Report {
+                kind: "memory",
+                health: self.health(),
+                details: json!({
+                    "responses": counts.finished,
+                    "running": counts.running,
+                    "conversations": counts.conversations,
+                    "bytes": self.room.bytes(),
+                    "bytes_max": self.room.bytes_max(),
+                    "records_max": self.room.records_max(),
+                    "log_bytes": counts.log_bytes,
+                    "owners": owners,
+                }),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,216 @@
+//! One conversation as it lies in memory.
+
+use std::collections::HashSet;
+use std::mem::size_of;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::room::Cost;
+use crate::store::Claim;
+use crate::store::Error;
+use crate::store::Item;
+use crate::store::Items;
+use crate::store::Lock;
+use crate::store::NewConversation;
+use crate::store::One;
+use crate::store::Page;
+use crate::store::Put;
+use crate::store::Token;
+use crate::store::conversation::Order;
+
+/// As for a response: node, table, allocator.
+const OVERHEAD_BYTES: usize = size_of::<Conversation>() + 56 + 36 + 64;
+const ITEM_BYTES: usize = 2 * size_of::<Item>() + 48;
+
+#[derive(Debug)]
+pub(super) struct Conversation {
+    made_by: Token,
+    pub(super) used: u64,
+    pub(super) expires: Option<Instant>,
+    object: Bytes,
+    /// In order.
+    items: Vec<Item>,
+    item_bytes: u64,
+    added_by: Option<Token>,
+    committed_by: Option<Token>,
+    lock: Option<(Token, Instant)>,
+}
+
+pub(super) fn size(items: &[Item]) -> usize {
+    items
+        .iter()
+        .map(|item| item.id.len() + item.json.len())
+        .sum()
+}
+
+impl Conversation {
+    pub(super) fn new(new: NewConversation) -> Result<Self, Error> {
+        let mut conversation = Self {
+            made_by: new.token,
+            used: 0,
+            expires: None,
+            object: Bytes::copy_from_slice(&new.object),
+            items: Vec::new(),
+            item_bytes: 0,
+            added_by: None,
+            committed_by: None,
+            lock: None,
+        };
+        match conversation.put(new.items, u64::MAX)? {
+            Put::Done => Ok(conversation),
+            Put::Gone | Put::Taken(_) | Put::Unlocked => Err(Error::Exists),
+        }
+    }
+
+    pub(super) fn is_made_by(&self, token: Token) -> bool {
+        self.made_by == token
+    }
+
+    pub(super) fn cost(&self) -> Cost {
+        let items = self.items.capacity() * ITEM_BYTES;
+        Cost {
+            bytes: (OVERHEAD_BYTES + self.object.len() + items) as u64 + self.item_bytes,
+            runs: false,
+        }
+    }
+
+    pub(super) fn object(&mut self) -> Bytes {
+        self.object.clone()
+    }
+
+    pub(super) fn update(&mut self, object: &Bytes) {
+        self.object = Bytes::copy_from_slice(object);
+    }
+
+    fn put(&mut self, items: Vec<Item>, bytes_max: u64) -> Result<Put, Error> {
+        let mut ids: HashSet<&str> = self.items.iter().map(|item| &*item.id).collect();
+        if let Some(taken) = items.iter().find(|item| !ids.insert(&item.id)) {
+            return Ok(Put::Taken(taken.id.clone()));
+        }
+        let bytes = self.item_bytes + size(&items) as u64;
+        if bytes > bytes_max {
+            return Err(Error::TooLarge {
+                bytes,
+                max: bytes_max,
+            });
+        }
+        self.item_bytes = bytes;
+        self.items.extend(items.into_iter().map(|item| Item {
+            json: Bytes::copy_from_slice(&item.json),
+            id: item.id,
+        }));
+        Ok(Put::Done)
+    }
+
+    pub(super) fn add(
+        &mut self,
+        token: Token,
+        items: Vec<Item>,
+        bytes_max: u64,
+    ) -> Result<Put, Error> {
+        if self.added_by == Some(token) {
+            return Ok(Put::Done);
+        }
+        let put = self.put(items, bytes_max)?;
+        if put == Put::Done {
+            self.added_by = Some(token);
+        }
+        Ok(put)
+    }
+
+    /// A lease that has run out is no matter while nobody else took the lock.
+    pub(super) fn commit(
+        &mut self,
+        token: Token,
+        items: Vec<Item>,
+        bytes_max: u64,
+    ) -> Result<Put, Error> {
+        if self.committed_by == Some(token) {
+            return Ok(Put::Done);
+        }
+        if self.lock.is_none_or(|(holder, _)| holder != token) {
+            return Ok(Put::Unlocked);
+        }
+        let put = self.put(items, bytes_max)?;
+        if put == Put::Done {
+            self.committed_by = Some(token);
+            self.lock = None;
+        }
+        Ok(put)
+    }
+
+    pub(super) fn lock(&mut self, now: Instant, claim: Claim) -> Lock {
+        if let Some((holder, until)) = self.lock
+            && holder != claim.token
+            && now < until
+        {
+            return Lock::Busy;
+        }
+        self.lock = Some((claim.token, now + claim.lease));
+        Lock::Locked
+    }
+
+    pub(super) fn is_locked(&self, now: Instant) -> bool {
+        self.lock.is_some_and(|(_, until)| now < until)
+    }
+
+    pub(super) fn unlock(&mut self, token: Token) {
+        self.lock = self.lock.filter(|(holder, _)| *holder != token);
+    }
+
+    pub(super) fn page(&mut self, page: &Page) -> Items {
+        let ordered: Box<dyn Iterator<Item = &Item>> = match page.order {
+            Order::OldestFirst => Box::new(self.items.iter()),
+            Order::NewestFirst => Box::new(self.items.iter().rev()),
+        };
+        let mut ordered = ordered.peekable();
+        if let Some(after) = &page.after
+            && !ordered.any(|item| item.id == *after)
+        {
+            return Items::UnknownAfter;
+        }
+        let items: Vec<Item> = ordered
+            .by_ref()
+            .take(page.limit as usize)
+            .cloned()
+            .collect();
+        Items::Found {
+            items,
+            has_more: ordered.next().is_some(),
+        }
+    }
+
+    pub(super) fn all(&mut self, bytes_max: u64) -> Items {
+        if self.item_bytes > bytes_max {
+            return Items::TooLarge {
+                bytes: self.item_bytes,
+            };
+        }
+        Items::Found {
+            items: self.items.clone(),
+            has_more: false,
+        }
+    }
+
+    fn place(&self, id: &str) -> Option<usize> {
+        self.items.iter().position(|item| &*item.id == id)
+    }
+
+    pub(super) fn item(&mut self, id: &str) -> One {
+        match self.place(id) {
+            Some(place) => One::Found(self.items[place].json.clone()),
+            None => One::NoItem,
+        }
+    }
+
+    pub(super) fn delete(&mut self, id: &str) -> One {
+        let Some(place) = self.place(id) else {
+            return One::NoItem;
+        };
+        let deleted: Arc<[Item]> = [self.items.remove(place)].into();
+        self.item_bytes -= size(&deleted) as u64;
+        One::Found(self.object.clone())
+    }
+}

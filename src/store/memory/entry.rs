@@ -1,0 +1,505 @@
+//! One response as it lies in memory: what it costs, and how each write changes it.
+
+use std::mem::size_of;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::room::Cost;
+use crate::ids::ResponseId;
+use crate::ids::Root;
+use crate::store::Adoption;
+use crate::store::Amend;
+use crate::store::Batch;
+use crate::store::Cancel;
+use crate::store::Cas;
+use crate::store::Events;
+use crate::store::Fence;
+use crate::store::Final;
+use crate::store::Hint;
+use crate::store::Lost;
+use crate::store::NewRecord;
+use crate::store::Orphan;
+use crate::store::Owner;
+use crate::store::Record;
+use crate::store::Status;
+use crate::store::Token;
+use crate::store::log;
+use crate::store::log::Append;
+use crate::store::log::Kept;
+use crate::store::record::Adopted;
+use crate::store::record::Background;
+use crate::store::record::Begin;
+use crate::store::record::Content;
+use crate::store::record::Retention;
+use crate::store::settings::Keep;
+
+/// What a record takes beside its values: its node in the map (key, links), its place in the table
+/// (which doubles when it is full), and what the allocator adds to node and values. `benches/store.rs`
+/// holds it to what the process really grows by.
+const OVERHEAD_BYTES: usize = size_of::<Response>() + 56 + 36 + 48;
+/// Of each short text of its own: its counts, and the allocator's rounding.
+const TEXT_BYTES: usize = 24;
+
+/// Bytes that a client's and an engine's words take in a record.
+pub(super) fn size(record: &NewRecord) -> usize {
+    let request = match &record.begin {
+        Begin::Finished { .. } => 0,
+        Begin::Background { request, .. } => request.len(),
+    };
+    record.input.len() + content_size(&record.content) + request
+}
+
+pub(super) fn content_size(content: &Content) -> usize {
+    content.response.len() + content.output.len()
+}
+
+#[derive(Debug)]
+pub(super) struct Response {
+    token: Token,
+    /// When it was used last, by the room's count.
+    pub(super) used: u64,
+    pub(super) expires: Option<Instant>,
+    values: Values,
+    hint: Hint,
+    past: Option<Link>,
+    run: Option<Box<Run>>,
+    status: Status,
+}
+
+/// The link to the past: the rest of the chain is found from there, in the same shard.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    previous: [u64; 2],
+    /// Turns before this one.
+    pub(super) depth: u32,
+    pub(super) bytes: u64,
+}
+
+impl Link {
+    pub(super) fn previous(&self, root: Root) -> ResponseId {
+        let own = u128::from(self.previous[0]) << 64 | u128::from(self.previous[1]);
+        ResponseId::new(root, own)
+    }
+}
+
+/// Input, response and output in one piece of memory, and nothing of the buffers that they came in.
+#[derive(Clone, Debug)]
+struct Values {
+    bytes: Arc<[u8]>,
+    input_end: u32,
+    response_end: u32,
+}
+
+impl Values {
+    fn new(input: &[u8], content: &Content) -> Self {
+        let bytes = [input, &content.response, &content.output].concat();
+        Self {
+            bytes: bytes.into(),
+            input_end: input.len() as u32,
+            response_end: (input.len() + content.response.len()) as u32,
+        }
+    }
+
+    fn all(&self) -> Bytes {
+        Bytes::from_owner(self.bytes.clone())
+    }
+
+    fn input(&self) -> Bytes {
+        self.all().slice(..self.input_end as usize)
+    }
+
+    fn response(&self) -> Bytes {
+        let all = self.all();
+        all.slice(self.input_end as usize..self.response_end as usize)
+    }
+
+    fn output(&self) -> Bytes {
+        self.all().slice(self.response_end as usize..)
+    }
+
+    fn content(&self) -> Content {
+        Content {
+            response: self.response(),
+            output: self.output(),
+        }
+    }
+
+    fn replace(&mut self, content: &Content) {
+        *self = Self::new(&self.bytes[..self.input_end as usize], content);
+    }
+}
+
+/// What only a background response has.
+#[derive(Debug)]
+struct Run {
+    owner: Option<Owner>,
+    epoch: u64,
+    attempts: u32,
+    retention: Retention,
+    streams: bool,
+    request: Bytes,
+    log: log::Log,
+    /// When the events go.
+    log_until: Option<Instant>,
+    cut: Bytes,
+    final_token: Option<Token>,
+    /// Before it was cancelled.
+    was: Option<Status>,
+    is_amended: bool,
+}
+
+impl Response {
+    pub(super) fn new(now: Instant, record: NewRecord, keep: &Keep) -> Self {
+        let (status, run) = match record.begin {
+            Begin::Finished { status } => (status, None),
+            Begin::Background {
+                fence,
+                retention,
+                streams,
+                request,
+            } => {
+                let run = Run {
+                    owner: Some(fence.owner),
+                    epoch: fence.epoch,
+                    attempts: 1,
+                    retention,
+                    streams,
+                    request: Bytes::copy_from_slice(&request),
+                    log: log::Log::default(),
+                    log_until: None,
+                    cut: Bytes::new(),
+                    final_token: None,
+                    was: None,
+                    is_amended: false,
+                };
+                (Status::Queued, Some(Box::new(run)))
+            }
+        };
+        let past = record.past.and_then(|past| {
+            let own = past.chain.last()?.own();
+            Some(Link {
+                previous: [(own >> 64) as u64, own as u64],
+                depth: past.chain.len() as u32,
+                bytes: past.bytes,
+            })
+        });
+        let expires = match run {
+            Some(_) => None,
+            None => keep.record_ttl().map(|ttl| now + ttl),
+        };
+        Self {
+            token: record.token,
+            used: 0,
+            expires,
+            values: Values::new(&record.input, &record.content),
+            hint: record.hint,
+            past,
+            run,
+            status,
+        }
+    }
+
+    pub(super) fn status(&self) -> Status {
+        self.status
+    }
+
+    pub(super) fn token(&self) -> Token {
+        self.token
+    }
+
+    pub(super) fn hint(&self) -> &Hint {
+        &self.hint
+    }
+
+    pub(super) fn past(&self) -> Option<Link> {
+        self.past
+    }
+
+    pub(super) fn input(&self) -> Bytes {
+        self.values.input()
+    }
+
+    pub(super) fn output(&self) -> Bytes {
+        self.values.output()
+    }
+
+    /// Of its own items, without its past.
+    pub(super) fn item_bytes(&self) -> u64 {
+        let others = self.values.response_end - self.values.input_end;
+        self.values.bytes.len() as u64 - u64::from(others)
+    }
+
+    pub(super) fn is_for_polling_only(&self) -> bool {
+        let retention = self.run.as_ref().map(|run| run.retention);
+        retention == Some(Retention::Ephemeral)
+    }
+
+    pub(super) fn cost(&self) -> Cost {
+        let texts = self.hint.model.len() + self.hint.worker.as_deref().map_or(0, str::len);
+        let run = self.run.as_ref().map_or(0, |run| {
+            size_of::<Run>() + run.request.len() + run.cut.len() + run.log.cost() as usize + 64
+        });
+        Cost {
+            bytes: (OVERHEAD_BYTES + self.values.bytes.len() + texts + 2 * TEXT_BYTES + run) as u64,
+            runs: !self.status.is_terminal(),
+        }
+    }
+
+    pub(super) fn log_bytes(&self) -> u64 {
+        self.run.as_ref().map_or(0, |run| run.log.bytes())
+    }
+
+    pub(super) fn log_until(&self) -> Option<Instant> {
+        self.run.as_ref()?.log_until
+    }
+
+    pub(super) fn forget_log(&mut self) {
+        if let Some(run) = &mut self.run {
+            run.log.forget();
+        }
+    }
+
+    pub(super) fn record(&self, root: Root) -> Record {
+        Record {
+            status: self.status,
+            hint: self.hint.clone(),
+            previous: self.past.map(|past| past.previous(root)),
+            content: self.values.content(),
+            background: self.run.as_ref().map(|run| Background {
+                owner: run.owner,
+                epoch: run.epoch,
+                attempts: run.attempts,
+                retention: run.retention,
+                streams: run.streams,
+                last_event: run.log.last(),
+            }),
+        }
+    }
+
+    /// Why `fence` may not write, if it may not.
+    pub(super) fn refuses(&self, fence: Fence) -> Option<Cas> {
+        let Some(run) = &self.run else {
+            return Some(Cas::Terminal(self.status));
+        };
+        if run.owner != Some(fence.owner) || run.epoch != fence.epoch {
+            return Some(Cas::Fenced);
+        }
+        self.status
+            .is_terminal()
+            .then_some(Cas::Terminal(self.status))
+    }
+
+    pub(super) fn lost(&self, fence: Fence) -> Option<Lost> {
+        match self.refuses(fence)? {
+            Cas::Terminal(status) => Some(Lost::Terminal(status)),
+            _ => Some(Lost::Fenced),
+        }
+    }
+
+    pub(super) fn is_background(&self) -> bool {
+        self.run.is_some()
+    }
+
+    /// What it was and whose, if this cancelled it.
+    pub(super) fn cancelled_by(&self, token: Token) -> Option<(Status, Option<Owner>)> {
+        let run = self.run.as_ref()?;
+        let was = run.was.filter(|_| run.final_token == Some(token))?;
+        Some((was, run.owner))
+    }
+
+    pub(super) fn owner(&self) -> Option<Owner> {
+        match self.status.is_terminal() {
+            true => None,
+            false => self.run.as_ref()?.owner,
+        }
+    }
+
+    pub(super) fn start(&mut self, fence: Fence) -> Cas {
+        if let Some(refused) = self.refuses(fence) {
+            return refused;
+        }
+        self.status = Status::InProgress;
+        Cas::Done
+    }
+
+    pub(super) fn append(&mut self, fence: Fence, batch: &Batch, bytes_max: u64) -> Cas {
+        if let Some(refused) = self.refuses(fence) {
+            return refused;
+        }
+        let Some(run) = &mut self.run else {
+            return Cas::Gone;
+        };
+        match run.log.append(&owned(batch), bytes_max) {
+            Append::Done => Cas::Done,
+            Append::Duplicate { last } => Cas::Duplicate { last },
+            Append::Gap { last } => Cas::Gap { last },
+            Append::Overflow => Cas::Overflow,
+        }
+    }
+
+    pub(super) fn finalize(&mut self, now: Instant, fence: Fence, end: Final, keep: &Keep) -> Cas {
+        let Some(run) = &mut self.run else {
+            return Cas::Terminal(self.status);
+        };
+        if self.status.is_terminal() && run.final_token == Some(end.token) {
+            return Cas::Done;
+        }
+        if let Some(refused) = self.refuses(fence) {
+            return refused;
+        }
+        debug_assert!(end.status.is_terminal() && end.status != Status::Cancelled);
+        if let Some(batch) = &end.batch {
+            // A log that is full takes no more; the response ends all the same.
+            match self.append(fence, batch, keep.log_bytes_max) {
+                Cas::Done | Cas::Overflow => {}
+                refused => return refused,
+            }
+        }
+        self.values.replace(&end.content);
+        self.hint = end.hint;
+        self.end(now, end.status, end.token, keep);
+        if let Some(run) = &mut self.run {
+            run.cut = Bytes::copy_from_slice(&end.cut);
+        }
+        Cas::Done
+    }
+
+    /// Only for one that runs.
+    pub(super) fn cancel(&mut self, now: Instant, cancel: Cancel, keep: &Keep) {
+        let Some(run) = &mut self.run else {
+            return;
+        };
+        run.was = Some(self.status);
+        let number = run.log.last().map_or(0, |last| last + 1);
+        let batch = Batch {
+            first: number,
+            last: number,
+            bytes: Bytes::copy_from_slice(&cancel.event),
+        };
+        let _ = run.log.append(&batch, keep.log_bytes_max);
+        let content = Content {
+            response: cancel.response,
+            output: self.values.output(),
+        };
+        self.values.replace(&content);
+        self.end(now, Status::Cancelled, cancel.token, keep);
+    }
+
+    fn end(&mut self, now: Instant, status: Status, token: Token, keep: &Keep) {
+        self.status = status;
+        let Some(run) = &mut self.run else {
+            return;
+        };
+        run.request = Bytes::new();
+        run.final_token = Some(token);
+        run.log_until = Some(now + keep.log_ttl());
+        self.expires = match run.retention {
+            Retention::Stored => keep.record_ttl().map(|ttl| now + ttl),
+            Retention::Ephemeral => Some(now + keep.ephemeral_ttl()),
+        };
+    }
+
+    pub(super) fn amend(&mut self, fence: Fence, amend: Amend) -> Cas {
+        match self.refuses(fence) {
+            // It is the owner's, and it was cancelled.
+            Some(Cas::Terminal(Status::Cancelled)) => {}
+            Some(refused) => return refused,
+            None => return Cas::Fenced,
+        }
+        let Some(run) = &mut self.run else {
+            return Cas::Gone;
+        };
+        if run.is_amended {
+            return Cas::Terminal(Status::Cancelled);
+        }
+        run.is_amended = true;
+        run.cut = Bytes::copy_from_slice(&amend.cut);
+        self.values.replace(&amend.content);
+        Cas::Done
+    }
+
+    pub(super) fn events(
+        &self,
+        now: Instant,
+        after: Option<u64>,
+        bytes_max: u64,
+    ) -> Option<Events> {
+        let run = self.run.as_ref()?;
+        let is_gone = run.log_until.is_some_and(|until| until <= now);
+        let is_gone = is_gone && run.log.last().is_some();
+        let kept = if run.log.has_overflowed() || (is_gone && run.cut.is_empty()) {
+            Kept::Overflowed
+        } else if is_gone {
+            Kept::Sealed(run.cut.clone())
+        } else {
+            Kept::Whole
+        };
+        let batches = match kept {
+            Kept::Whole => run.log.read(after, bytes_max),
+            Kept::Sealed(_) | Kept::Overflowed => Vec::new(),
+        };
+        Some(Events {
+            status: self.status,
+            batches,
+            last: run.log.last(),
+            kept,
+        })
+    }
+
+    /// As an orphan, if it runs and its owner is not among the living.
+    pub(super) fn orphan(
+        &self,
+        is_alive: impl FnOnce(Owner) -> bool,
+    ) -> Option<(Option<Owner>, u64)> {
+        let run = self.run.as_ref()?;
+        let runs = !self.status.is_terminal();
+        (runs && !run.owner.is_some_and(is_alive)).then_some((run.owner, run.epoch))
+    }
+
+    pub(super) fn adopt(&mut self, orphan: Orphan, by: Owner, is_alive: bool) -> Adoption {
+        let Some(run) = self.run.as_mut().filter(|_| !self.status.is_terminal()) else {
+            return Adoption::Terminal(self.status);
+        };
+        // The answer to the first try was lost.
+        let is_ours = run.owner == Some(by) && run.epoch == orphan.epoch + 1;
+        if !is_ours {
+            if run.owner != orphan.owner || run.epoch != orphan.epoch || is_alive {
+                return Adoption::Raced;
+            }
+            run.owner = Some(by);
+            run.epoch += 1;
+            run.attempts += 1;
+        }
+        Adoption::Adopted(Adopted {
+            fence: Fence {
+                owner: by,
+                epoch: run.epoch,
+            },
+            status: self.status,
+            attempts: run.attempts,
+            streams: run.streams,
+            last_event: run.log.last(),
+            request: run.request.clone(),
+        })
+    }
+
+    pub(super) fn release(&mut self, fence: Fence) -> Cas {
+        if let Some(refused) = self.refuses(fence) {
+            return refused;
+        }
+        if let Some(run) = &mut self.run {
+            run.owner = None;
+            run.epoch += 1;
+        }
+        Cas::Done
+    }
+}
+
+fn owned(batch: &Batch) -> Batch {
+    Batch {
+        bytes: Bytes::copy_from_slice(&batch.bytes),
+        ..*batch
+    }
+}

@@ -1,0 +1,75 @@
+//! Leases and notices of the owners within one process: as a rule that is one.
+
+use std::collections::HashMap;
+use std::collections::HashSet;
+use std::time::Duration;
+use std::time::Instant;
+
+use serde_json::Value;
+use serde_json::json;
+
+use crate::store::Cursor;
+use crate::store::Notice;
+use crate::store::Owner;
+use crate::store::cancel::Notices;
+
+#[derive(Debug, Default)]
+pub(super) struct Owners(HashMap<Owner, State>);
+
+#[derive(Debug)]
+struct State {
+    name: String,
+    until: Instant,
+    notices: Notices,
+}
+
+impl Owners {
+    pub(super) fn beat(&mut self, now: Instant, owner: Owner, name: String, lease: Duration) {
+        // Whoever is long gone reads no notices.
+        self.0
+            .retain(|known, state| *known == owner || now < state.until + 10 * lease);
+        let state = self.0.entry(owner).or_insert_with(|| State {
+            name,
+            until: now,
+            notices: Notices::default(),
+        });
+        state.until = now + lease;
+    }
+
+    pub(super) fn retire(&mut self, owner: Owner) {
+        self.0.remove(&owner);
+    }
+
+    pub(super) fn is_alive(&self, now: Instant, owner: Owner) -> bool {
+        self.0.get(&owner).is_some_and(|state| now < state.until)
+    }
+
+    pub(super) fn alive(&self, now: Instant) -> HashSet<Owner> {
+        let alive = self.0.iter().filter(|(_, state)| now < state.until);
+        alive.map(|(owner, _)| *owner).collect()
+    }
+
+    pub(super) fn notify(&mut self, owner: Owner, notice: Notice) {
+        if let Some(state) = self.0.get_mut(&owner) {
+            state.notices.push(notice);
+        }
+    }
+
+    pub(super) fn notices(&self, owner: Owner, after: Cursor) -> (Vec<Notice>, Cursor) {
+        match self.0.get(&owner) {
+            Some(state) => state.notices.after(after),
+            None => (Vec::new(), after),
+        }
+    }
+
+    pub(super) fn report(&self, now: Instant) -> Value {
+        let owner = |(owner, state): (&Owner, &State)| {
+            json!({
+                "owner": owner.to_string(),
+                "name": state.name,
+                "lease_left_ms": state.until.saturating_duration_since(now).as_millis() as u64,
+            })
+        };
+        self.0.iter().map(owner).collect()
+    }
+}

@@ -1,0 +1,106 @@
+//! How much room all shards take together, and which of them holds what was unused for the longest.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::Settings;
+
+/// The tick of a shard that holds nothing that may go.
+const NOTHING: u64 = u64::MAX;
+
+/// Counters shared by the shards. Each shard changes them under its own lock.
+#[derive(Debug)]
+pub(super) struct Room {
+    bytes: AtomicU64,
+    records: AtomicU64,
+    running_bytes: AtomicU64,
+    running_records: AtomicU64,
+    bytes_max: u64,
+    records_max: u64,
+    /// Rises with each use of a record.
+    tick: AtomicU64,
+    /// The tick of each shard's longest unused record that may go.
+    oldest: Box<[AtomicU64]>,
+}
+
+/// What one record takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cost {
+    pub(super) bytes: u64,
+    pub(super) runs: bool,
+}
+
+impl Room {
+    pub(super) fn new(settings: &Settings, shards: usize) -> Self {
+        Self {
+            bytes: AtomicU64::new(0),
+            records: AtomicU64::new(0),
+            running_bytes: AtomicU64::new(0),
+            running_records: AtomicU64::new(0),
+            bytes_max: settings.bytes_max,
+            records_max: settings.records_max,
+            tick: AtomicU64::new(0),
+            oldest: (0..shards).map(|_| AtomicU64::new(NOTHING)).collect(),
+        }
+    }
+
+    pub(super) fn take(&self, cost: Cost) {
+        self.bytes.fetch_add(cost.bytes, Relaxed);
+        self.records.fetch_add(1, Relaxed);
+        if cost.runs {
+            self.running_bytes.fetch_add(cost.bytes, Relaxed);
+            self.running_records.fetch_add(1, Relaxed);
+        }
+    }
+
+    pub(super) fn give_back(&self, cost: Cost) {
+        self.bytes.fetch_sub(cost.bytes, Relaxed);
+        self.records.fetch_sub(1, Relaxed);
+        if cost.runs {
+            self.running_bytes.fetch_sub(cost.bytes, Relaxed);
+            self.running_records.fetch_sub(1, Relaxed);
+        }
+    }
+
+    pub(super) fn tick(&self) -> u64 {
+        self.tick.fetch_add(1, Relaxed)
+    }
+
+    pub(super) fn set_oldest(&self, shard: usize, tick: Option<u64>) {
+        self.oldest[shard].store(tick.unwrap_or(NOTHING), Relaxed);
+    }
+
+    /// The shard whose oldest is the oldest of all, if any has one.
+    pub(super) fn oldest_shard(&self) -> Option<usize> {
+        let ticks = self.oldest.iter().map(|tick| tick.load(Relaxed));
+        let (place, tick) = ticks.enumerate().min_by_key(|(_, tick)| *tick)?;
+        (tick != NOTHING).then_some(place)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.bytes() > self.bytes_max || self.records() > self.records_max
+    }
+
+    /// Whether running work has its half, or would have more with so many bytes. The other half is for
+    /// what it ends as.
+    pub(super) fn is_full_of_running(&self, more: u64) -> bool {
+        self.running_records.load(Relaxed) >= self.records_max / 2
+            || self.running_bytes.load(Relaxed) + more >= self.bytes_max / 2
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    pub(super) fn records(&self) -> u64 {
+        self.records.load(Relaxed)
+    }
+
+    pub(super) fn bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
+    pub(super) fn records_max(&self) -> u64 {
+        self.records_max
+    }
+}

@@ -1,0 +1,338 @@
+//! What is counted of a store, whichever it is.
+
+use std::time::Instant;
+
+use prometheus::Histogram;
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
+use prometheus::IntGauge;
+
+use super::Adoption;
+use super::Cancelled;
+use super::Cas;
+use super::Deleted;
+use super::Error;
+use super::History;
+use super::Items;
+use super::Lock;
+use super::One;
+use super::Put;
+use crate::observe;
+use crate::observe::metrics::Registry;
+
+/// Seconds from a look into memory to the longest write that is waited for.
+const SECONDS: &[f64] = &[
+    0.000_01, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1,
+    0.25, 0.5, 1.0, 2.5,
+];
+
+/// A method of the store, for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    Admit,
+    Create,
+    Get,
+    Input,
+    History,
+    Delete,
+    Start,
+    Append,
+    Finalize,
+    Cancel,
+    Amend,
+    Events,
+    Beat,
+    Retire,
+    Check,
+    Orphans,
+    Adopt,
+    Release,
+    Notices,
+    CreateConversation,
+    Conversation,
+    UpdateConversation,
+    DeleteConversation,
+    AddItems,
+    Items,
+    AllItems,
+    Item,
+    DeleteItem,
+    Lock,
+    Commit,
+    Unlock,
+    Report,
+}
+
+const OPS: [(Op, &str); 32] = [
+    (Op::Admit, "admit"),
+    (Op::Create, "create"),
+    (Op::Get, "get"),
+    (Op::Input, "input"),
+    (Op::History, "history"),
+    (Op::Delete, "delete"),
+    (Op::Start, "start"),
+    (Op::Append, "append"),
+    (Op::Finalize, "finalize"),
+    (Op::Cancel, "cancel"),
+    (Op::Amend, "amend"),
+    (Op::Events, "events"),
+    (Op::Beat, "beat"),
+    (Op::Retire, "retire"),
+    (Op::Check, "check"),
+    (Op::Orphans, "orphans"),
+    (Op::Adopt, "adopt"),
+    (Op::Release, "release"),
+    (Op::Notices, "notices"),
+    (Op::CreateConversation, "create_conversation"),
+    (Op::Conversation, "conversation"),
+    (Op::UpdateConversation, "update_conversation"),
+    (Op::DeleteConversation, "delete_conversation"),
+    (Op::AddItems, "add_items"),
+    (Op::Items, "items"),
+    (Op::AllItems, "all_items"),
+    (Op::Item, "item"),
+    (Op::DeleteItem, "delete_item"),
+    (Op::Lock, "lock"),
+    (Op::Commit, "commit"),
+    (Op::Unlock, "unlock"),
+    (Op::Report, "report"),
+];
+
+#[derive(Clone, Debug)]
+pub(super) struct Meters {
+    ops: IntCounterVec,
+    seconds: Vec<Histogram>,
+    fenced: IntCounter,
+    /// Records that made way or grew too old, by reason.
+    pub(super) evicted: IntCounterVec,
+    pub(super) records: IntGauge,
+    pub(super) bytes: IntGauge,
+    /// 0 closed, 1 half open, 2 open.
+    pub(super) breaker: IntGauge,
+    pub(super) in_flight: IntGauge,
+    pub(super) reconnects: IntCounter,
+    pub(super) scripts_reloaded: IntCounter,
+}
+
+impl Meters {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let seconds = registry.histograms(
+            "warmroute_store_latency_seconds",
+            "How long the response store took, by operation.",
+            SECONDS,
+            &["op"],
+        );
+        Self {
+            ops: registry.counters(
+                "warmroute_store_ops_total",
+                "Operations of the response store, by what came of them.",
+                &["op", "outcome"],
+            ),
+            seconds: OPS
+                .iter()
+                .map(|(_, name)| seconds.with_label_values(&[name]))
+                .collect(),
+            fenced: registry.counter(
+                "warmroute_store_fenced_writes_total",
+                "Writes to a response that its writer no longer owned.",
+            ),
+            evicted: registry.counters(
+                "warmroute_store_evictions_total",
+                "What the memory store forgot, by reason.",
+                &["reason"],
+            ),
+            records: registry.gauge(
+                "warmroute_store_records",
+                "Responses and conversations in the memory store.",
+            ),
+            bytes: registry.gauge(
+                "warmroute_store_bytes",
+                "Bytes of the memory store, with what keeping them costs.",
+            ),
+            breaker: registry.gauge(
+                "warmroute_store_breaker_state",
+                "The breaker before Redis: 0 closed, 1 half open, 2 open.",
+            ),
+            in_flight: registry.gauge(
+                "warmroute_store_in_flight",
+                "Operations that Redis has not answered.",
+            ),
+            reconnects: registry.counter(
+                "warmroute_store_connects_total",
+                "Connections made to Redis.",
+            ),
+            scripts_reloaded: registry.counter(
+                "warmroute_store_scripts_reloaded_total",
+                "Scripts that Redis did not know and was sent again.",
+            ),
+        }
+    }
+
+    pub(super) async fn observe<T: Outcome>(
+        &self,
+        op: Op,
+        asked: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let begun = observe::now();
+        let result = asked.await;
+        self.count(op, begun, &result);
+        result
+    }
+
+    fn count<T: Outcome>(&self, op: Op, begun: Instant, result: &Result<T, Error>) {
+        let outcome = match result {
+            Ok(value) => value.outcome(),
+            Err(error) => error.as_str(),
+        };
+        if outcome == FENCED {
+            self.fenced.inc();
+        }
+        let place = OPS.iter().position(|(known, _)| *known == op).unwrap_or(0);
+        let (_, name) = OPS[place];
+        self.ops.with_label_values(&[name, outcome]).inc();
+        let spent = observe::now().saturating_duration_since(begun);
+        self.seconds[place].observe(spent.as_secs_f64());
+    }
+}
+
+const FENCED: &str = "fenced";
+
+/// What an answer counts as.
+pub(super) trait Outcome {
+    fn outcome(&self) -> &'static str;
+}
+
+impl Outcome for () {
+    fn outcome(&self) -> &'static str {
+        "ok"
+    }
+}
+
+impl Outcome for bool {
+    fn outcome(&self) -> &'static str {
+        if *self { "ok" } else { "gone" }
+    }
+}
+
+impl<T> Outcome for Option<T> {
+    fn outcome(&self) -> &'static str {
+        if self.is_some() { "ok" } else { "gone" }
+    }
+}
+
+impl<T> Outcome for Vec<T> {
+    fn outcome(&self) -> &'static str {
+        "ok"
+    }
+}
+
+impl<T, U> Outcome for (T, U) {
+    fn outcome(&self) -> &'static str {
+        "ok"
+    }
+}
+
+impl Outcome for super::Report {
+    fn outcome(&self) -> &'static str {
+        "ok"
+    }
+}
+
+impl Outcome for Cas {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Done => "ok",
+            Self::Gone => "gone",
+            Self::Fenced => FENCED,
+            Self::Terminal(_) => "terminal",
+            Self::Duplicate { .. } => "duplicate",
+            Self::Gap { .. } => "gap",
+            Self::Overflow => "overflow",
+        }
+    }
+}
+
+impl Outcome for Cancelled {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Done { .. } => "ok",
+            Self::Terminal(_) => "terminal",
+            Self::NotBackground => "not_background",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+impl Outcome for Deleted {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Done { .. } => "ok",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+impl Outcome for Adoption {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Adopted(_) => "ok",
+            Self::Raced => "raced",
+            Self::Terminal(_) => "terminal",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+impl Outcome for History {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Found(_) => "ok",
+            Self::Missing(_) => "missing",
+            Self::Running(_) => "running",
+            Self::Ended(_) => "ended",
+            Self::TooLarge { .. } => "too_large",
+        }
+    }
+}
+
+impl Outcome for Put {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Done => "ok",
+            Self::Gone => "gone",
+            Self::Taken(_) => "taken",
+            Self::Unlocked => FENCED,
+        }
+    }
+}
+
+impl Outcome for Lock {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Locked => "ok",
+            Self::Busy => "busy",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+impl Outcome for Items {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Found { .. } => "ok",
+            Self::Gone => "gone",
+            Self::UnknownAfter => "unknown_after",
+            Self::TooLarge { .. } => "too_large",
+        }
+    }
+}
+
+impl Outcome for One {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Found(_) => "ok",
+            Self::NoItem => "no_item",
+            Self::Gone => "gone",
+        }
+    }
+}

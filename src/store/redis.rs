@@ -1,0 +1,371 @@
+//! The store in Redis, shared by all replicas: one server, a master that sentinels name, or a cluster.
+//!
+//! A response is one hash with all its values, and a stream for its events; every key of a chain and of
+//! a conversation with its responses carries the tag {tenant:root}, so that a cluster keeps them in one
+//! slot. Each transition is one script (`redis/*.lua`), which `redis/common.lua` describes the record
+//! for. What spans slots (who runs what, notices) is written beside it, before or after, in the order
+//! in which a crash between leaves only what somebody clears away.
+//!
+//! `redis/ask.rs` sends; nothing here reads a clock or a socket itself.
+
+mod ask;
+mod background;
+mod breaker;
+mod conversations;
+mod keys;
+mod link;
+mod packed;
+mod reply;
+mod responses;
+mod scripts;
+mod settings;
+mod target;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use super::Adoption;
+use super::Amend;
+use super::Asked;
+use super::Batch;
+use super::Cancel;
+use super::Cancelled;
+use super::Cas;
+use super::Claim;
+use super::ConversationKey;
+use super::Cursor;
+use super::Deleted;
+use super::Error;
+use super::Events;
+use super::Fence;
+use super::Final;
+use super::Health;
+use super::History;
+use super::HistoryMax;
+use super::Item;
+use super::Items;
+use super::Key;
+use super::Lock;
+use super::Lost;
+use super::NewConversation;
+use super::NewRecord;
+use super::Notice;
+use super::One;
+use super::Orphan;
+use super::Owner;
+use super::Page;
+use super::Put;
+use super::Record;
+use super::Report;
+use super::ResponseStore;
+use super::Token;
+use super::meters::Meters;
+use super::meters::Op;
+use super::settings::Keep;
+use crate::http::carriers::Aside;
+use crate::observe::metrics::Registry;
+use ask::Asking;
+use ask::Kind;
+use ask::Request;
+use breaker::State;
+use conversations::How;
+use keys::Keys;
+use link::Link;
+use reply::Reply;
+use scripts::Call;
+pub use settings::Breaker;
+pub use settings::Mode;
+pub use settings::Settings;
+pub use settings::Tls;
+use target::Target;
+
+/// Whoever reads no notices for so long has stopped.
+const NOTICES_TTL_S: u64 = 3_600;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Redis {
+    asking: Arc<Asking>,
+    link: Arc<Link>,
+    keys: Keys,
+    keep: Keep,
+    mode: Mode,
+    compress_min: u64,
+    meters: Meters,
+    /// The thread that the connections live on. It ends with the store.
+    aside: Aside,
+}
+
+/// An operation under way. Dropping it does not take it back.
+struct Begun(JoinHandle<Result<redis::Value, Error>>);
+
+impl Begun {
+    async fn answer(self) -> Result<redis::Value, Error> {
+        self.0.await.unwrap_or_else(|_| {
+            Err(Error::Unknown {
+                retry_after: Duration::from_secs(1),
+                why: "the store is closing".into(),
+            })
+        })
+    }
+}
+
+impl Redis {
+    /// Starts the store's thread. It connects when it is first asked, so that a router starts while
+    /// Redis is down.
+    pub fn open(settings: &Settings, keep: &Keep, registry: &Registry) -> io::Result<Self> {
+        let meters = Meters::new(registry);
+        let target = Target::new(settings).map_err(io::Error::other)?;
+        let timeout = Duration::from_millis(settings.connect_timeout_ms);
+        let link = Arc::new(Link::new(target, timeout, meters.reconnects.clone()));
+        Ok(Self {
+            asking: Arc::new(Asking::new(link.clone(), settings, meters.clone())),
+            link,
+            keys: Keys::new(&settings.prefix),
+            keep: keep.clone(),
+            mode: settings.mode,
+            compress_min: settings.compress_bytes_min,
+            meters,
+            aside: Aside::start("redis")?,
+        })
+    }
+
+    fn begin(&self, kind: Kind, request: Request) -> Begun {
+        let asked = self.asking.clone().ask(kind, request);
+        Begun(self.aside.runtime().spawn(asked))
+    }
+
+    async fn ask(&self, kind: Kind, request: Request) -> Result<redis::Value, Error> {
+        self.begin(kind, request).answer().await
+    }
+
+    async fn call(&self, kind: Kind, call: Call) -> Result<Reply, Error> {
+        Reply::new(self.ask(kind, Request::Script(call)).await?)
+    }
+
+    /// For what nobody waits for, because somebody else does it if it fails. Its deadline bounds it.
+    fn later(&self, request: Request) {
+        drop(self.begin(Kind::Write, request));
+    }
+
+    fn record_ttl_ms(&self) -> u64 {
+        self.keep.record_ttl_s * 1_000
+    }
+
+    /// Asks nothing while answers come.
+    async fn admit_now(&self) -> Result<(), Error> {
+        // In a cluster no one answer says how the others are.
+        if self.asking.is_fresh() || self.mode == Mode::Cluster && self.is_up() {
+            return Ok(());
+        }
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(self.keys.owners());
+        self.ask(Kind::Read, Request::Command(exists)).await?;
+        Ok(())
+    }
+
+    fn is_up(&self) -> bool {
+        !matches!(self.asking.breaker(), State::Open { .. })
+    }
+
+    async fn report_now(&self) -> Result<Report, Error> {
+        let owners = self.report_owners().await.unwrap_or_default();
+        let mut server = serde_json::Map::new();
+        let (command, wanted): (&[&str], &[&str]) = match self.mode {
+            Mode::Cluster => (
+                &["CLUSTER", "INFO"],
+                &["cluster_state", "cluster_slots_ok", "cluster_known_nodes"],
+            ),
+            Mode::Standalone | Mode::Sentinel => (
+                &["INFO"],
+                &[
+                    "redis_version",
+                    "used_memory",
+                    "maxmemory",
+                    "maxmemory_policy",
+                    "connected_clients",
+                    "role",
+                ],
+            ),
+        };
+        let mut info = redis::cmd(command[0]);
+        info.arg(&command[1..]);
+        if let Ok(value) = self.ask(Kind::Read, Request::Command(info)).await
+            && let Ok(text) = redis::from_redis_value::<String>(value)
+        {
+            let lines = text.lines().filter_map(|line| line.split_once(':'));
+            for (key, value) in lines.filter(|(key, _)| wanted.contains(key)) {
+                server.insert(key.to_owned(), value.into());
+            }
+        }
+        Ok(Report {
+            kind: "redis",
+            health: self.health(),
+            details: json!({
+                "mode": self.mode,
+                "breaker": self.asking.breaker().as_str(),
+                "connections_made": self.link.lives(),
+                "in_flight": self.meters.in_flight.get(),
+                "server": server,
+                "owners": owners,
+                "scripts": scripts::report(),
+            }),
+        })
+    }
+
+    fn meter<'a, T: super::meters::Outcome + Send + 'a>(
+        &'a self,
+        op: Op,
+        asked: impl Future<Output = Result<T, Error>> + Send + 'a,
+    ) -> Asked<'a, T> {
+        Box::pin(self.meters.observe(op, asked))
+    }
+}
+
+impl ResponseStore for Redis {
+    fn admit(&self) -> Asked<'_, ()> {
+        self.meter(Op::Admit, self.admit_now())
+    }
+
+    fn create(&self, key: Key, record: NewRecord) -> Asked<'_, ()> {
+        self.meter(Op::Create, self.create_record(key, record))
+    }
+
+    fn get(&self, key: Key) -> Asked<'_, Option<Record>> {
+        self.meter(Op::Get, self.get_record(key))
+    }
+
+    fn input(&self, key: Key) -> Asked<'_, Option<Bytes>> {
+        self.meter(Op::Input, self.get_input(key))
+    }
+
+    fn history(&self, key: Key, max: HistoryMax) -> Asked<'_, History> {
+        self.meter(Op::History, self.get_history(key, max))
+    }
+
+    fn delete(&self, key: Key) -> Asked<'_, Deleted> {
+        self.meter(Op::Delete, self.delete_record(key))
+    }
+
+    fn start(&self, key: Key, fence: Fence) -> Asked<'_, Cas> {
+        self.meter(Op::Start, self.start_record(key, fence))
+    }
+
+    fn append(&self, key: Key, fence: Fence, batch: Batch) -> Asked<'_, Cas> {
+        self.meter(Op::Append, self.append_events(key, fence, batch))
+    }
+
+    fn finalize(&self, key: Key, fence: Fence, end: Final) -> Asked<'_, Cas> {
+        self.meter(Op::Finalize, self.finalize_record(key, fence, end))
+    }
+
+    fn cancel(&self, key: Key, cancel: Cancel) -> Asked<'_, Cancelled> {
+        self.meter(Op::Cancel, self.cancel_record(key, cancel))
+    }
+
+    fn amend(&self, key: Key, fence: Fence, amend: Amend) -> Asked<'_, Cas> {
+        self.meter(Op::Amend, self.amend_record(key, fence, amend))
+    }
+
+    fn events(&self, key: Key, after: Option<u64>, bytes_max: u64) -> Asked<'_, Option<Events>> {
+        self.meter(Op::Events, self.read_events(key, after, bytes_max))
+    }
+
+    fn beat(&self, owner: Owner, name: &str, lease: Duration) -> Asked<'_, ()> {
+        self.meter(Op::Beat, self.beat_lease(owner, name.to_owned(), lease))
+    }
+
+    fn retire(&self, owner: Owner) -> Asked<'_, ()> {
+        self.meter(Op::Retire, self.end_lease(owner))
+    }
+
+    fn check(&self, running: Vec<(Key, Fence)>) -> Asked<'_, Vec<(Key, Lost)>> {
+        self.meter(Op::Check, self.check_running(running))
+    }
+
+    fn orphans(&self, max: usize) -> Asked<'_, Vec<Orphan>> {
+        self.meter(Op::Orphans, self.find_orphans(max))
+    }
+
+    fn adopt(&self, orphan: Orphan, by: Owner) -> Asked<'_, Adoption> {
+        self.meter(Op::Adopt, self.adopt_orphan(orphan, by))
+    }
+
+    fn release(&self, key: Key, fence: Fence) -> Asked<'_, Cas> {
+        self.meter(Op::Release, self.release_record(key, fence))
+    }
+
+    fn notices(&self, owner: Owner, after: Cursor) -> Asked<'_, (Vec<Notice>, Cursor)> {
+        self.meter(Op::Notices, self.read_notices(owner, after))
+    }
+
+    fn create_conversation(&self, key: ConversationKey, new: NewConversation) -> Asked<'_, ()> {
+        self.meter(Op::CreateConversation, self.make_conversation(key, new))
+    }
+
+    fn conversation(&self, key: ConversationKey) -> Asked<'_, Option<Bytes>> {
+        self.meter(Op::Conversation, self.get_conversation(key))
+    }
+
+    fn update_conversation(&self, key: ConversationKey, object: Bytes) -> Asked<'_, bool> {
+        self.meter(Op::UpdateConversation, self.update_object(key, object))
+    }
+
+    fn delete_conversation(&self, key: ConversationKey) -> Asked<'_, bool> {
+        self.meter(Op::DeleteConversation, self.drop_conversation(key))
+    }
+
+    fn add_items(&self, key: ConversationKey, token: Token, items: Vec<Item>) -> Asked<'_, Put> {
+        let put = self.put_items(key, How::Add, token, items, Bytes::new());
+        self.meter(Op::AddItems, put)
+    }
+
+    fn items(&self, key: ConversationKey, page: Page) -> Asked<'_, Items> {
+        self.meter(Op::Items, self.page_of_items(key, page))
+    }
+
+    fn all_items(&self, key: ConversationKey, bytes_max: u64) -> Asked<'_, Items> {
+        self.meter(Op::AllItems, self.every_item(key, bytes_max))
+    }
+
+    fn item(&self, key: ConversationKey, item: &str) -> Asked<'_, One> {
+        self.meter(Op::Item, self.one_item(key, item.to_owned()))
+    }
+
+    fn delete_item(&self, key: ConversationKey, item: &str) -> Asked<'_, One> {
+        self.meter(Op::DeleteItem, self.drop_item(key, item.to_owned()))
+    }
+
+    fn lock(&self, key: ConversationKey, claim: Claim) -> Asked<'_, Lock> {
+        self.meter(Op::Lock, self.take_lock(key, claim))
+    }
+
+    fn commit(&self, key: ConversationKey, token: Token, items: Vec<Item>) -> Asked<'_, Put> {
+        let put = self.put_items(key, How::Commit, token, items, Bytes::new());
+        self.meter(Op::Commit, put)
+    }
+
+    fn unlock(&self, key: ConversationKey, token: Token) -> Asked<'_, ()> {
+        self.meter(Op::Unlock, self.drop_lock(key, token))
+    }
+
+    fn health(&self) -> Health {
+        let is_up = self.is_up();
+        Health {
+            is_up,
+            why: match is_up {
+                true => String::new(),
+                false => self.asking.trouble().to_string(),
+            },
+        }
+    }
+
+    fn report(&self) -> Asked<'_, Report> {
+        self.meter(Op::Report, self.report_now())
+    }
+}

@@ -1,0 +1,326 @@
+//! One operation against Redis: admitted, sent, waited for until its deadline, and its failures told.
+//!
+//! Everything runs on a thread of its own, since the library's connections are tasks: on a carrier's
+//! runtime they would serve other carriers, and end with it. Whoever asks waits for a message.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use redis::Cmd;
+use redis::ErrorKind;
+use redis::RedisError;
+use redis::ServerErrorKind;
+use redis::Value;
+use tokio::sync::Semaphore;
+use tokio::time::timeout_at;
+use tracing::warn;
+
+use super::breaker::Breaker;
+use super::breaker::State;
+use super::breaker::Step;
+use super::link::Link;
+use super::link::told;
+use super::scripts::Call;
+use super::settings::Settings;
+use crate::observe;
+use crate::store::Error;
+use crate::store::meters::Meters;
+
+/// When to come again after Redis was too busy, or refused.
+const BUSY_RETRY: Duration = Duration::from_secs(1);
+/// An answer that came so lately shows that Redis is there.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// What is sent.
+#[derive(Debug)]
+pub(super) enum Request {
+    Command(Cmd),
+    Script(Call),
+}
+
+/// What a failure after sending means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It changes nothing, and may be sent again.
+    Read,
+    /// It may have been done. It may be sent again: done twice, it is as done once.
+    Write,
+    /// As `Write`, but done twice it says something else.
+    WriteOnce,
+}
+
+/// What all operations share.
+#[derive(Debug)]
+pub(super) struct Asking {
+    link: Arc<Link>,
+    breaker: Mutex<Breaker>,
+    seats: Arc<Semaphore>,
+    read_timeout: Duration,
+    write_timeout: Duration,
+    meters: Meters,
+    /// What was wrong last, while something is.
+    trouble: Mutex<Arc<str>>,
+    begun: Instant,
+    /// Milliseconds from `begun` to the last answer, plus one; 0 for none.
+    answered: AtomicU64,
+}
+
+/// An operation's failure: whether anything can have been done, and whether Redis is to blame.
+struct Failure {
+    error: Error,
+    is_trouble: bool,
+}
+
+impl Asking {
+    pub(super) fn new(link: Arc<Link>, settings: &Settings, meters: Meters) -> Self {
+        Self {
+            link,
+            breaker: Mutex::new(Breaker::new(&settings.breaker)),
+            seats: Arc::new(Semaphore::new(settings.in_flight_max as usize)),
+            read_timeout: Duration::from_millis(settings.read_timeout_ms),
+            write_timeout: Duration::from_millis(settings.write_timeout_ms),
+            meters,
+            trouble: Mutex::new("".into()),
+            begun: observe::now(),
+            answered: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether Redis answered within the last second, and is not shut off.
+    pub(super) fn is_fresh(&self) -> bool {
+        let answered = self.answered.load(Relaxed);
+        let since = self.begun.elapsed().as_millis() as u64;
+        answered != 0
+            && since.saturating_sub(answered) < FRESH.as_millis() as u64
+            && matches!(self.breaker.lock().state(), State::Closed { .. })
+    }
+
+    pub(super) fn breaker(&self) -> State {
+        self.breaker.lock().state()
+    }
+
+    pub(super) fn trouble(&self) -> Arc<str> {
+        self.trouble.lock().clone()
+    }
+
+    /// To be polled on the store's own runtime.
+    pub(super) async fn ask(self: Arc<Self>, kind: Kind, request: Request) -> Result<Value, Error> {
+        let _seat = self
+            .clone()
+            .seats
+            .clone()
+            .try_acquire_owned()
+            .map_err(|_| unavailable(BUSY_RETRY, "too many operations wait for Redis"))?;
+        let _in_flight = InFlight::begin(&self.meters);
+        self.admit()?;
+        let patience = match kind {
+            Kind::Read => self.read_timeout,
+            Kind::Write | Kind::WriteOnce => self.write_timeout,
+        };
+        let deadline = tokio::time::Instant::now() + patience;
+        let mut result = self.attempt(kind, &request, deadline).await;
+        // A connection that was lost while nobody used it shows when it is used.
+        let is_lost = |failure: &Failure| {
+            failure.is_trouble && matches!(failure.error, Error::Unknown { .. })
+        };
+        if kind != Kind::WriteOnce
+            && result.as_ref().is_err_and(is_lost)
+            && tokio::time::Instant::now() < deadline
+        {
+            let first = result;
+            result = self.attempt(kind, &request, deadline).await;
+            // What may have been done at first may have been done still.
+            if result.is_err() {
+                result = first;
+            }
+        }
+        self.account(&result);
+        result.map_err(|failure| match (kind, failure.error) {
+            // Nothing is changed by reading.
+            (Kind::Read, Error::Unknown { retry_after, why }) => {
+                Error::Unavailable { retry_after, why }
+            }
+            (_, error) => error,
+        })
+    }
+
+    fn admit(&self) -> Result<(), Error> {
+        let admitted = {
+            let mut breaker = self.breaker.lock();
+            let admitted = breaker.admit(observe::now());
+            self.meters.breaker.set(breaker.state().number());
+            admitted
+        };
+        admitted.map_err(|left| {
+            let why = self.trouble();
+            // Not sooner than clients' smallest unit.
+            unavailable(left.max(BUSY_RETRY), &why)
+        })
+    }
+
+    async fn attempt(
+        &self,
+        kind: Kind,
+        request: &Request,
+        deadline: tokio::time::Instant,
+    ) -> Result<Value, Failure> {
+        let meters = &self.meters;
+        let joined = timeout_at(deadline, self.link.wire()).await;
+        let mut joined = match joined {
+            Ok(Ok(joined)) => joined,
+            Ok(Err(why)) => return Err(trouble(unavailable(BUSY_RETRY, &why))),
+            Err(_) => {
+                let why = "connecting takes too long";
+                return Err(trouble(unavailable(BUSY_RETRY, why)));
+            }
+        };
+        let sending = async {
+            let answer = match request {
+                Request::Command(command) => joined.wire.one(command).await,
+                Request::Script(call) => joined.wire.one(&call.by_hash()).await,
+            };
+            match (answer, request) {
+                (Err(error), Request::Script(call)) if is_forgotten(&error) => {
+                    meters.scripts_reloaded.inc();
+                    joined.wire.one(&call.by_text()).await
+                }
+                (answer, _) => answer,
+            }
+        };
+        match timeout_at(deadline, sending).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => {
+                let failure = judge(&error);
+                if failure.is_trouble && !joined.wire.is_cluster() {
+                    self.link.lose(joined.life);
+                }
+                Err(failure)
+            }
+            Err(_) => {
+                let why = match kind {
+                    Kind::Read => "no answer in time",
+                    Kind::Write | Kind::WriteOnce => "no answer to a write in time",
+                };
+                Err(trouble(unknown(why)))
+            }
+        }
+    }
+
+    fn account(&self, result: &Result<Value, Failure>) {
+        let mut breaker = self.breaker.lock();
+        match result {
+            Err(failure) if failure.is_trouble => {
+                let step = breaker.on_failure(observe::now());
+                *self.trouble.lock() = failure.error.to_string().into();
+                if step == Step::Opened {
+                    warn!(error = %failure.error, "Redis is not asked for a while");
+                    // What hangs is not waited for again.
+                    self.link.lose_any();
+                }
+            }
+            // Redis has answered.
+            Ok(_) | Err(_) => {
+                breaker.on_success();
+                let since = self.begun.elapsed().as_millis() as u64 + 1;
+                self.answered.store(since, Relaxed);
+            }
+        }
+        self.meters.breaker.set(breaker.state().number());
+    }
+}
+
+/// Counts an operation for as long as it waits.
+struct InFlight<'a>(&'a Meters);
+
+impl<'a> InFlight<'a> {
+    fn begin(meters: &'a Meters) -> Self {
+        meters.in_flight.inc();
+        Self(meters)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.dec();
+    }
+}
+
+fn unavailable(retry_after: Duration, why: &str) -> Error {
+    Error::Unavailable {
+        retry_after,
+        why: why.into(),
+    }
+}
+
+fn unknown(why: &str) -> Error {
+    Error::Unknown {
+        retry_after: BUSY_RETRY,
+        why: why.into(),
+    }
+}
+
+fn trouble(error: Error) -> Failure {
+    Failure {
+        error,
+        is_trouble: true,
+    }
+}
+
+fn is_forgotten(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+/// What an error of the library means for a write.
+fn judge(error: &RedisError) -> Failure {
+    let why = told(error);
+    match error.code() {
+        Some("OOM") => {
+            return Failure {
+                error: Error::Full {
+                    retry_after: BUSY_RETRY,
+                },
+                is_trouble: false,
+            };
+        }
+        Some("NEWER") => {
+            let why = format!("written by a newer release: {why}");
+            return Failure {
+                error: Error::Unreadable(why.into()),
+                is_trouble: false,
+            };
+        }
+        // A script that Redis is busy with, replicas that are missing, a disk that is full.
+        Some("BUSY" | "NOREPLICAS" | "MISCONF" | "UNKILLABLE" | "NOAUTH" | "WRONGPASS") => {
+            return trouble(unavailable(BUSY_RETRY, &why));
+        }
+        _ => {}
+    }
+    match error.kind() {
+        // Redis said no before it did anything.
+        ErrorKind::Server(
+            ServerErrorKind::BusyLoading
+            | ServerErrorKind::ClusterDown
+            | ServerErrorKind::MasterDown
+            | ServerErrorKind::ReadOnly
+            | ServerErrorKind::TryAgain
+            | ServerErrorKind::Moved
+            | ServerErrorKind::Ask
+            | ServerErrorKind::NoScript
+            | ServerErrorKind::NoPerm
+            | ServerErrorKind::CrossSlot,
+        ) => trouble(unavailable(BUSY_RETRY, &why)),
+        // It never got there.
+        ErrorKind::ClusterConnectionNotFound
+        | ErrorKind::AuthenticationFailed
+        | ErrorKind::InvalidClientConfig
+        | ErrorKind::MasterNameNotFoundBySentinel
+        | ErrorKind::NoValidReplicasFoundBySentinel
+        | ErrorKind::EmptySentinelList => trouble(unavailable(BUSY_RETRY, &why)),
+        ErrorKind::Io if error.is_connection_refusal() => trouble(unavailable(BUSY_RETRY, &why)),
+        _ => trouble(unknown(&why)),
+    }
+}

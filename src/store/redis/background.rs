@@ -1,0 +1,544 @@
+//! Responses that run in the background: their transitions, their log, their owners.
+
+use std::time::Duration;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+
+use super::Redis;
+use super::Request;
+use super::ask::Kind;
+use super::keys::member;
+use super::keys::parse_member;
+use super::keys::parse_owner;
+use super::packed::unpack;
+use super::reply::Reply;
+use super::reply::odd;
+use super::reply::write_hint;
+use super::responses::Writer;
+use super::scripts::Call;
+use super::scripts::Name;
+use crate::store::Adoption;
+use crate::store::Amend;
+use crate::store::Batch;
+use crate::store::Cancel;
+use crate::store::Cancelled;
+use crate::store::Cas;
+use crate::store::Cursor;
+use crate::store::Error;
+use crate::store::Events;
+use crate::store::Fence;
+use crate::store::Final;
+use crate::store::Key;
+use crate::store::Lost;
+use crate::store::Notice;
+use crate::store::Orphan;
+use crate::store::Owner;
+use crate::store::Status;
+use crate::store::cancel::NOTICES_MAX;
+use crate::store::cancel::What;
+use crate::store::log::Kept;
+use crate::store::record::Adopted;
+
+/// How long a silent owner with nothing left is still looked at.
+const OWNER_KEPT_S: u64 = 3_600;
+
+impl Redis {
+    /// A call that begins with record, log and the writer's right.
+    fn by(&self, name: Name, key: Key, fence: Fence) -> Call {
+        Call::new(name)
+            .key(self.keys.record(key))
+            .key(self.keys.log(key))
+            .arg(fence.owner.to_string())
+            .number(fence.epoch)
+    }
+
+    pub(super) async fn start_record(&self, key: Key, fence: Fence) -> Result<Cas, Error> {
+        let call = self.by(Name::START, key, fence);
+        self.call(Kind::Write, call).await?.cas()
+    }
+
+    pub(super) async fn append_events(
+        &self,
+        key: Key,
+        fence: Fence,
+        batch: Batch,
+    ) -> Result<Cas, Error> {
+        let call = self
+            .by(Name::APPEND, key, fence)
+            .number(batch.first)
+            .number(batch.last)
+            .arg(batch.bytes)
+            .number(self.keep.log_bytes_max)
+            .number(self.record_ttl_ms());
+        self.call(Kind::Write, call).await?.cas()
+    }
+
+    pub(super) async fn finalize_record(
+        &self,
+        key: Key,
+        fence: Fence,
+        end: Final,
+    ) -> Result<Cas, Error> {
+        let content = &end.content;
+        self.check_size(content.response.len() + content.output.len() + end.cut.len())?;
+        let mut values = vec![
+            ("re", self.pack(&content.response)),
+            ("ou", self.pack(&content.output)),
+        ];
+        if !end.cut.is_empty() {
+            values.push(("cu", self.pack(&end.cut)));
+        }
+        self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
+        let mut call = self
+            .by(Name::FINALIZE, key, fence)
+            .arg(end.token.to_string())
+            .arg(end.status.as_str())
+            .number(self.record_ttl_ms())
+            .number(self.keep.ephemeral_ttl_s * 1_000)
+            .number(self.keep.log_ttl_s * 1_000)
+            .number(self.keep.log_bytes_max);
+        call = match end.batch {
+            Some(batch) => call.number(batch.first).number(batch.last).arg(batch.bytes),
+            None => call.arg("").arg("").arg(""),
+        };
+        call = call
+            .field("hi", write_hint(&end.hint))
+            .field("ol", content.output.len().to_string());
+        for (name, packed) in values {
+            call = call.field(name, packed.field);
+        }
+        let cas = self.call(Kind::Write, call).await?.cas()?;
+        if cas == Cas::Done {
+            self.unindex(Some(fence.owner), key);
+        }
+        Ok(cas)
+    }
+
+    pub(super) async fn cancel_record(&self, key: Key, cancel: Cancel) -> Result<Cancelled, Error> {
+        self.check_size(cancel.response.len())?;
+        let packed = self.pack(&cancel.response);
+        if !packed.pieces.is_empty() {
+            // It is the response without its output: nobody's is a megabyte.
+            let max = 1 << 20;
+            return Err(Error::TooLarge {
+                bytes: cancel.response.len() as u64,
+                max,
+            });
+        }
+        let call = Call::new(Name::CANCEL)
+            .key(self.keys.record(key))
+            .key(self.keys.log(key))
+            .arg(cancel.token.to_string())
+            .number(self.record_ttl_ms())
+            .number(self.keep.ephemeral_ttl_s * 1_000)
+            .number(self.keep.log_ttl_s * 1_000)
+            .number(self.keep.log_bytes_max)
+            .arg(cancel.event)
+            .arg(packed.field);
+        let mut reply = self.call(Kind::Write, call).await?;
+        Ok(match reply.word()?.as_str() {
+            "ok" => {
+                let (was, owner) = (reply.status()?, reply.owner()?);
+                if let Some(owner) = owner {
+                    self.notify(owner, key, What::Cancelled).await;
+                }
+                self.unindex(owner, key);
+                Cancelled::Done { was, owner }
+            }
+            "terminal" => Cancelled::Terminal(reply.status()?),
+            "not_background" => Cancelled::NotBackground,
+            "gone" => Cancelled::Gone,
+            other => return Err(reply.unexpected(other)),
+        })
+    }
+
+    pub(super) async fn amend_record(
+        &self,
+        key: Key,
+        fence: Fence,
+        amend: Amend,
+    ) -> Result<Cas, Error> {
+        let content = &amend.content;
+        self.check_size(content.response.len() + content.output.len() + amend.cut.len())?;
+        let mut values = vec![
+            ("re", self.pack(&content.response)),
+            ("ou", self.pack(&content.output)),
+        ];
+        if !amend.cut.is_empty() {
+            values.push(("cu", self.pack(&amend.cut)));
+        }
+        self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
+        let mut call = self
+            .by(Name::AMEND, key, fence)
+            .field("ol", content.output.len().to_string());
+        for (name, packed) in values {
+            call = call.field(name, packed.field);
+        }
+        self.call(Kind::WriteOnce, call).await?.cas()
+    }
+
+    pub(super) async fn read_events(
+        &self,
+        key: Key,
+        after: Option<u64>,
+        bytes_max: u64,
+    ) -> Result<Option<Events>, Error> {
+        let call = Call::new(Name::EVENTS)
+            .key(self.keys.record(key))
+            .key(self.keys.log(key))
+            .arg(after.map_or(String::new(), |after| after.to_string()))
+            .number(bytes_max);
+        let mut reply = self.call(Kind::Read, call).await?;
+        let word = reply.word()?;
+        if word == "gone" {
+            return Ok(None);
+        }
+        if !matches!(word.as_str(), "whole" | "overflowed" | "sealed") {
+            return Err(reply.unexpected(&word));
+        }
+        let (status, last) = (reply.status()?, reply.last_event()?);
+        let cut = reply.bytes()?.unwrap_or_default();
+        let kept = match word.as_str() {
+            "whole" => Kept::Whole,
+            "sealed" => Kept::Sealed(unpack(cut)?),
+            _ => Kept::Overflowed,
+        };
+        let mut batches = Vec::new();
+        while !reply.is_empty() {
+            batches.push(Batch {
+                first: reply.count()?,
+                last: reply.count()?,
+                bytes: reply.whole("batch")?.into(),
+            });
+        }
+        Ok(Some(Events {
+            status,
+            batches,
+            last,
+            kept,
+        }))
+    }
+
+    /// The note that keeps an owner on the list of those that are looked after.
+    pub(super) fn owner_seen(&self, owner: Owner) -> redis::Cmd {
+        let mut note = redis::cmd("ZADD");
+        note.arg(self.keys.owners())
+            .arg(seconds())
+            .arg(owner.to_string());
+        note
+    }
+
+    pub(super) async fn beat_lease(
+        &self,
+        owner: Owner,
+        name: String,
+        lease: Duration,
+    ) -> Result<(), Error> {
+        let mut set = redis::cmd("SET");
+        set.arg(self.keys.lease(owner))
+            .arg(name)
+            .arg("PX")
+            .arg(lease.as_millis() as u64);
+        self.ask(Kind::Write, Request::Command(set)).await?;
+        let note = self.owner_seen(owner);
+        self.ask(Kind::Write, Request::Command(note)).await?;
+        Ok(())
+    }
+
+    pub(super) async fn end_lease(&self, owner: Owner) -> Result<(), Error> {
+        let mut delete = redis::cmd("DEL");
+        delete.arg(self.keys.lease(owner));
+        self.ask(Kind::Write, Request::Command(delete)).await?;
+        Ok(())
+    }
+
+    async fn is_alive(&self, owner: Owner) -> Result<bool, Error> {
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(self.keys.lease(owner));
+        let value = self.ask(Kind::Read, Request::Command(exists)).await?;
+        Ok(value == redis::Value::Int(1))
+    }
+
+    pub(super) async fn check_running(
+        &self,
+        running: Vec<(Key, Fence)>,
+    ) -> Result<Vec<(Key, Lost)>, Error> {
+        let states = running.iter().map(|(key, _)| *key);
+        let states = self.states(states.collect()).await?;
+        let mut lost = Vec::new();
+        for ((key, fence), state) in running.into_iter().zip(states) {
+            let why = match state {
+                None => Some(Lost::Gone),
+                Some(state) => match state.owner {
+                    Run::Foreground => Some(Lost::Terminal(state.status)),
+                    Run::Of(owner) if owner != Some(fence.owner) || state.epoch != fence.epoch => {
+                        Some(Lost::Fenced)
+                    }
+                    Run::Of(_) => state
+                        .status
+                        .is_terminal()
+                        .then_some(Lost::Terminal(state.status)),
+                },
+            };
+            lost.extend(why.map(|why| (key, why)));
+        }
+        Ok(lost)
+    }
+
+    /// Status and right of each, all asked at once.
+    async fn states(&self, keys: Vec<Key>) -> Result<Vec<Option<State>>, Error> {
+        let mut asked = Vec::with_capacity(keys.len());
+        for key in keys {
+            let mut command = redis::cmd("HMGET");
+            command
+                .arg(self.keys.record(key))
+                .arg(&["v", "st", "bg", "own", "ep"]);
+            asked.push(self.begin(Kind::Read, Request::Command(command)));
+        }
+        let mut states = Vec::with_capacity(asked.len());
+        for asked in asked {
+            let mut reply = Reply::new(asked.answer().await?)?;
+            if reply.version()?.is_none() {
+                states.push(None);
+                continue;
+            }
+            let status = reply.status()?;
+            let is_background = reply.text()?.is_some();
+            let (owner, epoch) = (reply.owner()?, reply.count()?);
+            let owner = match is_background {
+                true => Run::Of(owner),
+                false => Run::Foreground,
+            };
+            states.push(Some(State {
+                status,
+                owner,
+                epoch,
+            }));
+        }
+        Ok(states)
+    }
+
+    pub(super) async fn find_orphans(&self, max: usize) -> Result<Vec<Orphan>, Error> {
+        let mut list = redis::cmd("ZRANGE");
+        list.arg(self.keys.owners())
+            .arg(0)
+            .arg(-1)
+            .arg("WITHSCORES");
+        let mut list = Reply::new(self.ask(Kind::Read, Request::Command(list)).await?)?;
+        let mut owners = vec![(None, seconds())];
+        while !list.is_empty() {
+            let owner = list.word()?;
+            let seen = list.word()?.parse::<f64>().unwrap_or(0.0) as u64;
+            owners.extend(parse_owner(&owner).map(|owner| (Some(owner), seen)));
+        }
+        let mut orphans = Vec::new();
+        for (owner, seen) in owners {
+            if orphans.len() >= max {
+                break;
+            }
+            if let Some(owner) = owner
+                && self.is_alive(owner).await?
+            {
+                continue;
+            }
+            let left = max - orphans.len();
+            let is_left = self.left_by(owner, left, &mut orphans).await?;
+            if let Some(owner) = owner
+                && !is_left
+                && seconds().saturating_sub(seen) > OWNER_KEPT_S
+            {
+                let mut forget = redis::cmd("ZREM");
+                forget.arg(self.keys.owners()).arg(owner.to_string());
+                self.later(Request::Command(forget));
+            }
+        }
+        Ok(orphans)
+    }
+
+    /// What a dead owner left. False if that is nothing. Clears away what has ended or moved on.
+    async fn left_by(
+        &self,
+        owner: Option<Owner>,
+        max: usize,
+        orphans: &mut Vec<Orphan>,
+    ) -> Result<bool, Error> {
+        let mut members = redis::cmd("SRANDMEMBER");
+        members.arg(self.keys.running(owner)).arg(max);
+        let mut reply = Reply::new(self.ask(Kind::Read, Request::Command(members)).await?)?;
+        let mut keys = Vec::new();
+        while !reply.is_empty() {
+            keys.extend(parse_member(&reply.word()?));
+        }
+        let is_any = !keys.is_empty();
+        let states = self.states(keys.clone()).await?;
+        for (key, state) in keys.into_iter().zip(states) {
+            let running = state.filter(|state| !state.status.is_terminal());
+            match running {
+                // Released ones may still be on the list of who released them.
+                Some(State {
+                    owner: Run::Of(now),
+                    epoch,
+                    ..
+                }) if now == owner || now.is_none() => orphans.push(Orphan {
+                    key,
+                    owner: now,
+                    epoch,
+                }),
+                _ => self.unindex(owner, key),
+            }
+        }
+        Ok(is_any)
+    }
+
+    pub(super) async fn adopt_orphan(&self, orphan: Orphan, by: Owner) -> Result<Adoption, Error> {
+        if let Some(owner) = orphan.owner
+            && owner != by
+            && self.is_alive(owner).await?
+        {
+            return Ok(Adoption::Raced);
+        }
+        let key = orphan.key;
+        let fence = Fence {
+            owner: by,
+            epoch: orphan.epoch + 1,
+        };
+        self.index(fence, key).await?;
+        let owner = orphan
+            .owner
+            .map_or(String::new(), |owner| owner.to_string());
+        let call = Call::new(Name::ADOPT)
+            .key(self.keys.record(key))
+            .arg(owner)
+            .number(orphan.epoch)
+            .arg(by.to_string())
+            .number(fence.epoch);
+        let mut reply = self.call(Kind::Write, call).await?;
+        let adoption = match reply.word()?.as_str() {
+            "ok" => Adoption::Adopted(Adopted {
+                fence,
+                status: reply.status()?,
+                attempts: reply.count()? as u32,
+                streams: reply.word()? == "1",
+                last_event: reply.last_event()?,
+                request: match reply.bytes()?.filter(|request| !request.is_empty()) {
+                    Some(request) => unpack(request)?,
+                    None => Bytes::new(),
+                },
+            }),
+            "raced" => Adoption::Raced,
+            "terminal" => Adoption::Terminal(reply.status()?),
+            "gone" => Adoption::Gone,
+            other => return Err(reply.unexpected(other)),
+        };
+        if let Adoption::Adopted(_) = adoption {
+            // Somebody may have cleared the first note between it and the adoption.
+            self.index(fence, key).await?;
+            self.unindex(orphan.owner, key);
+        } else {
+            self.unindex(Some(by), key);
+        }
+        Ok(adoption)
+    }
+
+    pub(super) async fn release_record(&self, key: Key, fence: Fence) -> Result<Cas, Error> {
+        let call = self.by(Name::RELEASE, key, fence);
+        let cas = self.call(Kind::WriteOnce, call).await?.cas()?;
+        if cas == Cas::Done {
+            let mut note = redis::cmd("SADD");
+            note.arg(self.keys.running(None)).arg(member(key));
+            // Until it is on the list of nobody's it stays on its owner's.
+            if self.ask(Kind::Write, Request::Command(note)).await.is_ok() {
+                self.unindex(Some(fence.owner), key);
+            }
+        }
+        Ok(cas)
+    }
+
+    pub(super) async fn read_notices(
+        &self,
+        owner: Owner,
+        after: Cursor,
+    ) -> Result<(Vec<Notice>, Cursor), Error> {
+        let mut range = redis::cmd("XRANGE");
+        range
+            .arg(self.keys.notices(owner))
+            .arg(format!("({}-{}", after.0, after.1))
+            .arg("+")
+            .arg("COUNT")
+            .arg(NOTICES_MAX);
+        let mut reply = Reply::new(self.ask(Kind::Read, Request::Command(range)).await?)?;
+        let (mut notices, mut cursor) = (Vec::new(), after);
+        while !reply.is_empty() {
+            let mut entry = Reply::new(reply.value())?;
+            let id = entry.word()?;
+            let (ms, number) = id.split_once('-').ok_or_else(|| odd("no stream id"))?;
+            let number_of = |text: &str| text.parse().map_err(|_| odd("no stream id"));
+            cursor = Cursor(number_of(ms)?, number_of(number)?);
+            let mut fields = Reply::new(entry.value())?;
+            let (_, key, _, what) = (
+                fields.word()?,
+                fields.word()?,
+                fields.word()?,
+                fields.word()?,
+            );
+            let what = match what.as_str() {
+                "cancelled" => What::Cancelled,
+                "deleted" => What::Deleted,
+                // Of a newer release; whoever runs it finds out by asking.
+                _ => continue,
+            };
+            notices.extend(parse_member(&key).map(|key| Notice { key, what }));
+        }
+        Ok((notices, cursor))
+    }
+
+    /// Owners with their names and what they run, for operators.
+    pub(super) async fn report_owners(&self) -> Result<serde_json::Value, Error> {
+        let mut list = redis::cmd("ZRANGE");
+        list.arg(self.keys.owners()).arg(0).arg(-1);
+        let mut list = Reply::new(self.ask(Kind::Read, Request::Command(list)).await?)?;
+        let mut owners = Vec::new();
+        while !list.is_empty() {
+            let Some(owner) = parse_owner(&list.word()?) else {
+                continue;
+            };
+            let mut name = redis::cmd("GET");
+            name.arg(self.keys.lease(owner));
+            let name = self.ask(Kind::Read, Request::Command(name)).await?;
+            let mut running = redis::cmd("SCARD");
+            running.arg(self.keys.running(Some(owner)));
+            let running = self.ask(Kind::Read, Request::Command(running)).await?;
+            let name =
+                super::reply::bytes(name)?.map(|name| String::from_utf8_lossy(&name).into_owned());
+            let running = match running {
+                redis::Value::Int(count) => count,
+                _ => 0,
+            };
+            owners.push(serde_json::json!({
+                "owner": owner.to_string(),
+                "is_alive": name.is_some(),
+                "name": name,
+                "running": running,
+            }));
+        }
+        Ok(owners.into())
+    }
+}
+
+struct State {
+    status: Status,
+    owner: Run,
+    epoch: u64,
+}
+
+enum Run {
+    Foreground,
+    Of(Option<Owner>),
+}
+
+/// Of the wall clock. Only for how long nobody has heard of an owner.
+fn seconds() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
+}

@@ -1,0 +1,30 @@
+-- Replaces a conversation's object, locks, unlocks or deletes it.
+-- KEYS conversation, items, order; ARGV update, lock, unlock or delete; then
+--   update: object, ttl in ms (0: none)   lock: token, lease in ms   unlock: token
+local v = redis.call('HMGET', KEYS[1], 'v', 'lk', 'lu')
+if not v[1] then
+  return {'gone'}
+end
+if is_newer(v[1]) then
+  return {'newer', v[1]}
+end
+if ARGV[1] == 'update' then
+  redis.call('HSET', KEYS[1], 'ob', ARGV[2])
+  for _, key in ipairs(KEYS) do
+    expire(key, ARGV[3])
+  end
+elseif ARGV[1] == 'lock' then
+  local time = redis.call('TIME')
+  local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  if v[2] and v[2] ~= ARGV[2] and now < tonumber(v[3]) then
+    return {'busy'}
+  end
+  redis.call('HSET', KEYS[1], 'lk', ARGV[2], 'lu', string.format('%.0f', now + tonumber(ARGV[3])))
+elseif ARGV[1] == 'unlock' then
+  if v[2] == ARGV[2] then
+    redis.call('HDEL', KEYS[1], 'lk', 'lu')
+  end
+else
+  redis.call('UNLINK', unpack(KEYS))
+end
+return {'ok'}

@@ -1,0 +1,283 @@
+//! Conversations.
+
+use bytes::Bytes;
+
+use super::Redis;
+use super::Request;
+use super::ask::Kind;
+use super::packed::Packed;
+use super::packed::unpack;
+use super::reply::Reply;
+use super::reply::odd;
+use super::responses::first_bytes;
+use super::scripts::Call;
+use super::scripts::Name;
+use crate::store::Claim;
+use crate::store::ConversationKey;
+use crate::store::Error;
+use crate::store::Item;
+use crate::store::Items;
+use crate::store::Lock;
+use crate::store::NewConversation;
+use crate::store::One;
+use crate::store::Page;
+use crate::store::Put;
+use crate::store::Token;
+use crate::store::conversation::Order;
+
+/// What puts items into a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    Create,
+    Add,
+    Commit,
+}
+
+impl How {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Add => "add",
+            Self::Commit => "commit",
+        }
+    }
+}
+
+impl Redis {
+    fn about(&self, name: Name, key: ConversationKey) -> Call {
+        Call::new(name).keys(self.keys.conversation(key))
+    }
+
+    pub(super) async fn make_conversation(
+        &self,
+        key: ConversationKey,
+        new: NewConversation,
+    ) -> Result<(), Error> {
+        let object = self.whole(&new.object)?;
+        match self
+            .put_items(key, How::Create, new.token, new.items, object)
+            .await?
+        {
+            Put::Done => Ok(()),
+            Put::Gone | Put::Taken(_) | Put::Unlocked => Err(Error::Exists),
+        }
+    }
+
+    /// A value that lies in its field whole: an object is some names and texts.
+    fn whole(&self, object: &[u8]) -> Result<Bytes, Error> {
+        let packed = self.pack(object);
+        if !packed.pieces.is_empty() {
+            return Err(Error::TooLarge {
+                bytes: object.len() as u64,
+                max: 1 << 20,
+            });
+        }
+        Ok(packed.field)
+    }
+
+    pub(super) async fn put_items(
+        &self,
+        key: ConversationKey,
+        how: How,
+        token: Token,
+        items: Vec<Item>,
+        object: Bytes,
+    ) -> Result<Put, Error> {
+        let [conversation, item_values, _] = self.keys.conversation(key);
+        let packed: Vec<Packed> = items.iter().map(|item| self.pack(&item.json)).collect();
+        let mut pieces = Vec::new();
+        for packed in &packed {
+            for (field, piece) in packed.fields("k") {
+                let call = Call::new(Name::ITEM_CHUNK)
+                    .key(conversation.clone())
+                    .key(item_values.clone())
+                    .arg(field.clone())
+                    .arg(piece.clone())
+                    .arg(if how == How::Create { "create" } else { "" });
+                self.ask(Kind::Write, Request::Script(call)).await?;
+                pieces.push(field);
+            }
+        }
+        let mut call = self
+            .about(Name::PUT_ITEMS, key)
+            .arg(how.as_str())
+            .arg(token.to_string())
+            .number(self.keep.conversation_ttl_s * 1_000)
+            .number(self.keep.record_bytes_max)
+            .arg(object);
+        for (item, packed) in items.iter().zip(packed) {
+            let bytes = item.id.len() + item.json.len();
+            call = call
+                .arg(item.id.as_bytes().to_vec())
+                .arg(bytes.to_string())
+                .arg(packed.field);
+        }
+        let mut reply = self.call(Kind::Write, call).await?;
+        let put = match reply.word()?.as_str() {
+            "ok" => return Ok(Put::Done),
+            "gone" => Ok(Put::Gone),
+            "taken" => Ok(Put::Taken(reply.word()?.into())),
+            "unlocked" => Ok(Put::Unlocked),
+            "exists" => Err(Error::Exists),
+            "too_large" => Err(Error::TooLarge {
+                bytes: reply.count()?,
+                max: self.keep.record_bytes_max,
+            }),
+            other => Err(reply.unexpected(other)),
+        };
+        if !pieces.is_empty() {
+            let mut forget = redis::cmd("HDEL");
+            forget.arg(item_values).arg(pieces);
+            self.later(Request::Command(forget));
+        }
+        put
+    }
+
+    pub(super) async fn get_conversation(
+        &self,
+        key: ConversationKey,
+    ) -> Result<Option<Bytes>, Error> {
+        let [conversation, ..] = self.keys.conversation(key);
+        let mut command = redis::cmd("HMGET");
+        command.arg(conversation).arg(&["v", "ob"]);
+        let mut reply = Reply::new(self.ask(Kind::Read, Request::Command(command)).await?)?;
+        match reply.version()? {
+            Some(()) => unpack(reply.whole("object")?).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether it was there.
+    pub(super) async fn update_object(
+        &self,
+        key: ConversationKey,
+        object: Bytes,
+    ) -> Result<bool, Error> {
+        let call = self
+            .about(Name::CONVERSATION, key)
+            .arg("update")
+            .arg(self.whole(&object)?)
+            .number(self.keep.conversation_ttl_s * 1_000);
+        self.was_there(Kind::Write, call).await
+    }
+
+    pub(super) async fn drop_conversation(&self, key: ConversationKey) -> Result<bool, Error> {
+        let call = self.about(Name::CONVERSATION, key).arg("delete");
+        self.was_there(Kind::WriteOnce, call).await
+    }
+
+    async fn was_there(&self, kind: Kind, call: Call) -> Result<bool, Error> {
+        let mut reply = self.call(kind, call).await?;
+        match reply.word()?.as_str() {
+            "ok" => Ok(true),
+            "gone" => Ok(false),
+            other => Err(reply.unexpected(other)),
+        }
+    }
+
+    pub(super) async fn page_of_items(
+        &self,
+        key: ConversationKey,
+        page: Page,
+    ) -> Result<Items, Error> {
+        let after = page.after.map_or(Vec::new(), |id| id.as_bytes().to_vec());
+        let call = self
+            .about(Name::ITEMS, key)
+            .arg("page")
+            .arg(after)
+            .number(page.limit.into())
+            .arg(match page.order {
+                Order::OldestFirst => "asc",
+                Order::NewestFirst => "desc",
+            })
+            .number(0);
+        self.read_items(call).await
+    }
+
+    pub(super) async fn every_item(
+        &self,
+        key: ConversationKey,
+        bytes_max: u64,
+    ) -> Result<Items, Error> {
+        let call = self.about(Name::ITEMS, key).arg("all").arg("");
+        self.read_items(call.number(0).arg("asc").number(bytes_max))
+            .await
+    }
+
+    async fn read_items(&self, call: Call) -> Result<Items, Error> {
+        let mut reply = self.call(Kind::Read, call).await?;
+        match reply.word()?.as_str() {
+            "ok" => {}
+            "gone" => return Ok(Items::Gone),
+            "unknown_after" => return Ok(Items::UnknownAfter),
+            "too_large" => {
+                return Ok(Items::TooLarge {
+                    bytes: reply.count()?,
+                });
+            }
+            other => return Err(reply.unexpected(other)),
+        }
+        let has_more = reply.word()? == "1";
+        let mut items = Vec::new();
+        while !reply.is_empty() {
+            let id = reply.word()?.into();
+            let json = unpack(reply.whole("item")?)?;
+            items.push(Item { id, json });
+        }
+        Ok(Items::Found { items, has_more })
+    }
+
+    pub(super) async fn one_item(&self, key: ConversationKey, item: String) -> Result<One, Error> {
+        let call = self.about(Name::ITEMS, key).arg("one").arg(item);
+        let call = call.number(0).arg("asc").number(0);
+        let mut reply = self.call(Kind::Read, call).await?;
+        match reply.word()?.as_str() {
+            "ok" => {}
+            "gone" => return Ok(One::Gone),
+            "no_item" => return Ok(One::NoItem),
+            other => return Err(reply.unexpected(other)),
+        }
+        let (_, _) = (reply.word()?, reply.word()?);
+        Ok(One::Found(unpack(reply.whole("item")?)?))
+    }
+
+    pub(super) async fn drop_item(&self, key: ConversationKey, item: String) -> Result<One, Error> {
+        let call = self.about(Name::DELETE_ITEM, key).arg(item);
+        let mut reply = self.call(Kind::WriteOnce, call).await?;
+        match reply.word()?.as_str() {
+            "ok" => {
+                let object = first_bytes(reply.value())?.ok_or_else(|| odd("no object"))?;
+                Ok(One::Found(unpack(object.into())?))
+            }
+            "gone" => Ok(One::Gone),
+            "no_item" => Ok(One::NoItem),
+            other => Err(reply.unexpected(other)),
+        }
+    }
+
+    pub(super) async fn take_lock(
+        &self,
+        key: ConversationKey,
+        claim: Claim,
+    ) -> Result<Lock, Error> {
+        let call = self
+            .about(Name::CONVERSATION, key)
+            .arg("lock")
+            .arg(claim.token.to_string())
+            .number(claim.lease.as_millis() as u64);
+        let mut reply = self.call(Kind::Write, call).await?;
+        match reply.word()?.as_str() {
+            "ok" => Ok(Lock::Locked),
+            "busy" => Ok(Lock::Busy),
+            "gone" => Ok(Lock::Gone),
+            other => Err(reply.unexpected(other)),
+        }
+    }
+
+    pub(super) async fn drop_lock(&self, key: ConversationKey, token: Token) -> Result<(), Error> {
+        let call = self.about(Name::CONVERSATION, key).arg("unlock");
+        self.was_there(Kind::Write, call.arg(token.to_string()))
+            .await?;
+        Ok(())
+    }
+}

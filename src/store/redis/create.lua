@@ -1,0 +1,9 @@
+-- Makes a response, unless its id is taken.
+-- KEYS record; ARGV token, ttl in ms (0: none), then fields and values
+local v = redis.call('HMGET', KEYS[1], 'st', 'tk')
+if v[1] then
+  return {v[2] == ARGV[1] and 'ok' or 'exists'}
+end
+redis.call('HSET', KEYS[1], 'v', VERSION, 'tk', ARGV[1], unpack(ARGV, 3))
+expire(KEYS[1], ARGV[2])
+return {'ok'}

@@ -1,0 +1,45 @@
+-- Reads a response's events after a number, with the status of that moment.
+-- KEYS record, log; ARGV number or '', bytes at most
+-- Answers whole, overflowed or sealed; status; last number; cut table; then first, last and batch of each
+local v = load(KEYS[1])
+if not v.st or v.bg ~= '1' then
+  return {'gone'}
+end
+if is_newer(v.v) then
+  return {'newer', v.v}
+end
+local last = tostring(v.sq)
+if v.lx then
+  return {'overflowed', v.st, last, ''}
+end
+if v.sq == -1 then
+  return {'whole', v.st, last, ''}
+end
+if redis.call('EXISTS', KEYS[2]) == 0 then
+  local cut = not runs(v.st) and value(KEYS[1], 'cu', redis.call('HGET', KEYS[1], 'cu'))
+  if not cut then
+    return {'overflowed', v.st, last, ''}
+  end
+  return {'sealed', v.st, last, cut}
+end
+local found = {'whole', v.st, last, ''}
+local from = ARGV[1] == '' and '-' or string.format('(%.0f-0', tonumber(ARGV[1]) + 1)
+local bytes = 0
+while bytes < tonumber(ARGV[2]) or #found == 4 do
+  local entries = redis.call('XRANGE', KEYS[2], from, '+', 'COUNT', 32)
+  for _, entry in ipairs(entries) do
+    local fields = entry[2]
+    if bytes > 0 and bytes + #fields[4] > tonumber(ARGV[2]) then
+      return found
+    end
+    bytes = bytes + math.max(#fields[4], 1)
+    found[#found + 1] = fields[2]
+    found[#found + 1] = string.format('%.0f', tonumber(string.match(entry[1], '^%d+')) - 1)
+    found[#found + 1] = fields[4]
+    from = '(' .. entry[1]
+  end
+  if #entries < 32 then
+    return found
+  end
+end
+return found

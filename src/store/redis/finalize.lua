@@ -1,0 +1,24 @@
+-- Ends a response, unless it has ended: status, content, cut table and last events in one step.
+-- KEYS record, log; ARGV owner, epoch, token, status, ttl, ttl for polling only, ttl of the log (ms),
+-- bytes of a log at most, first, last, batch (first '' for none), then fields and values
+local v = load(KEYS[1], ARGV[1], ARGV[2])
+if v.st and v.ft == ARGV[3] and not is_newer(v.v) then
+  return {'ok'}
+end
+local refused = refusal(v)
+if refused then
+  return refused
+end
+if ARGV[9] ~= '' then
+  local first, last = tonumber(ARGV[9]), tonumber(ARGV[10])
+  refused = misfit(v, first, last)
+  if refused then
+    return refused
+  end
+  log(v, KEYS[1], KEYS[2], first, last, ARGV[11], tonumber(ARGV[8]))
+end
+drop_pieces(KEYS[1], 're')
+drop_pieces(KEYS[1], 'ou')
+redis.call('HSET', KEYS[1], unpack(ARGV, 12))
+finish(v, KEYS[1], KEYS[2], ARGV[4], ARGV[3], ARGV[5], ARGV[6], ARGV[7])
+return {'ok'}

@@ -1,0 +1,118 @@
+//! Names of the keys. All of one root carry its tag `{tenant:root}`, by which a cluster puts them into
+//! one slot.
+
+use crate::ids::ResponseId;
+use crate::ids::Root;
+use crate::ids::Tenant;
+use crate::store::ConversationKey;
+use crate::store::Key;
+use crate::store::Owner;
+
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    prefix: String,
+}
+
+impl Keys {
+    pub(super) fn new(prefix: &str) -> Self {
+        Self {
+            prefix: prefix.to_owned(),
+        }
+    }
+
+    fn tagged(&self, kind: &str, tenant: Tenant, root: Root, own: u128) -> String {
+        format!("{}{kind}:{{{tenant}:{root}}}:{own:032x}", self.prefix)
+    }
+
+    pub(super) fn record(&self, key: Key) -> String {
+        self.tagged("r", key.tenant, key.id.root(), key.id.own())
+    }
+
+    pub(super) fn log(&self, key: Key) -> String {
+        self.tagged("e", key.tenant, key.id.root(), key.id.own())
+    }
+
+    /// Object and lock, items, and their order.
+    pub(super) fn conversation(&self, key: ConversationKey) -> [String; 3] {
+        let (root, own) = (key.id.root(), key.id.own());
+        ["c", "i", "x"].map(|kind| self.tagged(kind, key.tenant, root, own))
+    }
+
+    /// There for as long as the owner's lease.
+    pub(super) fn lease(&self, owner: Owner) -> String {
+        format!("{}o:{owner}", self.prefix)
+    }
+
+    /// What it runs. What was released is nobody's.
+    pub(super) fn running(&self, owner: Option<Owner>) -> String {
+        match owner {
+            Some(owner) => format!("{}q:{owner}", self.prefix),
+            None => format!("{}q:nobody", self.prefix),
+        }
+    }
+
+    pub(super) fn notices(&self, owner: Owner) -> String {
+        format!("{}n:{owner}", self.prefix)
+    }
+
+    /// Every owner, by the time of its last beat.
+    pub(super) fn owners(&self) -> String {
+        format!("{}owners", self.prefix)
+    }
+}
+
+/// A response in a set or a notice.
+pub(super) fn member(key: Key) -> String {
+    format!("{}:{}:{:032x}", key.tenant, key.id.root(), key.id.own())
+}
+
+pub(super) fn parse_member(text: &str) -> Option<Key> {
+    let mut parts = text.split(':');
+    let (tenant, root, own) = (parts.next()?, parts.next()?, parts.next()?);
+    if (tenant.len(), root.len(), own.len(), parts.next()) != (16, 16, 32, None) {
+        return None;
+    }
+    let root = Root(u64::from_str_radix(root, 16).ok()?);
+    let own = u128::from_str_radix(own, 16).ok()?;
+    Some(Key {
+        tenant: Tenant::tagged(u64::from_str_radix(tenant, 16).ok()?),
+        id: ResponseId::new(root, own),
+    })
+}
+
+pub(super) fn parse_owner(text: &str) -> Option<Owner> {
+    Some(Owner(u64::from_str_radix(text, 16).ok()?))
+}
+
+/// The own parts of a chain's ids, oldest first. Their root is the record's.
+pub(super) fn pack_chain(chain: &[ResponseId]) -> Vec<u8> {
+    chain.iter().flat_map(|id| id.own().to_be_bytes()).collect()
+}
+
+pub(super) fn unpack_chain(root: Root, packed: &[u8]) -> Vec<ResponseId> {
+    let (ids, _) = packed.as_chunks();
+    let id = |own: &[u8; 16]| ResponseId::new(root, u128::from_be_bytes(*own));
+    ids.iter().map(id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_keys_of_a_root_carry_its_tag() {
+        let keys = Keys::new("wr:");
+        let key = Key {
+            tenant: Tenant::tagged(1),
+            id: ResponseId::new(Root(2), 3),
+        };
+        let tag = "{0000000000000001:0000000000000002}";
+        let own = "00000000000000000000000000000003";
+        assert_eq!(keys.record(key), format!("wr:r:{tag}:{own}"));
+        assert_eq!(keys.log(key), format!("wr:e:{tag}:{own}"));
+        assert_eq!(parse_member(&member(key)), Some(key));
+        assert_eq!(parse_member("1:2:3"), None);
+        let chain = [key.id, ResponseId::new(Root(2), u128::MAX)];
+        assert_eq!(unpack_chain(Root(2), &pack_chain(&chain)), chain);
+    }
+}

@@ -1,0 +1,153 @@
+//! Values as they lie in Redis: raw or compressed, in one piece or in several.
+//!
+//! A packed value is `r` and the bytes, or `z`, their number (u32, little-endian) and their zstd frame.
+//! One that is too large for a field is cut, and in its field stands where the pieces are (see
+//! `common.lua`).
+
+use std::cell::RefCell;
+
+use bytes::Bytes;
+
+use crate::store::Error;
+
+/// From here on a value lies in pieces: a single write of more would hold everybody up.
+const WHOLE_BYTES_MAX: usize = 1 << 20;
+const PIECE_BYTES: usize = 512 << 10;
+/// JSON shrinks to a third at once; higher levels cost more CPU than they save.
+const LEVEL: i32 = 1;
+/// No value has more: `keep.record_bytes_max` is at most as large.
+const BYTES_MAX: usize = 1 << 29;
+
+/// A value on its way into a field.
+pub(super) struct Packed {
+    /// What goes into the field itself.
+    pub(super) field: Bytes,
+    /// What goes into `<name>:<nonce>:<n>` before it.
+    pub(super) pieces: Vec<Bytes>,
+    pub(super) nonce: u64,
+}
+
+impl Packed {
+    pub(super) fn new(bytes: &[u8], compress_min: u64) -> Self {
+        let packed = pack(bytes, compress_min);
+        if packed.len() <= WHOLE_BYTES_MAX {
+            return Self {
+                field: packed,
+                pieces: Vec::new(),
+                nonce: 0,
+            };
+        }
+        // Two writers of one value never mix their pieces.
+        let nonce = fastrand::u64(..);
+        let cut = |from| packed.slice(from..packed.len().min(from + PIECE_BYTES));
+        let pieces: Vec<Bytes> = (0..packed.len()).step_by(PIECE_BYTES).map(cut).collect();
+        Self {
+            field: format!("c{nonce:x}:{}", pieces.len()).into(),
+            pieces,
+            nonce,
+        }
+    }
+
+    /// The fields of the pieces of the value that `name` has.
+    pub(super) fn fields(&self, name: &str) -> impl Iterator<Item = (String, &Bytes)> {
+        let field = move |(place, piece)| (format!("{name}:{:x}:{place}", self.nonce), piece);
+        self.pieces.iter().enumerate().map(field)
+    }
+}
+
+/// Whether what was read is where the value is, and not the value.
+pub(super) fn is_elsewhere(field: &[u8]) -> bool {
+    field.first() == Some(&b'c')
+}
+
+fn pack(bytes: &[u8], compress_min: u64) -> Bytes {
+    if bytes.len() as u64 >= compress_min
+        && let Some(frame) = compressed(bytes)
+        && frame.len() + 4 < bytes.len()
+    {
+        let length = bytes.len() as u32;
+        return [b"z".as_slice(), &length.to_le_bytes(), &frame]
+            .concat()
+            .into();
+    }
+    [b"r".as_slice(), bytes].concat().into()
+}
+
+pub(super) fn unpack(packed: Vec<u8>) -> Result<Bytes, Error> {
+    let unreadable = |why: &str| Error::Unreadable(why.into());
+    match packed.first() {
+        Some(b'r') => Ok(Bytes::from(packed).slice(1..)),
+        Some(b'z') => {
+            let (length, frame) = packed[1..]
+                .split_first_chunk()
+                .ok_or_else(|| unreadable("a compressed value ends before it begins"))?;
+            let length = u32::from_le_bytes(*length) as usize;
+            if length > BYTES_MAX {
+                return Err(unreadable("a compressed value claims to be too large"));
+            }
+            let bytes = decompressed(frame, length);
+            let bytes = bytes.filter(|bytes| bytes.len() == length);
+            Ok(bytes
+                .ok_or_else(|| unreadable("a compressed value is damaged"))?
+                .into())
+        }
+        _ => Err(unreadable("a value is of no known kind")),
+    }
+}
+
+thread_local! {
+    // Their tables take longer to set up than most values to go through them.
+    static COMPRESSOR: RefCell<Option<zstd::bulk::Compressor<'static>>> =
+        RefCell::new(zstd::bulk::Compressor::new(LEVEL).ok());
+    static DECOMPRESSOR: RefCell<Option<zstd::bulk::Decompressor<'static>>> =
+        RefCell::new(zstd::bulk::Decompressor::new().ok());
+}
+
+fn compressed(bytes: &[u8]) -> Option<Vec<u8>> {
+    COMPRESSOR.with_borrow_mut(|compressor| compressor.as_mut()?.compress(bytes).ok())
+}
+
+fn decompressed(frame: &[u8], length: usize) -> Option<Vec<u8>> {
+    DECOMPRESSOR
+        .with_borrow_mut(|decompressor| decompressor.as_mut()?.decompress(frame, length).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn joined(packed: &Packed) -> Vec<u8> {
+        match packed.pieces.is_empty() {
+            true => packed.field.to_vec(),
+            false => packed.pieces.concat(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_value_is_read_back_as_it_was_written(bytes: Vec<u8>, times in 0..2_000_usize, min in 0..4_000u64) {
+            let bytes = bytes.repeat(times);
+            let packed = Packed::new(&bytes, min);
+            prop_assert_eq!(unpack(joined(&packed)).unwrap(), bytes);
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic_or_grow(mut bytes: Vec<u8>, kind in prop_oneof![Just(b'r'), Just(b'z'), any::<u8>()]) {
+            bytes.insert(0, kind);
+            let _ = unpack(bytes);
+        }
+    }
+
+    #[test]
+    fn a_large_value_that_does_not_shrink_is_cut() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let bytes: Vec<u8> = (0..3 << 20).map(|_| random.u8(..)).collect();
+        let packed = Packed::new(&bytes, 0);
+        assert!(is_elsewhere(&packed.field) && packed.pieces.len() == 7);
+        assert!(packed.pieces.iter().all(|piece| piece.len() <= PIECE_BYTES));
+        assert_eq!(unpack(joined(&packed)).unwrap(), bytes);
+        assert!(!is_elsewhere(&Packed::new(b"c1:1", 0).field));
+    }
+}

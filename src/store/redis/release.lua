@@ -1,0 +1,10 @@
+-- Hands a running response back.
+-- KEYS record; ARGV owner, epoch
+local v = load(KEYS[1], ARGV[1], ARGV[2])
+local refused = refusal(v)
+if refused then
+  return refused
+end
+redis.call('HSET', KEYS[1], 'own', '')
+redis.call('HINCRBY', KEYS[1], 'ep', 1)
+return {'ok'}

@@ -1,0 +1,399 @@
+//! Responses from the outside: made, read, continued, deleted.
+
+use bytes::Bytes;
+
+use super::Redis;
+use super::Request;
+use super::ask::Kind;
+use super::keys::member;
+use super::keys::pack_chain;
+use super::keys::unpack_chain;
+use super::packed::Packed;
+use super::packed::is_elsewhere;
+use super::packed::unpack;
+use super::reply::Reply;
+use super::reply::bytes;
+use super::reply::odd;
+use super::reply::read_hint;
+use super::reply::write_hint;
+use super::scripts::Call;
+use super::scripts::Name;
+use crate::ids::ResponseId;
+use crate::observe;
+use crate::store::Deleted;
+use crate::store::Error;
+use crate::store::Fence;
+use crate::store::History;
+use crate::store::HistoryMax;
+use crate::store::Key;
+use crate::store::NewRecord;
+use crate::store::Past;
+use crate::store::Record;
+use crate::store::Turn;
+use crate::store::Turns;
+use crate::store::cancel::What;
+use crate::store::record::Background;
+use crate::store::record::Begin;
+use crate::store::record::Content;
+use crate::store::record::Retention;
+
+/// After so long between index and record, somebody may have cleared the index.
+const INDEX_FRESH_MS: u128 = 1_000;
+
+impl Redis {
+    pub(super) fn check_size(&self, bytes: usize) -> Result<(), Error> {
+        let max = self.keep.record_bytes_max;
+        match bytes as u64 {
+            bytes if bytes > max => Err(Error::TooLarge { bytes, max }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn pack(&self, bytes: &[u8]) -> Packed {
+        Packed::new(bytes, self.compress_min)
+    }
+
+    /// Writes the pieces of large values, under the right that `by` gives.
+    pub(super) async fn put_pieces(
+        &self,
+        key: Key,
+        values: &[(&'static str, Packed)],
+        by: &Writer,
+    ) -> Result<(), Error> {
+        for (name, packed) in values {
+            for (field, piece) in packed.fields(name) {
+                let call = Call::new(Name::CHUNK).key(self.keys.record(key));
+                let call = call.arg(field).arg(piece.clone());
+                let call = match by {
+                    Writer::Creator(token) => call.arg(token.clone()).arg("").arg(""),
+                    Writer::Owner(fence) => call
+                        .arg("")
+                        .arg(fence.owner.to_string())
+                        .number(fence.epoch),
+                };
+                // Whether it may write at all, the write of the whole will tell.
+                self.ask(Kind::Write, Request::Script(call)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn create_record(&self, key: Key, record: NewRecord) -> Result<(), Error> {
+        let request = match &record.begin {
+            Begin::Finished { .. } => &Bytes::new(),
+            Begin::Background { request, .. } => request,
+        };
+        let NewRecord { input, content, .. } = &record;
+        let bytes = input.len() + content.response.len() + content.output.len();
+        self.check_size(bytes + request.len())?;
+        let mut values = vec![
+            ("in", self.pack(input)),
+            ("re", self.pack(&content.response)),
+            ("ou", self.pack(&content.output)),
+        ];
+        if !request.is_empty() {
+            values.push(("rq", self.pack(request)));
+        }
+        let token = record.token.to_string();
+        let begun = observe::now();
+        let fence = match record.begin {
+            Begin::Finished { .. } => None,
+            Begin::Background { fence, .. } => Some(fence),
+        };
+        if let Some(fence) = fence {
+            // Before the record, so that whoever looks after dead owners finds it in any case.
+            self.index(fence, key).await?;
+        }
+        let writer = Writer::Creator(token.clone());
+        self.put_pieces(key, &values, &writer).await?;
+
+        let ttl = self.record_ttl_ms();
+        let mut call = Call::new(Name::CREATE)
+            .key(self.keys.record(key))
+            .arg(token)
+            .number(ttl)
+            .field("hi", write_hint(&record.hint))
+            .field("il", input.len().to_string())
+            .field("ol", content.output.len().to_string());
+        if let Some(past) = &record.past {
+            call = call
+                .field("pa", pack_chain(&past.chain))
+                .field("pb", past.bytes.to_string());
+        }
+        for (name, packed) in values {
+            call = call.field(name, packed.field);
+        }
+        call = match record.begin {
+            Begin::Finished { status } => call.field("st", status.as_str()),
+            Begin::Background {
+                fence,
+                retention,
+                streams,
+                ..
+            } => call
+                .field("st", "queued")
+                .field("bg", "1")
+                .field("own", fence.owner.to_string())
+                .field("ep", fence.epoch.to_string())
+                .field("at", "1")
+                .field("sm", if streams { "1" } else { "0" })
+                .field(
+                    "rt",
+                    match retention {
+                        Retention::Stored => "s",
+                        Retention::Ephemeral => "e",
+                    },
+                )
+                .field("sq", "-1"),
+        };
+        let mut reply = self.call(Kind::Write, call).await?;
+        match reply.word()?.as_str() {
+            "ok" => {}
+            "exists" => return Err(Error::Exists),
+            other => return Err(reply.unexpected(other)),
+        }
+        if let Some(fence) = fence
+            && (observe::now() - begun).as_millis() > INDEX_FRESH_MS
+        {
+            self.index(fence, key).await?;
+        }
+        Ok(())
+    }
+
+    /// Notes that an owner runs it.
+    pub(super) async fn index(&self, fence: Fence, key: Key) -> Result<(), Error> {
+        let mut note = redis::cmd("SADD");
+        note.arg(self.keys.running(Some(fence.owner)))
+            .arg(member(key));
+        self.ask(Kind::Write, Request::Command(note)).await?;
+        let note = self.owner_seen(fence.owner);
+        self.ask(Kind::Write, Request::Command(note)).await?;
+        Ok(())
+    }
+
+    pub(super) async fn read(&self, key: Key, fields: &[&str]) -> Result<Reply, Error> {
+        let mut command = redis::cmd("HMGET");
+        command.arg(self.keys.record(key)).arg(fields);
+        Reply::new(self.ask(Kind::Read, Request::Command(command)).await?)
+    }
+
+    /// Values of some responses of one root, put together. `None` for a response that is not there.
+    async fn values(
+        &self,
+        keys: impl Iterator<Item = Key>,
+        fields: &[&'static str],
+    ) -> Result<Vec<Option<Vec<Bytes>>>, Error> {
+        let keys = keys.map(|key| self.keys.record(key));
+        let mut call = Call::new(Name::VALUES).keys(keys);
+        for field in fields {
+            call = call.arg(*field);
+        }
+        let mut reply = self.call(Kind::Read, call).await?;
+        let mut found = Vec::new();
+        while !reply.is_empty() {
+            let values = match reply.value() {
+                redis::Value::Nil | redis::Value::Boolean(false) => None,
+                values => {
+                    let mut values = Reply::new(values)?;
+                    let whole = fields.iter().map(|name| unpack(values.whole(name)?));
+                    Some(whole.collect::<Result<Vec<_>, _>>()?)
+                }
+            };
+            found.push(values);
+        }
+        Ok(found)
+    }
+
+    pub(super) async fn get_record(&self, key: Key) -> Result<Option<Record>, Error> {
+        let fields = [
+            "v", "st", "hi", "pa", "re", "ou", "bg", "own", "ep", "at", "rt", "sm", "sq",
+        ];
+        let mut reply = self.read(key, &fields).await?;
+        if reply.version()?.is_none() {
+            return Ok(None);
+        }
+        let status = reply.status()?;
+        let hint = read_hint(&reply.word()?)?;
+        let past = reply.bytes()?.unwrap_or_default();
+        let previous = unpack_chain(key.id.root(), &past).pop();
+        let (response, output) = (reply.whole("response")?, reply.whole("output")?);
+        let background = match reply.text()? {
+            None => None,
+            Some(_) => Some(Background {
+                owner: reply.owner()?,
+                epoch: reply.count()?,
+                attempts: reply.count()? as u32,
+                retention: match reply.word()?.as_str() {
+                    "e" => Retention::Ephemeral,
+                    _ => Retention::Stored,
+                },
+                streams: reply.word()? == "1",
+                last_event: reply.last_event()?,
+            }),
+        };
+        let content = if is_elsewhere(&response) || is_elsewhere(&output) {
+            let values = self.values([key].into_iter(), &["re", "ou"]).await?;
+            // Deleted between the two reads.
+            let Some(Some(values)) = values.into_iter().next() else {
+                return Ok(None);
+            };
+            let mut values = values.into_iter();
+            Content {
+                response: values.next().unwrap_or_default(),
+                output: values.next().unwrap_or_default(),
+            }
+        } else {
+            Content {
+                response: unpack(response)?,
+                output: unpack(output)?,
+            }
+        };
+        Ok(Some(Record {
+            status,
+            hint,
+            previous,
+            content,
+            background,
+        }))
+    }
+
+    pub(super) async fn get_input(&self, key: Key) -> Result<Option<Bytes>, Error> {
+        let mut reply = self.read(key, &["v", "rt", "in"]).await?;
+        if reply.version()?.is_none() || reply.word()? == "e" {
+            return Ok(None);
+        }
+        let input = reply.whole("input")?;
+        if !is_elsewhere(&input) {
+            return unpack(input).map(Some);
+        }
+        let values = self.values([key].into_iter(), &["in"]).await?;
+        Ok(values.into_iter().flatten().flatten().next())
+    }
+
+    /// One read of the asked one with its past's ids, and one of all the others.
+    pub(super) async fn get_history(&self, key: Key, max: HistoryMax) -> Result<History, Error> {
+        let fields = ["v", "st", "rt", "hi", "pa", "pb", "il", "ol", "in", "ou"];
+        let mut reply = self.read(key, &fields).await?;
+        if reply.version()?.is_none() {
+            return Ok(History::Missing(key.id));
+        }
+        let status = reply.status()?;
+        if reply.word()? == "e" {
+            return Ok(History::Missing(key.id));
+        }
+        if !status.is_terminal() {
+            return Ok(History::Running(status));
+        }
+        if !status.is_continuable() {
+            return Ok(History::Ended(status));
+        }
+        let hint = read_hint(&reply.word()?)?;
+        let mut chain = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
+        let bytes = reply.count()? + reply.count()? + reply.count()?;
+        let count = chain.len() + 1;
+        if count > max.turns || bytes > max.bytes {
+            return Ok(History::TooLarge {
+                turns: count,
+                bytes,
+            });
+        }
+        let own = (reply.whole("input")?, reply.whole("output")?);
+        let is_own_elsewhere = is_elsewhere(&own.0) || is_elsewhere(&own.1);
+        let mut asked: Vec<ResponseId> = chain.clone();
+        if is_own_elsewhere {
+            asked.push(key.id);
+        }
+        let mut turns = Vec::with_capacity(count);
+        if !asked.is_empty() {
+            let keys = asked.iter().map(|id| Key { id: *id, ..key });
+            let values = self.values(keys, &["in", "ou"]).await?;
+            if values.len() != asked.len() {
+                return Err(odd("not as many values as were asked for"));
+            }
+            // The newest that is missing: whoever walked back from the end would meet it first.
+            let missing = values.iter().rposition(Option::is_none);
+            if let Some(place) = missing {
+                return Ok(History::Missing(asked[place]));
+            }
+            for values in values.into_iter().flatten() {
+                let mut values = values.into_iter();
+                turns.push(Turn {
+                    input: values.next().unwrap_or_default(),
+                    output: values.next().unwrap_or_default(),
+                });
+            }
+        }
+        if !is_own_elsewhere {
+            turns.push(Turn {
+                input: unpack(own.0)?,
+                output: unpack(own.1)?,
+            });
+        }
+        chain.push(key.id);
+        Ok(History::Found(Turns {
+            turns,
+            past: Past {
+                chain: chain.into(),
+                bytes,
+            },
+            hint,
+        }))
+    }
+
+    pub(super) async fn delete_record(&self, key: Key) -> Result<Deleted, Error> {
+        let call = Call::new(Name::DELETE)
+            .key(self.keys.record(key))
+            .key(self.keys.log(key));
+        let mut reply = self.call(Kind::WriteOnce, call).await?;
+        match reply.word()?.as_str() {
+            "ok" => {}
+            "gone" => return Ok(Deleted::Gone),
+            other => return Err(reply.unexpected(other)),
+        }
+        let was = reply.status()?;
+        let owner = reply.owner()?.filter(|_| !was.is_terminal());
+        if let Some(owner) = owner {
+            self.notify(owner, key, What::Deleted).await;
+            self.unindex(Some(owner), key);
+        }
+        Ok(Deleted::Done { was, owner })
+    }
+
+    /// Takes it off the list of what an owner runs; if that fails, whoever looks through it later does.
+    pub(super) fn unindex(&self, owner: Option<crate::store::Owner>, key: Key) {
+        let mut command = redis::cmd("SREM");
+        command.arg(self.keys.running(owner)).arg(member(key));
+        self.later(Request::Command(command));
+    }
+
+    /// A notice that is lost costs the owner half a second, not the cancel.
+    pub(super) async fn notify(&self, owner: crate::store::Owner, key: Key, what: What) {
+        let notices = self.keys.notices(owner);
+        let mut add = redis::cmd("XADD");
+        add.arg(&notices)
+            .arg("MAXLEN")
+            .arg("~")
+            .arg(crate::store::cancel::NOTICES_MAX)
+            .arg("*")
+            .arg("k")
+            .arg(member(key))
+            .arg("w")
+            .arg(what.as_str());
+        if self.ask(Kind::Write, Request::Command(add)).await.is_ok() {
+            let mut expire = redis::cmd("EXPIRE");
+            expire.arg(notices).arg(super::NOTICES_TTL_S);
+            self.later(Request::Command(expire));
+        }
+    }
+}
+
+/// By what right pieces of a value are written.
+pub(super) enum Writer {
+    Creator(String),
+    Owner(Fence),
+}
+
+/// Values of an answer that are not needed as anything else.
+pub(super) fn first_bytes(value: redis::Value) -> Result<Option<Bytes>, Error> {
+    Ok(bytes(value)?.map(Bytes::from))
+}

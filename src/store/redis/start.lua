@@ -1,0 +1,9 @@
+-- Queued to in progress.
+-- KEYS record; ARGV owner, epoch
+local v = load(KEYS[1], ARGV[1], ARGV[2])
+local refused = refusal(v)
+if refused then
+  return refused
+end
+redis.call('HSET', KEYS[1], 'st', 'in_progress')
+return {'ok'}

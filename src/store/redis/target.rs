@@ -1,0 +1,239 @@
+//! What is connected to: one server, the master that sentinels name, or a cluster.
+
+use std::fmt;
+use std::fs;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use redis::AsyncConnectionConfig;
+use redis::Client;
+use redis::ClientTlsConfig;
+use redis::Cmd;
+use redis::ConnectionAddr;
+use redis::ConnectionInfo;
+use redis::IntoConnectionInfo;
+use redis::RedisConnectionInfo;
+use redis::RedisResult;
+use redis::TlsCertificates;
+use redis::Value;
+use redis::aio::ConnectionLike;
+use redis::aio::MultiplexedConnection;
+use redis::cluster::ClusterClient;
+use redis::cluster::ClusterClientBuilder;
+use redis::cluster_async::ClusterConnection;
+use redis::sentinel::SentinelClientBuilder;
+use redis::sentinel::SentinelServerType;
+
+use super::settings::Mode;
+use super::settings::Settings;
+use super::settings::address;
+
+/// How often the cluster library sends an operation anew, after a redirection among them. The whole
+/// has its deadline beside that.
+const CLUSTER_RETRIES: u32 = 4;
+const CLUSTER_RETRY_MS: u64 = 50;
+
+pub(super) struct Target {
+    kind: Kind,
+    timeout: Duration,
+}
+
+enum Kind {
+    Standalone(Client),
+    Sentinel(Box<Sentinels>),
+    Cluster(ClusterClient),
+}
+
+struct Sentinels {
+    addresses: Vec<ConnectionAddr>,
+    settings: Settings,
+    certificates: Option<TlsCertificates>,
+    /// Each attempt begins with another, so that one that hangs costs one attempt.
+    attempts: AtomicUsize,
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            Kind::Standalone(_) => "standalone",
+            Kind::Sentinel(_) => "sentinel",
+            Kind::Cluster(_) => "cluster",
+        })
+    }
+}
+
+/// What commands go through. Its clones share it.
+#[derive(Clone)]
+pub(super) enum Wire {
+    One(MultiplexedConnection),
+    Cluster(ClusterConnection),
+}
+
+impl Wire {
+    pub(super) async fn one(&mut self, command: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::One(connection) => connection.req_packed_command(command).await,
+            Self::Cluster(connection) => connection.req_packed_command(command).await,
+        }
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+}
+
+impl Target {
+    /// Reads certificates; connects to nothing.
+    pub(super) fn new(settings: &Settings) -> Result<Self, String> {
+        let addresses = addresses(settings)?;
+        let is_tls = matches!(addresses.first(), Some(ConnectionAddr::TcpTls { .. }));
+        let certificates = match is_tls {
+            true => Some(certificates(settings)?),
+            false => None,
+        };
+        let wrong = |error: redis::RedisError| error.to_string();
+        let kind = match settings.mode {
+            Mode::Standalone => {
+                let address = addresses.into_iter().next().ok_or("has no address")?;
+                let info = info(address, settings).map_err(wrong)?;
+                Kind::Standalone(
+                    match certificates {
+                        Some(certificates) => Client::build_with_tls(info, certificates),
+                        None => Client::open(info),
+                    }
+                    .map_err(wrong)?,
+                )
+            }
+            Mode::Sentinel => Kind::Sentinel(Box::new(Sentinels {
+                addresses,
+                settings: settings.clone(),
+                certificates,
+                attempts: AtomicUsize::new(0),
+            })),
+            Mode::Cluster => {
+                let nodes: Result<Vec<_>, _> = addresses
+                    .into_iter()
+                    .map(|address| info(address, settings))
+                    .collect();
+                let timeout = Duration::from_millis(settings.connect_timeout_ms);
+                let mut builder = ClusterClientBuilder::new(nodes.map_err(wrong)?)
+                    .connection_timeout(timeout)
+                    .response_timeout(Duration::from_millis(settings.write_timeout_ms))
+                    .retries(CLUSTER_RETRIES)
+                    .min_retry_wait(CLUSTER_RETRY_MS)
+                    .max_retry_wait(CLUSTER_RETRY_MS);
+                if let Some(certificates) = certificates {
+                    builder = builder.certs(certificates);
+                }
+                Kind::Cluster(builder.build().map_err(wrong)?)
+            }
+        };
+        Ok(Self {
+            kind,
+            timeout: Duration::from_millis(settings.connect_timeout_ms),
+        })
+    }
+
+    /// The deadline is the caller's. Tasks of the connection run on the runtime that polls this.
+    pub(super) async fn connect(&self) -> RedisResult<Wire> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.timeout))
+            // Each operation has a deadline of its own.
+            .set_response_timeout(None);
+        match &self.kind {
+            Kind::Standalone(client) => {
+                let connection = client.get_multiplexed_async_connection_with_config(&config);
+                Ok(Wire::One(connection.await?))
+            }
+            Kind::Sentinel(sentinels) => {
+                let client = sentinels.master().await?;
+                let connection = client.get_multiplexed_async_connection_with_config(&config);
+                Ok(Wire::One(connection.await?))
+            }
+            Kind::Cluster(client) => Ok(Wire::Cluster(client.get_async_connection().await?)),
+        }
+    }
+}
+
+impl Sentinels {
+    async fn master(&self) -> RedisResult<Client> {
+        let mut addresses = self.addresses.clone();
+        let begin = self.attempts.fetch_add(1, Relaxed) % addresses.len().max(1);
+        addresses.rotate_left(begin);
+        let settings = &self.settings;
+        let mut builder =
+            SentinelClientBuilder::new(addresses, &settings.master, SentinelServerType::Master)?;
+        builder = builder.set_client_to_redis_db(settings.database.into());
+        if !settings.password.is_empty() {
+            builder = builder.set_client_to_redis_password(settings.password.expose());
+        }
+        if !settings.username.is_empty() {
+            builder = builder.set_client_to_redis_username(&settings.username);
+        }
+        if !settings.sentinel_password.is_empty() {
+            builder = builder.set_client_to_sentinel_password(settings.sentinel_password.expose());
+        }
+        if !settings.sentinel_username.is_empty() {
+            builder = builder.set_client_to_sentinel_username(&settings.sentinel_username);
+        }
+        if let Some(certificates) = &self.certificates {
+            builder = builder
+                .set_client_to_redis_tls_mode(redis::TlsMode::Secure)
+                .set_client_to_redis_certificates(certificates.clone())
+                .set_client_to_sentinel_tls_mode(redis::TlsMode::Secure)
+                .set_client_to_sentinel_certificates(certificates.clone());
+        }
+        builder.build()?.async_get_client().await
+    }
+}
+
+fn addresses(settings: &Settings) -> Result<Vec<ConnectionAddr>, String> {
+    let parse = |url: &String| {
+        let (is_tls, host, port) = address(url)?;
+        Ok(match is_tls {
+            true => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: false,
+                tls_params: None,
+            },
+            false => ConnectionAddr::Tcp(host, port),
+        })
+    };
+    settings.urls.iter().map(parse).collect()
+}
+
+fn info(address: ConnectionAddr, settings: &Settings) -> RedisResult<ConnectionInfo> {
+    let mut redis = RedisConnectionInfo::default().set_db(settings.database.into());
+    if !settings.password.is_empty() {
+        redis = redis.set_password(settings.password.expose());
+    }
+    if !settings.username.is_empty() {
+        redis = redis.set_username(&settings.username);
+    }
+    Ok(address.into_connection_info()?.set_redis_settings(redis))
+}
+
+fn certificates(settings: &Settings) -> Result<TlsCertificates, String> {
+    let read =
+        |path: &str| fs::read(path).map_err(|error| format!("cannot read `{path}`: {error}"));
+    let tls = &settings.tls;
+    let root_cert = match tls.ca_file.as_str() {
+        "" => None,
+        path => Some(read(path)?),
+    };
+    let client_tls = match tls.certificate_file.as_str() {
+        "" => None,
+        path => Some(ClientTlsConfig {
+            client_cert: read(path)?,
+            client_key: read(&tls.key_file)?,
+        }),
+    };
+    // Redis' library asks the process for its cryptography; whoever came first has chosen it.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Ok(TlsCertificates {
+        client_tls,
+        root_cert,
+    })
+}

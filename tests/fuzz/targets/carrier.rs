@@ -1,0 +1,64 @@
+//! Any text as a state carrier, and any header and body under a good signature. Nothing panics, what is
+//! not signed never opens, and what is sealed opens as it was.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use warmroute::carrier::Content;
+use warmroute::carrier::Key;
+use warmroute::carrier::Kind;
+use warmroute::carrier::Ring;
+use warmroute::carrier::Settings;
+use warmroute::ids::Tenant;
+use warmroute::observe::metrics::Registry;
+use warmroute::secret::Secret;
+
+const NOW_S: u64 = 1_800_000_000;
+
+// The first byte chooses; the second says where a header ends, or which byte is changed.
+fuzz_target!(|bytes: &[u8]| {
+    let [choice, at, rest @ ..] = bytes else {
+        return;
+    };
+    let settings = Settings {
+        bytes_max: 64 << 10,
+        plain_bytes_max: 64 << 10,
+        ..Settings::default()
+    };
+    let ring = Ring::new(settings, [7; 32], &Registry::default()).expect("good settings");
+    let tenant = Tenant::default();
+    let text = String::from_utf8_lossy(rest);
+    match choice % 4 {
+        0 => assert!(ring.open(NOW_S, tenant, &text).is_err()),
+        1 => {
+            let _ = Key::parse(&Secret::new(text));
+        }
+        2 => {
+            let (header, body) = rest.split_at(rest.len().min(usize::from(*at)));
+            let signed = ring.sign(tenant, header, body);
+            if let Ok(opened) = ring.open(NOW_S, tenant, &signed) {
+                assert!(opened.items.len() <= 64 << 10);
+                let _ = opened.each();
+            }
+        }
+        _ => {
+            let items = serde_json::to_string(&[&text]).expect("text is JSON");
+            let content = Content {
+                kind: Kind::Turn,
+                response_id: "resp_1",
+                model: "sim",
+                items: &items,
+            };
+            let Ok(sealed) = ring.seal(NOW_S, tenant, &content) else {
+                return;
+            };
+            let opened = ring.open(NOW_S, tenant, &sealed).expect("just sealed");
+            assert_eq!(opened.items, items);
+            let mut changed = sealed.into_bytes();
+            let place = usize::from(*at) * 257 % changed.len();
+            changed[place] ^= 1;
+            let changed = String::from_utf8_lossy(&changed).into_owned();
+            assert!(ring.open(NOW_S, tenant, &changed).is_err());
+        }
+    }
+});

@@ -1,0 +1,1059 @@
+//! The Responses API over the memory store, as a client sees it.
+
+use serde_json::Value;
+use serde_json::json;
+use warmroute::api::responses::Mode;
+use warmroute::api::responses::ReasoningEvents;
+use warmroute::api::tenant::Listed;
+use warmroute::secret::Secret;
+use warmroute::sim::fault::Faults;
+
+use crate::client;
+use crate::client::Answer;
+use crate::cluster::Cluster;
+use crate::cluster::eventually;
+use crate::cluster::fast;
+use crate::cluster::unhurried;
+use crate::stub::Stub;
+
+const PATH: &str = "/v1/responses";
+
+async fn one() -> Cluster {
+    Cluster::fast(1).await
+}
+
+fn ask(input: impl Into<Value>) -> Value {
+    json!({"model": "sim", "input": input.into(), "max_output_tokens": 4})
+}
+
+fn with(mut body: Value, more: Value) -> Value {
+    let more = more.as_object().unwrap().clone();
+    body.as_object_mut().unwrap().extend(more);
+    body
+}
+
+impl Cluster {
+    async fn create(&self, body: &Value) -> Value {
+        let answer = self.post(PATH, body.to_string()).await;
+        assert_eq!(answer.status, 200, "{body} {}", answer.text());
+        answer.json()
+    }
+
+    async fn delete(&self, path: &str) -> Answer {
+        client::send(self.router.api, "DELETE", path, &[], "").await
+    }
+
+    /// The body of the last request that an engine was sent.
+    async fn sent(&self) -> Value {
+        let arrival = self.engines[0].last_post().await;
+        serde_json::from_slice(&arrival.body).unwrap()
+    }
+}
+
+fn id(response: &Value) -> &str {
+    response["id"].as_str().unwrap()
+}
+
+/// A stream's events: names and data. The mark at its end must be there.
+fn events(text: &str) -> Vec<(String, Value)> {
+    let text = text
+        .strip_suffix("data: [DONE]\n\n")
+        .unwrap_or_else(|| panic!("no end: {text}"));
+    let read = |(place, block): (usize, &str)| {
+        let (name, data) = block.split_once('\n').unwrap();
+        let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(data["sequence_number"], place, "{text}");
+        (name.strip_prefix("event: ").unwrap().to_owned(), data)
+    };
+    text.split_terminator("\n\n")
+        .enumerate()
+        .map(read)
+        .collect()
+}
+
+async fn streamed(cluster: &Cluster, body: &Value) -> Vec<(String, Value)> {
+    let body = with(body.clone(), json!({"stream": true}));
+    let answer = cluster.post(PATH, body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(
+        answer
+            .header("content-type")
+            .starts_with("text/event-stream")
+    );
+    assert_eq!(answer.header("cache-control"), "no-cache");
+    events(answer.text())
+}
+
+fn refused(answer: &Answer, status: u16, code: &str, param: &str) {
+    assert_eq!(answer.status, status, "{}", answer.text());
+    let said = (answer.code(), answer.param());
+    assert_eq!(
+        (said.0.as_str(), said.1.as_str()),
+        (code, param),
+        "{}",
+        answer.text()
+    );
+}
+
+#[tokio::test]
+async fn a_response_has_every_member_and_is_told_again() {
+    let cluster = one().await;
+    let body = with(
+        ask("hello"),
+        json!({
+        "instructions": "be terse", "metadata": {"k": "v"}, "temperature": 0.5, "user": "me",
+        "tools": [{"type": "function", "name": "f"}], "tool_choice": "none"}),
+    );
+    let response = cluster.create(&body).await;
+    assert!(id(&response).starts_with("resp_") && id(&response).len() == 53);
+    assert_eq!(response["status"], "incomplete");
+    assert_eq!(
+        response["incomplete_details"]["reason"],
+        "max_output_tokens"
+    );
+    assert_eq!(
+        (&response["store"], &response["background"]),
+        (&json!(true), &json!(false))
+    );
+    assert_eq!(
+        (&response["metadata"], &response["user"]),
+        (&json!({"k": "v"}), &json!("me"))
+    );
+    assert_eq!(
+        response["tools"],
+        json!([{"type": "function", "name": "f", "description": null, "parameters": null, "strict": null}])
+    );
+    assert_eq!(response["output"][0]["status"], "incomplete");
+    for name in [
+        "presence_penalty",
+        "frequency_penalty",
+        "top_logprobs",
+        "temperature",
+        "top_p",
+    ] {
+        assert!(response[name].is_number(), "{name}");
+    }
+    for absent in ["kv_transfer_params", "input_messages", "metrics"] {
+        assert_eq!(response.get(absent), None);
+    }
+    assert!(
+        response["usage"]["input_tokens_details"]
+            .get("input_tokens_per_turn")
+            .is_none()
+    );
+    let again = cluster.get(&format!("{PATH}/{}", id(&response))).await;
+    assert_eq!((again.status, again.json()), (200, response));
+}
+
+#[tokio::test]
+async fn the_engine_is_sent_one_request_that_says_everything() {
+    let cluster = one().await;
+    let body = with(
+        ask("hello"),
+        json!({"metadata": {"k": "v"}, "seed": 7, "truncation": "auto", "store": true}),
+    );
+    let response = cluster.create(&body).await;
+    let sent = cluster.sent().await;
+    assert_eq!(
+        (&sent["request_id"], &sent["store"]),
+        (&response["id"], &json!(false))
+    );
+    assert_eq!(
+        (&sent["seed"], &sent["max_output_tokens"]),
+        (&json!(7), &json!(4))
+    );
+    for absent in ["metadata", "truncation", "stream", "previous_response_id"] {
+        assert_eq!(sent.get(absent), None, "{absent}");
+    }
+    assert_eq!(
+        sent["input"],
+        json!([{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}])
+    );
+}
+
+#[tokio::test]
+async fn what_is_not_stored_is_not_there_afterwards() {
+    let cluster = one().await;
+    let response = cluster
+        .create(&with(ask("x"), json!({"store": false})))
+        .await;
+    assert_eq!(response["store"], false);
+    let path = format!("{PATH}/{}", id(&response));
+    for answer in [
+        cluster.get(&path).await,
+        cluster.delete(&path).await,
+        cluster.post(&format!("{path}/cancel"), "").await,
+        cluster.get(&format!("{path}/input_items")).await,
+        cluster.get(&format!("{PATH}/resp_no%20such")).await,
+    ] {
+        refused(&answer, 404, "", "");
+        assert!(answer.text().contains("not found."));
+    }
+    let next = with(ask("y"), json!({"previous_response_id": id(&response)}));
+    let answer = cluster.post(PATH, next.to_string()).await;
+    refused(
+        &answer,
+        400,
+        "previous_response_not_found",
+        "previous_response_id",
+    );
+}
+
+#[tokio::test]
+async fn a_stream_is_numbered_and_its_end_is_stored_before_it_is_told() {
+    let cluster = one().await;
+    let told = streamed(&cluster, &ask("hello")).await;
+    let names: Vec<&str> = told
+        .iter()
+        .map(|(name, _)| name.trim_start_matches("response."))
+        .collect();
+    assert_eq!(
+        names[..4],
+        [
+            "created",
+            "in_progress",
+            "output_item.added",
+            "content_part.added"
+        ]
+    );
+    assert_eq!(
+        names[names.len() - 4..],
+        [
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+            "incomplete"
+        ]
+    );
+    let last = &told.last().unwrap().1["response"];
+    assert_eq!(told[0].1["response"]["id"], last["id"]);
+    assert_eq!(told[0].1["response"]["status"], "in_progress");
+    let again = cluster.get(&format!("{PATH}/{}", id(last))).await;
+    assert_eq!(&again.json(), last);
+    let text: String = told
+        .iter()
+        .filter_map(|(_, data)| data["delta"].as_str())
+        .collect();
+    assert_eq!(last["output"][0]["content"][0]["text"], *text);
+}
+
+#[tokio::test]
+async fn a_response_that_ends_by_itself_is_completed() {
+    let cluster = one().await;
+    let body = json!({"model": "sim", "input": "x"});
+    let told = streamed(&cluster, &body).await;
+    let (name, last) = told.last().unwrap();
+    assert_eq!(
+        (name.as_str(), &last["response"]["status"]),
+        ("response.completed", &json!("completed"))
+    );
+    assert!(last["response"]["completed_at"].is_u64());
+    assert_eq!(last["response"]["output"][0]["status"], "completed");
+    assert_eq!(cluster.create(&body).await["status"], "completed");
+}
+
+#[tokio::test]
+async fn a_chain_is_sent_whole_and_instructions_are_not_carried_over() {
+    let cluster = one().await;
+    let first = cluster
+        .create(&with(ask("one"), json!({"instructions": "old"})))
+        .await;
+    let second = cluster
+        .create(&with(
+            ask("two"),
+            json!({"previous_response_id": id(&first)}),
+        ))
+        .await;
+    assert_eq!(second["previous_response_id"], first["id"]);
+    let third = with(
+        ask("three"),
+        json!({"previous_response_id": id(&second), "instructions": "new"}),
+    );
+    let told = streamed(&cluster, &third).await;
+    let sent = cluster.sent().await;
+    assert_eq!(sent["instructions"], "new");
+    let input = sent["input"].as_array().unwrap();
+    let roles: Vec<&str> = input
+        .iter()
+        .map(|item| item["role"].as_str().unwrap())
+        .collect();
+    assert_eq!(roles, ["user", "assistant", "user", "assistant", "user"]);
+    let said = |response: &Value| response["output"][0]["content"][0]["text"].clone();
+    assert_eq!(input[1]["content"][0]["text"], said(&first));
+    assert_eq!(input[3]["content"][0]["text"], said(&second));
+    assert_eq!(
+        input[1]["status"], "completed",
+        "an incomplete one would be gone on with"
+    );
+    // Two may go on from one, and what was there stays as it was.
+    let branch = cluster
+        .create(&with(
+            ask("other"),
+            json!({"previous_response_id": id(&first)}),
+        ))
+        .await;
+    assert_eq!(cluster.sent().await["input"].as_array().unwrap().len(), 3);
+    assert_ne!(branch["id"], told[0].1["response"]["id"]);
+}
+
+#[tokio::test]
+async fn a_continuation_goes_to_the_worker_that_holds_its_history() {
+    let cluster = Cluster::fast(4).await;
+    let text = "once upon a time there was a router that remembered. ".repeat(40);
+    let mut body = ask(text);
+    let mut workers = Vec::new();
+    for _ in 0..5 {
+        let (answer, decided) = cluster.post_decided(PATH, &body.to_string()).await;
+        let response = answer.json();
+        workers.push(decided);
+        body = with(
+            ask("and then?"),
+            json!({"previous_response_id": id(&response)}),
+        );
+    }
+    for decided in &workers[1..] {
+        assert_eq!(decided.worker, workers[0].worker);
+        assert!(decided.cached_tokens > 400, "{decided:?}");
+    }
+}
+
+#[tokio::test]
+async fn calls_and_outputs_go_through_a_chain() {
+    let cluster = one().await;
+    let tools = json!({"tools": [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]});
+    let first = cluster
+        .create(&with(
+            json!({"model": "sim", "input": "weather?"}),
+            tools.clone(),
+        ))
+        .await;
+    let call = first["output"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|item| item["type"] == "function_call")
+        .unwrap();
+    assert!(call["id"].as_str().unwrap().starts_with("fc_"));
+    assert_eq!(call["status"], "completed");
+    let output =
+        json!([{"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}]);
+    let next = with(
+        json!({"model": "sim", "previous_response_id": id(&first), "input": output}),
+        tools,
+    );
+    let second = cluster.create(&next).await;
+    assert_eq!(second["output"][0]["type"], "message");
+    let input = cluster.sent().await["input"].clone();
+    assert_eq!(input[1]["arguments"], call["arguments"]);
+    assert_eq!(input[2]["output"], "sunny");
+    let wrong = with(
+        next,
+        json!({"input": [{"type": "function_call_output", "call_id": "call_x", "output": "1"}]}),
+    );
+    let answer = cluster.post(PATH, wrong.to_string()).await;
+    refused(&answer, 400, "", "input");
+    assert!(
+        answer
+            .text()
+            .contains("No tool call found for function call output with call_id call_x.")
+    );
+    let unanswered =
+        json!({"model": "sim", "previous_response_id": id(&first), "input": "never mind"});
+    let answer = cluster.post(PATH, unanswered.to_string()).await;
+    refused(&answer, 400, "", "input");
+    assert!(
+        answer
+            .text()
+            .contains("No tool output found for function call")
+    );
+}
+
+#[tokio::test]
+async fn thoughts_are_told_in_the_dialect_that_is_configured() {
+    for (dialect, name) in [
+        (ReasoningEvents::OpenAi, "response.reasoning_text.delta"),
+        (ReasoningEvents::OpenResponses, "response.reasoning.delta"),
+    ] {
+        let cluster = Cluster::start(vec![fast()], |config| {
+            config.responses.reasoning_events = dialect
+        })
+        .await;
+        let body = json!({"model": "sim", "input": "x", "reasoning": {"effort": "low"}});
+        let told = streamed(&cluster, &body).await;
+        assert!(
+            told.iter()
+                .any(|(told, data)| told == name && data["type"] == name)
+        );
+        let last = &told.last().unwrap().1["response"];
+        assert_eq!(last["output"][0]["type"], "reasoning");
+        let next = json!({"model": "sim", "input": "y", "previous_response_id": last["id"]});
+        cluster.create(&next).await;
+        assert_eq!(cluster.sent().await["input"][1]["type"], "reasoning");
+    }
+}
+
+#[tokio::test]
+async fn a_deleted_response_is_gone_for_everyone() {
+    let cluster = one().await;
+    let response = cluster.create(&ask("x")).await;
+    let path = format!("{PATH}/{}", id(&response));
+    let deleted = cluster.delete(&path).await;
+    assert_eq!(
+        deleted.json(),
+        json!({"id": id(&response), "object": "response.deleted", "deleted": true})
+    );
+    refused(&cluster.delete(&path).await, 404, "", "");
+    refused(&cluster.get(&path).await, 404, "", "");
+    let next = with(ask("y"), json!({"previous_response_id": id(&response)}));
+    let answer = cluster.post(PATH, next.to_string()).await;
+    refused(
+        &answer,
+        400,
+        "previous_response_not_found",
+        "previous_response_id",
+    );
+}
+
+#[tokio::test]
+async fn a_link_that_is_missing_is_an_error_and_never_left_out() {
+    let cluster = one().await;
+    let first = cluster.create(&ask("one")).await;
+    let second = cluster
+        .create(&with(
+            ask("two"),
+            json!({"previous_response_id": id(&first)}),
+        ))
+        .await;
+    cluster.delete(&format!("{PATH}/{}", id(&first))).await;
+    let third = with(ask("three"), json!({"previous_response_id": id(&second)}));
+    let answer = cluster.post(PATH, third.to_string()).await;
+    refused(
+        &answer,
+        400,
+        "previous_response_not_found",
+        "previous_response_id",
+    );
+}
+
+#[tokio::test]
+async fn input_items_are_listed_page_by_page() {
+    let cluster = one().await;
+    let items: Vec<Value> = (0..5)
+        .map(|it| json!({"role": "user", "content": format!("{it}")}))
+        .collect();
+    let response = cluster.create(&ask(items)).await;
+    let path = format!("{PATH}/{}/input_items", id(&response));
+    let all = cluster.get(&format!("{path}?order=asc")).await.json();
+    let ids: Vec<Value> = all["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["id"].clone())
+        .collect();
+    assert_eq!((ids.len(), &all["has_more"]), (5, &json!(false)));
+    assert_eq!(
+        all["data"][0]["content"],
+        json!([{"type": "input_text", "text": "0"}])
+    );
+    let mut listed = Vec::new();
+    let mut after = String::new();
+    loop {
+        let page = cluster.get(&format!("{path}?limit=2{after}")).await.json();
+        listed.extend(
+            page["data"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|item| item["id"].clone()),
+        );
+        if page["has_more"] == false {
+            break;
+        }
+        after = format!("&after={}", listed.last().unwrap().as_str().unwrap());
+    }
+    listed.reverse();
+    assert_eq!(listed, ids);
+    refused(
+        &cluster.get(&format!("{path}?limit=0")).await,
+        400,
+        "invalid_value",
+        "limit",
+    );
+    refused(
+        &cluster.get(&format!("{path}?after=x")).await,
+        400,
+        "invalid_value",
+        "after",
+    );
+}
+
+#[tokio::test]
+async fn an_item_is_found_by_its_id_alone() {
+    let cluster = one().await;
+    let first = cluster.create(&ask("one")).await;
+    let said = &first["output"][0];
+    let input = json!([{"role": "user", "content": "one"}, {"type": "item_reference", "id": said["id"]}, {"role": "user", "content": "two"}]);
+    cluster.create(&ask(input)).await;
+    let sent = cluster.sent().await;
+    assert_eq!(
+        sent["input"][1]["content"][0]["text"],
+        said["content"][0]["text"]
+    );
+    let unknown = ask(json!([{"type": "item_reference", "id": "msg_nobody"}]));
+    let answer = cluster.post(PATH, unknown.to_string()).await;
+    refused(&answer, 404, "", "input");
+    assert!(
+        answer
+            .text()
+            .contains("Item with id 'msg_nobody' not found. Items are not persisted")
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_asked_for_is_refused_by_its_name() {
+    let cluster = one().await;
+    let response = cluster.create(&ask("x")).await;
+    let path = format!("{PATH}/{}", id(&response));
+    for (more, code, param) in [
+        (
+            json!({"background": true}),
+            "unsupported_parameter",
+            "background",
+        ),
+        (
+            json!({"prompt": {"id": "p"}}),
+            "unsupported_parameter",
+            "prompt",
+        ),
+        (
+            json!({"request_id": "x"}),
+            "unsupported_parameter",
+            "request_id",
+        ),
+        (
+            json!({"kv_transfer_params": {}}),
+            "unsupported_parameter",
+            "kv_transfer_params",
+        ),
+        (json!({"include": ["x"]}), "invalid_value", "include[0]"),
+        (json!({"metadata": {"k": 1}}), "invalid_type", "metadata.k"),
+        (
+            json!({"previous_response_id": id(&response), "conversation": "conv_1"}),
+            "mutually_exclusive_parameters",
+            "conversation",
+        ),
+        (
+            json!({"previous_response_id": "a b"}),
+            "invalid_value",
+            "previous_response_id",
+        ),
+    ] {
+        let before = cluster.engines[0].generated().await;
+        let answer = cluster.post(PATH, with(ask("x"), more).to_string()).await;
+        refused(&answer, 400, code, param);
+        assert_eq!(cluster.engines[0].generated().await, before);
+    }
+    let answer = cluster.post(&format!("{path}/cancel"), "").await;
+    refused(&answer, 400, "", "response_id");
+    assert!(
+        answer
+            .text()
+            .contains("Cannot cancel a synchronous response.")
+    );
+    refused(
+        &cluster.get(&format!("{path}?stream=true")).await,
+        400,
+        "",
+        "stream",
+    );
+    refused(
+        &cluster.get(&format!("{path}?starting_after=3")).await,
+        400,
+        "invalid_value",
+        "starting_after",
+    );
+    refused(&cluster.get(PATH).await, 405, "method_not_allowed", "");
+}
+
+#[tokio::test]
+async fn engines_errors_come_in_the_shape_that_clients_know() {
+    let cluster = one().await;
+    let answer = cluster
+        .post(
+            PATH,
+            with(ask("x"), json!({"max_output_tokens": 0})).to_string(),
+        )
+        .await;
+    refused(&answer, 400, "", "max_output_tokens");
+    let long = ask("word ".repeat(200_000));
+    let answer = cluster.post(PATH, long.to_string()).await;
+    refused(&answer, 400, "context_length_exceeded", "input");
+    assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
+    let answer = cluster
+        .post(PATH, with(ask("x"), json!({"model": "nope"})).to_string())
+        .await;
+    refused(&answer, 404, "model_not_found", "model");
+    assert_eq!(
+        cluster.metric("warmroute_responses_in_flight", &[]).await,
+        0.0
+    );
+}
+
+#[tokio::test]
+async fn a_conversation_that_is_too_long_loses_its_oldest_items_if_asked_to() {
+    let cluster = one().await;
+    let long = json!([{"role": "user", "content": "word ".repeat(200_000)}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "short"}]);
+    let body = ask(long);
+    refused(
+        &cluster.post(PATH, body.to_string()).await,
+        400,
+        "context_length_exceeded",
+        "input",
+    );
+    let response = cluster
+        .create(&with(body, json!({"truncation": "auto"})))
+        .await;
+    assert_eq!(response["truncation"], "auto");
+    assert_eq!(cluster.sent().await["input"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn an_engine_that_breaks_off_is_told_as_failed() {
+    let cluster = one().await;
+    cluster.engines[0]
+        .fault(Faults {
+            cut_after_tokens: Some(2),
+            ..Faults::default()
+        })
+        .await;
+    let told = streamed(&cluster, &ask("x")).await;
+    let (name, last) = told.last().unwrap();
+    assert_eq!(name, "response.failed");
+    let response = &last["response"];
+    assert_eq!(
+        (&response["status"], &response["error"]["code"]),
+        (&json!("failed"), &json!("server_error"))
+    );
+    assert_eq!(response["output"][0]["status"], "incomplete");
+    assert!(
+        told.iter()
+            .any(|(name, _)| name == "response.output_item.done")
+    );
+    // What was told to have ended is there, and nobody goes on from it.
+    let again = cluster.get(&format!("{PATH}/{}", id(response))).await;
+    assert_eq!(&again.json(), response);
+    cluster.engines[0].fault(Faults::default()).await;
+    let next = with(ask("y"), json!({"previous_response_id": id(response)}));
+    refused(
+        &cluster.post(PATH, next.to_string()).await,
+        400,
+        "",
+        "previous_response_id",
+    );
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_stops_the_engine_and_leaves_nothing_behind() {
+    let cluster = Cluster::start(vec![unhurried()], |_| {}).await;
+    let body = with(ask("x"), json!({"stream": true, "max_output_tokens": 3000}));
+    let mut open = cluster.open(PATH, &body.to_string()).await;
+    let text = open.until("output_text.delta").await;
+    let id = text
+        .split("\"id\":\"")
+        .nth(1)
+        .unwrap()
+        .split('"')
+        .next()
+        .unwrap()
+        .to_owned();
+    drop(open);
+    eventually("the engine stops", async || {
+        let stats = cluster.engines[0].stats().await;
+        stats.aborted == 1 && stats.running == 0
+    })
+    .await;
+    refused(&cluster.get(&format!("{PATH}/{id}")).await, 404, "", "");
+    eventually("nothing is in flight", async || {
+        cluster.metric("warmroute_responses_in_flight", &[]).await == 0.0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_conversation_grows_by_what_its_responses_add() {
+    let cluster = one().await;
+    let made = cluster
+        .post(
+            "/v1/conversations",
+            json!({"metadata": {"a": "b"}, "items": [{"role": "user", "content": "zero"}]})
+                .to_string(),
+        )
+        .await;
+    assert_eq!(made.status, 200, "{}", made.text());
+    let conversation = made.json();
+    assert_eq!(
+        (&conversation["object"], &conversation["metadata"]),
+        (&json!("conversation"), &json!({"a": "b"}))
+    );
+    let path = format!("/v1/conversations/{}", id(&conversation));
+    assert_eq!(cluster.get(&path).await.json(), conversation);
+    let first = cluster
+        .create(&with(
+            ask("one"),
+            json!({"conversation": id(&conversation)}),
+        ))
+        .await;
+    assert_eq!(first["conversation"], json!({"id": id(&conversation)}));
+    let told = streamed(
+        &cluster,
+        &with(
+            ask("two"),
+            json!({"conversation": {"id": id(&conversation)}}),
+        ),
+    )
+    .await;
+    assert_eq!(
+        told[0].1["response"]["conversation"]["id"],
+        conversation["id"]
+    );
+    assert_eq!(cluster.sent().await["input"].as_array().unwrap().len(), 4);
+    let items = cluster.get(&format!("{path}/items?order=asc")).await.json();
+    let kinds: Vec<&str> = items["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["role"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["user", "user", "assistant", "user", "assistant"]);
+    assert_eq!(items["data"][2]["id"], first["output"][0]["id"]);
+    // One item: looked at, and deleted.
+    let item = format!("{path}/items/{}", items["data"][0]["id"].as_str().unwrap());
+    assert_eq!(cluster.get(&item).await.json(), items["data"][0]);
+    assert_eq!(cluster.delete(&item).await.json(), conversation);
+    refused(&cluster.get(&item).await, 404, "", "");
+    // More, by the client.
+    let added = cluster
+        .post(
+            &format!("{path}/items"),
+            json!({"items": [{"role": "user", "content": "x"}]}).to_string(),
+        )
+        .await
+        .json();
+    assert_eq!(
+        (&added["object"], added["data"].as_array().unwrap().len()),
+        (&json!("list"), 1)
+    );
+    let updated = cluster
+        .post(&path, json!({"metadata": {"c": "d"}}).to_string())
+        .await
+        .json();
+    assert_eq!(updated["metadata"], json!({"c": "d"}));
+    assert_eq!(cluster.get(&path).await.json(), updated);
+    refused(
+        &cluster.post(&path, "{}").await,
+        400,
+        "missing_required_parameter",
+        "metadata",
+    );
+    let many: Vec<Value> = vec![json!({"role": "user", "content": "x"}); 21];
+    refused(
+        &cluster
+            .post("/v1/conversations", json!({"items": many}).to_string())
+            .await,
+        400,
+        "invalid_value",
+        "items",
+    );
+    let deleted = cluster.delete(&path).await.json();
+    assert_eq!(
+        deleted,
+        json!({"id": id(&conversation), "object": "conversation.deleted", "deleted": true})
+    );
+    refused(&cluster.get(&path).await, 404, "", "");
+    refused(
+        &cluster
+            .post(
+                PATH,
+                with(ask("x"), json!({"conversation": id(&conversation)})).to_string(),
+            )
+            .await,
+        404,
+        "",
+        "",
+    );
+    // Its responses are their own.
+    assert_eq!(
+        cluster.get(&format!("{PATH}/{}", id(&first))).await.status,
+        200
+    );
+}
+
+#[tokio::test]
+async fn a_conversation_has_one_running_response() {
+    let cluster = Cluster::start(vec![unhurried()], |_| {}).await;
+    let conversation = cluster.post("/v1/conversations", "").await.json();
+    let body = with(
+        ask("x"),
+        json!({"conversation": id(&conversation), "stream": true, "max_output_tokens": 3000}),
+    );
+    let mut open = cluster.open(PATH, &body.to_string()).await;
+    open.until("output_text.delta").await;
+    let second = with(ask("y"), json!({"conversation": id(&conversation)}));
+    let answer = cluster.post(PATH, second.to_string()).await;
+    refused(&answer, 400, "conversation_locked", "conversation");
+    // It is given back by a client that leaves, and nothing was added.
+    drop(open);
+    let mut response = Value::Null;
+    eventually("it is free again", async || {
+        let answer = cluster.post(PATH, second.to_string()).await;
+        response = answer.json();
+        answer.status == 200
+    })
+    .await;
+    let items = cluster
+        .get(&format!("/v1/conversations/{}/items", id(&conversation)))
+        .await
+        .json();
+    assert_eq!(items["data"].as_array().unwrap().len(), 2);
+    assert_eq!(items["data"][0]["id"], response["output"][0]["id"]);
+    // An engine's refusal gives it back, too.
+    let bad = with(second.clone(), json!({"max_output_tokens": 0}));
+    assert_eq!(cluster.post(PATH, bad.to_string()).await.status, 400);
+    eventually("it is free again", async || {
+        cluster.post(PATH, second.to_string()).await.status == 200
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_may_keep_the_state_itself() {
+    let cluster = one().await;
+    let sealed = json!({"store": false, "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "low"}});
+    let first = cluster
+        .create(&with(
+            json!({"model": "sim", "input": "one"}),
+            sealed.clone(),
+        ))
+        .await;
+    let output = first["output"].as_array().unwrap();
+    let state = output.last().unwrap();
+    assert_eq!(
+        (&state["type"], &state["summary"]),
+        (&json!("reasoning"), &json!([]))
+    );
+    assert!(
+        state["encrypted_content"]
+            .as_str()
+            .unwrap()
+            .starts_with("wrc1.")
+    );
+    assert!(
+        output[0]["encrypted_content"].is_string(),
+        "its thoughts are sealed as well"
+    );
+    // The whole object back.
+    let next = with(
+        json!({"model": "sim", "input": "two", "previous_response": first}),
+        sealed.clone(),
+    );
+    let told = streamed(&cluster, &next).await;
+    let sent = cluster.sent().await["input"].clone();
+    let kinds: Vec<&str> = sent
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["type"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["message", "reasoning", "message", "message"]);
+    assert!(!sent.to_string().contains("encrypted_content"));
+    let names: Vec<&str> = told.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names[names.len() - 3..],
+        [
+            "response.output_item.added",
+            "response.output_item.done",
+            "response.completed"
+        ]
+    );
+    let second = &told.last().unwrap().1["response"];
+    let count = second["output"].as_array().unwrap().len();
+    assert_eq!(second["output"][count - 1], told[told.len() - 2].1["item"]);
+    assert_eq!(told[told.len() - 2].1["output_index"], count - 1);
+    // Its items back, as SDKs do it.
+    let mut input = vec![json!({"role": "user", "content": "one"})];
+    input.extend(output.iter().cloned());
+    input.push(json!({"role": "user", "content": "two"}));
+    cluster
+        .create(&with(
+            json!({"model": "sim", "input": input}),
+            sealed.clone(),
+        ))
+        .await;
+    assert_eq!(cluster.sent().await["input"], sent);
+    // A changed one is refused, wherever it is.
+    let mut forged = first.clone();
+    let text = state["encrypted_content"]
+        .as_str()
+        .unwrap()
+        .replace("wrc1.", "wrc1.0");
+    forged["output"].as_array_mut().unwrap().last_mut().unwrap()["encrypted_content"] = json!(text);
+    for body in [
+        json!({"model": "sim", "input": "x", "previous_response": forged}),
+        json!({"model": "sim", "input": [forged["output"][2], {"role": "user", "content": "x"}]}),
+        json!({"model": "sim", "input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAAAB"}]}),
+    ] {
+        refused(
+            &cluster.post(PATH, body.to_string()).await,
+            400,
+            "invalid_encrypted_content",
+            "",
+        );
+    }
+    let bare = json!({"model": "sim", "input": "x", "previous_response": {"object": "response", "id": "resp_1", "output": []}});
+    refused(
+        &cluster.post(PATH, bare.to_string()).await,
+        400,
+        "invalid_value",
+        "previous_response",
+    );
+}
+
+#[tokio::test]
+async fn responses_pass_byte_for_byte_where_their_state_is_kept_elsewhere() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.responses.mode = Mode::PassThrough
+    })
+    .await;
+    let body =
+        r#"{ "model": "sim", "input": "x" , "max_output_tokens": 2, "metadata": {"a":"b"} }"#;
+    let answer = cluster.post(PATH, body).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(cluster.engines[0].last_post().await.body, body);
+    assert!(answer.json().get("kv_transfer_params").is_some());
+    refused(
+        &cluster.get(&format!("{PATH}/resp_1")).await,
+        404,
+        "unknown_url",
+        "",
+    );
+}
+
+#[tokio::test]
+async fn tokens_are_counted_by_the_engine() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n";
+    let stub = Stub::start(format!("{head}{{\"token_ids\":[1, 2, 3]}}")).await;
+    let router = stub.router(|_| {}).await;
+    let path = format!("{PATH}/input_tokens");
+    let answer = client::post(router.api, &path, ask("hello").to_string()).await;
+    let expected = json!({"object": "response.input_tokens", "input_tokens": 3});
+    assert_eq!((answer.status, answer.json()), (200, expected));
+    assert!(
+        stub.last_head()
+            .starts_with("post /v1/responses/render http")
+    );
+    let empty = client::post(router.api, &path, r#"{"model":"sim"}"#).await;
+    refused(&empty, 400, "missing_required_parameter", "input");
+    let stub = Stub::start(
+        "HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\n{\"detail\":\"Not Found\"}",
+    )
+    .await;
+    let router = stub.router(|_| {}).await;
+    let answer = client::post(router.api, &path, ask("hello").to_string()).await;
+    refused(&answer, 501, "cannot_count_tokens", "");
+    assert_eq!(answer.header("x-should-retry"), "false");
+}
+
+#[tokio::test]
+async fn an_engines_answer_that_makes_no_sense_is_an_error_and_not_asked_for_again() {
+    for body in ["", "7", "{}", r#"{"status":"in_progress"}"#] {
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n";
+        let stub = Stub::start(format!("{head}{body}")).await;
+        let router = stub.router(|_| {}).await;
+        let answer = client::post(router.api, PATH, ask("hello").to_string()).await;
+        refused(&answer, 502, "engine_answer_broken", "");
+        assert_eq!(answer.header("x-should-retry"), "false");
+        // As a stream it has begun, and ends as one that failed.
+        let body = with(ask("hello"), json!({"stream": true}));
+        let answer = client::post(router.api, PATH, body.to_string()).await;
+        let told = events(answer.text());
+        assert_eq!(told.last().unwrap().0, "response.failed");
+    }
+}
+
+#[tokio::test]
+async fn what_is_another_tenants_is_not_there() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        let tenant = |name: &str, key: &str| Listed {
+            name: name.to_owned(),
+            keys: vec![Secret::new(key)],
+            ..Listed::default()
+        };
+        config.tenants = vec![tenant("a", "sk-a"), tenant("b", "sk-b")];
+    })
+    .await;
+    let send = async |key: &str, method: &str, path: &str, body: &Value| {
+        let bearer = format!("Bearer {key}");
+        let headers = [("authorization", &*bearer)];
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        client::send(cluster.router.api, method, path, &headers, body).await
+    };
+    let response = send("sk-a", "POST", PATH, &ask("x")).await.json();
+    let conversation = send("sk-a", "POST", "/v1/conversations", &json!({}))
+        .await
+        .json();
+    let unknown = "resp_000000000000000000000000000000000000000000000000";
+    for (method, below) in [
+        ("GET", ""),
+        ("DELETE", ""),
+        ("POST", "/cancel"),
+        ("GET", "/input_items"),
+    ] {
+        let of = async |id: &str| {
+            let answer = send("sk-b", method, &format!("{PATH}/{id}{below}"), &Value::Null).await;
+            (answer.status, answer.text().replace(id, ""))
+        };
+        assert_eq!(
+            of(id(&response)).await,
+            of(unknown).await,
+            "{method} {below}"
+        );
+    }
+    let next = with(ask("y"), json!({"previous_response_id": id(&response)}));
+    let answer = send("sk-b", "POST", PATH, &next).await;
+    refused(
+        &answer,
+        400,
+        "previous_response_not_found",
+        "previous_response_id",
+    );
+    let reference = ask(json!([{"type": "item_reference", "id": response["output"][0]["id"]}]));
+    refused(
+        &send("sk-b", "POST", PATH, &reference).await,
+        404,
+        "",
+        "input",
+    );
+    let body = with(ask("y"), json!({"conversation": id(&conversation)}));
+    refused(&send("sk-b", "POST", PATH, &body).await, 404, "", "");
+    assert_eq!(send("sk-a", "POST", PATH, &body).await.status, 200);
+}
+
+#[tokio::test]
+async fn operators_see_what_became_of_responses() {
+    let cluster = one().await;
+    cluster.create(&ask("x")).await;
+    cluster.create(&json!({"model": "sim", "input": "x"})).await;
+    let page = cluster.admin("/responses").await.json();
+    assert_eq!(page["responses"]["ended"]["incomplete"], 1);
+    assert_eq!(page["responses"]["ended"]["completed"], 1);
+    assert_eq!(
+        (&page["responses"]["mode"], &page["health"]["is_up"]),
+        (&json!("stateful"), &json!(true))
+    );
+    assert_eq!(page["store"]["kind"], "memory");
+    assert_eq!(cluster.admin("/readyz").await.status, 200);
+}

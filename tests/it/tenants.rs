@@ -1,0 +1,220 @@
+//! Whose requests they are: API keys, what engines see of them, and salts that keep caches apart.
+
+use serde_json::json;
+use warmroute::api::tenant::Listed;
+use warmroute::secret::Secret;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::client;
+use crate::client::Answer;
+use crate::cluster::Cluster;
+use crate::cluster::chat;
+use crate::cluster::fast;
+use crate::cluster::generating;
+
+fn tenant(name: &str, keys: &[&str], salt: &str) -> Listed {
+    Listed {
+        name: name.to_owned(),
+        keys: keys.iter().copied().map(Secret::new).collect(),
+        cache_salt: Secret::new(salt),
+    }
+}
+
+/// `a` has two keys, one of them known by its digest only (that of `sk-example`); `b` has a salt, `c` another.
+async fn cluster() -> Cluster {
+    const DIGEST: &str = "sha256:f2d4b279b82ad92867af5878fe7482caebdd7b75499868d0362a6e63ff51f046";
+    Cluster::start(vec![fast()], |config| {
+        config.tenants = vec![
+            tenant("a", &["sk-a", DIGEST], ""),
+            tenant("b", &["sk-b"], "pepper \"and\" salt"),
+            tenant("c", &["sk-c"], "sugar"),
+        ];
+    })
+    .await
+}
+
+async fn post_as(cluster: &Cluster, key: &str, path: &str, body: &str) -> Answer {
+    let bearer = format!("Bearer {key}");
+    let headers = [("authorization", &*bearer), ("x-warmroute-decision", "1")];
+    client::send(cluster.router.api, "POST", path, &headers, body.to_owned()).await
+}
+
+#[tokio::test]
+async fn without_a_known_key_nothing_is_answered_and_no_engine_asked() {
+    let cluster = cluster().await;
+    let body = chat("hi", 1, false);
+    let paths = [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/responses"),
+        ("POST", "/v1/embeddings"),
+        ("POST", "/v1/rerank"),
+        ("POST", "/rerank"),
+        ("POST", "/v2/rerank"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/sim"),
+        ("GET", "/v1/unknown"),
+        ("GET", "/"),
+    ];
+    let credentials = [
+        None,
+        Some("Bearer sk-none"),
+        Some("Bearer "),
+        Some("Basic c2stYTo="),
+        Some("sk-a"),
+    ];
+    for (method, path) in paths {
+        for authorization in credentials {
+            let mut headers = vec![("x-request-id", "mine")];
+            headers.extend(authorization.map(|value| ("authorization", value)));
+            let api = cluster.router.api;
+            let answer = client::send(api, method, path, &headers, body.clone()).await;
+            let said = format!("{method} {path} {authorization:?}: {}", answer.text());
+            assert_eq!(answer.status, 401, "{said}");
+            assert_eq!(answer.code(), "invalid_api_key", "{said}");
+            assert_eq!(
+                answer.json()["error"]["type"],
+                "invalid_request_error",
+                "{said}"
+            );
+            assert_eq!(answer.header("www-authenticate"), "Bearer", "{said}");
+            assert_eq!(answer.header("x-request-id"), "mine", "{said}");
+            assert!(!answer.text().contains("sk-none"), "{said}");
+        }
+    }
+    assert_eq!(cluster.requests().await, [0]);
+    let refused = ["status=\"401\"", "code=\"invalid_api_key\""];
+    let refused = cluster.metric("warmroute_refused_total", &refused).await;
+    assert_eq!(refused, (paths.len() * credentials.len()) as f64);
+    assert_eq!(
+        cluster.metric("warmroute_tenant_requests_total", &[]).await,
+        0.0
+    );
+}
+
+#[tokio::test]
+async fn each_key_is_its_tenants_and_goes_no_further() {
+    let cluster = cluster().await;
+    for (key, name) in [("sk-a", "a"), ("sk-example", "a"), ("sk-b", "b")] {
+        let label = format!("tenant=\"{name}\"");
+        let labels = [&*label];
+        let before = cluster
+            .metric("warmroute_tenant_requests_total", &labels)
+            .await;
+        for (path, body) in generating(2, false) {
+            let answer = post_as(&cluster, key, path, &body).await;
+            assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+            let arrival = cluster.engines[0].last_post().await;
+            assert!(
+                !arrival.headers.contains_key("authorization"),
+                "{arrival:?}"
+            );
+        }
+        let after = cluster
+            .metric("warmroute_tenant_requests_total", &labels)
+            .await;
+        assert_eq!(after, before + 3.0, "{key}");
+    }
+    let models = [("authorization", "bearer sk-a")];
+    let models = client::send(cluster.router.api, "GET", "/v1/models", &models, "").await;
+    assert_eq!(models.status, 200);
+}
+
+#[tokio::test]
+async fn a_worker_gets_its_own_key() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.tenants = vec![tenant("a", &["sk-a"], "")];
+        config.fleet.workers[0].api_key = Secret::new("engine-key");
+    })
+    .await;
+    let answer = post_as(
+        &cluster,
+        "sk-a",
+        "/v1/chat/completions",
+        &chat("hi", 1, false),
+    )
+    .await;
+    assert_eq!(answer.status, 200);
+    let arrival = cluster.engines[0].last_post().await;
+    assert_eq!(arrival.headers["authorization"], "Bearer engine-key");
+}
+
+#[tokio::test]
+async fn the_operators_pages_ask_for_no_key() {
+    let cluster = cluster().await;
+    for path in ["/healthz", "/readyz", "/metrics", "/fleet"] {
+        assert_eq!(cluster.admin(path).await.status, 200, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_tenants_salt_goes_into_what_generates_and_the_rest_stays_as_it_was() {
+    let cluster = cluster().await;
+    let sent = async |key: &str, path: &str, body: &str| {
+        let answer = post_as(&cluster, key, path, body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        cluster.engines[0].last_post().await.body_xxh3
+    };
+    let digest = |body: &str| format!("{:016x}", xxh3_64(body.as_bytes()));
+    for (path, body) in generating(1, true) {
+        let body = format!(" {body}\n");
+        let salted = body.replacen('{', r#"{"cache_salt":"pepper \"and\" salt","#, 1);
+        assert_eq!(sent("sk-b", path, &body).await, digest(&salted), "{path}");
+        assert_eq!(sent("sk-a", path, &body).await, digest(&body), "{path}");
+    }
+    let body = json!({"model": "sim", "input": "hi"}).to_string();
+    assert_eq!(sent("sk-b", "/v1/embeddings", &body).await, digest(&body));
+}
+
+#[tokio::test]
+async fn a_salted_tenant_brings_no_salt_of_its_own() {
+    let cluster = cluster().await;
+    for (path, body) in generating(1, false) {
+        for own in [
+            r#""cache_salt":"x""#,
+            r#""cache\u005fsalt":null"#,
+            r#""cache_salt":5"#,
+        ] {
+            let body = body.replacen('{', &format!("{{{own},"), 1);
+            let answer = post_as(&cluster, "sk-b", path, &body).await;
+            assert_eq!(answer.status, 400, "{path} {own}");
+            assert_eq!(
+                (&*answer.code(), &*answer.param()),
+                ("unsupported_parameter", "cache_salt")
+            );
+        }
+        // Where there is none to be kept it is the client's business.
+        let body = body.replacen('{', r#"{"cache_salt":"x","#, 1);
+        assert_eq!(
+            post_as(&cluster, "sk-a", path, &body).await.status,
+            200,
+            "{path}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_one_salted_tenant_sent_is_cold_for_another() {
+    let cluster = cluster().await;
+    let body = chat(
+        &"Once upon a time there was a router. ".repeat(40),
+        1,
+        false,
+    );
+    let held = async |key: &str| {
+        let answer = post_as(&cluster, key, "/v1/chat/completions", &body).await;
+        let decision = answer.header("x-warmroute-decision").to_owned();
+        let usage = &answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"];
+        (decision, usage.as_u64().unwrap_or(0))
+    };
+    for key in ["sk-a", "sk-b", "sk-c"] {
+        let (decision, cached) = held(key).await;
+        assert!(decision.contains("cached_tokens=0;"), "{key}: {decision}");
+        assert_eq!(cached, 0, "{key}");
+        let (decision, cached) = held(key).await;
+        assert!(!decision.contains("cached_tokens=0;"), "{key}: {decision}");
+        assert!(cached > 0, "{key}");
+    }
+}
