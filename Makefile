@@ -1,5 +1,6 @@
 # `make test` is what CI runs: it installs what the tests need and runs everything, the cheap first.
-# Needed beforehand: Rust (rustup), a C compiler, Python 3.9 or later. Node is optional.
+# Needed beforehand: Rust (rustup), a C compiler, Python 3.9 or later; redis-server, which it installs itself on Debian
+# and Ubuntu. Node is optional.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -55,16 +56,21 @@ advisories: ## Known faults of the dependencies; fetches the database.
 	.ci/cargo-deny $(DENY_VERSION) check advisories
 
 .PHONY: cargo-test
-cargo-test:
+cargo-test: redis
 	$(call heading,tests)
 	$(CARGO) test --locked --no-fail-fast
+
+# The tests start servers of their own.
+.PHONY: redis
+redis:
+	@.ci/redis-server
 
 .PHONY: unit
 unit: ## Only the unit tests.
 	$(CARGO) test --locked --lib
 
 .PHONY: it
-it: ## Only the integration tests.
+it: redis ## Only the integration tests.
 	$(CARGO) test --locked --test it
 
 # With the binary that the tests of cargo use. The limit only ends what hangs.

@@ -32,6 +32,7 @@ use crate::relay::PerModel;
 use crate::routing;
 use crate::routing::Policy;
 use crate::secret::Secret;
+use crate::store;
 
 /// The whole configuration, as `config.yaml` documents it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -45,6 +46,7 @@ pub struct Config {
     pub events: Events,
     pub predicted: predicted::Settings,
     pub relay: relay::Settings,
+    pub responses: Responses,
     pub log: observe::Settings,
     pub runtime: Runtime,
 }
@@ -187,6 +189,13 @@ pub struct Events {
     pub stream: stream::Settings,
     pub zmq: zmq::Settings,
     pub grpc: grpc::Settings,
+}
+
+/// The Responses API's state.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Responses {
+    pub store: store::Settings,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

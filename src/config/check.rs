@@ -20,6 +20,9 @@ pub(super) fn check(mut document: Document<'_>) -> Result<Config, Problems> {
         check_fleet(&config.fleet, &mut wrong);
         check_routing(config, &mut wrong);
         check_limits(config, &mut wrong);
+        for (key, message) in config.responses.store.problems() {
+            wrong(&format!("responses.store.{key}"), message);
+        }
         if let Err(error) = observe::check_level(&config.log.level) {
             wrong("log.level", error);
         }

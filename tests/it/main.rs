@@ -14,5 +14,7 @@ mod config;
 mod failures;
 mod kv_events;
 mod proxy;
+mod redis_server;
 mod routing;
+mod store_contract;
 mod stub;
