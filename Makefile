@@ -55,14 +55,16 @@ advisories: ## Known faults of the dependencies; fetches the database.
 	$(call heading,advisories)
 	.ci/cargo-deny $(DENY_VERSION) check advisories
 
-.PHONY: redis
-redis:
-	@.ci/redis
 
 .PHONY: cargo-test
 cargo-test: redis
 	$(call heading,tests)
 	$(CARGO) test --locked --no-fail-fast
+
+# The tests start servers of their own.
+.PHONY: redis
+redis:
+	@.ci/redis-server
 
 .PHONY: unit
 unit: redis ## Only the unit tests.

@@ -4,12 +4,15 @@ mod events;
 pub mod process;
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::net::TcpListener;
 use tracing::info;
 use tracing::warn;
@@ -185,12 +188,7 @@ impl App {
         });
         tasks.spawn_until_stopped(forget_lost_caches(fleet.clone(), predicted, expected));
 
-        let store = store::memory::Memory::new(
-            &store::memory::Settings::default(),
-            &store::Keep::default(),
-            &metrics,
-        );
-        let store: Arc<dyn ResponseStore> = Arc::new(store);
+        let store = store::open(&config.responses.store, &metrics)?;
         let responses = Responses::new(
             config.responses.clone(),
             store.clone(),
@@ -285,8 +283,13 @@ fn responses_page(
     let settings = &config.responses;
     let needs_store = settings.mode == Mode::Stateful && !settings.ready_without_store;
     // Counts and names are always JSON.
-    let counts = move || serde_json::to_value(responses.counts()).unwrap_or_default();
-    ResponsesPage::new(store, Box::new(counts), needs_store)
+    let counted = responses.clone();
+    let counts = move || serde_json::to_value(counted.counts()).unwrap_or_default();
+    let foretell = move |body: Bytes| -> Pin<Box<dyn Future<Output = _> + Send>> {
+        let responses = responses.clone();
+        Box::pin(async move { responses.foretell(body).await })
+    };
+    ResponsesPage::new(store, Box::new(counts), Box::new(foretell), needs_store)
 }
 
 /// What signs the state that clients keep.

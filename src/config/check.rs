@@ -27,6 +27,9 @@ pub(super) fn check(mut document: Document<'_>) -> Result<Config, Problems> {
         check_tokens(config, &mut wrong);
         check_tenants(config, &mut wrong);
         check_carrier(config, &mut wrong);
+        for (key, message) in config.responses.store.problems() {
+            wrong(&format!("responses.store.{key}"), message);
+        }
         if let Err(error) = observe::check_level(&config.log.level) {
             wrong("log.level", error);
         }

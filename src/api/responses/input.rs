@@ -108,8 +108,6 @@ impl Own {
         let mut used = FxHashSet::default();
         for (place, members) in items.into_iter().enumerate() {
             let at = || format!("{param}[{place}]");
-            // Outlives the item that is read from it.
-            let opened;
             let mut item = Item::of(members, &at)?;
             if item.kind == Kind::Reference {
                 let id = item
@@ -120,24 +118,37 @@ impl Own {
                     .ok_or_else(|| ApiError::unknown_item(&id))?;
                 item = Item::read(raw, &at())?;
             }
-            if item.kind == Kind::Reasoning
-                && let Some(sealed) = item.members.text("encrypted_content")
-                && is_ours(&sealed)
-            {
-                match opener.item(&sealed)? {
-                    Brought::Nothing => continue,
-                    Brought::Item(raw) => opened = raw,
+            let mut id_of = |item: &Item<'_>| {
+                let id = item.id().filter(|id| {
+                    keeps_ids
+                        && (1..=ID_LENGTH_MAX).contains(&id.len())
+                        && id.bytes().all(is_id_byte)
+                });
+                match id {
+                    Some(id) if used.insert(id.to_string()) => id.into_owned(),
+                    Some(_) | None => ids.input(item.prefix(), place),
                 }
-                item = Item::read(&opened, &at())?;
-            }
-            let id = item.id().filter(|id| {
-                keeps_ids && (1..=ID_LENGTH_MAX).contains(&id.len()) && id.bytes().all(is_id_byte)
-            });
-            let id = match id {
-                Some(id) if used.insert(id.to_string()) => id.into_owned(),
-                Some(_) | None => ids.input(item.prefix(), place),
             };
-            let json = normalised(&item, &id, &at)?;
+            let sealed = match item.kind {
+                Kind::Reasoning => item.members.text("encrypted_content"),
+                _ => None,
+            };
+            let (id, json) = match sealed.filter(|sealed| is_ours(sealed)) {
+                None => {
+                    let id = id_of(&item);
+                    let json = normalised(&item, &id, &at)?;
+                    (id, json)
+                }
+                Some(sealed) => match opener.item(&sealed)? {
+                    Brought::Nothing => continue,
+                    Brought::Item(raw) => {
+                        let item = Item::read(&raw, &at())?;
+                        let id = id_of(&item);
+                        let json = normalised(&item, &id, &at)?;
+                        (id, json)
+                    }
+                },
+            };
             own.items.push(OwnItem { id, json });
         }
         Ok(own)
