@@ -162,12 +162,7 @@ impl App {
         });
         tasks.spawn_until_stopped(forget_lost_caches(fleet.clone(), predicted, expected));
 
-        let store = store::memory::Memory::new(
-            &store::memory::Settings::default(),
-            &store::Keep::default(),
-            &metrics,
-        );
-        let store: Arc<dyn ResponseStore> = Arc::new(store);
+        let store = store::open(&config.responses.store, &metrics)?;
         let responses = Responses::new(
             config.responses.clone(),
             store.clone(),

@@ -158,6 +158,38 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &["admin.listen: is the API's address"],
     );
     check(
+        &minimal("responses: {store: {kind: disk}}"),
+        &["responses.store.kind"],
+    );
+    check(
+        &minimal("responses: {store: {kind: redis}}"),
+        &[
+            "responses.store.redis.urls: list at least one redis:// address",
+            "responses.carrier.keys: is empty",
+        ],
+    );
+    check(
+        &minimal(
+            "responses:\n  store:\n    kind: redis\n    lease: {beat_ms: 9000}\n    memory: {records_max: 1}\n    redis:\n      \
+             mode: cluster\n      urls: ['redis://a:1', 'rediss://b', 'redis://u:secret@c:1', d]\n      master: m\n      \
+             database: 2\n      username: u\n      prefix: '{x}'\n      read_timeout_ms: 0\n      tls: {key_file: k}",
+        ),
+        &[
+            "responses.store.lease.beat_ms: must be at most half",
+            "responses.store.memory.records_max: must be at least 2",
+            "responses.store.redis.urls: must be all redis:// or all rediss://",
+            "responses.store.redis.urls[2]: must have no user or password in it",
+            "responses.store.redis.urls[3]: must look like redis://host:6379",
+            "responses.store.redis.master: is for mode sentinel alone",
+            "responses.store.redis.database: a cluster has only database 0",
+            "responses.store.redis.username: is given without a password",
+            "responses.store.redis.prefix: must be up to 64 characters without braces",
+            "responses.store.redis.read_timeout_ms: must be at least 1",
+            "responses.store.redis.tls: certificate_file and key_file go together",
+            "responses.carrier.keys: is empty",
+        ],
+    );
+    check(
         &minimal("relay: {attempts_max: 0}"),
         &["relay.attempts_max: must be at least 1"],
     );

@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::events::ReasoningEvents;
 use super::input::UnsupportedItems;
 use crate::carrier;
+use crate::store;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -24,6 +25,7 @@ pub struct Settings {
     pub answer_bytes_max: u64,
     /// How long a conversation stays locked after its response's router has vanished.
     pub conversation_lease_ms: u64,
+    pub store: store::Settings,
     pub carrier: carrier::Settings,
 }
 
@@ -65,6 +67,7 @@ impl Default for Settings {
             answer_bytes_max: 16 << 20,
             // Renewed while it is needed; a lost router costs a conversation so much time.
             conversation_lease_ms: 30_000,
+            store: store::Settings::default(),
             carrier: carrier::Settings::default(),
         }
     }
