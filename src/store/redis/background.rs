@@ -353,6 +353,9 @@ impl Redis {
                 self.later(Request::Command(forget));
             }
         }
+        // One that was released may be on two lists for a moment.
+        orphans.sort_by_key(|orphan| orphan.key);
+        orphans.dedup();
         Ok(orphans)
     }
 
@@ -393,7 +396,6 @@ impl Redis {
 
     pub(super) async fn adopt_orphan(&self, orphan: Orphan, by: Owner) -> Result<Adoption, Error> {
         if let Some(owner) = orphan.owner
-            && owner != by
             && self.is_alive(owner).await?
         {
             return Ok(Adoption::Raced);
@@ -431,12 +433,13 @@ impl Redis {
             "gone" => Adoption::Gone,
             other => return Err(reply.unexpected(other)),
         };
+        // A note of what was not adopted is cleared away by whoever looks through it.
         if let Adoption::Adopted(_) = adoption {
             // Somebody may have cleared the first note between it and the adoption.
             self.index(fence, key).await?;
-            self.unindex(orphan.owner, key);
-        } else {
-            self.unindex(Some(by), key);
+            if orphan.owner != Some(by) {
+                self.unindex(orphan.owner, key);
+            }
         }
         Ok(adoption)
     }
@@ -449,7 +452,12 @@ impl Redis {
             note.arg(self.keys.running(None)).arg(member(key));
             // Until it is on the list of nobody's it stays on its owner's.
             if self.ask(Kind::Write, Request::Command(note)).await.is_ok() {
-                self.unindex(Some(fence.owner), key);
+                // Not later: it may adopt it again.
+                let mut forget = redis::cmd("SREM");
+                forget
+                    .arg(self.keys.running(Some(fence.owner)))
+                    .arg(member(key));
+                let _ = self.ask(Kind::Write, Request::Command(forget)).await;
             }
         }
         Ok(cas)

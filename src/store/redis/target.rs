@@ -72,10 +72,12 @@ pub(super) enum Wire {
 
 impl Wire {
     pub(super) async fn one(&mut self, command: &Cmd) -> RedisResult<Value> {
-        match self {
+        let answer = match self {
             Self::One(connection) => connection.req_packed_command(command).await,
             Self::Cluster(connection) => connection.req_packed_command(command).await,
-        }
+        };
+        // What the server refused comes as a value.
+        answer?.extract_error()
     }
 
     pub(super) fn is_cluster(&self) -> bool {

@@ -1,0 +1,262 @@
+//! Redis servers of the tests' own, on free ports: started, paused, killed, started again.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Child;
+use std::process::Command;
+use std::process::Stdio;
+
+use crate::cluster::eventually;
+
+/// One `redis-server`, or a sentinel. It ends with this.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Option<Child>,
+    pub(crate) port: u16,
+    directory: PathBuf,
+    arguments: Vec<String>,
+    /// How `redis-cli` gets in.
+    entry: Vec<String>,
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+impl Server {
+    /// Keeps nothing over a restart.
+    pub(crate) async fn start() -> Self {
+        Self::with(&[], &[]).await
+    }
+
+    /// Writes all to disk before it answers.
+    pub(crate) async fn durable() -> Self {
+        Self::with(&["--appendonly", "yes", "--appendfsync", "always"], &[]).await
+    }
+
+    /// `PORT` and `BUS` in the arguments stand for the ports that are found.
+    pub(crate) async fn with(arguments: &[&str], entry: &[&str]) -> Self {
+        loop {
+            let mut server = Self::prepared(arguments, entry);
+            // Somebody else may have taken a port that was free before.
+            if server.has_begun().await {
+                return server;
+            }
+        }
+    }
+
+    /// Of a cluster that is not made yet.
+    async fn node() -> Self {
+        let arguments = [
+            "--cluster-enabled",
+            "yes",
+            "--cluster-node-timeout",
+            "1000",
+            "--cluster-port",
+            "BUS",
+        ];
+        Self::with(&arguments, &[]).await
+    }
+
+    /// A sentinel that gives `master` half a second.
+    pub(crate) async fn sentinel(master: &Self) -> Self {
+        let mut server = Self::prepared(&[], &[]);
+        let text = format!(
+            "sentinel monitor main 127.0.0.1 {} 1\nsentinel down-after-milliseconds main 500\n\
+             sentinel failover-timeout main 2000\n",
+            master.port
+        );
+        let file = server.directory.join("sentinel.conf");
+        std::fs::write(&file, text).unwrap();
+        server.arguments = vec![file.display().to_string(), "--sentinel".to_owned()];
+        server.run().await;
+        server
+    }
+
+    fn prepared(arguments: &[&str], entry: &[&str]) -> Self {
+        let name = format!("warmroute-redis-{:016x}", fastrand::u64(..));
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let (port, bus) = (free_port(), free_port());
+        let filled = |text: &&str| match *text {
+            "PORT" => port.to_string(),
+            "BUS" => bus.to_string(),
+            text => text.to_owned(),
+        };
+        Self {
+            child: None,
+            port,
+            directory,
+            arguments: arguments.iter().map(filled).collect(),
+            entry: entry.iter().map(filled).collect(),
+        }
+    }
+
+    /// On the same port as before.
+    pub(crate) async fn run(&mut self) {
+        assert!(self.has_begun().await, "its port was taken");
+    }
+
+    /// False if it ended at once.
+    async fn has_begun(&mut self) -> bool {
+        let log = File::create(self.directory.join("log")).unwrap();
+        let mut command = Command::new("redis-server");
+        command
+            .args(&self.arguments)
+            .arg("--dir")
+            .arg(&self.directory);
+        if !self.arguments.iter().any(|argument| argument == "--port") {
+            command.arg("--port").arg(self.port.to_string());
+        }
+        let mut child = command
+            .args(["--bind", "127.0.0.1", "--save", "", "--daemonize", "no"])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .expect("redis-server is installed (`make test` does)");
+        let mut is_over = false;
+        eventually("redis-server answers", async || {
+            is_over = child.try_wait().unwrap().is_some();
+            is_over || self.cli(&["ping"]).contains("PONG")
+        })
+        .await;
+        self.child = Some(child);
+        !is_over
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// What `redis-cli` prints.
+    pub(crate) fn cli(&self, arguments: &[&str]) -> String {
+        let output = Command::new("redis-cli")
+            .args(["-h", "127.0.0.1", "-p", &self.port.to_string()])
+            .args(&self.entry)
+            .args(arguments)
+            .stderr(Stdio::null())
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// What clients send from now on until the returned is asked; what scripts do is not told.
+    pub(crate) async fn listen(&self) -> Listening<'_> {
+        let file = self.directory.join("monitor");
+        let child = Command::new("redis-cli")
+            .args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "monitor"])
+            .stdin(Stdio::null())
+            .stdout(File::create(&file).unwrap())
+            .spawn()
+            .unwrap();
+        let listening = Listening {
+            server: self,
+            child,
+            file,
+        };
+        eventually("it listens", async || !listening.text().is_empty()).await;
+        listening
+    }
+
+    fn signal(&self, signal: &str) {
+        let id = self.child.as_ref().unwrap().id().to_string();
+        let sent = Command::new("kill").args([signal, &id]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Connections stay open, and nobody answers on them.
+    pub(crate) fn pause(&self) {
+        self.signal("-STOP");
+    }
+
+    pub(crate) fn wake(&self) {
+        self.signal("-CONT");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// See [`Server::listen`].
+pub(crate) struct Listening<'a> {
+    server: &'a Server,
+    child: Child,
+    file: PathBuf,
+}
+
+impl Listening<'_> {
+    fn text(&self) -> String {
+        std::fs::read_to_string(&self.file).unwrap()
+    }
+
+    /// The names of the commands, in lower case.
+    pub(crate) async fn commands(self) -> Vec<String> {
+        self.server.cli(&["echo", "the end"]);
+        eventually("all is heard", async || self.text().contains("\"the end\"")).await;
+        let text = self.text();
+        let told = text
+            .lines()
+            .filter(|line| line.contains('[') && !line.contains(" lua]"));
+        let name = |line: &str| line.split('"').nth(1).unwrap_or_default().to_lowercase();
+        let mut names: Vec<String> = told.map(name).collect();
+        // The last is our own.
+        names.pop();
+        names
+    }
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Three masters with a replica each.
+pub(crate) async fn cluster() -> Vec<Server> {
+    let mut nodes = Vec::new();
+    for _ in 0..6 {
+        nodes.push(Server::node().await);
+    }
+    let addresses: Vec<String> = nodes
+        .iter()
+        .map(|node| format!("127.0.0.1:{}", node.port))
+        .collect();
+    let made = Command::new("redis-cli")
+        .args(["--cluster", "create"])
+        .args(&addresses)
+        .args(["--cluster-replicas", "1", "--cluster-yes"])
+        .output()
+        .unwrap();
+    assert!(
+        made.status.success(),
+        "{}",
+        String::from_utf8_lossy(&made.stdout)
+    );
+    eventually("the cluster is whole, replicas too", async || {
+        nodes
+            .iter()
+            .all(|node| node.cli(&["cluster", "info"]).contains("cluster_state:ok"))
+            && nodes[0].cli(&["cluster", "nodes"]).matches("slave").count() == 3
+            && nodes
+                .iter()
+                .filter(|node| node.cli(&["role"]).starts_with("slave"))
+                .all(|node| node.cli(&["role"]).contains("connected"))
+    })
+    .await;
+    nodes
+}

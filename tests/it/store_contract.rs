@@ -1,0 +1,221 @@
+//! What every response store must do, held against each: the memory store, and Redis as servers that
+//! the tests start.
+
+mod conversations;
+mod faults;
+mod model;
+mod responses;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use warmroute::ids::ConversationId;
+use warmroute::ids::ResponseId;
+use warmroute::ids::Root;
+use warmroute::ids::Tenant;
+use warmroute::observe::metrics::Registry;
+use warmroute::store::Batch;
+use warmroute::store::Cancel;
+use warmroute::store::ConversationKey;
+use warmroute::store::Fence;
+use warmroute::store::Final;
+use warmroute::store::Hint;
+use warmroute::store::HistoryMax;
+use warmroute::store::Keep;
+use warmroute::store::Key;
+use warmroute::store::NewRecord;
+use warmroute::store::Owner;
+use warmroute::store::Past;
+use warmroute::store::ResponseStore;
+use warmroute::store::Status;
+use warmroute::store::Token;
+use warmroute::store::memory::Memory;
+use warmroute::store::record::Begin;
+use warmroute::store::record::Content;
+use warmroute::store::record::Retention;
+use warmroute::store::redis;
+use warmroute::store::redis::Redis;
+
+use crate::redis_server::Server;
+
+type Store = Arc<dyn ResponseStore>;
+
+/// A store as two replicas see it. In memory it is one.
+struct Pair {
+    a: Store,
+    b: Store,
+    _server: Option<Server>,
+}
+
+fn keep() -> Keep {
+    Keep {
+        log_bytes_max: 1_000,
+        ..Keep::default()
+    }
+}
+
+fn in_memory(keep: &Keep) -> Pair {
+    let store = Memory::new(&Default::default(), keep, &Registry::default());
+    let store: Store = Arc::new(store);
+    Pair {
+        a: store.clone(),
+        b: store,
+        _server: None,
+    }
+}
+
+fn at(server: &Server) -> redis::Settings {
+    redis::Settings {
+        urls: vec![server.url()],
+        // A machine that builds and tests at once is slow at times, and that is no fact about the store.
+        read_timeout_ms: 5_000,
+        write_timeout_ms: 5_000,
+        ..redis::Settings::default()
+    }
+}
+
+fn open(settings: &redis::Settings, keep: &Keep) -> Store {
+    Arc::new(Redis::open(settings, keep, &Registry::default()).unwrap())
+}
+
+async fn in_redis(keep: &Keep) -> Pair {
+    let server = Server::start().await;
+    let settings = at(&server);
+    Pair {
+        a: open(&settings, keep),
+        b: open(&settings, keep),
+        _server: Some(server),
+    }
+}
+
+/// The same check on each store.
+async fn on_each(check: impl AsyncFn(&Pair)) {
+    on_each_with(&keep(), check).await;
+}
+
+async fn on_each_with(keep: &Keep, check: impl AsyncFn(&Pair)) {
+    eprintln!("in memory");
+    check(&in_memory(keep)).await;
+    eprintln!("in Redis");
+    check(&in_redis(keep).await).await;
+}
+
+fn tenant() -> Tenant {
+    Tenant::tagged(0xabc)
+}
+
+/// A response that nobody has made, alone in its chain.
+fn new_key() -> Key {
+    Key {
+        tenant: tenant(),
+        id: ResponseId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
+    }
+}
+
+/// One that continues `key`.
+fn child(key: Key) -> Key {
+    Key {
+        id: ResponseId::new(key.id.root(), fastrand::u128(..)),
+        ..key
+    }
+}
+
+fn new_conversation_key() -> ConversationKey {
+    ConversationKey {
+        tenant: tenant(),
+        id: ConversationId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
+    }
+}
+
+fn token() -> Token {
+    Token(fastrand::u64(..))
+}
+
+fn hint() -> Hint {
+    Hint {
+        model: "model".into(),
+        worker: Some("worker \"7\"".into()),
+    }
+}
+
+const OWNER: Owner = Owner(0xa);
+const OTHER: Owner = Owner(0xb);
+const FENCE: Fence = Fence {
+    owner: OWNER,
+    epoch: 1,
+};
+const LEASE: Duration = Duration::from_secs(60);
+const ANY: HistoryMax = HistoryMax {
+    turns: 10_000,
+    bytes: 1 << 40,
+};
+
+fn record(begin: Begin) -> NewRecord {
+    NewRecord {
+        token: token(),
+        past: None,
+        hint: hint(),
+        input: Bytes::from_static(br#"[{"in":1}]"#),
+        content: Content {
+            response: Bytes::from_static(br#"{"id":"r"}"#),
+            output: Bytes::from_static(br#"[{"out":1}]"#),
+        },
+        begin,
+    }
+}
+
+fn finished() -> NewRecord {
+    let status = Status::Completed;
+    record(Begin::Finished { status })
+}
+
+fn continuing(past: Past) -> NewRecord {
+    NewRecord {
+        past: Some(past),
+        ..finished()
+    }
+}
+
+fn queued() -> NewRecord {
+    kept_as(Retention::Stored)
+}
+
+fn kept_as(retention: Retention) -> NewRecord {
+    record(Begin::Background {
+        fence: FENCE,
+        retention,
+        streams: true,
+        request: Bytes::from_static(b"{\"request\":1}"),
+    })
+}
+
+fn ending(status: Status) -> Final {
+    Final {
+        token: token(),
+        status,
+        content: Content {
+            response: Bytes::from_static(b"{\"final\":1}"),
+            output: Bytes::from_static(b"[\"final\"]"),
+        },
+        hint: hint(),
+        batch: None,
+        cut: Bytes::from_static(b"cut"),
+    }
+}
+
+fn cancelling() -> Cancel {
+    Cancel {
+        token: token(),
+        response: Bytes::from_static(b"{\"cancelled\":1}"),
+        event: Bytes::from_static(b"cancelled"),
+    }
+}
+
+fn batch(first: u64, last: u64) -> Batch {
+    Batch {
+        first,
+        last,
+        bytes: format!("{first}..={last}").into(),
+    }
+}

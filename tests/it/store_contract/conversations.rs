@@ -1,0 +1,329 @@
+//! Conversations: made, filled, paged, locked, deleted.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use warmroute::store::Claim;
+use warmroute::store::Error;
+use warmroute::store::Item;
+use warmroute::store::Items;
+use warmroute::store::Lock;
+use warmroute::store::NewConversation;
+use warmroute::store::One;
+use warmroute::store::Page;
+use warmroute::store::Put;
+use warmroute::store::conversation::Order;
+
+use super::*;
+use crate::cluster::eventually;
+
+fn item(number: usize) -> Item {
+    Item {
+        id: format!("msg_{number}").into(),
+        json: format!("{{\"n\":{number}}}").into(),
+    }
+}
+
+fn items(numbers: std::ops::Range<usize>) -> Vec<Item> {
+    numbers.map(item).collect()
+}
+
+fn new(items: Vec<Item>) -> NewConversation {
+    NewConversation {
+        token: token(),
+        object: Bytes::from_static(b"{\"conversation\":1}"),
+        items,
+    }
+}
+
+fn found(items: Vec<Item>) -> Items {
+    Items::Found {
+        items,
+        has_more: false,
+    }
+}
+
+const ALL: u64 = 1 << 40;
+
+#[tokio::test]
+async fn a_conversation_is_made_once_changed_and_deleted() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_conversation_key();
+        assert_eq!(a.conversation(key).await.unwrap(), None);
+        let conversation = new(items(0..2));
+        a.create_conversation(key, conversation.clone())
+            .await
+            .unwrap();
+        // Its answer was lost.
+        a.create_conversation(key, conversation.clone())
+            .await
+            .unwrap();
+        assert_eq!(
+            a.create_conversation(key, new(vec![])).await,
+            Err(Error::Exists)
+        );
+        assert_eq!(
+            b.conversation(key).await.unwrap(),
+            Some(conversation.object)
+        );
+        assert_eq!(b.all_items(key, ALL).await.unwrap(), found(items(0..2)));
+        let changed = Bytes::from_static(b"{\"conversation\":2}");
+        assert!(b.update_conversation(key, changed.clone()).await.unwrap());
+        assert_eq!(a.conversation(key).await.unwrap(), Some(changed));
+        let foreign = ConversationKey {
+            tenant: Tenant::tagged(1),
+            ..key
+        };
+        assert_eq!(a.conversation(foreign).await.unwrap(), None);
+        assert!(!a.delete_conversation(foreign).await.unwrap());
+        assert!(a.delete_conversation(key).await.unwrap());
+        assert!(!b.delete_conversation(key).await.unwrap());
+        assert!(!b.update_conversation(key, Bytes::new()).await.unwrap());
+        assert_eq!(b.conversation(key).await.unwrap(), None);
+        assert_eq!(b.all_items(key, ALL).await.unwrap(), Items::Gone);
+        assert_eq!(
+            b.add_items(key, token(), items(0..1)).await.unwrap(),
+            Put::Gone
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn items_are_added_at_the_end_all_or_none() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_conversation_key();
+        a.create_conversation(key, new(items(0..2))).await.unwrap();
+        let first = token();
+        assert_eq!(
+            a.add_items(key, first, items(2..5)).await.unwrap(),
+            Put::Done
+        );
+        // Its answer was lost.
+        assert_eq!(
+            a.add_items(key, first, items(2..5)).await.unwrap(),
+            Put::Done
+        );
+        let taken = Put::Taken("msg_4".into());
+        assert_eq!(
+            b.add_items(key, token(), vec![item(9), item(4)])
+                .await
+                .unwrap(),
+            taken
+        );
+        assert_eq!(
+            b.add_items(key, token(), vec![item(4), item(4)])
+                .await
+                .unwrap(),
+            taken
+        );
+        assert_eq!(b.all_items(key, ALL).await.unwrap(), found(items(0..5)));
+        let bytes: usize = items(0..5)
+            .iter()
+            .map(|item| item.id.len() + item.json.len())
+            .sum();
+        let bytes = bytes as u64;
+        assert_eq!(b.all_items(key, bytes).await.unwrap(), found(items(0..5)));
+        assert_eq!(
+            b.all_items(key, bytes - 1).await.unwrap(),
+            Items::TooLarge { bytes }
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn pages_go_through_all_items_in_either_order() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_conversation_key();
+        a.create_conversation(key, new(items(0..20))).await.unwrap();
+        assert_eq!(
+            a.add_items(key, token(), items(20..33)).await.unwrap(),
+            Put::Done
+        );
+        for order in [Order::OldestFirst, Order::NewestFirst] {
+            let mut seen = Vec::new();
+            let mut after = None;
+            loop {
+                let page = Page {
+                    after,
+                    limit: 7,
+                    order,
+                };
+                let Items::Found { items, has_more } = b.items(key, page).await.unwrap() else {
+                    panic!("not found");
+                };
+                after = items.last().map(|item| item.id.clone());
+                seen.extend(items);
+                if !has_more {
+                    break;
+                }
+            }
+            if order == Order::NewestFirst {
+                seen.reverse();
+            }
+            assert_eq!(seen, items(0..33));
+        }
+        let page = |after: &str, limit| Page {
+            after: Some(after.into()),
+            limit,
+            order: Order::OldestFirst,
+        };
+        let whole = b.items(key, page("msg_25", 7)).await.unwrap();
+        assert_eq!(whole, found(items(26..33)));
+        assert_eq!(
+            b.items(key, page("msg_32", 7)).await.unwrap(),
+            found(vec![])
+        );
+        assert_eq!(
+            b.items(key, page("msg_99", 7)).await.unwrap(),
+            Items::UnknownAfter
+        );
+        let gone = new_conversation_key();
+        assert_eq!(b.items(gone, page("msg_1", 7)).await.unwrap(), Items::Gone);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_item_is_read_and_deleted_by_its_id() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_conversation_key();
+        let conversation = new(items(0..3));
+        a.create_conversation(key, conversation.clone())
+            .await
+            .unwrap();
+        assert_eq!(
+            b.item(key, "msg_1").await.unwrap(),
+            One::Found(item(1).json)
+        );
+        let object = One::Found(conversation.object);
+        assert_eq!(b.delete_item(key, "msg_1").await.unwrap(), object);
+        assert_eq!(a.item(key, "msg_1").await.unwrap(), One::NoItem);
+        assert_eq!(a.delete_item(key, "msg_1").await.unwrap(), One::NoItem);
+        assert_eq!(
+            a.all_items(key, ALL).await.unwrap(),
+            found(vec![item(0), item(2)])
+        );
+        // Its id is free, and it comes last now.
+        assert_eq!(
+            a.add_items(key, token(), vec![item(1)]).await.unwrap(),
+            Put::Done
+        );
+        let all = found(vec![item(0), item(2), item(1)]);
+        assert_eq!(b.all_items(key, ALL).await.unwrap(), all);
+        let gone = new_conversation_key();
+        assert_eq!(b.item(gone, "msg_1").await.unwrap(), One::Gone);
+        assert_eq!(b.delete_item(gone, "msg_1").await.unwrap(), One::Gone);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn large_items_come_back_whole() {
+    on_each_with(&Keep::default(), async |Pair { a, b, .. }| {
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut large = |id: &str| Item {
+            id: id.into(),
+            json: (0..2 << 20).map(|_| random.u8(..)).collect(),
+        };
+        let (key, first, second) = (new_conversation_key(), large("1"), large("2"));
+        a.create_conversation(key, new(vec![first.clone()]))
+            .await
+            .unwrap();
+        let more = vec![item(7), second.clone()];
+        assert_eq!(a.add_items(key, token(), more).await.unwrap(), Put::Done);
+        let taken = a
+            .add_items(key, token(), vec![second.clone()])
+            .await
+            .unwrap();
+        assert_eq!(taken, Put::Taken("2".into()));
+        assert_eq!(
+            b.item(key, "2").await.unwrap(),
+            One::Found(second.json.clone())
+        );
+        let all = found(vec![first, item(7), second.clone()]);
+        assert!(b.all_items(key, ALL).await.unwrap() == all);
+        assert!(matches!(
+            b.delete_item(key, "1").await.unwrap(),
+            One::Found(_)
+        ));
+        assert!(b.all_items(key, ALL).await.unwrap() == found(vec![item(7), second]));
+        let too_large = Item {
+            id: "3".into(),
+            json: vec![b'x'; 64 << 20].into(),
+        };
+        let refused = a.add_items(key, token(), vec![too_large]).await;
+        assert!(
+            matches!(refused, Err(Error::TooLarge { .. })),
+            "{refused:?}"
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_response_at_a_time_has_the_lock() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_conversation_key();
+        let claim = |token| Claim {
+            token,
+            lease: LEASE,
+        };
+        let (mine, theirs) = (token(), token());
+        assert_eq!(a.lock(key, claim(mine)).await.unwrap(), Lock::Gone);
+        a.create_conversation(key, new(vec![])).await.unwrap();
+        assert_eq!(a.lock(key, claim(mine)).await.unwrap(), Lock::Locked);
+        assert_eq!(a.lock(key, claim(mine)).await.unwrap(), Lock::Locked);
+        assert_eq!(b.lock(key, claim(theirs)).await.unwrap(), Lock::Busy);
+        assert_eq!(
+            b.commit(key, theirs, items(0..1)).await.unwrap(),
+            Put::Unlocked
+        );
+        b.unlock(key, theirs).await.unwrap();
+        assert_eq!(b.lock(key, claim(theirs)).await.unwrap(), Lock::Busy);
+        assert_eq!(a.commit(key, mine, items(0..2)).await.unwrap(), Put::Done);
+        // Its answer was lost, and meanwhile another has the lock.
+        assert_eq!(b.lock(key, claim(theirs)).await.unwrap(), Lock::Locked);
+        assert_eq!(a.commit(key, mine, items(0..2)).await.unwrap(), Put::Done);
+        assert_eq!(b.lock(key, claim(mine)).await.unwrap(), Lock::Busy);
+        b.unlock(key, theirs).await.unwrap();
+        assert_eq!(b.lock(key, claim(mine)).await.unwrap(), Lock::Locked);
+        assert_eq!(b.all_items(key, ALL).await.unwrap(), found(items(0..2)));
+        assert!(b.delete_conversation(key).await.unwrap());
+        assert_eq!(
+            b.commit(key, token(), items(5..6)).await.unwrap(),
+            Put::Gone
+        );
+        b.unlock(key, mine).await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lock_whose_lease_ran_out_is_the_next_ones() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_conversation_key();
+        a.create_conversation(key, new(vec![])).await.unwrap();
+        let (mine, theirs) = (token(), token());
+        let brief = Claim {
+            token: mine,
+            lease: Duration::from_millis(100),
+        };
+        assert_eq!(a.lock(key, brief).await.unwrap(), Lock::Locked);
+        let claim = Claim {
+            token: theirs,
+            lease: LEASE,
+        };
+        eventually("the lease runs out", async || {
+            b.lock(key, claim).await.unwrap() == Lock::Locked
+        })
+        .await;
+        assert_eq!(
+            a.commit(key, mine, items(0..1)).await.unwrap(),
+            Put::Unlocked
+        );
+        assert_eq!(b.commit(key, theirs, items(0..1)).await.unwrap(), Put::Done);
+    })
+    .await;
+}

@@ -1,0 +1,513 @@
+//! Redis that is slow, stopped, killed, empty, full, or another than before.
+
+use std::time::Duration;
+
+use warmroute::observe::metrics::Registry;
+use warmroute::secret::Secret;
+use warmroute::store::Cas;
+use warmroute::store::Error;
+use warmroute::store::History;
+use warmroute::store::redis::Mode;
+use warmroute::store::redis::Settings;
+use warmroute::store::redis::Tls;
+
+use super::*;
+use crate::cluster::eventually;
+use crate::redis_server;
+
+/// Settings under which a failure shows soon.
+fn impatient(server: &Server) -> Settings {
+    Settings {
+        read_timeout_ms: 200,
+        write_timeout_ms: 400,
+        connect_timeout_ms: 1_000,
+        ..at(server)
+    }
+}
+
+fn is_unavailable<T>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Unavailable { .. }))
+}
+
+fn may_be_written<T>(result: &Result<T, Error>) -> bool {
+    matches!(
+        result,
+        Err(Error::Unavailable { .. } | Error::Unknown { .. })
+    )
+}
+
+#[tokio::test]
+async fn a_killed_redis_makes_nothing_missing_and_comes_back_with_all() {
+    let mut server = Server::durable().await;
+    let store = open(&impatient(&server), &keep());
+    let (key, running) = (new_key(), new_key());
+    store.create(key, finished()).await.unwrap();
+    store.create(running, queued()).await.unwrap();
+    server.kill();
+    for _ in 0..20 {
+        assert!(is_unavailable(&store.get(key).await));
+        assert!(is_unavailable(&store.history(key, ANY).await));
+        assert!(is_unavailable(&store.input(new_key()).await));
+        assert!(is_unavailable(&store.events(running, None, 9).await));
+        assert!(may_be_written(&store.delete(key).await));
+        assert!(may_be_written(&store.cancel(running, cancelling()).await));
+        assert!(may_be_written(
+            &store.append(running, FENCE, batch(0, 0)).await
+        ));
+        assert!(is_unavailable(&store.admit().await) && !store.health().is_up);
+    }
+    let why = store.health().why;
+    assert!(!why.is_empty());
+    server.run().await;
+    eventually("it is there again", async || store.get(key).await.is_ok()).await;
+    assert!(matches!(
+        store.history(key, ANY).await,
+        Ok(History::Found(_))
+    ));
+    // Its scripts are sent again.
+    assert_eq!(
+        store.append(running, FENCE, batch(0, 0)).await,
+        Ok(Cas::Done)
+    );
+    assert!(store.admit().await.is_ok() && store.health().is_up);
+}
+
+#[tokio::test]
+async fn a_redis_that_comes_back_empty_has_lost_all_and_nothing_is_brought_back() {
+    let mut server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let (key, running) = (new_key(), new_key());
+    store.create(key, finished()).await.unwrap();
+    store.create(running, queued()).await.unwrap();
+    server.kill();
+    server.run().await;
+    eventually("it answers", async || store.get(key).await.is_ok()).await;
+    assert!(store.get(key).await.unwrap().is_none());
+    assert_eq!(store.history(key, ANY).await, Ok(History::Missing(key.id)));
+    assert_eq!(
+        store.append(running, FENCE, batch(0, 0)).await,
+        Ok(Cas::Gone)
+    );
+    let end = ending(Status::Completed);
+    assert_eq!(store.finalize(running, FENCE, end).await, Ok(Cas::Gone));
+    assert!(store.get(running).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_write_that_was_sent_and_not_answered_is_told_as_unknown_and_may_be_repeated() {
+    let server = Server::start().await;
+    let settings = Settings {
+        breaker: redis::Breaker {
+            failures: 1_000,
+            ..redis::Breaker::default()
+        },
+        ..impatient(&server)
+    };
+    let store = open(&settings, &keep());
+    let (key, new) = (new_key(), finished());
+    // So that its script is known there.
+    store.create(new_key(), finished()).await.unwrap();
+    server.pause();
+    assert!(is_unavailable(&store.get(key).await));
+    let unanswered = store.create(key, new.clone()).await;
+    assert!(
+        matches!(unanswered, Err(Error::Unknown { .. })),
+        "{unanswered:?}"
+    );
+    server.wake();
+    // It had been done: another finds the id taken, and the same write knows itself.
+    eventually("it was done", async || {
+        store.create(key, finished()).await == Err(Error::Exists)
+    })
+    .await;
+    assert_eq!(store.create(key, new).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_redis_that_hangs_is_not_asked_for_a_while_and_then_again() {
+    let server = Server::start().await;
+    let store = open(&impatient(&server), &keep());
+    let key = new_key();
+    store.create(key, finished()).await.unwrap();
+    server.pause();
+    eventually("the breaker opens", async || {
+        let _ = store.get(key).await;
+        !store.health().is_up
+    })
+    .await;
+    assert!(is_unavailable(&store.admit().await));
+    server.wake();
+    eventually("it is asked again", async || {
+        matches!(store.get(key).await, Ok(Some(_)))
+    })
+    .await;
+    assert!(store.health().is_up);
+}
+
+#[tokio::test]
+async fn no_more_operations_wait_than_were_allowed() {
+    let server = Server::start().await;
+    let settings = Settings {
+        in_flight_max: 4,
+        ..at(&server)
+    };
+    let store = open(&settings, &keep());
+    store.admit().await.unwrap();
+    server.pause();
+    let ask = |_| {
+        let store = store.clone();
+        tokio::spawn(async move { store.get(new_key()).await })
+    };
+    let asked: Vec<_> = (0..20).map(ask).collect();
+    let mut refused = 0;
+    eventually("all but four are refused", async || {
+        refused = asked.iter().filter(|asked| asked.is_finished()).count();
+        refused == 16
+    })
+    .await;
+    server.wake();
+    for asked in asked {
+        let answer = asked.await.unwrap();
+        let is_refused = is_unavailable(&answer);
+        assert!(is_refused || matches!(answer, Ok(None)), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_opens_before_its_redis() {
+    let mut server = Server::start().await;
+    server.kill();
+    let store = open(&impatient(&server), &keep());
+    let key = new_key();
+    assert!(is_unavailable(&store.create(key, finished()).await));
+    server.run().await;
+    eventually("it connects", async || {
+        store.create(key, finished()).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_full_redis_refuses_writes_and_answers_reads() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let key = new_key();
+    store.create(key, finished()).await.unwrap();
+    server.cli(&["config", "set", "maxmemory", "1"]);
+    let refused = store.create(new_key(), finished()).await;
+    assert!(matches!(refused, Err(Error::Full { .. })), "{refused:?}");
+    assert!(store.get(key).await.unwrap().is_some());
+    assert!(store.health().is_up);
+}
+
+#[tokio::test]
+async fn a_record_of_a_newer_release_is_left_as_it_is() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let key = new_key();
+    store.create(key, queued()).await.unwrap();
+    let name = server.cli(&["--scan", "--pattern", "wr:r:*"]);
+    server.cli(&["hset", name.trim(), "v", "2"]);
+    let is_unreadable = |error: Option<Error>| matches!(error, Some(Error::Unreadable(_)));
+    assert!(is_unreadable(store.get(key).await.err()));
+    assert!(is_unreadable(store.history(key, ANY).await.err()));
+    assert!(is_unreadable(store.events(key, None, 9).await.err()));
+    assert!(is_unreadable(store.start(key, FENCE).await.err()));
+    assert!(is_unreadable(store.cancel(key, cancelling()).await.err()));
+    let end = ending(Status::Completed);
+    assert!(is_unreadable(store.finalize(key, FENCE, end).await.err()));
+    assert_eq!(server.cli(&["hget", name.trim(), "st"]).trim(), "queued");
+    // That is nobody's trouble but the record's.
+    assert!(store.health().is_up);
+}
+
+#[tokio::test]
+async fn a_stored_response_is_one_write_and_a_chain_of_a_hundred_two_reads() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let mut key = new_key();
+    store.create(key, finished()).await.unwrap();
+    for _ in 0..100 {
+        let History::Found(found) = store.history(key, ANY).await.unwrap() else {
+            panic!("not found");
+        };
+        key = child(key);
+        store.create(key, continuing(found.past)).await.unwrap();
+    }
+    let next = child(key);
+    let listening = server.listen().await;
+    let History::Found(found) = store.history(key, ANY).await.unwrap() else {
+        panic!("not found");
+    };
+    assert_eq!(found.turns.len(), 101);
+    assert_eq!(listening.commands().await, ["hmget", "evalsha"]);
+    let listening = server.listen().await;
+    store.create(next, continuing(found.past)).await.unwrap();
+    assert_eq!(listening.commands().await, ["evalsha"]);
+}
+
+#[tokio::test]
+async fn every_key_of_a_response_carries_its_roots_tag_and_a_time_to_live() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &Keep::default());
+    let key = new_key();
+    let mut new = queued();
+    new.input = (0..3 << 20).map(|_| fastrand::u8(..)).collect();
+    store.create(key, new).await.unwrap();
+    assert_eq!(store.append(key, FENCE, batch(0, 0)).await, Ok(Cas::Done));
+    let tag = format!("{{{}:{}}}", key.tenant, key.id.root());
+    let listed = server.cli(&["--scan"]);
+    let own: Vec<_> = listed.lines().filter(|name| name.contains('{')).collect();
+    assert_eq!(own.len(), 2, "{listed}");
+    for name in own {
+        assert!(name.starts_with("wr:") && name.contains(&tag), "{name}");
+        let left: i64 = server.cli(&["ttl", name]).trim().parse().unwrap();
+        assert!(left > 29 * 24 * 3_600, "{name}: {left}");
+    }
+}
+
+#[tokio::test]
+async fn a_password_is_needed_where_one_is_set_and_a_wrong_one_is_no_missing_response() {
+    let server = Server::with(
+        &[
+            "--requirepass",
+            "all",
+            "--user",
+            "wr",
+            "on",
+            ">pass",
+            "~wr:*",
+            "+@all",
+        ],
+        &["-a", "all"],
+    )
+    .await;
+    let with = |username: &str, password: &str| {
+        let settings = Settings {
+            username: username.to_owned(),
+            password: Secret::new(password),
+            ..impatient(&server)
+        };
+        open(&settings, &keep())
+    };
+    for (username, password) in [("", "all"), ("wr", "pass")] {
+        let (store, key) = (with(username, password), new_key());
+        store.create(key, finished()).await.unwrap();
+        assert!(store.get(key).await.unwrap().is_some());
+    }
+    for (username, password) in [("", ""), ("", "wrong"), ("wr", "wrong")] {
+        let found = with(username, password).get(new_key()).await;
+        assert!(is_unavailable(&found), "{username} {password}: {found:?}");
+    }
+}
+
+fn fixture(name: &str) -> String {
+    format!("{}/tests/fixtures/tls/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[tokio::test]
+async fn tls_proves_both_sides_where_it_is_asked_for() {
+    let (ca, cert, key) = (
+        fixture("ca.pem"),
+        fixture("server.pem"),
+        fixture("server.key"),
+    );
+    let (own_cert, own_key) = (fixture("client.pem"), fixture("client.key"));
+    let server = Server::with(
+        &[
+            "--tls-port",
+            "PORT",
+            "--port",
+            "0",
+            "--tls-cert-file",
+            &cert,
+            "--tls-key-file",
+            &key,
+            "--tls-ca-cert-file",
+            &ca,
+        ],
+        &[
+            "--tls", "--cacert", &ca, "--cert", &own_cert, "--key", &own_key,
+        ],
+    )
+    .await;
+    let port = server.port;
+    let with = |tls: Tls| {
+        let settings = Settings {
+            urls: vec![format!("rediss://localhost:{port}")],
+            tls,
+            ..impatient(&server)
+        };
+        open(&settings, &keep())
+    };
+    let whole = Tls {
+        ca_file: ca.clone(),
+        certificate_file: own_cert,
+        key_file: own_key,
+    };
+    let (store, id) = (with(whole.clone()), new_key());
+    store.create(id, finished()).await.unwrap();
+    assert!(store.get(id).await.unwrap().is_some());
+    // Without our own certificate, and without the authority that signed the server's.
+    let nameless = Tls {
+        ca_file: ca,
+        ..Tls::default()
+    };
+    let distrustful = Tls {
+        ca_file: String::new(),
+        ..whole
+    };
+    for tls in [nameless, distrustful] {
+        assert!(is_unavailable(&with(tls).get(id).await));
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_keeps_a_chain_in_one_slot_and_outlives_a_master() {
+    let mut nodes = redis_server::cluster().await;
+    let settings = Settings {
+        mode: Mode::Cluster,
+        urls: nodes.iter().map(Server::url).collect(),
+        ..at(&nodes[0])
+    };
+    let store = open(&settings, &keep());
+    // Over all slots.
+    let mut chains = Vec::new();
+    for _ in 0..30 {
+        let first = new_key();
+        store.create(first, finished()).await.unwrap();
+        let History::Found(found) = store.history(first, ANY).await.unwrap() else {
+            panic!("not found");
+        };
+        let second = child(first);
+        store.create(second, continuing(found.past)).await.unwrap();
+        let running = child(first);
+        store.create(running, queued()).await.unwrap();
+        assert_eq!(
+            store.append(running, FENCE, batch(0, 0)).await,
+            Ok(Cas::Done)
+        );
+        chains.push((second, running));
+    }
+    let is_whole = async |(second, running): &(Key, Key)| -> Result<bool, Error> {
+        let History::Found(found) = store.history(*second, ANY).await? else {
+            return Ok(false);
+        };
+        let events = store.events(*running, None, 99).await?;
+        Ok(found.turns.len() == 2 && events.is_some_and(|events| events.last == Some(0)))
+    };
+    for chain in &chains {
+        assert_eq!(is_whole(chain).await, Ok(true));
+    }
+    // Replication does not wait for the replicas; this test does.
+    for node in &nodes {
+        node.cli(&["wait", "1", "5000"]);
+    }
+    let lost = nodes
+        .iter()
+        .position(|node| node.cli(&["role"]).starts_with("master"))
+        .unwrap();
+    nodes[lost].kill();
+    eventually("a replica has taken over", async || {
+        for chain in &chains {
+            match is_whole(chain).await {
+                Ok(whole) => assert!(whole, "told as missing while its master was down"),
+                Err(_) => return false,
+            }
+        }
+        true
+    })
+    .await;
+    for (_, running) in &chains {
+        assert_eq!(
+            store.append(*running, FENCE, batch(1, 1)).await,
+            Ok(Cas::Done)
+        );
+    }
+    assert!(store.health().is_up);
+    let report = store.report().await.unwrap();
+    assert_eq!(report.details["server"]["cluster_state"], "ok");
+}
+
+#[tokio::test]
+async fn sentinels_name_the_new_master_after_the_old_one_died() {
+    let mut master = Server::start().await;
+    let port = master.port.to_string();
+    let replica = Server::with(&["--replicaof", "127.0.0.1", &port], &[]).await;
+    let sentinel = Server::sentinel(&master).await;
+    eventually("the sentinel knows the replica", async || {
+        sentinel
+            .cli(&["sentinel", "replicas", "main"])
+            .contains("slave")
+            && replica
+                .cli(&["info", "replication"])
+                .contains("master_link_status:up")
+    })
+    .await;
+    let settings = Settings {
+        mode: Mode::Sentinel,
+        master: "main".to_owned(),
+        // The first is not there.
+        urls: vec!["redis://127.0.0.1:1".to_owned(), sentinel.url()],
+        ..impatient(&master)
+    };
+    let store = open(&settings, &keep());
+    let key = new_key();
+    eventually("it is written", async || {
+        store.create(key, finished()).await.is_ok()
+    })
+    .await;
+    master.cli(&["wait", "1", "5000"]);
+    master.kill();
+    eventually("it is read from the new master", async || {
+        match store.get(key).await {
+            Ok(found) => {
+                assert!(found.is_some(), "told as missing while its master was down");
+                true
+            }
+            Err(_) => false,
+        }
+    })
+    .await;
+    eventually("and written", async || {
+        store.create(new_key(), finished()).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_it_does_shows_in_metrics_and_to_operators() {
+    let server = Server::start().await;
+    let registry = Registry::default();
+    let settings = at(&server);
+    let store = redis::Redis::open(&settings, &keep(), &registry).unwrap();
+    let key = new_key();
+    store.create(key, queued()).await.unwrap();
+    let late = Fence { epoch: 7, ..FENCE };
+    assert_eq!(store.append(key, late, batch(0, 0)).await, Ok(Cas::Fenced));
+    store
+        .beat(OWNER, "here", Duration::from_secs(9))
+        .await
+        .unwrap();
+    let text = registry.text();
+    for line in [
+        "warmroute_store_ops_total{op=\"create\",outcome=\"ok\"} 1",
+        "warmroute_store_ops_total{op=\"append\",outcome=\"fenced\"} 1",
+        "warmroute_store_fenced_writes_total 1",
+        "warmroute_store_connects_total 1",
+        "warmroute_store_breaker_state 0",
+        "warmroute_store_latency_seconds_count{op=\"create\"} 1",
+    ] {
+        assert!(text.contains(line), "no {line} in {text}");
+    }
+    let report = store.report().await.unwrap();
+    let details = report.details;
+    assert!(report.health.is_up && details["breaker"] == "closed");
+    let owner = &details["owners"][0];
+    assert_eq!(
+        (&owner["name"], &owner["running"]),
+        (&"here".into(), &1.into())
+    );
+    assert!(details["scripts"].as_array().unwrap().len() > 10);
+    assert!(details["server"]["redis_version"].is_string());
+}

@@ -1,0 +1,893 @@
+//! Responses: made, read, continued, run, ended, deleted.
+
+use bytes::Bytes;
+use warmroute::ids::Tenant;
+use warmroute::store::Adoption;
+use warmroute::store::Amend;
+use warmroute::store::Cancelled;
+use warmroute::store::Cas;
+use warmroute::store::Cursor;
+use warmroute::store::Deleted;
+use warmroute::store::Error;
+use warmroute::store::History;
+use warmroute::store::HistoryMax;
+use warmroute::store::Lost;
+use warmroute::store::Orphan;
+use warmroute::store::Past;
+use warmroute::store::Status;
+use warmroute::store::cancel::What;
+use warmroute::store::log::Kept;
+
+use super::*;
+use crate::cluster::eventually;
+
+async fn past(store: &Store, key: Key) -> Past {
+    match store.history(key, ANY).await.unwrap() {
+        History::Found(turns) => turns.past,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn status(store: &Store, key: Key) -> Option<Status> {
+    store.get(key).await.unwrap().map(|record| record.status)
+}
+
+#[tokio::test]
+async fn what_one_replica_makes_another_reads() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_key();
+        assert!(b.get(key).await.unwrap().is_none());
+        assert_eq!(b.input(key).await.unwrap(), None);
+        let new = finished();
+        a.create(key, new.clone()).await.unwrap();
+        let read = b.get(key).await.unwrap().unwrap();
+        assert_eq!(
+            (read.status, read.hint, read.previous, read.content),
+            (Status::Completed, new.hint, None, new.content)
+        );
+        assert_eq!(read.background, None);
+        assert_eq!(b.input(key).await.unwrap(), Some(new.input));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn creating_never_writes_over_another_and_knows_itself_again() {
+    on_each(async |Pair { a, b, .. }| {
+        for first in [finished(), queued()] {
+            let key = new_key();
+            a.create(key, first.clone()).await.unwrap();
+            // Its answer was lost.
+            a.create(key, first.clone()).await.unwrap();
+            let mut second = finished();
+            second.content.output = Bytes::from_static(b"[\"other\"]");
+            assert_eq!(b.create(key, second).await, Err(Error::Exists));
+            let read = b.get(key).await.unwrap().unwrap();
+            assert_eq!(read.content, first.content);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn another_tenants_response_is_not_there() {
+    on_each(async |Pair { a, .. }| {
+        let key = new_key();
+        a.create(key, queued()).await.unwrap();
+        let foreign = Key {
+            tenant: Tenant::tagged(1),
+            ..key
+        };
+        assert!(a.get(foreign).await.unwrap().is_none());
+        assert_eq!(a.input(foreign).await.unwrap(), None);
+        assert_eq!(
+            a.history(foreign, ANY).await.unwrap(),
+            History::Missing(key.id)
+        );
+        assert_eq!(
+            a.cancel(foreign, cancelling()).await.unwrap(),
+            Cancelled::Gone
+        );
+        assert_eq!(a.events(foreign, None, 99).await.unwrap(), None);
+        assert_eq!(a.delete(foreign).await.unwrap(), Deleted::Gone);
+        assert_eq!(status(a, key).await, Some(Status::Queued));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_history_is_the_whole_chain_in_order_and_a_chain_may_branch() {
+    on_each(async |Pair { a, b, .. }| {
+        let first = new_key();
+        let mut new = finished();
+        let mut expected = vec![(new.input.clone(), new.content.output.clone())];
+        a.create(first, new).await.unwrap();
+        let mut last = first;
+        for turn in 0..20 {
+            new = continuing(past(b, last).await);
+            new.input = format!("[{turn}]").into();
+            expected.push((new.input.clone(), new.content.output.clone()));
+            let next = child(last);
+            a.create(next, new).await.unwrap();
+            assert_eq!(b.get(next).await.unwrap().unwrap().previous, Some(last.id));
+            last = next;
+        }
+        let History::Found(found) = b.history(last, ANY).await.unwrap() else {
+            panic!("not found");
+        };
+        let turns: Vec<_> = found
+            .turns
+            .into_iter()
+            .map(|turn| (turn.input, turn.output))
+            .collect();
+        assert_eq!(turns, expected);
+        let bytes: usize = turns
+            .iter()
+            .map(|(input, output)| input.len() + output.len())
+            .sum();
+        assert_eq!(found.past.bytes, bytes as u64);
+        assert_eq!(
+            (found.past.chain.len(), found.past.chain[20]),
+            (21, last.id)
+        );
+        assert_eq!(found.hint, hint());
+
+        let branch = child(first);
+        a.create(branch, continuing(past(a, first).await))
+            .await
+            .unwrap();
+        assert_eq!(*past(b, branch).await.chain, [first.id, branch.id]);
+        assert_eq!(past(b, last).await.chain.len(), 21);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_history_with_a_link_missing_is_missing() {
+    on_each(async |Pair { a, b, .. }| {
+        let mut chain = vec![new_key()];
+        a.create(chain[0], finished()).await.unwrap();
+        for _ in 0..4 {
+            let last = *chain.last().unwrap();
+            let next = child(last);
+            a.create(next, continuing(past(a, last).await))
+                .await
+                .unwrap();
+            chain.push(next);
+        }
+        let deleted = a.delete(chain[1]).await.unwrap();
+        let was = Status::Completed;
+        assert_eq!(deleted, Deleted::Done { was, owner: None });
+        assert_eq!(
+            b.history(chain[4], ANY).await.unwrap(),
+            History::Missing(chain[1].id)
+        );
+        assert_eq!(
+            b.history(chain[1], ANY).await.unwrap(),
+            History::Missing(chain[1].id)
+        );
+        // The others are there as before.
+        assert_eq!(*past(b, chain[0]).await.chain, [chain[0].id]);
+        assert!(b.get(chain[4]).await.unwrap().is_some());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn only_what_ended_well_and_is_kept_is_a_past() {
+    on_each(async |Pair { a, b, .. }| {
+        let (mut key, max) = (new_key(), ANY);
+        a.create(key, queued()).await.unwrap();
+        assert_eq!(
+            b.history(key, max).await.unwrap(),
+            History::Running(Status::Queued)
+        );
+        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Done);
+        assert_eq!(
+            b.history(key, max).await.unwrap(),
+            History::Running(Status::InProgress)
+        );
+        assert_eq!(
+            a.finalize(key, FENCE, ending(Status::Failed))
+                .await
+                .unwrap(),
+            Cas::Done
+        );
+        assert_eq!(
+            b.history(key, max).await.unwrap(),
+            History::Ended(Status::Failed)
+        );
+
+        key = new_key();
+        a.create(key, queued()).await.unwrap();
+        let _ = a.cancel(key, cancelling()).await.unwrap();
+        assert_eq!(
+            b.history(key, max).await.unwrap(),
+            History::Ended(Status::Cancelled)
+        );
+
+        key = new_key();
+        a.create(key, queued()).await.unwrap();
+        assert_eq!(
+            a.finalize(key, FENCE, ending(Status::Incomplete))
+                .await
+                .unwrap(),
+            Cas::Done
+        );
+        let History::Found(found) = b.history(key, max).await.unwrap() else {
+            panic!("not found");
+        };
+        assert_eq!(
+            found.turns[0].output,
+            ending(Status::Incomplete).content.output
+        );
+
+        // For polling only.
+        key = new_key();
+        a.create(key, kept_as(Retention::Ephemeral)).await.unwrap();
+        assert_eq!(
+            a.finalize(key, FENCE, ending(Status::Completed))
+                .await
+                .unwrap(),
+            Cas::Done
+        );
+        assert_eq!(status(b, key).await, Some(Status::Completed));
+        assert_eq!(b.history(key, max).await.unwrap(), History::Missing(key.id));
+        assert_eq!(b.input(key).await.unwrap(), None);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_history_beyond_the_callers_limits_is_not_read() {
+    on_each(async |Pair { a, .. }| {
+        let first = new_key();
+        a.create(first, finished()).await.unwrap();
+        let second = child(first);
+        let bytes = 2 * past(a, first).await.bytes;
+        a.create(second, continuing(past(a, first).await))
+            .await
+            .unwrap();
+        let too_large = History::TooLarge { turns: 2, bytes };
+        for (max, refused) in [
+            (HistoryMax { turns: 1, bytes }, true),
+            (
+                HistoryMax {
+                    turns: 2,
+                    bytes: bytes - 1,
+                },
+                true,
+            ),
+            (HistoryMax { turns: 2, bytes }, false),
+        ] {
+            assert_eq!(a.history(second, max).await.unwrap() == too_large, refused);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn large_values_come_back_whole_and_too_large_ones_are_refused() {
+    on_each_with(&Keep::default(), async |Pair { a, b, .. }| {
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut noise = |bytes: usize| -> Bytes { (0..bytes).map(|_| random.u8(..)).collect() };
+        let key = new_key();
+        let mut new = finished();
+        new.input = noise(3 << 20);
+        new.content.output = noise(2 << 20);
+        a.create(key, new.clone()).await.unwrap();
+        a.create(key, new.clone()).await.unwrap();
+        assert_eq!(b.get(key).await.unwrap().unwrap().content, new.content);
+        assert_eq!(b.input(key).await.unwrap().unwrap(), new.input);
+        let next = child(key);
+        a.create(next, continuing(past(b, key).await))
+            .await
+            .unwrap();
+        let History::Found(found) = b.history(next, ANY).await.unwrap() else {
+            panic!("not found");
+        };
+        assert_eq!(found.turns[0].input, new.input);
+        assert_eq!(found.turns[0].output, new.content.output);
+
+        // Written over by whoever finishes it.
+        let key = new_key();
+        let mut new = queued();
+        new.input = noise(2 << 20);
+        new.content.output = noise(2 << 20);
+        a.create(key, new.clone()).await.unwrap();
+        let mut end = ending(Status::Completed);
+        end.content.output = noise(2 << 20);
+        end.cut = noise(2 << 20);
+        let mut late = FENCE;
+        late.epoch = 9;
+        assert_eq!(
+            b.finalize(key, late, end.clone()).await.unwrap(),
+            Cas::Fenced
+        );
+        assert_eq!(
+            a.finalize(key, FENCE, end.clone()).await.unwrap(),
+            Cas::Done
+        );
+        assert_eq!(
+            a.finalize(key, FENCE, end.clone()).await.unwrap(),
+            Cas::Done
+        );
+        assert_eq!(b.get(key).await.unwrap().unwrap().content, end.content);
+        assert_eq!(b.input(key).await.unwrap().unwrap(), new.input);
+        assert!(matches!(b.delete(key).await.unwrap(), Deleted::Done { .. }));
+        assert_eq!(b.finalize(key, FENCE, end).await.unwrap(), Cas::Gone);
+        assert!(a.get(key).await.unwrap().is_none());
+
+        new = finished();
+        new.input = vec![b'x'; (64 << 20) + 1].into();
+        let refused = a.create(new_key(), new).await;
+        assert!(
+            matches!(refused, Err(Error::TooLarge { .. })),
+            "{refused:?}"
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_background_response_runs_under_its_owner_alone() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_key();
+        a.create(key, queued()).await.unwrap();
+        let read = b.get(key).await.unwrap().unwrap();
+        let background = read.background.unwrap();
+        assert_eq!(
+            (
+                read.status,
+                background.owner,
+                background.epoch,
+                background.attempts
+            ),
+            (Status::Queued, Some(OWNER), 1, 1)
+        );
+        assert!(background.streams && background.last_event.is_none());
+        let other = Fence::first(OTHER);
+        let late = Fence { epoch: 2, ..FENCE };
+        for wrong in [other, late] {
+            assert_eq!(b.start(key, wrong).await.unwrap(), Cas::Fenced);
+            assert_eq!(
+                b.append(key, wrong, batch(0, 0)).await.unwrap(),
+                Cas::Fenced
+            );
+            let end = ending(Status::Completed);
+            assert_eq!(b.finalize(key, wrong, end).await.unwrap(), Cas::Fenced);
+            assert_eq!(b.release(key, wrong).await.unwrap(), Cas::Fenced);
+        }
+        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Done);
+        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Done);
+        assert_eq!(status(b, key).await, Some(Status::InProgress));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn events_are_kept_in_order_without_holes() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_key();
+        a.create(key, queued()).await.unwrap();
+        assert_eq!(
+            a.append(key, FENCE, batch(1, 1)).await.unwrap(),
+            Cas::Gap { last: None }
+        );
+        assert_eq!(a.append(key, FENCE, batch(0, 2)).await.unwrap(), Cas::Done);
+        assert_eq!(
+            a.append(key, FENCE, batch(0, 2)).await.unwrap(),
+            Cas::Duplicate { last: 2 }
+        );
+        assert_eq!(
+            a.append(key, FENCE, batch(4, 4)).await.unwrap(),
+            Cas::Gap { last: Some(2) }
+        );
+        assert_eq!(a.append(key, FENCE, batch(3, 3)).await.unwrap(), Cas::Done);
+        assert_eq!(a.append(key, FENCE, batch(4, 9)).await.unwrap(), Cas::Done);
+        let read = async |after, bytes| {
+            let events = b.events(key, after, bytes).await.unwrap().unwrap();
+            assert_eq!((events.last, events.kept), (Some(9), Kept::Whole));
+            events.batches
+        };
+        assert_eq!(
+            read(None, 99).await,
+            [batch(0, 2), batch(3, 3), batch(4, 9)]
+        );
+        assert_eq!(
+            read(Some(1), 99).await,
+            [batch(0, 2), batch(3, 3), batch(4, 9)]
+        );
+        assert_eq!(read(Some(2), 99).await, [batch(3, 3), batch(4, 9)]);
+        assert_eq!(read(Some(8), 99).await, [batch(4, 9)]);
+        assert_eq!(read(Some(9), 99).await, []);
+        assert_eq!(read(Some(99), 99).await, []);
+        assert_eq!(read(None, 1).await, [batch(0, 2)]);
+        assert_eq!(read(None, 10).await, [batch(0, 2), batch(3, 3)]);
+        let background = b.get(key).await.unwrap().unwrap().background.unwrap();
+        assert_eq!(background.last_event, Some(9));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_response_ends_once_with_its_last_events_and_knows_its_end_again() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_key();
+        a.create(key, queued()).await.unwrap();
+        assert_eq!(a.append(key, FENCE, batch(0, 4)).await.unwrap(), Cas::Done);
+        let mut end = ending(Status::Completed);
+        end.batch = Some(batch(6, 6));
+        assert_eq!(
+            a.finalize(key, FENCE, end.clone()).await.unwrap(),
+            Cas::Gap { last: Some(4) }
+        );
+        assert_eq!(status(b, key).await, Some(Status::Queued));
+        end.batch = Some(batch(5, 6));
+        assert_eq!(
+            a.finalize(key, FENCE, end.clone()).await.unwrap(),
+            Cas::Done
+        );
+        // Its answer was lost.
+        assert_eq!(
+            a.finalize(key, FENCE, end.clone()).await.unwrap(),
+            Cas::Done
+        );
+        let done = Cas::Terminal(Status::Completed);
+        assert_eq!(
+            a.finalize(key, FENCE, ending(Status::Failed))
+                .await
+                .unwrap(),
+            done
+        );
+        assert_eq!(a.start(key, FENCE).await.unwrap(), done);
+        assert_eq!(a.append(key, FENCE, batch(7, 7)).await.unwrap(), done);
+        assert_eq!(a.release(key, FENCE).await.unwrap(), done);
+        let cancelled = b.cancel(key, cancelling()).await.unwrap();
+        assert_eq!(cancelled, Cancelled::Terminal(Status::Completed));
+        let read = b.get(key).await.unwrap().unwrap();
+        assert_eq!(
+            (read.status, read.content),
+            (Status::Completed, end.content)
+        );
+        let events = b.events(key, None, 99).await.unwrap().unwrap();
+        assert_eq!(events.batches, [batch(0, 4), batch(5, 6)]);
+        assert_eq!((events.status, events.last), (Status::Completed, Some(6)));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_cancel_ends_it_with_the_next_number_and_tells_the_owner() {
+    on_each(async |Pair { a, b, .. }| {
+        a.beat(OWNER, "a", LEASE).await.unwrap();
+        for (runs, was) in [(false, Status::Queued), (true, Status::InProgress)] {
+            let key = new_key();
+            a.create(key, queued()).await.unwrap();
+            let mut number = 0;
+            if runs {
+                assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Done);
+                assert_eq!(a.append(key, FENCE, batch(0, 6)).await.unwrap(), Cas::Done);
+                number = 7;
+            }
+            let (_, before) = a.notices(OWNER, Cursor::default()).await.unwrap();
+            let cancel = cancelling();
+            let done = Cancelled::Done {
+                was,
+                owner: Some(OWNER),
+            };
+            assert_eq!(b.cancel(key, cancel.clone()).await.unwrap(), done);
+            // Its answer was lost, and then somebody else cancels it too.
+            assert_eq!(b.cancel(key, cancel.clone()).await.unwrap(), done);
+            let cancelled = Status::Cancelled;
+            assert_eq!(
+                a.cancel(key, cancelling()).await.unwrap(),
+                Cancelled::Terminal(cancelled)
+            );
+            let end = ending(Status::Completed);
+            assert_eq!(
+                a.finalize(key, FENCE, end).await.unwrap(),
+                Cas::Terminal(cancelled)
+            );
+            let read = a.get(key).await.unwrap().unwrap();
+            assert_eq!(
+                (read.status, read.content.response),
+                (cancelled, cancel.response)
+            );
+            let events = a.events(key, None, 999).await.unwrap().unwrap();
+            let last = events.batches.last().unwrap();
+            assert_eq!(
+                (last.first, last.last, &last.bytes),
+                (number, number, &cancel.event)
+            );
+            assert_eq!((events.status, events.last), (cancelled, Some(number)));
+            let (notices, after) = a.notices(OWNER, before).await.unwrap();
+            assert_eq!((notices[0].key, notices[0].what), (key, What::Cancelled));
+            assert_eq!(a.notices(OWNER, after).await.unwrap(), (vec![], after));
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_foreground_response_is_not_cancelled_and_has_no_events() {
+    on_each(async |Pair { a, .. }| {
+        let key = new_key();
+        a.create(key, finished()).await.unwrap();
+        assert_eq!(
+            a.cancel(key, cancelling()).await.unwrap(),
+            Cancelled::NotBackground
+        );
+        assert_eq!(a.events(key, None, 99).await.unwrap(), None);
+        let done = Cas::Terminal(Status::Completed);
+        assert_eq!(a.start(key, FENCE).await.unwrap(), done);
+        assert_eq!(
+            a.finalize(key, FENCE, ending(Status::Failed))
+                .await
+                .unwrap(),
+            done
+        );
+        assert_eq!(
+            a.cancel(new_key(), cancelling()).await.unwrap(),
+            Cancelled::Gone
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn its_owner_alone_adds_the_output_to_a_cancelled_response_and_once() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_key();
+        let amend = |text: &'static str| Amend {
+            content: Content {
+                response: Bytes::from_static(b"{\"amended\":1}"),
+                output: Bytes::from_static(text.as_bytes()),
+            },
+            cut: Bytes::from_static(b"cut"),
+        };
+        a.create(key, queued()).await.unwrap();
+        assert_eq!(
+            a.amend(key, FENCE, amend("[0]")).await.unwrap(),
+            Cas::Fenced
+        );
+        let _ = b.cancel(key, cancelling()).await.unwrap();
+        let other = Fence::first(OTHER);
+        assert_eq!(
+            b.amend(key, other, amend("[1]")).await.unwrap(),
+            Cas::Fenced
+        );
+        assert_eq!(a.amend(key, FENCE, amend("[2]")).await.unwrap(), Cas::Done);
+        let again = a.amend(key, FENCE, amend("[3]")).await.unwrap();
+        assert_eq!(again, Cas::Terminal(Status::Cancelled));
+        let read = b.get(key).await.unwrap().unwrap();
+        assert_eq!(
+            (read.status, read.content),
+            (Status::Cancelled, amend("[2]").content)
+        );
+        assert_eq!(
+            a.amend(new_key(), FENCE, amend("[4]")).await.unwrap(),
+            Cas::Gone
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_deleted_stays_so_whatever_its_owner_writes() {
+    on_each(async |Pair { a, b, .. }| {
+        a.beat(OWNER, "a", LEASE).await.unwrap();
+        let key = new_key();
+        a.create(key, queued()).await.unwrap();
+        assert_eq!(a.append(key, FENCE, batch(0, 0)).await.unwrap(), Cas::Done);
+        let deleted = Deleted::Done {
+            was: Status::Queued,
+            owner: Some(OWNER),
+        };
+        assert_eq!(b.delete(key).await.unwrap(), deleted);
+        let (notices, _) = a.notices(OWNER, Cursor::default()).await.unwrap();
+        assert_eq!((notices[0].key, notices[0].what), (key, What::Deleted));
+        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Gone);
+        assert_eq!(a.append(key, FENCE, batch(1, 1)).await.unwrap(), Cas::Gone);
+        assert_eq!(
+            a.finalize(key, FENCE, ending(Status::Completed))
+                .await
+                .unwrap(),
+            Cas::Gone
+        );
+        assert_eq!(a.release(key, FENCE).await.unwrap(), Cas::Gone);
+        assert_eq!(a.cancel(key, cancelling()).await.unwrap(), Cancelled::Gone);
+        assert_eq!(a.delete(key).await.unwrap(), Deleted::Gone);
+        assert!(a.get(key).await.unwrap().is_none());
+        assert_eq!(a.events(key, None, 99).await.unwrap(), None);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_log_that_is_full_keeps_nothing_and_stops_nothing() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_key();
+        a.create(key, queued()).await.unwrap();
+        assert_eq!(a.append(key, FENCE, batch(0, 0)).await.unwrap(), Cas::Done);
+        let mut large = batch(1, 1);
+        large.bytes = vec![b'x'; 1_000].into();
+        assert_eq!(
+            a.append(key, FENCE, large.clone()).await.unwrap(),
+            Cas::Overflow
+        );
+        assert_eq!(
+            a.append(key, FENCE, batch(2, 2)).await.unwrap(),
+            Cas::Overflow
+        );
+        assert_eq!(
+            a.append(key, FENCE, batch(4, 4)).await.unwrap(),
+            Cas::Gap { last: Some(2) }
+        );
+        let mut end = ending(Status::Completed);
+        end.batch = Some(batch(3, 3));
+        assert_eq!(a.finalize(key, FENCE, end).await.unwrap(), Cas::Done);
+        let events = b.events(key, None, 99).await.unwrap().unwrap();
+        assert_eq!((events.status, events.last), (Status::Completed, Some(3)));
+        assert_eq!((events.batches, events.kept), (vec![], Kept::Overflowed));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn after_its_time_the_log_is_told_by_its_cuts_and_the_record_goes_after_its_own() {
+    let keep = Keep {
+        record_ttl_s: 3,
+        ephemeral_ttl_s: 1,
+        log_ttl_s: 1,
+        ..keep()
+    };
+    on_each_with(&keep, async |Pair { a, b, .. }| {
+        let (stored, brief) = (new_key(), new_key());
+        a.create(stored, queued()).await.unwrap();
+        a.create(brief, kept_as(Retention::Ephemeral))
+            .await
+            .unwrap();
+        for key in [stored, brief] {
+            assert_eq!(a.append(key, FENCE, batch(0, 2)).await.unwrap(), Cas::Done);
+            assert_eq!(
+                a.finalize(key, FENCE, ending(Status::Completed))
+                    .await
+                    .unwrap(),
+                Cas::Done
+            );
+        }
+        assert_eq!(
+            b.events(stored, None, 99).await.unwrap().unwrap().kept,
+            Kept::Whole
+        );
+        eventually("the log is sealed", async || {
+            let events = b.events(stored, None, 99).await.unwrap().unwrap();
+            events.kept == Kept::Sealed(Bytes::from_static(b"cut")) && events.last == Some(2)
+        })
+        .await;
+        eventually("the one for polling is gone", async || {
+            status(b, brief).await.is_none()
+        })
+        .await;
+        eventually("so is the stored one", async || {
+            status(b, stored).await.is_none()
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_dead_owners_work_is_adopted_by_one_and_the_dead_one_writes_nothing_more() {
+    on_each(async |Pair { a, b, .. }| {
+        let lease = Duration::from_millis(300);
+        a.beat(OWNER, "a", lease).await.unwrap();
+        b.beat(OTHER, "b", LEASE).await.unwrap();
+        let (key, ended) = (new_key(), new_key());
+        a.create(key, queued()).await.unwrap();
+        assert_eq!(a.append(key, FENCE, batch(0, 2)).await.unwrap(), Cas::Done);
+        a.create(ended, queued()).await.unwrap();
+        assert_eq!(
+            a.finalize(ended, FENCE, ending(Status::Completed))
+                .await
+                .unwrap(),
+            Cas::Done
+        );
+        let orphan = Orphan {
+            key,
+            owner: Some(OWNER),
+            epoch: 1,
+        };
+        a.beat(OWNER, "a", LEASE).await.unwrap();
+        assert_eq!(b.orphans(9).await.unwrap(), []);
+        assert_eq!(b.adopt(orphan, OTHER).await.unwrap(), Adoption::Raced);
+        a.retire(OWNER).await.unwrap();
+        assert_eq!(b.orphans(9).await.unwrap(), [orphan]);
+
+        let Adoption::Adopted(adopted) = b.adopt(orphan, OTHER).await.unwrap() else {
+            panic!("not adopted");
+        };
+        let fence = Fence {
+            owner: OTHER,
+            epoch: 2,
+        };
+        assert_eq!((adopted.fence, adopted.status), (fence, Status::Queued));
+        assert_eq!(
+            (adopted.attempts, adopted.last_event, adopted.streams),
+            (2, Some(2), true)
+        );
+        assert_eq!(adopted.request, Bytes::from_static(b"{\"request\":1}"));
+        // Its answer was lost.
+        assert_eq!(
+            b.adopt(orphan, OTHER).await.unwrap(),
+            Adoption::Adopted(adopted)
+        );
+        assert_eq!(a.adopt(orphan, Owner(0xc)).await.unwrap(), Adoption::Raced);
+        assert_eq!(b.orphans(9).await.unwrap(), []);
+
+        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Fenced);
+        assert_eq!(
+            a.append(key, FENCE, batch(3, 3)).await.unwrap(),
+            Cas::Fenced
+        );
+        assert_eq!(
+            a.finalize(key, FENCE, ending(Status::Failed))
+                .await
+                .unwrap(),
+            Cas::Fenced
+        );
+        assert_eq!(b.start(key, fence).await.unwrap(), Cas::Done);
+        assert_eq!(b.append(key, fence, batch(3, 3)).await.unwrap(), Cas::Done);
+        assert_eq!(
+            b.finalize(key, fence, ending(Status::Completed))
+                .await
+                .unwrap(),
+            Cas::Done
+        );
+        let late = Adoption::Terminal(Status::Completed);
+        assert_eq!(a.adopt(orphan, Owner(0xc)).await.unwrap(), late);
+        let unknown = Orphan {
+            key: new_key(),
+            ..orphan
+        };
+        assert_eq!(a.adopt(unknown, OTHER).await.unwrap(), Adoption::Gone);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lease_runs_out_by_itself() {
+    on_each(async |Pair { a, b, .. }| {
+        a.beat(OWNER, "a", Duration::from_millis(200))
+            .await
+            .unwrap();
+        let key = new_key();
+        a.create(key, queued()).await.unwrap();
+        eventually("it is an orphan", async || {
+            b.orphans(9).await.unwrap().len() == 1
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn released_work_is_anyones_at_once() {
+    on_each(async |Pair { a, b, .. }| {
+        a.beat(OWNER, "a", LEASE).await.unwrap();
+        let key = new_key();
+        a.create(key, queued()).await.unwrap();
+        assert_eq!(a.release(key, FENCE).await.unwrap(), Cas::Done);
+        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Fenced);
+        let orphan = Orphan {
+            key,
+            owner: None,
+            epoch: 2,
+        };
+        assert_eq!(b.orphans(9).await.unwrap(), [orphan]);
+        assert!(matches!(
+            b.adopt(orphan, OTHER).await.unwrap(),
+            Adoption::Adopted(_)
+        ));
+        // Released and cancelled while nobody has it.
+        let key = new_key();
+        a.create(key, queued()).await.unwrap();
+        assert_eq!(a.release(key, FENCE).await.unwrap(), Cas::Done);
+        let done = Cancelled::Done {
+            was: Status::Queued,
+            owner: None,
+        };
+        assert_eq!(b.cancel(key, cancelling()).await.unwrap(), done);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_owner_that_asks_learns_what_it_has_lost() {
+    on_each(async |Pair { a, b, .. }| {
+        a.beat(OWNER, "a", LEASE).await.unwrap();
+        let keys = [(); 6].map(|()| new_key());
+        let [mine, cancelled, deleted, released, foreground, ended] = keys;
+        for key in keys {
+            let new = if key == foreground {
+                finished()
+            } else {
+                queued()
+            };
+            a.create(key, new).await.unwrap();
+        }
+        let _ = b.cancel(cancelled, cancelling()).await.unwrap();
+        let _ = b.delete(deleted).await.unwrap();
+        let _ = a.release(released, FENCE).await.unwrap();
+        let _ = a
+            .finalize(ended, FENCE, ending(Status::Failed))
+            .await
+            .unwrap();
+        let running = keys.map(|key| (key, FENCE)).to_vec();
+        let lost = a.check(running).await.unwrap();
+        let expected = [
+            (cancelled, Lost::Terminal(Status::Cancelled)),
+            (deleted, Lost::Gone),
+            (released, Lost::Fenced),
+            (foreground, Lost::Terminal(Status::Completed)),
+            (ended, Lost::Terminal(Status::Failed)),
+        ];
+        assert_eq!(lost, expected);
+        assert_eq!(a.check(vec![(mine, FENCE)]).await.unwrap(), []);
+    })
+    .await;
+}
+
+/// Of a cancel and an end that race one wins, both learn which, and there is one last event.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_races_of_a_cancel_and_an_end_have_one_winner_each() {
+    const RUNNERS: usize = 50;
+    const RACES: usize = 200;
+    on_each(async |Pair { a, b, .. }| {
+        let runner = || {
+            let (a, b) = (a.clone(), b.clone());
+            async move {
+                let mut cancels = 0;
+                for race in 0..RACES {
+                    let key = new_key();
+                    a.create(key, queued()).await.unwrap();
+                    let mut end = ending(Status::Completed);
+                    end.batch = Some(batch(0, 0));
+                    let end = tokio::spawn({
+                        let a = a.clone();
+                        async move { a.finalize(key, FENCE, end).await.unwrap() }
+                    });
+                    if race % 3 == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                    let cancelled = b.cancel(key, cancelling()).await.unwrap();
+                    let ended = end.await.unwrap();
+                    let winner = match (cancelled, ended) {
+                        (Cancelled::Done { .. }, Cas::Terminal(Status::Cancelled)) => {
+                            Status::Cancelled
+                        }
+                        (Cancelled::Terminal(Status::Completed), Cas::Done) => Status::Completed,
+                        other => panic!("{other:?}"),
+                    };
+                    cancels += usize::from(winner == Status::Cancelled);
+                    let events = b.events(key, None, 999).await.unwrap().unwrap();
+                    assert_eq!((events.status, events.last), (winner, Some(0)));
+                    assert_eq!(events.batches.len(), 1);
+                    let is_cancel = events.batches[0].bytes == cancelling().event;
+                    assert_eq!(is_cancel, winner == Status::Cancelled);
+                    assert_eq!(status(&a, key).await, Some(winner));
+                }
+                cancels
+            }
+        };
+        let runners: Vec<_> = (0..RUNNERS).map(|_| tokio::spawn(runner())).collect();
+        let mut cancels = 0;
+        for runner in runners {
+            cancels += runner.await.unwrap();
+        }
+        // Neither side always comes first; else nothing was raced.
+        assert!((1..RUNNERS * RACES).contains(&cancels), "{cancels}");
+    })
+    .await;
+}
