@@ -176,6 +176,14 @@ impl AdminServer {
                 );
             }
         };
+        // Responses are asked of engines in other words.
+        let body = match api {
+            Api::Responses => match self.responses.foretell(body).await {
+                Ok(body) => body,
+                Err(error) => return refuse(StatusCode::BAD_REQUEST, &error),
+            },
+            _ => body,
+        };
         match prompt::peek(api, &body, self.relay.block_bytes()) {
             Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
             Ok(peek) => match self.relay.explain(api, &head.headers, &peek) {

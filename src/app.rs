@@ -3,12 +3,15 @@
 mod events;
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::net::TcpListener;
 use tracing::info;
 use tracing::warn;
@@ -257,8 +260,13 @@ fn responses_page(
     let settings = &config.responses;
     let needs_store = settings.mode == Mode::Stateful && !settings.ready_without_store;
     // Counts and names are always JSON.
-    let counts = move || serde_json::to_value(responses.counts()).unwrap_or_default();
-    ResponsesPage::new(store, Box::new(counts), needs_store)
+    let counted = responses.clone();
+    let counts = move || serde_json::to_value(counted.counts()).unwrap_or_default();
+    let foretell = move |body: Bytes| -> Pin<Box<dyn Future<Output = _> + Send>> {
+        let responses = responses.clone();
+        Box::pin(async move { responses.foretell(body).await })
+    };
+    ResponsesPage::new(store, Box::new(counts), Box::new(foretell), needs_store)
 }
 
 /// What signs the state that clients keep.

@@ -1,8 +1,11 @@
 //! `/responses`: what became of responses, and how the store of them is.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -12,10 +15,15 @@ use crate::store::ResponseStore;
 /// What the API counts of responses, when it is asked.
 type Counts = Box<dyn Fn() -> Value + Send + Sync>;
 
+/// What an engine would be sent for a client's body; else what is wrong with that.
+type Foretell =
+    Box<dyn Fn(Bytes) -> Pin<Box<dyn Future<Output = Result<Bytes, String>> + Send>> + Send + Sync>;
+
 /// The page, and what readiness depends on.
 pub struct ResponsesPage {
     store: Arc<dyn ResponseStore>,
     counts: Counts,
+    foretell: Foretell,
     needs_store: bool,
 }
 
@@ -36,10 +44,16 @@ pub(super) struct Shown {
 
 impl ResponsesPage {
     /// With `needs_store` a router is ready only while its store is up.
-    pub fn new(store: Arc<dyn ResponseStore>, counts: Counts, needs_store: bool) -> Self {
+    pub fn new(
+        store: Arc<dyn ResponseStore>,
+        counts: Counts,
+        foretell: Foretell,
+        needs_store: bool,
+    ) -> Self {
         Self {
             store,
             counts,
+            foretell,
             needs_store,
         }
     }
@@ -52,6 +66,10 @@ impl ResponsesPage {
             error: report.as_ref().err().map(ToString::to_string),
             store: report.ok(),
         }
+    }
+
+    pub(super) async fn foretell(&self, body: Bytes) -> Result<Bytes, String> {
+        (self.foretell)(body).await
     }
 
     pub(super) fn is_ready(&self) -> bool {

@@ -4,6 +4,8 @@ use serde_json::Value;
 use serde_json::json;
 use warmroute::api::responses::Mode;
 use warmroute::api::responses::ReasoningEvents;
+use warmroute::api::tenant::Listed;
+use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 
 use crate::client;
@@ -12,6 +14,7 @@ use crate::cluster::Cluster;
 use crate::cluster::eventually;
 use crate::cluster::fast;
 use crate::cluster::unhurried;
+use crate::stub::Stub;
 
 const PATH: &str = "/v1/responses";
 
@@ -933,6 +936,110 @@ async fn responses_pass_byte_for_byte_where_their_state_is_kept_elsewhere() {
         "unknown_url",
         "",
     );
+}
+
+#[tokio::test]
+async fn tokens_are_counted_by_the_engine() {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n";
+    let stub = Stub::start(format!("{head}{{\"token_ids\":[1, 2, 3]}}")).await;
+    let router = stub.router(|_| {}).await;
+    let path = format!("{PATH}/input_tokens");
+    let answer = client::post(router.api, &path, ask("hello").to_string()).await;
+    let expected = json!({"object": "response.input_tokens", "input_tokens": 3});
+    assert_eq!((answer.status, answer.json()), (200, expected));
+    assert!(
+        stub.last_head()
+            .starts_with("post /v1/responses/render http")
+    );
+    let empty = client::post(router.api, &path, r#"{"model":"sim"}"#).await;
+    refused(&empty, 400, "missing_required_parameter", "input");
+    let stub = Stub::start(
+        "HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\n{\"detail\":\"Not Found\"}",
+    )
+    .await;
+    let router = stub.router(|_| {}).await;
+    let answer = client::post(router.api, &path, ask("hello").to_string()).await;
+    refused(&answer, 501, "cannot_count_tokens", "");
+    assert_eq!(answer.header("x-should-retry"), "false");
+}
+
+#[tokio::test]
+async fn an_engines_answer_that_makes_no_sense_is_an_error_and_not_asked_for_again() {
+    for body in ["", "7", "{}", r#"{"status":"in_progress"}"#] {
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n";
+        let stub = Stub::start(format!("{head}{body}")).await;
+        let router = stub.router(|_| {}).await;
+        let answer = client::post(router.api, PATH, ask("hello").to_string()).await;
+        refused(&answer, 502, "engine_answer_broken", "");
+        assert_eq!(answer.header("x-should-retry"), "false");
+        // As a stream it has begun, and ends as one that failed.
+        let body = with(ask("hello"), json!({"stream": true}));
+        let answer = client::post(router.api, PATH, body.to_string()).await;
+        let told = events(answer.text());
+        assert_eq!(told.last().unwrap().0, "response.failed");
+    }
+}
+
+#[tokio::test]
+async fn what_is_another_tenants_is_not_there() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        let tenant = |name: &str, key: &str| Listed {
+            name: name.to_owned(),
+            keys: vec![Secret::new(key)],
+            ..Listed::default()
+        };
+        config.tenants = vec![tenant("a", "sk-a"), tenant("b", "sk-b")];
+    })
+    .await;
+    let send = async |key: &str, method: &str, path: &str, body: &Value| {
+        let bearer = format!("Bearer {key}");
+        let headers = [("authorization", &*bearer)];
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        client::send(cluster.router.api, method, path, &headers, body).await
+    };
+    let response = send("sk-a", "POST", PATH, &ask("x")).await.json();
+    let conversation = send("sk-a", "POST", "/v1/conversations", &json!({}))
+        .await
+        .json();
+    let unknown = "resp_000000000000000000000000000000000000000000000000";
+    for (method, below) in [
+        ("GET", ""),
+        ("DELETE", ""),
+        ("POST", "/cancel"),
+        ("GET", "/input_items"),
+    ] {
+        let of = async |id: &str| {
+            let answer = send("sk-b", method, &format!("{PATH}/{id}{below}"), &Value::Null).await;
+            (answer.status, answer.text().replace(id, ""))
+        };
+        assert_eq!(
+            of(id(&response)).await,
+            of(unknown).await,
+            "{method} {below}"
+        );
+    }
+    let next = with(ask("y"), json!({"previous_response_id": id(&response)}));
+    let answer = send("sk-b", "POST", PATH, &next).await;
+    refused(
+        &answer,
+        400,
+        "previous_response_not_found",
+        "previous_response_id",
+    );
+    let reference = ask(json!([{"type": "item_reference", "id": response["output"][0]["id"]}]));
+    refused(
+        &send("sk-b", "POST", PATH, &reference).await,
+        404,
+        "",
+        "input",
+    );
+    let body = with(ask("y"), json!({"conversation": id(&conversation)}));
+    refused(&send("sk-b", "POST", PATH, &body).await, 404, "", "");
+    assert_eq!(send("sk-a", "POST", PATH, &body).await.status, 200);
 }
 
 #[tokio::test]

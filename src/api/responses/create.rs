@@ -13,6 +13,7 @@ use hyper::header::HeaderValue;
 
 use super::super::error::ApiError;
 use super::Call;
+use super::Mode;
 use super::OnStoreDown;
 use super::Responses;
 use super::engine;
@@ -44,6 +45,7 @@ use super::sealing::joined;
 use super::stream;
 use crate::http;
 use crate::ids::ResponseId;
+use crate::ids::Tenant;
 use crate::observe;
 use crate::prompt;
 use crate::prompt::Api;
@@ -154,6 +156,27 @@ impl Responses {
         *response.headers_mut() = head.headers;
         mark(&mut response, is_degraded || ended.is_degraded);
         Ok(response)
+    }
+
+    /// What an engine would be sent for a client's body, but for what differs each time. Nothing is begun.
+    pub async fn foretell(&self, body: Bytes) -> Result<Bytes, String> {
+        if self.settings.mode == Mode::PassThrough {
+            return Ok(body);
+        }
+        let foretold = async {
+            let create = Create::read(&body)?;
+            let opener = Opener {
+                ring: &self.ring,
+                tenant: Tenant::default(),
+                now_s: observe::unix_s().unsigned_abs(),
+                model: &create.model,
+            };
+            let past = self.past(&create.before, &opener, Access::ReadOnly).await?;
+            let ids = Ids::random(request::random()?);
+            let expanded = self.expand(&create, past, &ids, &opener).await?;
+            Ok(engine::body(&create, &expanded.input, "", None))
+        };
+        foretold.await.map_err(|error: ApiError| error.message)
     }
 
     /// An engine's answer; of a conversation that is too long to what is left of it, if the client wants that.

@@ -104,14 +104,11 @@ impl Own {
             });
             return Ok(own);
         }
-        let raw = members::list(input)
-            .ok_or_else(|| ApiError::wrong_type(param, "a string or a list of items"))?;
+        let items = members::objects(input).ok_or_else(|| no_items(input, param))?;
         let mut used = FxHashSet::default();
-        for (place, raw) in raw.into_iter().enumerate() {
+        for (place, members) in items.into_iter().enumerate() {
             let at = || format!("{param}[{place}]");
-            // Outlives the item that is read from it.
-            let opened;
-            let mut item = Item::read(raw, &at())?;
+            let mut item = Item::of(members, &at)?;
             if item.kind == Kind::Reference {
                 let id = item
                     .id()
@@ -121,24 +118,37 @@ impl Own {
                     .ok_or_else(|| ApiError::unknown_item(&id))?;
                 item = Item::read(raw, &at())?;
             }
-            if item.kind == Kind::Reasoning
-                && let Some(sealed) = item.members.text("encrypted_content")
-                && is_ours(&sealed)
-            {
-                match opener.item(&sealed)? {
-                    Brought::Nothing => continue,
-                    Brought::Item(raw) => opened = raw,
+            let mut id_of = |item: &Item<'_>| {
+                let id = item.id().filter(|id| {
+                    keeps_ids
+                        && (1..=ID_LENGTH_MAX).contains(&id.len())
+                        && id.bytes().all(is_id_byte)
+                });
+                match id {
+                    Some(id) if used.insert(id.to_string()) => id.into_owned(),
+                    Some(_) | None => ids.input(item.prefix(), place),
                 }
-                item = Item::read(&opened, &at())?;
-            }
-            let id = item.id().filter(|id| {
-                keeps_ids && (1..=ID_LENGTH_MAX).contains(&id.len()) && id.bytes().all(is_id_byte)
-            });
-            let id = match id {
-                Some(id) if used.insert(id.to_string()) => id.into_owned(),
-                Some(_) | None => ids.input(item.prefix(), place),
             };
-            let json = normalised(&item, &id, &at)?;
+            let sealed = match item.kind {
+                Kind::Reasoning => item.members.text("encrypted_content"),
+                _ => None,
+            };
+            let (id, json) = match sealed.filter(|sealed| is_ours(sealed)) {
+                None => {
+                    let id = id_of(&item);
+                    let json = normalised(&item, &id, &at)?;
+                    (id, json)
+                }
+                Some(sealed) => match opener.item(&sealed)? {
+                    Brought::Nothing => continue,
+                    Brought::Item(raw) => {
+                        let item = Item::read(&raw, &at())?;
+                        let id = id_of(&item);
+                        let json = normalised(&item, &id, &at)?;
+                        (id, json)
+                    }
+                },
+            };
             own.items.push(OwnItem { id, json });
         }
         Ok(own)
@@ -206,6 +216,16 @@ pub(super) fn collect(list: &[u8], wanted: &[String], found: &mut Referenced) {
     }
 }
 
+/// What is wrong with a list that does not have objects alone.
+fn no_items(input: &str, param: &str) -> ApiError {
+    let items = members::list(input);
+    let wrong = items.and_then(|items| items.iter().position(|item| !item.starts_with('{')));
+    match wrong {
+        Some(place) => ApiError::wrong_type(&format!("{param}[{place}]"), "an object"),
+        None => ApiError::wrong_type(param, "a string or a list of items"),
+    }
+}
+
 fn message(id: &str, role: &str, content: &str, rest: Option<&Members<'_>>) -> String {
     let mut out = Vec::with_capacity(96 + id.len() + content.len());
     out.extend_from_slice(br#"{"id":"#);
@@ -262,8 +282,10 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
                     Cow::Owned(format!(r#"[{{"type":"{kind}","text":{text}{rest}}}]"#))
                 }
                 Some(parts) => {
-                    let list = members::list(parts);
-                    if !list.is_some_and(|it| it.iter().all(|part| part.starts_with('{'))) {
+                    // Of what a user says the engine is the judge; what a model said is put together here.
+                    let is_readable =
+                        kind == "input_text" || joined_text(parts, "").is_some() || is_empty(parts);
+                    if !parts.starts_with('[') || !is_readable {
                         let param = format!("{}.content", at());
                         return Err(ApiError::wrong_type(&param, "a string or a list of parts"));
                     }
@@ -319,6 +341,10 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
     Ok(into_string(out))
 }
 
+fn is_empty(list: &str) -> bool {
+    members::objects(list).is_some_and(|parts| parts.is_empty())
+}
+
 fn check_call_id(raw: &str, at: &dyn Fn() -> String) -> Result<(), ApiError> {
     let id = members::text(raw).unwrap_or_default();
     if id.is_empty() || id.chars().count() > CALL_ID_LENGTH_MAX {
@@ -364,9 +390,9 @@ impl EngineInput {
 
     /// Adds a stored list of items.
     pub(super) fn add_list(&mut self, list: &[u8]) -> Result<(), ApiError> {
-        let items = std::str::from_utf8(list).ok().and_then(members::list);
-        for raw in items.unwrap_or_default() {
-            self.add(raw)?;
+        let items = std::str::from_utf8(list).ok().and_then(members::objects);
+        for item in items.unwrap_or_default() {
+            self.add_item(&Item::of(item, &|| "input".to_owned())?)?;
         }
         Ok(())
     }
@@ -377,7 +403,10 @@ impl EngineInput {
 
     /// Adds one normalised item, or one that the router itself stored.
     pub(super) fn add(&mut self, raw: &str) -> Result<(), ApiError> {
-        let item = Item::read(raw, "input")?;
+        self.add_item(&Item::read(raw, "input")?)
+    }
+
+    fn add_item(&mut self, item: &Item<'_>) -> Result<(), ApiError> {
         let place = self.place;
         self.place += 1;
         if self.unsupported == UnsupportedItems::Reject
@@ -396,46 +425,46 @@ impl EngineInput {
         }
         match item.kind {
             Kind::Message => {
-                self.add_message(&item);
+                self.add_message(item);
                 self.last_other = Some(place);
             }
-            Kind::Reasoning => self.add_reasoning(&item)?,
+            Kind::Reasoning => self.add_reasoning(item)?,
             Kind::FunctionCall => {
-                self.called(&item, "function call", place);
+                self.called(item, "function call", place);
                 self.begin("function_call");
-                self.copy(&item, &["call_id", "namespace", "name", "arguments"]);
+                self.copy(item, &["call_id", "namespace", "name", "arguments"]);
             }
             Kind::CustomToolCall => {
-                self.called(&item, "custom tool call", place);
+                self.called(item, "custom tool call", place);
                 self.begin("custom_tool_call");
-                self.copy(&item, &["call_id", "name", "input"]);
+                self.copy(item, &["call_id", "name", "input"]);
             }
             Kind::FunctionCallOutput => {
-                self.answered(&item, "function call output")?;
+                self.answered(item, "function call output")?;
                 self.last_other = Some(place);
                 self.begin("function_call_output");
-                self.copy(&item, &["call_id", "output"]);
+                self.copy(item, &["call_id", "output"]);
             }
             Kind::CustomToolCallOutput => {
-                self.answered(&item, "custom tool call output")?;
+                self.answered(item, "custom tool call output")?;
                 self.last_other = Some(place);
                 self.begin("custom_tool_call_output");
-                self.copy(&item, &["call_id", "output"]);
+                self.copy(item, &["call_id", "output"]);
             }
             Kind::ClientCall => {
                 let what = item.members.get("action");
                 let what = what
                     .or_else(|| item.members.get("operation"))
                     .unwrap_or("{}");
-                let id = call_id(&item).to_owned();
-                self.called(&item, "tool call", place);
+                let id = call_id(item).to_owned();
+                self.called(item, "tool call", place);
                 self.function_call(&id, item.name, what);
             }
             Kind::ClientCallOutput => {
-                self.answered(&item, "tool call output")?;
+                self.answered(item, "tool call output")?;
                 self.last_other = Some(place);
                 let output = item.members.get("output").unwrap_or("\"\"");
-                let id = call_id(&item).to_owned();
+                let id = call_id(item).to_owned();
                 self.function_call_output(&id, output);
             }
             Kind::McpCall => {
@@ -443,7 +472,7 @@ impl EngineInput {
                 if let Some(output) = output.or_else(|| item.members.get("error")) {
                     let name = item.members.text("name").unwrap_or_default();
                     let arguments = item.members.text("arguments").unwrap_or_default();
-                    self.answered_call(&item, &name, &arguments, output);
+                    self.answered_call(item, &name, &arguments, output);
                 }
             }
             Kind::CodeInterpreterCall => {
@@ -451,14 +480,14 @@ impl EngineInput {
                 if let Some(logs) = logs {
                     let code = item.members.get("code").unwrap_or("\"\"");
                     let arguments = format!(r#"{{"code":{code}}}"#);
-                    self.answered_call(&item, "code_interpreter", &arguments, &logs);
+                    self.answered_call(item, "code_interpreter", &arguments, &logs);
                 }
             }
             Kind::FileSearchCall => {
                 if let Some(results) = item.members.get("results") {
                     let queries = item.members.get("queries").unwrap_or("[]");
                     let arguments = format!(r#"{{"queries":{queries}}}"#);
-                    self.answered_call(&item, "file_search", &arguments, results);
+                    self.answered_call(item, "file_search", &arguments, results);
                 }
             }
             Kind::Silent | Kind::Compaction | Kind::Reference => {}

@@ -78,18 +78,23 @@ impl<'a> Item<'a> {
     /// Reads an item; `param` names it in the error.
     pub(super) fn read(raw: &'a str, param: &str) -> Result<Self, ApiError> {
         let members = Members::parse(raw).map_err(|_| ApiError::wrong_type(param, "an object"))?;
+        Self::of(members, &|| param.to_owned())
+    }
+
+    /// As [`Item::read`], of an object that is read already.
+    pub(super) fn of(members: Members<'a>, at: &dyn Fn() -> String) -> Result<Self, ApiError> {
         let name = match members.get("type") {
             Some(raw) => match members::text(raw) {
                 Some(name) => name,
-                None => return Err(ApiError::wrong_type(&format!("{param}.type"), "a string")),
+                None => return Err(ApiError::wrong_type(&format!("{}.type", at()), "a string")),
             },
             None if members.get("role").is_some() => Cow::Borrowed("message"),
             None if members.get("id").is_some() => Cow::Borrowed("item_reference"),
-            None => return Err(ApiError::missing_parameter(&format!("{param}.type"))),
+            None => return Err(ApiError::missing_parameter(&format!("{}.type", at()))),
         };
         let Some((name, kind, _)) = TYPES.iter().find(|(known, _, _)| *known == name) else {
             let why = format!("items of type '{name}' are not supported");
-            return Err(ApiError::wrong_value(param, why));
+            return Err(ApiError::wrong_value(&at(), why));
         };
         Ok(Self {
             kind: *kind,
@@ -171,10 +176,7 @@ pub(super) fn joined_text<'a>(content: &'a str, between: &str) -> Option<Cow<'a,
         return Some(Cow::Borrowed(text));
     }
     let mut joined: Option<Cow<'a, str>> = None;
-    for part in members::list(content)? {
-        let Ok(part) = Members::parse(part) else {
-            continue;
-        };
+    for part in members::objects(content)? {
         let text = part.get("text").or_else(|| part.get("refusal"));
         let Some(text) = text.and_then(members::escaped) else {
             continue;

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 /// An object's members in their order. Of those with the same name the last one counts, as it does for
 /// engines; the others are dropped.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Members<'a>(SmallVec<[(Cow<'a, str>, &'a str); 12]>);
+pub(super) struct Members<'a>(SmallVec<[(Cow<'a, str>, &'a str); 6]>);
 
 /// A string that borrows from the text where it has no escapes.
 #[derive(Deserialize)]
@@ -79,6 +79,11 @@ impl<'de> Deserialize<'de> for Members<'de> {
 pub(super) fn list(text: &str) -> Option<Vec<&str>> {
     let items: Vec<&RawValue> = serde_json::from_str(text).ok()?;
     Some(items.into_iter().map(RawValue::get).collect())
+}
+
+/// The objects of a JSON list, read in one go; `None` where it is none, or has anything else in it.
+pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {
+    serde_json::from_str(text).ok()
 }
 
 /// A JSON string's characters; `None` where it is none.

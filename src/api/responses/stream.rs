@@ -25,11 +25,16 @@ use crate::store::Status;
 /// What our own words take, around an engine's piece.
 const SPARE_BYTES: usize = 256;
 
+/// What an engine may still say after its last event: some say `[DONE]`.
+const REST_BYTES_MAX: usize = 16 << 10;
+
 struct Told {
     /// Gone when it has said all, or is not listened to any more.
     engine: Option<http::Body>,
     events: Events,
     state: State,
+    /// What came after the engine's last event.
+    rest_bytes: usize,
 }
 
 enum State {
@@ -43,6 +48,7 @@ pub(super) fn body(engine: http::Body, events: Events, finish: Finish) -> http::
         engine: Some(engine),
         events,
         state: State::Running(Box::new(finish)),
+        rest_bytes: 0,
     };
     told.boxed_unsync()
 }
@@ -70,6 +76,18 @@ impl Told {
         }
         self.events.end(&ended.response, &ended.outcome, &mut out);
         out
+    }
+
+    /// Hears the engine out after it has said how it ended: else it would look as if it was left. Ready
+    /// when it has closed, or talks on and on.
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while let Some(data) = ready!(self.poll_engine(cx)) {
+            self.rest_bytes += data.len();
+            if self.rest_bytes > REST_BYTES_MAX {
+                self.engine = None;
+            }
+        }
+        Poll::Ready(())
     }
 
     /// The next piece of what the engine says; `None` when there is no more.
@@ -112,13 +130,12 @@ impl http_body::Body for Told {
                     out
                 }
                 State::Ending(ending) => {
-                    // The engine's own end is heard meanwhile: else it would look as if it was left.
                     let ended = ending.as_mut().poll(cx);
-                    while let Poll::Ready(Some(_)) = this.poll_engine(cx) {}
+                    let _ = this.poll_rest(cx);
                     this.on_ended(&ready!(ended))
                 }
                 State::Ended => {
-                    while ready!(this.poll_engine(cx)).is_some() {}
+                    ready!(this.poll_rest(cx));
                     return Poll::Ready(None);
                 }
             };

@@ -137,7 +137,7 @@ fn bad_items_are_told_by_their_place() {
         "input[1].content",
     );
     check(
-        json!({"role": "user", "content": ["x"]}),
+        json!({"role": "assistant", "content": ["x"]}),
         "invalid_type",
         "input[1].content",
     );
