@@ -831,6 +831,20 @@ class LostStore(unittest.TestCase):
                 eventually("the store is back", is_forgotten)
             self.assertEqual(sdk.create("Two").status, "completed")
 
+    def test_a_stream_that_could_not_be_stored_says_so_in_its_end(self):
+        with Cluster(replicas=2, engine_arguments=("--decode-ms", "50")) as cluster:
+            sdk = Replicas(cluster)
+            self.addCleanup(sdk.close)
+            stream = sdk.create(HELLO, stream=True, max_output_tokens=30)
+            events = [next(stream) for _ in range(8)]
+            self.assertIs(events[0].response.store, True)
+            cluster.redis.kill()
+            events += list(stream)
+            self.assertEqual([event.sequence_number for event in events], list(range(len(events))))
+            last = events[-1].response
+            self.assertEqual((events[-1].type, last.store), ("response.incomplete", False))
+            self.assertTrue(last.output_text)
+
     def test_a_client_does_not_have_its_answer_made_twice(self):
         with Cluster(replicas=2, engine_arguments=("--decode-ms", "100")) as cluster:
             sdk = Replicas(cluster, max_retries=2)
