@@ -163,7 +163,10 @@ fn each_mistake_has_its_message_with_path_and_line() {
     );
     check(
         &minimal("responses: {store: {kind: redis}}"),
-        &["responses.store.redis.urls: list at least one redis:// address"],
+        &[
+            "responses.store.redis.urls: list at least one redis:// address",
+            "responses.carrier.keys: is empty",
+        ],
     );
     check(
         &minimal(
@@ -183,6 +186,7 @@ fn each_mistake_has_its_message_with_path_and_line() {
             "responses.store.redis.prefix: must be up to 64 characters without braces",
             "responses.store.redis.read_timeout_ms: must be at least 1",
             "responses.store.redis.tls: certificate_file and key_file go together",
+            "responses.carrier.keys: is empty",
         ],
     );
     check(

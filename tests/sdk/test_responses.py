@@ -267,7 +267,12 @@ class Stored(WithReplicas):
             openai.BadRequestError, self.sdk.responses.retrieve, created.id, stream=True, param="stream"
         )
         self.assert_refused(
-            openai.BadRequestError, self.sdk.responses.retrieve, created.id, starting_after=1, param="starting_after"
+            openai.BadRequestError,
+            self.sdk.responses.retrieve,
+            created.id,
+            starting_after=1,
+            code="invalid_value",
+            param="starting_after",
         )
 
     def test_input_items_in_pages_either_way(self):
@@ -443,6 +448,7 @@ class Continue(WithReplicas):
             previous_response_id=first.id,
             conversation=conversation.id,
             code="mutually_exclusive_parameters",
+            param="conversation",
         )
 
     def test_input_tokens_are_counted_as_they_will_be(self):
