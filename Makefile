@@ -1,6 +1,6 @@
 # `make test` is what CI runs: it installs what the tests need and runs everything, the cheap first.
-# Needed beforehand: Rust (rustup), a C compiler, Python 3.9 or later, redis-server 6.2 or later (installed where
-# that is possible). Node is optional.
+# Needed beforehand: Rust (rustup), a C compiler, Python 3.9 or later; redis-server, which it installs itself on Debian
+# and Ubuntu. Node is optional.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -55,7 +55,6 @@ advisories: ## Known faults of the dependencies; fetches the database.
 	$(call heading,advisories)
 	.ci/cargo-deny $(DENY_VERSION) check advisories
 
-
 .PHONY: cargo-test
 cargo-test: redis
 	$(call heading,tests)
@@ -67,7 +66,7 @@ redis:
 	@.ci/redis-server
 
 .PHONY: unit
-unit: redis ## Only the unit tests.
+unit: ## Only the unit tests.
 	$(CARGO) test --locked --lib
 
 .PHONY: it

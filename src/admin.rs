@@ -94,7 +94,7 @@ impl AdminServer {
         match (request.method(), path.as_str()) {
             (&Method::GET, "/") => text(StatusCode::OK, PATHS),
             (&Method::GET, "/healthz") => text(StatusCode::OK, "ok\n"),
-            (&Method::GET, "/readyz") => self.ready(),
+            (&Method::GET, "/readyz") => self.ready().await,
             (&Method::GET, "/metrics") => self.metrics(),
             (&Method::GET, "/fleet") => {
                 answer(StatusCode::OK, &fleet::page(&self.relay, observe::now()))
@@ -131,14 +131,14 @@ impl AdminServer {
         }
     }
 
-    fn ready(&self) -> Response<http::Body> {
+    async fn ready(&self) -> Response<http::Body> {
         if self.tasks.is_stopping() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
         if !self.relay.fleet().snapshot().is_ready() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "no healthy worker\n");
         }
-        match self.responses.is_ready() {
+        match self.responses.is_ready().await {
             true => text(StatusCode::OK, "ready\n"),
             false => text(StatusCode::SERVICE_UNAVAILABLE, "no store of responses\n"),
         }

@@ -72,7 +72,8 @@ impl ResponsesPage {
         (self.foretell)(body).await
     }
 
-    pub(super) fn is_ready(&self) -> bool {
-        !self.needs_store || self.store.health().is_up
+    /// Asks the store if it must be up: one that nobody uses would not be missed.
+    pub(super) async fn is_ready(&self) -> bool {
+        !self.needs_store || self.store.admit().await.is_ok()
     }
 }

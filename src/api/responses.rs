@@ -1,7 +1,7 @@
 //! The Responses API: its state is the router's, engines see one stateless request each.
 //!
 //! ```text
-//! body -> request (checked) -> past (store, carrier, conversation) -> input (one list, ids, pairs)
+//! body -> request (checked) -> past (store, carrier, conversation) -> input (items with ids) -> sent (one list, paired)
 //!      -> engine (its body) -> relay -> object (whole) or events (streamed) -> finish (stored) -> client
 //! ```
 
@@ -25,6 +25,7 @@ mod path;
 mod request;
 mod retry;
 mod sealing;
+mod sent;
 mod settings;
 mod stored;
 mod stream;
@@ -40,12 +41,12 @@ use hyper::Response;
 use serde::Serialize;
 
 pub use self::events::ReasoningEvents;
-pub use self::input::UnsupportedItems;
 use self::metrics::Metrics;
 pub(super) use self::path::Endpoint;
 pub(super) use self::path::Found;
 pub(super) use self::path::find;
 use self::request::Create;
+pub use self::sent::UnsupportedItems;
 pub use self::settings::Mode;
 pub use self::settings::OnStoreDown;
 pub use self::settings::Settings;

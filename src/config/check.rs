@@ -9,11 +9,13 @@ use super::Fleet;
 use super::document::Document;
 use super::document::Problems;
 use super::tokenizer;
+use crate::api::responses::Mode;
 use crate::api::tenant;
 use crate::fleet::discovery::bearer;
 use crate::observe;
 use crate::relay::KeySource;
 use crate::routing::TierCredit;
+use crate::store;
 
 pub(super) fn check(mut document: Document<'_>) -> Result<Config, Problems> {
     let config: Option<Config> = document.read();
@@ -27,9 +29,6 @@ pub(super) fn check(mut document: Document<'_>) -> Result<Config, Problems> {
         check_tokens(config, &mut wrong);
         check_tenants(config, &mut wrong);
         check_carrier(config, &mut wrong);
-        for (key, message) in config.responses.store.problems() {
-            wrong(&format!("responses.store.{key}"), message);
-        }
         if let Err(error) = observe::check_level(&config.log.level) {
             wrong("log.level", error);
         }
@@ -242,7 +241,12 @@ fn check_carrier(config: &Config, wrong: &mut Wrong<'_>) {
     if config.replicas.0 == 0 {
         wrong("replicas", "must be at least 1".to_owned());
     }
-    if carrier.keys.is_empty() && config.replicas.0 > 1 {
+    let store = &config.responses.store;
+    for (key, error) in store.problems() {
+        wrong(&format!("responses.store.{key}"), error);
+    }
+    let is_shared = config.replicas.0 > 1 || store.kind == store::Kind::Redis;
+    if carrier.keys.is_empty() && is_shared && config.responses.mode == Mode::Stateful {
         wrong(
             "responses.carrier.keys",
             "is empty, and each of several replicas would make its own key and refuse what the others \

@@ -145,6 +145,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::observe;
 
     /// The store's side of one lease, by a clock of its own.
     #[derive(Default)]
@@ -180,7 +181,7 @@ mod tests {
         /// Whoever may adopt looks at the store's side; the owner must have stopped by then.
         #[test]
         fn an_owner_never_holds_what_the_store_has_let_go(events in proptest::collection::vec(event(), 0..60)) {
-            let mut now = Instant::now();
+            let mut now = observe::now();
             let mut lease = Lease::new(now, &Settings::default());
             let (mut store, mut under_way) = (Held::default(), VecDeque::new());
             for event in events {
@@ -210,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_late_answer_is_worth_nothing() {
-        let begun = Instant::now();
+        let begun = observe::now();
         let mut lease = Lease::new(begun, &Settings::default());
         assert_eq!(lease.on_timeout(begun), Step::Beat);
         assert_eq!(lease.on_timeout(begun), Step::Wait);
@@ -220,7 +221,7 @@ mod tests {
 
     #[test]
     fn who_cannot_renew_in_time_stops_once_and_beats_on() {
-        let begun = Instant::now();
+        let begun = observe::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut lease = Lease::new(begun, &Settings::default());
         assert_eq!(lease.on_timeout(begun), Step::Beat);
@@ -236,7 +237,7 @@ mod tests {
 
     #[test]
     fn who_was_paused_for_longer_than_the_lease_is_told_to_stop() {
-        let begun = Instant::now();
+        let begun = observe::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut lease = Lease::new(begun, &Settings::default());
         assert_eq!(lease.on_timeout(begun), Step::Beat);

@@ -235,7 +235,10 @@ fn each_mistake_has_its_message_with_path_and_line() {
     );
     check(
         &minimal("responses: {store: {kind: redis}}"),
-        &["responses.store.redis.urls: list at least one redis:// address"],
+        &[
+            "responses.carrier.keys: is empty",
+            "responses.store.redis.urls: list at least one redis:// address",
+        ],
     );
     check(
         &minimal(
@@ -244,6 +247,7 @@ fn each_mistake_has_its_message_with_path_and_line() {
              database: 2\n      username: u\n      prefix: '{x}'\n      read_timeout_ms: 0\n      tls: {key_file: k}",
         ),
         &[
+            "responses.carrier.keys: is empty",
             "responses.store.lease.beat_ms: must be at most half",
             "responses.store.memory.records_max: must be at least 2",
             "responses.store.redis.urls: must be all redis:// or all rediss://",

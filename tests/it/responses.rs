@@ -3,10 +3,13 @@
 use serde_json::Value;
 use serde_json::json;
 use warmroute::api::responses::Mode;
+use warmroute::api::responses::OnStoreDown;
 use warmroute::api::responses::ReasoningEvents;
 use warmroute::api::tenant::Listed;
+use warmroute::config::Config;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
+use warmroute::store::Kind;
 
 use crate::client;
 use crate::client::Answer;
@@ -14,6 +17,7 @@ use crate::cluster::Cluster;
 use crate::cluster::eventually;
 use crate::cluster::fast;
 use crate::cluster::unhurried;
+use crate::redis_server::Server;
 use crate::stub::Stub;
 
 const PATH: &str = "/v1/responses";
@@ -1056,4 +1060,127 @@ async fn operators_see_what_became_of_responses() {
     );
     assert_eq!(page["store"]["kind"], "memory");
     assert_eq!(cluster.admin("/readyz").await.status, 200);
+}
+
+/// A router whose store cannot be reached.
+async fn storeless(change: impl FnOnce(&mut Config)) -> Cluster {
+    Cluster::start(vec![fast()], |config| {
+        let store = &mut config.responses.store;
+        store.kind = Kind::Redis;
+        // Nobody listens there.
+        store.redis.urls = vec!["redis://127.0.0.1:1".to_owned()];
+        change(config);
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_store_that_is_down_stops_what_needs_it_and_nothing_else() {
+    let cluster = storeless(|_| {}).await;
+    let unknown = "resp_000000000000000000000000000000000000000000000000";
+    let stored = ask("x");
+    let next = with(
+        ask("x"),
+        json!({"previous_response_id": unknown, "store": false}),
+    );
+    let conversation = with(
+        ask("x"),
+        json!({"conversation": unknown.replace("resp", "conv"), "store": false}),
+    );
+    let before = cluster.engines[0].generated().await;
+    for answer in [
+        cluster.post(PATH, stored.to_string()).await,
+        cluster.post(PATH, next.to_string()).await,
+        cluster.post(PATH, conversation.to_string()).await,
+        cluster.post("/v1/conversations", "").await,
+        cluster.get(&format!("{PATH}/{unknown}")).await,
+        cluster.delete(&format!("{PATH}/{unknown}")).await,
+        cluster.get(&format!("{PATH}/{unknown}/input_items")).await,
+    ] {
+        refused(&answer, 503, "store_unavailable", "");
+        assert!(answer.header("retry-after").parse::<u32>().unwrap() >= 1);
+    }
+    assert_eq!(cluster.engines[0].generated().await, before);
+    let free = cluster
+        .create(&with(ask("x"), json!({"store": false})))
+        .await;
+    assert_eq!(free["status"], "incomplete");
+    assert_eq!(cluster.admin("/readyz").await.status, 200);
+    let page = cluster.admin("/responses").await.json();
+    assert_eq!(page["health"]["is_up"], false);
+}
+
+#[tokio::test]
+async fn what_cannot_be_stored_may_be_served_all_the_same() {
+    let cluster = storeless(|config| {
+        config.responses.on_store_down = OnStoreDown::Degrade;
+        config.responses.ready_without_store = false;
+    })
+    .await;
+    let answer = cluster.post(PATH, ask("x").to_string()).await;
+    assert_eq!(
+        (answer.status, answer.header("x-warmroute-store")),
+        (200, "degraded")
+    );
+    assert_eq!(answer.json()["store"], false);
+    let told = streamed(&cluster, &ask("x")).await;
+    assert_eq!(told[0].1["response"]["store"], false);
+    let outcome = ["outcome=\"served\""];
+    assert_eq!(
+        cluster
+            .metric("warmroute_responses_not_stored_total", &outcome)
+            .await,
+        2.0
+    );
+    // What lies in the store cannot be made up.
+    let unknown = "resp_000000000000000000000000000000000000000000000000";
+    let next = with(ask("x"), json!({"previous_response_id": unknown}));
+    refused(
+        &cluster.post(PATH, next.to_string()).await,
+        503,
+        "store_unavailable",
+        "",
+    );
+    assert_eq!(cluster.admin("/readyz").await.status, 503);
+}
+
+#[tokio::test]
+async fn an_answer_that_could_not_be_stored_is_not_told_to_be() {
+    for (on_store_down, status) in [(OnStoreDown::Fail, 503), (OnStoreDown::Degrade, 200)] {
+        let mut redis = Server::start().await;
+        let cluster = Cluster::start(vec![unhurried()], |config| {
+            config.responses.on_store_down = on_store_down;
+            let store = &mut config.responses.store;
+            store.kind = Kind::Redis;
+            store.redis.urls = vec![redis.url()];
+        })
+        .await;
+        let long = with(ask("x"), json!({"max_output_tokens": 40}));
+        let body = with(long.clone(), json!({"stream": true}));
+        let mut open = cluster.open(PATH, &body.to_string()).await;
+        let begun = open.until("output_text.delta").await;
+        let whole = cluster.post(PATH, long.to_string());
+        let killed = async {
+            eventually("both run", async || {
+                cluster.engines[0].stats().await.running == 2
+            })
+            .await;
+            redis.kill();
+        };
+        let (answer, ()) = tokio::join!(whole, killed);
+        let (rest, is_whole) = open.rest().await;
+        assert!(is_whole);
+        let told = events(&(begun + &rest));
+        let last = &told.last().unwrap().1["response"];
+        assert_eq!(
+            (&last["status"], &last["store"]),
+            (&json!("incomplete"), &json!(false))
+        );
+        assert_eq!(answer.status, status, "{}", answer.text());
+        if status == 503 {
+            assert_eq!(answer.header("x-should-retry"), "false");
+        } else {
+            assert_eq!(answer.json()["store"], false);
+        }
+    }
 }

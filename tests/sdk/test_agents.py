@@ -4,35 +4,33 @@ import asyncio
 import itertools
 import unittest
 
-import httpx
 import openai
 
 from cluster import Cluster
 
 try:
     import agents
+    import httpx2
 except ImportError:
-    # It wants Python 3.10.
+    # They want Python 3.10.
     agents = None
 
 MODEL = "sim"
 CALL_LIMIT_S = 30
 
 
-class ToTheNext(httpx.AsyncHTTPTransport):
-    """Sends each request to another of the routers."""
+class ToTheNext:
+    """Sends each request to another of the routers: a hook of the SDK's HTTP client."""
 
     def __init__(self, urls):
-        super().__init__()
-        self.urls = itertools.cycle([httpx.URL(url) for url in urls])
+        self.urls = itertools.cycle([httpx2.URL(url) for url in urls])
         self.paths = []
 
-    async def handle_async_request(self, request):
+    async def __call__(self, request):
         url = next(self.urls)
         self.paths.append((request.method, request.url.path))
         request.url = request.url.copy_with(host=url.host, port=url.port)
         request.headers["host"] = f"{url.host}:{url.port}"
-        return await super().handle_async_request(request)
 
 
 @unittest.skipIf(agents is None, "the agents SDK wants Python 3.10")
@@ -44,13 +42,13 @@ class Agents(unittest.IsolatedAsyncioTestCase):
 
     async def asyncSetUp(self):
         agents.set_tracing_disabled(True)
-        self.transport = ToTheNext([router.url for router in self.cluster.routers])
+        self.sent = ToTheNext([router.url for router in self.cluster.routers])
         self.client = openai.AsyncOpenAI(
             base_url=f"{self.cluster.router.url}/v1",
             api_key="none",
             max_retries=0,
             timeout=CALL_LIMIT_S,
-            http_client=httpx.AsyncClient(transport=self.transport),
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [self.sent]}),
         )
         self.addAsyncCleanup(self.client.close)
         self.asked = []
@@ -72,7 +70,7 @@ class Agents(unittest.IsolatedAsyncioTestCase):
         return await asyncio.wait_for(agents.Runner.run(self.agent, text, **options), 2 * CALL_LIMIT_S)
 
     def creates(self):
-        return self.transport.paths.count(("POST", "/v1/responses"))
+        return self.sent.paths.count(("POST", "/v1/responses"))
 
     async def test_a_loop_of_tools(self):
         result = await self.run_agent("What is the weather like?")

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import unittest
 
-from cluster import BINARY, LIMIT_S, ROOT, Cluster, get
+from cluster import BINARY, CARRIER_KEY, LIMIT_S, ROOT, Cluster, get
 
 EXAMPLES = ROOT / "examples"
 #: Where `make sdk` installs the Node SDK; ES modules look for it beside themselves and above.
@@ -34,7 +34,7 @@ class Configurations(unittest.TestCase):
         self.assertTrue(configurations)
         for path in configurations:
             with self.subTest(path.name):
-                done = run(BINARY, "check", "--config", path)
+                done = run(BINARY, "check", "--config", path, WARMROUTE_CARRIER_KEY=CARRIER_KEY)
                 self.assertEqual(done.returncode, 0, done.stdout)
 
     def test_the_file_of_workers_is_what_a_configuration_could_list(self):

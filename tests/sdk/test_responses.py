@@ -267,7 +267,12 @@ class Stored(WithReplicas):
             openai.BadRequestError, self.sdk.responses.retrieve, created.id, stream=True, param="stream"
         )
         self.assert_refused(
-            openai.BadRequestError, self.sdk.responses.retrieve, created.id, starting_after=1, param="starting_after"
+            openai.BadRequestError,
+            self.sdk.responses.retrieve,
+            created.id,
+            starting_after=1,
+            code="invalid_value",
+            param="starting_after",
         )
 
     def test_input_items_in_pages_either_way(self):
@@ -443,6 +448,7 @@ class Continue(WithReplicas):
             previous_response_id=first.id,
             conversation=conversation.id,
             code="mutually_exclusive_parameters",
+            param="conversation",
         )
 
     def test_input_tokens_are_counted_as_they_will_be(self):
@@ -824,6 +830,20 @@ class LostStore(unittest.TestCase):
             for _ in cluster.routers:
                 eventually("the store is back", is_forgotten)
             self.assertEqual(sdk.create("Two").status, "completed")
+
+    def test_a_stream_that_could_not_be_stored_says_so_in_its_end(self):
+        with Cluster(replicas=2, engine_arguments=("--decode-ms", "50")) as cluster:
+            sdk = Replicas(cluster)
+            self.addCleanup(sdk.close)
+            stream = sdk.create(HELLO, stream=True, max_output_tokens=30)
+            events = [next(stream) for _ in range(8)]
+            self.assertIs(events[0].response.store, True)
+            cluster.redis.kill()
+            events += list(stream)
+            self.assertEqual([event.sequence_number for event in events], list(range(len(events))))
+            last = events[-1].response
+            self.assertEqual((events[-1].type, last.store), ("response.incomplete", False))
+            self.assertTrue(last.output_text)
 
     def test_a_client_does_not_have_its_answer_made_twice(self):
         with Cluster(replicas=2, engine_arguments=("--decode-ms", "100")) as cluster:

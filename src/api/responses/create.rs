@@ -22,8 +22,6 @@ use super::events::Limits;
 use super::failure;
 use super::finish::Carry;
 use super::finish::Finish;
-use super::input;
-use super::input::EngineInput;
 use super::input::Own;
 use super::input::Reading;
 use super::item::Ids;
@@ -42,6 +40,8 @@ use super::request::Truncation;
 use super::sealing::Opener;
 use super::sealing::Sealer;
 use super::sealing::joined;
+use super::sent;
+use super::sent::EngineInput;
 use super::stream;
 use crate::http;
 use crate::ids::ResponseId;
@@ -198,7 +198,7 @@ impl Responses {
             // Each time about half of it, so a few tries at most.
             let shorter = match create.truncation {
                 Truncation::Disabled => None,
-                Truncation::Auto => input::shortened(&input),
+                Truncation::Auto => sent::shortened(&input),
             };
             input = shorter.ok_or(error)?;
         }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::Serialize;
 
 use super::events::ReasoningEvents;
-use super::input::UnsupportedItems;
+use super::sent::UnsupportedItems;
 use crate::carrier;
 use crate::store;
 

@@ -90,13 +90,13 @@ impl Asking {
         }
     }
 
-    /// Whether Redis answered within the last second, and is not shut off.
+    /// Whether Redis answered within the last second, and nothing has failed since.
     pub(super) fn is_fresh(&self) -> bool {
         let answered = self.answered.load(Relaxed);
         let since = self.begun.elapsed().as_millis() as u64;
         answered != 0
             && since.saturating_sub(answered) < FRESH.as_millis() as u64
-            && matches!(self.breaker.lock().state(), State::Closed { .. })
+            && matches!(self.breaker.lock().state(), State::Closed { failures: 0 })
     }
 
     pub(super) fn breaker(&self) -> State {

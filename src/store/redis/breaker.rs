@@ -105,10 +105,11 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe;
 
     #[test]
     fn it_opens_after_failures_in_a_row_and_lets_one_try_at_a_time() {
-        let begun = Instant::now();
+        let begun = observe::now();
         let at = |ms| begun + Duration::from_millis(ms);
         let mut breaker = Breaker::new(&settings::Breaker {
             failures: 2,
@@ -131,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_try_that_never_tells_does_not_keep_it_shut() {
-        let begun = Instant::now();
+        let begun = observe::now();
         let mut breaker = Breaker::new(&settings::Breaker {
             failures: 1,
             open_ms: 100,

@@ -40,9 +40,9 @@ pub(super) struct Target {
 }
 
 enum Kind {
-    Standalone(Client),
+    Standalone(Box<Client>),
     Sentinel(Box<Sentinels>),
-    Cluster(ClusterClient),
+    Cluster(Box<ClusterClient>),
 }
 
 struct Sentinels {
@@ -99,13 +99,11 @@ impl Target {
             Mode::Standalone => {
                 let address = addresses.into_iter().next().ok_or("has no address")?;
                 let info = info(address, settings).map_err(wrong)?;
-                Kind::Standalone(
-                    match certificates {
-                        Some(certificates) => Client::build_with_tls(info, certificates),
-                        None => Client::open(info),
-                    }
-                    .map_err(wrong)?,
-                )
+                let client = match certificates {
+                    Some(certificates) => Client::build_with_tls(info, certificates),
+                    None => Client::open(info),
+                };
+                Kind::Standalone(Box::new(client.map_err(wrong)?))
             }
             Mode::Sentinel => Kind::Sentinel(Box::new(Sentinels {
                 addresses,
@@ -128,7 +126,7 @@ impl Target {
                 if let Some(certificates) = certificates {
                     builder = builder.certs(certificates);
                 }
-                Kind::Cluster(builder.build().map_err(wrong)?)
+                Kind::Cluster(Box::new(builder.build().map_err(wrong)?))
             }
         };
         Ok(Self {

@@ -3,6 +3,9 @@ use serde_json::Value;
 use serde_json::json;
 
 use super::*;
+use crate::api::responses::sent::EngineInput;
+use crate::api::responses::sent::UnsupportedItems;
+use crate::api::responses::sent::shortened;
 use crate::ids::Root;
 
 fn ids() -> Ids {
