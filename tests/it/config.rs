@@ -164,8 +164,8 @@ fn each_mistake_has_its_message_with_path_and_line() {
     check(
         &minimal("responses: {store: {kind: redis}}"),
         &[
-            "responses.store.redis.urls: list at least one redis:// address",
             "responses.carrier.keys: is empty",
+            "responses.store.redis.urls: list at least one redis:// address",
         ],
     );
     check(
