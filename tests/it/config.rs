@@ -175,6 +175,7 @@ fn each_mistake_has_its_message_with_path_and_line() {
              database: 2\n      username: u\n      prefix: '{x}'\n      read_timeout_ms: 0\n      tls: {key_file: k}",
         ),
         &[
+            "responses.carrier.keys: is empty",
             "responses.store.lease.beat_ms: must be at most half",
             "responses.store.memory.records_max: must be at least 2",
             "responses.store.redis.urls: must be all redis:// or all rediss://",
@@ -186,7 +187,6 @@ fn each_mistake_has_its_message_with_path_and_line() {
             "responses.store.redis.prefix: must be up to 64 characters without braces",
             "responses.store.redis.read_timeout_ms: must be at least 1",
             "responses.store.redis.tls: certificate_file and key_file go together",
-            "responses.carrier.keys: is empty",
         ],
     );
     check(
