@@ -140,11 +140,7 @@ impl AdminServer {
         response
     }
 
-    async fn explain(
-        &self,
-        request: Request<Incoming>,
-        query: &str,
-    ) -> Response<http::Body> {
+    async fn explain(&self, request: Request<Incoming>, query: &str) -> Response<http::Body> {
         let path = parameter(query, "path");
         let shows_tokens = match parameter(query, "tokens").as_deref() {
             None | Some("false") => false,

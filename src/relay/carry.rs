@@ -225,7 +225,10 @@ impl Relay {
         let body = plan.body.as_ref().unwrap_or(&job.body);
         let sent = match report {
             None => direct::attempt(job, body, worker, timer).await,
-            Some(report) => self.attempt_asking(job, body, plan, report, worker, timer).await,
+            Some(report) => {
+                self.attempt_asking(job, body, plan, report, worker, timer)
+                    .await
+            }
         };
         let outcome = match sent {
             Ok(answer) => {
