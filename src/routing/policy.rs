@@ -256,7 +256,7 @@ impl Draw {
     fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         // The high half of the product is as even as a remainder, and takes no division.
-        (u128::from(mix(self.0)) * end as u128 >> 64) as usize
+        ((u128::from(mix(self.0)) * end as u128) >> 64) as usize
     }
 }
 
