@@ -255,6 +255,47 @@ fn decision(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// 10 workers beside 1,000, turn and turn about: on a machine that others use, too, times are only to be
+/// compared with those of the same moment.
+#[expect(clippy::disallowed_methods, reason = "a bench has no tokio clock")]
+#[expect(clippy::print_stdout, reason = "a bench tells what it measured")]
+fn beside(_: &mut Criterion) {
+    const ROUNDS: u64 = 20_000;
+    let sizes = [10, 100, 1_000];
+    let fleets = sizes.map(|workers| fleet(workers, 2_048));
+    let prompts = sizes.map(|workers| prompts(workers, 2_100));
+    let now = Instant::now();
+    let mut spent = sizes.map(|_| Vec::new());
+    for round in 0..ROUNDS {
+        for (place, fleet) in fleets.iter().enumerate() {
+            let tokens = &prompts[place][(round % 64) as usize];
+            let prompt = fleet.prompt(tokens);
+            let view = fleet.view(&prompt, now, round);
+            let begun = Instant::now();
+            for draw in 0..DECISIONS {
+                let request = request(tokens, round << 8 | draw);
+                black_box(routing::decide(&fleet.settings, &request, &view));
+            }
+            let nanoseconds = begun.elapsed().as_nanos() as f64;
+            spent[place].push(nanoseconds / DECISIONS as f64);
+        }
+    }
+    let ratios = |from: usize, to: usize| {
+        let pairs = spent[from].iter().zip(&spent[to]);
+        pairs.map(|(from, to)| to / from).collect()
+    };
+    let quartiles = |mut of: Vec<f64>| {
+        of.sort_by(f64::total_cmp);
+        [1, 2, 3].map(|quarter| of[of.len() * quarter / 4])
+    };
+    for (place, workers) in sizes.iter().enumerate() {
+        let [low, middle, high] = quartiles(spent[place].clone());
+        println!("decision, {workers} workers: {middle:.0} ns ({low:.0} to {high:.0})");
+    }
+    let [low, middle, high] = quartiles(ratios(0, 2));
+    println!("1,000 workers to 10, of the same moment: {middle:.2} ({low:.2} to {high:.2})");
+}
+
 /// From known tokens to a worker: hashing, lookup, decision.
 #[expect(clippy::disallowed_methods, reason = "a bench has no tokio clock")]
 fn whole(criterion: &mut Criterion) {
@@ -285,6 +326,6 @@ fn whole(criterion: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(50).measurement_time(Duration::from_secs(4));
-    targets = decision, whole
+    targets = beside, decision, whole
 }
 criterion_main!(benches);

@@ -122,19 +122,22 @@ struct Search<'a, V> {
     view: &'a V,
     best: Option<Candidate>,
     fewest_new: u32,
-    /// Workers that are no holders would compute at least so many.
+    /// Workers that are no holders would compute at least so many, which costs so much.
     others_new_min: u32,
+    others_cost_min: f64,
 }
 
 impl<'a, V: View> Search<'a, V> {
     fn new(settings: &'a Settings, request: &'a Request, view: &'a V) -> Self {
+        let others_new_min = request.prompt_tokens.saturating_sub(view.others_max());
         Self {
             settings,
             request,
             view,
             best: None,
             fewest_new: u32::MAX,
-            others_new_min: request.prompt_tokens.saturating_sub(view.others_max()),
+            others_new_min,
+            others_cost_min: cost::terms(settings, &State::default(), others_new_min).sum(),
         }
     }
 
@@ -142,14 +145,9 @@ impl<'a, V: View> Search<'a, V> {
     /// and the best holds as much, so that nothing is to be learnt of it.
     #[inline]
     fn is_too_busy(&self, pending_tokens: u64) -> bool {
-        self.best.as_ref().is_some_and(|best| {
-            let state = State {
-                pending_tokens,
-                ..State::default()
-            };
-            let least = cost::terms(self.settings, &state, self.others_new_min).sum();
-            best.new_tokens <= self.others_new_min && best.cost < least
-        })
+        let least = pending_tokens as f64 + self.others_cost_min;
+        let best = self.best.as_ref();
+        best.is_some_and(|best| best.cost < least && best.new_tokens <= self.others_new_min)
     }
 
     #[inline]
