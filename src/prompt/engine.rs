@@ -141,6 +141,7 @@ const NOT_OF_THE_PROMPT: &[&str] = &[
     "presence_penalty",
     "priority",
     "prompt_cache_key",
+    "request_id",
     "safety_identifier",
     "seed",
     "session_id",

@@ -178,6 +178,22 @@ impl Relay {
         })
     }
 
+    /// How many tokens a request's prompt has, where the router makes or knows them itself and nothing in it
+    /// is unknown.
+    pub async fn count_tokens(
+        &self,
+        api: Api,
+        headers: &HeaderMap,
+        body: &Bytes,
+        model: Option<&str>,
+    ) -> Result<Option<usize>, Error> {
+        let group = self.group(model)?;
+        let found = self.tokens.of(api, &group, headers, body).await;
+        Ok(found
+            .filter(|found| !found.ends_early())
+            .map(|found| found.ids.len()))
+    }
+
     fn group(&self, model: Option<&str>) -> Result<Arc<Group>, Error> {
         let snapshot = self.fleet.snapshot();
         let group = match model {

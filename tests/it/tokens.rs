@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use serde_json::json;
+use warmroute::api::responses::Mode;
 use warmroute::config::Config;
 use warmroute::config::From;
 use warmroute::config::ModelOverride;
@@ -346,7 +347,9 @@ async fn the_ids_go_with_a_chat_or_response_where_that_is_set() {
         send_tokens: Some(true),
         ..folder.model()
     };
-    let cluster = followed(vec![settings], model, |_| {}).await;
+    // The bytes of a response's request are the router's own otherwise.
+    let passing = |config: &mut Config| config.responses.mode = Mode::PassThrough;
+    let cluster = followed(vec![settings], model, passing).await;
     for (path, body) in bodies("sim") {
         let body = format!(" {body} \n");
         let answer = cluster.post(path, body.clone()).await;

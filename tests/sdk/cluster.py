@@ -81,7 +81,7 @@ class Process:
 
 class Engine(Process):
     def __init__(self, directory, name, *arguments):
-        super().__init__(directory, name, "sim", *arguments)
+        super().__init__(directory, name, "sim", "--enable-scale-out", *arguments)
         prefix = "listening on "
         self.url = self.await_line(lambda line: line[len(prefix):] if line.startswith(prefix) else None)
 

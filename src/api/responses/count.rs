@@ -1,5 +1,6 @@
-//! How many tokens an input has: the engine's own count, for nobody else's is right.
+//! How many tokens an input has: by the model's tokenizer where it is at hand, else the engine's own count.
 
+use bytes::Bytes;
 use hyper::Response;
 use hyper::StatusCode;
 
@@ -31,6 +32,19 @@ impl Responses {
         let ids = Ids::random(request::random()?);
         let expanded = self.expand(&create, past, &ids, &opener).await?;
         let body = engine::body(&create, &expanded.input, "", Some(NO_MEDIA));
+        let model = Some(&*create.model).filter(|model| !model.is_empty());
+        let own = self
+            .relay
+            .count_tokens(Api::Responses, call.headers, &body, model);
+        let tokens = match own.await? {
+            Some(tokens) => tokens,
+            None => self.ask_for_count(call, body).await?,
+        };
+        let text = format!(r#"{{"object":"response.input_tokens","input_tokens":{tokens}}}"#);
+        Ok(json(text))
+    }
+
+    async fn ask_for_count(&self, call: &Call<'_>, body: Bytes) -> Result<usize, ApiError> {
         let path = "/v1/responses/render";
         // Nothing of it is computed, so nothing of it is held afterwards.
         let answer = self.ask(call, Api::Tokenize, path, body).await;
@@ -42,13 +56,10 @@ impl Responses {
         })?;
         let max = usize::try_from(self.settings.answer_bytes_max).unwrap_or(usize::MAX);
         let rendered = collect(answer.into_body(), max).await?;
-        let tokens = std::str::from_utf8(&rendered)
+        std::str::from_utf8(&rendered)
             .ok()
             .and_then(|text| Members::parse(text).ok())
-            .and_then(|it| members::list(it.get("token_ids")?).map(|ids| ids.len()));
-        let tokens = tokens
-            .ok_or_else(|| ApiError::engine_broken("the engine's answer has no token ids"))?;
-        let text = format!(r#"{{"object":"response.input_tokens","input_tokens":{tokens}}}"#);
-        Ok(json(text))
+            .and_then(|it| members::list(it.get("token_ids")?).map(|ids| ids.len()))
+            .ok_or_else(|| ApiError::engine_broken("the engine's answer has no token ids"))
     }
 }

@@ -157,7 +157,12 @@ async fn a_stream_has_an_event_for_each_token_and_says_the_same_as_the_whole_ans
 
 #[tokio::test]
 async fn what_a_response_would_read_is_rendered() {
-    let worker = Running::fast().await;
+    let worker = Running::start(Settings {
+        enable_scale_out: true,
+        decode_ms: 1,
+        ..Settings::default()
+    })
+    .await;
     let body = r#"{"input":"a question","instructions":"be brief","model":"sim"}"#;
     let rendered = worker.post_json("/v1/responses/render", body).await;
     let answered = worker.post_json("/v1/responses", body).await;
