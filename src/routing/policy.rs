@@ -4,7 +4,6 @@ use std::iter;
 
 use serde::Deserialize;
 use serde::Serialize;
-use smallvec::SmallVec;
 
 use super::Cached;
 use super::Decision;
@@ -33,7 +32,7 @@ pub enum Policy {
 
 /// Chooses a worker. `None` if none can be used.
 pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Option<Decision> {
-    let mut draw = Draw(request.seed);
+    let mut draw = Draw::new(request.seed);
     let chosen = match settings.policy {
         Policy::CacheAware => return cache_aware(settings, request, view, &mut draw),
         Policy::RoundRobin => {
@@ -83,16 +82,12 @@ fn cache_aware(
     view: &impl View,
     draw: &mut Draw,
 ) -> Option<Decision> {
-    // What is waited for at all of them is asked for at once, and early: each is another line of memory.
-    let drawn: SmallVec<[(usize, u64); 16]> = sample(view, settings.sampled, draw)
-        .map(|place| (place, view.pending_tokens(place)))
-        .collect();
     let mut search = Search::new(settings, request, view);
     for place in view.holders() {
         search.look_at(*place);
     }
-    for (place, pending_tokens) in drawn {
-        if !search.is_too_busy(pending_tokens) {
+    for place in sample(view, settings.sampled, draw) {
+        if !search.is_too_busy(view.pending_tokens(place)) {
             search.look_at(place);
         }
     }
@@ -121,6 +116,8 @@ struct Search<'a, V> {
     request: &'a Request,
     view: &'a V,
     best: Option<Candidate>,
+    /// What waits where a worker that is no holder cannot win, whatever it holds.
+    busy_from: f64,
     fewest_new: u32,
     /// Workers that are no holders would compute at least so many, which costs so much.
     others_new_min: u32,
@@ -135,19 +132,17 @@ impl<'a, V: View> Search<'a, V> {
             request,
             view,
             best: None,
+            busy_from: f64::INFINITY,
             fewest_new: u32::MAX,
             others_new_min,
             others_cost_min: cost::terms(settings, &State::default(), others_new_min).sum(),
         }
     }
 
-    /// Whether what waits at a worker that is no holder makes it dearer than the best, whatever it holds:
-    /// and the best holds as much, so that nothing is to be learnt of it.
+    /// Whether what waits at a worker that is no holder makes it dearer than the best, whatever it holds.
     #[inline]
     fn is_too_busy(&self, pending_tokens: u64) -> bool {
-        let least = pending_tokens as f64 + self.others_cost_min;
-        let best = self.best.as_ref();
-        best.is_some_and(|best| best.cost < least && best.new_tokens <= self.others_new_min)
+        pending_tokens as f64 > self.busy_from
     }
 
     #[inline]
@@ -169,6 +164,11 @@ impl<'a, V: View> Search<'a, V> {
         };
         let is_better = |best: &Candidate| candidate.is_better_than(best);
         if self.best.as_ref().is_none_or(is_better) {
+            // And only if the best holds as much as it may: then nothing is to be learnt of it.
+            self.busy_from = match candidate.new_tokens <= self.others_new_min {
+                true => candidate.cost - self.others_cost_min,
+                false => f64::INFINITY,
+            };
             self.best = Some(candidate);
         }
     }
@@ -250,13 +250,31 @@ fn tie(request: &Request, place: usize) -> u64 {
 }
 
 /// Numbers from the request's seed.
-struct Draw(u64);
+struct Draw {
+    state: u64,
+    /// The half of the last number that was not used.
+    spare: Option<u32>,
+}
 
 impl Draw {
+    fn new(seed: u64) -> Self {
+        Self {
+            state: seed,
+            spare: None,
+        }
+    }
+
+    /// Fleets are far smaller than 32 bits, so one number is two.
+    #[inline]
     fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let half = self.spare.take().unwrap_or_else(|| {
+            self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = mix(self.state);
+            self.spare = Some(mixed as u32);
+            (mixed >> 32) as u32
+        });
         // The high half of the product is as even as a remainder, and takes no division.
-        ((u128::from(mix(self.0)) * end as u128) >> 64) as usize
+        ((u64::from(half) * end as u64) >> 32) as usize
     }
 }
 
