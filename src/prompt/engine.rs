@@ -172,8 +172,12 @@ fn bytes_of(ids: &[u32]) -> u64 {
 impl Kept {
     fn get(&mut self, key: u128, now: Instant, age_max: Duration) -> Option<Arc<[u32]>> {
         let (since, ids) = self.answers.to_back(&key)?;
-        let is_good = now.saturating_duration_since(*since) <= age_max;
-        is_good.then(|| ids.clone())
+        if now.saturating_duration_since(*since) <= age_max {
+            return Some(ids.clone());
+        }
+        self.bytes -= bytes_of(ids);
+        self.answers.remove(&key);
+        None
     }
 
     fn put(&mut self, key: u128, now: Instant, ids: Arc<[u32]>, bytes_max: u64) {

@@ -77,6 +77,11 @@ fn what_is_kept_grows_old_and_is_bounded() {
     kept.put(3, now, ids.clone(), 400);
     assert_eq!(kept.bytes, 400);
     assert_eq!(kept.get(3, now + age * 2, age), None);
+    assert_eq!(
+        kept.bytes, 200,
+        "what is too old is gone, and not the newest"
+    );
+    assert_eq!(kept.answers.len(), 1);
     kept.put(4, now, vec![1; 1_000].into(), 400);
     assert_eq!(kept.get(4, now, age), None);
 }
