@@ -87,6 +87,31 @@ fn what_is_kept_grows_old_and_is_bounded() {
 }
 
 #[test]
+fn what_was_not_asked_of_a_worker_says_nothing_of_it() {
+    let settings = Settings {
+        requests_max: 1,
+        ..Settings::default()
+    };
+    let engine = Engine::new(settings, 1);
+    let media = engine.slot(br#"{"type": "image_url"}"#).unwrap_err();
+    let taken = engine.slot(b"{}").unwrap();
+    let busy = engine.slot(b"{}").unwrap_err();
+    assert_eq!((media, busy), (Error::Unknown, Error::Busy));
+    drop(taken);
+    assert!(engine.slot(b"{}").is_ok());
+    let said = [
+        (Error::Busy, None),
+        (Error::Late, Some(false)),
+        (Error::Failed, Some(false)),
+        (Error::Refused, Some(true)),
+        (Error::Unknown, None),
+    ];
+    for (error, expected) in said {
+        assert_eq!(error.is_well(), expected, "{error}");
+    }
+}
+
+#[test]
 fn bodies_of_one_prompt_share_an_answer() {
     let engine = Engine::new(Settings::default(), 1);
     let key = |body: &str| engine.key("m", Api::Chat, body.as_bytes());
