@@ -26,6 +26,7 @@ use crate::store::Token;
 use crate::store::conversation::Order;
 
 /// What puts items into a conversation.
+use crate::store::conversation::TOKENS_MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
     Create,
@@ -90,12 +91,15 @@ impl Redis {
             for (field, piece) in packed.fields("k") {
                 let call = Call::new(Name::ITEM_CHUNK)
                     .key(conversation.clone())
+                pieces.push(field.clone());
                     .key(item_values.clone())
-                    .arg(field.clone())
+                    .arg(field)
                     .arg(piece.clone())
                     .arg(if how == How::Create { "create" } else { "" });
-                self.ask(Kind::Write, Request::Script(call)).await?;
-                pieces.push(field);
+                if let Err(error) = self.ask(Kind::Write, Request::Script(call)).await {
+                    self.forget_pieces(item_values, pieces);
+                    return Err(error);
+                }
             }
         }
         let mut call = self
@@ -104,7 +108,8 @@ impl Redis {
             .arg(token.to_string())
             .number(self.keep.conversation_ttl_s * 1_000)
             .number(self.keep.record_bytes_max)
-            .arg(object);
+            .arg(object)
+            .number(TOKENS_MAX as u64);
         for (item, packed) in items.iter().zip(packed) {
             let bytes = item.id.len() + item.json.len();
             call = call
@@ -112,7 +117,16 @@ impl Redis {
                 .arg(bytes.to_string())
                 .arg(packed.field);
         }
-        let mut reply = self.call(Kind::Write, call).await?;
+        let mut reply = match self.call(Kind::Write, call).await {
+            Ok(reply) => reply,
+            Err(error) => {
+                // Where the items may be there, their pieces stay.
+                if !matches!(error, Error::Unknown { .. }) {
+                    self.forget_pieces(item_values, pieces);
+                }
+                return Err(error);
+            }
+        };
         let put = match reply.word()?.as_str() {
             "ok" => return Ok(Put::Done),
             "gone" => Ok(Put::Gone),
@@ -129,6 +143,12 @@ impl Redis {
             let mut forget = redis::cmd("HDEL");
             forget.arg(item_values).arg(pieces);
             self.later(Request::Command(forget));
+        self.forget_pieces(item_values, pieces);
+        put
+    }
+
+    /// Pieces that no item has.
+    fn forget_pieces(&self, item_values: String, pieces: Vec<String>) {
         }
         put
     }
