@@ -295,6 +295,27 @@ fn judge(error: &RedisError) -> Failure {
         }
         // A script that Redis is busy with, replicas that are missing, a disk that is full.
         Some("BUSY" | "NOREPLICAS" | "MISCONF" | "UNKILLABLE" | "NOAUTH" | "WRONGPASS") => {
+/// Whether the server is well and one key is damaged: it is of another type, or a script fell over what
+/// it found there. Older servers tell what a command in a script met as the script's own error.
+fn is_of_one_key(error: &RedisError) -> bool {
+    const OF_THE_SERVER: [&str; 6] = [
+        "OOM",
+        "MISCONF",
+        "NOREPLICAS",
+        "READONLY",
+        "LOADING",
+        "NOPERM",
+    ];
+    let detail = error.detail().unwrap_or_default();
+    match error.code() {
+        Some("WRONGTYPE") => true,
+        Some("ERR") => {
+            detail.contains("user_script") && !OF_THE_SERVER.iter().any(|it| detail.contains(it))
+        }
+        _ => false,
+    }
+}
+
             return trouble(unavailable(BUSY_RETRY, &why));
         }
         _ => {}
@@ -322,5 +343,43 @@ fn judge(error: &RedisError) -> Failure {
         | ErrorKind::EmptySentinelList => trouble(unavailable(BUSY_RETRY, &why)),
         ErrorKind::Io if error.is_connection_refusal() => trouble(unavailable(BUSY_RETRY, &why)),
         _ => trouble(unknown(&why)),
+    }
+}
+        _ if is_of_one_key(error) => Failure {
+            error: Error::Unreadable(why.into()),
+            is_trouble: false,
+        },
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_server(line: &str) -> Failure {
+        let error = redis::parse_redis_value(format!("-{line}\r\n").as_bytes())
+            .and_then(|value| value.extract_error())
+            .unwrap_err();
+        judge(&error)
+    }
+
+    #[test]
+    fn what_is_wrong_with_one_key_is_no_trouble_of_the_server() {
+        for line in [
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+            "ERR user_script:9: attempt to compare number with nil script: 1f, on @user_script:9.",
+            "ERR Error running script (call to f_1f): @user_script:9: WRONGTYPE Operation against a key",
+        ] {
+            let failure = of_server(line);
+            assert!(!failure.is_trouble, "{line}");
+            assert!(matches!(failure.error, Error::Unreadable(_)), "{line}");
+        }
+        for line in [
+            "ERR max number of clients reached",
+            "ERR Error running script (call to f_1f): @user_script:9: -MISCONF Redis is configured to save",
+            "MISCONF Redis is configured to save",
+            "LOADING Redis is loading the dataset in memory",
+            "STRANGE never heard of",
+        ] {
+            assert!(of_server(line).is_trouble, "{line}");
+        }
     }
 }
