@@ -31,6 +31,7 @@ use serde::de::MapAccess;
 use serde::de::Visitor;
 use serde_json::value::RawValue;
 use tokio::sync::Semaphore;
+use tokio::sync::SemaphorePermit;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::Api;
@@ -93,9 +94,13 @@ impl Error {
         Self::REASONS[self as usize]
     }
 
-    /// Whether it says something of the worker, and not of the request.
-    pub fn is_failure(self) -> bool {
-        matches!(self, Error::Late | Error::Failed)
+    /// What it says of the worker: whether it answered as one that is well. `None`: nothing.
+    pub fn is_well(self) -> Option<bool> {
+        match self {
+            Error::Late | Error::Failed => Some(false),
+            Error::Refused => Some(true),
+            Error::Busy | Error::Unknown => None,
+        }
     }
 }
 
@@ -113,6 +118,10 @@ pub struct Worker<'a> {
     pub pool: &'a Arc<client::Pool>,
     pub authorization: Option<&'a HeaderValue>,
 }
+
+/// See [`Engine::slot`].
+#[derive(Debug)]
+pub struct Slot<'a>(#[expect(dead_code, reason = "held")] SemaphorePermit<'a>);
 
 #[derive(Debug)]
 pub struct Engine {
@@ -172,8 +181,12 @@ fn bytes_of(ids: &[u32]) -> u64 {
 impl Kept {
     fn get(&mut self, key: u128, now: Instant, age_max: Duration) -> Option<Arc<[u32]>> {
         let (since, ids) = self.answers.to_back(&key)?;
-        let is_good = now.saturating_duration_since(*since) <= age_max;
-        is_good.then(|| ids.clone())
+        if now.saturating_duration_since(*since) <= age_max {
+            return Some(ids.clone());
+        }
+        self.bytes -= bytes_of(ids);
+        self.answers.remove(&key);
+        None
     }
 
     fn put(&mut self, key: u128, now: Instant, ids: Arc<[u32]>, bytes_max: u64) {
@@ -213,19 +226,24 @@ impl Engine {
         self.kept.lock().get(key, now, age_max)
     }
 
+    /// A place for a question, if one is free and the body is one to ask about.
+    pub fn slot(&self, body: &[u8]) -> Result<Slot<'_>, Error> {
+        if has_media(body) {
+            return Err(Error::Unknown);
+        }
+        self.slots.try_acquire().map(Slot).map_err(|_| Error::Busy)
+    }
+
     /// Asks a worker, and keeps what it says.
     pub async fn ask(
         &self,
+        _slot: Slot<'_>,
         now: Instant,
         worker: Worker<'_>,
         model: &str,
         api: Api,
         body: &Bytes,
     ) -> Result<Arc<[u32]>, Error> {
-        if has_media(body) {
-            return Err(Error::Unknown);
-        }
-        let _slot = self.slots.try_acquire().map_err(|_| Error::Busy)?;
         let limit = Duration::from_millis(self.settings.timeout_ms);
         let ids = tokio::time::timeout(limit, self.ids(now, worker, api, body))
             .await

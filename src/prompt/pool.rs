@@ -4,6 +4,8 @@
 //! much text. What finds the queue full is told so at once; what waited in vain is not begun.
 
 use std::io;
+use std::panic::AssertUnwindSafe;
+use std::panic::catch_unwind;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
@@ -46,6 +48,8 @@ type Work = Box<dyn FnOnce() + Send>;
 pub struct Pool {
     queue: mpsc::SyncSender<Work>,
     waiting: IntGauge,
+    #[cfg(test)]
+    panics: prometheus::IntCounter,
 }
 
 /// The queue is full.
@@ -56,8 +60,12 @@ impl Pool {
     pub fn start(settings: &Settings, registry: &Registry) -> io::Result<Self> {
         let (queue, works) = mpsc::sync_channel::<Work>(settings.queue_max as usize);
         let works = Arc::new(Mutex::new(works));
+        let panics = registry.counter(
+            "warmroute_tokens_pool_panics_total",
+            "Long prompts over which a tokenizer panicked, and which were routed without their tokens.",
+        );
         for number in 1..=settings.threads.max(1) {
-            let works = works.clone();
+            let (works, panics) = (works.clone(), panics.clone());
             thread::Builder::new()
                 .name(format!("tokens-{number}"))
                 .spawn(move || {
@@ -66,7 +74,13 @@ impl Pool {
                         // is handing over.
                         let work = works.lock().recv();
                         match work {
-                            Ok(work) => work(),
+                            // A text that some library falls over costs its own request the tokens, not
+                            // all others the thread. Who waits finds the answer dropped.
+                            Ok(work) => {
+                                if catch_unwind(AssertUnwindSafe(work)).is_err() {
+                                    panics.inc();
+                                }
+                            }
                             Err(mpsc::RecvError) => return,
                         }
                     }
@@ -74,6 +88,8 @@ impl Pool {
         }
         Ok(Self {
             queue,
+            #[cfg(test)]
+            panics,
             waiting: registry.gauge(
                 "warmroute_tokens_pool_waiting",
                 "Long prompts that wait for a thread to tokenise them.",
@@ -138,6 +154,17 @@ mod tests {
             assert_eq!(told, number);
             assert!(name.unwrap().starts_with("tokens-"));
         }
+    }
+
+    #[tokio::test]
+    async fn a_work_that_panics_costs_no_thread() {
+        let pool = pool(1, 4);
+        for _ in 0..3 {
+            let fallen = pool.run(|| -> u32 { panic!("an odd text") }).unwrap();
+            assert!(fallen.await.is_err());
+        }
+        assert_eq!(pool.run(|| 7).unwrap().await, Ok(7));
+        assert_eq!(pool.panics.get(), 3);
     }
 
     #[tokio::test]

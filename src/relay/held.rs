@@ -134,9 +134,12 @@ impl Exact {
         self.ends_early.then_some(full)
     }
 
-    /// Keeps the tokens, if another prompt of so many can be checked.
-    pub(super) fn keep(&mut self, parity: &Parity, token_ids: &[u32]) {
-        self.tokens = parity.has_room(token_ids.len()).then(|| token_ids.into());
+    /// Keeps the tokens, if some worker tells what they are to be compared with and another prompt of so
+    /// many can be checked.
+    pub(super) fn keep(&mut self, group: &Group, parity: &Parity, token_ids: &[u32]) {
+        let is_told = group.event_ranks.iter().any(|ranks| *ranks > 0);
+        let is_kept = is_told && parity.has_room(token_ids.len());
+        self.tokens = is_kept.then(|| token_ids.into());
     }
 
     /// What is to be checked of it, where its tokens were kept.

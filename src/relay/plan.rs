@@ -150,7 +150,7 @@ impl Relay {
             let mut exact = Exact::new(&self.caches.forest, &group, salt, &found.ids);
             exact.made = made;
             exact.ends_early = found.ends_early();
-            exact.keep(&self.caches.parity, &found.ids);
+            exact.keep(&group, &self.caches.parity, &found.ids);
             exact
         });
         let may_tell = model.send_tokens && !peek.is_echo;

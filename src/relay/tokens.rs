@@ -389,6 +389,8 @@ impl Tokens {
             count => well.nth(fastrand::usize(..count)),
         };
         let worker = worker.ok_or(Left::NoEngine)?;
+        // First, since the breaker counts on hearing of what it let pass.
+        let slot = self.engine.slot(body).map_err(Left::Engine)?;
         if !breaker.pass(now) {
             return Err(Left::EngineRests);
         }
@@ -397,10 +399,14 @@ impl Tokens {
             // As with the request itself.
             authorization: worker.authorization.as_ref().or(headers.get(AUTHORIZATION)),
         };
-        let answer = self.engine.ask(now, at, model, api, body).await;
-        match &answer {
-            Err(error) if error.is_failure() => breaker.on_failure(observe::now()),
-            _ => breaker.on_success(observe::now()),
+        let answer = self.engine.ask(slot, now, at, model, api, body).await;
+        match answer
+            .as_ref()
+            .map_or_else(|error| error.is_well(), |_| Some(true))
+        {
+            Some(true) => breaker.on_success(observe::now()),
+            Some(false) => breaker.on_failure(observe::now()),
+            None => false,
         };
         let ids = answer.map_err(Left::Engine)?;
         Ok((found(ids), Made::Engine))

@@ -7,6 +7,10 @@ use bytes::Bytes;
 
 use super::record::Token;
 
+/// Writes that a conversation remembers by their tokens, of additions and of commits: one that is repeated
+/// after so many others is not known again.
+pub(super) const TOKENS_MAX: usize = 16;
+
 /// One item of a conversation; the store looks at its id alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {

@@ -77,8 +77,38 @@ fn what_is_kept_grows_old_and_is_bounded() {
     kept.put(3, now, ids.clone(), 400);
     assert_eq!(kept.bytes, 400);
     assert_eq!(kept.get(3, now + age * 2, age), None);
+    assert_eq!(
+        kept.bytes, 200,
+        "what is too old is gone, and not the newest"
+    );
+    assert_eq!(kept.answers.len(), 1);
     kept.put(4, now, vec![1; 1_000].into(), 400);
     assert_eq!(kept.get(4, now, age), None);
+}
+
+#[test]
+fn what_was_not_asked_of_a_worker_says_nothing_of_it() {
+    let settings = Settings {
+        requests_max: 1,
+        ..Settings::default()
+    };
+    let engine = Engine::new(settings, 1);
+    let media = engine.slot(br#"{"type": "image_url"}"#).unwrap_err();
+    let taken = engine.slot(b"{}").unwrap();
+    let busy = engine.slot(b"{}").unwrap_err();
+    assert_eq!((media, busy), (Error::Unknown, Error::Busy));
+    drop(taken);
+    assert!(engine.slot(b"{}").is_ok());
+    let said = [
+        (Error::Busy, None),
+        (Error::Late, Some(false)),
+        (Error::Failed, Some(false)),
+        (Error::Refused, Some(true)),
+        (Error::Unknown, None),
+    ];
+    for (error, expected) in said {
+        assert_eq!(error.is_well(), expected, "{error}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! One conversation as it lies in memory.
 
 use std::collections::HashSet;
+use std::collections::VecDeque;
 use std::mem::size_of;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,6 +20,7 @@ use crate::store::Page;
 use crate::store::Put;
 use crate::store::Token;
 use crate::store::conversation::Order;
+use crate::store::conversation::TOKENS_MAX;
 
 /// As for a response: node, table, allocator.
 const OVERHEAD_BYTES: usize = size_of::<Conversation>() + 56 + 36 + 64;
@@ -33,8 +35,9 @@ pub(super) struct Conversation {
     /// In order.
     items: Vec<Item>,
     item_bytes: u64,
-    added_by: Option<Token>,
-    committed_by: Option<Token>,
+    /// The last ones, the oldest first.
+    added_by: VecDeque<Token>,
+    committed_by: VecDeque<Token>,
     lock: Option<(Token, Instant)>,
 }
 
@@ -43,6 +46,13 @@ pub(super) fn size(items: &[Item]) -> usize {
         .iter()
         .map(|item| item.id.len() + item.json.len())
         .sum()
+}
+
+fn remember(tokens: &mut VecDeque<Token>, token: Token) {
+    if tokens.len() == TOKENS_MAX {
+        tokens.pop_front();
+    }
+    tokens.push_back(token);
 }
 
 impl Conversation {
@@ -54,8 +64,8 @@ impl Conversation {
             object: Bytes::copy_from_slice(&new.object),
             items: Vec::new(),
             item_bytes: 0,
-            added_by: None,
-            committed_by: None,
+            added_by: VecDeque::new(),
+            committed_by: VecDeque::new(),
             lock: None,
         };
         match conversation.put(new.items, u64::MAX)? {
@@ -70,8 +80,9 @@ impl Conversation {
 
     pub(super) fn cost(&self) -> Cost {
         let items = self.items.capacity() * ITEM_BYTES;
+        let tokens = (self.added_by.capacity() + self.committed_by.capacity()) * size_of::<Token>();
         Cost {
-            bytes: (OVERHEAD_BYTES + self.object.len() + items) as u64 + self.item_bytes,
+            bytes: (OVERHEAD_BYTES + self.object.len() + items + tokens) as u64 + self.item_bytes,
             runs: false,
         }
     }
@@ -110,12 +121,12 @@ impl Conversation {
         items: Vec<Item>,
         bytes_max: u64,
     ) -> Result<Put, Error> {
-        if self.added_by == Some(token) {
+        if self.added_by.contains(&token) {
             return Ok(Put::Done);
         }
         let put = self.put(items, bytes_max)?;
         if put == Put::Done {
-            self.added_by = Some(token);
+            remember(&mut self.added_by, token);
         }
         Ok(put)
     }
@@ -127,7 +138,7 @@ impl Conversation {
         items: Vec<Item>,
         bytes_max: u64,
     ) -> Result<Put, Error> {
-        if self.committed_by == Some(token) {
+        if self.committed_by.contains(&token) {
             return Ok(Put::Done);
         }
         if self.lock.is_none_or(|(holder, _)| holder != token) {
@@ -135,7 +146,7 @@ impl Conversation {
         }
         let put = self.put(items, bytes_max)?;
         if put == Put::Done {
-            self.committed_by = Some(token);
+            remember(&mut self.committed_by, token);
             self.lock = None;
         }
         Ok(put)

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::HashSet;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -238,6 +239,15 @@ impl Shard {
     }
 
     pub(super) fn create(&mut self, now: Instant, key: Key, record: NewRecord) {
+        let ttl = Duration::from_secs(self.keep.record_ttl_s);
+        // What it continues is needed for as long as it is.
+        for id in record.past.iter().flat_map(|past| past.chain.iter()) {
+            if let Some(found) = self.find(now, Key { id: *id, ..key })
+                && let Some(at) = found.expires
+            {
+                found.expires = Some(at.max(now + ttl));
+            }
+        }
         let mut response = Response::new(now, record, &self.keep);
         self.room.take(response.cost());
         if response.status().is_terminal() {

@@ -35,11 +35,29 @@ const BUSY_RETRY: Duration = Duration::from_secs(1);
 /// An answer that came so lately shows that Redis is there.
 const FRESH: Duration = Duration::from_secs(1);
 
+/// What a deadline adds for the bytes asked or sent: a tenth of 1 Gbit/s, since others share the way.
+const BYTES_PER_MS: u64 = 12_500;
+
 /// What is sent.
 #[derive(Debug)]
 pub(super) enum Request {
     Command(Cmd),
+    /// One whose answer may have so many bytes.
+    Bulk {
+        command: Cmd,
+        bytes: u64,
+    },
     Script(Call),
+}
+
+impl Request {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Command(_) => 0,
+            Self::Bulk { bytes, .. } => *bytes,
+            Self::Script(call) => call.bytes(),
+        }
+    }
 }
 
 /// What a failure after sending means.
@@ -121,7 +139,8 @@ impl Asking {
             Kind::Read => self.read_timeout,
             Kind::Write | Kind::WriteOnce => self.write_timeout,
         };
-        let deadline = tokio::time::Instant::now() + patience;
+        let way = Duration::from_millis(request.bytes() / BYTES_PER_MS);
+        let deadline = tokio::time::Instant::now() + patience + way;
         let mut result = self.attempt(kind, &request, deadline).await;
         // A connection that was lost while nobody used it shows when it is used.
         let is_lost = |failure: &Failure| {
@@ -180,7 +199,9 @@ impl Asking {
         };
         let sending = async {
             let answer = match request {
-                Request::Command(command) => joined.wire.one(command).await,
+                Request::Command(command) | Request::Bulk { command, .. } => {
+                    joined.wire.one(command).await
+                }
                 Request::Script(call) => joined.wire.one(&call.by_hash()).await,
             };
             match (answer, request) {
@@ -274,6 +295,27 @@ fn is_forgotten(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
+/// Whether the server is well and one key is damaged: it is of another type, or a script fell over what
+/// it found there. Older servers tell what a command in a script met as the script's own error.
+fn is_of_one_key(error: &RedisError) -> bool {
+    const OF_THE_SERVER: [&str; 6] = [
+        "OOM",
+        "MISCONF",
+        "NOREPLICAS",
+        "READONLY",
+        "LOADING",
+        "NOPERM",
+    ];
+    let detail = error.detail().unwrap_or_default();
+    match error.code() {
+        Some("WRONGTYPE") => true,
+        Some("ERR") => {
+            detail.contains("user_script") && !OF_THE_SERVER.iter().any(|it| detail.contains(it))
+        }
+        _ => false,
+    }
+}
+
 /// What an error of the library means for a write.
 fn judge(error: &RedisError) -> Failure {
     let why = told(error);
@@ -321,6 +363,44 @@ fn judge(error: &RedisError) -> Failure {
         | ErrorKind::NoValidReplicasFoundBySentinel
         | ErrorKind::EmptySentinelList => trouble(unavailable(BUSY_RETRY, &why)),
         ErrorKind::Io if error.is_connection_refusal() => trouble(unavailable(BUSY_RETRY, &why)),
+        _ if is_of_one_key(error) => Failure {
+            error: Error::Unreadable(why.into()),
+            is_trouble: false,
+        },
         _ => trouble(unknown(&why)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_server(line: &str) -> Failure {
+        let error = redis::parse_redis_value(format!("-{line}\r\n").as_bytes())
+            .and_then(|value| value.extract_error())
+            .unwrap_err();
+        judge(&error)
+    }
+
+    #[test]
+    fn what_is_wrong_with_one_key_is_no_trouble_of_the_server() {
+        for line in [
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+            "ERR user_script:9: attempt to compare number with nil script: 1f, on @user_script:9.",
+            "ERR Error running script (call to f_1f): @user_script:9: WRONGTYPE Operation against a key",
+        ] {
+            let failure = of_server(line);
+            assert!(!failure.is_trouble, "{line}");
+            assert!(matches!(failure.error, Error::Unreadable(_)), "{line}");
+        }
+        for line in [
+            "ERR max number of clients reached",
+            "ERR Error running script (call to f_1f): @user_script:9: -MISCONF Redis is configured to save",
+            "MISCONF Redis is configured to save",
+            "LOADING Redis is loading the dataset in memory",
+            "STRANGE never heard of",
+        ] {
+            assert!(of_server(line).is_trouble, "{line}");
+        }
     }
 }

@@ -5,10 +5,12 @@ use bytes::Bytes;
 use super::Redis;
 use super::Request;
 use super::ask::Kind;
+use super::packed::BATCH_BYTES;
 use super::packed::Packed;
 use super::packed::unpack;
 use super::reply::Reply;
 use super::reply::odd;
+use super::responses::TORN_MAX;
 use super::responses::first_bytes;
 use super::scripts::Call;
 use super::scripts::Name;
@@ -24,6 +26,7 @@ use crate::store::Page;
 use crate::store::Put;
 use crate::store::Token;
 use crate::store::conversation::Order;
+use crate::store::conversation::TOKENS_MAX;
 
 /// What puts items into a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,14 +91,17 @@ impl Redis {
         let mut pieces = Vec::new();
         for packed in &packed {
             for (field, piece) in packed.fields("k") {
+                pieces.push(field.clone());
                 let call = Call::new(Name::ITEM_CHUNK)
                     .key(conversation.clone())
                     .key(item_values.clone())
-                    .arg(field.clone())
+                    .arg(field)
                     .arg(piece.clone())
                     .arg(if how == How::Create { "create" } else { "" });
-                self.ask(Kind::Write, Request::Script(call)).await?;
-                pieces.push(field);
+                if let Err(error) = self.ask(Kind::Write, Request::Script(call)).await {
+                    self.forget_pieces(item_values, pieces);
+                    return Err(error);
+                }
             }
         }
         let mut call = self
@@ -104,7 +110,8 @@ impl Redis {
             .arg(token.to_string())
             .number(self.keep.conversation_ttl_s * 1_000)
             .number(self.keep.record_bytes_max)
-            .arg(object);
+            .arg(object)
+            .number(TOKENS_MAX as u64);
         for (item, packed) in items.iter().zip(packed) {
             let bytes = item.id.len() + item.json.len();
             call = call
@@ -112,9 +119,20 @@ impl Redis {
                 .arg(bytes.to_string())
                 .arg(packed.field);
         }
-        let mut reply = self.call(Kind::Write, call).await?;
+        let mut reply = match self.call(Kind::Write, call).await {
+            Ok(reply) => reply,
+            Err(error) => {
+                // Where the items may be there, their pieces stay.
+                if !matches!(error, Error::Unknown { .. }) {
+                    self.forget_pieces(item_values, pieces);
+                }
+                return Err(error);
+            }
+        };
         let put = match reply.word()?.as_str() {
             "ok" => return Ok(Put::Done),
+            // The items have the pieces that came the first time.
+            "again" => Ok(Put::Done),
             "gone" => Ok(Put::Gone),
             "taken" => Ok(Put::Taken(reply.word()?.into())),
             "unlocked" => Ok(Put::Unlocked),
@@ -125,12 +143,17 @@ impl Redis {
             }),
             other => Err(reply.unexpected(other)),
         };
+        self.forget_pieces(item_values, pieces);
+        put
+    }
+
+    /// Pieces that no item has.
+    fn forget_pieces(&self, item_values: String, pieces: Vec<String>) {
         if !pieces.is_empty() {
             let mut forget = redis::cmd("HDEL");
             forget.arg(item_values).arg(pieces);
             self.later(Request::Command(forget));
         }
-        put
     }
 
     pub(super) async fn get_conversation(
@@ -180,18 +203,7 @@ impl Redis {
         key: ConversationKey,
         page: Page,
     ) -> Result<Items, Error> {
-        let after = page.after.map_or(Vec::new(), |id| id.as_bytes().to_vec());
-        let call = self
-            .about(Name::ITEMS, key)
-            .arg("page")
-            .arg(after)
-            .number(page.limit.into())
-            .arg(match page.order {
-                Order::OldestFirst => "asc",
-                Order::NewestFirst => "desc",
-            })
-            .number(0);
-        self.read_items(call).await
+        self.read_items(key, "page", &page, 0).await
     }
 
     pub(super) async fn every_item(
@@ -199,37 +211,87 @@ impl Redis {
         key: ConversationKey,
         bytes_max: u64,
     ) -> Result<Items, Error> {
-        let call = self.about(Name::ITEMS, key).arg("all").arg("");
-        self.read_items(call.number(0).arg("asc").number(bytes_max))
-            .await
+        let page = Page {
+            after: None,
+            limit: u32::MAX,
+            order: Order::OldestFirst,
+        };
+        self.read_items(key, "all", &page, bytes_max).await
     }
 
-    async fn read_items(&self, call: Call) -> Result<Items, Error> {
-        let mut reply = self.call(Kind::Read, call).await?;
-        match reply.word()?.as_str() {
-            "ok" => {}
-            "gone" => return Ok(Items::Gone),
-            "unknown_after" => return Ok(Items::UnknownAfter),
-            "too_large" => {
-                return Ok(Items::TooLarge {
-                    bytes: reply.count()?,
-                });
+    /// In batches, so that others' small reads get in between. What is added meanwhile may be among them;
+    /// if the last item of a batch is deleted before the next, they are read from the beginning.
+    async fn read_items(
+        &self,
+        key: ConversationKey,
+        which: &'static str,
+        page: &Page,
+        bytes_max: u64,
+    ) -> Result<Items, Error> {
+        let mut items: Vec<Item> = Vec::new();
+        let mut torn = 0;
+        loop {
+            let after = items.last().map(|item| &item.id).or(page.after.as_ref());
+            let after = after.map_or(Vec::new(), |id| id.as_bytes().to_vec());
+            let left = page.limit.saturating_sub(items.len() as u32);
+            let call = self
+                .about(Name::ITEMS, key)
+                .arg(which)
+                .arg(after)
+                .number(left.into())
+                .arg(match page.order {
+                    Order::OldestFirst => "asc",
+                    Order::NewestFirst => "desc",
+                })
+                .number(bytes_max)
+                .number(BATCH_BYTES as u64)
+                .expecting(BATCH_BYTES as u64);
+            let mut reply = self.call(Kind::Read, call).await?;
+            match reply.word()?.as_str() {
+                "ok" => {}
+                "gone" => return Ok(Items::Gone),
+                "unknown_after" if items.is_empty() => return Ok(Items::UnknownAfter),
+                "unknown_after" if torn < TORN_MAX => {
+                    torn += 1;
+                    items.clear();
+                    continue;
+                }
+                "too_large" => {
+                    return Ok(Items::TooLarge {
+                        bytes: reply.count()?,
+                    });
+                }
+                other => return Err(reply.unexpected(other)),
             }
-            other => return Err(reply.unexpected(other)),
+            let has_more = reply.word()? == "1";
+            let mut is_whole = true;
+            while is_whole && !reply.is_empty() {
+                let id = reply.word()?.into();
+                let packed = reply.whole("item")?;
+                match self.item_of(key, packed).await? {
+                    Some(json) => items.push(Item { id, json }),
+                    // Deleted since: what comes after the last one is asked anew.
+                    None if torn < TORN_MAX => {
+                        torn += 1;
+                        is_whole = false;
+                    }
+                    None => return Err(odd("a piece of an item is missing")),
+                }
+            }
+            if is_whole && (!has_more || items.len() as u64 >= page.limit.into()) {
+                return Ok(Items::Found { items, has_more });
+            }
         }
-        let has_more = reply.word()? == "1";
-        let mut items = Vec::new();
-        while !reply.is_empty() {
-            let id = reply.word()?.into();
-            let json = unpack(reply.whole("item")?)?;
-            items.push(Item { id, json });
-        }
-        Ok(Items::Found { items, has_more })
+    }
+
+    async fn item_of(&self, key: ConversationKey, packed: Vec<u8>) -> Result<Option<Bytes>, Error> {
+        let [_, values, _] = self.keys.conversation(key);
+        self.put_together_one(&values, "k", packed).await
     }
 
     pub(super) async fn one_item(&self, key: ConversationKey, item: String) -> Result<One, Error> {
         let call = self.about(Name::ITEMS, key).arg("one").arg(item);
-        let call = call.number(0).arg("asc").number(0);
+        let call = call.number(0).arg("asc").number(0).number(0);
         let mut reply = self.call(Kind::Read, call).await?;
         match reply.word()?.as_str() {
             "ok" => {}
@@ -238,7 +300,11 @@ impl Redis {
             other => return Err(reply.unexpected(other)),
         }
         let (_, _) = (reply.word()?, reply.word()?);
-        Ok(One::Found(unpack(reply.whole("item")?)?))
+        match self.item_of(key, reply.whole("item")?).await? {
+            Some(json) => Ok(One::Found(json)),
+            // An item is never replaced: it was deleted meanwhile.
+            None => Ok(One::NoItem),
+        }
     }
 
     pub(super) async fn drop_item(&self, key: ConversationKey, item: String) -> Result<One, Error> {

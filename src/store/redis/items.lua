@@ -1,6 +1,7 @@
 -- Reads items of a conversation: some after one, all, or one.
--- KEYS conversation, items, order; ARGV page, all or one; item ('' for none); limit; asc or desc; bytes at most
--- Answers ok, 1 if there are more, then id and value of each
+-- KEYS conversation, items, order; ARGV page, all or one; item ('' for none); limit; asc or desc; bytes of
+-- all at most; bytes after which the answer ends
+-- Answers ok, 1 if there are more, then id and value of each, as its field says it
 local v = redis.call('HMGET', KEYS[1], 'v', 'by')
 if not v[1] then
   return {'gone'}
@@ -11,7 +12,7 @@ end
 local function item(id)
   local found = redis.call('HGET', KEYS[2], 'i:' .. id)
   local packed = found and string.match(found, '^%d+:(.*)$')
-  return packed and value(KEYS[2], 'k', packed)
+  return packed
 end
 if ARGV[1] == 'one' then
   local found = item(ARGV[2])
@@ -32,10 +33,18 @@ end
 local limit = ARGV[1] == 'all' and -1 or tonumber(ARGV[3])
 local to = limit == -1 and -1 or from + limit - 1
 local ids = limit == 0 and {} or redis.call(newest_first and 'ZREVRANGE' or 'ZRANGE', KEYS[3], from, to)
-local has_more = limit ~= -1 and from + #ids < redis.call('ZCARD', KEYS[3])
-local found = {'ok', has_more and '1' or '0'}
+local found, bytes, count = {'ok', '0'}, 0, 0
 for _, id in ipairs(ids) do
+  if bytes >= tonumber(ARGV[6]) then
+    break
+  end
+  local packed = item(id) or ''
   found[#found + 1] = id
-  found[#found + 1] = item(id) or ''
+  found[#found + 1] = packed
+  bytes = bytes + #packed
+  count = count + 1
+end
+if from + count < redis.call('ZCARD', KEYS[3]) then
+  found[2] = '1'
 end
 return found

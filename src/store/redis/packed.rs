@@ -13,6 +13,10 @@ use crate::store::Error;
 /// From here on a value lies in pieces: a single write of more would hold everybody up.
 const WHOLE_BYTES_MAX: usize = 1 << 20;
 const PIECE_BYTES: usize = 512 << 10;
+/// What one read asks for at most, about: at 1 Gbit/s it holds up others' small reads by 10 ms, which have
+/// to get through within their own deadline.
+pub(super) const BATCH_BYTES: usize = 1 << 20;
+pub(super) const PIECES_AT_A_TIME: usize = BATCH_BYTES / PIECE_BYTES;
 /// JSON shrinks to a third at once; higher levels cost more CPU than they save.
 const LEVEL: i32 = 1;
 /// No value has more: `keep.record_bytes_max` is at most as large.
@@ -58,6 +62,20 @@ impl Packed {
 /// Whether what was read is where the value is, and not the value.
 pub(super) fn is_elsewhere(field: &[u8]) -> bool {
     field.first() == Some(&b'c')
+}
+
+/// The fields of the pieces of the value that `name` has, by what was read in its place.
+pub(super) fn pieces(name: &str, field: &[u8]) -> Result<Vec<String>, Error> {
+    let parsed = || {
+        let text = std::str::from_utf8(field).ok()?.strip_prefix('c')?;
+        let (nonce, count) = text.split_once(':')?;
+        let count: usize = count.parse().ok()?;
+        (count <= BYTES_MAX / PIECE_BYTES + 1).then_some((nonce, count))
+    };
+    let (nonce, count) =
+        parsed().ok_or_else(|| Error::Unreadable("a value's pieces are not named".into()))?;
+    let field = |place| format!("{name}:{nonce}:{place}");
+    Ok((0..count).map(field).collect())
 }
 
 fn pack(bytes: &[u8], compress_min: u64) -> Bytes {
@@ -149,5 +167,10 @@ mod tests {
         assert!(packed.pieces.iter().all(|piece| piece.len() <= PIECE_BYTES));
         assert_eq!(unpack(joined(&packed)).unwrap(), bytes);
         assert!(!is_elsewhere(&Packed::new(b"c1:1", 0).field));
+        let written: Vec<_> = packed.fields("in").map(|(name, _)| name).collect();
+        assert_eq!(pieces("in", &packed.field).unwrap(), written);
+        for damaged in ["c", "c1", "c1:", "c1:-1", "c1:99999999999", "c1:1000000"] {
+            assert!(pieces("in", damaged.as_bytes()).is_err(), "{damaged}");
+        }
     }
 }

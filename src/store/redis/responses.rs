@@ -8,8 +8,11 @@ use super::ask::Kind;
 use super::keys::member;
 use super::keys::pack_chain;
 use super::keys::unpack_chain;
+use super::packed::BATCH_BYTES;
+use super::packed::PIECES_AT_A_TIME;
 use super::packed::Packed;
 use super::packed::is_elsewhere;
+use super::packed::pieces;
 use super::packed::unpack;
 use super::reply::Reply;
 use super::reply::bytes;
@@ -39,6 +42,8 @@ use crate::store::record::Retention;
 
 /// After so long between index and record, somebody may have cleared the index.
 const INDEX_FRESH_MS: u128 = 1_000;
+/// How often a value may be replaced while its pieces are read: at its end, its cancel, its amending.
+pub(super) const TORN_MAX: u32 = 3;
 
 impl Redis {
     pub(super) fn check_size(&self, bytes: usize) -> Result<(), Error> {
@@ -108,8 +113,11 @@ impl Redis {
         self.put_pieces(key, &values, &writer).await?;
 
         let ttl = self.record_ttl_ms();
-        let mut call = Call::new(Name::CREATE)
-            .key(self.keys.record(key))
+        let mut call = Call::new(Name::CREATE).key(self.keys.record(key));
+        if let Some(parent) = record.past.as_ref().and_then(|past| past.chain.last()) {
+            call = call.key(self.keys.record(Key { id: *parent, ..key }));
+        }
+        call = call
             .arg(token)
             .number(ttl)
             .field("hi", write_hint(&record.hint))
@@ -177,31 +185,101 @@ impl Redis {
         Reply::new(self.ask(Kind::Read, Request::Command(command)).await?)
     }
 
-    /// Values of some responses of one root, put together. `None` for a response that is not there.
+    /// Values of some responses of one root, read in batches, each with a deadline of its own, so that
+    /// others' small reads get in between. `None` for a response that is not there.
     async fn values(
         &self,
         keys: impl Iterator<Item = Key>,
         fields: &[&'static str],
+        is_continued: bool,
     ) -> Result<Vec<Option<Vec<Bytes>>>, Error> {
-        let keys = keys.map(|key| self.keys.record(key));
-        let mut call = Call::new(Name::VALUES).keys(keys);
-        for field in fields {
-            call = call.arg(*field);
-        }
-        let mut reply = self.call(Kind::Read, call).await?;
-        let mut found = Vec::new();
-        while !reply.is_empty() {
-            let values = match reply.value() {
-                redis::Value::Nil | redis::Value::Boolean(false) => None,
-                values => {
-                    let mut values = Reply::new(values)?;
-                    let whole = fields.iter().map(|name| unpack(values.whole(name)?));
-                    Some(whole.collect::<Result<Vec<_>, _>>()?)
-                }
+        let keys: Vec<String> = keys.map(|key| self.keys.record(key)).collect();
+        let mut found = Vec::with_capacity(keys.len());
+        let mut torn = 0;
+        while found.len() < keys.len() {
+            let mut call = Call::new(Name::VALUES)
+                .keys(keys[found.len()..].iter().cloned())
+                .number(BATCH_BYTES as u64);
+            call = match is_continued {
+                true => call.number(self.record_ttl_ms()),
+                false => call.arg(""),
             };
-            found.push(values);
+            for field in fields {
+                call = call.arg(*field);
+            }
+            let mut reply = self
+                .call(Kind::Read, call.expecting(BATCH_BYTES as u64))
+                .await?;
+            if reply.is_empty() {
+                return Err(odd("no values of what was asked for"));
+            }
+            while !reply.is_empty() && found.len() < keys.len() {
+                let values = match reply.value() {
+                    redis::Value::Nil | redis::Value::Boolean(false) => None,
+                    values => {
+                        let key = &keys[found.len()];
+                        match self.put_together(key, fields, Reply::new(values)?).await? {
+                            Some(values) => Some(values),
+                            // Replaced or deleted in between: what is there now is read anew.
+                            None if torn < TORN_MAX => {
+                                torn += 1;
+                                break;
+                            }
+                            None => return Err(odd("a piece of a value is missing")),
+                        }
+                    }
+                };
+                found.push(values);
+            }
         }
         Ok(found)
+    }
+
+    /// `None` if a piece is not there.
+    async fn put_together(
+        &self,
+        key: &str,
+        fields: &[&str],
+        mut values: Reply,
+    ) -> Result<Option<Vec<Bytes>>, Error> {
+        let mut whole = Vec::with_capacity(fields.len());
+        for name in fields {
+            match self
+                .put_together_one(key, name, values.whole(name)?)
+                .await?
+            {
+                Some(value) => whole.push(value),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(whole))
+    }
+
+    /// A value of a hash by what its field says, its pieces read in batches. `None` if one is not there.
+    pub(super) async fn put_together_one(
+        &self,
+        hash: &str,
+        name: &str,
+        field: Vec<u8>,
+    ) -> Result<Option<Bytes>, Error> {
+        if !is_elsewhere(&field) {
+            return unpack(field).map(Some);
+        }
+        let mut whole = Vec::new();
+        for pieces in pieces(name, &field)?.chunks(PIECES_AT_A_TIME) {
+            let mut command = redis::cmd("HMGET");
+            command.arg(hash).arg(pieces);
+            let bytes = BATCH_BYTES as u64;
+            let asked = self.ask(Kind::Read, Request::Bulk { command, bytes });
+            let mut reply = Reply::new(asked.await?)?;
+            for _ in pieces {
+                match reply.bytes()? {
+                    Some(piece) => whole.extend_from_slice(&piece),
+                    None => return Ok(None),
+                }
+            }
+        }
+        unpack(whole).map(Some)
     }
 
     pub(super) async fn get_record(&self, key: Key) -> Result<Option<Record>, Error> {
@@ -232,7 +310,7 @@ impl Redis {
             }),
         };
         let content = if is_elsewhere(&response) || is_elsewhere(&output) {
-            let values = self.values([key].into_iter(), &["re", "ou"]).await?;
+            let values = self.values([key].into_iter(), &["re", "ou"], false).await?;
             // Deleted between the two reads.
             let Some(Some(values)) = values.into_iter().next() else {
                 return Ok(None);
@@ -266,11 +344,13 @@ impl Redis {
         if !is_elsewhere(&input) {
             return unpack(input).map(Some);
         }
-        let values = self.values([key].into_iter(), &["in"]).await?;
+        let values = self.values([key].into_iter(), &["in"], false).await?;
         Ok(values.into_iter().flatten().flatten().next())
     }
 
-    /// One read of the asked one with its past's ids, and one of all the others.
+    /// One read of the asked one with its past's ids, and one of all the others, as long as they come to
+    /// no more than a batch, which all but the longest chains do; else one for each batch. Those others are
+    /// also renewed: who reads a history is about to continue it.
     pub(super) async fn get_history(&self, key: Key, max: HistoryMax) -> Result<History, Error> {
         let fields = ["v", "st", "rt", "hi", "pa", "pb", "il", "ol", "in", "ou"];
         let mut reply = self.read(key, &fields).await?;
@@ -306,7 +386,7 @@ impl Redis {
         let mut turns = Vec::with_capacity(count);
         if !asked.is_empty() {
             let keys = asked.iter().map(|id| Key { id: *id, ..key });
-            let values = self.values(keys, &["in", "ou"]).await?;
+            let values = self.values(keys, &["in", "ou"], true).await?;
             if values.len() != asked.len() {
                 return Err(odd("not as many values as were asked for"));
             }

@@ -66,6 +66,8 @@ pub(super) struct Call {
     name: Name,
     keys: Vec<String>,
     args: Vec<bytes::Bytes>,
+    /// Bytes of its answer, where that may be large.
+    answer: u64,
 }
 
 impl Call {
@@ -74,7 +76,19 @@ impl Call {
             name,
             keys: Vec::new(),
             args: Vec::new(),
+            answer: 0,
         }
+    }
+
+    pub(super) fn expecting(mut self, bytes: u64) -> Self {
+        self.answer = bytes;
+        self
+    }
+
+    /// What goes over the connection for it, either way, about.
+    pub(super) fn bytes(&self) -> u64 {
+        let args: usize = self.args.iter().map(bytes::Bytes::len).sum();
+        self.answer.saturating_add(args as u64)
     }
 
     pub(super) fn key(mut self, key: impl Into<String>) -> Self {

@@ -104,6 +104,20 @@ async fn items_are_added_at_the_end_all_or_none() {
             a.add_items(key, first, items(2..5)).await.unwrap(),
             Put::Done
         );
+        // Others came between the lost answer and the repetition.
+        let (early, late) = (token(), token());
+        for (token, number) in [(early, 5), (late, 6)] {
+            let put = a.add_items(key, token, vec![item(number)]).await.unwrap();
+            assert_eq!(put, Put::Done);
+        }
+        for (token, number) in [(early, 5), (first, 2), (late, 6)] {
+            let put = b.add_items(key, token, vec![item(number)]).await.unwrap();
+            assert_eq!(put, Put::Done);
+        }
+        for number in [5, 6] {
+            let deleted = a.delete_item(key, &item(number).id).await.unwrap();
+            assert!(matches!(deleted, One::Found(_)));
+        }
         let taken = Put::Taken("msg_4".into());
         assert_eq!(
             b.add_items(key, token(), vec![item(9), item(4)])
@@ -324,6 +338,26 @@ async fn a_lock_whose_lease_ran_out_is_the_next_ones() {
             Put::Unlocked
         );
         assert_eq!(b.commit(key, theirs, items(0..1)).await.unwrap(), Put::Done);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_repeated_write_is_known_after_fifteen_others_and_not_after_more() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_conversation_key();
+        a.create_conversation(key, new(vec![])).await.unwrap();
+        let first = token();
+        let again = async || b.add_items(key, first, items(0..1)).await.unwrap();
+        assert_eq!(again().await, Put::Done);
+        for number in 1..16 {
+            let put = a.add_items(key, token(), vec![item(number)]).await;
+            assert_eq!(put.unwrap(), Put::Done);
+        }
+        assert_eq!(again().await, Put::Done);
+        let put = a.add_items(key, token(), vec![item(16)]).await;
+        assert_eq!(put.unwrap(), Put::Done);
+        assert_eq!(again().await, Put::Taken("msg_0".into()));
     })
     .await;
 }

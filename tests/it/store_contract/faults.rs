@@ -1,12 +1,22 @@
 //! Redis that is slow, stopped, killed, empty, full, or another than before.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+use tokio::net::TcpStream;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
 use warmroute::store::Cas;
 use warmroute::store::Error;
 use warmroute::store::History;
+use warmroute::store::Item;
+use warmroute::store::Items;
+use warmroute::store::NewConversation;
+use warmroute::store::One;
+use warmroute::store::Put;
 use warmroute::store::redis::Mode;
 use warmroute::store::redis::Settings;
 use warmroute::store::redis::Tls;
@@ -510,4 +520,191 @@ async fn what_it_does_shows_in_metrics_and_to_operators() {
     );
     assert!(details["scripts"].as_array().unwrap().len() > 10);
     assert!(details["server"]["redis_version"].is_string());
+}
+
+/// Bytes that do not shrink.
+fn noise(bytes: usize) -> Bytes {
+    (0..bytes).map(|_| fastrand::u8(..)).collect()
+}
+
+/// Passes connections on to a server, and what it answers at so many bytes a second all together.
+async fn narrow(server: &Server, bytes_per_s: u64) -> Settings {
+    const AT_A_TIME: usize = 64 << 10;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let to = server.url().replace("redis://", "");
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let (mut from_client, mut to_client) = client.into_split();
+            let server = TcpStream::connect(to.trim_end_matches('/')).await.unwrap();
+            let (mut from_server, mut to_server) = server.into_split();
+            tokio::spawn(async move {
+                let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
+            });
+            tokio::spawn(async move {
+                let mut buffer = vec![0; AT_A_TIME];
+                while let Ok(count @ 1..) = from_server.read(&mut buffer).await {
+                    let takes = Duration::from_micros(count as u64 * 1_000_000 / bytes_per_s);
+                    tokio::time::sleep(takes).await;
+                    if to_client.write_all(&buffer[..count]).await.is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    Settings {
+        urls: vec![format!("redis://{address}")],
+        read_timeout_ms: 1_000,
+        ..at(server)
+    }
+}
+
+#[tokio::test]
+async fn a_long_history_leaves_small_reads_their_turn() {
+    let server = Server::start().await;
+    let near = open(&at(&server), &keep());
+    let (small, conversation) = (new_key(), new_conversation_key());
+    near.create(small, finished()).await.unwrap();
+    let mut key = new_key();
+    let mut expected = Vec::new();
+    // Some in one field, one in pieces.
+    for turn in 0..16 {
+        let mut record = finished();
+        if turn > 0 {
+            let History::Found(found) = near.history(key, ANY).await.unwrap() else {
+                panic!("not found");
+            };
+            record.past = Some(found.past);
+            key = child(key);
+        }
+        record.input = noise(if turn == 7 { 5 << 20 } else { 700_000 });
+        expected.push(record.input.clone());
+        near.create(key, record).await.unwrap();
+    }
+    let items: Vec<Item> = (0..12)
+        .map(|number| Item {
+            id: format!("msg_{number}").into(),
+            json: noise(if number == 3 { 3 << 20 } else { 500_000 }),
+        })
+        .collect();
+    let new = NewConversation {
+        token: token(),
+        object: Bytes::from_static(b"{}"),
+        items: items.clone(),
+    };
+    near.create_conversation(conversation, new).await.unwrap();
+
+    // In one answer either would take two or three times its deadline.
+    let far = open(&narrow(&server, 6 << 20).await, &keep());
+    let is_done = std::sync::atomic::AtomicBool::new(false);
+    let long = async {
+        let History::Found(found) = far.history(key, ANY).await.unwrap() else {
+            panic!("not found");
+        };
+        let inputs: Vec<_> = found.turns.into_iter().map(|turn| turn.input).collect();
+        assert!(inputs == expected);
+        let all = far.all_items(conversation, 1 << 30).await.unwrap();
+        let has_more = false;
+        assert!(all == Items::Found { items, has_more });
+        is_done.store(true, Relaxed);
+    };
+    let short = async {
+        let mut count = 0;
+        while !is_done.load(Relaxed) {
+            assert!(far.get(small).await.unwrap().is_some());
+            assert!(far.health().is_up);
+            count += 1;
+        }
+        count
+    };
+    let ((), count) = tokio::join!(long, short);
+    assert!(count > 5, "{count}");
+}
+
+#[tokio::test]
+async fn a_damaged_key_is_no_trouble_of_the_servers() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let (other, damaged) = (new_key(), new_key());
+    store.create(damaged, queued()).await.unwrap();
+    let name = server.cli(&["--scan", "--pattern", "wr:r:*"]);
+    server.cli(&["hset", name.trim(), "v", "no number"]);
+    let is_unreadable = |error: Option<Error>| matches!(error, Some(Error::Unreadable(_)));
+    for _ in 0..10 {
+        let started = store.start(damaged, FENCE).await;
+        assert!(is_unreadable(started.err()));
+    }
+    server.cli(&["set", name.trim(), "another type"]);
+    for _ in 0..10 {
+        assert!(is_unreadable(store.get(damaged).await.err()));
+        assert!(is_unreadable(store.start(damaged, FENCE).await.err()));
+    }
+    assert!(store.health().is_up && store.get(other).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn items_added_again_leave_no_pieces_behind() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let key = new_conversation_key();
+    let item = Item {
+        id: "msg_1".into(),
+        json: noise(2 << 20),
+    };
+    let new = NewConversation {
+        token: token(),
+        object: Bytes::from_static(b"{}"),
+        items: vec![],
+    };
+    store.create_conversation(key, new).await.unwrap();
+    let token = token();
+    let add = async || store.add_items(key, token, vec![item.clone()]).await;
+    assert_eq!(add().await, Ok(Put::Done));
+    let name = server.cli(&["--scan", "--pattern", "wr:i:*"]);
+    let fields = || server.cli(&["hlen", name.trim()]);
+    let whole = fields();
+    assert_eq!(add().await, Ok(Put::Done));
+    eventually("the second pieces are gone", async || fields() == whole).await;
+    let found = store.item(key, "msg_1").await.unwrap();
+    assert!(found == One::Found(item.json.clone()));
+}
+
+#[tokio::test]
+async fn a_chain_that_goes_on_is_kept_from_its_first_turn() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &Keep::default());
+    let mut key = new_key();
+    store.create(key, finished()).await.unwrap();
+    let names = || server.cli(&["--scan", "--pattern", "wr:r:*"]);
+    for turn in 2..5 {
+        // Nearly all of their time has passed.
+        for name in names().lines() {
+            server.cli(&["pexpire", name, "60000"]);
+        }
+        let History::Found(found) = store.history(key, ANY).await.unwrap() else {
+            panic!("not found");
+        };
+        key = child(key);
+        store.create(key, continuing(found.past)).await.unwrap();
+        let names = names();
+        assert_eq!(names.lines().count(), turn);
+        for name in names.lines() {
+            let left: u64 = server.cli(&["ttl", name]).trim().parse().unwrap();
+            assert!(left > 2_592_000 - 600, "{name}: {left}");
+        }
+    }
+    // What has more time left than it needs is not written to.
+    let before: Vec<String> = names()
+        .lines()
+        .map(|name| server.cli(&["persist", name]))
+        .collect();
+    assert_eq!(before.len(), 4);
+    assert!(matches!(
+        store.history(key, ANY).await,
+        Ok(History::Found(_))
+    ));
+    for name in names().lines() {
+        assert_eq!(server.cli(&["ttl", name]).trim(), "-1");
+    }
 }

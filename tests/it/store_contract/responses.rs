@@ -891,3 +891,28 @@ async fn ten_thousand_races_of_a_cancel_and_an_end_have_one_winner_each() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn in_memory_a_chain_that_goes_on_is_kept_from_its_first_turn() {
+    let now = Arc::new(parking_lot::Mutex::new(std::time::Instant::now()));
+    let clock = now.clone();
+    let store: Store = Arc::new(Memory::with_clock(
+        &Default::default(),
+        &Keep::default(),
+        &Registry::default(),
+        Arc::new(move || *clock.lock()),
+    ));
+    let day = Duration::from_secs(24 * 3_600);
+    let mut key = new_key();
+    let first = key;
+    store.create(key, finished()).await.unwrap();
+    for _ in 0..4 {
+        *now.lock() += day * 29;
+        let past = past(&store, key).await;
+        key = child(key);
+        store.create(key, continuing(past)).await.unwrap();
+    }
+    assert_eq!(past(&store, key).await.chain.len(), 5);
+    *now.lock() += day * 31;
+    assert!(status(&store, first).await.is_none());
+}
