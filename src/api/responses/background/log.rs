@@ -121,15 +121,13 @@ impl Log {
 
 /// The events beyond `after` of a text whose first event is `first`, and the number of its last.
 pub(super) fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Option<u64>) {
-    let mut number = first;
     let mut begin = 0;
     let mut last = None;
-    for at in memchr::memmem::find_iter(text, END) {
+    for (number, at) in (first..).zip(memchr::memmem::find_iter(text, END)) {
         if after.is_some_and(|after| number <= after) {
             begin = at + END.len();
         }
         last = Some(number);
-        number += 1;
     }
     (&text[begin..], last)
 }
