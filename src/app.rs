@@ -197,6 +197,7 @@ impl App {
             tasks.clone(),
             &metrics,
         );
+        tasks.spawn(responses.clone().run_background());
         let admin_server = AdminServer::new(
             relay.clone(),
             KvPages::new(board, forest, parity),

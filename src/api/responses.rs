@@ -5,6 +5,7 @@
 //!      -> engine (its body) -> relay -> object (whole) or events (streamed) -> finish (stored) -> client
 //! ```
 
+mod background;
 mod conversations;
 mod count;
 mod create;
@@ -40,6 +41,8 @@ use hyper::HeaderMap;
 use hyper::Response;
 use serde::Serialize;
 
+use self::background::Background;
+pub use self::background::Settings as BackgroundSettings;
 pub use self::events::ReasoningEvents;
 use self::metrics::Metrics;
 pub(super) use self::path::Endpoint;
@@ -69,6 +72,15 @@ pub struct Responses {
     ring: Arc<Ring>,
     tasks: Tasks,
     metrics: Metrics,
+    background: Arc<Background>,
+}
+
+/// What of a request is told to who carries it to an engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asking<'a> {
+    pub(super) headers: &'a HeaderMap,
+    pub(super) id: RequestId,
+    pub(super) begun: Instant,
 }
 
 /// One request, read.
@@ -90,6 +102,7 @@ pub struct Counts {
     /// By status, since the start.
     ended: BTreeMap<&'static str, u64>,
     conversations_locked: u64,
+    background: background::Counts,
 }
 
 impl Responses {
@@ -101,6 +114,13 @@ impl Responses {
         tasks: Tasks,
         registry: &Registry,
     ) -> Arc<Self> {
+        let background = Background::new(
+            settings.background.clone(),
+            settings.store.lease.clone(),
+            settings.store.keep.log_bytes_max,
+            tasks.clone(),
+            registry,
+        );
         Arc::new(Self {
             settings,
             store,
@@ -108,7 +128,15 @@ impl Responses {
             ring,
             tasks,
             metrics: Metrics::new(registry),
+            background,
         })
+    }
+
+    /// Owns background work until the process stops: to be spawned once.
+    pub async fn run_background(self: Arc<Self>) {
+        if self.settings.mode == Mode::Stateful {
+            background::own(self).await;
+        }
     }
 
     pub fn mode(&self) -> Mode {
@@ -122,6 +150,7 @@ impl Responses {
             in_flight,
             ended: ended.into_iter().collect(),
             conversations_locked: self.metrics.locked.get(),
+            background: self.background.counts(),
         }
     }
 
@@ -155,6 +184,14 @@ impl Responses {
 }
 
 impl Call<'_> {
+    fn asking(&self) -> Asking<'_> {
+        Asking {
+            headers: self.headers,
+            id: self.id,
+            begun: self.begun,
+        }
+    }
+
     /// The member by which an engine keeps this tenant's prompts apart.
     fn salt(&self, create: &Create<'_>) -> Result<Option<&str>, ApiError> {
         let Some(salt) = &self.admitted.cache_salt else {

@@ -392,7 +392,12 @@ impl Router {
     }
 
     pub(crate) async fn child(config: &Config) -> Self {
-        let file = Removed::new(&document::to_yaml(config).unwrap());
+        let mut text = document::to_yaml(config).unwrap();
+        // A printed configuration hides its secrets.
+        if let [key] = config.responses.carrier.keys.as_slice() {
+            text = text.replace("***", key.expose());
+        }
+        let file = Removed::new(&text);
         // A thousand connections need more files than a shell allows by default.
         let mut command = Command::new("sh");
         command

@@ -7,6 +7,7 @@
 )]
 
 mod architecture;
+mod background;
 mod cli;
 mod client;
 mod cluster;

@@ -520,11 +520,6 @@ async fn what_cannot_be_asked_for_is_refused_by_its_name() {
     let path = format!("{PATH}/{}", id(&response));
     for (more, code, param) in [
         (
-            json!({"background": true}),
-            "unsupported_parameter",
-            "background",
-        ),
-        (
             json!({"prompt": {"id": "p"}}),
             "unsupported_parameter",
             "prompt",

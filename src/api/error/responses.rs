@@ -160,7 +160,7 @@ impl ApiError {
     }
 
     /// The store cannot be asked now: nothing is said of what it holds.
-    fn store_unavailable(pause: Duration) -> Self {
+    pub(in crate::api) fn store_unavailable(pause: Duration) -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "store_unavailable",
@@ -186,6 +186,28 @@ impl ApiError {
                 error.to_string(),
             ),
         }
+    }
+
+    /// This replica runs as much as it may.
+    pub(in crate::api) fn background_full(pause: Duration) -> Self {
+        let mut error = Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "background_full",
+            "the router runs as many background responses as it may; try again",
+        );
+        error.retry_after = Some(pause);
+        error
+    }
+
+    /// The tenant has as much running as it may.
+    pub(in crate::api) fn too_much_background(max: u64, pause: Duration) -> Self {
+        let mut error = Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "rate_limit_exceeded",
+            format!("{max} background responses run already, which is as many as may"),
+        );
+        error.retry_after = Some(pause);
+        error
     }
 
     /// The answer was made, and could not be stored: asking again would make it again.

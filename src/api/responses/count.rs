@@ -47,7 +47,7 @@ impl Responses {
     async fn ask_for_count(&self, call: &Call<'_>, body: Bytes) -> Result<usize, ApiError> {
         let path = "/v1/responses/render";
         // Nothing of it is computed, so nothing of it is held afterwards.
-        let answer = self.ask(call, Api::Tokenize, path, body).await;
+        let answer = self.ask(&call.asking(), Api::Tokenize, path, body).await;
         let answer = answer.map_err(|error| match error.status {
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED if error.code.is_empty() => {
                 ApiError::cannot_count()

@@ -12,6 +12,7 @@ use hyper::header::HeaderName;
 use hyper::header::HeaderValue;
 
 use super::super::error::ApiError;
+use super::Asking;
 use super::Call;
 use super::Mode;
 use super::OnStoreDown;
@@ -76,8 +77,7 @@ impl Responses {
     ) -> Result<Response<http::Body>, ApiError> {
         let create = Create::read(&call.body)?;
         if create.background {
-            let why = "is not served by this router yet: leave it out, or set it to false";
-            return Err(ApiError::unsupported("background", why));
+            return self.create_in_background(call, &create).await;
         }
         let tenant = call.admitted.tenant;
         let now_s = observe::unix_s().unsigned_abs();
@@ -190,7 +190,7 @@ impl Responses {
     ) -> Result<Response<http::Body>, ApiError> {
         loop {
             let body = engine::body(create, &input, id, salt);
-            let asked = self.ask(call, Api::Responses, "/v1/responses", body).await;
+            let asked = self.ask_response(&call.asking(), body).await;
             let error = match asked {
                 Err(error) if error.code == failure::TOO_LONG => error,
                 answered => return answered,
@@ -255,7 +255,7 @@ impl Responses {
         Ok(Expanded { past, own, input })
     }
 
-    fn carry(
+    pub(super) fn carry(
         &self,
         create: &Create<'_>,
         opener: &Opener<'_>,
@@ -274,7 +274,12 @@ impl Responses {
         Ok(Some(Carry { sealer, lists }))
     }
 
-    fn sealer(&self, create: &Create<'_>, opener: &Opener<'_>, id: &str) -> Option<Sealer> {
+    pub(super) fn sealer(
+        &self,
+        create: &Create<'_>,
+        opener: &Opener<'_>,
+        id: &str,
+    ) -> Option<Sealer> {
         create.includes(SEALED_REASONING).then(|| Sealer {
             ring: self.ring.clone(),
             tenant: opener.tenant,
@@ -298,17 +303,25 @@ impl Responses {
         }
     }
 
-    fn limits(&self) -> Limits {
+    pub(super) fn limits(&self) -> Limits {
         Limits {
             bytes_max: usize::try_from(self.settings.answer_bytes_max).unwrap_or(usize::MAX),
             reasoning: self.settings.reasoning_events,
         }
     }
 
+    pub(super) async fn ask_response(
+        &self,
+        call: &Asking<'_>,
+        body: Bytes,
+    ) -> Result<Response<http::Body>, ApiError> {
+        self.ask(call, Api::Responses, "/v1/responses", body).await
+    }
+
     /// Has an engine answer a body of ours; an answer that is an error becomes one of ours.
     pub(super) async fn ask(
         &self,
-        call: &Call<'_>,
+        call: &Asking<'_>,
         api: Api,
         path: &'static str,
         body: Bytes,
@@ -398,7 +411,7 @@ fn read_whole(
 }
 
 /// An engine's headers pass, but for those that describe the body that we made another one of.
-fn own_headers(headers: &mut HeaderMap, is_stream: bool) {
+pub(super) fn own_headers(headers: &mut HeaderMap, is_stream: bool) {
     headers.remove(header::CONTENT_LENGTH);
     headers.remove(header::CONTENT_ENCODING);
     headers.remove(header::ETAG);

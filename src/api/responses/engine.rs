@@ -47,6 +47,26 @@ const ENGINE_TIERS: [&str; 5] = [
 
 /// The body of a request for one answer. `input` is the whole list of items; `salt` a member to add.
 pub(super) fn body(create: &Create<'_>, input: &[u8], id: &str, salt: Option<&str>) -> Bytes {
+    written(create, input, id, salt, create.stream)
+}
+
+/// The same for an answer in pieces, whatever the client wants.
+pub(super) fn streamed_body(
+    create: &Create<'_>,
+    input: &[u8],
+    id: &str,
+    salt: Option<&str>,
+) -> Bytes {
+    written(create, input, id, salt, true)
+}
+
+fn written(
+    create: &Create<'_>,
+    input: &[u8],
+    id: &str,
+    salt: Option<&str>,
+    streams: bool,
+) -> Bytes {
     let mut out = Vec::with_capacity(input.len() + 1024);
     out.push(b'{');
     if !id.is_empty() {
@@ -75,7 +95,7 @@ pub(super) fn body(create: &Create<'_>, input: &[u8], id: &str, salt: Option<&st
         out.extend_from_slice(&include);
     }
     put(&mut out, "store", "false");
-    if create.stream {
+    if streams {
         put(&mut out, "stream", "true");
     }
     if let Some(salt) = salt {

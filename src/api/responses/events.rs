@@ -72,12 +72,15 @@ struct Stream {
     /// The last item that is done: it is told as completed once something follows it.
     held: Option<Held>,
     bytes: usize,
+    is_background: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Nothing came yet.
     Waiting,
+    /// Nothing came yet, and it was told that it waits.
+    Announced,
     Running,
     /// All is known, and nothing more is listened to.
     Ended,
@@ -151,8 +154,47 @@ impl Events {
                 sealer,
                 held: None,
                 bytes: 0,
+                is_background: false,
             },
         }
+    }
+
+    /// Of a response that waits first, and says so.
+    pub(super) fn in_background(mut self) -> Self {
+        self.stream.is_background = true;
+        self
+    }
+
+    /// Says that it waits, if that was not said.
+    pub(super) fn announce(&mut self, out: &mut Vec<u8>) {
+        self.stream.announce(out);
+    }
+
+    /// It ends before any engine took it.
+    pub(super) fn refuse(&mut self, message: &str, out: &mut Vec<u8>) -> Outcome {
+        self.frames = None;
+        self.stream.fail(message, out)
+    }
+
+    /// The next event gets this number.
+    pub(super) fn go_on_at(&mut self, number: u64) {
+        self.stream.next = number;
+    }
+
+    /// What there is of an output that nobody waits for any more.
+    pub(super) fn cut(mut self) -> Outcome {
+        let outcome = self.stream.fail("", &mut Vec::new());
+        Outcome {
+            status: Status::Cancelled,
+            error: None,
+            ..outcome
+        }
+    }
+
+    /// As [`Events::cut`], from events that were told.
+    pub(super) fn cut_again(mut self, told: &[u8]) -> Outcome {
+        self.push(told, &mut Vec::new());
+        self.cut()
     }
 
     /// Takes what came, appends what is to be sent, and tells how the response ended once it has.
@@ -257,16 +299,32 @@ impl Stream {
 
     /// Tells of the response itself, before anything else.
     fn begin(&mut self, announced: Option<&Members<'_>>, out: &mut Vec<u8>) {
-        if self.phase != Phase::Waiting {
+        if !matches!(self.phase, Phase::Waiting | Phase::Announced) {
             return;
         }
+        if self.is_background {
+            self.announce(out);
+        }
+        let is_announced = self.phase == Phase::Announced;
         self.phase = Phase::Running;
         if let Some(announced) = announced {
             self.shape.learn(announced);
         }
         let response = self.shape.open(Status::InProgress);
-        self.tell_response("response.created", &response, out);
+        if !is_announced {
+            self.tell_response("response.created", &response, out);
+        }
         self.tell_response("response.in_progress", &response, out);
+    }
+
+    fn announce(&mut self, out: &mut Vec<u8>) {
+        if self.phase != Phase::Waiting {
+            return;
+        }
+        self.phase = Phase::Announced;
+        let response = self.shape.open(Status::Queued);
+        self.tell_response("response.created", &response, out);
+        self.tell_response("response.queued", &response, out);
     }
 
     fn on_added(&mut self, data: &str, seen: &Seen<'_>, out: &mut Vec<u8>) -> Option<Outcome> {

@@ -77,11 +77,7 @@ impl Finish {
     /// `place` is where an item would be that follows the output.
     pub(super) async fn run(mut self, shape: Shape, mut outcome: Outcome, place: usize) -> Ended {
         let responses = self.responses.clone();
-        let mut response = shape.ended(&outcome, observe::unix_s().unsigned_abs());
-        let state = self.state(&shape, &outcome, place);
-        if let Some((_, done)) = &state {
-            outcome.told = Some(joined(&[outcome.told(), &[b"[", &**done, b"]"].concat()]).into());
-        }
+        let (mut response, state) = self.compose(&shape, &mut outcome, place);
         let is_kept = self.keep(&response, &outcome).await;
         let is_added = match is_kept {
             Ok(()) => self.add_to_conversation(&outcome).await,
@@ -111,6 +107,22 @@ impl Finish {
         drop(self.in_flight);
         ended.response = response;
         ended
+    }
+
+    /// The object without its output, and an item of the router's own: as it is added, and as it is done.
+    #[allow(clippy::type_complexity, reason = "a name would say no more")]
+    pub(super) fn compose(
+        &self,
+        shape: &Shape,
+        outcome: &mut Outcome,
+        place: usize,
+    ) -> (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>) {
+        let response = shape.ended(outcome, observe::unix_s().unsigned_abs());
+        let state = self.state(shape, outcome, place);
+        if let Some((_, done)) = &state {
+            outcome.told = Some(joined(&[outcome.told(), &[b"[", &**done, b"]"].concat()]).into());
+        }
+        (response, state)
     }
 
     fn state(&self, shape: &Shape, outcome: &Outcome, place: usize) -> Option<(Vec<u8>, Vec<u8>)> {
@@ -149,7 +161,7 @@ impl Finish {
         kept.map_err(|error| error.to_string())
     }
 
-    async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), String> {
+    pub(super) async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), String> {
         // What failed leaves no trace, and the lock goes with this.
         let Some(lock) = self.conversation.take() else {
             return Ok(());

@@ -36,7 +36,7 @@ impl Metrics {
         Self {
             in_flight: registry.gauges(
                 "warmroute_responses_in_flight",
-                "Responses that are being made, by whether they are stored.",
+                "Responses that are being made, by whether they are stored or run in the background.",
                 &["mode"],
             ),
             terminal: registry.counters(
@@ -111,10 +111,14 @@ impl Metrics {
         InFlight::new(self.in_flight.with_label_values(&[mode]))
     }
 
+    pub(super) fn begin_background(&self) -> InFlight {
+        InFlight::new(self.in_flight.with_label_values(&["background"]))
+    }
+
     /// For the operator's page: in flight, and ended by status.
     pub(super) fn counts(&self) -> (i64, Vec<(&'static str, u64)>) {
-        let modes =
-            ["stored", "unstored"].map(|mode| self.in_flight.with_label_values(&[mode]).get());
+        let modes = ["stored", "unstored", "background"]
+            .map(|mode| self.in_flight.with_label_values(&[mode]).get());
         let ended = Status::ALL
             .into_iter()
             .filter(|status| status.is_terminal());

@@ -326,11 +326,16 @@ impl Shape {
 
     /// The object of a response that has not ended.
     pub(super) fn open(&self, status: Status) -> Vec<u8> {
+        with_output(&self.running(status), b"[]")
+    }
+
+    /// The same without its output.
+    pub(super) fn running(&self, status: Status) -> Vec<u8> {
         let mut out = self.begin(status);
         for name in ["completed_at", "error", "incomplete_details", "usage"] {
             put(&mut out, name, "null");
         }
-        out.extend_from_slice(br#","output":[]}"#);
+        out.push(b'}');
         out
     }
 

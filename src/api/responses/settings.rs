@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde::Serialize;
 
+use super::background;
 use super::events::ReasoningEvents;
 use super::sent::UnsupportedItems;
 use crate::carrier;
@@ -25,6 +26,7 @@ pub struct Settings {
     pub answer_bytes_max: u64,
     /// How long a conversation stays locked after its response's router has vanished.
     pub conversation_lease_ms: u64,
+    pub background: background::Settings,
     pub store: store::Settings,
     pub carrier: carrier::Settings,
 }
@@ -67,6 +69,7 @@ impl Default for Settings {
             answer_bytes_max: 16 << 20,
             // Renewed while it is needed; a lost router costs a conversation so much time.
             conversation_lease_ms: 30_000,
+            background: background::Settings::default(),
             store: store::Settings::default(),
             carrier: carrier::Settings::default(),
         }
@@ -85,6 +88,7 @@ impl Settings {
         let wrong = at_least.into_iter().filter(|(_, value, min)| value < min);
         wrong
             .map(|(path, value, min)| (path, format!("must be at least {min}, not {value}")))
+            .chain(self.background.problems())
             .collect()
     }
 }

@@ -1,5 +1,7 @@
 //! Responses that are kept: told again, listed, forgotten.
 
+use std::sync::Arc;
+
 use hyper::Response;
 use hyper::header;
 use hyper::header::HeaderValue;
@@ -19,19 +21,25 @@ use crate::store::Record;
 
 impl Responses {
     pub(super) async fn retrieve(
-        &self,
+        self: &Arc<Self>,
         tenant: Tenant,
         id: &str,
         query: &str,
     ) -> Result<Response<http::Body>, ApiError> {
         let is_stream = page::flag(query, "stream")?;
-        if !is_stream && page::parameter(query, "starting_after").is_some() {
+        let after = page::parameter(query, "starting_after");
+        if !is_stream && after.is_some() {
             let why = "it needs `stream` set to true";
             return Err(ApiError::wrong_value("starting_after", why));
         }
+        let after = match after.map(|after| after.parse::<u64>()) {
+            None => None,
+            Some(Ok(after)) => Some(after),
+            Some(Err(_)) => return Err(ApiError::wrong_type("starting_after", "a number")),
+        };
         let record = self.record(tenant, id).await?;
         if is_stream {
-            return Err(ApiError::not_streamable());
+            return self.stream_again(key(tenant, id)?, record, after).await;
         }
         Ok(json(told(&record)))
     }
@@ -59,10 +67,15 @@ impl Responses {
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
         let record = self.record(tenant, id).await?;
-        match record.background {
-            Some(_) if record.status.is_terminal() => Ok(json(told(&record))),
-            Some(_) | None => Err(ApiError::foreground_cancel()),
+        if record.background.is_none() {
+            return Err(ApiError::foreground_cancel());
         }
+        if record.status.is_terminal() {
+            return Ok(json(told(&record)));
+        }
+        self.cancel_in_background(key(tenant, id)?, &record).await?;
+        // What it is now: another one may have been faster.
+        Ok(json(told(&self.record(tenant, id).await?)))
     }
 
     pub(super) async fn input_items(

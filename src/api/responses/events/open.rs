@@ -93,7 +93,8 @@ impl Open {
         match name {
             "response.output_text.delta"
             | "response.refusal.delta"
-            | "response.reasoning_text.delta" => {
+            | "response.reasoning_text.delta"
+            | "response.reasoning.delta" => {
                 if self.parts.is_empty() {
                     self.begin_part(None);
                 }

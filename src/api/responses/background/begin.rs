@@ -1,0 +1,182 @@
+//! The beginning of a background response: its record is there before its client hears of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::HeaderMap;
+use hyper::Response;
+use tokio::sync::oneshot;
+use tracing::warn;
+
+use super::super::super::error::ApiError;
+use super::super::Call;
+use super::super::Responses;
+use super::super::create::Expanded;
+use super::super::create::own_headers;
+use super::super::item::Ids;
+use super::super::object::Header;
+use super::super::object::Shape;
+use super::super::object::with_output;
+use super::super::past::Access;
+use super::super::request;
+use super::super::request::Create;
+use super::super::retry;
+use super::super::stored::json;
+use super::Seat;
+use super::kept::Kept;
+use super::reader;
+use super::reader::Reader;
+use super::run;
+use super::run::Job;
+use super::run::Plan;
+use crate::http;
+use crate::ids::ResponseId;
+use crate::observe;
+use crate::store;
+use crate::store::Fence;
+use crate::store::Hint;
+use crate::store::Item;
+use crate::store::Key;
+use crate::store::NewRecord;
+use crate::store::Status;
+use crate::store::Token;
+use crate::store::record::Begin;
+use crate::store::record::Content;
+use crate::store::record::Retention;
+
+impl Responses {
+    pub(in crate::api::responses) async fn create_in_background(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        create: &Create<'_>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let tenant = call.admitted.tenant;
+        let now_s = observe::unix_s().unsigned_abs();
+        let salt = call.salt(create)?;
+        // Without a store nobody would ever hear of it: there is no other way to serve it.
+        let admitted = self.store.admit().await;
+        admitted.map_err(|error| ApiError::of_store(&error))?;
+        self.background.held().await?;
+        let opener = self.opener(call, create, now_s);
+        let past = self
+            .past(&create.before, &opener, Access::Exclusive)
+            .await?;
+        let id = ResponseId::new(past.root, request::random()?);
+        let text = id.to_string();
+        let ids = Ids::of(id);
+        let expanded = self.expand(create, past, &ids, &opener).await?;
+        let Expanded {
+            mut past,
+            own,
+            input,
+        } = expanded;
+        let carry = self.carry(create, &opener, &text, &past, &own)?;
+        let previous = past.chain.as_ref().and_then(|chain| chain.chain.last());
+        let previous = previous.map(ResponseId::to_string);
+        let conversation = past.conversation.as_ref().map(|it| it.id.to_string());
+        let header = Header {
+            id: &text,
+            created_at: now_s,
+            previous: previous.as_deref(),
+            conversation: conversation.as_deref(),
+            store: create.store,
+        };
+        let is_portable = carry.is_none() && past.conversation.is_none();
+        let kept = Kept::new(create, &header, salt, is_portable, input);
+        let kept = kept.ok_or_else(|| ApiError::wrong_value("input", "it cannot be kept"))?;
+        let shape = Shape::new(create, &header, ids);
+
+        let key = Key { tenant, id };
+        let seat = self
+            .background
+            .sit(key, Fence::first(self.background.owner()))?;
+        let response = shape.running(Status::Queued);
+        let record = NewRecord {
+            token: Token(fastrand::u64(..)),
+            past: past.chain.take(),
+            hint: Hint {
+                model: (&*create.model).into(),
+                worker: None,
+            },
+            input: own.json(),
+            content: Content {
+                response: response.clone().into(),
+                output: b"[]".as_slice().into(),
+            },
+            begin: Begin::Background {
+                fence: seat.run.fence,
+                retention: match create.store {
+                    true => Retention::Stored,
+                    false => Retention::Ephemeral,
+                },
+                streams: create.stream,
+                request: kept.write(),
+            },
+        };
+        let job = Job {
+            kept,
+            streams: create.stream,
+            stored: 0,
+            plan: Plan::Run,
+            headers: call.headers.clone(),
+            id: call.id,
+            own: match past.conversation {
+                Some(_) => own.items.into_iter().map(Item::from).collect(),
+                None => Vec::new(),
+            },
+            conversation: past.conversation.and_then(|it| it.lock),
+            carry,
+        };
+        let news = seat.run.news.subscribe();
+        // A client that leaves now may have been told: what was begun is run.
+        let (begun, is_begun) = oneshot::channel();
+        self.tasks
+            .spawn(begin(self.clone(), record, job, seat, begun));
+        let is_begun = is_begun.await.unwrap_or(Err(store::Error::Unknown {
+            retry_after: Duration::from_secs(1),
+            why: "the router is stopping".into(),
+        }));
+        is_begun.map_err(|error| ApiError::of_store(&error))?;
+        if !create.stream {
+            return Ok(json(with_output(&response, b"[]")));
+        }
+        self.background.count_reader("live");
+        let mut answer = Response::new(reader::body(Reader::new(
+            self.clone(),
+            key,
+            None,
+            Some(news),
+        )));
+        *answer.headers_mut() = HeaderMap::new();
+        own_headers(answer.headers_mut(), true);
+        Ok(answer)
+    }
+}
+
+async fn begin(
+    responses: Arc<Responses>,
+    record: NewRecord,
+    job: Job,
+    seat: Seat,
+    begun: oneshot::Sender<Result<(), store::Error>>,
+) {
+    let key = seat.key;
+    let created = retry::until_known(|| responses.store.create(key, record.clone())).await;
+    let is_created = created.is_ok();
+    let is_unknown = matches!(created, Err(store::Error::Unknown { .. }));
+    let _ = begun.send(created);
+    if is_created {
+        run::spawn(responses, job, seat);
+        return;
+    }
+    // It may be there, owned by us: nobody was told of it, so nobody misses it.
+    while is_unknown && !responses.tasks.is_stopping() {
+        match responses.store.delete(key).await {
+            Ok(_) => return,
+            Err(error) => {
+                warn!(id = %key.id, %error, "a response that was not begun may be in the store")
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}

@@ -1,0 +1,47 @@
+//! Cancelling, from any replica: the record is decided first, its owner hears of it then.
+
+use super::super::super::error::ApiError;
+use super::super::Responses;
+use super::super::object::with_member;
+use super::super::retry;
+use super::Stop;
+use super::log::CANCELLED;
+use crate::observe;
+use crate::store::Cancel;
+use crate::store::Cancelled;
+use crate::store::Key;
+use crate::store::Record;
+use crate::store::Status;
+use crate::store::Token;
+
+impl Responses {
+    /// Cancels what runs. What has ended stays as it is.
+    pub(in crate::api::responses) async fn cancel_in_background(
+        &self,
+        key: Key,
+        record: &Record,
+    ) -> Result<(), ApiError> {
+        let begun = observe::now();
+        let cancel = Cancel {
+            token: Token(fastrand::u64(..)),
+            response: with_member(&record.content.response, "status", "\"cancelled\"").into(),
+            event: CANCELLED.into(),
+        };
+        let cancelled = retry::until_known(|| self.store.cancel(key, cancel.clone())).await;
+        match cancelled.map_err(|error| ApiError::of_store(&error))? {
+            Cancelled::Done { .. } => {
+                self.metrics.on_end(Status::Cancelled);
+                self.background.stop(key, Stop::Ended);
+                let took = observe::now().saturating_duration_since(begun);
+                self.background
+                    .metrics
+                    .cancel_seconds
+                    .observe(took.as_secs_f64());
+                Ok(())
+            }
+            Cancelled::Terminal(_) => Ok(()),
+            Cancelled::NotBackground => Err(ApiError::foreground_cancel()),
+            Cancelled::Gone => Err(ApiError::unknown_response(&key.id.to_string())),
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! A background response's events as text: how they are cut into batches, and read again. Pure.
+//!
+//! A batch is the events as clients are sent them, one after the other. Where a table of all of them
+//! outlives the log, it is the same text, compressed.
+
+use std::io::Read as _;
+
+use bytes::Bytes;
+
+use crate::store::Batch;
+
+/// In place of the event that ends a cancelled response: whoever cancels knows neither its number nor
+/// its output, so it is told from the record.
+pub(super) const CANCELLED: &[u8] = b"cancelled";
+
+const END: &[u8] = b"\n\n";
+
+/// The events of a response, as far as its owner has made them.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    text: Vec<u8>,
+    /// Where each event ends.
+    ends: Vec<usize>,
+    /// How many of them are stored.
+    stored: usize,
+    /// How many there are, kept here or not.
+    overflowed: Option<u64>,
+}
+
+impl Log {
+    /// Goes on where a log ends that has `stored` events, which are still to be made again here.
+    pub(super) fn after(stored: u64) -> Self {
+        Self {
+            stored: usize::try_from(stored).unwrap_or(usize::MAX),
+            ..Self::default()
+        }
+    }
+
+    /// Takes whole events.
+    pub(super) fn push(&mut self, text: &[u8]) {
+        if let Some(count) = &mut self.overflowed {
+            *count += memchr::memmem::find_iter(text, END).count() as u64;
+            return;
+        }
+        let begin = self.text.len();
+        self.text.extend_from_slice(text);
+        let ends = memchr::memmem::find_iter(text, END).map(|at| begin + at + END.len());
+        self.ends.extend(ends);
+    }
+
+    /// What is to be stored. Numbers alone once the store keeps no more.
+    pub(super) fn batch(&self) -> Option<Batch> {
+        let stored = self.stored as u64;
+        if let Some(count) = self.overflowed {
+            return (count > stored).then(|| Batch {
+                first: stored,
+                last: count - 1,
+                bytes: Bytes::from_static(END),
+            });
+        }
+        let last = self.ends.len().checked_sub(1)?;
+        if last < self.stored {
+            return None;
+        }
+        Some(Batch {
+            first: stored,
+            last: last as u64,
+            bytes: Bytes::copy_from_slice(&self.text[self.stored_bytes()..]),
+        })
+    }
+
+    /// The store has all up to `last`.
+    pub(super) fn on_stored(&mut self, last: u64) {
+        self.stored = usize::try_from(last + 1).unwrap_or(usize::MAX);
+    }
+
+    /// The store has lost what came after `last`. False if it cannot be told again.
+    pub(super) fn rewind(&mut self, last: Option<u64>) -> bool {
+        let stored = last.map_or(0, |last| last + 1);
+        self.stored = usize::try_from(stored).unwrap_or(usize::MAX);
+        self.overflowed.is_some() || self.stored <= self.ends.len()
+    }
+
+    /// The store keeps no events any more, but for their numbers.
+    pub(super) fn on_overflow(&mut self) {
+        if self.overflowed.is_none() {
+            self.overflowed = Some(self.ends.len() as u64);
+            (self.text, self.ends) = (Vec::new(), Vec::new());
+        }
+    }
+
+    /// Its first `count` events are not here.
+    pub(super) fn on_overflow_at(&mut self, count: u64) {
+        self.overflowed = Some(count);
+        (self.text, self.ends) = (Vec::new(), Vec::new());
+    }
+
+    /// How many events the store has.
+    pub(super) fn stored(&self) -> u64 {
+        self.stored as u64
+    }
+
+    /// The events that are stored; `None` where not all are here.
+    pub(super) fn stored_text(&self) -> Option<&[u8]> {
+        let is_whole = self.overflowed.is_none() && self.stored <= self.ends.len();
+        is_whole.then(|| &self.text[..self.stored_bytes()])
+    }
+
+    /// All events; `None` where not all are here.
+    pub(super) fn text(&self) -> Option<&[u8]> {
+        self.overflowed.is_none().then_some(&self.text)
+    }
+
+    fn stored_bytes(&self) -> usize {
+        match self.stored.checked_sub(1) {
+            None => 0,
+            Some(last) => self.ends.get(last).copied().unwrap_or(self.text.len()),
+        }
+    }
+}
+
+/// The events beyond `after` of a text whose first event is `first`, and the number of its last.
+pub(super) fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Option<u64>) {
+    let mut begin = 0;
+    let mut last = None;
+    for (number, at) in (first..).zip(memchr::memmem::find_iter(text, END)) {
+        if after.is_some_and(|after| number <= after) {
+            begin = at + END.len();
+        }
+        last = Some(number);
+    }
+    (&text[begin..], last)
+}
+
+/// The table that outlives the log. Empty: there is none.
+pub(super) fn sealed(text: &[u8]) -> Bytes {
+    const LEVEL: i32 = 3;
+    zstd::bulk::compress(text, LEVEL).map_or_else(|_| Bytes::new(), Bytes::from)
+}
+
+/// Reads such a table.
+pub(super) fn opened(sealed: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
+    let decoder = zstd::stream::read::Decoder::new(sealed).ok()?;
+    let mut text = Vec::new();
+    let read = decoder.take(bytes_max as u64).read_to_end(&mut text);
+    read.ok().map(|_| text)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn event(number: u64) -> String {
+        format!("event: e\ndata: {number}\n\n")
+    }
+
+    fn text(count: u64) -> String {
+        (0..count).map(event).collect()
+    }
+
+    #[test]
+    fn a_log_that_overflowed_goes_on_with_numbers() {
+        let mut log = Log::default();
+        log.push(text(2).as_bytes());
+        log.on_overflow();
+        log.on_stored(1);
+        assert_eq!((log.batch(), log.text()), (None, None));
+        log.push(event(2).as_bytes());
+        let batch = log.batch().unwrap();
+        assert_eq!((batch.first, batch.last), (2, 2));
+    }
+
+    #[test]
+    fn who_takes_over_makes_again_what_is_stored_and_stores_what_is_not() {
+        let mut log = Log::after(2);
+        assert_eq!((log.batch(), log.stored_text()), (None, None));
+        log.push(text(3).as_bytes());
+        let batch = log.batch().unwrap();
+        assert_eq!(
+            (batch.first, batch.last, &*batch.bytes),
+            (2, 2, event(2).as_bytes())
+        );
+        assert_eq!(log.stored_text(), Some(text(2).as_bytes()));
+    }
+
+    proptest! {
+        #[test]
+        fn readers_from_anywhere_see_each_event_once(
+            pushes in proptest::collection::vec((0..4u64, any::<bool>()), 0..20),
+            lost in proptest::option::of(0..20u64),
+            after in proptest::option::of(0..50u64),
+        ) {
+            let (mut log, mut store, mut made) = (Log::default(), Vec::<Batch>::new(), 0);
+            for (at, (count, is_stored)) in pushes.into_iter().enumerate() {
+                log.push((made..made + count).map(event).collect::<String>().as_bytes());
+                made += count;
+                if let Some(batch) = log.batch().filter(|_| is_stored) {
+                    log.on_stored(batch.last);
+                    store.push(batch);
+                }
+                if lost == Some(at as u64) {
+                    store.pop();
+                    prop_assert!(log.rewind(store.last().map(|it| it.last)));
+                }
+            }
+            if let Some(batch) = log.batch() {
+                log.on_stored(batch.last);
+                store.push(batch);
+            }
+            let seen: Vec<u8> = store.iter().flat_map(|it| beyond(&it.bytes, it.first, after).0.to_vec()).collect();
+            let expected: String = (after.map_or(0, |it| it + 1)..made).map(event).collect();
+            prop_assert_eq!(&seen, expected.as_bytes());
+            let whole = text(made);
+            prop_assert_eq!(log.stored_text(), Some(whole.as_bytes()));
+            let again = opened(&sealed(text(made).as_bytes()), 1 << 20).unwrap();
+            prop_assert_eq!(beyond(&again, 0, after), (expected.as_bytes(), made.checked_sub(1)));
+        }
+    }
+}

@@ -1,0 +1,502 @@
+//! Responses that run in the background, over two routers and one Redis.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use serde_json::json;
+use warmroute::config::Config;
+use warmroute::secret::Secret;
+use warmroute::sim::fault::Faults;
+use warmroute::sim::worker::Settings;
+use warmroute::store::Kind;
+
+use crate::client;
+use crate::client::Answer;
+use crate::cluster;
+use crate::cluster::Engine;
+use crate::cluster::Router;
+use crate::cluster::eventually;
+use crate::cluster::fast;
+use crate::cluster::unhurried;
+use crate::cluster::within;
+use crate::redis_server::Server;
+
+const PATH: &str = "/v1/responses";
+/// What a lost owner is settled within, by default settings.
+const TAKE_OVER: Duration = Duration::from_secs(25);
+
+/// Two routers, one engine, one Redis.
+struct Pair {
+    a: Router,
+    b: Router,
+    engine: Engine,
+    redis: Server,
+}
+
+impl Pair {
+    async fn new(engine: Settings) -> Self {
+        Self::with(engine, |_| {}).await
+    }
+
+    async fn with(engine: Settings, change: impl FnOnce(&mut Config)) -> Self {
+        let (engine, redis, config) = Self::parts(engine, change).await;
+        let (a, b) = (Router::here(&config).await, Router::here(&config).await);
+        Self {
+            a,
+            b,
+            engine,
+            redis,
+        }
+        .up()
+        .await
+    }
+
+    /// The first router is a process of its own.
+    async fn with_child(engine: Settings, change: impl FnOnce(&mut Config)) -> Self {
+        let (engine, redis, config) = Self::parts(engine, change).await;
+        let (a, b) = (Router::child(&config).await, Router::here(&config).await);
+        Self {
+            a,
+            b,
+            engine,
+            redis,
+        }
+        .up()
+        .await
+    }
+
+    async fn parts(engine: Settings, change: impl FnOnce(&mut Config)) -> (Engine, Server, Config) {
+        let redis = Server::start().await;
+        let engine = Engine::here("w0", engine).await;
+        let mut config = cluster::config();
+        config.fleet.workers = vec![engine.listed()];
+        let store = &mut config.responses.store;
+        store.kind = Kind::Redis;
+        store.redis.urls = vec![redis.url()];
+        config.responses.carrier.keys = vec![key()];
+        change(&mut config);
+        (engine, redis, config)
+    }
+
+    async fn up(self) -> Self {
+        for router in [&self.a, &self.b] {
+            eventually("the worker is up", async || {
+                let fleet = client::get(router.admin, "/fleet").await.json();
+                fleet["workers"][0]["health"] == "up"
+            })
+            .await;
+        }
+        self
+    }
+
+    /// Waits until the engine runs so many.
+    async fn runs(&self, count: u64) {
+        eventually("the engine runs them", async || {
+            self.engine.stats().await.running as u64 == count
+        })
+        .await;
+    }
+}
+
+fn key() -> Secret {
+    Secret::new("e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
+}
+
+fn ask(tokens: usize, more: Value) -> Value {
+    let mut body =
+        json!({"model": "sim", "input": "hello", "max_output_tokens": tokens, "background": true});
+    body.as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
+    body
+}
+
+async fn create(router: &Router, body: &Value) -> Value {
+    let answer = client::post(router.api, PATH, body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+fn path(response: &Value) -> String {
+    format!("{PATH}/{}", response["id"].as_str().unwrap())
+}
+
+async fn get(router: &Router, response: &Value) -> Value {
+    let answer = client::get(router.api, &path(response)).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+async fn ended(router: &Router, response: &Value) -> Value {
+    let mut last = Value::Null;
+    within(TAKE_OVER, "it ends", async || {
+        last = get(router, response).await;
+        !["queued", "in_progress"].contains(&last["status"].as_str().unwrap())
+    })
+    .await;
+    last
+}
+
+async fn cancel(router: &Router, response: &Value) -> Answer {
+    client::post(router.api, &format!("{}/cancel", path(response)), "").await
+}
+
+/// A stream's events, whose numbers go on from `first`.
+fn events(text: &str, first: u64) -> Vec<(String, Value)> {
+    let text = text
+        .strip_suffix("data: [DONE]\n\n")
+        .unwrap_or_else(|| panic!("no end: {text}"));
+    part(text, first)
+}
+
+fn part(text: &str, first: u64) -> Vec<(String, Value)> {
+    let mut number = first;
+    let blocks = text
+        .split_inclusive("\n\n")
+        .filter(|it| it.ends_with("\n\n") && !it.starts_with(':'));
+    let read = blocks.map(|block| {
+        let (name, data) = block.trim_end().split_once('\n').unwrap();
+        let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(data["sequence_number"], number, "{text}");
+        number += 1;
+        (name.strip_prefix("event: ").unwrap().to_owned(), data)
+    });
+    read.collect()
+}
+
+fn said(events: &[(String, Value)]) -> String {
+    events
+        .iter()
+        .filter_map(|(_, data)| data["delta"].as_str())
+        .collect()
+}
+
+async fn streamed_again(
+    router: &Router,
+    response: &Value,
+    after: Option<u64>,
+) -> Vec<(String, Value)> {
+    let after_text = after.map_or(String::new(), |after| format!("&starting_after={after}"));
+    let answer = client::get(
+        router.api,
+        &format!("{}?stream=true{after_text}", path(response)),
+    )
+    .await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    events(answer.text(), after.map_or(0, |after| after + 1))
+}
+
+#[tokio::test]
+async fn any_router_tells_of_a_response_from_queued_to_its_end() {
+    let pair = Pair::new(unhurried()).await;
+    let response = create(&pair.a, &ask(20, json!({}))).await;
+    assert_eq!(
+        (&response["status"], &response["background"]),
+        (&json!("queued"), &json!(true))
+    );
+    assert_eq!(response["output"], json!([]));
+    eventually("the other router sees it run", async || {
+        get(&pair.b, &response).await["status"] == "in_progress"
+    })
+    .await;
+    let last = ended(&pair.b, &response).await;
+    assert_eq!(last["status"], "incomplete");
+    assert_eq!(last, get(&pair.a, &response).await);
+    assert!(
+        !last["output"][0]["content"][0]["text"]
+            .as_str()
+            .unwrap()
+            .is_empty()
+    );
+    let next = json!({"model": "sim", "input": "and?", "previous_response_id": response["id"]});
+    assert_eq!(
+        create(&pair.b, &next).await["previous_response_id"],
+        response["id"]
+    );
+    let answer = client::get(pair.a.api, &format!("{}?stream=true", path(&response))).await;
+    assert_eq!((answer.status, answer.param().as_str()), (400, "stream"));
+}
+
+#[tokio::test]
+async fn what_is_not_stored_can_be_polled_and_is_nobodys_past() {
+    let pair = Pair::new(fast()).await;
+    let response = create(&pair.a, &ask(4, json!({"store": false}))).await;
+    let last = ended(&pair.b, &response).await;
+    assert_eq!(
+        (&last["status"], &last["store"]),
+        (&json!("incomplete"), &json!(false))
+    );
+    let next = json!({"model": "sim", "input": "and?", "previous_response_id": response["id"]});
+    let answer = client::post(pair.a.api, PATH, next.to_string()).await;
+    assert_eq!(
+        (answer.status, answer.code().as_str()),
+        (400, "previous_response_not_found")
+    );
+}
+
+#[tokio::test]
+async fn a_cancel_on_another_router_ends_the_engines_work_and_keeps_what_there_is() {
+    let pair = Pair::new(unhurried()).await;
+    for streams in [false, true] {
+        let body = ask(2_000, json!({"stream": streams}));
+        let mut open = None;
+        let response = if streams {
+            let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
+            let begun = live.until("output_text.delta").await;
+            let response = part(&begun, 0)[0].1["response"].clone();
+            open = Some((live, begun));
+            response
+        } else {
+            create(&pair.a, &body).await
+        };
+        pair.runs(1).await;
+        eventually("it has begun", async || {
+            get(&pair.b, &response).await["status"] == "in_progress"
+        })
+        .await;
+        let answer = cancel(&pair.b, &response).await;
+        assert_eq!(
+            (answer.status, &answer.json()["status"]),
+            (200, &json!("cancelled"))
+        );
+        pair.runs(0).await;
+        if let Some((mut live, begun)) = open {
+            let (rest, is_whole) = live.rest().await;
+            assert!(is_whole);
+            let told = events(&(begun + &rest), 0);
+            let (name, end) = told.last().unwrap();
+            assert_eq!(
+                (name.as_str(), &end["response"]["status"]),
+                ("response.incomplete", &json!("cancelled"))
+            );
+            let mut again = Value::Null;
+            eventually("what there is is kept", async || {
+                again = get(&pair.b, &response).await;
+                again["output"] != json!([])
+            })
+            .await;
+            assert_eq!(again["output"][0]["content"][0]["text"], *said(&told));
+            assert_eq!(again["output"][0]["status"], "incomplete");
+            let replayed = streamed_again(&pair.b, &response, None).await;
+            assert_eq!(replayed[..replayed.len() - 1], told[..told.len() - 1]);
+        }
+        let twice = cancel(&pair.a, &response).await;
+        assert_eq!(
+            (twice.status, &twice.json()["status"]),
+            (200, &json!("cancelled"))
+        );
+    }
+    let done = create(&pair.a, &ask(1, json!({}))).await;
+    let last = ended(&pair.a, &done).await;
+    let answer = cancel(&pair.b, &done).await;
+    assert_eq!((answer.status, answer.json()), (200, last));
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_from_any_event_on_any_router_for_any_number_of_readers() {
+    let pair = Pair::new(unhurried()).await;
+    let body = ask(40, json!({"stream": true}));
+    let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
+    let begun = live.until("output_text.delta").await;
+    drop(live);
+    let seen = part(&begun, 0);
+    let names: Vec<&str> = seen
+        .iter()
+        .map(|(name, _)| name.trim_start_matches("response."))
+        .collect();
+    assert_eq!(
+        names[..4],
+        ["created", "queued", "in_progress", "output_item.added"]
+    );
+    assert_eq!(seen[0].1["response"]["status"], "queued");
+    let response = seen[0].1["response"].clone();
+    let last = seen.len() as u64 - 1;
+    let (rest, whole, own) = tokio::join!(
+        streamed_again(&pair.b, &response, Some(last)),
+        streamed_again(&pair.b, &response, None),
+        streamed_again(&pair.a, &response, Some(2)),
+    );
+    let joined: Vec<_> = seen.into_iter().chain(rest).collect();
+    assert_eq!((&joined, &joined[3..]), (&whole, &own[..]));
+    let end = &whole.last().unwrap().1["response"];
+    assert_eq!(end["output"][0]["content"][0]["text"], *said(&whole));
+    assert_eq!(&get(&pair.b, &response).await, end);
+    // Afterwards, too; and who has all of it is told the end once more.
+    assert_eq!(streamed_again(&pair.b, &response, None).await, whole);
+    let number = whole.len() as u64 - 1;
+    for after in [number, number + 7] {
+        let answer = client::get(
+            pair.b.api,
+            &format!("{}?stream=true&starting_after={after}", path(&response)),
+        )
+        .await;
+        assert_eq!(events(answer.text(), number), whole[whole.len() - 1..]);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_is_told_the_same_when_its_log_is_gone() {
+    let pair = Pair::with(fast(), |config| config.responses.store.keep.log_ttl_s = 1).await;
+    let body = ask(9, json!({"stream": true}));
+    let answer = client::post(pair.a.api, PATH, body.to_string()).await;
+    let told = events(answer.text(), 0);
+    let response = told[0].1["response"].clone();
+    let pattern = "*e:{*";
+    let logs = || pair.redis.cli(&["keys", pattern]).trim().to_owned();
+    eventually("the log is gone", async || logs().is_empty()).await;
+    assert_eq!(streamed_again(&pair.b, &response, None).await, told);
+    assert_eq!(streamed_again(&pair.b, &response, Some(3)).await, told[4..]);
+}
+
+#[tokio::test]
+async fn no_more_run_than_may() {
+    let pair = Pair::with(unhurried(), |config| {
+        config.responses.background.running_per_tenant_max = 1;
+    })
+    .await;
+    let response = create(&pair.a, &ask(2_000, json!({}))).await;
+    let answer = client::post(pair.a.api, PATH, ask(1, json!({})).to_string()).await;
+    assert_eq!(
+        (answer.status, answer.code().as_str()),
+        (429, "rate_limit_exceeded")
+    );
+    assert!(!answer.header("retry-after").is_empty());
+    assert_eq!(cancel(&pair.a, &response).await.status, 200);
+    eventually("there is room again", async || {
+        client::post(pair.a.api, PATH, ask(1, json!({})).to_string())
+            .await
+            .status
+            == 200
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_a_store_nothing_begins_in_the_background() {
+    let mut pair = Pair::new(fast()).await;
+    pair.redis.kill();
+    let before = pair.engine.generated().await;
+    let body = ask(1, json!({"store": false}));
+    let answer = client::post(pair.a.api, PATH, body.to_string()).await;
+    assert_eq!(
+        (answer.status, answer.code().as_str()),
+        (503, "store_unavailable")
+    );
+    assert_eq!(pair.engine.generated().await, before);
+}
+
+fn short_lease(config: &mut Config) {
+    let lease = &mut config.responses.store.lease;
+    (lease.lease_ms, lease.beat_ms, lease.sweep_ms) = (1_500, 300, 200);
+}
+
+#[tokio::test]
+async fn what_a_killed_router_ran_unseen_is_run_again() {
+    let pair = Pair::with_child(unhurried(), short_lease).await;
+    let response = create(&pair.a, &ask(60, json!({}))).await;
+    pair.runs(1).await;
+    pair.a.child.as_ref().unwrap().signal("KILL");
+    let last = ended(&pair.b, &response).await;
+    assert_eq!(last["status"], "incomplete", "{last}");
+    assert_eq!(last["usage"]["output_tokens"], 60);
+    let admin = client::get(pair.b.admin, "/metrics").await;
+    assert!(
+        admin
+            .text()
+            .contains("warmroute_background_orphans_total{action=\"rerun\"} 1")
+    );
+}
+
+#[tokio::test]
+async fn what_a_killed_router_was_telling_fails_with_what_was_told() {
+    let pair = Pair::with_child(unhurried(), short_lease).await;
+    let body = ask(2_000, json!({"stream": true}));
+    let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
+    let begun = live.until("output_text.delta").await;
+    let seen = part(&begun, 0);
+    let response = seen[0].1["response"].clone();
+    pair.a.child.as_ref().unwrap().signal("KILL");
+    let last = ended(&pair.b, &response).await;
+    assert_eq!(
+        (&last["status"], &last["error"]["code"]),
+        (&json!("failed"), &json!("server_error"))
+    );
+    pair.runs(0).await;
+    let told = streamed_again(&pair.b, &response, None).await;
+    assert_eq!(told[..seen.len()], seen);
+    let (name, end) = told.last().unwrap();
+    assert_eq!(
+        (name.as_str(), &end["response"]),
+        ("response.failed", &last)
+    );
+    assert_eq!(last["output"][0]["content"][0]["text"], *said(&told));
+}
+
+#[tokio::test]
+async fn a_router_that_stops_hands_over_what_no_engine_has_begun() {
+    let long = |config: &mut Config| config.responses.store.lease.lease_ms = 600_000;
+    let pair = Pair::with_child(fast(), long).await;
+    pair.engine
+        .fault(Faults {
+            hang: true,
+            ..Faults::default()
+        })
+        .await;
+    let body = ask(4, json!({"stream": true}));
+    let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
+    let begun = live.until("response.queued").await;
+    let response = part(&begun, 0)[0].1["response"].clone();
+    pair.a.child.as_ref().unwrap().signal("TERM");
+    let _ = live.rest().await;
+    pair.engine.fault(Faults::default()).await;
+    let last = ended(&pair.b, &response).await;
+    assert_eq!(last["status"], "incomplete", "{last}");
+    let told = streamed_again(&pair.b, &response, None).await;
+    assert_eq!(told.last().unwrap().1["response"], last);
+}
+
+#[tokio::test]
+async fn a_router_that_stops_finishes_what_runs() {
+    let pair = Pair::with_child(unhurried(), |_| {}).await;
+    let response = create(&pair.a, &ask(60, json!({"stream": false}))).await;
+    eventually("it has begun", async || {
+        get(&pair.b, &response).await["status"] == "in_progress"
+    })
+    .await;
+    pair.a.child.as_ref().unwrap().signal("TERM");
+    let last = ended(&pair.b, &response).await;
+    assert_eq!(
+        (&last["status"], pair.engine.generated().await),
+        (&json!("incomplete"), 1)
+    );
+}
+
+#[tokio::test]
+async fn an_owner_cut_off_from_the_store_stops_and_no_response_is_left_behind() {
+    let pair = Pair::with(unhurried(), short_lease).await;
+    let one = create(&pair.a, &ask(2_000, json!({}))).await;
+    let body = ask(2_000, json!({"stream": true}));
+    let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
+    let begun = live.until("output_text.delta").await;
+    let two = part(&begun, 0)[0].1["response"].clone();
+    pair.runs(2).await;
+    pair.redis.pause();
+    within(TAKE_OVER, "its work stops", async || {
+        pair.engine.stats().await.running == 0
+    })
+    .await;
+    pair.redis.wake();
+    let last = ended(&pair.b, &two).await;
+    assert_eq!(last["status"], "failed");
+    let (rest, is_whole) = live.rest().await;
+    assert!(is_whole);
+    let told = events(&(begun + &rest), 0);
+    assert_eq!(told.last().unwrap().1["response"], last);
+    // The other one had told nobody anything: it runs again.
+    eventually("it runs again", async || {
+        pair.engine.stats().await.running == 1
+    })
+    .await;
+    assert_eq!(cancel(&pair.b, &one).await.status, 200);
+    pair.runs(0).await;
+}
