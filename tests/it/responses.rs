@@ -242,6 +242,28 @@ async fn a_stream_is_numbered_and_its_end_is_stored_before_it_is_told() {
 }
 
 #[tokio::test]
+async fn a_body_of_many_lines_is_told_in_events_of_one() {
+    let cluster = one().await;
+    let body = with(
+        ask("hello"),
+        json!({"stream": true, "metadata": {"k": "v"}, "tool_choice": "none",
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}],
+            "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"}}),
+    );
+    let lf = serde_json::to_string_pretty(&body).unwrap();
+    for body in [lf.replace('\n', "\r\n"), lf] {
+        let answer = cluster.post(PATH, body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let told = events(answer.text());
+        assert_eq!(told[0].1["response"]["metadata"], json!({"k": "v"}));
+        let last = &told.last().unwrap().1["response"];
+        assert_eq!(last["tools"][0]["parameters"]["type"], "object");
+        let again = cluster.get(&format!("{PATH}/{}", id(last))).await;
+        assert_eq!(&again.json(), last);
+    }
+}
+
+#[tokio::test]
 async fn a_response_that_ends_by_itself_is_completed() {
     let cluster = one().await;
     let body = json!({"model": "sim", "input": "x"});
@@ -511,6 +533,39 @@ async fn an_item_is_found_by_its_id_alone() {
             .text()
             .contains("Item with id 'msg_nobody' not found. Items are not persisted")
     );
+}
+
+#[tokio::test]
+async fn an_input_may_refer_to_items_of_as_many_responses_as_a_history_has() {
+    const TURNS_MAX: usize = 20;
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.responses.history_turns_max = TURNS_MAX as u64;
+    })
+    .await;
+    let mut said = Vec::new();
+    for number in 0..=TURNS_MAX {
+        let response = cluster.create(&ask(format!("n{number}"))).await;
+        said.push(response["output"][0].clone());
+    }
+    let refer = |count: usize| {
+        let mut input: Vec<Value> = said[..count]
+            .iter()
+            .map(|item| json!({"type": "item_reference", "id": item["id"]}))
+            .collect();
+        input.push(json!({"role": "user", "content": "go on"}));
+        ask(input)
+    };
+    cluster.create(&refer(TURNS_MAX)).await;
+    let sent = cluster.sent().await;
+    for (place, item) in said[..TURNS_MAX].iter().enumerate() {
+        assert_eq!(
+            sent["input"][place]["content"][0]["text"],
+            item["content"][0]["text"]
+        );
+    }
+    let answer = cluster.post(PATH, refer(TURNS_MAX + 1).to_string()).await;
+    refused(&answer, 400, "context_length_exceeded", "input");
+    assert!(answer.text().contains("more than 20 other responses"));
 }
 
 #[tokio::test]
@@ -950,6 +1005,15 @@ async fn tokens_are_counted_by_the_engine() {
         stub.last_head()
             .starts_with("post /v1/responses/render http")
     );
+    for something in [
+        r#"{"model":"sim","instructions":"be terse"}"#,
+        r#"{"model":"sim","tools":[{"type":"function","name":"f"}]}"#,
+    ] {
+        let answer = client::post(router.api, &path, something).await;
+        assert_eq!(answer.status, 200, "{something} {}", answer.text());
+    }
+    let empty = client::post(router.api, &path, r#"{"model":"sim","tools":[]}"#).await;
+    refused(&empty, 400, "missing_required_parameter", "input");
     let empty = client::post(router.api, &path, r#"{"model":"sim"}"#).await;
     refused(&empty, 400, "missing_required_parameter", "input");
     let stub = Stub::start(

@@ -159,6 +159,12 @@ impl ApiError {
         Self::bad("context_length_exceeded", "input", message)
     }
 
+    /// An input refers to items of so many other responses.
+    pub(in crate::api) fn too_many_referred_to(max: u64) -> Self {
+        let message = format!("the input refers to items of more than {max} other responses");
+        Self::bad("context_length_exceeded", "input", message)
+    }
+
     /// The store cannot be asked now: nothing is said of what it holds.
     pub(in crate::api) fn store_unavailable(pause: Duration) -> Self {
         let mut error = Self::new(
@@ -180,11 +186,14 @@ impl ApiError {
                 let message = format!("{bytes} bytes are more than the {max} that can be stored");
                 Self::bad("", "input", message)
             }
-            store::Error::Exists | store::Error::Unreadable(_) => Self::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "store_error",
-                error.to_string(),
-            ),
+            store::Error::Exists | store::Error::Unreadable(_) => {
+                let message = error.to_string();
+                let status = StatusCode::INTERNAL_SERVER_ERROR;
+                let mut error = Self::new(status, "store_error", message);
+                // It will be so the next time as well.
+                error.should_retry = Some(false);
+                error
+            }
         }
     }
 

@@ -248,7 +248,7 @@ impl Responses {
             self.metrics.on_history(input.len(), before);
         }
         input.add_own(&own)?;
-        if input.is_empty() {
+        if input.is_empty() && !create.may_be_empty {
             return Err(ApiError::missing_parameter("input"));
         }
         let input = input.finish()?;

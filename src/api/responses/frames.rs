@@ -144,8 +144,8 @@ fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<Cow<'a, str>> {
 
 /// Data over several lines is JSON with white space in it, which may be any.
 fn one_line(data: Cow<'_, str>) -> Cow<'_, str> {
-    if data.contains('\n') {
-        Cow::Owned(data.replace('\n', " "))
+    if data.contains(['\n', '\r']) {
+        Cow::Owned(data.replace(['\n', '\r'], " "))
     } else {
         data
     }

@@ -3,9 +3,9 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::collections::HashSet;
 
 use bytes::Bytes;
-use rustc_hash::FxHashSet;
 
 use super::super::error::ApiError;
 use super::item::Ids;
@@ -89,7 +89,7 @@ impl Own {
             return Ok(own);
         }
         let items = members::objects(input).ok_or_else(|| no_items(input, param))?;
-        let mut used = FxHashSet::default();
+        let mut used = HashSet::new();
         for (place, members) in items.into_iter().enumerate() {
             let at = || format!("{param}[{place}]");
             let mut item = Item::of(members, &at)?;
@@ -159,10 +159,10 @@ impl Own {
 }
 
 /// The ids that a list of items refers to.
-pub(super) fn references(input: Option<&str>) -> Vec<String> {
+pub(super) fn references(input: Option<&str>) -> HashSet<String> {
     // Most requests have none, and this spares them a look at each item.
     let Some(input) = input.filter(|it| it.starts_with('[')) else {
-        return Vec::new();
+        return HashSet::new();
     };
     let items = members::list(input).unwrap_or_default();
     let found = items.into_iter().filter_map(|raw| {
@@ -177,24 +177,18 @@ pub(super) fn references(input: Option<&str>) -> Vec<String> {
 }
 
 /// The stored responses that have what is referred to, each with whether it is in its output.
-pub(super) fn owners(references: &[String]) -> Vec<(ResponseId, bool)> {
-    let mut owners = Vec::new();
-    for found in references.iter().filter_map(|id| owner(id)) {
-        if !owners.contains(&found) {
-            owners.push(found);
-        }
-    }
-    owners
+pub(super) fn owners(references: &HashSet<String>) -> HashSet<(ResponseId, bool)> {
+    references.iter().filter_map(|id| owner(id)).collect()
 }
 
 /// Adds those of a stored list's items that are referred to.
-pub(super) fn collect(list: &[u8], wanted: &[String], found: &mut Referenced) {
+pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut Referenced) {
     let Some(items) = std::str::from_utf8(list).ok().and_then(members::list) else {
         return;
     };
     for raw in items {
         let id = Members::parse(raw).ok().and_then(|it| it.text("id"));
-        if let Some(id) = id.filter(|id| wanted.iter().any(|wanted| wanted == id)) {
+        if let Some(id) = id.filter(|id| wanted.contains(&**id)) {
             found.insert(id.into_owned(), raw.to_owned());
         }
     }

@@ -302,6 +302,10 @@ impl Shape {
         }
         // The first member had no comma before it.
         tail.insert(0, b',');
+        // The client's own values are in it as they are written, and go into events, whose data is one line.
+        for part in [&mut head, &mut tail] {
+            part.retain(|byte| !matches!(byte, b'\n' | b'\r'));
+        }
         Self {
             created_at: header.created_at,
             head,

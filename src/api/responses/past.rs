@@ -1,5 +1,8 @@
 //! What a request goes on from, read from the store or from what its client carries.
 
+use std::future::poll_fn;
+use std::task::Poll;
+
 use bytes::Bytes;
 
 use super::super::error::ApiError;
@@ -16,6 +19,7 @@ use crate::ids::Root;
 use crate::ids::Tenant;
 use crate::observe;
 use crate::store;
+use crate::store::Asked;
 use crate::store::ConversationKey;
 use crate::store::History;
 use crate::store::HistoryMax;
@@ -23,8 +27,8 @@ use crate::store::Items;
 use crate::store::Key;
 use crate::store::Lock;
 
-/// How many other responses one input may refer to items of: each is a read.
-const OWNERS_MAX: usize = 16;
+/// Of other responses, whose items one input refers to.
+const READS_AT_ONCE: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct Past {
@@ -197,17 +201,49 @@ impl Responses {
             input::collect(list, &wanted, &mut found);
         }
         wanted.retain(|id| !found.contains_key(id));
-        for (id, is_output) in input::owners(&wanted).into_iter().take(OWNERS_MAX) {
-            let key = Key { tenant, id };
-            let list = if is_output {
-                let record = self.store.get(key).await;
-                record.map(|record| record.map(|record| record.content.output))
-            } else {
-                self.store.input(key).await
+        let owners = input::owners(&wanted);
+        let owners_max = self.settings.history_turns_max;
+        if owners.len() as u64 > owners_max {
+            return Err(ApiError::too_many_referred_to(owners_max));
+        }
+        let mut owners = owners.into_iter();
+        let mut reads: Vec<Asked<'_, Option<Bytes>>> = Vec::new();
+        loop {
+            let free = READS_AT_ONCE - reads.len();
+            for (id, is_output) in owners.by_ref().take(free) {
+                reads.push(Box::pin(self.list_of(Key { tenant, id }, is_output)));
+            }
+            let Some(list) = first(&mut reads).await else {
+                return Ok(found);
             };
             let list = list.map_err(|error| ApiError::of_store(&error))?;
             input::collect(&list.unwrap_or_default(), &wanted, &mut found);
         }
-        Ok(found)
     }
+
+    /// The output of a stored response, or its input.
+    async fn list_of(&self, key: Key, is_output: bool) -> Result<Option<Bytes>, store::Error> {
+        if !is_output {
+            return self.store.input(key).await;
+        }
+        let record = self.store.get(key).await?;
+        Ok(record.map(|record| record.content.output))
+    }
+}
+
+/// What the first of them to be done says; `None` where there are none.
+async fn first<T>(asked: &mut Vec<Asked<'_, T>>) -> Option<Result<T, store::Error>> {
+    poll_fn(|cx| {
+        for place in 0..asked.len() {
+            if let Poll::Ready(said) = asked[place].as_mut().poll(cx) {
+                drop(asked.swap_remove(place));
+                return Poll::Ready(Some(said));
+            }
+        }
+        match asked.is_empty() {
+            true => Poll::Ready(None),
+            false => Poll::Pending,
+        }
+    })
+    .await
 }

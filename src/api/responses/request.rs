@@ -40,6 +40,8 @@ pub(super) struct Create<'a> {
     /// What the client wants back, each as it is written, without quotes.
     pub(super) include: Vec<Cow<'a, str>>,
     pub(super) truncation: Truncation,
+    /// Whether there is something to say without any item.
+    pub(super) may_be_empty: bool,
 }
 
 /// What the request goes on from.
@@ -123,9 +125,11 @@ impl<'a> Create<'a> {
                 "background",
             ));
         }
+        let is_given = |name: &str| members.get(name).is_some_and(|it| it != "[]");
         Ok(Self {
             model,
             input,
+            may_be_empty: !creates && (is_given("instructions") || is_given("tools")),
             store: flag(&members, "store", true)?,
             stream: flag(&members, "stream", false)?,
             background,

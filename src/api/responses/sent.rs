@@ -3,7 +3,9 @@
 //! An item is rendered in the same bytes each time it is sent, in whatever turn, so that a conversation's
 //! start stays the same prompt. Texts and arguments are never written anew.
 
-use rustc_hash::FxHashSet;
+use std::collections::HashMap;
+use std::collections::HashSet;
+
 use serde::Deserialize;
 use serde::Serialize;
 
@@ -34,6 +36,8 @@ pub(super) struct EngineInput {
     json: Vec<u8>,
     unsupported: UnsupportedItems,
     calls: Vec<Call>,
+    /// The last call of each id, by its place among them.
+    by_id: HashMap<String, usize>,
     /// Of the item that is added next.
     place: usize,
     /// The last item that is no call and no reasoning.
@@ -57,6 +61,7 @@ impl EngineInput {
             json,
             unsupported,
             calls: Vec::new(),
+            by_id: HashMap::new(),
             place: 0,
             last_other: None,
         }
@@ -255,10 +260,11 @@ impl EngineInput {
     }
 
     fn called(&mut self, item: &Item<'_>, kind: &'static str, place: usize) {
+        let id = members::text(call_id(item)).unwrap_or_default();
+        let id = id.into_owned();
+        self.by_id.insert(id.clone(), self.calls.len());
         self.calls.push(Call {
-            id: members::text(call_id(item))
-                .unwrap_or_default()
-                .into_owned(),
+            id,
             kind,
             place,
             is_answered: false,
@@ -268,9 +274,9 @@ impl EngineInput {
     fn answered(&mut self, item: &Item<'_>, kind: &str) -> Result<(), ApiError> {
         // As a text: a client may write what it was given with other escapes.
         let id = members::text(call_id(item)).unwrap_or_default();
-        match self.calls.iter_mut().rev().find(|call| call.id == id) {
-            Some(call) => {
-                call.is_answered = true;
+        match self.by_id.get(&*id) {
+            Some(place) => {
+                self.calls[*place].is_answered = true;
                 Ok(())
             }
             None => Err(ApiError::output_without_call(kind, &id)),
@@ -325,7 +331,7 @@ pub(super) fn shortened(list: &[u8]) -> Option<Vec<u8>> {
     if gone.is_empty() {
         return None;
     }
-    let calls: FxHashSet<&str> = gone
+    let calls: HashSet<&str> = gone
         .iter()
         .map(|place| &read[*place])
         .filter(|item| matches!(item.kind, Kind::FunctionCall | Kind::CustomToolCall))
@@ -339,7 +345,8 @@ pub(super) fn shortened(list: &[u8]) -> Option<Vec<u8>> {
     };
     let mut out = vec![b'['];
     for (place, item) in read.iter().enumerate() {
-        let goes = gone.contains(&place) || (is_output(item) && calls.contains(call_id(item)));
+        let goes = gone.binary_search(&place).is_ok()
+            || (is_output(item) && calls.contains(call_id(item)));
         if !goes {
             if out.len() > 1 {
                 out.push(b',');

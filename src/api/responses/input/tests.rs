@@ -320,8 +320,9 @@ fn hosted_tools_are_shown_as_functions_where_they_have_a_text() {
 fn a_reference_stands_for_the_item_it_names() {
     let input =
         json!([{"type": "item_reference", "id": "msg_1"}, {"id": "fc_1"}, user("x")]).to_string();
-    assert_eq!(references(Some(&input)), ["msg_1", "fc_1"]);
-    assert_eq!(references(Some("\"text\"")), Vec::<String>::new());
+    let expected = ["msg_1", "fc_1"].map(str::to_owned);
+    assert_eq!(references(Some(&input)), HashSet::from(expected));
+    assert_eq!(references(Some("\"text\"")), HashSet::new());
     let mut found = Referenced::new();
     let stored = json!([{"id": "msg_1", "type": "message", "role": "assistant", "content": []}, {"id": "other"}]);
     collect(
@@ -406,7 +407,7 @@ proptest! {
     #[test]
     fn normalising_twice_changes_nothing(items in proptest::collection::vec(any_item(), 0..8)) {
         let Ok(once) = own(&Value::Array(items)) else { return Ok(()) };
-        let ids_of = |own: &Own| own.items.iter().map(|item| item.id.clone()).collect::<FxHashSet<_>>();
+        let ids_of = |own: &Own| own.items.iter().map(|item| item.id.clone()).collect::<HashSet<_>>();
         let text = String::from_utf8(once.json().to_vec()).unwrap();
         let twice = read(&text, &Referenced::new()).unwrap();
         prop_assert_eq!(ids_of(&once).len(), once.items.len());
@@ -420,6 +421,44 @@ proptest! {
         let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
         let _ = input.add_list(&bytes);
         references(Some(&text));
-        collect(&bytes, &["x".to_owned()], &mut Referenced::new());
+        collect(&bytes, &HashSet::from(["x".to_owned()]), &mut Referenced::new());
     }
+}
+
+#[test]
+fn fifty_thousand_items_are_read_in_one_go() {
+    const COUNT: usize = 50_000;
+    let mut items = vec![user("go")];
+    items.extend((0..COUNT).map(|it| call(&format!("c{it}"))));
+    // In their order, which is the one that a search from the end is slowest at.
+    items.extend((0..COUNT).map(|it| output(&format!("c{it}"))));
+    items.push(user("on"));
+    let list = Value::from(items).to_string();
+    let mut input = EngineInput::new(UnsupportedItems::Convert, list.len());
+    input.add_list(list.as_bytes()).unwrap();
+    let list = input.finish().unwrap();
+    let left = shortened(&list).unwrap();
+    // The half of all that is old, and the outputs of the calls among it.
+    let left: Vec<Value> = serde_json::from_slice(&left).unwrap();
+    assert_eq!(left.len(), 1);
+    let references: Vec<Value> = (0..COUNT)
+        .map(|it| json!({"type": "item_reference", "id": ids().output("fc", it)}))
+        .collect();
+    let wanted = references_of(&Value::from(references));
+    assert_eq!(wanted.len(), COUNT);
+    let kept: Vec<Value> = (0..COUNT)
+        .map(|it| json!({"id": ids().output("fc", it), "type": "function_call"}))
+        .collect();
+    let mut found = Referenced::new();
+    collect(
+        Value::from(kept).to_string().as_bytes(),
+        &wanted,
+        &mut found,
+    );
+    assert_eq!(found.len(), COUNT);
+    assert_eq!(owners(&wanted).len(), 2);
+}
+
+fn references_of(input: &Value) -> HashSet<String> {
+    references(Some(&input.to_string()))
 }

@@ -195,3 +195,41 @@ fn a_stored_object_can_be_told_with_another_status() {
     assert_eq!(told["status"], "in_progress");
     assert_eq!(told["id"], "resp_1");
 }
+
+#[test]
+fn what_a_client_wrote_on_many_lines_is_one_line() {
+    for end in ["\n", "\r\n", "\r"] {
+        let body = [
+            r#"{"model": "m", "input": "x", "instructions": "a\nb","#,
+            r#" "metadata": {"#,
+            r#"  "k": "v\n""#,
+            r#" }, "tools": ["#,
+            r#"  {"type": "function", "name": "f", "parameters": {"#,
+            r#"   "type": "object"}},"#,
+            r#"  {"type": "web_search","#,
+            r#"   "x": 1}], "tool_choice": {"#,
+            r#"  "type": "auto"}, "text": {"format": {"#,
+            r#"   "type": "text"}}, "reasoning": {"effort":"#,
+            r#"  "low"}, "prompt_cache_options": {"#,
+            r#"   "a": [1,"#,
+            r#"   2]}}"#,
+        ]
+        .join(end);
+        let create = Create::read(body.as_bytes()).unwrap();
+        let header = Header {
+            id: "resp_1",
+            created_at: 7,
+            previous: None,
+            conversation: None,
+            store: true,
+        };
+        let shape = Shape::new(&create, &header, Ids::of(ResponseId::new(Root(1), 2)));
+        let object = shape.open(Status::InProgress);
+        assert!(!object.contains(&b'\n') && !object.contains(&b'\r'));
+        let object = parse(&object);
+        assert_eq!(object["instructions"], "a\nb");
+        assert_eq!(object["metadata"], json!({"k": "v\n"}));
+        assert_eq!(object["tools"][1], json!({"type": "web_search", "x": 1}));
+        assert_eq!(object["prompt_cache_options"], json!({"a": [1, 2]}));
+    }
+}
