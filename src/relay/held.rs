@@ -551,3 +551,38 @@ impl Deepest {
 fn drawn(seed: u64, place: u32) -> u64 {
     (seed ^ u64::from(place)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::value::RawValue;
+
+    use super::*;
+    use crate::kv::forest;
+    use crate::observe::metrics::Registry;
+
+    fn group(event_ranks: &[u32]) -> Group {
+        Group {
+            model: "m".into(),
+            workers: Vec::new(),
+            place: Default::default(),
+            event_ranks: event_ranks.to_vec(),
+            card: RawValue::NULL.to_owned(),
+            bases: vec!["m".into()],
+            is_adapter: false,
+        }
+    }
+
+    #[test]
+    fn tokens_are_kept_only_where_a_worker_tells_what_to_compare_them_with() {
+        let registry = Registry::default();
+        let forest = Forest::new(forest::Settings::default(), &registry);
+        let no_words: parity::Words = Arc::new(|_, _| None);
+        let (parity, _watcher) = Parity::new(parity::Settings::default(), &registry, no_words);
+        for (event_ranks, expected) in [(&[][..], false), (&[0, 0], false), (&[0, 2], true)] {
+            let group = group(event_ranks);
+            let mut exact = Exact::new(&forest, &group, None, &[1, 2, 3]);
+            exact.keep(&group, &parity, &[1, 2, 3]);
+            assert_eq!(exact.checked(&group).is_some(), expected, "{event_ranks:?}");
+        }
+    }
+}
