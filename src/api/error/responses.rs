@@ -165,6 +165,13 @@ impl ApiError {
         Self::bad("context_length_exceeded", "input", message)
     }
 
+    /// More than the store takes of one response or conversation, whatever its answer will be.
+    pub(in crate::api) fn too_large_to_store(max: u64) -> Self {
+        let message =
+            format!("the input is larger than the {max} bytes that can be stored with a response");
+        Self::bad("context_length_exceeded", "input", message)
+    }
+
     /// The store cannot be asked now: nothing is said of what it holds.
     fn store_unavailable(pause: Duration) -> Self {
         let mut error = Self::new(
@@ -195,6 +202,17 @@ impl ApiError {
                 error
             }
         }
+    }
+
+    /// It may be stored or not: asking again could store it twice.
+    pub(in crate::api) fn unknown_outcome() -> Self {
+        let mut error = Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "store_unavailable",
+            "the store did not say whether it took this; look before you send it again",
+        );
+        error.should_retry = Some(false);
+        error
     }
 
     /// The answer was made, and could not be stored: asking again would make it again.
