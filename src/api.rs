@@ -8,7 +8,6 @@ pub mod responses;
 mod splice;
 pub mod tenant;
 
-use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -245,8 +244,17 @@ impl ApiServer {
             %id, client_id = ?client_id, tenant = %admitted.tenant, api = api.as_str(),
             bytes = body.len(), "request"
         );
-        let mut peek = prompt::peek(api, &body, self.relay.block_bytes())?;
-        let mut job = relay::Job {
+        let salt = admitted.cache_salt.as_ref().filter(|_| api.generates());
+        let body = match salt {
+            Some(salt) => splice::first_field(&body, &salt.field),
+            None => body,
+        };
+        // At what engines are sent: parts of it may be put elsewhere later.
+        let peek = prompt::peek(api, &body, self.relay.block_bytes())?;
+        if salt.is_some() && peek.cache_salts > 1 {
+            return Err(ApiError::salted_already());
+        }
+        let job = relay::Job {
             api,
             target: origin_form(&head.uri),
             headers: &head.headers,
@@ -254,13 +262,6 @@ impl ApiServer {
             id,
             begun,
         };
-        if let Some(salt) = admitted.cache_salt.as_deref().filter(|_| api.generates()) {
-            if peek.has_cache_salt {
-                return Err(ApiError::salted_already());
-            }
-            job.body = splice::first_field(&body, &salt.field);
-            peek.cache_salt = Some(Cow::Borrowed(&salt.text));
-        }
         Ok(self.relay.run(&job, peek).await?)
     }
 }

@@ -157,6 +157,23 @@ pub struct Opened {
     pub items: String,
 }
 
+/// A carrier that is known to be ours, still packed.
+#[derive(Debug)]
+pub struct Verified<'a> {
+    pub kind: Kind,
+    pub model: String,
+    /// Of its items, once they are unpacked.
+    pub plain_bytes: u64,
+    response_id: String,
+    issued_s: u64,
+    form: body::Form,
+    body: &'a str,
+    /// The whole.
+    text: &'a str,
+    /// Of the key that it was signed with.
+    place: usize,
+}
+
 impl Opened {
     /// The items one by one, as they stand.
     pub fn each(&self) -> Vec<&RawValue> {
@@ -326,24 +343,49 @@ impl Ring {
     /// Opens a carrier of this tenant at `now_s` (seconds since 1970). Any other text, however made, is
     /// a refusal.
     pub fn open(&self, now_s: u64, tenant: Tenant, text: &str) -> Result<Opened, Refused> {
-        match self.open_with(now_s, tenant, text) {
-            Ok((opened, place)) => {
-                match place {
-                    0 => self.metrics.opened.inc(),
-                    _ => self.metrics.opened_with_older_key.inc(),
-                }
-                self.metrics.opened_bytes.inc_by(text.len() as u64);
-                Ok(opened)
-            }
-            Err(reason) => {
-                self.metrics.refused[reason as usize].inc();
-                Err(Refused::new(reason, text))
-            }
-        }
+        let verified = self.verify(now_s, tenant, text)?;
+        self.unpack(verified)
     }
 
-    /// What was in it, and the place of the key that it opened with.
-    fn open_with(&self, now_s: u64, tenant: Tenant, text: &str) -> Result<(Opened, usize), Reason> {
+    /// The first half of [`Ring::open`]: what its header says, before anything large is made of it.
+    pub fn verify<'a>(
+        &self,
+        now_s: u64,
+        tenant: Tenant,
+        text: &'a str,
+    ) -> Result<Verified<'a>, Refused> {
+        self.verify_text(now_s, tenant, text)
+            .map_err(|reason| self.refuse(reason, text))
+    }
+
+    /// The second half of it.
+    pub fn unpack(&self, verified: Verified<'_>) -> Result<Opened, Refused> {
+        let Verified { text, place, .. } = verified;
+        let opened = unpack(verified).map_err(|reason| self.refuse(reason, text))?;
+        match place {
+            0 => self.metrics.opened.inc(),
+            _ => self.metrics.opened_with_older_key.inc(),
+        }
+        self.metrics.opened_bytes.inc_by(text.len() as u64);
+        Ok(opened)
+    }
+
+    /// What all carriers of one request may hold together.
+    pub fn plain_bytes_max(&self) -> u64 {
+        self.settings.plain_bytes_max
+    }
+
+    fn refuse(&self, reason: Reason, text: &str) -> Refused {
+        self.metrics.refused[reason as usize].inc();
+        Refused::new(reason, text)
+    }
+
+    fn verify_text<'a>(
+        &self,
+        now_s: u64,
+        tenant: Tenant,
+        text: &'a str,
+    ) -> Result<Verified<'a>, Reason> {
         if text.len() as u64 > self.settings.bytes_max {
             return Err(Reason::Size);
         }
@@ -378,23 +420,36 @@ impl Ring {
         if header.n > self.settings.plain_bytes_max {
             return Err(Reason::Size);
         }
-        let packed = Packed {
-            form: header.z,
-            bytes: decode(body)?,
-        };
-        let plain_bytes = usize::try_from(header.n).map_err(|_| Reason::Size)?;
-        let items = packed.unpack(plain_bytes)?;
-        let items = String::from_utf8(items).map_err(|_| Reason::Content)?;
-        serde_json::from_str::<Vec<&RawValue>>(&items).map_err(|_| Reason::Content)?;
-        let opened = Opened {
+        Ok(Verified {
             kind: header.k,
-            response_id: header.rid,
             model: header.m,
+            plain_bytes: header.n,
+            response_id: header.rid,
             issued_s: header.iat,
-            items,
-        };
-        Ok((opened, place))
+            form: header.z,
+            body,
+            text,
+            place,
+        })
     }
+}
+
+fn unpack(verified: Verified<'_>) -> Result<Opened, Reason> {
+    let packed = Packed {
+        form: verified.form,
+        bytes: decode(verified.body)?,
+    };
+    let plain_bytes = usize::try_from(verified.plain_bytes).map_err(|_| Reason::Size)?;
+    let items = packed.unpack(plain_bytes)?;
+    let items = String::from_utf8(items).map_err(|_| Reason::Content)?;
+    serde_json::from_str::<Vec<&RawValue>>(&items).map_err(|_| Reason::Content)?;
+    Ok(Opened {
+        kind: verified.kind,
+        response_id: verified.response_id,
+        model: verified.model,
+        issued_s: verified.issued_s,
+        items,
+    })
 }
 
 /// A carrier's text cut at its dots. Only the mac is decoded.

@@ -82,8 +82,8 @@ pub struct Peek<'a> {
     pub cache_salt: Option<Cow<'a, str>>,
     /// The engine's extra arguments, as they stand in the body; the last, where there are several.
     pub vllm_xargs: Option<&'a str>,
-    /// Whether the body has the key `cache_salt`, whatever its value.
-    pub has_cache_salt: bool,
+    /// How often the body has the key `cache_salt`, whatever its value.
+    pub cache_salts: u32,
     pub prompt: Prompt,
     /// A completion's prompt itself, where it is one and given as token ids.
     pub token_ids: Option<Vec<u32>>,
@@ -243,7 +243,7 @@ impl<'de> Visitor<'de> for &mut Looker<'de> {
                 }
                 Key::SessionId => self.peek.session_id = map.next_value::<Text<'de>>()?.0,
                 Key::CacheSalt => {
-                    self.peek.has_cache_salt = true;
+                    self.peek.cache_salts += 1;
                     self.peek.cache_salt = map.next_value::<Text<'de>>()?.0;
                 }
                 Key::Stream => self.peek.is_stream = map.next_value::<Flag>()?.0,

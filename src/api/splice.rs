@@ -28,6 +28,8 @@ pub(super) fn first_field(body: &Bytes, field: &str) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prompt;
+    use crate::prompt::Api;
 
     #[test]
     fn a_field_goes_first_and_the_rest_stays() {
@@ -41,5 +43,22 @@ mod tests {
         check("{ }", r#"{"s":"x" }"#);
         check("[{}]", "[{}]");
         check("", "");
+    }
+
+    #[test]
+    fn what_is_seen_of_a_salted_body_is_a_part_of_it() {
+        let body = Bytes::from_static(br#"{"vllm_xargs":{"a":1},"messages":[]}"#);
+        let salted = first_field(&body, r#""cache_salt":"s""#);
+        let peek = prompt::peek(Api::Chat, &salted, 64).unwrap();
+        assert_eq!(
+            (peek.cache_salt.as_deref(), peek.cache_salts),
+            (Some("s"), 1)
+        );
+        let xargs = peek.vllm_xargs.unwrap().as_bytes().as_ptr_range();
+        let whole = salted.as_ptr_range();
+        assert!(whole.start < xargs.start && xargs.end < whole.end);
+        let twice = first_field(&salted, r#""cache_salt":"t""#);
+        let peek = prompt::peek(Api::Chat, &twice, 64).unwrap();
+        assert_eq!(peek.cache_salts, 2);
     }
 }

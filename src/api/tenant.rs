@@ -122,10 +122,9 @@ pub(super) struct Admitted {
     requests: IntCounter,
 }
 
-/// A salt as text and as the field of a body.
+/// A salt as the field of a body.
 #[derive(Debug, PartialEq)]
 pub(super) struct Salt {
-    pub(super) text: String,
     /// `"cache_salt":"..."`.
     pub(super) field: String,
 }
@@ -190,7 +189,6 @@ impl Salt {
     fn new(text: &str) -> Self {
         let value = serde_json::Value::from(text);
         Self {
-            text: text.to_owned(),
             field: format!("\"cache_salt\":{value}"),
         }
     }

@@ -870,13 +870,104 @@ async fn a_conversation_has_one_running_response() {
         .json();
     assert_eq!(items["data"].as_array().unwrap().len(), 2);
     assert_eq!(items["data"][0]["id"], response["output"][0]["id"]);
-    // An engine's refusal gives it back, too.
+    // An engine's refusal gives it back, too, and before it is told.
     let bad = with(second.clone(), json!({"max_output_tokens": 0}));
-    assert_eq!(cluster.post(PATH, bad.to_string()).await.status, 400);
-    eventually("it is free again", async || {
-        cluster.post(PATH, second.to_string()).await.status == 200
+    for _ in 0..5 {
+        assert_eq!(cluster.post(PATH, bad.to_string()).await.status, 400);
+        cluster.create(&second).await;
+    }
+}
+
+#[tokio::test]
+async fn what_its_conversation_did_not_take_is_not_stored_either() {
+    let cluster = Cluster::start(vec![unhurried()], |_| {}).await;
+    for stream in [true, false] {
+        let conversation = cluster.post("/v1/conversations", "").await.json();
+        let body = with(
+            ask("x"),
+            json!({"conversation": id(&conversation), "stream": true, "max_output_tokens": 40}),
+        );
+        let path = format!("/v1/conversations/{}", id(&conversation));
+        if stream {
+            let mut open = cluster.open(PATH, &body.to_string()).await;
+            let begun = open.until("output_text.delta").await;
+            assert_eq!(cluster.delete(&path).await.status, 200);
+            let (rest, _) = open.rest().await;
+            let told = events(&(begun + &rest));
+            let last = &told.last().unwrap().1["response"];
+            assert_eq!(
+                (&last["store"], &last["conversation"]),
+                (&json!(false), &Value::Null)
+            );
+            let again = cluster.get(&format!("{PATH}/{}", id(last))).await;
+            assert_eq!(again.status, 404);
+        } else {
+            let body = with(body, json!({"stream": false}));
+            let deleted = async {
+                eventually("it runs", async || {
+                    cluster.engines[0].stats().await.running == 1
+                })
+                .await;
+                cluster.delete(&path).await.status
+            };
+            let (answer, deleted) = tokio::join!(cluster.post(PATH, body.to_string()), deleted);
+            assert_eq!(deleted, 200);
+            refused(&answer, 503, "store_unavailable", "");
+            assert_eq!(answer.header("x-should-retry"), "false");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_could_never_be_stored_costs_no_engine() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.responses.store.keep.record_bytes_max = 10_000;
     })
     .await;
+    let long = ask("x".repeat(10_000));
+    let conversation = cluster.post("/v1/conversations", "").await.json();
+    let before = cluster.engines[0].generated().await;
+    for body in [
+        long.clone(),
+        with(
+            long.clone(),
+            json!({"store": false, "conversation": id(&conversation)}),
+        ),
+    ] {
+        let answer = cluster.post(PATH, body.to_string()).await;
+        refused(&answer, 400, "context_length_exceeded", "input");
+        assert!(answer.text().contains("10000 bytes"));
+    }
+    assert_eq!(cluster.engines[0].generated().await, before);
+    cluster.create(&with(long, json!({"store": false}))).await;
+    // With the answer on top it is too large: that is told as late as it is known.
+    let almost = ask("x".repeat(9_500));
+    let answer = cluster.post(PATH, almost.to_string()).await;
+    refused(&answer, 400, "", "input");
+}
+
+#[tokio::test]
+async fn a_state_that_is_too_large_is_left_out_and_said_to_be() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.responses.carrier.plain_bytes_max = 4 << 10;
+    })
+    .await;
+    let body = |length: usize| {
+        with(
+            ask("x".repeat(length)),
+            json!({"store": false, "include": ["reasoning.encrypted_content"]}),
+        )
+    };
+    let whole = cluster.post(PATH, body(100).to_string()).await;
+    assert_eq!((whole.status, whole.header("x-warmroute-state")), (200, ""));
+    // The input alone has room.
+    let answer = cluster.post(PATH, body(3_900).to_string()).await;
+    assert_eq!(
+        (answer.status, answer.header("x-warmroute-state")),
+        (200, "left-out"),
+        "{}",
+        answer.text()
+    );
 }
 
 #[tokio::test]

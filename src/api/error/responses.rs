@@ -165,6 +165,13 @@ impl ApiError {
         Self::bad("context_length_exceeded", "input", message)
     }
 
+    /// More than the store takes of one response or conversation, whatever its answer will be.
+    pub(in crate::api) fn too_large_to_store(max: u64) -> Self {
+        let message =
+            format!("the input is larger than the {max} bytes that can be stored with a response");
+        Self::bad("context_length_exceeded", "input", message)
+    }
+
     /// The store cannot be asked now: nothing is said of what it holds.
     pub(in crate::api) fn store_unavailable(pause: Duration) -> Self {
         let mut error = Self::new(
@@ -216,6 +223,17 @@ impl ApiError {
             format!("{max} background responses run already, which is as many as may"),
         );
         error.retry_after = Some(pause);
+        error
+    }
+
+    /// It may be stored or not: asking again could store it twice.
+    pub(in crate::api) fn unknown_outcome() -> Self {
+        let mut error = Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "store_unavailable",
+            "the store did not say whether it took this; look before you send it again",
+        );
+        error.should_retry = Some(false);
         error
     }
 

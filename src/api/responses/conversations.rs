@@ -1,5 +1,7 @@
 //! Conversations: lists of items that responses are added to, one after the other.
 
+use std::sync::atomic::AtomicU64;
+
 use hyper::Response;
 
 use super::super::error::ApiError;
@@ -17,6 +19,7 @@ use super::object::with_member;
 use super::page;
 use super::page::Query;
 use super::request;
+use super::retry;
 use super::sealing::Opener;
 use super::stored::json;
 use crate::http;
@@ -64,10 +67,9 @@ impl Responses {
         };
         let tenant = call.admitted.tenant;
         let key = ConversationKey { tenant, id };
-        self.store
-            .create_conversation(key, new)
+        retry::while_unknown(|| self.store.create_conversation(key, new.clone()))
             .await
-            .map_err(of_store)?;
+            .map_err(of_write)?;
         Ok(json(object))
     }
 
@@ -118,8 +120,8 @@ impl Responses {
         let items = self.items_of(call, &members)?;
         let key = key(call.admitted.tenant, id)?;
         let token = Token(fastrand::u64(..));
-        let put = self.store.add_items(key, token, items.clone()).await;
-        match put.map_err(of_store)? {
+        let put = retry::while_unknown(|| self.store.add_items(key, token, items.clone())).await;
+        match put.map_err(of_write)? {
             Put::Done => Ok(json(page::of_items(&texts(&items), false))),
             Put::Gone => Err(ApiError::unknown_conversation(id)),
             Put::Taken(item) => {
@@ -181,11 +183,13 @@ impl Responses {
             tenant: call.admitted.tenant,
             now_s: observe::unix_s().unsigned_abs(),
             model: "",
+            plain_bytes: AtomicU64::new(0),
         };
         let reading = Reading {
             ids: &Ids::random(request::random()?),
             referenced: &Referenced::new(),
-            opener,
+            referenced_bytes_max: 0,
+            opener: &opener,
             // Another request may have brought the same.
             keeps_ids: false,
             param: "items",
@@ -225,4 +229,12 @@ fn key(tenant: Tenant, id: &str) -> Result<ConversationKey, ApiError> {
 
 fn of_store(error: store::Error) -> ApiError {
     ApiError::of_store(&error)
+}
+
+/// Of a write that would be another one if the client sent it again.
+fn of_write(error: store::Error) -> ApiError {
+    match error {
+        store::Error::Unknown { .. } => ApiError::unknown_outcome(),
+        error => of_store(error),
+    }
 }

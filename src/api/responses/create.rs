@@ -1,6 +1,7 @@
 //! One create: from the client's body to an engine's request, and from its answer to the client's.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
@@ -26,6 +27,7 @@ use super::finish::Finish;
 use super::input::Own;
 use super::input::Reading;
 use super::item::Ids;
+use super::lock::Locked;
 use super::members;
 use super::members::Members;
 use super::object::Header;
@@ -57,6 +59,8 @@ use crate::store::Key;
 
 /// Says that a response is not stored though it was to be.
 const STORE: HeaderName = HeaderName::from_static("x-warmroute-store");
+/// Says that the item with the state, which the client asked for, was too large.
+const STATE: HeaderName = HeaderName::from_static("x-warmroute-state");
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 /// Of an engine's error: enough for its message.
 const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -79,24 +83,45 @@ impl Responses {
         if create.background {
             return self.create_in_background(call, &create).await;
         }
-        let tenant = call.admitted.tenant;
         let now_s = observe::unix_s().unsigned_abs();
-        let salt = call.salt(&create)?;
+        call.salt(&create)?;
         let is_stored = self.admit(&create).await?;
         let opener = self.opener(call, &create, now_s);
-        let past = self
+        let mut past = self
             .past(&create.before, &opener, Access::Exclusive)
             .await?;
+        let mut lock = past.conversation.as_mut().and_then(|it| it.lock.take());
+        let made = self.make(call, &create, past, &opener, &mut lock, is_stored);
+        let made = made.await;
+        if let Some(lock) = lock.filter(|_| made.is_err()) {
+            lock.release().await;
+        }
+        made
+    }
+
+    /// `lock` is taken by what ends the response; if it never comes to that, it stays.
+    async fn make(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        create: &Create<'_>,
+        past: Past,
+        opener: &Opener<'_>,
+        lock: &mut Option<Locked>,
+        is_stored: bool,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let salt = call.salt(create)?;
+        let (tenant, now_s) = (opener.tenant, opener.now_s);
         let id = ResponseId::new(past.root, request::random()?);
         let text = id.to_string();
         let ids = Ids::of(id);
-        let expanded = self.expand(&create, past, &ids, &opener).await?;
+        let expanded = self.expand(create, past, &ids, opener).await?;
         let Expanded {
             mut past,
             own,
             input,
         } = expanded;
-        let carry = self.carry(&create, &opener, &text, &past, &own)?;
+        self.check_size(is_stored, &past, &own)?;
+        let carry = self.carry(create, opener, &text, &past, &own)?;
         let previous = past.chain.as_ref().and_then(|chain| chain.chain.last());
         let previous = previous.map(ResponseId::to_string);
         let conversation = past.conversation.as_ref().map(|it| it.id.to_string());
@@ -107,9 +132,9 @@ impl Responses {
             conversation: conversation.as_deref(),
             store: is_stored,
         };
-        let shape = Shape::new(&create, &header, ids);
+        let shape = Shape::new(create, &header, ids);
         let in_flight = self.metrics.begin(is_stored);
-        let answer = self.answered(call, &create, input, &text, salt).await?;
+        let answer = self.answered(call, create, input, &text, salt).await?;
 
         let (mut head, engine) = answer.into_parts();
         let served_by = head.extensions.get::<ServedBy>();
@@ -128,7 +153,7 @@ impl Responses {
                 Some(_) => own.items.into_iter().map(Item::from).collect(),
                 None => Vec::new(),
             },
-            conversation: past.conversation.and_then(|it| it.lock),
+            conversation: lock.take(),
             carry,
             may_refuse: !create.stream,
             in_flight,
@@ -137,16 +162,23 @@ impl Responses {
         own_headers(&mut head.headers, create.stream);
         if create.stream {
             let sealer = finish.carry.as_ref().map(|carry| carry.sealer.clone());
-            let sealer = sealer.or_else(|| self.sealer(&create, &opener, &text));
+            let sealer = sealer.or_else(|| self.sealer(create, opener, &text));
             let events = Events::new(shape, self.limits(), sealer);
             let mut response = Response::new(stream::body(engine, events, finish));
             *response.headers_mut() = head.headers;
             mark(&mut response, is_degraded);
             return Ok(response);
         }
-        let sealer = self.sealer(&create, &opener, &text);
-        let whole = collect(engine, self.limits().bytes_max).await?;
-        let (shape, outcome, place) = read_whole(&whole, shape, sealer.as_ref())?;
+        let sealer = self.sealer(create, opener, &text);
+        let whole = collect(engine, self.limits().bytes_max).await;
+        let read = whole.and_then(|whole| read_whole(&whole, shape, sealer.as_ref()));
+        let (shape, outcome, place) = match read {
+            Ok(read) => read,
+            Err(error) => {
+                *lock = finish.conversation;
+                return Err(error);
+            }
+        };
         let ended = finish.run(shape, outcome, place).await;
         if let Some(error) = ended.error {
             return Err(error);
@@ -155,6 +187,10 @@ impl Responses {
         let mut response = Response::new(http::full(body));
         *response.headers_mut() = head.headers;
         mark(&mut response, is_degraded || ended.is_degraded);
+        if ended.is_state_left_out {
+            let left_out = HeaderValue::from_static("left-out");
+            response.headers_mut().insert(STATE, left_out);
+        }
         Ok(response)
     }
 
@@ -170,6 +206,7 @@ impl Responses {
                 tenant: Tenant::default(),
                 now_s: observe::unix_s().unsigned_abs(),
                 model: &create.model,
+                plain_bytes: AtomicU64::new(0),
             };
             let past = self.past(&create.before, &opener, Access::ReadOnly).await?;
             let ids = Ids::random(request::random()?);
@@ -233,7 +270,8 @@ impl Responses {
         let reading = Reading {
             ids,
             referenced: &referenced,
-            opener: *opener,
+            referenced_bytes_max: self.settings.history_bytes_max,
+            opener,
             keeps_ids: past.conversation.is_none(),
             param: "input",
         };
@@ -253,6 +291,20 @@ impl Responses {
         }
         let input = input.finish()?;
         Ok(Expanded { past, own, input })
+    }
+
+    /// Whether what is to be kept fits in, before an engine is asked; the answer comes on top.
+    fn check_size(&self, is_stored: bool, past: &Past, own: &Own) -> Result<(), ApiError> {
+        let own: usize = own.items.iter().map(|item| item.json.len() + 1).sum();
+        let record = past.carried.as_ref().map_or(0, Bytes::len) + own;
+        let whole = past.bytes() + own;
+        let max = self.settings.store.keep.record_bytes_max;
+        let is_too_large = (is_stored && record as u64 > max)
+            || (past.conversation.is_some() && whole as u64 > max);
+        match is_too_large {
+            true => Err(ApiError::too_large_to_store(max)),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn carry(
@@ -300,6 +352,7 @@ impl Responses {
             tenant: call.admitted.tenant,
             now_s,
             model: &create.model,
+            plain_bytes: AtomicU64::new(0),
         }
     }
 

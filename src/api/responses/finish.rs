@@ -1,8 +1,10 @@
 //! The end of a response: what is stored, what is added to its conversation, what its client is told.
 
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tracing::debug;
 use tracing::warn;
 
 use super::super::error::ApiError;
@@ -59,6 +61,23 @@ pub(super) struct Carry {
     pub(super) lists: Vec<Bytes>,
 }
 
+/// Why a response is not kept.
+#[derive(Debug)]
+pub(super) enum Wrong {
+    Store(store::Error),
+    /// Its conversation did not take it.
+    NotAdded(Put),
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Store(error) => error.fmt(f),
+            Self::NotAdded(put) => write!(f, "its conversation did not take it: {put:?}"),
+        }
+    }
+}
+
 /// What a client is told.
 #[derive(Debug)]
 pub(super) struct Ended {
@@ -71,6 +90,8 @@ pub(super) struct Ended {
     pub(super) error: Option<ApiError>,
     /// Whether it should have been stored.
     pub(super) is_degraded: bool,
+    /// Whether the item with the state was asked for and is not there.
+    pub(super) is_state_left_out: bool,
 }
 
 impl Finish {
@@ -78,11 +99,22 @@ impl Finish {
     pub(super) async fn run(mut self, shape: Shape, mut outcome: Outcome, place: usize) -> Ended {
         let responses = self.responses.clone();
         let (mut response, state) = self.compose(&shape, &mut outcome, place);
+        let is_state_left_out =
+            state.is_none() && self.carry.is_some() && outcome.status.is_continuable();
+        if is_state_left_out {
+            debug!(id = %self.key.id, "the state is too large to go with the response");
+        }
         let is_kept = self.keep(&response, &outcome).await;
         let is_added = match is_kept {
             Ok(()) => self.add_to_conversation(&outcome).await,
             Err(_) => Ok(()),
         };
+        if let Some(lock) = self.conversation.take() {
+            lock.release().await;
+        }
+        if is_added.is_err() {
+            self.forget().await;
+        }
         responses.metrics.on_end(outcome.status);
         let mut ended = Ended {
             response: Vec::new(),
@@ -90,16 +122,23 @@ impl Finish {
             state,
             error: None,
             is_degraded: false,
+            is_state_left_out,
         };
         let wrong = is_kept.err().or(is_added.err());
         if let Some(error) = wrong {
-            warn!(id = %self.key.id, error, "response was made and not stored");
+            warn!(id = %self.key.id, %error, "response was made and not stored");
             ended.is_degraded = true;
             response = with_member(&response, "store", "false");
             response = with_member(&response, "conversation", "null");
             if self.may_refuse && responses.settings.on_store_down == OnStoreDown::Fail {
                 responses.metrics.on_lost();
-                ended.error = Some(ApiError::not_stored());
+                ended.error = Some(match error {
+                    // No later try would fare better.
+                    Wrong::Store(error @ store::Error::TooLarge { .. }) => {
+                        ApiError::of_store(&error)
+                    }
+                    Wrong::Store(_) | Wrong::NotAdded(_) => ApiError::not_stored(),
+                });
             } else {
                 responses.metrics.on_degraded();
             }
@@ -136,7 +175,7 @@ impl Finish {
     }
 
     /// One write, and only then is anybody told of the end.
-    async fn keep(&self, response: &[u8], outcome: &Outcome) -> Result<(), String> {
+    async fn keep(&self, response: &[u8], outcome: &Outcome) -> Result<(), Wrong> {
         if !self.is_stored {
             return Ok(());
         }
@@ -158,17 +197,28 @@ impl Finish {
         };
         let store = &self.responses.store;
         let kept = retry::until_known(|| store.create(self.key, record.clone())).await;
-        kept.map_err(|error| error.to_string())
+        kept.map_err(Wrong::Store)
     }
 
-    pub(super) async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), String> {
-        // What failed leaves no trace, and the lock goes with this.
-        let Some(lock) = self.conversation.take() else {
-            return Ok(());
-        };
+    /// Takes back what was stored: its client is told that nothing is.
+    async fn forget(&self) {
+        if !self.is_stored {
+            return;
+        }
+        let store = &self.responses.store;
+        if let Err(error) = retry::until_known(|| store.delete(self.key)).await {
+            warn!(id = %self.key.id, %error, "response is stored though its conversation did not take it");
+        }
+    }
+
+    pub(super) async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), Wrong> {
+        // What failed leaves no trace.
         if !outcome.status.is_continuable() {
             return Ok(());
         }
+        let Some(lock) = self.conversation.take() else {
+            return Ok(());
+        };
         let output = std::str::from_utf8(&outcome.output).ok();
         let output = output.and_then(members::list).unwrap_or_default();
         let output = output.into_iter().filter_map(|raw| {
@@ -181,8 +231,8 @@ impl Finish {
         let items = self.own.drain(..).chain(output).collect();
         match lock.commit(items).await {
             Ok(Put::Done) => Ok(()),
-            Ok(put) => Err(format!("its conversation did not take it: {put:?}")),
-            Err(error) => Err(error.to_string()),
+            Ok(put) => Err(Wrong::NotAdded(put)),
+            Err(error) => Err(Wrong::Store(error)),
         }
     }
 }

@@ -57,7 +57,9 @@ pub(super) type Referenced = HashMap<String, String>;
 pub(super) struct Reading<'a> {
     pub(super) ids: &'a Ids,
     pub(super) referenced: &'a Referenced,
-    pub(super) opener: Opener<'a>,
+    /// Of them, each as often as it is referred to.
+    pub(super) referenced_bytes_max: u64,
+    pub(super) opener: &'a Opener<'a>,
     /// Whether fine ids of the caller's own are kept. Where items of several requests lie together, two
     /// could be the same.
     pub(super) keeps_ids: bool,
@@ -71,6 +73,7 @@ impl Own {
         let Reading {
             ids,
             referenced,
+            referenced_bytes_max,
             opener,
             keeps_ids,
             param,
@@ -90,6 +93,7 @@ impl Own {
         }
         let items = members::objects(input).ok_or_else(|| no_items(input, param))?;
         let mut used = HashSet::new();
+        let mut referenced_bytes = 0;
         for (place, members) in items.into_iter().enumerate() {
             let at = || format!("{param}[{place}]");
             let mut item = Item::of(members, &at)?;
@@ -100,6 +104,12 @@ impl Own {
                 let raw = referenced
                     .get(&*id)
                     .ok_or_else(|| ApiError::unknown_item(&id))?;
+                // A few bytes may stand for many, and may be there many times.
+                referenced_bytes += raw.len() as u64;
+                if referenced_bytes > referenced_bytes_max {
+                    let max = referenced_bytes_max;
+                    return Err(ApiError::too_long_history("bytes", max));
+                }
                 item = Item::read(raw, &at())?;
             }
             let mut id_of = |item: &Item<'_>| {

@@ -24,13 +24,18 @@ const RENEWALS: u32 = 3;
 /// The lock. Dropping it unlocks the conversation.
 #[derive(Debug)]
 pub(super) struct Locked {
-    commit: oneshot::Sender<Commit>,
+    end: oneshot::Sender<End>,
 }
 
 #[derive(Debug)]
-struct Commit {
-    items: Vec<Item>,
-    done: oneshot::Sender<Result<Put, store::Error>>,
+enum End {
+    Commit {
+        items: Vec<Item>,
+        done: oneshot::Sender<Result<Put, store::Error>>,
+    },
+    Release {
+        done: oneshot::Sender<()>,
+    },
 }
 
 /// Takes a conversation; tells why it could not.
@@ -42,7 +47,7 @@ pub(super) async fn lock(
 ) -> Result<Result<Locked, Lock>, store::Error> {
     let token = Token(fastrand::u64(..));
     let claim = Claim { token, lease };
-    let (commit, asked) = oneshot::channel();
+    let (end, asked) = oneshot::channel();
     // Before the lock is asked for: whoever leaves while it is taken must give it back as well.
     let (taken, is_taken) = oneshot::channel();
     tasks.spawn(keep(store.clone(), key, claim, is_taken, asked));
@@ -52,7 +57,7 @@ pub(super) async fn lock(
     }
     // Who keeps it waits for this word.
     let _ = taken.send(());
-    Ok(Ok(Locked { commit }))
+    Ok(Ok(Locked { end }))
 }
 
 async fn keep(
@@ -60,17 +65,17 @@ async fn keep(
     key: ConversationKey,
     claim: Claim,
     is_taken: oneshot::Receiver<()>,
-    mut asked: oneshot::Receiver<Commit>,
+    mut asked: oneshot::Receiver<End>,
 ) {
     if is_taken.await.is_err() {
         // Not taken, or nobody was there any more to learn of it: then it must not stay locked.
         unlock(&store, key, claim.token).await;
         return;
     }
-    let commit = loop {
+    let end = loop {
         tokio::select! {
             biased;
-            commit = &mut asked => break commit,
+            end = &mut asked => break end,
             () = tokio::time::sleep(claim.lease / RENEWALS) => {
                 if let Err(error) = store.lock(key, claim).await {
                     debug!(id = %key.id, %error, "conversation's lock was not renewed");
@@ -78,9 +83,17 @@ async fn keep(
             }
         }
     };
-    let Ok(Commit { items, done }) = commit else {
-        unlock(&store, key, claim.token).await;
-        return;
+    let (items, done) = match end {
+        Ok(End::Commit { items, done }) => (items, done),
+        Ok(End::Release { done }) => {
+            unlock(&store, key, claim.token).await;
+            let _ = done.send(());
+            return;
+        }
+        Err(_) => {
+            unlock(&store, key, claim.token).await;
+            return;
+        }
     };
     let put = super::retry::until_known(|| store.commit(key, claim.token, items.clone())).await;
     if !matches!(put, Ok(Put::Done)) {
@@ -105,9 +118,18 @@ impl Locked {
             retry_after: Duration::from_secs(1),
             why: "the router is stopping".into(),
         };
-        if self.commit.send(Commit { items, done }).is_err() {
+        if self.end.send(End::Commit { items, done }).is_err() {
             return Err(gone());
         }
         is_done.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Gives the conversation back as it is. Who is told of an error afterwards finds it free.
+    pub(super) async fn release(self) {
+        let (done, is_done) = oneshot::channel();
+        if self.end.send(End::Release { done }).is_ok() {
+            // Where nobody says so, its lease ends it.
+            let _ = is_done.await;
+        }
     }
 }

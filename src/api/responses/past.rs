@@ -162,8 +162,8 @@ impl Responses {
         };
         let bytes_max = self.settings.history_bytes_max;
         let items = self.store.all_items(key, bytes_max).await;
-        match items.map_err(of_store)? {
-            Items::Found { items, .. } => {
+        let wrong = match items.map_err(of_store) {
+            Ok(Items::Found { items, .. }) => {
                 let length = items.iter().map(|item| item.json.len() + 1).sum::<usize>();
                 let mut list = Vec::with_capacity(length + 1);
                 list.push(b'[');
@@ -174,15 +174,20 @@ impl Responses {
                     list.extend_from_slice(&item.json);
                 }
                 list.push(b']');
-                Ok(Past {
+                return Ok(Past {
                     lists: vec![list.into()],
                     conversation: Some(Conversation { id, lock }),
                     ..Past::new(id.root())
-                })
+                });
             }
-            Items::Gone | Items::UnknownAfter => Err(unknown()),
-            Items::TooLarge { bytes } => Err(self.too_long(0, bytes)),
+            Ok(Items::Gone | Items::UnknownAfter) => unknown(),
+            Ok(Items::TooLarge { bytes }) => self.too_long(0, bytes),
+            Err(error) => error,
+        };
+        if let Some(lock) = lock {
+            lock.release().await;
         }
+        Err(wrong)
     }
 
     /// The items that an input refers to: of what came before it, or of other stored responses.

@@ -1,6 +1,8 @@
 //! State that clients keep: what they bring back is opened, what they are given is sealed.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 
 use super::super::error::ApiError;
 use super::item;
@@ -14,16 +16,20 @@ use crate::carrier::Content;
 use crate::carrier::Kind;
 use crate::carrier::Opened;
 use crate::carrier::Ring;
+use crate::carrier::TooLarge;
+use crate::carrier::Verified;
 use crate::ids::Tenant;
 
-/// Opens for one tenant, at one time.
-#[derive(Clone, Copy, Debug)]
+/// Opens for one request of one tenant, at one time.
+#[derive(Debug)]
 pub(super) struct Opener<'a> {
     pub(super) ring: &'a Ring,
     pub(super) tenant: Tenant,
     /// Seconds since 1970.
     pub(super) now_s: u64,
     pub(super) model: &'a str,
+    /// Of all that it has opened.
+    pub(super) plain_bytes: AtomicU64,
 }
 
 /// What became of an item with sealed content that a client brought back.
@@ -36,19 +42,33 @@ pub(super) enum Brought {
 }
 
 impl Opener<'_> {
-    fn open(&self, text: &str) -> Result<Opened, ApiError> {
+    fn verify<'t>(&self, text: &'t str) -> Result<Verified<'t>, ApiError> {
         self.ring
-            .open(self.now_s, self.tenant, text)
+            .verify(self.now_s, self.tenant, text)
+            .map_err(|refused| ApiError::refused_content(&refused))
+    }
+
+    /// A small text may unpack to a large one, and a request may have many.
+    fn unpack(&self, verified: Verified<'_>) -> Result<Opened, ApiError> {
+        let bytes = verified.plain_bytes;
+        let before = self.plain_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let max = self.ring.plain_bytes_max();
+        if before.saturating_add(bytes) > max {
+            return Err(ApiError::too_large_to_carry(&TooLarge::Items { max }));
+        }
+        self.ring
+            .unpack(verified)
             .map_err(|refused| ApiError::refused_content(&refused))
     }
 
     /// Opens what an input item has sealed; `text` is what it has.
     pub(super) fn item(&self, text: &str) -> Result<Brought, ApiError> {
-        let opened = self.open(text)?;
-        match opened.kind {
+        let verified = self.verify(text)?;
+        match verified.kind {
             // One model's thoughts mean nothing to another.
-            Kind::Reasoning if opened.model != self.model => Ok(Brought::Nothing),
+            Kind::Reasoning if verified.model != self.model => Ok(Brought::Nothing),
             Kind::Reasoning => {
+                let opened = self.unpack(verified)?;
                 let first = opened.each().first().map(|raw| raw.get().to_owned());
                 Ok(first.map_or(Brought::Nothing, Brought::Item))
             }
@@ -76,10 +96,11 @@ impl Opener<'_> {
             let Some(text) = item.text("encrypted_content").filter(|it| !it.is_empty()) else {
                 continue;
             };
-            let opened = self.open(&text)?;
-            if opened.kind != Kind::Turn {
+            let verified = self.verify(&text)?;
+            if verified.kind != Kind::Turn {
                 continue;
             }
+            let opened = self.unpack(verified)?;
             if members.text("id").as_deref() != Some(&opened.response_id) {
                 return Err(ApiError::unreadable_content(&text));
             }

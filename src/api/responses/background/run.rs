@@ -1,6 +1,7 @@
 //! One background response, from its first event to its end, under its owner's fence.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -135,6 +136,7 @@ async fn run(responses: Arc<Responses>, job: Job, seat: Seat) {
         tenant: key.tenant,
         now_s: observe::unix_s().unsigned_abs(),
         model: &create.model,
+        plain_bytes: AtomicU64::new(0),
     };
     let sealer = job.carry.as_ref().map(|carry| carry.sealer.clone());
     let maker = Maker {
@@ -543,7 +545,7 @@ impl Runner<'_> {
         }
         self.responses.metrics.on_end(end.status);
         if let Err(error) = finish.add_to_conversation(&outcome).await {
-            warn!(id = %key.id, error, "response was made and not added to its conversation");
+            warn!(id = %key.id, %error, "response was made and not added to its conversation");
         }
     }
 

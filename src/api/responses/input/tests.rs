@@ -21,11 +21,13 @@ fn read(input: &str, referenced: &Referenced) -> Result<Own, ApiError> {
         tenant: crate::ids::Tenant::default(),
         now_s: 1,
         model: "m",
+        plain_bytes: Default::default(),
     };
     let reading = Reading {
         ids: &ids(),
         referenced,
-        opener,
+        referenced_bytes_max: 1_000_000,
+        opener: &opener,
         keeps_ids: true,
         param: "input",
     };
@@ -461,4 +463,77 @@ fn fifty_thousand_items_are_read_in_one_go() {
 
 fn references_of(input: &Value) -> HashSet<String> {
     references(Some(&input.to_string()))
+}
+
+#[test]
+fn all_that_a_request_brings_sealed_has_one_bound() {
+    let registry = crate::observe::metrics::Registry::default();
+    let settings = crate::carrier::Settings {
+        plain_bytes_max: 10_000,
+        ..Default::default()
+    };
+    let ring = crate::carrier::Ring::new(settings, [7; 32], &registry).unwrap();
+    let sealed = |kind: crate::carrier::Kind| {
+        let text = "x".repeat(4_000);
+        let thought =
+            json!([{"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}]);
+        let content = crate::carrier::Content {
+            kind,
+            response_id: "resp_1",
+            model: "m",
+            items: &thought.to_string(),
+        };
+        let text = ring
+            .seal(1, crate::ids::Tenant::default(), &content)
+            .unwrap();
+        json!({"type": "reasoning", "summary": [], "encrypted_content": text})
+    };
+    let count = |kind: crate::carrier::Kind, count: usize| {
+        let opener = Opener {
+            ring: &ring,
+            tenant: crate::ids::Tenant::default(),
+            now_s: 1,
+            model: "m",
+            plain_bytes: Default::default(),
+        };
+        let reading = Reading {
+            ids: &ids(),
+            referenced: &Referenced::new(),
+            referenced_bytes_max: 0,
+            opener: &opener,
+            keeps_ids: true,
+            param: "input",
+        };
+        let input = Value::from(vec![sealed(kind); count]).to_string();
+        Own::read(Some(&input), &reading).map(|own| own.items.len())
+    };
+    assert_eq!(count(crate::carrier::Kind::Reasoning, 2).unwrap(), 2);
+    let error = count(crate::carrier::Kind::Reasoning, 3).unwrap_err();
+    assert_eq!(
+        (error.status.as_u16(), error.param_or_empty()),
+        (400, "input")
+    );
+    assert!(error.message.contains("10000 bytes"), "{}", error.message);
+    // What is in the input already is not unpacked.
+    assert_eq!(count(crate::carrier::Kind::Turn, 100).unwrap(), 0);
+}
+
+#[test]
+fn what_is_referred_to_again_and_again_has_a_bound() {
+    let mut kept = user(&"x".repeat(1_000));
+    kept["id"] = "msg_1".into();
+    let referenced = Referenced::from([("msg_1".to_owned(), kept.to_string())]);
+    let refer = |times: usize| {
+        let reference = json!({"type": "item_reference", "id": "msg_1"});
+        read(
+            &Value::from(vec![reference; times]).to_string(),
+            &referenced,
+        )
+    };
+    assert_eq!(refer(500).unwrap().items.len(), 500);
+    let error = refer(1_000).unwrap_err();
+    assert_eq!(
+        (error.code, error.status.as_u16()),
+        ("context_length_exceeded", 400)
+    );
 }
