@@ -260,16 +260,38 @@ fn decision(criterion: &mut Criterion) {
 
 /// 10 workers beside 1,000, turn and turn about: on a machine that others use, too, times are only to be
 /// compared with those of the same moment.
-#[expect(clippy::disallowed_methods, reason = "a bench has no tokio clock")]
 #[expect(clippy::print_stdout, reason = "a bench tells what it measured")]
 fn beside(_: &mut Criterion) {
     const ROUNDS: u64 = 20_000;
     let sizes = [10, 100, 1_000];
     let fleets = sizes.map(|workers| fleet(workers, 2_048));
-    let prompts = sizes.map(|workers| prompts(workers, 2_100));
+    let warm = sizes.map(|workers| prompts(workers, 2_100));
+    // Nobody holds any of it.
+    let cold = sizes.map(|_| (0..64).map(|at| (at..2_100 + at).rev().collect()).collect());
+    for (which, prompts) in [("warm", warm), ("cold", cold)] {
+        let spent = spend(&fleets, &prompts, ROUNDS);
+        let quartiles = |mut of: Vec<f64>| {
+            of.sort_by(f64::total_cmp);
+            [1, 2, 3].map(|quarter| of[of.len() * quarter / 4])
+        };
+        for (place, workers) in sizes.iter().enumerate() {
+            let [low, middle, high] = quartiles(spent[place].clone());
+            println!("{which} decision, {workers} workers: {middle:.0} ns ({low:.0} to {high:.0})");
+        }
+        let pairs = spent[0].iter().zip(&spent[2]);
+        let [low, middle, high] = quartiles(pairs.map(|(from, to)| to / from).collect());
+        println!(
+            "{which}, 1,000 workers to 10 at the same moment: {middle:.2} ({low:.2} to {high:.2})"
+        );
+    }
+}
+
+/// Nanoseconds of a decision, by fleet and round.
+#[expect(clippy::disallowed_methods, reason = "a bench has no tokio clock")]
+fn spend(fleets: &[Fleet; 3], prompts: &[Vec<Vec<u32>>; 3], rounds: u64) -> [Vec<f64>; 3] {
     let now = Instant::now();
-    let mut spent = sizes.map(|_| Vec::new());
-    for round in 0..ROUNDS {
+    let mut spent: [Vec<f64>; 3] = Default::default();
+    for round in 0..rounds {
         for (place, fleet) in fleets.iter().enumerate() {
             let tokens = &prompts[place][(round % 64) as usize];
             let prompt = fleet.prompt(tokens);
@@ -283,20 +305,7 @@ fn beside(_: &mut Criterion) {
             spent[place].push(nanoseconds / DECISIONS as f64);
         }
     }
-    let ratios = |from: usize, to: usize| {
-        let pairs = spent[from].iter().zip(&spent[to]);
-        pairs.map(|(from, to)| to / from).collect()
-    };
-    let quartiles = |mut of: Vec<f64>| {
-        of.sort_by(f64::total_cmp);
-        [1, 2, 3].map(|quarter| of[of.len() * quarter / 4])
-    };
-    for (place, workers) in sizes.iter().enumerate() {
-        let [low, middle, high] = quartiles(spent[place].clone());
-        println!("decision, {workers} workers: {middle:.0} ns ({low:.0} to {high:.0})");
-    }
-    let [low, middle, high] = quartiles(ratios(0, 2));
-    println!("1,000 workers to 10, of the same moment: {middle:.2} ({low:.2} to {high:.2})");
+    spent
 }
 
 /// From known tokens to a worker: hashing, lookup, decision.

@@ -4,6 +4,7 @@ use std::iter;
 
 use serde::Deserialize;
 use serde::Serialize;
+use smallvec::SmallVec;
 
 use super::Cached;
 use super::Decision;
@@ -32,7 +33,7 @@ pub enum Policy {
 
 /// Chooses a worker. `None` if none can be used.
 pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Option<Decision> {
-    let mut draw = Draw::new(request.seed);
+    let mut draw = Draw(request.seed);
     let chosen = match settings.policy {
         Policy::CacheAware => return cache_aware(settings, request, view, &mut draw),
         Policy::RoundRobin => {
@@ -86,9 +87,15 @@ fn cache_aware(
     for place in view.holders() {
         search.look_at(*place);
     }
-    for place in sample(view, settings.sampled, draw) {
-        if !search.is_too_busy(view.pending_tokens(place)) {
-            search.look_at(place);
+    if !search.is_settled() {
+        // What is waited for at all of them is asked for at once: each is another line of memory.
+        let drawn: SmallVec<[(usize, u64); 16]> = sample(view, settings.sampled, draw)
+            .map(|place| (place, view.pending_tokens(place)))
+            .collect();
+        for (place, pending_tokens) in drawn {
+            if !search.is_too_busy(pending_tokens) {
+                search.look_at(place);
+            }
         }
     }
     // Holders and sample may all be out; somebody else may still be there.
@@ -137,6 +144,11 @@ impl<'a, V: View> Search<'a, V> {
             others_new_min,
             others_cost_min: cost::terms(settings, &State::default(), others_new_min).sum(),
         }
+    }
+
+    /// Whether no worker that is no holder could win, were it idle: as a rule, where one is warm.
+    fn is_settled(&self) -> bool {
+        self.busy_from < 0.0
     }
 
     /// Whether what waits at a worker that is no holder makes it dearer than the best, whatever it holds.
@@ -250,31 +262,14 @@ fn tie(request: &Request, place: usize) -> u64 {
 }
 
 /// Numbers from the request's seed.
-struct Draw {
-    state: u64,
-    /// The half of the last number that was not used.
-    spare: Option<u32>,
-}
+struct Draw(u64);
 
 impl Draw {
-    fn new(seed: u64) -> Self {
-        Self {
-            state: seed,
-            spare: None,
-        }
-    }
-
-    /// Fleets are far smaller than 32 bits, so one number is two.
     #[inline]
     fn below(&mut self, end: usize) -> usize {
-        let half = self.spare.take().unwrap_or_else(|| {
-            self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = mix(self.state);
-            self.spare = Some(mixed as u32);
-            (mixed >> 32) as u32
-        });
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         // The high half of the product is as even as a remainder, and takes no division.
-        ((u64::from(half) * end as u64) >> 32) as usize
+        ((u128::from(mix(self.0)) * end as u128) >> 64) as usize
     }
 }
 

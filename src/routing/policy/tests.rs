@@ -273,7 +273,7 @@ proptest! {
     ) {
         let rows: Vec<(bool, u32, u64, u32)> = rows
             .into_iter()
-            .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 700, cached * 160))
+            .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 500, cached * 160))
             .collect();
         let mut table = Table::new(&rows);
         table.holders.sort_by_key(|place| std::cmp::Reverse(rows[*place].3));
