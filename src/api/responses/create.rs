@@ -294,7 +294,12 @@ impl Responses {
     }
 
     /// Whether what is to be kept fits in, before an engine is asked; the answer comes on top.
-    fn check_size(&self, is_stored: bool, past: &Past, own: &Own) -> Result<(), ApiError> {
+    pub(super) fn check_size(
+        &self,
+        is_stored: bool,
+        past: &Past,
+        own: &Own,
+    ) -> Result<(), ApiError> {
         let own: usize = own.items.iter().map(|item| item.json.len() + 1).sum();
         let record = past.carried.as_ref().map_or(0, Bytes::len) + own;
         let whole = past.bytes() + own;

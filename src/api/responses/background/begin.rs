@@ -70,6 +70,7 @@ impl Responses {
             own,
             input,
         } = expanded;
+        self.check_size(true, &past, &own)?;
         let carry = self.carry(create, &opener, &text, &past, &own)?;
         let previous = past.chain.as_ref().and_then(|chain| chain.chain.last());
         let previous = previous.map(ResponseId::to_string);
