@@ -7,26 +7,34 @@
 
 mod begin;
 mod cancel;
+pub(crate) mod course;
 mod kept;
-mod log;
+pub(crate) mod log;
 mod metrics;
 mod owner;
+pub(crate) mod plan;
 mod reader;
+pub(crate) mod reading;
 mod run;
 mod settings;
+pub(crate) mod table;
+mod unreadable;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::watch;
 
+use self::course::Course;
+use self::course::Stop;
 use self::metrics::Metrics;
 pub(super) use self::owner::own;
 pub use self::settings::Settings;
+use self::table::Bounds;
+use self::table::Refused;
+use self::table::Table;
 use super::super::error::ApiError;
 use crate::http::drain::Tasks;
 use crate::observe::metrics::Registry;
@@ -46,51 +54,19 @@ pub(super) struct Background {
     /// Where a log was longer than this, it was not kept.
     log_bytes_max: u64,
     is_held: watch::Sender<bool>,
-    running: Mutex<Running>,
+    table: Mutex<Table<Arc<Run>>>,
     metrics: Metrics,
     tasks: Tasks,
-}
-
-#[derive(Debug)]
-struct Running {
-    /// This life's name. One that lost its lease goes on under another.
-    owner: Owner,
-    runs: BTreeMap<Key, Arc<Run>>,
 }
 
 /// One response that runs here.
 #[derive(Debug)]
 struct Run {
     fence: Fence,
+    course: Mutex<Course>,
     stop: watch::Sender<Option<Stop>>,
-    /// Changes when there is more to read in the store.
+    /// Changes when there is more to read.
     news: watch::Sender<u64>,
-    /// Whether an engine has begun it.
-    is_started: AtomicBool,
-}
-
-/// Why a response stops before its engine has said all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
-    /// It was cancelled or deleted.
-    Ended,
-    /// Another replica has it, or may have it.
-    Lost,
-    /// This replica is stopping.
-    Draining,
-    /// It ran for too long.
-    TooLong,
-}
-
-impl Stop {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Ended => "ended",
-            Self::Lost => "lost",
-            Self::Draining => "draining",
-            Self::TooLong => "too_long",
-        }
-    }
 }
 
 /// A place among what runs here, until it is dropped.
@@ -103,8 +79,9 @@ struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.background.running.lock().runs.remove(&self.key);
+        self.background.table.lock().leave(self.key);
         self.background.metrics.running.dec();
+        self.run.course.lock().on_left();
         self.run.news.send_modify(|news| *news += 1);
     }
 }
@@ -130,31 +107,32 @@ impl Background {
         tasks: Tasks,
         registry: &Registry,
     ) -> Arc<Self> {
+        let bounds = Bounds {
+            running_max: settings.running_max,
+            running_per_tenant_max: settings.running_per_tenant_max,
+        };
         Arc::new(Self {
             settings,
             lease,
             log_bytes_max,
             is_held: watch::Sender::new(false),
-            running: Mutex::new(Running {
-                owner: owner(),
-                runs: BTreeMap::new(),
-            }),
+            table: Mutex::new(Table::new(bounds, owner())),
             metrics: Metrics::new(registry),
             tasks,
         })
     }
 
     pub(super) fn counts(&self) -> Counts {
-        let running = self.running.lock();
+        let table = self.table.lock();
         Counts {
-            owner: running.owner.to_string(),
+            owner: table.owner().to_string(),
             is_held: *self.is_held.borrow(),
-            running: running.runs.len(),
+            running: table.len(),
         }
     }
 
     fn owner(&self) -> Owner {
-        self.running.lock().owner
+        self.table.lock().owner()
     }
 
     /// Waits until this replica may run something, for a while.
@@ -171,36 +149,36 @@ impl Background {
     }
 
     /// Takes a place for a response, whose record need not be there yet.
-    fn sit(self: &Arc<Self>, key: Key, fence: Fence) -> Result<Seat, ApiError> {
+    fn sit(self: &Arc<Self>, key: Key, fence: Fence, course: Course) -> Result<Seat, ApiError> {
         let pause = Duration::from_secs(1);
-        let mut running = self.running.lock();
-        if self.tasks.is_stopping() || running.owner != fence.owner {
-            self.refuse("stopping");
-            return Err(ApiError::store_unavailable(pause));
-        }
-        if running.runs.len() as u64 >= self.settings.running_max {
-            self.refuse("replica_full");
-            return Err(ApiError::background_full(pause));
-        }
-        let own = running.runs.keys().filter(|it| it.tenant == key.tenant);
-        if own.count() as u64 >= self.settings.running_per_tenant_max {
-            self.refuse("tenant_full");
-            let max = self.settings.running_per_tenant_max;
-            return Err(ApiError::too_much_background(max, pause));
-        }
         let run = Arc::new(Run {
             fence,
+            course: Mutex::new(course),
             stop: watch::Sender::new(None),
             news: watch::Sender::new(0),
-            is_started: AtomicBool::new(false),
         });
-        running.runs.insert(key, run.clone());
-        self.metrics.running.inc();
-        Ok(Seat {
-            background: self.clone(),
-            key,
-            run,
-        })
+        let sat = match self.tasks.is_stopping() {
+            true => Err(Refused::NotOwned),
+            false => self.table.lock().sit(key, fence, run.clone()),
+        };
+        let (reason, error) = match sat {
+            Ok(()) => {
+                self.metrics.running.inc();
+                return Ok(Seat {
+                    background: self.clone(),
+                    key,
+                    run,
+                });
+            }
+            Err(Refused::NotOwned) => ("stopping", ApiError::store_unavailable(pause)),
+            Err(Refused::Full) => ("replica_full", ApiError::background_full(pause)),
+            Err(Refused::TenantFull) => {
+                let max = self.settings.running_per_tenant_max;
+                ("tenant_full", ApiError::too_much_background(max, pause))
+            }
+        };
+        self.refuse(reason);
+        Err(error)
     }
 
     fn refuse(&self, reason: &str) {
@@ -208,21 +186,28 @@ impl Background {
     }
 
     fn find(&self, key: Key) -> Option<Arc<Run>> {
-        self.running.lock().runs.get(&key).cloned()
+        self.table.lock().find(key).cloned()
     }
 
     fn stop(&self, key: Key, why: Stop) {
         if let Some(run) = self.find(key) {
-            run.stop.send_replace(Some(why));
+            // What is lost stays lost.
+            run.stop.send_if_modified(|told| {
+                let is_new = *told != Some(Stop::Lost);
+                if is_new {
+                    *told = Some(why);
+                }
+                is_new
+            });
         }
     }
 
     /// The lease is lost: all that runs stops, and what comes next is another owner's.
     fn lose(&self) {
-        let mut running = self.running.lock();
-        running.owner = owner();
+        let mut table = self.table.lock();
+        table.lose(owner());
         self.is_held.send_replace(false);
-        for run in running.runs.values() {
+        for run in table.runs() {
             run.stop.send_replace(Some(Stop::Lost));
         }
     }

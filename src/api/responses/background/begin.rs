@@ -23,12 +23,12 @@ use super::super::request::Create;
 use super::super::retry;
 use super::super::stored::json;
 use super::Seat;
+use super::course::Course;
 use super::kept::Kept;
 use super::reader;
 use super::reader::Reader;
 use super::run;
 use super::run::Job;
-use super::run::Plan;
 use crate::http;
 use crate::ids::ResponseId;
 use crate::observe;
@@ -88,9 +88,10 @@ impl Responses {
         let shape = Shape::new(create, &header, ids);
 
         let key = Key { tenant, id };
+        let fence = Fence::first(self.background.owner());
         let seat = self
             .background
-            .sit(key, Fence::first(self.background.owner()))?;
+            .sit(key, fence, Course::new(create.stream, 0))?;
         let response = shape.running(Status::Queued);
         let record = NewRecord {
             token: Token(fastrand::u64(..)),
@@ -116,9 +117,6 @@ impl Responses {
         };
         let job = Job {
             kept,
-            streams: create.stream,
-            stored: 0,
-            plan: Plan::Run,
             headers: call.headers.clone(),
             id: call.id,
             own: match past.conversation {
@@ -128,7 +126,7 @@ impl Responses {
             conversation: past.conversation.and_then(|it| it.lock),
             carry,
         };
-        let news = seat.run.news.subscribe();
+        let run = seat.run.clone();
         // A client that leaves now may have been told: what was begun is run.
         let (begun, is_begun) = oneshot::channel();
         self.tasks
@@ -146,7 +144,7 @@ impl Responses {
             self.clone(),
             key,
             None,
-            Some(news),
+            Some(run),
         )));
         *answer.headers_mut() = HeaderMap::new();
         own_headers(answer.headers_mut(), true);
@@ -167,6 +165,7 @@ async fn begin(
     let is_unknown = matches!(created, Err(store::Error::Unknown { .. }));
     let _ = begun.send(created);
     if is_created {
+        responses.background.table.lock().on_stored(key);
         run::spawn(responses, job, seat);
         return;
     }

@@ -4,7 +4,7 @@ use super::super::super::error::ApiError;
 use super::super::Responses;
 use super::super::object::with_member;
 use super::super::retry;
-use super::Stop;
+use super::course::Stop;
 use super::log::CANCELLED;
 use crate::observe;
 use crate::store::Cancel;

@@ -11,33 +11,37 @@ use crate::store::Batch;
 
 /// In place of the event that ends a cancelled response: whoever cancels knows neither its number nor
 /// its output, so it is told from the record.
-pub(super) const CANCELLED: &[u8] = b"cancelled";
+pub(crate) const CANCELLED: &[u8] = b"cancelled";
 
 const END: &[u8] = b"\n\n";
 
 /// The events of a response, as far as its owner has made them.
 #[derive(Debug, Default)]
-pub(super) struct Log {
+pub(crate) struct Log {
     text: Vec<u8>,
     /// Where each event ends.
     ends: Vec<usize>,
     /// How many of them are stored.
     stored: usize,
+    /// How many of those another replica stored: its words may differ from those made again here.
+    others: usize,
     /// How many there are, kept here or not.
     overflowed: Option<u64>,
 }
 
 impl Log {
     /// Goes on where a log ends that has `stored` events, which are still to be made again here.
-    pub(super) fn after(stored: u64) -> Self {
+    pub(crate) fn after(stored: u64) -> Self {
+        let stored = usize::try_from(stored).unwrap_or(usize::MAX);
         Self {
-            stored: usize::try_from(stored).unwrap_or(usize::MAX),
+            stored,
+            others: stored,
             ..Self::default()
         }
     }
 
     /// Takes whole events.
-    pub(super) fn push(&mut self, text: &[u8]) {
+    pub(crate) fn push(&mut self, text: &[u8]) {
         if let Some(count) = &mut self.overflowed {
             *count += memchr::memmem::find_iter(text, END).count() as u64;
             return;
@@ -49,7 +53,7 @@ impl Log {
     }
 
     /// What is to be stored. Numbers alone once the store keeps no more.
-    pub(super) fn batch(&self) -> Option<Batch> {
+    pub(crate) fn batch(&self) -> Option<Batch> {
         let stored = self.stored as u64;
         if let Some(count) = self.overflowed {
             return (count > stored).then(|| Batch {
@@ -70,19 +74,19 @@ impl Log {
     }
 
     /// The store has all up to `last`.
-    pub(super) fn on_stored(&mut self, last: u64) {
+    pub(crate) fn on_stored(&mut self, last: u64) {
         self.stored = usize::try_from(last + 1).unwrap_or(usize::MAX);
     }
 
     /// The store has lost what came after `last`. False if it cannot be told again.
-    pub(super) fn rewind(&mut self, last: Option<u64>) -> bool {
+    pub(crate) fn rewind(&mut self, last: Option<u64>) -> bool {
         let stored = last.map_or(0, |last| last + 1);
         self.stored = usize::try_from(stored).unwrap_or(usize::MAX);
         self.overflowed.is_some() || self.stored <= self.ends.len()
     }
 
     /// The store keeps no events any more, but for their numbers.
-    pub(super) fn on_overflow(&mut self) {
+    pub(crate) fn on_overflow(&mut self) {
         if self.overflowed.is_none() {
             self.overflowed = Some(self.ends.len() as u64);
             (self.text, self.ends) = (Vec::new(), Vec::new());
@@ -90,29 +94,62 @@ impl Log {
     }
 
     /// Its first `count` events are not here.
-    pub(super) fn on_overflow_at(&mut self, count: u64) {
+    pub(crate) fn on_overflow_at(&mut self, count: u64) {
         self.overflowed = Some(count);
         (self.text, self.ends) = (Vec::new(), Vec::new());
     }
 
+    /// How many events were made, kept here or not.
+    pub(crate) fn made(&self) -> u64 {
+        self.overflowed.unwrap_or(self.ends.len() as u64)
+    }
+
+    /// Stored events beyond `after`, up to about `bytes_max`, and the number of the last of them; `None`
+    /// where they are the store's to tell.
+    pub(crate) fn tail(
+        &self,
+        after: Option<u64>,
+        bytes_max: usize,
+    ) -> Option<(&[u8], Option<u64>)> {
+        let from = after.map_or(0, |after| usize::try_from(after + 1).unwrap_or(usize::MAX));
+        if self.overflowed.is_some() || from < self.others || self.ends.len() < self.stored {
+            return None;
+        }
+        if from >= self.stored {
+            return Some((&[], after));
+        }
+        let begin = self.end_of(from);
+        let fit = self.ends[from..self.stored].partition_point(|end| end - begin <= bytes_max);
+        let count = from + fit.max(1);
+        Some((
+            &self.text[begin..self.end_of(count)],
+            Some(count as u64 - 1),
+        ))
+    }
+
     /// How many events the store has.
-    pub(super) fn stored(&self) -> u64 {
+    pub(crate) fn stored(&self) -> u64 {
         self.stored as u64
     }
 
     /// The events that are stored; `None` where not all are here.
-    pub(super) fn stored_text(&self) -> Option<&[u8]> {
+    pub(crate) fn stored_text(&self) -> Option<&[u8]> {
         let is_whole = self.overflowed.is_none() && self.stored <= self.ends.len();
         is_whole.then(|| &self.text[..self.stored_bytes()])
     }
 
     /// All events; `None` where not all are here.
-    pub(super) fn text(&self) -> Option<&[u8]> {
+    pub(crate) fn text(&self) -> Option<&[u8]> {
         self.overflowed.is_none().then_some(&self.text)
     }
 
     fn stored_bytes(&self) -> usize {
-        match self.stored.checked_sub(1) {
+        self.end_of(self.stored)
+    }
+
+    /// Where the first `count` events end.
+    fn end_of(&self, count: usize) -> usize {
+        match count.checked_sub(1) {
             None => 0,
             Some(last) => self.ends.get(last).copied().unwrap_or(self.text.len()),
         }
@@ -120,7 +157,7 @@ impl Log {
 }
 
 /// The events beyond `after` of a text whose first event is `first`, and the number of its last.
-pub(super) fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Option<u64>) {
+pub(crate) fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Option<u64>) {
     let mut begin = 0;
     let mut last = None;
     for (number, at) in (first..).zip(memchr::memmem::find_iter(text, END)) {
@@ -133,13 +170,13 @@ pub(super) fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Opt
 }
 
 /// The table that outlives the log. Empty: there is none.
-pub(super) fn sealed(text: &[u8]) -> Bytes {
+pub(crate) fn sealed(text: &[u8]) -> Bytes {
     const LEVEL: i32 = 3;
     zstd::bulk::compress(text, LEVEL).map_or_else(|_| Bytes::new(), Bytes::from)
 }
 
 /// Reads such a table.
-pub(super) fn opened(sealed: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
+pub(crate) fn opened(sealed: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
     let decoder = zstd::stream::read::Decoder::new(sealed).ok()?;
     let mut text = Vec::new();
     let read = decoder.take(bytes_max as u64).read_to_end(&mut text);
@@ -170,6 +207,20 @@ mod tests {
         log.push(event(2).as_bytes());
         let batch = log.batch().unwrap();
         assert_eq!((batch.first, batch.last), (2, 2));
+    }
+
+    #[test]
+    fn readers_here_are_told_what_is_stored_and_was_made_here() {
+        let mut log = Log::after(2);
+        log.push(text(4).as_bytes());
+        assert_eq!(log.tail(None, 99), None);
+        assert_eq!(log.tail(Some(1), 99), Some((&[][..], Some(1))));
+        log.on_stored(2);
+        assert_eq!(log.tail(Some(1), 99), Some((event(2).as_bytes(), Some(2))));
+        assert_eq!(log.tail(Some(0), 99), None);
+        log.on_stored(3);
+        log.on_overflow();
+        assert_eq!(log.tail(Some(1), 99), None);
     }
 
     #[test]
@@ -212,6 +263,13 @@ mod tests {
             let seen: Vec<u8> = store.iter().flat_map(|it| beyond(&it.bytes, it.first, after).0.to_vec()).collect();
             let expected: String = (after.map_or(0, |it| it + 1)..made).map(event).collect();
             prop_assert_eq!(&seen, expected.as_bytes());
+            let mut tail = Vec::new();
+            let mut read = after;
+            while let Some((more, last)) = log.tail(read, 40).filter(|(more, _)| !more.is_empty()) {
+                tail.extend_from_slice(more);
+                read = last;
+            }
+            prop_assert_eq!(&tail, expected.as_bytes());
             let whole = text(made);
             prop_assert_eq!(log.stored_text(), Some(whole.as_bytes()));
             let again = opened(&sealed(text(made).as_bytes()), 1 << 20).unwrap();

@@ -11,19 +11,23 @@ use tracing::warn;
 
 use super::super::Responses;
 use super::Background;
-use super::Stop;
+use super::course::Course;
+use super::course::Stop;
 use super::kept::Kept;
+use super::plan::Left;
+use super::plan::Plan;
+use super::plan::plan;
 use super::run;
 use super::run::Job;
-use super::run::Plan;
+use super::unreadable;
 use crate::observe;
 use crate::store::Adoption;
 use crate::store::Cursor;
-use crate::store::Lost;
+use crate::store::Fence;
+use crate::store::Key;
 use crate::store::Orphan;
 use crate::store::lease::Lease;
 use crate::store::lease::Step;
-use crate::store::record::Adopted;
 
 /// Between two looks for notices.
 const NOTICES: Duration = Duration::from_millis(50);
@@ -31,13 +35,11 @@ const NOTICES: Duration = Duration::from_millis(50);
 const LOOKS: u32 = 10;
 /// Taken over in one sweep.
 const ORPHANS_MAX: usize = 64;
-/// The events that are made before an engine has said anything: they can be made again.
-const FIRST_EVENTS: u64 = 3;
 
 impl Background {
     /// Whether nothing runs here, nor will.
     fn is_over(&self) -> bool {
-        self.tasks.is_stopping() && self.running.lock().runs.is_empty()
+        self.tasks.is_stopping() && self.table.lock().is_empty()
     }
 
     /// Sleeps, but not for long while the process stops.
@@ -112,12 +114,7 @@ async fn listen(responses: &Responses) {
         if background.owner() != owner {
             (cursor, owner) = (Cursor::default(), background.owner());
         }
-        let running: Vec<_> = {
-            let running = background.running.lock();
-            let each = running.runs.iter();
-            each.map(|(key, run)| (*key, run.fence)).collect()
-        };
-        if running.is_empty() {
+        if background.table.lock().is_empty() {
             continue;
         }
         if let Ok((notices, next)) = responses.store.notices(owner, cursor).await {
@@ -130,13 +127,10 @@ async fn listen(responses: &Responses) {
         if looks > 0 {
             continue;
         }
+        let running = background.table.lock().to_check();
         for (key, lost) in responses.store.check(running).await.unwrap_or_default() {
-            match lost {
-                // Its record may not be written yet; who runs it finds out.
-                Lost::Gone => {}
-                Lost::Fenced => background.stop(key, Stop::Lost),
-                Lost::Terminal(_) => background.stop(key, Stop::Ended),
-            }
+            let why = background.table.lock().on_checked(lost);
+            background.stop(key, why);
         }
     }
 }
@@ -154,6 +148,17 @@ async fn sweep(responses: &Arc<Responses>) {
         if !*background.is_held.borrow() {
             continue;
         }
+        let unseated = background.table.lock().unseated();
+        for (key, fence) in unseated {
+            release(responses, key, fence).await;
+        }
+        let doubtful = background.table.lock().doubtful();
+        for orphan in doubtful {
+            adopt(responses, orphan).await;
+        }
+        if !background.table.lock().doubtful().is_empty() {
+            continue;
+        }
         let orphans = responses.store.orphans(ORPHANS_MAX).await;
         for orphan in orphans.unwrap_or_default() {
             adopt(responses, orphan).await;
@@ -161,86 +166,56 @@ async fn sweep(responses: &Arc<Responses>) {
     }
 }
 
-async fn adopt(responses: &Arc<Responses>, orphan: Orphan) {
-    let background = &responses.background;
-    let full = background.settings.running_max;
-    if background.running.lock().runs.len() as u64 >= full || background.find(orphan.key).is_some()
-    {
+async fn release(responses: &Responses, key: Key, fence: Fence) {
+    let released = responses.store.release(key, fence).await;
+    if released.is_err_and(|error| error.retry_after().is_some()) {
         return;
     }
-    let owner = background.owner();
-    let adopted = match responses.store.adopt(orphan, owner).await {
-        Ok(Adoption::Adopted(adopted)) => adopted,
-        Ok(Adoption::Raced | Adoption::Terminal(_) | Adoption::Gone) | Err(_) => return,
+    responses.background.table.lock().on_released(key);
+}
+
+async fn adopt(responses: &Arc<Responses>, orphan: Orphan) {
+    let background = &responses.background;
+    let by = {
+        let table = background.table.lock();
+        if !table.may_adopt(&orphan) {
+            return;
+        }
+        table.owner()
     };
-    let plan = plan(&adopted, background.settings.attempts_max);
-    let action = match plan {
-        Plan::Run => "rerun",
-        Plan::Fail(_) => "failed",
-    };
-    let Some(kept) = Kept::read(&adopted.request) else {
-        warn!(id = %orphan.key.id, "what a lost replica kept of a response cannot be read");
+    let said = responses.store.adopt(orphan, by).await;
+    background.table.lock().on_adoption(by, orphan, &said);
+    let Ok(Adoption::Adopted(adopted)) = said else {
         return;
     };
-    let Ok(seat) = background.sit(orphan.key, adopted.fence) else {
+    let kept = Kept::read(&adopted.request);
+    let left = Left {
+        is_portable: kept.as_ref().is_some_and(|kept| kept.is_portable),
+        streams: adopted.streams,
+        stored: adopted.last_event.map_or(0, |last| last + 1),
+        attempts: adopted.attempts,
+    };
+    let plan = plan(&left, background.settings.attempts_max);
+    let (action, course) = match plan {
+        Plan::Run => ("rerun", Course::new(left.streams, left.stored)),
+        Plan::Fail(why) => ("failed", Course::failing(left.streams, left.stored, why)),
+    };
+    let Ok(seat) = background.sit(orphan.key, adopted.fence, course) else {
         // No room after all: to be adopted by anyone.
-        let _ = responses.store.release(orphan.key, adopted.fence).await;
+        let key = orphan.key;
+        background.table.lock().on_unseated(key, adopted.fence);
+        release(responses, key, adopted.fence).await;
         return;
     };
+    background.table.lock().on_stored(orphan.key);
     info!(id = %orphan.key.id, action, attempts = adopted.attempts, "took over a background response");
     background
         .metrics
         .orphans
         .with_label_values(&[action])
         .inc();
-    run::spawn(responses.clone(), Job::adopted(kept, &adopted, plan), seat);
-}
-
-/// What to do with a response whose replica was lost: nobody must see two beginnings of it.
-fn plan(adopted: &Adopted, attempts_max: u32) -> Plan {
-    let told = adopted.last_event.map_or(0, |last| last + 1);
-    let is_portable = Kept::read(&adopted.request).is_some_and(|kept| kept.is_portable);
-    if !is_portable || (adopted.streams && told > FIRST_EVENTS) {
-        return Plan::Fail("The replica that ran this response was lost.");
-    }
-    if adopted.attempts > attempts_max {
-        return Plan::Fail("Every replica that ran this response was lost.");
-    }
-    Plan::Run
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::Fence;
-    use crate::store::Owner;
-    use crate::store::Status;
-
-    #[test]
-    fn what_nobody_saw_is_run_again_and_the_rest_fails() {
-        let portable = |is: bool| {
-            format!(
-                r#"{{"created_at":1,"previous":null,"conversation":null,"store":true,"salt":null,"is_portable":{is},"client":{{}},"input":[]}}"#
-            )
-        };
-        let check = |streams, last_event, attempts, request: &str, runs: bool| {
-            let adopted = Adopted {
-                fence: Fence::first(Owner(1)),
-                status: Status::InProgress,
-                attempts,
-                streams,
-                last_event,
-                request: request.to_owned().into(),
-            };
-            assert_eq!(plan(&adopted, 3) == Plan::Run, runs, "{adopted:?}");
-        };
-        let (yes, no) = (portable(true), portable(false));
-        check(true, None, 2, &yes, true);
-        check(true, Some(2), 2, &yes, true);
-        check(true, Some(3), 2, &yes, false);
-        check(false, None, 3, &yes, true);
-        check(false, None, 4, &yes, false);
-        check(true, None, 2, &no, false);
-        check(true, None, 2, "what?", false);
+    match kept {
+        Some(kept) => run::spawn(responses.clone(), Job::adopted(kept), seat),
+        None => unreadable::spawn(responses.clone(), seat),
     }
 }

@@ -23,14 +23,15 @@ use super::super::create::own_headers;
 use super::super::object::with_member;
 use super::super::object::with_output;
 use super::Background;
-use super::log;
+use super::Run;
+use super::reading::Next;
+use super::reading::Reading;
 use crate::http;
 use crate::http::BodyError;
 use crate::observe;
 use crate::store::Key;
 use crate::store::Record;
 use crate::store::Status;
-use crate::store::log::Kept;
 
 /// Read from the store at once.
 const READ_BYTES: u64 = 256 << 10;
@@ -43,14 +44,18 @@ const DONE: &[u8] = b"data: [DONE]\n\n";
 pub(super) struct Reader {
     responses: Arc<Responses>,
     key: Key,
-    /// The last number that was told, or need not be.
-    after: Option<u64>,
-    /// Where the response runs here.
-    news: Option<watch::Receiver<u64>>,
+    reading: Reading,
+    /// Where the response runs here: what is stored is told from memory, and there is no need to ask.
+    here: Option<Here>,
     spoke: Instant,
     is_over: bool,
     /// For a response that vanishes.
     last_known: Option<Record>,
+}
+
+struct Here {
+    run: Arc<Run>,
+    news: watch::Receiver<u64>,
 }
 
 impl Background {
@@ -66,23 +71,16 @@ impl Responses {
         record: Record,
         after: Option<u64>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let Some(background) = record.background.filter(|it| it.streams) else {
+        if !record.background.is_some_and(|it| it.streams) {
             self.background.count_reader("refused");
             return Err(ApiError::not_streamable());
-        };
+        }
         self.background.count_reader(match after {
             None => "replay",
             Some(_) => "resume",
         });
-        // Who has all is told the end again: an empty stream would look like a broken one.
-        let after = match background.last_event {
-            Some(last) if record.status.is_terminal() && after.is_some_and(|it| it >= last) => {
-                last.checked_sub(1)
-            }
-            _ => after,
-        };
-        let news = self.background.find(key).map(|run| run.news.subscribe());
-        let mut reader = Reader::new(self.clone(), key, after, news);
+        let run = self.background.find(key);
+        let mut reader = Reader::new(self.clone(), key, after, run);
         reader.last_known = Some(record);
         let mut answer = Response::new(body(reader));
         own_headers(answer.headers_mut(), true);
@@ -95,13 +93,17 @@ impl Reader {
         responses: Arc<Responses>,
         key: Key,
         after: Option<u64>,
-        news: Option<watch::Receiver<u64>>,
+        run: Option<Arc<Run>>,
     ) -> Self {
+        let here = run.map(|run| Here {
+            news: run.news.subscribe(),
+            run,
+        });
         Self {
             responses,
             key,
-            after,
-            news,
+            reading: Reading::new(after),
+            here,
             spoke: observe::now(),
             is_over: false,
             last_known: None,
@@ -111,16 +113,20 @@ impl Reader {
     /// The next piece; `None` at the end.
     async fn next(&mut self) -> Option<Vec<u8>> {
         while !self.is_over {
-            if let Some(news) = &mut self.news {
-                news.mark_unchanged();
+            if let Some(here) = &mut self.here {
+                here.news.mark_unchanged();
             }
-            let piece = self.read().await;
+            let (piece, next) = match self.read_here() {
+                Some(read) => read,
+                None => self.read().await,
+            };
+            let piece = self.ended(piece, next).await;
             if !piece.is_empty() {
                 self.spoke = observe::now();
                 return Some(piece);
             }
-            if self.is_over {
-                return None;
+            if self.is_over || next == Next::More {
+                continue;
             }
             if observe::now().saturating_duration_since(self.spoke) > QUIET {
                 self.spoke = observe::now();
@@ -135,73 +141,80 @@ impl Reader {
     async fn wait(&mut self) {
         let background = &self.responses.background;
         let poll = Duration::from_millis(background.settings.poll_ms);
-        let Some(news) = &mut self.news else {
+        let Some(here) = &mut self.here else {
             tokio::time::sleep(poll).await;
             // Its reader goes on elsewhere.
             self.is_over = background.tasks.is_stopping();
             return;
         };
-        // What happens elsewhere (a cancel) makes no news here until its owner stops.
-        if let Ok(Err(_)) = tokio::time::timeout(10 * poll, news.changed()).await {
-            self.news = None;
-        }
+        let _ = tokio::time::timeout(QUIET, here.news.changed()).await;
     }
 
-    async fn read(&mut self) -> Vec<u8> {
-        let store = &self.responses.store;
-        let Ok(read) = store.events(self.key, self.after, READ_BYTES).await else {
+    /// What is stored and told from memory; `None` where it is to be read from the store.
+    fn read_here(&mut self) -> Option<(Vec<u8>, Next)> {
+        let course = self.here.as_ref()?.run.course.lock();
+        let (text, last) = match course.log().tail(self.reading.after(), READ_BYTES as usize) {
+            Some((text, last)) if !course.is_over() || course.is_told() => (text.to_vec(), last),
+            Some(_) | None => {
+                let is_over = course.is_over();
+                drop(course);
+                if is_over {
+                    self.here = None;
+                }
+                return None;
+            }
+        };
+        let last = match text.is_empty() {
+            true => course.log().stored().checked_sub(1),
+            false => last,
+        };
+        let is_end = course.is_told();
+        drop(course);
+        let next = self.reading.on_tail(&text, last, is_end);
+        Some((text, next))
+    }
+
+    async fn read(&mut self) -> (Vec<u8>, Next) {
+        let after = self.reading.after();
+        let Ok(read) = self
+            .responses
+            .store
+            .events(self.key, after, READ_BYTES)
+            .await
+        else {
             // Down for now: readers wait, as the response does.
-            return Vec::new();
+            return (Vec::new(), Next::Wait);
         };
         let Some(read) = read else {
             self.is_over = true;
-            return self.vanished();
+            return (self.vanished(), Next::Wait);
         };
+        let max = self.responses.background.log_bytes_max;
+        let max = usize::try_from(max).unwrap_or(usize::MAX);
         let mut out = Vec::new();
-        for batch in &read.batches {
-            if &*batch.bytes == log::CANCELLED {
-                break;
-            }
-            out.extend_from_slice(log::beyond(&batch.bytes, batch.first, self.after).0);
-            self.after = self.after.max(Some(batch.last));
+        let next = self.reading.on_read(&read, max, &mut out);
+        (out, next)
+    }
+
+    /// What was read, with the end if that is told now.
+    async fn ended(&mut self, mut piece: Vec<u8>, next: Next) -> Vec<u8> {
+        match next {
+            Next::More | Next::Wait => return piece,
+            Next::End => match self.responses.store.get(self.key).await {
+                Ok(Some(record)) => piece.extend(ending(&record)),
+                Ok(None) => {
+                    self.is_over = true;
+                    piece.extend(self.vanished());
+                    return piece;
+                }
+                // It is asked again.
+                Err(_) => return piece,
+            },
+            Next::Over => {}
         }
-        if let Kept::Sealed(cut) = &read.kept {
-            let max = self.responses.background.log_bytes_max;
-            let max = usize::try_from(max).unwrap_or(usize::MAX);
-            if let Some(text) = log::opened(cut, max) {
-                let (rest, last) = log::beyond(&text, 0, self.after);
-                out.extend_from_slice(rest);
-                self.after = self.after.max(last);
-            }
-        }
-        if !read.status.is_terminal() {
-            return out;
-        }
-        let is_told = self.after >= read.last && read.last.is_some();
-        // Between this and the end there may be more batches, unless the end is all that is kept.
-        let is_next = match (read.last, &read.kept) {
-            (Some(_), Kept::Sealed(_) | Kept::Overflowed) | (None, _) => true,
-            (Some(last), Kept::Whole) => {
-                let next = self.after.map_or(0, |after| after + 1);
-                next == last
-                    && read
-                        .batches
-                        .last()
-                        .is_some_and(|it| &*it.bytes == log::CANCELLED)
-            }
-        };
-        if !is_told && is_next {
-            match store.get(self.key).await {
-                Ok(Some(record)) => out.extend(ending(&record)),
-                Ok(None) => out.extend(self.vanished()),
-                Err(_) => return out,
-            }
-        }
-        if is_told || is_next {
-            self.is_over = true;
-            out.extend_from_slice(DONE);
-        }
-        out
+        self.is_over = true;
+        piece.extend_from_slice(DONE);
+        piece
     }
 
     /// The end of a response that was deleted while it was read.
@@ -217,7 +230,7 @@ impl Reader {
         let error = r#"{"code":"server_error","message":"The response was deleted."}"#;
         let response = with_member(&response, "status", "\"failed\"");
         let response = with_output(&with_member(&response, "error", error), b"[]");
-        let number = self.after.map_or(0, |after| after + 1);
+        let number = self.reading.next_number();
         let mut out = told("response.failed", number, &response);
         out.extend_from_slice(DONE);
         out

@@ -1,0 +1,625 @@
+//! One background response in its owner's hands: what to do next, whatever the store answers. Pure.
+//!
+//! ```text
+//! making ──▶ ending ──▶ over           all was said: its end is stored, and what comes before it
+//!   │ ├────▶ failing ─▶ ending         it took too long, or there is no time left
+//!   │ ├────▶ cutting ─▶ amending ─▶ over    it was cancelled: its output is what was told of it
+//!   │ ├────▶ releasing ▶ over          nobody was told anything: any replica may begin it again
+//!   │ └────▶ over                      another replica has it, or may have it
+//! recalling ─▶ failing                 another replica told events of it: read first, they are its output
+//! ```
+
+use bytes::Bytes;
+
+use super::log;
+use super::log::Log;
+use crate::store;
+use crate::store::Batch;
+use crate::store::Cas;
+use crate::store::Events;
+use crate::store::Status;
+
+/// The events that are made before an engine has said anything of an answer: whoever begins a response
+/// again tells the same.
+pub(crate) const FIRST_EVENTS: u64 = 3;
+
+const STOPPED: &str = "The router that ran this response was stopped.";
+const TOO_LONG: &str = "The response took too long.";
+const REFUSED: &str = "The response could not be stored.";
+
+/// Why a response stops before its engine has said all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// It was cancelled or deleted.
+    Ended,
+    /// Another replica has it, or may have it.
+    Lost,
+    /// This replica is stopping.
+    Draining,
+    /// It ran for too long.
+    TooLong,
+    /// The store will not take its events.
+    Refused,
+}
+
+impl Stop {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Ended => "ended",
+            Self::Lost => "lost",
+            Self::Draining => "draining",
+            Self::TooLong => "too_long",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// What to do now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Step {
+    /// Has an engine make it, and hears it.
+    Listen,
+    /// Tells the store that an engine has begun it.
+    Start,
+    Append(Batch),
+    /// Reads events that another replica stored, beyond this number.
+    Recall {
+        after: Option<u64>,
+    },
+    /// Makes the end of a response that failed, for this reason. `is_recalled`: after the events that were
+    /// read, which are another replica's.
+    Fail {
+        why: &'static str,
+        is_recalled: bool,
+    },
+    /// Makes the end of a response of which nothing can be kept, with this number.
+    Shorten {
+        number: u64,
+    },
+    /// Stores its end, with these events.
+    Finalize(Option<Batch>),
+    /// Reads the record of a response that should have been cancelled.
+    Cut,
+    /// Leaves in it what was told.
+    Amend,
+    /// Hands it back.
+    Release,
+    /// Nothing more.
+    Leave,
+}
+
+/// When to take the next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Then {
+    Now,
+    /// The store could not be asked: after a while.
+    Later,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Making,
+    Recalling {
+        why: &'static str,
+    },
+    Failing {
+        why: &'static str,
+    },
+    /// Its last event is made.
+    Ending,
+    Shortening,
+    /// Its last event is made again, without what the store would not take.
+    EndingShort,
+    Cutting,
+    Amending,
+    Releasing,
+    Over {
+        is_told: bool,
+    },
+}
+
+/// One response's way.
+#[derive(Debug)]
+pub(crate) struct Course {
+    streams: bool,
+    phase: Phase,
+    /// Whether an engine has begun it, and whether the store was told so.
+    is_begun: bool,
+    is_started: bool,
+    is_recalled: bool,
+    log: Log,
+    /// The event that ends it in place of all that is not stored.
+    short: Option<Batch>,
+    why: Option<Stop>,
+}
+
+impl Course {
+    /// Of a response of which `stored` events are in the store.
+    pub(crate) fn new(streams: bool, stored: u64) -> Self {
+        Self {
+            streams,
+            phase: Phase::Making,
+            is_begun: false,
+            is_started: false,
+            is_recalled: false,
+            log: Log::after(stored),
+            short: None,
+            why: None,
+        }
+    }
+
+    /// Of one that another replica began, and nobody can go on with.
+    pub(crate) fn failing(streams: bool, stored: u64, why: &'static str) -> Self {
+        let is_recalled = streams && stored > 0;
+        let phase = match is_recalled {
+            true => Phase::Recalling { why },
+            false => Phase::Failing { why },
+        };
+        Self {
+            phase,
+            is_recalled,
+            ..Self::new(streams, stored)
+        }
+    }
+
+    pub(crate) fn next(&self) -> Step {
+        match self.phase {
+            Phase::Making | Phase::Ending if self.is_begun && !self.is_started => Step::Start,
+            Phase::Making => self.batch().map_or(Step::Listen, Step::Append),
+            Phase::Recalling { .. } => Step::Recall {
+                after: self.log.made().checked_sub(1),
+            },
+            Phase::Failing { why } => Step::Fail {
+                why,
+                is_recalled: self.is_recalled,
+            },
+            Phase::Ending => Step::Finalize(self.batch()),
+            Phase::EndingShort => Step::Finalize(self.short.clone()),
+            Phase::Shortening => Step::Shorten {
+                number: self.log.stored(),
+            },
+            Phase::Cutting => Step::Cut,
+            Phase::Amending => Step::Amend,
+            Phase::Releasing => Step::Release,
+            Phase::Over { .. } => Step::Leave,
+        }
+    }
+
+    fn batch(&self) -> Option<Batch> {
+        self.log.batch().filter(|_| self.streams)
+    }
+
+    /// An engine has begun to answer.
+    pub(crate) fn on_begun(&mut self) {
+        self.is_begun = true;
+    }
+
+    pub(crate) fn is_begun(&self) -> bool {
+        self.is_begun
+    }
+
+    /// Events were made.
+    pub(crate) fn on_events(&mut self, text: &[u8]) {
+        if self.streams {
+            self.log.push(text);
+        }
+    }
+
+    /// The last event was made.
+    pub(crate) fn on_last_event(&mut self, text: &[u8]) {
+        match self.phase {
+            Phase::Making | Phase::Failing { .. } => {
+                self.on_events(text);
+                self.phase = Phase::Ending;
+            }
+            Phase::Shortening => {
+                let number = self.log.stored();
+                self.short = self.streams.then(|| Batch {
+                    first: number,
+                    last: number,
+                    bytes: Bytes::copy_from_slice(text),
+                });
+                self.phase = Phase::EndingShort;
+            }
+            // It was stopped in between.
+            _ => {}
+        }
+    }
+
+    /// It must not go on as it does.
+    pub(crate) fn on_stop(&mut self, why: Stop) {
+        self.phase = match (self.phase, why) {
+            (Phase::Over { .. }, _) => return,
+            (_, Stop::Lost) => Phase::Over { is_told: false },
+            (Phase::Making | Phase::Recalling { .. }, Stop::Ended) => Phase::Cutting,
+            // Whoever takes it over fails it just as well.
+            (Phase::Recalling { .. }, Stop::Draining) => Phase::Releasing,
+            (Phase::Making, Stop::Draining) if self.is_unseen() => Phase::Releasing,
+            (Phase::Making, Stop::Draining) => Phase::Failing { why: STOPPED },
+            (Phase::Making, Stop::TooLong) => Phase::Failing { why: TOO_LONG },
+            (Phase::Making, Stop::Refused) => Phase::Failing { why: REFUSED },
+            // What ends already is stopped by the store's word alone.
+            _ => return,
+        };
+        self.why = Some(why);
+    }
+
+    /// Whether nobody was told anything that another replica would not tell as well.
+    fn is_unseen(&self) -> bool {
+        !self.streams || self.log.stored() <= FIRST_EVENTS
+    }
+
+    pub(crate) fn on_started(&mut self, said: &Result<Cas, store::Error>) -> Then {
+        match said {
+            Ok(Cas::Gone | Cas::Terminal(_)) => self.on_ended_elsewhere(),
+            Ok(Cas::Fenced) => self.on_lost(),
+            Ok(_) => self.is_started = true,
+            Err(_) => return Then::Later,
+        }
+        Then::Now
+    }
+
+    /// What the store says to events up to `last`.
+    pub(crate) fn on_appended(&mut self, last: u64, said: &Result<Cas, store::Error>) -> Then {
+        match said {
+            Ok(Cas::Done | Cas::Duplicate { .. }) => self.log.on_stored(last),
+            Ok(Cas::Overflow) => {
+                self.log.on_overflow();
+                self.log.on_stored(last);
+            }
+            Ok(Cas::Gap { last }) => self.on_gap(*last),
+            Ok(Cas::Gone | Cas::Terminal(_)) => self.on_ended_elsewhere(),
+            Ok(Cas::Fenced) => self.on_lost(),
+            Err(error) if error.retry_after().is_some() => return Then::Later,
+            Err(_) => self.on_stop(Stop::Refused),
+        }
+        Then::Now
+    }
+
+    /// Events of another replica; `None`: there is no such response any more.
+    pub(crate) fn on_recalled(&mut self, said: &Result<Option<Events>, store::Error>) -> Then {
+        let Phase::Recalling { why } = self.phase else {
+            return Then::Now;
+        };
+        let read = match said {
+            Ok(Some(read)) => read,
+            Ok(None) => {
+                self.leave();
+                return Then::Now;
+            }
+            Err(_) => return Then::Later,
+        };
+        for batch in &read.batches {
+            let after = self.log.made().checked_sub(1);
+            self.log
+                .push(log::beyond(&batch.bytes, batch.first, after).0);
+        }
+        if read.batches.is_empty() || self.log.made() >= self.log.stored() {
+            if self.log.stored_text().is_none() {
+                self.log.on_overflow_at(self.log.stored());
+            }
+            self.phase = Phase::Failing { why };
+        }
+        Then::Now
+    }
+
+    /// What the store says to the end.
+    pub(crate) fn on_finalized(&mut self, said: &Result<Cas, store::Error>) -> Then {
+        let is_short = match self.phase {
+            Phase::Ending => false,
+            Phase::EndingShort => true,
+            _ => return Then::Now,
+        };
+        match said {
+            Ok(Cas::Done) if is_short => self.leave(),
+            Ok(Cas::Done) => {
+                if let Some(batch) = self.batch() {
+                    self.log.on_stored(batch.last);
+                }
+                self.phase = Phase::Over { is_told: true };
+            }
+            Ok(Cas::Terminal(Status::Cancelled)) => self.phase = Phase::Cutting,
+            Ok(Cas::Terminal(_) | Cas::Gone) => self.leave(),
+            Ok(Cas::Fenced) => self.on_lost(),
+            // It was about to be stored when it was given up: what stands for it has a later number.
+            Ok(Cas::Gap { last: Some(last) } | Cas::Duplicate { last }) if is_short => {
+                self.log.on_stored(*last);
+                self.phase = Phase::Shortening;
+            }
+            Ok(Cas::Gap { last }) => self.on_gap(*last),
+            Ok(Cas::Duplicate { last }) => self.log.on_stored(*last),
+            Ok(Cas::Overflow) => self.log.on_overflow(),
+            Err(store::Error::TooLarge { .. }) if !is_short => self.phase = Phase::Shortening,
+            // Where it will not take this end at any time, there is no shorter one.
+            Err(error) => return self.later(error),
+        }
+        Then::Now
+    }
+
+    /// The record of a response that should have been cancelled: its status, and its last event's number.
+    pub(crate) fn on_record(
+        &mut self,
+        said: &Result<Option<(Status, Option<u64>)>, store::Error>,
+    ) -> Then {
+        if self.phase != Phase::Cutting {
+            return Then::Now;
+        }
+        match said {
+            Ok(Some((Status::Cancelled, last))) => {
+                // The last event is the cancel's.
+                let _ = self.log.rewind(last.and_then(|last| last.checked_sub(1)));
+                self.phase = Phase::Amending;
+            }
+            // The store has lost the cancel, and this replica has ended what it ran.
+            Ok(Some((Status::Queued | Status::InProgress, _))) => self.phase = Phase::Releasing,
+            Ok(_) => self.leave(),
+            Err(error) => return self.later(error),
+        }
+        Then::Now
+    }
+
+    pub(crate) fn on_amended(&mut self, said: &Result<Cas, store::Error>) -> Then {
+        match said {
+            Ok(_) => self.leave(),
+            Err(error) => return self.later(error),
+        }
+        Then::Now
+    }
+
+    pub(crate) fn on_released(&mut self, said: &Result<Cas, store::Error>) -> Then {
+        match said {
+            // It was cancelled before it was handed back.
+            Ok(Cas::Terminal(Status::Cancelled)) => self.phase = Phase::Cutting,
+            Ok(_) => self.leave(),
+            Err(error) => return self.later(error),
+        }
+        Then::Now
+    }
+
+    /// The store is asked again, unless that could not help. The end of the lease ends it.
+    fn later(&mut self, error: &store::Error) -> Then {
+        if error.retry_after().is_some() {
+            return Then::Later;
+        }
+        self.leave();
+        Then::Now
+    }
+
+    /// Nobody does anything for it here any more.
+    pub(crate) fn on_left(&mut self) {
+        if !self.is_over() {
+            self.leave();
+        }
+    }
+
+    fn on_gap(&mut self, last: Option<u64>) {
+        if !self.log.rewind(last) {
+            // What is missing was another replica's to tell. Whoever takes it over reads what there is.
+            self.why = Some(Stop::Lost);
+            self.phase = Phase::Releasing;
+        }
+    }
+
+    fn on_ended_elsewhere(&mut self) {
+        self.why = Some(Stop::Ended);
+        self.phase = Phase::Cutting;
+    }
+
+    fn on_lost(&mut self) {
+        self.why = Some(Stop::Lost);
+        self.leave();
+    }
+
+    fn leave(&mut self) {
+        self.phase = Phase::Over { is_told: false };
+    }
+
+    pub(crate) fn streams(&self) -> bool {
+        self.streams
+    }
+
+    /// Why it stopped, if it did.
+    pub(crate) fn why(&self) -> Option<Stop> {
+        self.why
+    }
+
+    pub(crate) fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Whether its owner does nothing more.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over { .. })
+    }
+
+    /// Whether its owner has stored its end.
+    pub(crate) fn is_told(&self) -> bool {
+        self.phase == Phase::Over { is_told: true }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn event(number: u64) -> Vec<u8> {
+        format!("event: e\ndata: {number}\n\n").into_bytes()
+    }
+
+    fn down() -> store::Error {
+        store::Error::Unavailable {
+            retry_after: Duration::from_secs(1),
+            why: "down".into(),
+        }
+    }
+
+    fn too_large() -> store::Error {
+        store::Error::TooLarge { bytes: 2, max: 1 }
+    }
+
+    /// One of which these many events are stored, and an engine speaks.
+    fn told(count: u64) -> Course {
+        let mut course = Course::new(true, 0);
+        course.on_begun();
+        assert_eq!(course.next(), Step::Start);
+        assert_eq!(course.on_started(&Ok(Cas::Done)), Then::Now);
+        for number in 0..count {
+            course.on_events(&event(number));
+            assert_eq!(course.on_appended(number, &Ok(Cas::Done)), Then::Now);
+        }
+        assert_eq!(course.next(), Step::Listen);
+        course
+    }
+
+    #[test]
+    fn events_are_stored_before_more_is_heard() {
+        let mut course = told(3);
+        course.on_events(&event(3));
+        let Step::Append(batch) = course.next() else {
+            panic!("{:?}", course.next());
+        };
+        assert_eq!((batch.first, batch.last), (3, 3));
+        assert_eq!(course.on_appended(3, &Err(down())), Then::Later);
+        assert_eq!(course.next(), Step::Append(batch));
+        assert_eq!(
+            course.on_appended(3, &Ok(Cas::Duplicate { last: 3 })),
+            Then::Now
+        );
+        assert_eq!(course.next(), Step::Listen);
+    }
+
+    #[test]
+    fn what_nobody_has_seen_is_handed_back_and_the_rest_fails() {
+        let failed = Step::Fail {
+            why: STOPPED,
+            is_recalled: false,
+        };
+        for (stored, expected) in [(3, Step::Release), (4, failed)] {
+            let mut course = told(stored);
+            course.on_stop(Stop::Draining);
+            assert_eq!(course.next(), expected);
+        }
+        let mut course = Course::failing(true, 4, "lost");
+        course.on_stop(Stop::Draining);
+        assert_eq!(course.next(), Step::Release);
+    }
+
+    #[test]
+    fn of_a_cancel_and_an_end_the_store_says_which_came_first() {
+        let mut course = told(3);
+        course.on_last_event(&event(3));
+        let cancelled = Ok(Cas::Terminal(Status::Cancelled));
+        assert_eq!(course.on_finalized(&cancelled), Then::Now);
+        assert_eq!(course.next(), Step::Cut);
+        assert_eq!(
+            course.on_record(&Ok(Some((Status::Cancelled, Some(3))))),
+            Then::Now
+        );
+        assert_eq!((course.next(), course.log().stored()), (Step::Amend, 3));
+        assert_eq!(course.on_amended(&Err(down())), Then::Later);
+        assert_eq!(course.on_amended(&Ok(Cas::Done)), Then::Now);
+        assert_eq!((course.next(), course.is_told()), (Step::Leave, false));
+    }
+
+    #[test]
+    fn a_cancel_that_the_store_has_lost_hands_the_response_back() {
+        let mut course = told(3);
+        course.on_stop(Stop::Ended);
+        assert_eq!(course.next(), Step::Cut);
+        assert_eq!(
+            course.on_record(&Ok(Some((Status::InProgress, Some(2))))),
+            Then::Now
+        );
+        assert_eq!(course.next(), Step::Release);
+    }
+
+    #[test]
+    fn who_lost_the_lease_writes_nothing_more_whatever_it_was_about() {
+        let mut ending = told(3);
+        ending.on_last_event(&event(3));
+        let mut cutting = told(3);
+        cutting.on_stop(Stop::Ended);
+        for mut course in [told(3), ending, cutting] {
+            course.on_stop(Stop::Lost);
+            assert_eq!(course.next(), Step::Leave);
+        }
+    }
+
+    #[test]
+    fn an_end_too_large_to_keep_is_made_once_more_without_its_output() {
+        let mut course = told(3);
+        course.on_events(&event(3));
+        course.on_last_event(&event(4));
+        assert_eq!(course.on_finalized(&Err(too_large())), Then::Now);
+        assert_eq!(course.next(), Step::Shorten { number: 3 });
+        course.on_last_event(&event(3));
+        let Step::Finalize(Some(batch)) = course.next() else {
+            panic!("{:?}", course.next());
+        };
+        assert_eq!((batch.first, batch.last, &*batch.bytes), (3, 3, &*event(3)));
+        // An append that nobody waited for was done after all.
+        assert_eq!(
+            course.on_finalized(&Ok(Cas::Duplicate { last: 3 })),
+            Then::Now
+        );
+        assert_eq!(course.next(), Step::Shorten { number: 4 });
+        course.on_last_event(&event(4));
+        assert_eq!(course.on_finalized(&Err(too_large())), Then::Now);
+        assert_eq!(course.next(), Step::Leave);
+    }
+
+    #[test]
+    fn an_end_whose_events_the_store_lost_is_told_with_them() {
+        let mut course = told(4);
+        course.on_last_event(&event(4));
+        assert_eq!(
+            course.on_finalized(&Ok(Cas::Gap { last: Some(1) })),
+            Then::Now
+        );
+        let Step::Finalize(Some(batch)) = course.next() else {
+            panic!("{:?}", course.next());
+        };
+        assert_eq!((batch.first, batch.last), (2, 4));
+        assert_eq!(course.on_finalized(&Ok(Cas::Done)), Then::Now);
+        assert!(course.is_told());
+        assert_eq!(course.log().stored(), 5);
+    }
+
+    #[test]
+    fn what_another_replica_told_is_read_before_it_fails() {
+        let mut course = Course::failing(true, 4, "lost");
+        assert_eq!(course.next(), Step::Recall { after: None });
+        let read = |first: u64, last: u64| {
+            Ok(Some(Events {
+                status: Status::InProgress,
+                batches: vec![Batch {
+                    first,
+                    last,
+                    bytes: (first..=last).flat_map(event).collect(),
+                }],
+                last: Some(3),
+                kept: store::log::Kept::Whole,
+            }))
+        };
+        assert_eq!(course.on_recalled(&read(0, 1)), Then::Now);
+        assert_eq!(course.next(), Step::Recall { after: Some(1) });
+        assert_eq!(course.on_recalled(&Err(down())), Then::Later);
+        assert_eq!(course.on_recalled(&read(1, 3)), Then::Now);
+        let failed = Step::Fail {
+            why: "lost",
+            is_recalled: true,
+        };
+        assert_eq!(course.next(), failed);
+        let whole: Vec<u8> = (0..4).flat_map(event).collect();
+        assert_eq!(course.log().stored_text(), Some(&*whole));
+        course.on_last_event(&event(4));
+        let Step::Finalize(Some(batch)) = course.next() else {
+            panic!("{:?}", course.next());
+        };
+        assert_eq!((batch.first, batch.last), (4, 4));
+    }
+}

@@ -1,0 +1,56 @@
+//! What to do with a response whose replica was lost: nobody must see two beginnings of it. Pure.
+
+use super::course::FIRST_EVENTS;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Plan {
+    Run,
+    /// What came of it, and no more.
+    Fail(&'static str),
+}
+
+/// What is known of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Left {
+    /// Whether all that is needed to begin it is in the store.
+    pub(crate) is_portable: bool,
+    pub(crate) streams: bool,
+    /// How many events of it are stored.
+    pub(crate) stored: u64,
+    /// How often it was begun, this time included.
+    pub(crate) attempts: u32,
+}
+
+pub(crate) fn plan(left: &Left, attempts_max: u32) -> Plan {
+    if !left.is_portable || (left.streams && left.stored > FIRST_EVENTS) {
+        return Plan::Fail("The replica that ran this response was lost.");
+    }
+    if left.attempts > attempts_max {
+        return Plan::Fail("Every replica that ran this response was lost.");
+    }
+    Plan::Run
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_saw_is_run_again_and_the_rest_fails() {
+        let check = |is_portable, streams, stored, attempts, runs: bool| {
+            let left = Left {
+                is_portable,
+                streams,
+                stored,
+                attempts,
+            };
+            assert_eq!(plan(&left, 3) == Plan::Run, runs, "{left:?}");
+        };
+        check(true, true, 0, 2, true);
+        check(true, true, 3, 2, true);
+        check(true, true, 4, 2, false);
+        check(true, false, 0, 3, true);
+        check(true, false, 0, 4, false);
+        check(false, true, 0, 2, false);
+    }
+}
