@@ -66,6 +66,7 @@ use warmroute::relay::held::Exact;
 use warmroute::relay::held::Held;
 use warmroute::relay::held::Prompt;
 use warmroute::relay::view::LiveView;
+use warmroute::relay::view::Task;
 use warmroute::routing;
 use warmroute::routing::Request;
 
@@ -213,8 +214,8 @@ impl Fleet {
         )
     }
 
-    fn view<'a>(&'a self, prompt: &'a Prompt, now: Instant, seed: u64) -> LiveView<'a> {
-        LiveView::new(&self.group, self.held(prompt, now, seed), now, &[])
+    fn view<'a>(&'a self, held: &'a Held<'a>, now: Instant) -> LiveView<'a> {
+        LiveView::new(&self.group, held, Task::Decode, now, &[])
     }
 }
 
@@ -247,7 +248,8 @@ fn decision(criterion: &mut Criterion) {
                 for _ in 0..iterations {
                     number += 1;
                     let at = (number % 64) as usize;
-                    let view = fleet.view(&asked[at], now, number);
+                    let held = fleet.held(&asked[at], now, number);
+                    let view = fleet.view(&held, now);
                     let begun = Instant::now();
                     for draw in 0..DECISIONS {
                         let seed = number << 8 | draw;
@@ -263,7 +265,8 @@ fn decision(criterion: &mut Criterion) {
             bencher.iter(|| {
                 number += 1;
                 let prompt = &asked[(number % 64) as usize];
-                black_box(fleet.held(prompt, now, number).holders().len())
+                let held = fleet.held(prompt, now, number);
+                black_box(held.holders(fleet.group.decode()).places().len())
             });
         });
     }
@@ -307,7 +310,8 @@ fn spend(fleets: &[Fleet; 3], prompts: &[Vec<Vec<u32>>; 3], rounds: u64) -> [Vec
         for (place, fleet) in fleets.iter().enumerate() {
             let tokens = &prompts[place][(round % 64) as usize];
             let prompt = fleet.prompt(tokens);
-            let view = fleet.view(&prompt, now, round);
+            let held = fleet.held(&prompt, now, round);
+            let view = fleet.view(&held, now);
             let begun = Instant::now();
             for draw in 0..DECISIONS {
                 let request = request(tokens, round << 8 | draw);
@@ -335,7 +339,8 @@ fn whole(criterion: &mut Criterion) {
                 number += 1;
                 let tokens = &prompts[(number % 64) as usize];
                 let prompt = fleet.prompt(tokens);
-                let view = fleet.view(&prompt, now, number);
+                let held = fleet.held(&prompt, now, number);
+                let view = fleet.view(&held, now);
                 black_box(routing::decide(
                     &fleet.settings,
                     &request(tokens, number),

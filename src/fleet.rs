@@ -14,6 +14,7 @@ pub mod registry;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
@@ -81,6 +82,9 @@ pub struct Worker {
     pub pool: Arc<client::Pool>,
     pub load: Load,
     pub breaker: SharedBreaker,
+    /// Opens when what it had computed for others could not be fetched, several times in a row: it may be
+    /// well, and is asked for no more prompts for a while.
+    pub handoffs: SharedBreaker,
     /// Tokens that its prefix cache holds; 0 where it does not say.
     pub cache_tokens: AtomicU64,
     /// It does not take requests that ask it to tell again what it holds.
@@ -121,11 +125,19 @@ pub struct Snapshot {
     pub models: BTreeMap<Model, Arc<Group>>,
 }
 
-/// The workers that may take a model's next request.
+/// The workers that may take a model's next request, or a part of it.
 #[derive(Debug)]
 pub struct Group {
     pub model: Model,
+    /// Those that decode only, then those of both roles, then those that prefill only: who does what is a
+    /// range of places.
     pub workers: Vec<Arc<Worker>>,
+    /// How many only decode.
+    pub decode_only: usize,
+    /// How many only prefill.
+    pub prefill_only: usize,
+    /// For each of `workers`, what it told of itself.
+    pub facts: Vec<Arc<Facts>>,
     /// Places in `workers`.
     pub place: FxHashMap<WorkerId, usize>,
     /// For each of `workers`, how many of its ranks tell their cache events; 0 for a worker that does not.
@@ -136,6 +148,18 @@ pub struct Group {
     pub bases: Vec<Model>,
     /// Whether it is an adapter, whose blocks are its own.
     pub is_adapter: bool,
+}
+
+impl Group {
+    /// Places of the workers that take whole requests, and continue what others began.
+    pub fn decode(&self) -> Range<usize> {
+        0..self.workers.len() - self.prefill_only
+    }
+
+    /// Places of the workers that compute prompts for others.
+    pub fn prefill(&self) -> Range<usize> {
+        self.decode_only..self.workers.len()
+    }
 }
 
 impl Status {
@@ -158,7 +182,7 @@ impl Status {
 impl Snapshot {
     /// Whether some worker can take some request.
     pub fn is_ready(&self) -> bool {
-        self.models.values().any(|group| !group.workers.is_empty())
+        self.models.values().any(|group| !group.decode().is_empty())
     }
 
     /// Whether some worker was not asked yet what it serves.

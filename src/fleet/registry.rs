@@ -223,6 +223,7 @@ impl Registry {
             pool: client::Pool::new(member.address.clone(), self.client.clone()),
             load: Load::default(),
             breaker: SharedBreaker::new(self.breaker.clone()),
+            handoffs: SharedBreaker::new(self.breaker.clone()),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
         });
@@ -262,6 +263,9 @@ fn snapshot(workers: Vec<Status>) -> Snapshot {
                 let group = Group {
                     model: model.clone(),
                     workers: Vec::new(),
+                    decode_only: 0,
+                    prefill_only: 0,
+                    facts: Vec::new(),
                     place: FxHashMap::default(),
                     event_ranks: Vec::new(),
                     card: card.clone(),
@@ -280,19 +284,26 @@ fn snapshot(workers: Vec<Status>) -> Snapshot {
             }
         }
     }
-    let models = models.into_iter().map(|(model, (mut group, members))| {
-        let takes_whole = |status: &&&Status| status.worker.role != Role::Prefill;
-        // Whole requests go to prefill workers only where there is nobody else.
-        let is_split = members.iter().any(|status| takes_whole(&status));
-        let taken = members
-            .iter()
-            .filter(|status| !is_split || takes_whole(status));
-        for (place, status) in taken.enumerate() {
+    let models = models.into_iter().map(|(model, (mut group, mut members))| {
+        // Places of one role are next to each other, and else in the order of joining.
+        members.sort_by_key(|status| match status.worker.role {
+            Role::Decode => 0,
+            Role::Both => 1,
+            Role::Prefill => 2,
+        });
+        let count = |role| {
+            let mut roles = members.iter().map(|status| status.worker.role);
+            roles.by_ref().filter(|it| *it == role).count()
+        };
+        group.decode_only = count(Role::Decode);
+        group.prefill_only = count(Role::Prefill);
+        for (place, status) in members.into_iter().enumerate() {
             group.place.insert(status.worker.id, place);
             group
                 .event_ranks
                 .push(status.event_endpoints().len() as u32);
             group.workers.push(status.worker.clone());
+            group.facts.push(status.facts.clone());
         }
         (model, Arc::new(group))
     });
@@ -431,7 +442,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn prefill_workers_take_whole_requests_only_where_nobody_else_can() {
+    fn workers_of_one_role_are_a_range_of_places_and_prefill_workers_take_no_whole_requests() {
         let registry = registry(&[]);
         let with_role = |name, role| Member {
             role,
@@ -439,12 +450,29 @@ pub(crate) mod tests {
         };
         registry.set_members(
             "fixed",
-            vec![with_role("p", Role::Prefill), with_role("d", Role::Decode)],
+            vec![
+                with_role("p0", Role::Prefill),
+                with_role("b", Role::Both),
+                with_role("d0", Role::Decode),
+                with_role("p1", Role::Prefill),
+                with_role("d1", Role::Decode),
+            ],
         );
         bring_up(&registry, "m");
-        assert_eq!(group_of(&registry, "m"), Some(vec!["d".to_owned()]));
-        registry.set_members("fixed", vec![with_role("p", Role::Prefill)]);
-        assert_eq!(group_of(&registry, "m"), Some(vec!["p".to_owned()]));
+        let snapshot = registry.snapshot();
+        let group = &snapshot.models["m"];
+        let names = |places: std::ops::Range<usize>| {
+            let workers = group.workers[places].iter();
+            workers.map(|it| &*it.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(group.decode()), ["d0", "d1", "b"]);
+        assert_eq!(names(group.prefill()), ["b", "p0", "p1"]);
+        for (place, worker) in group.workers.iter().enumerate() {
+            assert_eq!(group.place[&worker.id], place);
+        }
+        registry.set_members("fixed", vec![with_role("p0", Role::Prefill)]);
+        assert!(registry.snapshot().models["m"].decode().is_empty());
+        assert!(!registry.snapshot().is_ready());
     }
 
     proptest! {

@@ -210,14 +210,14 @@ impl Relay {
         }
     }
 
-    pub(super) fn view<'a>(
+    /// What workers hold of a plan's prompt.
+    pub(super) fn held<'a>(
         &'a self,
         plan: &'a Plan,
         now: Instant,
-        excluded: &'a [WorkerId],
         holders_max: usize,
-    ) -> LiveView<'a> {
-        let held = Held::new(
+    ) -> Held<'a> {
+        Held::new(
             &plan.group,
             &self.caches,
             &plan.prompt,
@@ -225,8 +225,7 @@ impl Relay {
             now,
             holders_max,
             plan.request.seed,
-        );
-        LiveView::new(&plan.group, held, now, excluded)
+        )
     }
 
     /// A worker for a plan, but for `excluded`; with `may_repeat` one of those where there is no other.
