@@ -22,6 +22,7 @@
 //! processor cannot guess which of those will be the least busy. That does not grow with the fleet: 100 and
 //! 1,000 cost the same.
 
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -130,6 +131,8 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
         events: Events::At(vec![Endpoint::Grpc {
             address: format!("gpu-{number}:9000"),
         }]),
+        labels: BTreeMap::new(),
+        bootstrap: None,
     };
     fleet.set_members("bench", (0..workers).map(member).collect());
     let card = RawValue::from_string("{}".to_owned()).expect("it is JSON");

@@ -32,6 +32,7 @@ use crate::fleet::discovery::bearer;
 use crate::fleet::discovery::dns::Dns;
 use crate::fleet::discovery::file::File;
 use crate::fleet::discovery::fixed::Fixed;
+use crate::fleet::discovery::shared;
 use crate::fleet::probe;
 use crate::fleet::registry;
 use crate::http::carriers::Aside;
@@ -338,6 +339,8 @@ fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks)
                 interval,
                 authorization,
                 dns.events.check().unwrap_or_default(),
+                shared(&dns.labels),
+                dns.role,
             ),
             fleet,
             tasks,

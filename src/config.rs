@@ -4,6 +4,7 @@ mod check;
 pub mod document;
 mod tokenizer;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -19,6 +20,7 @@ use crate::api;
 use crate::api::responses;
 use crate::api::tenant;
 use crate::fleet::Member;
+use crate::fleet::Role;
 use crate::fleet::breaker;
 use crate::fleet::discovery::Listed;
 use crate::fleet::events;
@@ -158,6 +160,9 @@ pub struct Dns {
     pub interval_ms: u64,
     pub api_key: Secret,
     pub events: events::Listed,
+    pub labels: BTreeMap<String, String>,
+    /// Of each of them.
+    pub role: Role,
 }
 
 impl Default for Dns {
@@ -169,6 +174,8 @@ impl Default for Dns {
             interval_ms: 5_000,
             api_key: Secret::default(),
             events: events::Listed::default(),
+            labels: BTreeMap::new(),
+            role: Role::Both,
         }
     }
 }

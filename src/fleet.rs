@@ -6,6 +6,7 @@
 pub mod breaker;
 pub mod discovery;
 pub mod events;
+pub mod handoff;
 pub mod health;
 pub mod load;
 pub mod probe;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 
+use arc_swap::ArcSwapOption;
 use hyper::header::HeaderValue;
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
@@ -28,6 +30,7 @@ use serde_json::value::RawValue;
 use self::breaker::SharedBreaker;
 use self::events::Endpoint;
 use self::events::Events;
+use self::handoff::Peer;
 use self::health::Health;
 use self::load::Load;
 use crate::http::client;
@@ -69,6 +72,10 @@ pub struct Member {
     /// What the worker is sent as `authorization`, if it wants a key.
     pub authorization: Option<HeaderValue>,
     pub events: Events,
+    /// What an operator says of it, as where it stands.
+    pub labels: BTreeMap<String, Arc<str>>,
+    /// `http://host:port` of its bootstrap server, where that is not at its own host and the usual port.
+    pub bootstrap: Option<Arc<str>>,
 }
 
 /// One worker for as long as it is listed.
@@ -79,6 +86,8 @@ pub struct Worker {
     pub role: Role,
     pub authorization: Option<HeaderValue>,
     pub events: Events,
+    pub labels: BTreeMap<String, Arc<str>>,
+    pub bootstrap: Option<Arc<str>>,
     pub pool: Arc<client::Pool>,
     pub load: Load,
     pub breaker: SharedBreaker,
@@ -89,6 +98,8 @@ pub struct Worker {
     pub cache_tokens: AtomicU64,
     /// It does not take requests that ask it to tell again what it holds.
     pub refuses_reports: AtomicBool,
+    /// Where its blocks are fetched, as its process told; nothing while it may be another one.
+    pub peer: ArcSwapOption<Peer>,
 }
 
 /// What was known of a worker when the snapshot was made.
@@ -113,6 +124,8 @@ pub struct Facts {
     /// Those of `models` that are adapters of another.
     pub adapters: BTreeSet<Model>,
     pub version: Option<String>,
+    /// Tokens of a cached block.
+    pub block_size: Option<u32>,
     /// Rank -> where it says that it publishes its cache events; hosts may be `*`.
     pub event_endpoints: BTreeMap<u32, Endpoint>,
 }

@@ -9,6 +9,7 @@ mod carry;
 mod counted;
 mod direct;
 mod explain;
+mod handoff;
 mod headers;
 pub mod held;
 mod meter;
@@ -19,6 +20,7 @@ mod running;
 mod stream;
 mod tell_tokens;
 pub mod tokens;
+mod usage;
 pub mod view;
 
 use std::fmt;

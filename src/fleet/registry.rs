@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 
 use arc_swap::ArcSwap;
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
@@ -220,12 +221,15 @@ impl Registry {
             role: member.role,
             authorization: member.authorization.clone(),
             events: member.events.clone(),
+            labels: member.labels.clone(),
+            bootstrap: member.bootstrap.clone(),
             pool: client::Pool::new(member.address.clone(), self.client.clone()),
             load: Load::default(),
             breaker: SharedBreaker::new(self.breaker.clone()),
             handoffs: SharedBreaker::new(self.breaker.clone()),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
+            peer: ArcSwapOption::empty(),
         });
         let draining = member.draining;
         let status = Status {
@@ -326,6 +330,8 @@ pub(crate) mod tests {
             draining: false,
             authorization: None,
             events: Events::Off,
+            labels: BTreeMap::new(),
+            bootstrap: None,
         }
     }
 

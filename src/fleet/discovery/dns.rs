@@ -1,5 +1,7 @@
 //! Workers behind a DNS name: each of its addresses is one, and the name is resolved again and again.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::header::HeaderValue;
@@ -16,6 +18,8 @@ pub struct Dns {
     interval: Duration,
     authorization: Option<HeaderValue>,
     events: Events,
+    labels: BTreeMap<String, Arc<str>>,
+    role: Role,
     asked: bool,
 }
 
@@ -25,12 +29,16 @@ impl Dns {
         interval: Duration,
         authorization: Option<HeaderValue>,
         events: Events,
+        labels: BTreeMap<String, Arc<str>>,
+        role: Role,
     ) -> Self {
         Self {
             name,
             interval,
             authorization,
             events,
+            labels,
+            role,
             asked: false,
         }
     }
@@ -59,10 +67,12 @@ impl Discovery for Dns {
         let member = |address: String| Member {
             name: address.clone(),
             address,
-            role: Role::Both,
+            role: self.role,
             draining: false,
             authorization: self.authorization.clone(),
             events: self.events.clone(),
+            labels: self.labels.clone(),
+            bootstrap: None,
         };
         Ok(addresses.into_iter().map(member).collect())
     }
@@ -74,7 +84,14 @@ mod tests {
 
     fn dns(name: &str) -> Dns {
         let interval = Duration::from_millis(1);
-        Dns::new(name.to_owned(), interval, None, Events::Auto)
+        Dns::new(
+            name.to_owned(),
+            interval,
+            None,
+            Events::Auto,
+            BTreeMap::new(),
+            Role::Both,
+        )
     }
 
     #[tokio::test]
