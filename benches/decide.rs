@@ -121,6 +121,7 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
         client::Settings::default(),
         breaker::Settings::default(),
         workers as usize,
+        "",
     );
     let member = |number: u32| Member {
         name: format!("gpu-{number}"),

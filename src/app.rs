@@ -104,6 +104,7 @@ impl App {
             config.fleet.connections.clone(),
             config.fleet.breaker.clone(),
             config.fleet.workers_max as usize,
+            &config.prefill_decode.topology,
         );
         let predicted = Arc::new(Predicted::new(
             config.predicted.clone(),
@@ -137,6 +138,7 @@ impl App {
                 parity: parity.clone(),
             },
             config.model_settings(),
+            &config.prefill_decode,
             tokens,
             &metrics,
         ));
@@ -187,7 +189,12 @@ impl App {
                 () = stopped => {}
             }
         });
-        tasks.spawn_until_stopped(forget_lost_caches(fleet.clone(), predicted, expected));
+        tasks.spawn_until_stopped(forget_lost_caches(
+            fleet.clone(),
+            relay.clone(),
+            predicted,
+            expected,
+        ));
 
         let store = store::open(&config.responses.store, &metrics)?;
         let responses = Responses::new(
@@ -321,7 +328,8 @@ fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks)
         let interval = Duration::from_millis(config.fleet.file.interval_ms);
         let parse = {
             let path = path.clone();
-            Box::new(move |text: &str| config::parse_workers(&path, text))
+            let splits = config.prefill_decode.connector.is_some();
+            Box::new(move |text: &str| config::parse_workers(&path, text, splits))
         };
         follow(
             File::new(PathBuf::from(path), interval, parse),
@@ -357,6 +365,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 /// Joins fleet and cache index: what a worker held is gone when it left or may have restarted.
 async fn forget_lost_caches(
     fleet: Arc<registry::Registry>,
+    relay: Arc<Relay>,
     predicted: Arc<Predicted>,
     expected: Arc<Expected>,
 ) {
@@ -377,6 +386,7 @@ async fn forget_lost_caches(
         }
         predicted.sweep(observe::now(), |worker| now.contains_key(&worker));
         expected.sweep(observe::now());
+        relay.forget_pinned(|worker| now.contains_key(&worker));
         lives = now;
         // A request that was still out when its worker left may have recorded it again, and what is
         // old must go though no request comes: look again though nothing changed.

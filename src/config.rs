@@ -10,6 +10,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::Serialize;
 
+use self::check::NoConnector;
 use self::document::Document;
 use self::document::Outside;
 use self::document::Problems;
@@ -56,6 +57,7 @@ pub struct Config {
     pub predicted: predicted::Settings,
     pub tokens: relay::tokens::Settings,
     pub relay: relay::Settings,
+    pub prefill_decode: relay::prefill_decode::Settings,
     pub tenants: Vec<tenant::Listed>,
     pub replicas: Replicas,
     pub responses: responses::Settings,
@@ -301,8 +303,9 @@ impl Config {
     }
 }
 
-/// The members that a workers file lists, or what is wrong with it, in one line.
-pub fn parse_workers(name: &str, text: &str) -> Result<Vec<Member>, String> {
+/// The members that a workers file lists, or what is wrong with it, in one line. `splits` says whether
+/// requests are split, so that workers may have roles.
+pub fn parse_workers(name: &str, text: &str, splits: bool) -> Result<Vec<Member>, String> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct List {
@@ -318,7 +321,11 @@ pub fn parse_workers(name: &str, text: &str) -> Result<Vec<Member>, String> {
     let mut members = Vec::new();
     for (place, worker) in listed.iter().enumerate() {
         match worker.check() {
-            Ok(member) => members.push(member),
+            Ok(member) if splits || member.role == Role::Both => members.push(member),
+            Ok(member) => {
+                let message = NoConnector(member.role).to_string();
+                document.problem(&format!("workers[{place}].role"), &message);
+            }
             Err((key, error)) => document.problem(&format!("workers[{place}].{key}"), &error),
         }
     }

@@ -31,6 +31,7 @@ use self::breaker::SharedBreaker;
 use self::events::Endpoint;
 use self::events::Events;
 use self::handoff::Peer;
+use self::handoff::Shape;
 use self::health::Health;
 use self::load::Load;
 use crate::http::client;
@@ -149,8 +150,8 @@ pub struct Group {
     pub decode_only: usize,
     /// How many only prefill.
     pub prefill_only: usize,
-    /// For each of `workers`, what it told of itself.
-    pub facts: Vec<Arc<Facts>>,
+    /// For each of `workers`, what decides whether it fits another one of a pair.
+    pub shapes: Vec<Shape>,
     /// Places in `workers`.
     pub place: FxHashMap<WorkerId, usize>,
     /// For each of `workers`, how many of its ranks tell their cache events; 0 for a worker that does not.

@@ -6,6 +6,7 @@
 pub mod attempt;
 mod budget;
 mod carry;
+mod choice;
 mod counted;
 mod direct;
 mod explain;
@@ -14,7 +15,10 @@ mod headers;
 pub mod held;
 mod meter;
 mod model;
+mod opening;
+mod pinned;
 mod plan;
+pub mod prefill_decode;
 mod report;
 mod running;
 mod stream;
@@ -46,6 +50,7 @@ pub use self::model::KeySource;
 pub use self::model::ModelSettings;
 use self::model::Models;
 pub use self::model::PerModel;
+use self::prefill_decode::PrefillDecode;
 use self::tokens::Tokens;
 use crate::fleet::registry::Registry;
 use crate::ids::RequestId;
@@ -131,6 +136,11 @@ pub enum Error {
         model: String,
         retry_after: Duration,
     },
+    /// Workers can take it, but none can compute its prompt for them, and they are not to do so themselves.
+    NoPrefill {
+        model: String,
+        retry_after: Duration,
+    },
     /// Every try failed before an answer.
     Unreachable { tries: u32, last: String },
     /// The last try took too long.
@@ -155,6 +165,9 @@ impl fmt::Display for Error {
             }
             Error::NoWorker { model, .. } => {
                 write!(f, "no worker can take requests for `{model}` now")
+            }
+            Error::NoPrefill { model, .. } => {
+                write!(f, "no prefill worker can take requests for `{model}` now")
             }
             Error::Unreachable { tries, last } => {
                 write!(f, "no engine answered in {tries} tries: {last}")
@@ -181,6 +194,8 @@ pub struct Relay {
     models: Models,
     tokens: Arc<Tokens>,
     budget: RetryBudget,
+    /// None where requests are never split.
+    prefill_decode: Option<PrefillDecode>,
     metrics: Metrics,
 }
 
@@ -190,15 +205,19 @@ impl Relay {
         fleet: Arc<Registry>,
         caches: Caches,
         models: ModelSettings,
+        prefill_decode: &prefill_decode::Settings,
         tokens: Arc<Tokens>,
         registry: &metrics::Registry,
     ) -> Self {
+        let prefill_decode = PrefillDecode::new(prefill_decode, registry);
+        let families = prefill_decode.as_ref().map(|it| it.families.clone());
         Self {
             budget: RetryBudget::new(&settings),
             settings,
             fleet,
             caches,
-            models: Models::new(models, registry),
+            models: Models::new(models, families, registry),
+            prefill_decode,
             tokens,
             metrics: Metrics {
                 retries: registry.counters(

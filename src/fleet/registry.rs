@@ -23,6 +23,7 @@ use super::Status;
 use super::Worker;
 use super::breaker;
 use super::breaker::SharedBreaker;
+use super::handoff::Shape;
 use super::health::Health;
 use super::load::Load;
 use crate::http::client;
@@ -36,6 +37,8 @@ pub struct Registry {
     client: client::Settings,
     breaker: breaker::Settings,
     workers_max: usize,
+    /// The label that two workers of a pair must share; empty for none.
+    topology: String,
     version: watch::Sender<u64>,
 }
 
@@ -61,6 +64,7 @@ impl Registry {
         client: client::Settings,
         breaker: breaker::Settings,
         workers_max: usize,
+        topology: &str,
     ) -> Arc<Self> {
         Arc::new(Self {
             snapshot: ArcSwap::default(),
@@ -68,6 +72,7 @@ impl Registry {
             client,
             breaker,
             workers_max,
+            topology: topology.to_owned(),
             version: watch::Sender::new(0),
         })
     }
@@ -247,19 +252,16 @@ impl Registry {
     }
 
     fn publish(&self, book: &Book) {
-        self.snapshot.store(Arc::new(snapshot(
-            book.entries
-                .iter()
-                .map(|entry| entry.status.clone())
-                .collect(),
-        )));
+        let workers = book.entries.iter().map(|entry| entry.status.clone());
+        let snapshot = snapshot(workers.collect(), &self.topology);
+        self.snapshot.store(Arc::new(snapshot));
         self.version.send_modify(|version| *version += 1);
     }
 }
 
 /// Groups workers by model. A model whose workers are all down keeps its (empty) group: it is
 /// unavailable, not unknown.
-fn snapshot(workers: Vec<Status>) -> Snapshot {
+fn snapshot(workers: Vec<Status>, topology: &str) -> Snapshot {
     let mut models: BTreeMap<_, (Group, Vec<&Status>)> = BTreeMap::new();
     for status in &workers {
         for (model, card) in &status.facts.models {
@@ -269,7 +271,7 @@ fn snapshot(workers: Vec<Status>) -> Snapshot {
                     workers: Vec::new(),
                     decode_only: 0,
                     prefill_only: 0,
-                    facts: Vec::new(),
+                    shapes: Vec::new(),
                     place: FxHashMap::default(),
                     event_ranks: Vec::new(),
                     card: card.clone(),
@@ -307,7 +309,7 @@ fn snapshot(workers: Vec<Status>) -> Snapshot {
                 .event_ranks
                 .push(status.event_endpoints().len() as u32);
             group.workers.push(status.worker.clone());
-            group.facts.push(status.facts.clone());
+            group.shapes.push(Shape::of(status, topology));
         }
         (model, Arc::new(group))
     });
@@ -340,6 +342,7 @@ pub(crate) mod tests {
             client::Settings::default(),
             breaker::Settings::default(),
             100,
+            "",
         );
         registry.set_members("fixed", names.iter().map(|name| member(name)).collect());
         registry

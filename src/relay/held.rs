@@ -584,7 +584,7 @@ mod tests {
             workers: Vec::new(),
             decode_only: 0,
             prefill_only: 0,
-            facts: Vec::new(),
+            shapes: Vec::new(),
             place: Default::default(),
             event_ranks: event_ranks.to_vec(),
             card: RawValue::NULL.to_owned(),

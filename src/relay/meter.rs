@@ -105,7 +105,7 @@ impl Meter {
 
 /// Whether a piece of a stream has a token. What engines send before they compute anything has none:
 /// a chat stream's first chunk with the role, the first events of a response, keep-alive comments.
-fn is_token(api: Api, data: &[u8]) -> bool {
+pub(super) fn is_token(api: Api, data: &[u8]) -> bool {
     match api {
         Api::Responses => DELTA.find(data).is_some(),
         Api::Chat => {

@@ -76,8 +76,8 @@ impl Opening {
         if is_error || tells_error(data) {
             return Seen::Error;
         }
-        let is_end = data == b"[DONE]"
-            || matches!(name, b"response.completed" | b"response.incomplete");
+        let is_end =
+            data == b"[DONE]" || matches!(name, b"response.completed" | b"response.incomplete");
         if is_end || (!data.is_empty() && meter::is_token(self.api, event)) {
             return Seen::Token;
         }
@@ -118,12 +118,11 @@ mod tests {
     const ROLE: &str =
         "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
     const TOKEN: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"an \\\"error\\\"\"}}]}\n\n";
-    const ERROR: &str = "data: {\"error\":{\"message\":\"Internal server error\",\"code\":500}}\n\n";
+    const ERROR: &str =
+        "data: {\"error\":{\"message\":\"Internal server error\",\"code\":500}}\n\n";
     const DONE: &str = "data: [DONE]\n\n";
-    const CREATED: &str =
-        "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"error\":null}}\n\n";
-    const DELTA: &str =
-        "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n";
+    const CREATED: &str = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"error\":null}}\n\n";
+    const DELTA: &str = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n";
 
     /// What is seen of a stream in one piece, and in two, wherever it is cut.
     fn check(api: Api, events: &[&str], expected: Seen) {

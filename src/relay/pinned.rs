@@ -136,7 +136,10 @@ mod tests {
         fetched.release();
         assert_eq!(pinned.of(now, first), (1, 40));
         assert_eq!(pinned.of(now, second), (0, 0));
-        assert_eq!(pinned.of(now + LEASE - Duration::from_nanos(1), first), (1, 40));
+        assert_eq!(
+            pinned.of(now + LEASE - Duration::from_nanos(1), first),
+            (1, 40)
+        );
         assert_eq!(pinned.of(now + LEASE, first), (0, 0));
     }
 

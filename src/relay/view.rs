@@ -9,6 +9,7 @@ use super::held::Held;
 use super::held::Holders;
 use crate::fleet::Group;
 use crate::fleet::Worker;
+use crate::fleet::handoff::Connector;
 use crate::ids::WorkerId;
 use crate::routing::Cached;
 use crate::routing::State;
@@ -19,8 +20,8 @@ use crate::routing::View;
 pub enum Task {
     /// A whole request, or what follows a prompt that another computes.
     Decode,
-    /// A prompt for another.
-    Prefill,
+    /// A prompt for another, which fetches its blocks by this connector.
+    Prefill(Connector),
 }
 
 /// Load is read as it is now. Places are those of the group's workers that do the task, from 0.
@@ -45,7 +46,7 @@ impl<'a> LiveView<'a> {
     ) -> Self {
         let places = match task {
             Task::Decode => group.decode(),
-            Task::Prefill => group.prefill(),
+            Task::Prefill(_) => group.prefill(),
         };
         Self {
             group,
@@ -67,6 +68,24 @@ impl<'a> LiveView<'a> {
         self.places.start + place
     }
 
+    /// Whether it is known where what a worker computes is to be fetched.
+    pub(super) fn is_met(&self, place: usize) -> bool {
+        match self.task {
+            Task::Prefill(connector) if connector.needs_peer() => {
+                self.worker(place).peer.load().is_some()
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether what a worker computes is fetched, as a rule.
+    pub(super) fn hands_over(&self, place: usize) -> bool {
+        match self.task {
+            Task::Decode => true,
+            Task::Prefill(_) => self.worker(place).handoffs.may_pass(self.now),
+        }
+    }
+
     fn worker(&self, place: usize) -> &Worker {
         &self.group.workers[self.in_group(place)]
     }
@@ -79,10 +98,10 @@ impl View for LiveView<'_> {
 
     fn state(&self, place: usize) -> State {
         let worker = self.worker(place);
-        let may_pass = worker.breaker.may_pass(self.now)
-            && (self.task == Task::Decode || worker.handoffs.may_pass(self.now));
+        let can = self.task == Task::Decode || self.is_met(place) && self.hands_over(place);
+        let is_free = worker.breaker.may_pass(self.now) && !self.excluded.contains(&worker.id);
         State {
-            is_usable: may_pass && !self.excluded.contains(&worker.id),
+            is_usable: can && is_free,
             requests: worker.load.requests(),
             pending_tokens: worker.load.pending_tokens(),
             decode_tokens: worker.load.decode_tokens(),
