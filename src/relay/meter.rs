@@ -118,14 +118,14 @@ pub(super) fn is_token(api: Api, data: &[u8]) -> bool {
 }
 
 #[derive(Debug, Default, PartialEq)]
-struct Usage {
-    prompt_tokens: u64,
-    cached_tokens: u64,
-    output_tokens: u64,
+pub(super) struct Usage {
+    pub(super) prompt_tokens: u64,
+    pub(super) cached_tokens: u64,
+    pub(super) output_tokens: u64,
 }
 
 /// The last usage in a piece of an answer, in the words of chat or of Responses.
-fn usage(data: &[u8]) -> Option<Usage> {
+pub(super) fn usage(data: &[u8]) -> Option<Usage> {
     #[derive(Deserialize)]
     struct Wire {
         #[serde(alias = "input_tokens")]
