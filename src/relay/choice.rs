@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Relay;
-use super::handoff;
 use super::handoff::NotSplit;
 use super::held::Held;
 use super::plan::Excluded;
@@ -38,7 +37,6 @@ pub(super) struct Prefill {
     pub(super) worker: Arc<Worker>,
     /// Where its blocks are to be fetched, for connectors that have to be told.
     pub(super) peer: Option<Arc<Peer>>,
-    pub(super) rank: Option<u32>,
 }
 
 /// Why a request is not split, where requests are.
@@ -129,10 +127,19 @@ impl Relay {
                 failed.whole.push(worker.id);
                 continue;
             }
+            let prefill = prefill.map(|prefill| {
+                let decision = prefill?;
+                let worker = plan.group.workers[decision.place].clone();
+                Ok(Prefill {
+                    decision,
+                    peer: worker.peer.load_full(),
+                    worker,
+                })
+            });
             return Some(Choice {
                 decision,
                 worker: worker.clone(),
-                prefill: prefill.map(|prefill| self.prefill(plan, prefill?)),
+                prefill,
             });
         }
     }
@@ -171,7 +178,8 @@ impl Relay {
         excluded: &[WorkerId],
     ) -> Option<Chosen> {
         let group = &*plan.group;
-        let prefill = LiveView::new(group, held, Task::Prefill(it.connector), now, excluded);
+        let task = Task::Prefill(it.connector, plan.api);
+        let prefill = LiveView::new(group, held, task, now, excluded);
         let may_pair = |from: usize, to: usize| {
             let (from, to) = (prefill.in_group(from), decode.in_group(to));
             from != to && group.shapes[from].fits(&group.shapes[to])
@@ -192,22 +200,6 @@ impl Relay {
             pair.decode,
             Some(pair.prefill.map(in_group).map_err(Unsplit::Workers)),
         ))
-    }
-
-    pub(super) fn prefill(&self, plan: &Plan, decision: Decision) -> Result<Prefill, Unsplit> {
-        let worker = plan.group.workers[decision.place].clone();
-        let peer = worker.peer.load_full();
-        let rank = match &self.prefill_decode {
-            Some(it) => handoff::rank(it.connector, plan.api, peer.as_deref(), plan.request.seed)
-                .map_err(Unsplit::Request)?,
-            None => None,
-        };
-        Ok(Prefill {
-            decision,
-            worker,
-            peer,
-            rank,
-        })
     }
 
     /// Whether a request must not run on the worker that was chosen, since it is to be split and cannot be.

@@ -144,7 +144,7 @@ impl Relay {
         let workers = self.scores(&plan, &view, &depths);
         let split = match (&self.prefill_decode, prefill) {
             (Some(it), Some(prefill)) => {
-                let task = Task::Prefill(it.connector);
+                let task = Task::Prefill(it.connector, plan.api);
                 let view = LiveView::new(&plan.group, &held, task, now, &[]);
                 let workers = self.scores(&plan, &view, &depths);
                 Some(self.split_or_not(&plan, it, prefill, view.in_group(0), workers))
@@ -196,15 +196,14 @@ impl Relay {
         first: usize,
         workers: Vec<Score>,
     ) -> SplitOrNot {
-        let chosen = prefill.and_then(|decision| Ok((decision, self.prefill(plan, decision)?)));
-        match chosen {
-            Ok((decision, prefill)) => {
+        match prefill {
+            Ok(decision) => {
                 let score = &workers[decision.place - first];
                 let tokens = plan.request.prompt_tokens;
                 SplitOrNot {
                     is_split: true,
                     why_not: None,
-                    prefill: Some(prefill.worker.name.to_string()),
+                    prefill: Some(score.worker.clone()),
                     reason: Some(decision.reason),
                     why: why::why(decision.reason, score, &workers, tokens),
                     workers,
@@ -243,9 +242,7 @@ impl Relay {
         let terms = cost::terms(settings, &state, new_tokens);
         let breaker = worker.breaker.state();
         let because = || match breaker {
-            _ if !view.is_met(place) => {
-                "its bootstrap server has not told where its blocks are fetched"
-            }
+            _ if !view.is_met(place) => "it is not known where what it computes is to be fetched",
             breaker::State::Closed if !view.hands_over(place) => {
                 "what it computed could not be fetched several times in a row"
             }

@@ -38,6 +38,8 @@ use super::direct::Part;
 use super::handoff;
 use super::handoff::Handed;
 use super::handoff::Legs;
+use super::handoff::Transfer;
+use super::handoff::Unhanded;
 use super::headers;
 use super::opening::Opening;
 use super::opening::Seen;
@@ -358,7 +360,7 @@ impl Try<'_> {
             computed,
             it.lease,
             prefill.worker.id,
-            plan.request.prompt_tokens,
+            u32::try_from(handed.prompt_tokens).unwrap_or(u32::MAX),
         );
         let cached_tokens = handed.cached_tokens;
         let body = legs.decode(handed.params);
@@ -432,10 +434,23 @@ impl Try<'_> {
             plan.check(&relay.caches.parity, now, worker),
             report.map(|_| relay.caches.board.ask(worker.id)),
         );
-        // Of no other try: what was handed over under it is not to be found by another.
-        let transfer = format!("{}-{}", job.id, self.tries);
-        let body = legs.prefill(it.connector, &transfer);
-        let part = Part::Leg { rank: prefill.rank };
+        let transfer = Transfer::begin(
+            it.connector,
+            job.api,
+            // Of no other try: what was handed over under it is not to be found by another.
+            format!("{}-{}", job.id, self.tries),
+            host(worker),
+            prefill.peer.clone(),
+            plan.request.seed,
+        );
+        let transfer = match transfer {
+            Ok(transfer) => transfer,
+            Err(unhanded) => return self.unhanded(unhanded),
+        };
+        let body = legs.prefill(&transfer);
+        let part = Part::Leg {
+            rank: transfer.rank(),
+        };
         // A prompt's leg is a first token.
         let limit = Duration::from_millis(relay.settings.first_byte_timeout_ms);
         let timer = tokio::time::sleep_until((now + limit).min(self.deadline).into());
@@ -445,7 +460,7 @@ impl Try<'_> {
             Some(report) => {
                 let whole = plan.body.as_ref().unwrap_or(&job.body);
                 let asking = match Legs::of(job.api, &report.put_into(whole)) {
-                    Ok(legs) => legs.prefill(it.connector, &transfer),
+                    Ok(legs) => legs.prefill(&transfer),
                     Err(_) => body.clone(),
                 };
                 relay
@@ -484,20 +499,19 @@ impl Try<'_> {
         };
         belief.confirm();
         running.on_first_token(observe::now());
-        let from = handoff::From {
-            host: host(worker),
-            peer: prefill.peer.as_deref(),
-            rank: prefill.rank.unwrap_or(0),
-        };
-        match handoff::handed(it.connector, job.api, &whole, &transfer, from) {
+        match transfer.end(&whole) {
             Ok(handed) => First::Handed(handed),
-            Err(unhanded) => {
-                of_model.on_handoff(unhanded.as_str());
-                worker.handoffs.on_failure(observe::now());
-                let last = format!("{}: {unhanded}", worker.name);
-                First::Lost(Lost::at_prefill(Failure::Handoff, last))
-            }
+            Err(unhanded) => self.unhanded(unhanded),
         }
+    }
+
+    /// The worker has computed the prompt, perhaps, and nobody can fetch it.
+    fn unhanded(&self, unhanded: Unhanded) -> First {
+        let worker = &self.prefill.worker;
+        self.of_model.on_handoff(unhanded.as_str());
+        worker.handoffs.on_failure(observe::now());
+        let last = format!("{}: {unhanded}", worker.name);
+        First::Lost(Lost::at_prefill(Failure::Handoff, last))
     }
 
     fn first_failed(&self, error: &direct::Error) -> First {

@@ -11,6 +11,7 @@ use crate::fleet::Group;
 use crate::fleet::Worker;
 use crate::fleet::handoff::Connector;
 use crate::ids::WorkerId;
+use crate::prompt::Api;
 use crate::routing::Cached;
 use crate::routing::State;
 use crate::routing::View;
@@ -20,8 +21,8 @@ use crate::routing::View;
 pub enum Task {
     /// A whole request, or what follows a prompt that another computes.
     Decode,
-    /// A prompt for another, which fetches its blocks by this connector.
-    Prefill(Connector),
+    /// A prompt, sent over this API, for another that fetches its blocks by this connector.
+    Prefill(Connector, Api),
 }
 
 /// Load is read as it is now. Places are those of the group's workers that do the task, from 0.
@@ -46,7 +47,7 @@ impl<'a> LiveView<'a> {
     ) -> Self {
         let places = match task {
             Task::Decode => group.decode(),
-            Task::Prefill(_) => group.prefill(),
+            Task::Prefill(..) => group.prefill(),
         };
         Self {
             group,
@@ -71,8 +72,11 @@ impl<'a> LiveView<'a> {
     /// Whether it is known where what a worker computes is to be fetched.
     pub(super) fn is_met(&self, place: usize) -> bool {
         match self.task {
-            Task::Prefill(connector) if connector.needs_peer() => {
-                self.worker(place).peer.load().is_some()
+            Task::Prefill(connector, api) if connector.needs_peer() => {
+                let peer = self.worker(place).peer.load();
+                // A Responses request goes to a rank of the engine's choice, which nobody is told.
+                peer.as_ref()
+                    .is_some_and(|peer| api != Api::Responses || peer.ranks().len() == 1)
             }
             _ => true,
         }
@@ -82,7 +86,7 @@ impl<'a> LiveView<'a> {
     pub(super) fn hands_over(&self, place: usize) -> bool {
         match self.task {
             Task::Decode => true,
-            Task::Prefill(_) => self.worker(place).handoffs.may_pass(self.now),
+            Task::Prefill(..) => self.worker(place).handoffs.may_pass(self.now),
         }
     }
 
