@@ -175,6 +175,9 @@ async fn pretend(settings: sim::worker::Settings) -> io::Result<()> {
             None => writeln!(stdout)?,
         }
     }
+    if let Some(bootstrap) = worker.handle().bootstrap() {
+        writeln!(stdout, "bootstrap on http://{bootstrap}")?;
+    }
     worker
         .run(async {
             let _ = stop_signal().await;

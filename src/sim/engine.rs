@@ -6,6 +6,7 @@
 //! clock and no I/O: time is an argument, and it says when it next wants to be called.
 
 pub mod cache;
+mod kept;
 
 use std::collections::VecDeque;
 use std::iter::Sum;
@@ -19,6 +20,7 @@ use self::cache::Change;
 use self::cache::Held;
 use self::cache::Label;
 use self::cache::Path;
+use self::kept::Kept;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -47,6 +49,10 @@ pub struct Request {
     pub label: Option<Arc<Label>>,
     /// Whether cached blocks are told of again, as if they were stored.
     pub report_cached: bool,
+    /// The prompt's first tokens whose blocks came from another engine: they are not computed here.
+    pub received_tokens: usize,
+    /// How long its blocks stay in use after its end, for another engine to fetch them.
+    pub keep_for: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -92,6 +98,9 @@ pub struct Gauges {
     pub waiting: usize,
     /// The part of the cache that requests are using, 0 to 1.
     pub kv_usage: f64,
+    /// Requests that are over and whose blocks are kept for another engine, and how many those are.
+    pub kept: usize,
+    pub kept_blocks: usize,
 }
 
 /// What the engine has done since it was made.
@@ -101,11 +110,17 @@ pub struct Counters {
     pub prefix_queries: u64,
     pub prefix_hits: u64,
     pub prompt_tokens: u64,
+    /// Of these, the ones that came from another engine and were not here.
+    pub received_tokens: u64,
     pub generation_tokens: u64,
     pub preemptions: u64,
     pub finished: u64,
     pub cancelled: u64,
     pub refused: u64,
+    /// Requests whose blocks were kept until the time was up.
+    pub kept_expired: u64,
+    /// The most blocks that were kept at a time.
+    pub kept_blocks_peak: u64,
 }
 
 impl Sum for Counters {
@@ -114,11 +129,14 @@ impl Sum for Counters {
             prefix_queries: sum.prefix_queries + one.prefix_queries,
             prefix_hits: sum.prefix_hits + one.prefix_hits,
             prompt_tokens: sum.prompt_tokens + one.prompt_tokens,
+            received_tokens: sum.received_tokens + one.received_tokens,
             generation_tokens: sum.generation_tokens + one.generation_tokens,
             preemptions: sum.preemptions + one.preemptions,
             finished: sum.finished + one.finished,
             cancelled: sum.cancelled + one.cancelled,
             refused: sum.refused + one.refused,
+            kept_expired: sum.kept_expired + one.kept_expired,
+            kept_blocks_peak: sum.kept_blocks_peak + one.kept_blocks_peak,
         })
     }
 }
@@ -130,6 +148,10 @@ pub struct Engine {
     waiting: VecDeque<Sequence>,
     /// In the order of admission; the last is the first to be sent back when blocks run out.
     running: Vec<Running>,
+    /// Blocks of requests that are over.
+    kept: Kept,
+    /// Nothing runs, and what is kept leaves no room for the first that waits.
+    is_blocked: bool,
     /// When the step that is being computed ends.
     step_ends: Option<Instant>,
     next_key: u64,
@@ -149,6 +171,8 @@ struct Sequence {
     root: u64,
     label: Option<Arc<Label>>,
     report_cached: bool,
+    received_tokens: usize,
+    keep_for: Option<Duration>,
     arrived: Instant,
     /// Known from the first admission on. A request that is sent back does not look again, for the
     /// client is told once.
@@ -163,6 +187,8 @@ struct Running {
     /// How many of its tokens are computed, and how many more will be when the step ends.
     computed: usize,
     scheduled: usize,
+    /// All but the end of the prompt came from another engine.
+    is_received: bool,
 }
 
 impl Engine {
@@ -172,6 +198,8 @@ impl Engine {
             settings,
             waiting: VecDeque::new(),
             running: Vec::new(),
+            kept: Kept::default(),
+            is_blocked: false,
             step_ends: None,
             next_key: 0,
             counters: Counters::default(),
@@ -195,6 +223,8 @@ impl Engine {
             root: self.settings.root ^ request.salt,
             label: request.label,
             report_cached: request.report_cached,
+            received_tokens: request.received_tokens,
+            keep_for: request.keep_for,
             arrived: now,
             cached_tokens: None,
         });
@@ -212,14 +242,43 @@ impl Engine {
         } else {
             return false;
         }
+        self.is_blocked = false;
         self.counters.cancelled += 1;
         true
     }
 
+    /// The numbers of the blocks that are kept of a request that is over.
+    pub fn kept_blocks(&self, key: RequestKey) -> Option<Vec<u32>> {
+        self.kept.blocks(key)
+    }
+
+    /// Frees what is kept of a request; false if nothing is.
+    pub fn release_kept(&mut self, key: RequestKey) -> bool {
+        let path = self.kept.remove(key);
+        let was_kept = path.is_some();
+        if let Some(path) = path {
+            self.cache.release(path);
+            self.is_blocked = false;
+        }
+        was_kept
+    }
+
+    /// Tokens of a prompt that are not held here.
+    pub fn missing_tokens(&self, prompt: &[u32], salt: u64) -> usize {
+        prompt.len() - self.cache.hit_tokens(self.settings.root ^ salt, prompt)
+    }
+
+    /// Whether the next request would be refused.
+    pub fn is_full(&self) -> bool {
+        self.waiting.len() >= self.settings.queue_max
+    }
+
     /// When `on_timeout` has something to do; `None` if only a new request can change anything.
     pub fn next_timeout(&self) -> Option<Instant> {
-        let front_arrived = self.waiting.front().map(|sequence| sequence.arrived);
-        self.step_ends.or(front_arrived)
+        let front = self.waiting.front().filter(|_| !self.is_blocked);
+        let front_arrived = front.map(|sequence| sequence.arrived);
+        let work = self.step_ends.or(front_arrived);
+        [work, self.kept.next_end()].into_iter().flatten().min()
     }
 
     /// Does all that happened up to `now`. A late call loses no time: steps follow each other as if
@@ -227,8 +286,14 @@ impl Engine {
     pub fn on_timeout(&mut self, now: Instant) -> Vec<Output> {
         let mut outputs = Vec::new();
         while let Some(due) = self.next_timeout().filter(|due| *due <= now) {
-            if self.step_ends.take().is_some() {
-                self.finish_step(&mut outputs);
+            self.release_expired(due);
+            match self.step_ends {
+                Some(ends) if ends > due => continue,
+                Some(_) => {
+                    self.step_ends = None;
+                    self.finish_step(due, &mut outputs);
+                }
+                None => {}
             }
             self.begin_step(due);
         }
@@ -245,6 +310,8 @@ impl Engine {
             running: self.running.len(),
             waiting: self.waiting.len(),
             kv_usage: self.cache.used_blocks() as f64 / self.cache.capacity_blocks() as f64,
+            kept: self.kept.len(),
+            kept_blocks: self.kept.all_blocks(),
         }
     }
 
@@ -276,7 +343,7 @@ impl Engine {
             Err(Refused::Empty)
         } else if tokens > block_tokens * self.cache.capacity_blocks() {
             Err(Refused::TooLong)
-        } else if self.waiting.len() >= self.settings.queue_max {
+        } else if self.is_full() {
             Err(Refused::Busy)
         } else {
             Ok(())
@@ -304,6 +371,17 @@ impl Engine {
         }
         if prefill_tokens > 0 || decodes {
             self.step_ends = Some(at + self.step_time(prefill_tokens, decodes));
+        } else {
+            let front = self.waiting.front();
+            self.is_blocked = front.is_some_and(|sequence| sequence.arrived <= at);
+        }
+    }
+
+    fn release_expired(&mut self, at: Instant) {
+        for path in self.kept.remove_ended(at) {
+            self.cache.release(path);
+            self.is_blocked = false;
+            self.counters.kept_expired += 1;
         }
     }
 
@@ -329,16 +407,21 @@ impl Engine {
             let Some(mut sequence) = self.waiting.pop_front_if(arrived_by_then) else {
                 return;
             };
-            let Some((path, computed)) = self.cache.open(sequence.root, &sequence.tokens) else {
+            let Some((path, cached)) = self.cache.open(sequence.root, &sequence.tokens) else {
                 // The order is kept: a small request does not overtake one that waits for room.
                 self.waiting.push_front(sequence);
                 return;
             };
             if sequence.cached_tokens.is_none() {
-                sequence.cached_tokens = Some(computed);
+                sequence.cached_tokens = Some(cached);
                 self.counters.prefix_queries += sequence.prompt_tokens as u64;
-                self.counters.prefix_hits += computed as u64;
+                self.counters.prefix_hits += cached as u64;
             }
+            // Once: what it received is gone with its blocks if it is sent back.
+            let received = std::mem::take(&mut sequence.received_tokens);
+            self.counters.received_tokens += received.saturating_sub(cached) as u64;
+            // The first token of the answer comes from the prompt's last one, wherever the rest is from.
+            let computed = cached.max(received.min(sequence.tokens.len() - 1));
             let scheduled = (sequence.tokens.len() - computed).min(*budget);
             *budget -= scheduled;
             let path = path.labelled(sequence.label.clone());
@@ -351,6 +434,7 @@ impl Engine {
                 path,
                 computed,
                 scheduled,
+                is_received: received > 0,
             });
         }
     }
@@ -375,7 +459,13 @@ impl Engine {
         }
     }
 
-    fn finish_step(&mut self, outputs: &mut Vec<Output>) {
+    fn keep(&mut self, running: Running, until: Instant) {
+        self.kept.insert(running.sequence.key, running.path, until);
+        let blocks = self.kept.all_blocks() as u64;
+        self.counters.kept_blocks_peak = self.counters.kept_blocks_peak.max(blocks);
+    }
+
+    fn finish_step(&mut self, at: Instant, outputs: &mut Vec<Output>) {
         let mut index = 0;
         while index < self.running.len() {
             let running = &mut self.running[index];
@@ -386,7 +476,10 @@ impl Engine {
             let caught_up = scheduled > 0 && running.computed == tokens.len();
             if caught_up && running.sequence.speak(&mut self.counters, outputs) {
                 let running = self.running.remove(index);
-                self.cache.release(running.path);
+                match running.sequence.keep_for {
+                    None => self.cache.release(running.path),
+                    Some(time) => self.keep(running, at + time),
+                }
             } else {
                 index += 1;
             }
@@ -402,7 +495,8 @@ impl Running {
     /// The prompt is behind it, and only its last token is to be computed.
     fn is_decoding(&self) -> bool {
         let sequence = &self.sequence;
-        sequence.tokens.len() > sequence.prompt_tokens && self.computed + 1 == sequence.tokens.len()
+        let prompt_is_behind = sequence.tokens.len() > sequence.prompt_tokens || self.is_received;
+        prompt_is_behind && self.computed + 1 == sequence.tokens.len()
     }
 }
 

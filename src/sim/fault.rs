@@ -1,11 +1,13 @@
 //! The ways in which a pretend engine can misbehave. Plain data: set by arguments at the start, or as
 //! JSON while it runs. What they do to an answer is decided here, and done by the worker.
 
+pub mod handoff;
 pub mod kv;
 
 use serde::Deserialize;
 use serde::Serialize;
 
+use self::handoff::HandoffFaults;
 use self::kv::KvFaults;
 
 /// In JSON, a switch that is not named is off.
@@ -35,6 +37,14 @@ pub struct Faults {
     /// Report an engine error after this many tokens, as vLLM does when its core dies.
     #[arg(long = "fault-error-after-tokens", value_name = "TOKENS")]
     pub error_after_tokens: Option<usize>,
+
+    /// End the process after this many tokens of an answer.
+    #[arg(long = "fault-die-after-tokens", value_name = "TOKENS")]
+    pub die_after_tokens: Option<usize>,
+
+    /// End every answer after its first token, as a model may, unless the request says ignore_eos.
+    #[arg(long = "fault-stop-at-once")]
+    pub stop_at_once: bool,
 
     /// Let requests for model work wait this long, in milliseconds, before the engine sees them.
     #[arg(
@@ -72,6 +82,10 @@ pub struct Faults {
     /// Of the cache events.
     #[command(flatten)]
     pub kv: KvFaults,
+
+    /// Of prompts that are handed over between engines.
+    #[command(flatten)]
+    pub handoff: HandoffFaults,
 }
 
 /// How an answer ends before its time.
@@ -80,6 +94,8 @@ pub enum Ending {
     Cut,
     Stall,
     Error,
+    /// Of the whole process.
+    Death,
 }
 
 impl Faults {
@@ -100,6 +116,7 @@ impl Faults {
             (self.cut_after_tokens, Ending::Cut),
             (self.stall_after_tokens, Ending::Stall),
             (self.error_after_tokens, Ending::Error),
+            (self.die_after_tokens, Ending::Death),
         ];
         let due = endings
             .into_iter()

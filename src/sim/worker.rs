@@ -1,7 +1,8 @@
 //! A pretend engine behind real HTTP: what a vLLM 0.32 server answers, without a model.
 //!
 //! `GET /seen` tells what it was sent, `GET /held` what each rank's cache holds, and `POST /fault` makes it misbehave. Nothing is stored, so
-//! the Responses API has no `previous_response_id` and no background here.
+//! the Responses API has no `previous_response_id` and no background here. With a connector, prompts are handed over between
+//! workers, and `GET /sim/handoffs` tells what came of it.
 
 mod answer;
 mod ask;
@@ -9,6 +10,8 @@ mod body;
 mod completions;
 mod driver;
 mod generate;
+mod handoff;
+mod life;
 mod lists;
 mod metrics;
 mod own_tokens;
@@ -37,9 +40,14 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tracing::warn;
 
+pub use self::handoff::Connector;
+pub use self::handoff::Handoffs;
+pub use self::handoff::Role;
+pub use self::handoff::Settings as HandoffSettings;
 pub use self::ranks::Truth;
 pub use self::seen::Arrival;
 pub use self::seen::Stats;
+use self::serve::Entrance;
 pub use self::settings::Settings;
 use crate::sim::engine::Counters;
 use crate::sim::engine::Gauges;
@@ -52,7 +60,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Worker {
     listener: TcpListener,
-    addr: SocketAddr,
+    /// Of Mooncake's prefill engines.
+    bootstrap: Option<TcpListener>,
     engines: ranks::Engines,
     handle: Handle,
 }
@@ -67,9 +76,14 @@ pub struct Handle {
 #[derive(Debug)]
 struct Shared {
     settings: Settings,
+    addr: SocketAddr,
+    /// Where it tells other engines who it is, if they ask for that.
+    bootstrap: Option<SocketAddr>,
     ranks: ranks::Ranks,
     seen: Arc<seen::Seen>,
     faults: Mutex<Faults>,
+    handoffs: handoff::State,
+    life: life::Life,
     own_tokens: Option<own_tokens::OwnTokens>,
     /// Since the Unix epoch.
     started: Duration,
@@ -79,6 +93,16 @@ struct Shared {
 pub async fn bind(settings: Settings) -> io::Result<Worker> {
     let listener = TcpListener::bind(settings.listen).await?;
     let addr = listener.local_addr()?;
+    let bootstrap = match settings.handoff.role() {
+        Some(Role::Prefill | Role::Both)
+            if settings.handoff.connector == Some(Connector::Mooncake) =>
+        {
+            let anywhere = SocketAddr::new(addr.ip(), 0);
+            let address = settings.handoff.bootstrap.unwrap_or(anywhere);
+            Some(TcpListener::bind(address).await?)
+        }
+        Some(_) | None => None,
+    };
     let (ranks, engines) = ranks::bind(&settings).await?;
     let own_tokens = settings.tokenizer.as_deref();
     let own_tokens = own_tokens.map(own_tokens::OwnTokens::read).transpose()?;
@@ -86,14 +110,21 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
         ranks,
         seen: Arc::default(),
         faults: Mutex::new(settings.faults.clone()),
+        handoffs: handoff::State::default(),
+        life: life::Life::default(),
         started: since_epoch(),
+        addr,
+        bootstrap: bootstrap
+            .as_ref()
+            .map(TcpListener::local_addr)
+            .transpose()?,
         own_tokens,
         settings,
     });
     let handle = Handle { shared };
     Ok(Worker {
         listener,
-        addr,
+        bootstrap,
         engines,
         handle,
     })
@@ -101,7 +132,7 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
 
 impl Worker {
     pub fn addr(&self) -> SocketAddr {
-        self.addr
+        self.handle.shared.addr
     }
 
     pub fn stats(&self) -> Stats {
@@ -112,7 +143,7 @@ impl Worker {
         self.handle.clone()
     }
 
-    /// Serves until `shutdown`. Then everything ends at once: open connections are dropped, and none
+    /// Serves until `shutdown`, or until it dies of something that it was asked. Then everything ends at once: open connections are dropped, and none
     /// of their tasks is left when this returns, but for the ZeroMQ library's own, which end soon and
     /// to which nobody is connected.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
@@ -120,10 +151,12 @@ impl Worker {
         let mut connections = JoinSet::new();
         let mut accepted: u64 = 0;
         let mut shutdown = pin!(shutdown);
+        let mut over = pin!(shared.life.over());
         let mut engines = self.engines.spawn();
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
+                () = &mut over => break,
                 Some(ended) = engines.join_next() => match ended {
                     Ok(never) => match never {},
                     Err(error) => resume_unwind(error.into_panic()),
@@ -131,11 +164,17 @@ impl Worker {
                 Some(_) = connections.join_next() => {}
                 stream = accept(&self.listener) => {
                     accepted += 1;
-                    connections.spawn(serve::connection(Arc::clone(&shared), stream, accepted));
+                    let shared = Arc::clone(&shared);
+                    connections.spawn(serve::connection(shared, stream, accepted, Entrance::Api));
+                }
+                stream = accept_at(self.bootstrap.as_ref()) => {
+                    let shared = Arc::clone(&shared);
+                    connections.spawn(serve::connection(shared, stream, 0, Entrance::Bootstrap));
                 }
             }
         }
         drop(self.listener);
+        drop(self.bootstrap);
         engines.shutdown().await;
         connections.shutdown().await;
     }
@@ -160,6 +199,15 @@ impl Handle {
 
     pub fn counters(&self) -> Counters {
         self.shared.ranks.counters()
+    }
+
+    /// Where a Mooncake prefill engine tells who it is.
+    pub fn bootstrap(&self) -> Option<SocketAddr> {
+        self.shared.bootstrap
+    }
+
+    pub fn handoffs(&self) -> Handoffs {
+        self.shared.handoffs()
     }
 
     /// Where each rank's cache events are; empty if they are off.
@@ -190,12 +238,37 @@ impl Shared {
         *current = faults;
     }
 
+    fn handoffs(&self) -> Handoffs {
+        let (gauges, counters) = (self.ranks.gauges(), self.ranks.counters());
+        Handoffs {
+            pinned: gauges.kept,
+            pinned_blocks: gauges.kept_blocks,
+            pinned_blocks_peak: counters.kept_blocks_peak,
+            expired: counters.kept_expired,
+            received_tokens: counters.received_tokens,
+            ..self.handoffs.counts()
+        }
+    }
+
+    /// As when vLLM meets what it did not expect: what runs ends with an error, and the process soon.
+    fn core_dies(&self) {
+        self.life.core_dies();
+        self.ranks.die();
+    }
+
     fn started_unix_seconds(&self) -> u64 {
         self.started.as_secs()
     }
 
     fn now_unix_seconds(&self) -> u64 {
         since_epoch().as_secs()
+    }
+}
+
+async fn accept_at(listener: Option<&TcpListener>) -> tokio::net::TcpStream {
+    match listener {
+        Some(listener) => accept(listener).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -109,6 +109,16 @@ impl Path {
     pub fn labelled(self, label: Option<Arc<Label>>) -> Self {
         Self { label, ..self }
     }
+
+    /// How many blocks it has.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Its blocks as an engine numbers them: from 1 on, for vLLM gives block 0 to nobody.
+    pub(super) fn numbers(&self) -> Vec<u32> {
+        self.slots.iter().map(|number| number + 1).collect()
+    }
 }
 
 impl Cache {

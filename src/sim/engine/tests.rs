@@ -286,3 +286,93 @@ proptest! {
         prop_assert!(engine.reset(), "a block was left in use");
     }
 }
+
+#[test]
+fn what_is_kept_is_in_use_until_it_is_released_or_its_time_is_up() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    let keep_for = Some(Duration::from_millis(500));
+    let kept = |first: u32| Request {
+        keep_for,
+        ..request(first..first + 20, 1)
+    };
+    let fetched = engine.submit(start, kept(0)).unwrap();
+    let left = engine.submit(start, kept(100)).unwrap();
+    while engine.counters().finished < 2 {
+        let due = engine.next_timeout().unwrap();
+        engine.on_timeout(due);
+    }
+    let blocks = engine.kept_blocks(fetched).unwrap().len();
+    assert_eq!(engine.gauges().kept_blocks, 2 * blocks);
+    assert!(!engine.reset());
+    assert!(engine.release_kept(fetched));
+    assert!(!engine.release_kept(fetched));
+    let ends = engine.next_timeout().unwrap();
+    assert!(ends >= start + Duration::from_millis(500));
+    engine.on_timeout(ends);
+    assert_eq!(engine.kept_blocks(left), None);
+    assert_eq!(engine.next_timeout(), None);
+    assert_eq!(engine.counters().kept_expired, 1);
+    assert_eq!(engine.counters().kept_blocks_peak, 2 * blocks as u64);
+    assert_eq!(engine.gauges(), Gauges::default());
+}
+
+#[test]
+fn a_request_that_what_is_kept_leaves_no_room_for_waits_until_it_is_freed() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    let tokens = settings().block_tokens.get() * settings().capacity_blocks.get();
+    let all = Request {
+        keep_for: Some(Duration::from_millis(700)),
+        ..request(0..tokens - 1, 1)
+    };
+    engine.submit(start, all).unwrap();
+    engine.submit(start, request(1000..1020, 1)).unwrap();
+    run(&mut engine, start);
+    assert_eq!(engine.counters().finished, 2);
+    assert_eq!(engine.counters().kept_expired, 1);
+}
+
+#[test]
+fn a_received_prompt_costs_a_step_of_decoding_and_is_stored() {
+    let start = Instant::now();
+    let mut engine = Engine::new(settings());
+    let received = Request {
+        received_tokens: 20,
+        ..request(0..20, 2)
+    };
+    engine.submit(start, received).unwrap();
+    let seen = run(&mut engine, start);
+    let times: Vec<u128> = seen.iter().map(|(ms, _)| *ms).collect();
+    assert_eq!(times, [10, 20, 20]);
+    assert_eq!(engine.counters().received_tokens, 20);
+    let stored = engine.held().len();
+    assert_eq!(stored, 20 / settings().block_tokens.get() as usize);
+}
+
+#[test]
+fn a_prompt_that_is_computed_meanwhile_delays_every_token_of_the_others() {
+    let gaps = |others: u32| {
+        let start = Instant::now();
+        let mut engine = Engine::new(settings());
+        let talker = engine.submit(start, request(0..4, 8)).unwrap();
+        for other in 0..others {
+            let first = 1000 * (other + 1);
+            engine.submit(start, request(first..first + 50, 1)).unwrap();
+        }
+        let mut times = Vec::new();
+        while let Some(due) = engine.next_timeout() {
+            let outputs = engine.on_timeout(due);
+            let said = outputs.iter().filter(|output| output.key == talker);
+            times.extend(said.map(|_| due));
+        }
+        times
+            .windows(2)
+            .map(|pair| pair[1] - pair[0])
+            .max()
+            .unwrap()
+    };
+    // 49 tokens of another prompt at 1000 a second beside the talker's own.
+    assert_eq!(gaps(0), Duration::from_millis(10));
+    assert!(gaps(2) >= Duration::from_millis(49), "{:?}", gaps(2));
+}

@@ -5,6 +5,8 @@ use serde::Serialize;
 use super::ask::Api;
 use super::ask::Ask;
 use super::completions;
+use super::handoff::Handed;
+use super::handoff::Received;
 use super::problem::Problem;
 use super::responses;
 use super::tokenizer;
@@ -18,6 +20,12 @@ pub(crate) struct Transcript {
     pub(crate) ask: Ask,
     pub(crate) answers: Vec<Vec<u32>>,
     pub(crate) cached_tokens: usize,
+    /// The prompt came from another engine.
+    pub(crate) received: Option<Received>,
+    /// What a prefill leg is answered with.
+    pub(crate) handed: Option<Handed>,
+    /// The model ends its answer, and not the limit.
+    pub(crate) stops: bool,
     block_tokens: usize,
     open_answers: usize,
     /// The `sequence_number` of the next Responses event.
@@ -52,6 +60,9 @@ impl Transcript {
             answers: vec![Vec::with_capacity(ask.answer_tokens); prompts],
             ask,
             cached_tokens: 0,
+            received: None,
+            handed: None,
+            stops: false,
             block_tokens,
             open_answers: prompts,
             next_number: 0,
@@ -92,16 +103,23 @@ impl Transcript {
         tokenizer::decode(&self.answers[index])
     }
 
-    /// Answers only ever end at their limit.
+    /// But for a fault switch, answers end at their limit.
     pub(crate) fn finish_reason(&self, index: usize) -> Option<&'static str> {
-        (self.answers[index].len() == self.ask.answer_tokens).then_some("length")
+        let reason = if self.stops { "stop" } else { "length" };
+        (self.answers[index].len() == self.ask.answer_tokens).then_some(reason)
+    }
+
+    /// As usage tells it: of a prompt that was received, what its connector says.
+    pub(crate) fn told_cached_tokens(&self) -> usize {
+        self.received
+            .map_or(self.cached_tokens, |received| received.told_cached_tokens)
     }
 
     /// As in an answer that comes whole.
     pub(crate) fn usage(&self) -> Usage {
         Usage {
             prompt_tokens_details: Some(PromptTokensDetails {
-                cached_tokens: self.cached_tokens,
+                cached_tokens: self.told_cached_tokens(),
                 created_cache_tokens: Some(self.created_cache_tokens()),
                 multimodal_tokens: Some(()),
             }),
@@ -122,7 +140,7 @@ impl Transcript {
     pub(crate) fn final_usage(&self) -> Usage {
         Usage {
             prompt_tokens_details: Some(PromptTokensDetails {
-                cached_tokens: self.cached_tokens,
+                cached_tokens: self.told_cached_tokens(),
                 created_cache_tokens: self.created_cache_tokens().map(Some),
                 multimodal_tokens: None,
             }),
@@ -150,7 +168,11 @@ impl Transcript {
             .iter()
             .map(|it| it.len() / self.block_tokens);
         let cacheable = full_blocks.sum::<usize>() * self.block_tokens;
-        (cacheable > 0).then(|| cacheable.saturating_sub(self.cached_tokens))
+        let created = match self.received {
+            Some(_) => 0,
+            None => cacheable.saturating_sub(self.cached_tokens),
+        };
+        (cacheable > 0).then_some(created)
     }
 
     /// The whole answer as one JSON body.
@@ -189,11 +211,11 @@ impl Transcript {
         }
     }
 
-    /// The events that report an engine error in the middle. A Responses stream has none: it is cut.
-    pub(crate) fn failure(&self) -> Option<Vec<String>> {
+    /// The events that report an error in the middle. A Responses stream has none: it is cut.
+    pub(crate) fn failure(&self, problem: &Problem) -> Option<Vec<String>> {
         match self.ask.api {
             Api::Chat | Api::Completions => {
-                let error = format!("data: {}\n\n", Problem::engine_error().body());
+                let error = format!("data: {}\n\n", problem.event_body());
                 Some(vec![error, completions::DONE.to_owned()])
             }
             Api::Responses => None,

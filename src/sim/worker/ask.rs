@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use self::output::Frame;
 use self::output::Output;
+use super::handoff::Asked;
 use super::problem::Problem;
 use super::tokenizer;
 use super::tokenizer::Turn;
@@ -49,6 +50,8 @@ pub(crate) struct Ask {
     pub(crate) label: Option<Arc<Label>>,
     pub(crate) report_cached: bool,
     pub(crate) has_xargs: bool,
+    /// The answer goes on where the model would have ended it.
+    pub(crate) ignores_eos: bool,
     pub(crate) stream: bool,
     pub(crate) usage: UsageReport,
     /// Fields of a Responses request that its answer repeats.
@@ -128,7 +131,8 @@ struct Common {
     request_id: Option<String>,
     cache_salt: Option<String>,
     session_id: Option<String>,
-    kv_transfer_params: Option<KvTransfer>,
+    kv_transfer_params: Option<Asked>,
+    ignore_eos: Option<bool>,
     vllm_xargs: Option<ExtraArguments>,
 }
 
@@ -138,11 +142,6 @@ struct StreamOptions {
     include_usage: bool,
     #[serde(default)]
     continuous_usage_stats: bool,
-}
-
-#[derive(Deserialize)]
-struct KvTransfer {
-    prompt_token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Deserialize)]
@@ -313,6 +312,7 @@ fn finish(
     let usage = common.usage();
     let report_cached = common.reports_cached();
     let has_xargs = common.vllm_xargs.is_some();
+    let ignores_eos = common.ignore_eos == Some(true);
     let model = check_model(common.model, context.models)?;
     let tokens_max = context.context_tokens_max;
     let answer_tokens = limit.unwrap_or(ANSWER_TOKENS);
@@ -340,6 +340,7 @@ fn finish(
         label,
         report_cached,
         has_xargs,
+        ignores_eos,
         model,
         prompts,
         answer_tokens,

@@ -4,6 +4,7 @@
 //! learns of it.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,8 +17,13 @@ use hyper::body::Frame;
 use hyper::body::SizeHint;
 use tokio::sync::Notify;
 
+use super::Shared;
 use super::answer::Transcript;
 use super::driver::Ticket;
+use super::generate::Start;
+use super::generate::Started;
+use super::handoff::Grant;
+use super::problem::Problem;
 use super::seen::InFlight;
 use crate::sim::fault::Ending;
 use crate::sim::fault::Faults;
@@ -40,15 +46,22 @@ pub(crate) struct CloseAfter(pub(crate) Arc<Notify>);
 
 #[derive(Debug)]
 pub(crate) struct Events {
+    shared: Arc<Shared>,
     transcript: Transcript,
     faults: Faults,
     state: State,
     /// Written events that are still to be sent, each as a frame of its own.
     ready: VecDeque<String>,
+    /// For a prefill leg. What it hands over shows in a Responses stream only.
+    grant: Option<Grant>,
 }
 
-#[derive(Debug)]
 enum State {
+    /// The engine does not have it yet.
+    Starting {
+        start: Start,
+        in_flight: InFlight,
+    },
     Running {
         ticket: Ticket,
         in_flight: InFlight,
@@ -93,6 +106,12 @@ impl Drop for CloseAfter {
     }
 }
 
+impl fmt::Debug for State {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("State").finish_non_exhaustive()
+    }
+}
+
 impl Body for AnswerBody {
     type Data = Bytes;
     type Error = io::Error;
@@ -125,16 +144,20 @@ impl Body for AnswerBody {
 
 impl Events {
     pub(crate) fn new(
+        shared: &Arc<Shared>,
         mut transcript: Transcript,
         faults: Faults,
-        ticket: Ticket,
+        start: Start,
         in_flight: InFlight,
+        grant: Option<Grant>,
     ) -> Self {
         Self {
+            shared: Arc::clone(shared),
             ready: transcript.opening().into(),
             transcript,
             faults,
-            state: State::Running { ticket, in_flight },
+            state: State::Starting { start, in_flight },
+            grant,
         }
     }
 
@@ -143,8 +166,16 @@ impl Events {
             if let Some(event) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
-            let State::Running { ticket, .. } = &mut self.state else {
-                return self.poll_after_the_end(context);
+            let ticket = match &mut self.state {
+                State::Running { ticket, .. } => ticket,
+                State::Starting { start, .. } => match start.as_mut().poll(context) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(started) => {
+                        self.begin(started);
+                        continue;
+                    }
+                },
+                _ => return self.poll_after_the_end(context),
             };
             let tokens = self.transcript.completion_tokens();
             if let Some(ending) = self.faults.ending_after(tokens) {
@@ -160,17 +191,48 @@ impl Events {
                         self.end();
                     }
                 }
-                // The engine has stopped, which it does only with the whole worker.
+                Poll::Ready(None) if ticket.is_of_dead_engine() => {
+                    self.fail(&Problem::engine_error());
+                }
+                // The engine has stopped with the whole worker.
                 Poll::Ready(None) => self.state = State::Cutting,
             }
         }
     }
 
+    fn begin(&mut self, started: Result<Started, Problem>) {
+        match started {
+            Err(problem) => self.fail(&problem),
+            Ok(started) => {
+                self.transcript.received = started.received;
+                let before = std::mem::replace(&mut self.state, State::Ended);
+                if let State::Starting { in_flight, .. } = before {
+                    let ticket = started.ticket;
+                    self.state = State::Running { ticket, in_flight };
+                }
+            }
+        }
+    }
+
+    /// The engine reports an error, and this answer ends with it.
+    fn fail(&mut self, problem: &Problem) {
+        self.state = match self.transcript.failure(problem) {
+            Some(events) => {
+                self.ready.extend(events);
+                State::Ended
+            }
+            None => State::Cutting,
+        };
+    }
+
     fn end(&mut self) {
-        self.ready.extend(self.transcript.closing());
-        if let State::Running { in_flight, .. } = std::mem::replace(&mut self.state, State::Ended) {
+        let running = std::mem::replace(&mut self.state, State::Ended);
+        if let State::Running { in_flight, ticket } = running {
+            let grant = self.grant.as_ref();
+            self.transcript.handed = grant.and_then(|it| it.offer(&ticket, &self.transcript));
             in_flight.finish();
         }
+        self.ready.extend(self.transcript.closing());
     }
 
     fn end_early(&mut self, ending: Ending) {
@@ -178,17 +240,19 @@ impl Events {
         else {
             return;
         };
-        self.state = match (ending, self.transcript.failure()) {
-            (Ending::Stall, _) => State::Stalled {
-                _ticket: ticket,
-                _in_flight: in_flight,
-            },
-            (Ending::Error, Some(events)) => {
-                self.ready.extend(events);
-                State::Ended
+        match ending {
+            Ending::Error => self.fail(&Problem::engine_error()),
+            Ending::Cut => self.state = State::Cutting,
+            Ending::Stall | Ending::Death => {
+                self.state = State::Stalled {
+                    _ticket: ticket,
+                    _in_flight: in_flight,
+                };
             }
-            (Ending::Error, None) | (Ending::Cut, _) => State::Cutting,
-        };
+        }
+        if ending == Ending::Death {
+            self.shared.life.end();
+        }
     }
 
     fn poll_after_the_end(
@@ -204,7 +268,7 @@ impl Events {
             }
             State::Cut => Poll::Ready(Some(Err(io::Error::other("cut by a fault switch")))),
             State::Stalled { .. } => Poll::Pending,
-            State::Running { .. } | State::Ended => Poll::Ready(None),
+            State::Starting { .. } | State::Running { .. } | State::Ended => Poll::Ready(None),
         }
     }
 }

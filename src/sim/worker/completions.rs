@@ -8,6 +8,7 @@ use super::answer::Usage;
 use super::answer::json;
 use super::ask::Api;
 use super::ask::UsageReport;
+use super::handoff::Handed;
 
 pub(super) const DONE: &str = "data: [DONE]\n\n";
 
@@ -26,7 +27,7 @@ struct WholeChat<'a> {
     prompt_logprobs: (),
     prompt_token_ids: (),
     prompt_text: (),
-    kv_transfer_params: (),
+    kv_transfer_params: Option<&'a Handed>,
     ec_transfer_params: (),
     metrics: (),
 }
@@ -63,7 +64,7 @@ struct WholeCompletion<'a> {
     service_tier: (),
     system_fingerprint: &'a str,
     usage: Usage,
-    kv_transfer_params: (),
+    kv_transfer_params: Option<&'a Handed>,
     ec_transfer_params: (),
     metrics: (),
 }
@@ -172,7 +173,7 @@ pub(super) fn whole_chat(transcript: &Transcript) -> String {
         prompt_logprobs: (),
         prompt_token_ids: (),
         prompt_text: (),
-        kv_transfer_params: (),
+        kv_transfer_params: transcript.handed.as_ref(),
         ec_transfer_params: (),
         metrics: (),
     })
@@ -200,7 +201,7 @@ pub(super) fn whole_completion(transcript: &Transcript) -> String {
         service_tier: (),
         system_fingerprint: FINGERPRINT,
         usage: transcript.usage(),
-        kv_transfer_params: (),
+        kv_transfer_params: transcript.handed.as_ref(),
         ec_transfer_params: (),
         metrics: (),
     })

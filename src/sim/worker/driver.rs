@@ -23,6 +23,8 @@ use crate::sim::engine::Request;
 use crate::sim::engine::RequestKey;
 
 pub(crate) struct Driver {
+    /// By which other engines know it; a new one in each process.
+    id: String,
     state: Mutex<State>,
     /// Who is told what happens to the blocks, if anybody.
     outlet: Option<Arc<Outlet>>,
@@ -33,6 +35,7 @@ pub(crate) struct Driver {
 struct State {
     engine: Engine,
     listeners: HashMap<RequestKey, Listener>,
+    is_dead: bool,
 }
 
 /// Unbounded, for what can lie in it is bounded by the length of the answer, and a slow client must
@@ -53,9 +56,11 @@ pub(crate) struct Ticket {
 impl Driver {
     pub(crate) fn new(engine: Engine, outlet: Option<Arc<Outlet>>) -> Self {
         Self {
+            id: new_id(),
             state: Mutex::new(State {
                 engine,
                 listeners: HashMap::new(),
+                is_dead: false,
             }),
             outlet,
             wake: Notify::new(),
@@ -71,7 +76,7 @@ impl Driver {
             receiver,
         };
         let mut state = self.state.lock();
-        let was_idle = state.engine.next_timeout().is_none();
+        let before = state.engine.next_timeout();
         for (index, request) in requests.into_iter().enumerate() {
             match state.engine.submit(now(), request) {
                 Ok(key) => {
@@ -86,18 +91,62 @@ impl Driver {
                 }
             }
         }
+        if state.is_dead {
+            state.listeners.clear();
+        }
         drop(state);
-        if was_idle {
+        self.wake_before(before);
+        Ok(ticket)
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Nothing that was submitted is answered any more.
+    pub(crate) fn die(&self) {
+        let mut state = self.state.lock();
+        state.is_dead = true;
+        state.listeners.clear();
+    }
+
+    pub(crate) fn kept_blocks(&self, key: RequestKey) -> Option<Vec<u32>> {
+        self.state.lock().engine.kept_blocks(key)
+    }
+
+    pub(crate) fn release_kept(&self, key: RequestKey) -> bool {
+        let mut state = self.state.lock();
+        let before = state.engine.next_timeout();
+        let was_kept = state.engine.release_kept(key);
+        drop(state);
+        self.wake_before(before);
+        was_kept
+    }
+
+    pub(crate) fn missing_tokens(&self, prompt: &[u32], salt: u64) -> usize {
+        self.state.lock().engine.missing_tokens(prompt, salt)
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.state.lock().engine.is_full()
+    }
+
+    /// The engine had nothing to do before `before`; rings if it has now.
+    fn wake_before(&self, before: Option<Instant>) {
+        let next = self.state.lock().engine.next_timeout();
+        if next.is_some_and(|next| before.is_none_or(|before| next < before)) {
             self.wake.notify_one();
         }
-        Ok(ticket)
     }
 
     /// Runs the engine for as long as it is polled.
     pub(crate) async fn run(&self) -> Infallible {
         loop {
             match self.advance() {
-                Some(due) => tokio::time::sleep_until(due.into()).await,
+                Some(due) => tokio::select! {
+                    () = tokio::time::sleep_until(due.into()) => {}
+                    () = self.wake.notified() => {}
+                },
                 None => self.wake.notified().await,
             }
         }
@@ -165,6 +214,15 @@ impl Ticket {
         self.keys.len()
     }
 
+    /// Where its first request is.
+    pub(crate) fn first(&self) -> Option<(&Arc<Driver>, RequestKey)> {
+        Some((&self.driver, *self.keys.first()?))
+    }
+
+    pub(crate) fn is_of_dead_engine(&self) -> bool {
+        self.driver.state.lock().is_dead
+    }
+
     /// The next event; `None` when all requests are done.
     pub(crate) async fn next(&mut self) -> Option<(usize, Event)> {
         std::future::poll_fn(|context| self.poll_next(context)).await
@@ -195,6 +253,18 @@ impl fmt::Debug for Ticket {
         let keys = &self.keys;
         formatter.debug_tuple("Ticket").field(keys).finish()
     }
+}
+
+/// As Python writes a UUID of version 4.
+fn new_id() -> String {
+    let bits = fastrand::u128(..);
+    let (first, second, third) = (
+        bits as u32,
+        (bits >> 32) as u16,
+        (bits >> 48) as u16 & 0xfff,
+    );
+    let (fourth, fifth) = ((bits >> 64) as u16 & 0xfff, (bits >> 80) as u64);
+    format!("{first:08x}-{second:04x}-4{third:03x}-8{fourth:03x}-{fifth:012x}")
 }
 
 /// The clock that tokio's timers follow, so that tests with paused time hold.

@@ -1,6 +1,8 @@
 //! Requests that generate: faults first, then the engine, then the answer, whole or streamed.
 
+use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,15 +19,33 @@ use super::ask::Context;
 use super::body::AnswerBody;
 use super::body::Events;
 use super::driver::Ticket;
+use super::handoff;
+use super::handoff::Asked;
+use super::handoff::Connector;
+use super::handoff::Grant;
+use super::handoff::Leg;
+use super::handoff::Received;
 use super::lists;
 use super::problem::Problem;
 use super::seen::InFlight;
 use super::serve;
 use super::serve::Answer;
+use super::serve::LastAnswer;
 use super::tokenizer;
+use crate::sim::engine::Refused;
 use crate::sim::engine::Request;
 use crate::sim::fault::Ending;
 use crate::sim::fault::Faults;
+
+/// A request on its way into the engine: at once, or once another engine's blocks are here.
+pub(crate) type Start = Pin<Box<dyn Future<Output = Result<Started, Problem>> + Send + Sync>>;
+
+/// A request that the engine has.
+#[derive(Debug)]
+pub(crate) struct Started {
+    pub(crate) ticket: Ticket,
+    pub(crate) received: Option<Received>,
+}
 
 /// Answers a request for text. An error drops the connection.
 pub(crate) async fn answer(
@@ -35,47 +55,160 @@ pub(crate) async fn answer(
     body: &[u8],
     faults: Faults,
 ) -> io::Result<Answer> {
-    let in_flight = shared.seen.begin();
+    let asked = Asked::peek(body);
+    let leg = asked.leg();
+    let in_flight = begin(shared, leg);
+    if faults.handoff.die_at_leg && leg != Leg::Whole {
+        shared.life.end();
+        return std::future::pending().await;
+    }
     if let Some(refusal) = before_the_engine(&faults).await {
         in_flight.refuse();
         return Ok(refusal);
     }
-    let submitted = read(shared, api, parts, body).and_then(|mut ask| {
-        if faults.refuse_xargs && ask.has_xargs {
-            return Err(Problem::bad_param(
-                "vllm_xargs",
-                "vllm_xargs is not supported",
-            ));
-        }
-        if let Some(from) = faults.other_tokens_from {
-            ask.prompts
-                .iter_mut()
-                .for_each(|prompt| tokenizer::garble(prompt, from));
-        }
-        let rank = match api {
-            Api::Chat | Api::Completions => shared.ranks.pinned(&parts.headers)?,
-            // vLLM does not look at the header here.
-            Api::Responses => None,
-        };
-        let ticket = shared.ranks.driver(rank).submit(requests(&ask))?;
-        Ok((ask, ticket))
-    });
-    let (ask, ticket) = match submitted {
+    let (leg, connector) = (
+        what_to_do(shared, leg, &asked),
+        shared.settings.handoff.connector,
+    );
+    let submitted = match read(shared, api, parts, body) {
+        Ok(ask) => start(shared, parts, ask, (leg, asked.clone()), &faults),
+        Err(problem) => Err(problem),
+    };
+    let (transcript, start) = match submitted {
         Ok(submitted) => submitted,
         Err(problem) => {
+            let is_refused = (400..500).contains(&problem.status);
+            if is_refused && leg == Leg::Decode && connector == Some(Connector::Nixl) {
+                handoff::give_up(&asked).await;
+            }
             in_flight.refuse();
             return Ok(serve::problem(&problem));
         }
     };
-    let stream = ask.stream;
-    let transcript = Transcript::new(ask, shared.settings.block_tokens.get() as usize);
-    if stream {
-        let events = Events::new(transcript, faults, ticket, in_flight);
+    let grant = connector
+        .filter(|_| leg == Leg::Prefill)
+        .map(|connector| Grant {
+            shared: Arc::clone(shared),
+            connector,
+            transfer_id: asked.transfer_id,
+        });
+    let dies_after = faults.handoff.die_after_answer && leg == Leg::Prefill;
+    let mut answer = if transcript.ask.stream {
+        let events = Events::new(shared, transcript, faults, start, in_flight, grant);
         let body = AnswerBody::events(events);
         let kind = "text/event-stream; charset=utf-8";
-        return Ok(serve::typed(StatusCode::OK, kind, body));
+        serve::typed(StatusCode::OK, kind, body)
+    } else {
+        whole(shared, transcript, start, in_flight, grant, &faults).await?
+    };
+    if dies_after {
+        answer.extensions_mut().insert(LastAnswer);
     }
-    whole(transcript, ticket, in_flight, &faults).await
+    Ok(answer)
+}
+
+/// Counts a request, and how it ends.
+fn begin(shared: &Arc<Shared>, leg: Leg) -> InFlight {
+    let in_flight = shared.seen.begin();
+    let is_misplaced = !leg.is_for(shared.settings.handoff.role());
+    shared.handoffs.count(|counts| {
+        counts.wrong_role += u64::from(is_misplaced);
+        match leg {
+            Leg::Whole => {}
+            Leg::Prefill => counts.prefill_legs += 1,
+            Leg::Decode => counts.decode_legs += 1,
+        }
+    });
+    let shared = Arc::clone(shared);
+    in_flight.on_abort(move || {
+        shared.handoffs.count(|counts| match leg {
+            Leg::Whole => {}
+            Leg::Prefill => counts.aborted_prefill_legs += 1,
+            Leg::Decode => counts.aborted_decode_legs += 1,
+        });
+    })
+}
+
+/// A server without a connector does not look at the parameters. One with a connector has an engine that does
+/// not survive parameters for another role, nor NIXL's without blocks.
+fn what_to_do(shared: &Shared, leg: Leg, asked: &Asked) -> Leg {
+    let settings = &shared.settings.handoff;
+    let Some(connector) = settings.connector else {
+        return Leg::Whole;
+    };
+    let has_blocks = connector == Connector::Mooncake || asked.remote_block_ids.is_some();
+    if !leg.is_for(settings.role()) || (leg == Leg::Decode && !has_blocks) {
+        shared.core_dies();
+    }
+    leg
+}
+
+/// What is refused, is refused here; a transfer can still fail.
+fn start(
+    shared: &Arc<Shared>,
+    parts: &Parts,
+    mut ask: Ask,
+    (leg, asked): (Leg, Asked),
+    faults: &Faults,
+) -> Result<(Transcript, Start), Problem> {
+    if faults.refuse_xargs && ask.has_xargs {
+        return Err(Problem::bad_param(
+            "vllm_xargs",
+            "vllm_xargs is not supported",
+        ));
+    }
+    if let Some(from) = faults.other_tokens_from {
+        ask.prompts
+            .iter_mut()
+            .for_each(|prompt| tokenizer::garble(prompt, from));
+    }
+    let stops = faults.stop_at_once && !ask.ignores_eos;
+    if stops {
+        ask.answer_tokens = 1;
+    }
+    let rank = match ask.api {
+        Api::Chat | Api::Completions => shared.ranks.pinned(&parts.headers)?,
+        // vLLM does not look at the header here.
+        Api::Responses => None,
+    };
+    if shared.life.is_core_dead() {
+        return Err(Problem::engine_error());
+    }
+    let driver = Arc::clone(shared.ranks.driver(rank));
+    let settings = &shared.settings.handoff;
+    let start: Start = match (leg, settings.connector) {
+        (Leg::Decode, Some(connector)) => {
+            if driver.is_full() {
+                return Err(Refused::Busy.into());
+            }
+            let (shared, ask, faults) = (Arc::clone(shared), ask.clone(), faults.clone());
+            Box::pin(async move {
+                let received = handoff::receive(&shared, connector, &asked, &ask, &faults).await?;
+                let ticket = driver.submit(answers(&ask, &received))?;
+                let received = Some(received);
+                Ok(Started { ticket, received })
+            })
+        }
+        (Leg::Prefill, Some(connector)) => {
+            // Mooncake gives up what did not end at its limit.
+            let is_kept = connector == Connector::Nixl || !stops;
+            let keep = is_kept && !faults.handoff.no_params;
+            let mut requests = requests(&ask);
+            for request in &mut requests {
+                request.keep_for = keep.then(|| settings.lease());
+            }
+            started(driver.submit(requests)?)
+        }
+        (Leg::Whole, _) | (_, None) => started(driver.submit(requests(&ask))?),
+    };
+    let mut transcript = Transcript::new(ask, shared.settings.block_tokens.get() as usize);
+    transcript.stops = stops;
+    Ok((transcript, start))
+}
+
+fn started(ticket: Ticket) -> Start {
+    let received = None;
+    Box::pin(std::future::ready(Ok(Started { ticket, received })))
 }
 
 /// The faults that come before anything is read; an answer, if that is all there will be.
@@ -151,29 +284,62 @@ fn requests(ask: &Ask) -> Vec<Request> {
         salt: ask.salt,
         label: ask.label.clone(),
         report_cached: ask.report_cached,
+        ..Request::default()
     };
     ask.prompts.iter().map(request).collect()
 }
 
+/// Of a prompt that was received: nothing of it is to be computed.
+fn answers(ask: &Ask, received: &Received) -> Vec<Request> {
+    let mut requests = requests(ask);
+    if let Some(first) = requests.first_mut() {
+        first.received_tokens = first.prompt.len();
+        if received.is_wrong {
+            first.answer = tokenizer::wrong(ask.answer_tokens);
+        }
+    }
+    requests
+}
+
 async fn whole(
+    shared: &Shared,
     mut transcript: Transcript,
-    mut ticket: Ticket,
+    start: Start,
     in_flight: InFlight,
+    grant: Option<Grant>,
     faults: &Faults,
 ) -> io::Result<Answer> {
+    let mut ticket = match start.await {
+        Ok(started) => {
+            transcript.received = started.received;
+            started.ticket
+        }
+        Err(problem) => {
+            in_flight.refuse();
+            return Ok(serve::problem(&problem));
+        }
+    };
     loop {
         match faults.ending_after(transcript.completion_tokens()) {
             Some(Ending::Cut) => return Err(io::Error::other("cut by a fault switch")),
             Some(Ending::Stall) => std::future::pending().await,
             Some(Ending::Error) => return Ok(serve::problem(&Problem::engine_error())),
+            Some(Ending::Death) => {
+                shared.life.end();
+                std::future::pending().await
+            }
             None => {}
         }
         let Some((index, event)) = ticket.next().await else {
+            if ticket.is_of_dead_engine() {
+                return Ok(serve::problem(&Problem::engine_error()));
+            }
             return Err(io::Error::other("the engine has stopped"));
         };
         transcript.on_event(index, event);
         if transcript.is_complete() {
             in_flight.finish();
+            transcript.handed = grant.and_then(|grant| grant.offer(&ticket, &transcript));
             return Ok(serve::ok(transcript.whole()));
         }
     }

@@ -29,6 +29,7 @@ pub(crate) fn render(
     ));
     page.gauges(&gauges);
     page.counters(&counters);
+    page.sources(&counters);
     page.family(
         "vllm:cache_config_info",
         "gauge",
@@ -76,7 +77,7 @@ impl Page<'_> {
 
     fn counters(&mut self, counters: &[Counters]) {
         type Row = (&'static str, &'static str, fn(&Counters) -> u64);
-        let rows: [Row; 5] = [
+        let rows: [Row; 6] = [
             (
                 "prefix_cache_queries_total",
                 "Prefix cache queries, in terms of number of queried tokens.",
@@ -86,6 +87,11 @@ impl Page<'_> {
                 "prefix_cache_hits_total",
                 "Prefix cache hits, in terms of number of cached tokens.",
                 |counters| counters.prefix_hits,
+            ),
+            (
+                "external_prefix_cache_hits_total",
+                "External prefix cache hits from KV connector cross-instance cache sharing, in terms of number of cached tokens.",
+                |counters| counters.received_tokens,
             ),
             (
                 "num_preemptions_total",
@@ -109,9 +115,34 @@ impl Page<'_> {
         }
     }
 
+    /// Where the tokens of prompts came from.
+    fn sources(&mut self, counters: &[Counters]) {
+        let model = self.label();
+        let name = "vllm:prompt_tokens_by_source_total";
+        self.family(name, "counter", "Number of prompt tokens by source.");
+        for (rank, counters) in counters.iter().enumerate() {
+            let (held, received) = (counters.prefix_hits, counters.received_tokens);
+            let computed = counters.prompt_tokens.saturating_sub(held + received);
+            for (source, tokens) in [
+                ("local_compute", computed),
+                ("local_cache_hit", held),
+                ("external_kv_transfer", received),
+            ] {
+                let tokens = tokens as f64;
+                self.line(format_args!(
+                    "{name}{{engine=\"{rank}\",model_name=\"{model}\",source=\"{source}\"}} {tokens:?}"
+                ));
+            }
+        }
+    }
+
+    fn label(&self) -> String {
+        self.model.replace('\\', "\\\\").replace('"', "\\\"")
+    }
+
     /// One for each rank.
     fn samples(&mut self, name: &str, kind: &str, help: &str, values: impl Iterator<Item = f64>) {
-        let model = self.model.replace('\\', "\\\\").replace('"', "\\\"");
+        let model = self.label();
         self.family(&format!("vllm:{name}"), kind, help);
         for (rank, value) in values.enumerate() {
             self.line(format_args!(

@@ -121,12 +121,27 @@ impl Problem {
         Self::new(500, "InternalServerError", message)
     }
 
+    /// As when a transfer between engines fails.
+    pub(crate) fn internal() -> Self {
+        Self::new(500, "InternalServerError", "Internal server error")
+    }
+
     /// For a refusal that a test asked for.
     pub(crate) fn on_purpose(status: u16) -> Self {
         match status {
             503 => Self::from(Refused::Busy),
             _ => Self::new(status, "InternalServerError", "Refused on purpose."),
         }
+    }
+
+    /// As an event of a stream has it, which Python writes with spaces.
+    pub(crate) fn event_body(&self) -> String {
+        let message = serde_json::json!(self.message);
+        let param = serde_json::json!(self.param);
+        let (kind, code) = (self.kind, self.status);
+        format!(
+            "{{\"error\": {{\"message\": {message}, \"type\": \"{kind}\", \"param\": {param}, \"code\": {code}}}}}"
+        )
     }
 
     pub(crate) fn body(&self) -> String {
@@ -181,6 +196,14 @@ mod tests {
         assert_eq!(
             Problem::missing_field("messages", 1).body(),
             r#"{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required', 'input': '<dict of 1 items>'}","type":"Bad Request","param":"body.messages","code":400}}"#
+        );
+    }
+
+    #[test]
+    fn an_error_in_a_stream_is_written_with_spaces() {
+        assert_eq!(
+            Problem::internal().event_body(),
+            r#"{"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}}"#
         );
     }
 

@@ -139,6 +139,8 @@ impl Ranks {
             sum.running += gauges.running;
             sum.waiting += gauges.waiting;
             sum.kv_usage += gauges.kv_usage / self.ranks.len() as f64;
+            sum.kept += gauges.kept;
+            sum.kept_blocks += gauges.kept_blocks;
         }
         sum
     }
@@ -151,6 +153,22 @@ impl Ranks {
     pub(crate) fn reset(&self) -> bool {
         let reset = self.ranks.iter().filter(|rank| rank.driver.reset());
         reset.count() == self.ranks.len()
+    }
+
+    /// The names by which other engines know them.
+    pub(crate) fn engine_ids(&self) -> impl Iterator<Item = &str> {
+        self.ranks.iter().map(|rank| rank.driver.id())
+    }
+
+    /// Tokens of a prompt that no rank holds.
+    pub(crate) fn missing_tokens(&self, prompt: &[u32], salt: u64) -> usize {
+        let missing = |rank: &Rank| rank.driver.missing_tokens(prompt, salt);
+        self.ranks.iter().map(missing).min().unwrap_or(prompt.len())
+    }
+
+    /// As when vLLM's engine core dies.
+    pub(crate) fn die(&self) {
+        self.ranks.iter().for_each(|rank| rank.driver.die());
     }
 
     pub(crate) fn set_faults(&self, faults: &KvFaults) {

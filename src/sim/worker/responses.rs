@@ -8,6 +8,7 @@ use serde_json::Value;
 use self::items::Item;
 use super::answer::Transcript;
 use super::answer::json;
+use super::handoff::Handed;
 
 // A field of type `()` is always null.
 
@@ -41,7 +42,7 @@ struct Response<'a> {
     user: Option<&'a str>,
     presence_penalty: f64,
     frequency_penalty: f64,
-    kv_transfer_params: (),
+    kv_transfer_params: Option<&'a Handed>,
     ec_transfer_params: (),
     input_messages: (),
     output_messages: (),
@@ -90,7 +91,7 @@ pub(super) fn whole(transcript: &Transcript) -> String {
 }
 
 pub(super) fn opening(transcript: &mut Transcript) -> Vec<String> {
-    let mut events = Vec::with_capacity(4);
+    let mut events = Vec::with_capacity(2);
     for kind in ["response.created", "response.in_progress"] {
         let sequence_number = number(transcript);
         let event = ResponseEvent {
@@ -100,12 +101,17 @@ pub(super) fn opening(transcript: &mut Transcript) -> Vec<String> {
         };
         events.push(sse(kind, &event));
     }
-    events.extend(items::open_first(transcript));
     events
 }
 
+/// The first item is opened with its first token, which comes after a transfer from another engine.
 pub(super) fn token(transcript: &mut Transcript, text: &str) -> String {
-    items::token(transcript, text).concat()
+    let mut events = match transcript.completion_tokens() {
+        1 => items::open_first(transcript),
+        _ => Vec::new(),
+    };
+    events.extend(items::token(transcript, text));
+    events.concat()
 }
 
 /// The last event is always `response.completed`, even if the response in it is incomplete.
@@ -163,7 +169,7 @@ fn open_response(transcript: &Transcript) -> Response<'_> {
         user: repeated.user.as_deref(),
         presence_penalty: 0.0,
         frequency_penalty: 0.0,
-        kv_transfer_params: (),
+        kv_transfer_params: None,
         ec_transfer_params: (),
         input_messages: (),
         output_messages: (),
@@ -176,7 +182,7 @@ fn done_response(transcript: &Transcript) -> Response<'_> {
     let usage = Usage {
         input_tokens,
         input_tokens_details: InputTokensDetails {
-            cached_tokens: transcript.cached_tokens,
+            cached_tokens: transcript.told_cached_tokens(),
             cache_write_tokens: 0,
             input_tokens_per_turn: [],
             cached_tokens_per_turn: [],
@@ -190,7 +196,7 @@ fn done_response(transcript: &Transcript) -> Response<'_> {
         },
         total_tokens: input_tokens + output_tokens,
     };
-    let (status, incomplete_details) = match transcript.ask.output.ends_itself {
+    let (status, incomplete_details) = match transcript.ask.output.ends_itself || transcript.stops {
         true => ("completed", None),
         false => {
             let reason = "max_output_tokens";
@@ -202,6 +208,7 @@ fn done_response(transcript: &Transcript) -> Response<'_> {
         output: items::done(transcript),
         status,
         usage: Some(usage),
+        kv_transfer_params: transcript.handed.as_ref(),
         ..open_response(transcript)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -58,7 +59,11 @@ pub(crate) struct Seen {
 pub(crate) struct InFlight {
     seen: Arc<Seen>,
     outcome: Outcome,
+    /// What is done as well if it is aborted.
+    on_abort: Option<OnAbort>,
 }
+
+struct OnAbort(Box<dyn FnOnce() + Send + Sync>);
 
 #[derive(Clone, Copy, Debug)]
 enum Outcome {
@@ -96,11 +101,23 @@ impl Seen {
         InFlight {
             seen: Arc::clone(self),
             outcome: Outcome::Aborted,
+            on_abort: None,
         }
     }
 }
 
+impl fmt::Debug for OnAbort {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("OnAbort").finish_non_exhaustive()
+    }
+}
+
 impl InFlight {
+    pub(crate) fn on_abort(mut self, action: impl FnOnce() + Send + Sync + 'static) -> Self {
+        self.on_abort = Some(OnAbort(Box::new(action)));
+        self
+    }
+
     pub(crate) fn finish(mut self) {
         self.outcome = Outcome::Finished;
     }
@@ -117,7 +134,13 @@ impl Drop for InFlight {
         match self.outcome {
             Outcome::Finished => stats.finished += 1,
             Outcome::Refused => stats.refused += 1,
-            Outcome::Aborted => stats.aborted += 1,
+            Outcome::Aborted => {
+                stats.aborted += 1;
+                drop(stats);
+                if let Some(OnAbort(action)) = self.on_abort.take() {
+                    action();
+                }
+            }
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
@@ -29,6 +31,7 @@ use super::ask::Api;
 use super::body::AnswerBody;
 use super::body::CloseAfter;
 use super::generate;
+use super::handoff;
 use super::lists;
 use super::metrics;
 use super::pooling;
@@ -43,6 +46,17 @@ const BODY_BYTES_MAX: usize = 64 << 20;
 
 /// An error ends the connection without an answer.
 type Result<T> = std::result::Result<T, io::Error>;
+
+/// Which of a worker's addresses a connection came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entrance {
+    Api,
+    Bootstrap,
+}
+
+/// With an answer: the process ends once it is out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LastAnswer;
 
 #[derive(Clone, Copy)]
 enum Route {
@@ -61,18 +75,35 @@ enum Route {
     Seen,
     Held,
     Fault,
+    Handoffs,
+    Blocks,
+    Release,
+    Bootstrap,
     /// `/v1/responses/{id}` and what is below: nothing is stored here.
     StoredResponse,
 }
 
 /// Serves a connection until either side ends it.
-pub(crate) async fn connection(shared: Arc<Shared>, stream: TcpStream, number: u64) {
+pub(crate) async fn connection(
+    shared: Arc<Shared>,
+    stream: TcpStream,
+    number: u64,
+    entrance: Entrance,
+) {
     // Tokens are small and come one at a time; none may wait for the next.
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "no delay could not be switched off");
     }
     let close = Arc::new(Notify::new());
-    let service = service_fn(|request| handle(&shared, &close, number, request));
+    let is_last = AtomicBool::new(false);
+    let service = service_fn(async |request| {
+        let answer = handle(&shared, &close, number, entrance, request).await?;
+        if answer.extensions().get::<LastAnswer>().is_none() {
+            return Ok(answer);
+        }
+        is_last.store(true, Ordering::Relaxed);
+        Ok::<_, io::Error>(answer.map(|body| body.then(Some(CloseAfter(Arc::clone(&close))))))
+    });
     let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     let ended = loop {
@@ -83,6 +114,9 @@ pub(crate) async fn connection(shared: Arc<Shared>, stream: TcpStream, number: u
             () = close.notified() => connection.as_mut().graceful_shutdown(),
         }
     };
+    if is_last.load(Ordering::Relaxed) {
+        shared.life.end();
+    }
     if let Err(error) = ended {
         debug!(number, %error, "connection ended early");
     }
@@ -92,6 +126,7 @@ async fn handle(
     shared: &Arc<Shared>,
     close: &Arc<Notify>,
     connection: u64,
+    entrance: Entrance,
     request: Request<Incoming>,
 ) -> Result<Answer> {
     let (parts, body) = request.into_parts();
@@ -99,7 +134,7 @@ async fn handle(
     let body = body.map_err(io::Error::other)?.to_bytes();
     let faults = shared.faults();
     let close = faults.close_idle.then(|| CloseAfter(Arc::clone(close)));
-    let route = route(parts.uri.path());
+    let route = route(entrance, parts.uri.path());
     if !matches!(
         route,
         Some((
@@ -110,6 +145,10 @@ async fn handle(
                 | Route::Seen
                 | Route::Held
                 | Route::Fault
+                | Route::Handoffs
+                | Route::Blocks
+                | Route::Release
+                | Route::Bootstrap
         ))
     ) {
         shared.seen.record(&parts, &body, connection);
@@ -122,7 +161,10 @@ async fn handle(
     Ok(answer.map(|body| body.then(close)))
 }
 
-fn route(path: &str) -> Option<(Method, Route)> {
+fn route(entrance: Entrance, path: &str) -> Option<(Method, Route)> {
+    if entrance == Entrance::Bootstrap {
+        return (path == "/query").then_some((Method::GET, Route::Bootstrap));
+    }
     let found = match path {
         "/v1/chat/completions" => (Method::POST, Route::Generate(Api::Chat)),
         "/v1/completions" => (Method::POST, Route::Generate(Api::Completions)),
@@ -143,6 +185,9 @@ fn route(path: &str) -> Option<(Method, Route)> {
         "/seen" => (Method::GET, Route::Seen),
         "/held" => (Method::GET, Route::Held),
         "/fault" => (Method::POST, Route::Fault),
+        "/sim/handoffs" => (Method::GET, Route::Handoffs),
+        "/sim/blocks" => (Method::POST, Route::Blocks),
+        "/sim/release" => (Method::POST, Route::Release),
         _ => {
             let below = path.strip_prefix("/v1/responses/")?;
             match below.split_once('/') {
@@ -171,7 +216,9 @@ async fn dispatch(
             &shared.settings,
             shared.started_unix_seconds(),
         )),
-        Route::Health if faults.unhealthy => empty(StatusCode::SERVICE_UNAVAILABLE),
+        Route::Health if faults.unhealthy || shared.life.is_core_dead() => {
+            empty(StatusCode::SERVICE_UNAVAILABLE)
+        }
         Route::Health => empty(StatusCode::OK),
         Route::Version => ok(lists::VERSION),
         Route::Metrics => metrics_page(shared),
@@ -202,6 +249,16 @@ async fn dispatch(
             }
             Err(message) => problem(&Problem::bad_request(message)),
         },
+        Route::Handoffs => ok(json(&shared.handoffs())),
+        Route::Blocks => match handoff::blocks(shared, body).await {
+            Ok(answer) => ok(answer),
+            Err(unanswered) => return Err(io::Error::other(format!("{unanswered:?}"))),
+        },
+        Route::Release => {
+            handoff::release(shared, body);
+            ok("{}")
+        }
+        Route::Bootstrap => ok(handoff::bootstrap_page(shared)),
         Route::StoredResponse => {
             let below = parts.uri.path().trim_start_matches("/v1/responses/");
             let id = below.trim_end_matches("/cancel");

@@ -7,6 +7,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::handoff;
 use super::publisher;
 use crate::sim::engine;
 use crate::sim::fault::Faults;
@@ -75,6 +76,9 @@ pub struct Settings {
     pub kv: publisher::Settings,
 
     #[command(flatten)]
+    pub handoff: handoff::Settings,
+
+    #[command(flatten)]
     pub faults: Faults,
 }
 
@@ -97,6 +101,7 @@ impl Default for Settings {
             tokenizer: None,
             enable_scale_out: false,
             kv: publisher::Settings::default(),
+            handoff: handoff::Settings::default(),
             faults: Faults::default(),
         }
     }

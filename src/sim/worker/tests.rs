@@ -5,6 +5,8 @@
     reason = "a test waits in real time, for tasks of its own"
 )]
 
+mod handoff;
+mod handoff_failures;
 mod kv_events;
 mod kv_faults;
 
@@ -252,7 +254,7 @@ async fn an_engine_error_comes_as_an_event_before_the_end() {
         .ask("POST", "/v1/chat/completions", &streamed(CHAT))
         .await;
     assert_eq!(token_events(&stream), 1);
-    assert!(stream.contains("data: {\"error\":{\"message\":\"EngineCore encountered"));
+    assert!(stream.contains("data: {\"error\": {\"message\": \"EngineCore encountered"));
     assert!(stream.ends_with("data: [DONE]\n\n\r\n0\r\n\r\n"));
     let response = r#"{"input":"x","stream":true}"#;
     let stream = worker.ask("POST", "/v1/responses", response).await;

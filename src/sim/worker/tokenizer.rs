@@ -24,9 +24,13 @@ const WORDS: [&str; 64] = [
     "wing", "wood", "yew ", "zen ",
 ];
 
+/// What an answer to blocks of another prompt is made of.
+const WRONG: &str = "BAD ";
+
 static WORD_OF_ID: LazyLock<HashMap<u32, &'static str>> = LazyLock::new(|| {
     WORDS
         .iter()
+        .chain([&WRONG])
         .map(|word| (id(word.as_bytes()), *word))
         .collect()
 });
@@ -82,6 +86,11 @@ pub(crate) fn answer(prompt: &[u32], tokens: usize) -> Vec<u32> {
         .collect()
 }
 
+/// An answer that shows that its prompt's blocks were some other prompt's.
+pub(crate) fn wrong(tokens: usize) -> Vec<u32> {
+    vec![id(WRONG.as_bytes()); tokens]
+}
+
 /// What another tokenizer might make of a prompt: as many tokens, other ones from one of them on.
 pub(crate) fn garble(prompt: &mut [u32], from: usize) {
     for token in prompt.iter_mut().skip(from) {
@@ -118,7 +127,7 @@ mod tests {
 
     #[test]
     fn every_word_is_one_token_of_its_own() {
-        assert_eq!(WORD_OF_ID.len(), WORDS.len());
+        assert_eq!(WORD_OF_ID.len(), WORDS.len() + 1);
         for word in WORDS {
             assert_eq!(encode(word).len(), 1, "{word:?}");
             assert_eq!(decode(&encode(word)), word);

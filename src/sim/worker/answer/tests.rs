@@ -21,6 +21,7 @@ fn ask(api: Api, id: &str) -> Ask {
         label: None,
         report_cached: false,
         has_xargs: false,
+        ignores_eos: false,
         stream: true,
         usage: UsageReport::Never,
         repeated: Repeated {
@@ -145,7 +146,7 @@ fn a_response_streamed() {
         let kind = data[data.rfind("\"type\":\"").unwrap() + 8..].trim_end_matches("\"}");
         format!("event: {kind}\ndata: {data}\n\n")
     });
-    assert_eq!(sent, expected);
+    assert_eq!(sent.concat(), expected.concat());
 }
 
 /// The type of each event, and what it adds if it adds something.
