@@ -50,7 +50,7 @@ async fn pairs(
             worker::Connector::Nixl => Connector::Nixl,
             worker::Connector::Mooncake => Connector::Mooncake,
         });
-        config.prefill_decode.remote_prefill_min_tokens = 8;
+        config.prefill_decode.remote_prefill_min_tokens = 24;
         change(config);
     })
     .await;
@@ -100,7 +100,10 @@ fn text(path: &str, answer: &Answer) -> String {
     if !answer.text().contains("data: ") {
         return of(&answer.json());
     }
-    let data = answer.text().lines().filter_map(|line| line.strip_prefix("data: "));
+    let data = answer
+        .text()
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "));
     data.filter_map(|data| serde_json::from_str(data).ok())
         .map(|value: Value| of(&value))
         .collect()
@@ -131,19 +134,31 @@ async fn each_api_is_answered_over_two_workers_as_over_one() {
                 assert!(!answer.text().contains("do_remote"), "{}", answer.text());
                 let [first, second] = [0, 1].map(|place| &cluster.engines[place]);
                 let legs = [first.last_post().await, second.last_post().await];
-                assert_eq!(legs[0].headers["x-request-id"], legs[1].headers["x-request-id"]);
+                assert_eq!(
+                    legs[0].headers["x-request-id"],
+                    legs[1].headers["x-request-id"]
+                );
             }
         }
         let prefill = cluster.engines[0].handoffs().await;
         let decode = cluster.engines[1].handoffs().await;
         assert_eq!((prefill.granted, prefill.fetched), (requests, requests));
         assert_eq!((decode.received, decode.decode_legs), (requests, requests));
-        assert_eq!((prefill.pinned, prefill.wrong_uses, decode.wrong_uses), (0, 0, 0));
+        assert_eq!(
+            (prefill.pinned, prefill.wrong_uses, decode.wrong_uses),
+            (0, 0, 0)
+        );
         assert_eq!((prefill.wrong_role, decode.wrong_role), (0, 0));
         let used = ["outcome=\"used\""];
-        assert_eq!(cluster.metric("warmroute_handoffs_total", &used).await, requests as f64);
+        assert_eq!(
+            cluster.metric("warmroute_handoffs_total", &used).await,
+            requests as f64
+        );
         let yes = ["split=\"yes\""];
-        assert_eq!(cluster.metric("warmroute_splits_total", &yes).await, requests as f64);
+        assert_eq!(
+            cluster.metric("warmroute_splits_total", &yes).await,
+            requests as f64
+        );
         for part in ["queue", "prefill", "handoff", "decode"] {
             let label = format!("part=\"{part}\"");
             let count = cluster
@@ -188,7 +203,13 @@ async fn what_cannot_be_split_runs_whole_and_never_on_a_prefill_worker() {
         (chat("max_tokens", json!(1)), "one_token"),
         (completion("n", json!(2)), "several"),
         (completion("echo", json!(true)), "prompt_output"),
-        (("/v1/embeddings", json!({"model": "sim", "input": "x"}).to_string()), "api"),
+        (
+            (
+                "/v1/embeddings",
+                json!({"model": "sim", "input": "x"}).to_string(),
+            ),
+            "api",
+        ),
     ] {
         let answer = decided(&cluster, path, &body).await;
         assert_eq!(decision(&answer, "split"), why, "{body}");
@@ -207,7 +228,7 @@ async fn without_a_prefill_worker_the_decode_worker_does_it_all_or_the_request_f
             config.prefill_decode.on_prefill_failure = on_prefill_failure;
         })
         .await;
-        let drained = cluster.post_admin("/fleet/drain?worker=w0", "").await;
+        let drained = cluster.post_admin("/drain?worker=w0", "").await;
         assert_eq!(drained.status, 200, "{}", drained.text());
         for (path, body) in generating(4, false) {
             let answer = decided(&cluster, path, &body).await;
@@ -225,7 +246,13 @@ async fn without_a_prefill_worker_the_decode_worker_does_it_all_or_the_request_f
         }
         // What need not be split is answered all the same.
         let short = json!({"model": "sim", "prompt": "x", "max_tokens": 2});
-        assert_eq!(cluster.post("/v1/completions", short.to_string()).await.status, 200);
+        assert_eq!(
+            cluster
+                .post("/v1/completions", short.to_string())
+                .await
+                .status,
+            200
+        );
     }
 }
 
@@ -286,7 +313,11 @@ async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends()
             ..Faults::default()
         })
         .await;
-    let pinned = async || cluster.metric("warmroute_worker_pinned_handoffs", &["w0"]).await;
+    let pinned = async || {
+        cluster
+            .metric("warmroute_worker_pinned_handoffs", &["w0"])
+            .await
+    };
     assert_eq!(pinned().await, 0.0);
     let (path, body) = generating(4, true)[0].clone();
     let api = cluster.router.api;
@@ -383,7 +414,11 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
     let second = ask(longer).await;
     assert_eq!(decision(&second, "split"), "yes");
     let again = ask(json!({"input": "another. ".repeat(60), "stream": true})).await;
-    assert!(again.text().contains("response.completed"), "{}", again.text());
+    assert!(
+        again.text().contains("event: response.incomplete"),
+        "{}",
+        again.text()
+    );
 
     let begun = cluster.engines[0].handoffs().await.granted;
     let body = json!({"model": "sim", "background": true, "max_output_tokens": 2_000,
@@ -400,7 +435,12 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
     let cancelled = cluster
         .post(&format!("/v1/responses/{id}/cancel"), "")
         .await;
-    assert_eq!(cancelled.json()["status"], "cancelled", "{}", cancelled.text());
+    assert_eq!(
+        cancelled.json()["status"],
+        "cancelled",
+        "{}",
+        cancelled.text()
+    );
     eventually("the decode engine has stopped", async || {
         decode.stats().await.running == 0
     })
@@ -460,12 +500,19 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
                 assert_eq!(decision(&answer, "split"), "no_prefill", "{context}");
                 let expected = alone.post(path, body).await;
                 assert_eq!(text(path, &answer), text(path, &expected), "{context}");
-                assert!(!client::has_error(answer.text()), "{context}: {}", answer.text());
+                assert!(
+                    !client::has_error(answer.text()),
+                    "{context}: {}",
+                    answer.text()
+                );
             }
             let decode = cluster.engines[1].handoffs().await;
             assert_eq!((decode.received, decode.wrong_uses), (0, 0));
             let failed = ["outcome=\"failed\""];
-            assert_eq!(cluster.metric("warmroute_handoffs_total", &failed).await, 3.0);
+            assert_eq!(
+                cluster.metric("warmroute_handoffs_total", &failed).await,
+                3.0
+            );
             let row = cluster.worker("w1").await;
             assert_eq!(row["breaker"], "closed");
         }
@@ -482,7 +529,7 @@ async fn an_engine_of_both_roles_computes_for_another_and_never_for_itself() {
     }
     let cluster = Cluster::with(started, |config| {
         config.prefill_decode.connector = Some(Connector::Nixl);
-        config.prefill_decode.remote_prefill_min_tokens = 8;
+        config.prefill_decode.remote_prefill_min_tokens = 24;
     })
     .await;
     for (path, body) in generating(4, false) {
