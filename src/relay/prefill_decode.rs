@@ -50,6 +50,7 @@ use super::running::Belief;
 use super::running::Running;
 use crate::fleet::handoff::Connector;
 use crate::fleet::handoff::host;
+use crate::fleet::handoff::pairs::Pairs;
 use crate::fleet::load::InFlight;
 use crate::ids::Model;
 use crate::ids::WorkerId;
@@ -238,6 +239,13 @@ impl Relay {
     /// Whether requests are split at all.
     pub fn splits(&self) -> bool {
         self.prefill_decode.is_some()
+    }
+
+    /// The pairs of the workers that are up now. None where requests are never split.
+    pub fn pairs(&self) -> Option<(Connector, Pairs)> {
+        let connector = self.prefill_decode.as_ref()?.connector;
+        let pairs = Pairs::of(&self.fleet.snapshot(), connector, self.fleet.topology());
+        Some((connector, pairs))
     }
 
     /// For how many handoffs a worker keeps blocks that were not fetched yet, and how many tokens they are.
