@@ -22,6 +22,7 @@
 //! processor cannot guess which of those will be the least busy. That does not grow with the fleet: 100 and
 //! 1,000 cost the same.
 
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -66,6 +67,7 @@ use warmroute::relay::held::Exact;
 use warmroute::relay::held::Held;
 use warmroute::relay::held::Prompt;
 use warmroute::relay::view::LiveView;
+use warmroute::relay::view::Task;
 use warmroute::routing;
 use warmroute::routing::Request;
 
@@ -119,6 +121,7 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
         client::Settings::default(),
         breaker::Settings::default(),
         workers as usize,
+        "",
     );
     let member = |number: u32| Member {
         name: format!("gpu-{number}"),
@@ -129,6 +132,8 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
         events: Events::At(vec![Endpoint::Grpc {
             address: format!("gpu-{number}:9000"),
         }]),
+        labels: BTreeMap::new(),
+        bootstrap: None,
     };
     fleet.set_members("bench", (0..workers).map(member).collect());
     let card = RawValue::from_string("{}".to_owned()).expect("it is JSON");
@@ -213,8 +218,8 @@ impl Fleet {
         )
     }
 
-    fn view<'a>(&'a self, prompt: &'a Prompt, now: Instant, seed: u64) -> LiveView<'a> {
-        LiveView::new(&self.group, self.held(prompt, now, seed), now, &[])
+    fn view<'a>(&'a self, held: &'a Held<'a>, now: Instant) -> LiveView<'a> {
+        LiveView::new(&self.group, held, Task::Decode, now, &[])
     }
 }
 
@@ -247,7 +252,8 @@ fn decision(criterion: &mut Criterion) {
                 for _ in 0..iterations {
                     number += 1;
                     let at = (number % 64) as usize;
-                    let view = fleet.view(&asked[at], now, number);
+                    let held = fleet.held(&asked[at], now, number);
+                    let view = fleet.view(&held, now);
                     let begun = Instant::now();
                     for draw in 0..DECISIONS {
                         let seed = number << 8 | draw;
@@ -263,7 +269,8 @@ fn decision(criterion: &mut Criterion) {
             bencher.iter(|| {
                 number += 1;
                 let prompt = &asked[(number % 64) as usize];
-                black_box(fleet.held(prompt, now, number).holders().len())
+                let held = fleet.held(prompt, now, number);
+                black_box(held.holders(fleet.group.decode()).places().len())
             });
         });
     }
@@ -307,7 +314,8 @@ fn spend(fleets: &[Fleet; 3], prompts: &[Vec<Vec<u32>>; 3], rounds: u64) -> [Vec
         for (place, fleet) in fleets.iter().enumerate() {
             let tokens = &prompts[place][(round % 64) as usize];
             let prompt = fleet.prompt(tokens);
-            let view = fleet.view(&prompt, now, round);
+            let held = fleet.held(&prompt, now, round);
+            let view = fleet.view(&held, now);
             let begun = Instant::now();
             for draw in 0..DECISIONS {
                 let request = request(tokens, round << 8 | draw);
@@ -335,7 +343,8 @@ fn whole(criterion: &mut Criterion) {
                 number += 1;
                 let tokens = &prompts[(number % 64) as usize];
                 let prompt = fleet.prompt(tokens);
-                let view = fleet.view(&prompt, now, number);
+                let held = fleet.held(&prompt, now, number);
+                let view = fleet.view(&held, now);
                 black_box(routing::decide(
                     &fleet.settings,
                     &request(tokens, number),

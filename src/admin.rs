@@ -2,6 +2,7 @@
 
 mod fleet;
 mod kv;
+mod pairs;
 mod responses;
 
 use std::sync::Arc;
@@ -145,7 +146,7 @@ impl AdminServer {
     }
 
     fn metrics(&self) -> Response<http::Body> {
-        self.fleet_metrics.observe(&self.relay);
+        self.fleet_metrics.observe(&self.relay, observe::now());
         let mut response = text(StatusCode::OK, self.registry.text());
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         response.headers_mut().insert(header::CONTENT_TYPE, kind);

@@ -4,11 +4,13 @@ mod check;
 pub mod document;
 mod tokenizer;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
 use serde::Serialize;
 
+use self::check::NoConnector;
 use self::document::Document;
 use self::document::Outside;
 use self::document::Problems;
@@ -19,6 +21,7 @@ use crate::api;
 use crate::api::responses;
 use crate::api::tenant;
 use crate::fleet::Member;
+use crate::fleet::Role;
 use crate::fleet::breaker;
 use crate::fleet::discovery::Listed;
 use crate::fleet::events;
@@ -54,6 +57,7 @@ pub struct Config {
     pub predicted: predicted::Settings,
     pub tokens: relay::tokens::Settings,
     pub relay: relay::Settings,
+    pub prefill_decode: relay::prefill_decode::Settings,
     pub tenants: Vec<tenant::Listed>,
     pub replicas: Replicas,
     pub responses: responses::Settings,
@@ -154,10 +158,15 @@ impl Default for WorkersFile {
 pub struct Dns {
     /// Empty for none.
     pub name: String,
+    /// Each address of this one is a prefill worker. Empty for none.
+    pub prefill_name: String,
     pub port: u16,
     pub interval_ms: u64,
     pub api_key: Secret,
     pub events: events::Listed,
+    pub labels: BTreeMap<String, String>,
+    /// Of each address of `name`.
+    pub role: Role,
 }
 
 impl Default for Dns {
@@ -165,10 +174,13 @@ impl Default for Dns {
         // Headless services of Kubernetes change within seconds, and vLLM listens on 8000.
         Self {
             name: String::new(),
+            prefill_name: String::new(),
             port: 8_000,
             interval_ms: 5_000,
             api_key: Secret::default(),
             events: events::Listed::default(),
+            labels: BTreeMap::new(),
+            role: Role::Both,
         }
     }
 }
@@ -294,8 +306,9 @@ impl Config {
     }
 }
 
-/// The members that a workers file lists, or what is wrong with it, in one line.
-pub fn parse_workers(name: &str, text: &str) -> Result<Vec<Member>, String> {
+/// The members that a workers file lists, or what is wrong with it, in one line. `splits` says whether
+/// requests are split, so that workers may have roles.
+pub fn parse_workers(name: &str, text: &str, splits: bool) -> Result<Vec<Member>, String> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct List {
@@ -311,7 +324,11 @@ pub fn parse_workers(name: &str, text: &str) -> Result<Vec<Member>, String> {
     let mut members = Vec::new();
     for (place, worker) in listed.iter().enumerate() {
         match worker.check() {
-            Ok(member) => members.push(member),
+            Ok(member) if splits || member.role == Role::Both => members.push(member),
+            Ok(member) => {
+                let message = NoConnector(member.role).to_string();
+                document.problem(&format!("workers[{place}].role"), &message);
+            }
             Err((key, error)) => document.problem(&format!("workers[{place}].{key}"), &error),
         }
     }

@@ -6,6 +6,7 @@
 pub mod breaker;
 pub mod discovery;
 pub mod events;
+pub mod handoff;
 pub mod health;
 pub mod load;
 pub mod probe;
@@ -14,10 +15,12 @@ pub mod registry;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 
+use arc_swap::ArcSwapOption;
 use hyper::header::HeaderValue;
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
@@ -27,6 +30,8 @@ use serde_json::value::RawValue;
 use self::breaker::SharedBreaker;
 use self::events::Endpoint;
 use self::events::Events;
+use self::handoff::Peer;
+use self::handoff::Shape;
 use self::health::Health;
 use self::load::Load;
 use crate::http::client;
@@ -68,6 +73,10 @@ pub struct Member {
     /// What the worker is sent as `authorization`, if it wants a key.
     pub authorization: Option<HeaderValue>,
     pub events: Events,
+    /// What an operator says of it, as where it stands.
+    pub labels: BTreeMap<String, Arc<str>>,
+    /// `http://host:port` of its bootstrap server, where that is not at its own host and the usual port.
+    pub bootstrap: Option<Arc<str>>,
 }
 
 /// One worker for as long as it is listed.
@@ -78,13 +87,20 @@ pub struct Worker {
     pub role: Role,
     pub authorization: Option<HeaderValue>,
     pub events: Events,
+    pub labels: BTreeMap<String, Arc<str>>,
+    pub bootstrap: Option<Arc<str>>,
     pub pool: Arc<client::Pool>,
     pub load: Load,
     pub breaker: SharedBreaker,
+    /// Opens when what it had computed for others could not be fetched, several times in a row: it may be
+    /// well, and is asked for no more prompts for a while.
+    pub handoffs: SharedBreaker,
     /// Tokens that its prefix cache holds; 0 where it does not say.
     pub cache_tokens: AtomicU64,
     /// It does not take requests that ask it to tell again what it holds.
     pub refuses_reports: AtomicBool,
+    /// Where its blocks are fetched, as its process told; nothing while it may be another one.
+    pub peer: ArcSwapOption<Peer>,
 }
 
 /// What was known of a worker when the snapshot was made.
@@ -109,6 +125,8 @@ pub struct Facts {
     /// Those of `models` that are adapters of another.
     pub adapters: BTreeSet<Model>,
     pub version: Option<String>,
+    /// Tokens of a cached block.
+    pub block_size: Option<u32>,
     /// Rank -> where it says that it publishes its cache events; hosts may be `*`.
     pub event_endpoints: BTreeMap<u32, Endpoint>,
 }
@@ -121,11 +139,19 @@ pub struct Snapshot {
     pub models: BTreeMap<Model, Arc<Group>>,
 }
 
-/// The workers that may take a model's next request.
+/// The workers that may take a model's next request, or a part of it.
 #[derive(Debug)]
 pub struct Group {
     pub model: Model,
+    /// Those that decode only, then those of both roles, then those that prefill only: who does what is a
+    /// range of places.
     pub workers: Vec<Arc<Worker>>,
+    /// How many only decode.
+    pub decode_only: usize,
+    /// How many only prefill.
+    pub prefill_only: usize,
+    /// For each of `workers`, what decides whether it fits another one of a pair.
+    pub shapes: Vec<Shape>,
     /// Places in `workers`.
     pub place: FxHashMap<WorkerId, usize>,
     /// For each of `workers`, how many of its ranks tell their cache events; 0 for a worker that does not.
@@ -136,6 +162,18 @@ pub struct Group {
     pub bases: Vec<Model>,
     /// Whether it is an adapter, whose blocks are its own.
     pub is_adapter: bool,
+}
+
+impl Group {
+    /// Places of the workers that take whole requests, and continue what others began.
+    pub fn decode(&self) -> Range<usize> {
+        0..self.workers.len() - self.prefill_only
+    }
+
+    /// Places of the workers that compute prompts for others.
+    pub fn prefill(&self) -> Range<usize> {
+        self.decode_only..self.workers.len()
+    }
 }
 
 impl Status {
@@ -158,7 +196,7 @@ impl Status {
 impl Snapshot {
     /// Whether some worker can take some request.
     pub fn is_ready(&self) -> bool {
-        self.models.values().any(|group| !group.workers.is_empty())
+        self.models.values().any(|group| !group.decode().is_empty())
     }
 
     /// Whether some worker was not asked yet what it serves.

@@ -6,19 +6,26 @@
 pub mod attempt;
 mod budget;
 mod carry;
+mod choice;
 mod counted;
 mod direct;
 mod explain;
+mod handoff;
 mod headers;
 pub mod held;
 mod meter;
 mod model;
+mod opening;
+mod pinned;
 mod plan;
+pub mod prefill_decode;
 mod report;
 mod running;
 mod stream;
 mod tell_tokens;
 pub mod tokens;
+pub mod trial;
+mod usage;
 pub mod view;
 
 use std::fmt;
@@ -44,6 +51,7 @@ pub use self::model::KeySource;
 pub use self::model::ModelSettings;
 use self::model::Models;
 pub use self::model::PerModel;
+use self::prefill_decode::PrefillDecode;
 use self::tokens::Tokens;
 use crate::fleet::registry::Registry;
 use crate::ids::RequestId;
@@ -129,6 +137,11 @@ pub enum Error {
         model: String,
         retry_after: Duration,
     },
+    /// Workers can take it, but none can compute its prompt for them, and they are not to do so themselves.
+    NoPrefill {
+        model: String,
+        retry_after: Duration,
+    },
     /// Every try failed before an answer.
     Unreachable { tries: u32, last: String },
     /// The last try took too long.
@@ -153,6 +166,9 @@ impl fmt::Display for Error {
             }
             Error::NoWorker { model, .. } => {
                 write!(f, "no worker can take requests for `{model}` now")
+            }
+            Error::NoPrefill { model, .. } => {
+                write!(f, "no prefill worker can take requests for `{model}` now")
             }
             Error::Unreachable { tries, last } => {
                 write!(f, "no engine answered in {tries} tries: {last}")
@@ -179,6 +195,8 @@ pub struct Relay {
     models: Models,
     tokens: Arc<Tokens>,
     budget: RetryBudget,
+    /// None where requests are never split.
+    prefill_decode: Option<PrefillDecode>,
     metrics: Metrics,
 }
 
@@ -188,15 +206,19 @@ impl Relay {
         fleet: Arc<Registry>,
         caches: Caches,
         models: ModelSettings,
+        prefill_decode: &prefill_decode::Settings,
         tokens: Arc<Tokens>,
         registry: &metrics::Registry,
     ) -> Self {
+        let prefill_decode = PrefillDecode::new(prefill_decode, registry);
+        let families = prefill_decode.as_ref().map(|it| it.families.clone());
         Self {
             budget: RetryBudget::new(&settings),
             settings,
             fleet,
             caches,
-            models: Models::new(models, registry),
+            models: Models::new(models, families, registry),
+            prefill_decode,
             tokens,
             metrics: Metrics {
                 retries: registry.counters(

@@ -4,6 +4,7 @@
 //! decision.
 
 pub mod cost;
+pub mod pair;
 pub mod policy;
 pub mod sticky;
 

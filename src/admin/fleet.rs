@@ -1,12 +1,15 @@
 //! The fleet as JSON and as gauges: both are read off the snapshot when somebody asks.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use prometheus::IntGaugeVec;
 use serde::Serialize;
 
+use super::pairs::PairsRow;
 use crate::fleet::Role;
+use crate::fleet::Worker;
 use crate::fleet::breaker;
 use crate::fleet::health::Health;
 use crate::observe::metrics::Registry;
@@ -17,6 +20,8 @@ pub(super) struct Page {
     is_ready: bool,
     models: Vec<ModelRow>,
     workers: Vec<WorkerRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pairs: Option<PairsRow>,
 }
 
 #[derive(Debug, Serialize)]
@@ -24,6 +29,8 @@ struct ModelRow {
     name: String,
     /// Workers that can take its requests now.
     workers: Vec<String>,
+    /// Those that can compute prompts for others.
+    prefill: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -47,6 +54,20 @@ struct WorkerRow {
     predicted_blocks: usize,
     predicted_tokens: u64,
     cache_tokens: Option<u64>,
+    /// What it computed for others and keeps for them, where requests are split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    handoffs: Option<HandoffsRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct HandoffsRow {
+    /// Closed where what it computes is fetched.
+    breaker: breaker::State,
+    /// Not fetched yet, or never, while the engine's lease runs.
+    pinned: usize,
+    pinned_tokens: u64,
+    /// Where its blocks are fetched, if that must be known.
+    bootstrap: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -59,13 +80,17 @@ struct ReportedRow {
 
 pub(super) fn page(relay: &Relay, now: Instant) -> Page {
     let snapshot = relay.fleet().snapshot();
+    let names = |workers: &[Arc<Worker>]| {
+        let names = workers.iter().map(|worker| worker.name.to_string());
+        names.collect()
+    };
     let models = snapshot.models.iter().map(|(name, group)| ModelRow {
         name: name.to_string(),
-        workers: group
-            .workers
-            .iter()
-            .map(|worker| worker.name.to_string())
-            .collect(),
+        workers: names(&group.workers[group.decode()]),
+        prefill: match relay.splits() {
+            true => names(&group.workers[group.prefill()]),
+            false => Vec::new(),
+        },
     });
     let workers = snapshot.workers.iter().map(|status| {
         let worker = &status.worker;
@@ -97,12 +122,28 @@ pub(super) fn page(relay: &Relay, now: Instant) -> Page {
             predicted_blocks,
             predicted_tokens,
             cache_tokens: Some(worker.cache_tokens.load(Relaxed)).filter(|tokens| *tokens > 0),
+            handoffs: relay
+                .pinned(now, worker.id)
+                .filter(|_| worker.role != Role::Decode)
+                .map(|(pinned, pinned_tokens)| HandoffsRow {
+                    breaker: worker.handoffs.state(),
+                    pinned,
+                    pinned_tokens,
+                    bootstrap: worker
+                        .peer
+                        .load()
+                        .as_ref()
+                        .map(|peer| peer.bootstrap.to_string()),
+                }),
         }
     });
     Page {
         is_ready: snapshot.is_ready(),
         models: models.collect(),
         workers: workers.collect(),
+        pairs: relay
+            .pairs()
+            .map(|(connector, pairs)| PairsRow::new(connector, pairs)),
     }
 }
 
@@ -119,6 +160,8 @@ pub(super) struct FleetMetrics {
     reported_running: IntGaugeVec,
     reported_waiting: IntGaugeVec,
     predicted_tokens: IntGaugeVec,
+    pinned_handoffs: IntGaugeVec,
+    pinned_tokens: IntGaugeVec,
 }
 
 impl FleetMetrics {
@@ -161,10 +204,18 @@ impl FleetMetrics {
                 "warmroute_worker_predicted_tokens",
                 "Tokens a worker is believed to hold.",
             ),
+            pinned_handoffs: gauges(
+                "warmroute_worker_pinned_handoffs",
+                "Prompts that a worker computed for others and keeps, since they were not fetched yet or never will be.",
+            ),
+            pinned_tokens: gauges(
+                "warmroute_worker_pinned_tokens",
+                "Tokens of the prompts that a worker keeps for others.",
+            ),
         }
     }
 
-    pub(super) fn observe(&self, relay: &Relay) {
+    pub(super) fn observe(&self, relay: &Relay, now: Instant) {
         for gauges in [
             &self.up,
             &self.draining,
@@ -175,6 +226,8 @@ impl FleetMetrics {
             &self.reported_running,
             &self.reported_waiting,
             &self.predicted_tokens,
+            &self.pinned_handoffs,
+            &self.pinned_tokens,
         ] {
             gauges.reset();
         }
@@ -199,6 +252,11 @@ impl FleetMetrics {
                 set(&self.reported_waiting, u64::from(reported.waiting));
             }
             set(&self.predicted_tokens, relay.predicted().size(worker.id).1);
+            let pinned = relay.pinned(now, worker.id);
+            if let Some((handoffs, tokens)) = pinned.filter(|_| worker.role != Role::Decode) {
+                set(&self.pinned_handoffs, handoffs as u64);
+                set(&self.pinned_tokens, tokens);
+            }
         }
     }
 }

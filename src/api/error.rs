@@ -186,7 +186,8 @@ impl From<relay::Error> for ApiError {
                 message,
             )
             .param("model"),
-            relay::Error::NoWorker { retry_after, .. } => {
+            relay::Error::NoWorker { retry_after, .. }
+            | relay::Error::NoPrefill { retry_after, .. } => {
                 let error = Self::new(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "no_healthy_worker",

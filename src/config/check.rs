@@ -1,6 +1,7 @@
 //! Whether the values make sense, beyond their types. Every complaint has its path.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 
 use super::Config;
@@ -11,6 +12,7 @@ use super::document::Problems;
 use super::tokenizer;
 use crate::api::responses::Mode;
 use crate::api::tenant;
+use crate::fleet::Role;
 use crate::fleet::discovery::bearer;
 use crate::observe;
 use crate::relay::KeySource;
@@ -23,6 +25,7 @@ pub(super) fn check(mut document: Document<'_>) -> Result<Config, Problems> {
         let mut wrong = |path: &str, message: String| document.problem(path, &message);
         check_listeners(config, &mut wrong);
         check_fleet(&config.fleet, &mut wrong);
+        check_roles(config, &mut wrong);
         check_routing(config, &mut wrong);
         check_credits(config, &mut wrong);
         check_limits(config, &mut wrong);
@@ -61,7 +64,9 @@ fn check_listeners(config: &Config, wrong: &mut Wrong<'_>) {
 }
 
 fn check_fleet(fleet: &Fleet, wrong: &mut Wrong<'_>) {
-    if fleet.workers.is_empty() && fleet.file.path.is_empty() && fleet.dns.name.is_empty() {
+    let dns = &fleet.dns;
+    let has_dns = !dns.name.is_empty() || !dns.prefill_name.is_empty();
+    if fleet.workers.is_empty() && fleet.file.path.is_empty() && !has_dns {
         wrong(
             "fleet",
             "has no workers: list some under workers, or name a file or a dns name".to_owned(),
@@ -88,20 +93,62 @@ fn check_fleet(fleet: &Fleet, wrong: &mut Wrong<'_>) {
             }
         }
     }
-    if fleet.dns.name.contains([':', '/']) {
-        wrong(
-            "fleet.dns.name",
-            format!(
-                "`{}` must be a name alone; the port has its own key",
-                fleet.dns.name
-            ),
-        );
+    for (path, name) in [
+        ("fleet.dns.name", &fleet.dns.name),
+        ("fleet.dns.prefill_name", &fleet.dns.prefill_name),
+    ] {
+        if name.contains([':', '/']) {
+            let message = format!("`{name}` must be a name alone; the port has its own key");
+            wrong(path, message);
+        }
     }
     if let Err(error) = bearer(&fleet.dns.api_key) {
         wrong("fleet.dns.api_key", error);
     }
     if let Err((key, error)) = fleet.dns.events.check() {
         wrong(&format!("fleet.dns.events.{key}"), error);
+    }
+}
+
+/// A worker's role is what its engine was started as. Where nothing passes from one to the other, prefill workers
+/// would idle, and a decode worker that is sent to as if it were whole might be a mistake.
+fn check_roles(config: &Config, wrong: &mut Wrong<'_>) {
+    let settings = &config.prefill_decode;
+    if settings.connector.is_none() {
+        let listed = config.fleet.workers.iter().enumerate();
+        let listed = listed.map(|(place, it)| (format!("fleet.workers[{place}].role"), it.role));
+        let dns = ("fleet.dns.role".to_owned(), config.fleet.dns.role);
+        let prefill = match &*config.fleet.dns.prefill_name {
+            "" => Role::Both,
+            _ => Role::Prefill,
+        };
+        let prefill = ("fleet.dns.prefill_name".to_owned(), prefill);
+        for (path, role) in listed
+            .chain([dns, prefill])
+            .filter(|(_, role)| *role != Role::Both)
+        {
+            wrong(&path, format!("{}", NoConnector(role)));
+        }
+    }
+    if settings.bootstrap_port == 0 {
+        wrong(
+            "prefill_decode.bootstrap_port",
+            "must be from 1 to 65535".to_owned(),
+        );
+    }
+}
+
+/// What is wrong with a role where requests are never split.
+pub(super) struct NoConnector(pub(super) Role);
+
+impl fmt::Display for NoConnector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "`{}` needs a connector, by which engines bring blocks to each other; write \
+             `prefill_decode: {{connector: nixl}}` (or mooncake), or leave the role out",
+            self.0
+        )
     }
 }
 
@@ -329,6 +376,10 @@ fn check_limits(config: &Config, wrong: &mut Wrong<'_>) {
             config.relay.stream_idle_timeout_ms,
         ),
         ("relay.request_timeout_ms", config.relay.request_timeout_ms),
+        (
+            "prefill_decode.handoff_timeout_ms",
+            config.prefill_decode.handoff_timeout_ms,
+        ),
     ];
     let at_least_one = || {
         at_least_one
@@ -348,6 +399,7 @@ fn check_limits(config: &Config, wrong: &mut Wrong<'_>) {
         ),
         ("relay.backoff_ms", config.relay.backoff_ms),
         ("relay.backoff_max_ms", config.relay.backoff_max_ms),
+        ("prefill_decode.lease_ms", config.prefill_decode.lease_ms),
         ("events.expected.grace_ms", config.events.expected.grace_ms),
     ];
     for (path, value) in at_least_one().chain(may_be_zero) {

@@ -4,6 +4,7 @@ pub mod dns;
 pub mod file;
 pub mod fixed;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 
@@ -69,6 +70,12 @@ pub struct Listed {
     /// How its cache events are reached.
     #[serde(default)]
     pub events: events::Listed,
+    /// What an operator says of it, as where it stands.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// `http://host:port` of its Mooncake bootstrap server; its own host and the usual port if empty.
+    #[serde(default)]
+    pub bootstrap: String,
 }
 
 impl Listed {
@@ -91,8 +98,25 @@ impl Listed {
                 .events
                 .check()
                 .map_err(|(key, error)| (format!("events.{key}"), error))?,
+            labels: shared(&self.labels),
+            bootstrap: match &*self.bootstrap {
+                "" => None,
+                url => {
+                    let of_bootstrap = |error| ("bootstrap".to_owned(), error);
+                    let address = self::address(url).map_err(of_bootstrap)?;
+                    Some(format!("http://{address}").into())
+                }
+            },
         })
     }
+}
+
+/// Labels as workers have them.
+pub fn shared(labels: &BTreeMap<String, String>) -> BTreeMap<String, Arc<str>> {
+    let labels = labels.iter();
+    labels
+        .map(|(name, value)| (name.clone(), value.as_str().into()))
+        .collect()
 }
 
 /// The `authorization` header that carries a key.

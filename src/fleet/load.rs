@@ -119,6 +119,16 @@ impl InFlight {
         }
     }
 
+    /// Counts a request that goes on from where another worker is still computing its prompt. It counts as
+    /// decoding from the start, or a burst would all choose one worker before the first of them is heard of;
+    /// and none of its prompt as pending, since this worker does not compute it: to receive it takes the
+    /// network's time and nobody's turn.
+    pub fn decoding(worker: Arc<Worker>, prompt_tokens: u32) -> Self {
+        let mut counted = Self::new(worker, prompt_tokens, prompt_tokens);
+        counted.on_first_token();
+        counted
+    }
+
     pub fn worker(&self) -> &Arc<Worker> {
         &self.worker
     }
@@ -174,6 +184,17 @@ mod tests {
         let mut request = InFlight::new(worker.clone(), 100, 60);
         assert_eq!(load_of(&worker), (1, 40, 0));
         request.on_first_token();
+        request.on_first_token();
+        assert_eq!(load_of(&worker), (1, 0, 100));
+        drop(request);
+        assert_eq!(load_of(&worker), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_request_whose_prompt_another_computes_counts_as_decoding_from_the_start() {
+        let worker = worker("a");
+        let mut request = InFlight::decoding(worker.clone(), 100);
+        assert_eq!(load_of(&worker), (1, 0, 100));
         request.on_first_token();
         assert_eq!(load_of(&worker), (1, 0, 100));
         drop(request);

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 
 use arc_swap::ArcSwap;
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
@@ -22,6 +23,8 @@ use super::Status;
 use super::Worker;
 use super::breaker;
 use super::breaker::SharedBreaker;
+use super::handoff::Peer;
+use super::handoff::Shape;
 use super::health::Health;
 use super::load::Load;
 use crate::http::client;
@@ -35,6 +38,8 @@ pub struct Registry {
     client: client::Settings,
     breaker: breaker::Settings,
     workers_max: usize,
+    /// The label that two workers of a pair must share; empty for none.
+    topology: String,
     version: watch::Sender<u64>,
 }
 
@@ -55,11 +60,20 @@ struct Entry {
     drained: bool,
 }
 
+impl Entry {
+    /// Nothing that its process told of itself or held is to be relied on any more.
+    fn begin_life(&mut self) {
+        self.status.life += 1;
+        self.status.worker.peer.store(None);
+    }
+}
+
 impl Registry {
     pub fn new(
         client: client::Settings,
         breaker: breaker::Settings,
         workers_max: usize,
+        topology: &str,
     ) -> Arc<Self> {
         Arc::new(Self {
             snapshot: ArcSwap::default(),
@@ -67,12 +81,18 @@ impl Registry {
             client,
             breaker,
             workers_max,
+            topology: topology.to_owned(),
             version: watch::Sender::new(0),
         })
     }
 
     pub fn snapshot(&self) -> arc_swap::Guard<Arc<Snapshot>> {
         self.snapshot.load()
+    }
+
+    /// The label that a pair of workers must share; empty for none.
+    pub fn topology(&self) -> &str {
+        &self.topology
     }
 
     /// Tells of every new snapshot.
@@ -151,7 +171,7 @@ impl Registry {
             entry.status.health = health;
             // A worker that was down may be another process when it comes back.
             if health == Health::Down {
-                entry.status.life += 1;
+                entry.begin_life();
             }
         });
     }
@@ -164,6 +184,7 @@ impl Registry {
             status.worker.id == id
                 && (known.version != facts.version
                     || known.base != facts.base
+                    || known.block_size != facts.block_size
                     || known.event_endpoints != facts.event_endpoints
                     || !known.models.keys().eq(facts.models.keys()))
         });
@@ -174,7 +195,14 @@ impl Registry {
 
     /// The engine process behind a worker is another one now: what it held is gone.
     pub fn restarted(&self, id: WorkerId) {
-        self.change(id, |entry| entry.status.life += 1);
+        self.change(id, Entry::begin_life);
+    }
+
+    /// Takes where a worker's blocks are fetched, as its process told it.
+    pub fn set_peer(&self, id: WorkerId, peer: Option<Peer>) {
+        self.change(id, |entry| {
+            entry.status.worker.peer.store(peer.map(Arc::new));
+        });
     }
 
     /// Lets a worker finish what it has and gives it nothing new, or takes it back. `false` if there
@@ -220,11 +248,15 @@ impl Registry {
             role: member.role,
             authorization: member.authorization.clone(),
             events: member.events.clone(),
+            labels: member.labels.clone(),
+            bootstrap: member.bootstrap.clone(),
             pool: client::Pool::new(member.address.clone(), self.client.clone()),
             load: Load::default(),
             breaker: SharedBreaker::new(self.breaker.clone()),
+            handoffs: SharedBreaker::new(self.breaker.clone()),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
+            peer: ArcSwapOption::empty(),
         });
         let draining = member.draining;
         let status = Status {
@@ -242,19 +274,16 @@ impl Registry {
     }
 
     fn publish(&self, book: &Book) {
-        self.snapshot.store(Arc::new(snapshot(
-            book.entries
-                .iter()
-                .map(|entry| entry.status.clone())
-                .collect(),
-        )));
+        let workers = book.entries.iter().map(|entry| entry.status.clone());
+        let snapshot = snapshot(workers.collect(), &self.topology);
+        self.snapshot.store(Arc::new(snapshot));
         self.version.send_modify(|version| *version += 1);
     }
 }
 
 /// Groups workers by model. A model whose workers are all down keeps its (empty) group: it is
 /// unavailable, not unknown.
-fn snapshot(workers: Vec<Status>) -> Snapshot {
+fn snapshot(workers: Vec<Status>, topology: &str) -> Snapshot {
     let mut models: BTreeMap<_, (Group, Vec<&Status>)> = BTreeMap::new();
     for status in &workers {
         for (model, card) in &status.facts.models {
@@ -262,6 +291,9 @@ fn snapshot(workers: Vec<Status>) -> Snapshot {
                 let group = Group {
                     model: model.clone(),
                     workers: Vec::new(),
+                    decode_only: 0,
+                    prefill_only: 0,
+                    shapes: Vec::new(),
                     place: FxHashMap::default(),
                     event_ranks: Vec::new(),
                     card: card.clone(),
@@ -280,19 +312,26 @@ fn snapshot(workers: Vec<Status>) -> Snapshot {
             }
         }
     }
-    let models = models.into_iter().map(|(model, (mut group, members))| {
-        let takes_whole = |status: &&&Status| status.worker.role != Role::Prefill;
-        // Whole requests go to prefill workers only where there is nobody else.
-        let is_split = members.iter().any(|status| takes_whole(&status));
-        let taken = members
-            .iter()
-            .filter(|status| !is_split || takes_whole(status));
-        for (place, status) in taken.enumerate() {
+    let models = models.into_iter().map(|(model, (mut group, mut members))| {
+        // Places of one role are next to each other, and else in the order of joining.
+        members.sort_by_key(|status| match status.worker.role {
+            Role::Decode => 0,
+            Role::Both => 1,
+            Role::Prefill => 2,
+        });
+        let count = |role| {
+            let mut roles = members.iter().map(|status| status.worker.role);
+            roles.by_ref().filter(|it| *it == role).count()
+        };
+        group.decode_only = count(Role::Decode);
+        group.prefill_only = count(Role::Prefill);
+        for (place, status) in members.into_iter().enumerate() {
             group.place.insert(status.worker.id, place);
             group
                 .event_ranks
                 .push(status.event_endpoints().len() as u32);
             group.workers.push(status.worker.clone());
+            group.shapes.push(Shape::of(status, topology));
         }
         (model, Arc::new(group))
     });
@@ -315,6 +354,8 @@ pub(crate) mod tests {
             draining: false,
             authorization: None,
             events: Events::Off,
+            labels: BTreeMap::new(),
+            bootstrap: None,
         }
     }
 
@@ -323,6 +364,7 @@ pub(crate) mod tests {
             client::Settings::default(),
             breaker::Settings::default(),
             100,
+            "",
         );
         registry.set_members("fixed", names.iter().map(|name| member(name)).collect());
         registry
@@ -431,7 +473,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn prefill_workers_take_whole_requests_only_where_nobody_else_can() {
+    fn workers_of_one_role_are_a_range_of_places_and_prefill_workers_take_no_whole_requests() {
         let registry = registry(&[]);
         let with_role = |name, role| Member {
             role,
@@ -439,12 +481,29 @@ pub(crate) mod tests {
         };
         registry.set_members(
             "fixed",
-            vec![with_role("p", Role::Prefill), with_role("d", Role::Decode)],
+            vec![
+                with_role("p0", Role::Prefill),
+                with_role("b", Role::Both),
+                with_role("d0", Role::Decode),
+                with_role("p1", Role::Prefill),
+                with_role("d1", Role::Decode),
+            ],
         );
         bring_up(&registry, "m");
-        assert_eq!(group_of(&registry, "m"), Some(vec!["d".to_owned()]));
-        registry.set_members("fixed", vec![with_role("p", Role::Prefill)]);
-        assert_eq!(group_of(&registry, "m"), Some(vec!["p".to_owned()]));
+        let snapshot = registry.snapshot();
+        let group = &snapshot.models["m"];
+        let names = |places: std::ops::Range<usize>| {
+            let workers = group.workers[places].iter();
+            workers.map(|it| &*it.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(group.decode()), ["d0", "d1", "b"]);
+        assert_eq!(names(group.prefill()), ["b", "p0", "p1"]);
+        for (place, worker) in group.workers.iter().enumerate() {
+            assert_eq!(group.place[&worker.id], place);
+        }
+        registry.set_members("fixed", vec![with_role("p0", Role::Prefill)]);
+        assert!(registry.snapshot().models["m"].decode().is_empty());
+        assert!(!registry.snapshot().is_ready());
     }
 
     proptest! {

@@ -17,6 +17,8 @@ pub enum Failure {
     TimedOut,
     /// The engine answered that somebody else should be asked.
     Refused { retry_after: Option<Duration> },
+    /// What one worker had computed did not get to the other.
+    Handoff,
 }
 
 impl Failure {
@@ -26,6 +28,7 @@ impl Failure {
             Failure::Broken => "broken",
             Failure::TimedOut => "timed_out",
             Failure::Refused { .. } => "refused",
+            Failure::Handoff => "handoff",
         }
     }
 }
@@ -91,9 +94,13 @@ impl Attempts {
     }
 
     /// Whether a worker that has failed this request may get it again when there is no other: one
-    /// that could not be reached may be restarting; one that refused or kept silent would do it again.
+    /// that could not be reached may be restarting, and of two that could not hand over either may be
+    /// well; one that refused or kept silent would do it again.
     pub fn may_try_again_where_it_failed(&self) -> bool {
-        matches!(self.last, Some(Failure::Connect | Failure::Broken))
+        matches!(
+            self.last,
+            Some(Failure::Connect | Failure::Broken | Failure::Handoff)
+        )
     }
 }
 
@@ -148,6 +155,7 @@ mod tests {
         for (failure, expected) in [
             (Failure::Connect, true),
             (Failure::Broken, true),
+            (Failure::Handoff, true),
             (Failure::TimedOut, false),
             (Failure::Refused { retry_after: None }, false),
         ] {

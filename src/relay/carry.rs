@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::Response;
+use hyper::header;
 use hyper::header::HeaderValue;
 use tokio::time::Sleep;
 use tracing::debug;
@@ -21,8 +22,12 @@ use super::ServedBy;
 use super::attempt::Attempts;
 use super::attempt::Failure;
 use super::attempt::Step;
+use super::choice::Choice;
+use super::choice::Failed;
+use super::choice::Unsplit;
 use super::counted::Counted;
 use super::direct;
+use super::direct::Part;
 use super::headers;
 use super::meter;
 use super::plan::Excluded;
@@ -30,15 +35,14 @@ use super::plan::NO_WORKER_RETRY_AFTER;
 use super::plan::Plan;
 use super::report;
 use super::report::Report;
+use super::running::Belief;
 use super::running::Running;
 use super::stream;
+use super::usage::TrueUsage;
 use crate::fleet::Worker;
 use crate::fleet::breaker;
 use crate::fleet::load::InFlight;
 use crate::http::Body;
-use crate::ids::Block;
-use crate::ids::WorkerId;
-use crate::kv::predicted::Predicted;
 use crate::observe;
 use crate::prompt::Peek;
 use crate::routing::Decision;
@@ -47,57 +51,62 @@ use crate::routing::Decision;
 const HOLD_MAX: Duration = Duration::from_secs(30);
 
 /// An engine's answer, and how it was come by.
-struct Tried {
-    answer: direct::Answer,
-    running: Running,
-    decision: Decision,
-    tries: u32,
+pub(super) struct Tried {
+    pub(super) answer: direct::Answer,
+    pub(super) running: Running,
+    pub(super) decision: Decision,
+    pub(super) tries: u32,
+    /// Over which workers, or why over one. None where requests are never split.
+    pub(super) split: Option<Result<Split, Unsplit>>,
+}
+
+/// How an answer was come by over two workers.
+pub(super) struct Split {
+    /// The worker that computed the prompt, and why that one.
+    pub(super) prefill: Arc<str>,
+    pub(super) decision: Decision,
+    /// Tokens of the prompt that it had not to compute, where the answer is the other's.
+    pub(super) cached_tokens: Option<u64>,
 }
 
 /// What one try came to.
-enum Outcome {
+pub(super) enum Outcome {
     Answered(Tried),
-    /// An answer that says somebody else should be asked.
-    Refused(Tried, Failure),
-    Failed(direct::Error),
+    Lost(Lost),
 }
 
-/// The belief that a worker computes a prompt, and so holds its blocks. Taken back when dropped, unless
-/// the worker has begun to answer.
-struct Belief<'a> {
-    predicted: &'a Predicted,
-    worker: WorkerId,
-    blocks: &'a [Block],
-    held_before: usize,
+/// A try that came to nothing, and nothing of it went to the client.
+pub(super) struct Lost {
+    pub(super) at: At,
+    pub(super) failure: Failure,
+    pub(super) last: String,
+    /// An answer that says somebody else should be asked: the client's, if nobody does better.
+    pub(super) answer: Option<Tried>,
+    /// Whether its breaker is to know.
+    pub(super) is_workers_fault: bool,
 }
 
-impl<'a> Belief<'a> {
-    fn new(predicted: &'a Predicted, now: Instant, worker: &Worker, blocks: &'a [Block]) -> Self {
-        let held_before = match blocks {
-            [] => 0,
-            _ => {
-                let capacity_tokens = worker.cache_tokens.load(Relaxed);
-                predicted.record(now, worker.id, capacity_tokens, blocks)
-            }
-        };
+/// Where a try was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    /// The worker that was to answer.
+    Worker,
+    /// The one that was to compute its prompt.
+    Prefill,
+    /// On the way from one to the other.
+    Between,
+}
+
+impl Lost {
+    pub(super) fn refused(at: At, failure: Failure, answer: Tried) -> Self {
+        let name = &answer.running.worker().name;
         Self {
-            predicted,
-            worker: worker.id,
-            blocks,
-            held_before,
-        }
-    }
-
-    fn confirm(mut self) {
-        self.held_before = self.blocks.len();
-    }
-}
-
-impl Drop for Belief<'_> {
-    fn drop(&mut self) {
-        if self.held_before < self.blocks.len() {
-            self.predicted
-                .retract(self.worker, self.blocks, self.held_before);
+            at,
+            failure,
+            last: format!("{name} answered {}", answer.answer.head.status),
+            // 503 is a busy worker; what stands before an engine answers 502 and 504 for a dead one.
+            is_workers_fault: answer.answer.is_failure(),
+            answer: Some(answer),
         }
     }
 }
@@ -117,54 +126,62 @@ impl Relay {
         self.budget.on_request();
         let deadline = job.begun + Duration::from_millis(self.settings.request_timeout_ms);
         let mut attempts = Attempts::new(&self.settings);
-        let mut excluded = Excluded::new();
+        let mut failed = Failed::default();
         // An engine's own refusal, for the client if nobody does better.
         let mut refused = None;
         let mut last = String::new();
+        let mut lacks_prefill = false;
         loop {
             let now = observe::now();
             let may_repeat = attempts.may_try_again_where_it_failed();
-            let Some((decision, worker)) = self.choose(&plan, now, &excluded, may_repeat) else {
+            let Some(choice) = self.choose(&plan, now, &failed, may_repeat) else {
                 break;
             };
+            if self.must_be_split(&choice) {
+                lacks_prefill = true;
+                break;
+            }
             attempts.begin();
-            let outcome = self.attempt(job, &plan, decision, &worker, attempts.tries(), deadline);
-            let failure = match outcome.await {
+            let tries = attempts.tries();
+            let outcome = match &choice.prefill {
+                // Apart, so that requests that are not split do not carry its state about.
+                Some(Ok(prefill)) => {
+                    Box::pin(self.attempt_split(job, &plan, &choice, prefill, tries, deadline))
+                        .await
+                }
+                None | Some(Err(_)) => self.attempt(job, &plan, &choice, tries, deadline).await,
+            };
+            let lost = match outcome {
                 Outcome::Answered(tried) => {
                     // How it ends is judged then; a beginning is enough for a worker on trial.
+                    let worker = tried.running.worker();
                     let is_good = !tried.answer.is_failure();
                     if !is_good || worker.breaker.state() != breaker::State::Closed {
-                        plan.model.judge(&worker, is_good);
+                        plan.model.judge(worker, is_good);
                     }
                     return Ok(self.pass_on(job, &plan, tried, counted, deadline));
                 }
-                Outcome::Refused(tried, failure) => {
-                    last = format!("{} answered {}", worker.name, tried.answer.head.status);
-                    // 503 is a busy worker; what stands before an engine answers 502 and 504 for a dead one.
-                    if tried.answer.is_failure() && !excluded.contains(&worker.id) {
-                        plan.model.judge(&worker, false);
-                    }
-                    refused = Some(tried);
-                    failure
-                }
-                Outcome::Failed(error) => {
-                    last = format!("{}: {error}", worker.name);
-                    // A worker that is tried again fails the same request, not another one.
-                    if !excluded.contains(&worker.id) {
-                        plan.model.judge(&worker, false);
-                    }
-                    error.failure()
-                }
+                Outcome::Lost(lost) => lost,
             };
-            excluded.push(worker.id);
+            last = lost.last;
+            refused = lost.answer.or(refused);
+            self.on_lost(&plan, &choice, lost.at, lost.is_workers_fault, &mut failed);
             // The fleet may be another one by now.
             self.renew(&mut plan);
-            match attempts.on_failure(failure, fastrand::f64()) {
+            let step = attempts.on_failure(lost.failure, fastrand::f64());
+            match step {
                 Step::Retry { after }
-                    if self.may_retry(failure) && observe::now() + after < deadline =>
+                    if self.may_retry(lost.failure) && observe::now() + after < deadline =>
                 {
                     debug!(id = %job.id, last, ?after, "trying again");
                     tokio::time::sleep(after).await;
+                }
+                // No more than it would have cost without a prefill worker, so it is no retry.
+                _ if lost.at != At::Worker
+                    && self.gives_up_handoffs(&mut failed)
+                    && observe::now() < deadline =>
+                {
+                    debug!(id = %job.id, last, "going on without a handoff");
                 }
                 Step::Retry { .. } | Step::GiveUp => break,
             }
@@ -173,6 +190,10 @@ impl Relay {
             return Ok(self.pass_on(job, &plan, refused, counted, deadline));
         }
         let error = match attempts.tries() {
+            0 if lacks_prefill => Error::NoPrefill {
+                model: plan.group.model.to_string(),
+                retry_after: NO_WORKER_RETRY_AFTER,
+            },
             0 => Error::NoWorker {
                 model: plan.group.model.to_string(),
                 retry_after: NO_WORKER_RETRY_AFTER,
@@ -186,19 +207,53 @@ impl Relay {
         Err(error)
     }
 
+    /// Who is not to be asked again for this request, and whose breaker is to know.
+    fn on_lost(
+        &self,
+        plan: &Plan,
+        choice: &Choice,
+        at: At,
+        is_workers_fault: bool,
+        failed: &mut Failed,
+    ) {
+        let prefill = match &choice.prefill {
+            Some(Ok(prefill)) => Some(&prefill.worker),
+            _ => None,
+        };
+        let is_new = |known: &Excluded, worker: &Worker| !known.contains(&worker.id);
+        if at != At::Prefill {
+            // A worker that is tried again fails the same request, not another one.
+            if is_workers_fault && is_new(&failed.whole, &choice.worker) {
+                plan.model.judge(&choice.worker, false);
+            }
+            failed.whole.push(choice.worker.id);
+        }
+        if let Some(worker) = prefill
+            && at != At::Worker
+        {
+            if is_workers_fault && is_new(&failed.prefill, worker) {
+                plan.model.judge(worker, false);
+            }
+            failed.prefill.push(worker.id);
+        }
+    }
+
     /// One try. It counts at once, for the next decision to see, and is taken back if it fails.
     async fn attempt(
         &self,
         job: &Job<'_>,
         plan: &Plan,
-        decision: Decision,
-        worker: &Arc<Worker>,
+        choice: &Choice,
         tries: u32,
         deadline: Instant,
     ) -> Outcome {
         let now = observe::now();
         let request = &plan.request;
+        let (decision, worker) = (choice.decision, &choice.worker);
         plan.model.on_decision(&plan.prompt.blocks, &decision);
+        if let (Some(of_model), Some(Err(why))) = (&plan.model.split, &choice.prefill) {
+            of_model.on_whole(why.as_str());
+        }
         debug!(
             id = %job.id,
             worker = %worker.name,
@@ -225,51 +280,53 @@ impl Relay {
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let body = plan.body.as_ref().unwrap_or(&job.body);
         let sent = match report {
-            None => direct::attempt(job, body, worker, timer).await,
+            None => direct::attempt(job, body, Part::Whole, worker, timer).await,
             Some(report) => {
-                self.attempt_asking(job, body, plan, report, worker, timer)
+                let asking = report.put_into(body);
+                self.attempt_asking(job, (&asking, body), Part::Whole, plan, worker, timer)
                     .await
             }
         };
-        let outcome = match sent {
-            Ok(answer) => {
-                if answer.head.status.is_success() {
-                    belief.confirm();
-                }
-                let refusal = self.refusal(&answer);
-                let tried = Tried {
-                    answer,
-                    running,
-                    decision,
-                    tries,
-                };
-                match refusal {
-                    None => return Outcome::Answered(tried),
-                    Some(failure) => Outcome::Refused(tried, failure),
-                }
+        let answer = match sent {
+            Ok(answer) => answer,
+            Err(error) => {
+                return Outcome::Lost(Lost {
+                    at: At::Worker,
+                    failure: error.failure(),
+                    last: format!("{}: {error}", worker.name),
+                    answer: None,
+                    is_workers_fault: true,
+                });
             }
-            Err(error) => Outcome::Failed(error),
         };
-        if let Outcome::Refused(
-            _,
-            Failure::Refused {
-                retry_after: Some(pause),
-            },
-        ) = outcome
-        {
-            worker.breaker.hold(observe::now() + pause.min(HOLD_MAX));
+        if answer.head.status.is_success() {
+            belief.confirm();
         }
-        outcome
+        let refusal = self.refusal(worker, &answer);
+        let tried = Tried {
+            answer,
+            running,
+            decision,
+            tries,
+            split: match &choice.prefill {
+                Some(Err(why)) => Some(Err(*why)),
+                _ => None,
+            },
+        };
+        match refusal {
+            None => Outcome::Answered(tried),
+            Some(failure) => Outcome::Lost(Lost::refused(At::Worker, failure, tried)),
+        }
     }
 
     /// One try that asks the engine to tell again what it holds. An engine that refuses that gets the
     /// client's own request, and is not asked again.
-    async fn attempt_asking(
+    pub(super) async fn attempt_asking(
         &self,
         job: &Job<'_>,
-        body: &Bytes,
+        (asking, plain): (&Bytes, &Bytes),
+        part: Part,
         plan: &Plan,
-        report: &Report,
         worker: &Arc<Worker>,
         timer: Pin<Box<Sleep>>,
     ) -> Result<direct::Answer, direct::Error> {
@@ -277,13 +334,12 @@ impl Relay {
             let labels = [&*plan.group.model, outcome];
             self.metrics.reports.with_label_values(&labels).inc();
         };
-        let asking = report.put_into(body);
-        let answer = direct::attempt(job, &asking, worker, timer).await?;
+        let answer = direct::attempt(job, asking, part, worker, timer).await?;
         if !report::may_be_refused(answer.head.status) {
             count("asked");
             return Ok(answer);
         }
-        let plain = direct::attempt(job, body, worker, answer.timer).await?;
+        let plain = direct::attempt(job, plain, part, worker, answer.timer).await?;
         // Else it is the client's own that is refused.
         if plain.head.status.is_success() {
             count("refused");
@@ -293,7 +349,7 @@ impl Relay {
         Ok(plain)
     }
 
-    fn try_limit(&self, plan: &Plan, now: Instant) -> Instant {
+    pub(super) fn try_limit(&self, plan: &Plan, now: Instant) -> Instant {
         let limit_ms = if plan.is_stream {
             self.settings.first_byte_timeout_ms
         } else {
@@ -302,15 +358,17 @@ impl Relay {
         now + Duration::from_millis(limit_ms)
     }
 
-    /// Whether an answer says that another worker should be asked.
-    fn refusal(&self, answer: &direct::Answer) -> Option<Failure> {
-        let is_refusal = self
-            .settings
-            .retry_statuses
-            .contains(&answer.head.status.as_u16());
-        is_refusal.then(|| Failure::Refused {
-            retry_after: headers::retry_after(&answer.head.headers),
-        })
+    /// Whether an answer says that another worker should be asked, and this one left alone for a while.
+    pub(super) fn refusal(&self, worker: &Worker, answer: &direct::Answer) -> Option<Failure> {
+        let statuses = &self.settings.retry_statuses;
+        if !statuses.contains(&answer.head.status.as_u16()) {
+            return None;
+        }
+        let retry_after = headers::retry_after(&answer.head.headers);
+        if let Some(pause) = retry_after {
+            worker.breaker.hold(observe::now() + pause.min(HOLD_MAX));
+        }
+        Some(Failure::Refused { retry_after })
     }
 
     fn may_retry(&self, failure: Failure) -> bool {
@@ -339,6 +397,7 @@ impl Relay {
             mut running,
             decision,
             tries,
+            split,
         } = tried;
         if !answer.head.status.is_success() {
             running.on_refusal();
@@ -352,21 +411,46 @@ impl Relay {
         let mut response = Response::new(());
         *response.status_mut() = head.status;
         *response.headers_mut() = headers::to_client(head.headers);
-        if job.headers.contains_key(DECISION)
-            && let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(format!(
+        if job.headers.contains_key(DECISION) {
+            let mut text = format!(
                 "worker={}; reason={}; prompt_tokens={}; cached_tokens={}; cost={:.0}; tries={tries}",
                 running.worker().name,
                 decision.reason.as_str(),
                 plan.request.prompt_tokens,
                 decision.cached_tokens,
                 decision.cost,
-            )))
-        {
-            response.headers_mut().insert(DECISION, value);
+            );
+            match &split {
+                None => {}
+                Some(Err(why)) => text += &format!("; split={}", why.as_str()),
+                Some(Ok(split)) => {
+                    text += &format!(
+                        "; split=yes; prefill={}; prefill_reason={}; prefill_cached_tokens={}; prefill_cost={:.0}",
+                        split.prefill,
+                        split.decision.reason.as_str(),
+                        split.decision.cached_tokens,
+                        split.decision.cost,
+                    );
+                }
+            }
+            if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(text)) {
+                response.headers_mut().insert(DECISION, value);
+            }
         }
         let served_by = ServedBy(running.worker().name.clone());
         response.extensions_mut().insert(served_by);
         let is_events = headers::is_event_stream(response.headers());
+        let usage = match split {
+            Some(Ok(Split {
+                cached_tokens: Some(cached_tokens),
+                ..
+            })) => {
+                // What it says of itself is put right, which may make it longer.
+                response.headers_mut().remove(header::CONTENT_LENGTH);
+                Some(Box::new(TrueUsage::new(cached_tokens, is_events)))
+            }
+            _ => None,
+        };
         let limits = stream::Limits {
             idle: Duration::from_millis(self.settings.stream_idle_timeout_ms),
             deadline,
@@ -375,7 +459,7 @@ impl Relay {
         let meter = meter::Meter::new(counted, status, running, is_events);
         response.map(|()| {
             stream::relay(
-                body, first, timer, limits, job.api, status, is_events, meter, job.id,
+                body, first, timer, limits, job.api, status, is_events, meter, usage, job.id,
             )
         })
     }

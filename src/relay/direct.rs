@@ -49,15 +49,17 @@ pub(super) enum Error {
     /// The head came, the body did not.
     Cut(hyper::Error),
     TimedOut,
+    /// More than the answer to a prompt's leg has.
+    TooLong,
 }
 
 impl Error {
     pub(super) fn failure(&self) -> Failure {
         match self {
             Error::Send(client::Error::Connect(_)) => Failure::Connect,
-            Error::Send(client::Error::Stale(_) | client::Error::Broken(_)) | Error::Cut(_) => {
-                Failure::Broken
-            }
+            Error::Send(client::Error::Stale(_) | client::Error::Broken(_))
+            | Error::Cut(_)
+            | Error::TooLong => Failure::Broken,
             Error::TimedOut => Failure::TimedOut,
         }
     }
@@ -69,14 +71,26 @@ impl fmt::Display for Error {
             Error::Send(error) => error.fmt(f),
             Error::Cut(error) => write!(f, "answer broke off at its first byte: {error}"),
             Error::TimedOut => f.write_str("no answer in time"),
+            Error::TooLong => f.write_str("an answer that is too long"),
         }
     }
+}
+
+/// What of a request a try is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    Whole,
+    /// One of two legs, whose answer is read here; for a worker of several ranks to this one of them.
+    Leg {
+        rank: Option<u32>,
+    },
 }
 
 /// Sends a body, the job's own or one that was made of it.
 pub(super) async fn attempt(
     job: &Job<'_>,
     body: &Bytes,
+    part: Part,
     worker: &Arc<Worker>,
     mut timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
@@ -86,6 +100,9 @@ pub(super) async fn attempt(
             *request.method_mut() = Method::POST;
             *request.uri_mut() = job.target.clone();
             *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);
+            if let Part::Leg { rank } = part {
+                headers::of_leg(request.headers_mut(), rank);
+            }
             request
         };
         let answer = match worker.pool.send(build()).await {
@@ -94,7 +111,7 @@ pub(super) async fn attempt(
             answer => answer,
         };
         let (head, mut body) = answer.map_err(Error::Send)?.into_parts();
-        let first = first_data(&mut body).await.map_err(Error::Cut)?;
+        let first = next_data(&mut body).await.map_err(Error::Cut)?;
         Ok((head, body, first))
     };
     let (head, body, first) = tokio::select! {
@@ -110,8 +127,8 @@ pub(super) async fn attempt(
     })
 }
 
-/// The first non-empty piece of a body.
-async fn first_data(body: &mut EngineBody) -> Result<Option<Bytes>, hyper::Error> {
+/// The next non-empty piece of a body.
+pub(super) async fn next_data(body: &mut EngineBody) -> Result<Option<Bytes>, hyper::Error> {
     loop {
         match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
             None => return Ok(None),

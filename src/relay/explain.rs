@@ -8,11 +8,15 @@ use serde::Serialize;
 
 use super::Error;
 use super::Relay;
+use super::choice::Failed;
+use super::choice::Unsplit;
 use super::held;
 use super::held::KnownBy;
 use super::plan::Plan;
+use super::prefill_decode::PrefillDecode;
 use super::tokens::Found;
 use super::view::LiveView;
+use super::view::Task;
 use crate::fleet::Role;
 use crate::fleet::Status;
 use crate::fleet::breaker;
@@ -24,6 +28,7 @@ use crate::prompt::Api;
 use crate::prompt::Peek;
 use crate::routing;
 use crate::routing::Cached;
+use crate::routing::Decision;
 use crate::routing::View;
 use crate::routing::cost;
 use crate::routing::cost::Terms;
@@ -45,8 +50,24 @@ pub struct Explanation {
     /// The same in words.
     pub why: Option<String>,
     pub workers: Vec<Score>,
+    /// Whether another worker would compute the prompt, where requests are split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<SplitOrNot>,
     /// Workers of the model that are not looked at, and why.
     pub left_out: Vec<LeftOut>,
+}
+
+/// Who would compute the prompt for the worker that was chosen, or why nobody would.
+#[derive(Debug, Serialize)]
+pub struct SplitOrNot {
+    pub is_split: bool,
+    pub why_not: Option<&'static str>,
+    pub prefill: Option<String>,
+    pub reason: Option<routing::Reason>,
+    /// The same in words.
+    pub why: String,
+    /// The workers that compute prompts for others.
+    pub workers: Vec<Score>,
 }
 
 /// A prompt as the router tokenises it, to be compared with an engine's.
@@ -112,14 +133,24 @@ impl Relay {
     ) -> Result<Explanation, Error> {
         let given = peek.token_ids.clone();
         let plan = self.plan(api, headers, &mut peek, body).await?;
-        let view = self.view(&plan, observe::now(), &[], usize::MAX);
-        let decision = routing::decide(&plan.model.routing, &plan.request, &view);
+        let now = observe::now();
+        let held = self.held(&plan, now, usize::MAX);
+        let view = LiveView::new(&plan.group, &held, Task::Decode, now, &[]);
+        let chosen = self.choose_once(&plan, &held, now, &Failed::default());
+        let decision = chosen.as_ref().map(|(decision, _)| *decision);
+        let prefill = chosen.and_then(|(_, prefill)| prefill);
         let exact = plan.prompt.exact.as_ref();
         let depths = exact.map(held::Exact::depths).unwrap_or_default();
-        let places = 0..plan.group.workers.len();
-        let workers: Vec<Score> = places
-            .map(|place| self.score(&plan, &view, &depths, place))
-            .collect();
+        let workers = self.scores(&plan, &view, &depths);
+        let split = match (&self.prefill_decode, prefill) {
+            (Some(it), Some(prefill)) => {
+                let task = Task::Prefill(it.connector, plan.api);
+                let view = LiveView::new(&plan.group, &held, task, now, &[]);
+                let workers = self.scores(&plan, &view, &depths);
+                Some(self.split_or_not(&plan, it, prefill, view.in_group(0), workers))
+            }
+            _ => None,
+        };
         let why = decision.map(|decision| {
             let chosen = &workers[decision.place];
             why::why(
@@ -152,8 +183,47 @@ impl Relay {
             reason: decision.map(|decision| decision.reason),
             why,
             workers,
+            split,
             left_out: self.left_out(&plan),
         })
+    }
+
+    fn split_or_not(
+        &self,
+        plan: &Plan,
+        it: &PrefillDecode,
+        prefill: Result<Decision, Unsplit>,
+        first: usize,
+        workers: Vec<Score>,
+    ) -> SplitOrNot {
+        match prefill {
+            Ok(decision) => {
+                let score = &workers[decision.place - first];
+                let tokens = plan.request.prompt_tokens;
+                SplitOrNot {
+                    is_split: true,
+                    why_not: None,
+                    prefill: Some(score.worker.clone()),
+                    reason: Some(decision.reason),
+                    why: why::why(decision.reason, score, &workers, tokens),
+                    workers,
+                }
+            }
+            Err(unsplit) => SplitOrNot {
+                is_split: false,
+                why_not: Some(unsplit.as_str()),
+                prefill: None,
+                reason: None,
+                why: why::not_split(unsplit, it.pair.remote_prefill_min_tokens),
+                workers,
+            },
+        }
+    }
+
+    fn scores(&self, plan: &Plan, view: &LiveView<'_>, depths: &[(Depth, u32)]) -> Vec<Score> {
+        (0..view.len())
+            .map(|place| self.score(plan, view, depths, place))
+            .collect()
     }
 
     fn score(
@@ -163,7 +233,8 @@ impl Relay {
         depths: &[(Depth, u32)],
         place: usize,
     ) -> Score {
-        let worker = &plan.group.workers[place];
+        let in_group = view.in_group(place);
+        let worker = &plan.group.workers[in_group];
         let state = view.state(place);
         let cached = view.cached(place);
         let settings = &plan.model.routing;
@@ -171,6 +242,10 @@ impl Relay {
         let terms = cost::terms(settings, &state, new_tokens);
         let breaker = worker.breaker.state();
         let because = || match breaker {
+            _ if !view.is_met(place) => "it is not known where what it computes is to be fetched",
+            breaker::State::Closed if !view.hands_over(place) => {
+                "what it computed could not be fetched several times in a row"
+            }
             breaker::State::Closed => "it asked to be left alone for a moment",
             breaker::State::Open => "its last requests failed, so its breaker is open",
             breaker::State::Probing => "one request is trying whether it answers again",
@@ -197,9 +272,9 @@ impl Relay {
             decode_tokens: state.decode_tokens,
             cached,
             cached_tokens: cached.tokens(),
-            known_by: view.held().known_by(place),
+            known_by: view.held().known_by(in_group),
             trees: trees.map(tree).collect(),
-            is_trusted: view.held().is_trusted(place),
+            is_trusted: view.held().is_trusted(in_group),
             new_tokens,
             cost: terms.sum(),
             cost_terms: terms,
@@ -210,8 +285,9 @@ impl Relay {
     fn left_out(&self, plan: &Plan) -> Vec<LeftOut> {
         let snapshot = self.fleet.snapshot();
         let is_left_out = |status: &&Status| {
+            let place = plan.group.place.get(&status.worker.id);
             status.facts.models.contains_key(&plan.group.model)
-                && !plan.group.place.contains_key(&status.worker.id)
+                && place.is_none_or(|place| !plan.group.decode().contains(place))
         };
         let why = |status: &Status| match status.health {
             Health::Down => "it is down",

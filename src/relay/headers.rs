@@ -13,11 +13,13 @@ use crate::ids::RequestId;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+
 /// End-to-end headers that clients may not set for an engine: its request id, its rank, its queue.
 const OWNED: [HeaderName; 5] = [
     REQUEST_ID,
     super::DECISION,
-    HeaderName::from_static("x-data-parallel-rank"),
+    RANK,
     HeaderName::from_static("x-vllm-priority"),
     HeaderName::from_static("x-session-id"),
 ];
@@ -51,6 +53,15 @@ pub(super) fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> H
         headers.insert(REQUEST_ID, id);
     }
     headers
+}
+
+/// Makes the headers of a request to an engine those of one of its two legs: the answer is read here, so it
+/// must not be compressed.
+pub(super) fn of_leg(headers: &mut HeaderMap, rank: Option<u32>) {
+    headers.remove(header::ACCEPT_ENCODING);
+    if let Some(rank) = rank {
+        headers.insert(RANK, HeaderValue::from(rank));
+    }
 }
 
 /// The headers of an engine's answer, for the client.
@@ -164,6 +175,15 @@ mod tests {
         assert_eq!(sent["x-request-id"], "wr-000000000000000000000000");
         assert_eq!(sent["host"], "a.test:8000");
         assert_eq!(sent.len(), 2);
+    }
+
+    #[test]
+    fn a_leg_goes_to_its_rank_and_comes_back_as_it_can_be_read() {
+        let mut headers = sent(&[("accept-encoding", "gzip"), ("x-custom", "1")]);
+        of_leg(&mut headers, Some(3));
+        assert_eq!(headers["x-data-parallel-rank"], "3");
+        assert_eq!(headers["x-custom"], "1");
+        assert!(!headers.contains_key("accept-encoding"));
     }
 
     #[test]

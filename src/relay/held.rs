@@ -2,6 +2,7 @@
 //! prompt's tokens are known; else what we sent it.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -311,7 +312,8 @@ impl KnownByPlace {
     }
 }
 
-/// The answers for one prompt. Looked up once for the deepest holders, and for others when asked.
+/// The answers for one prompt, of workers of every role. Looked up once for the deepest holders, and for
+/// others when asked.
 pub struct Held<'a> {
     group: &'a Group,
     caches: &'a Caches,
@@ -321,14 +323,32 @@ pub struct Held<'a> {
     exact: Option<KnownByPlace>,
     /// The prompt's kind, while some engines' events tell of other tokens than the router's.
     suspected: Option<Subject>,
-    /// Places of the deepest holders, and what each that is predicted holds.
-    places: SmallVec<[usize; 8]>,
+    /// What each of the deepest holders that are predicted holds.
     predicted: SmallVec<[(usize, u32); 8]>,
     /// No other worker is predicted to hold more than so many blocks: those of the last holder that
     /// was asked for, or none if there were fewer holders than that.
     others_max: usize,
-    /// And none says that it holds what is worth more tokens in the GPU.
-    others_credit: u32,
+    holders_max: usize,
+    seed: u64,
+}
+
+/// Of some of the workers, those that hold the most of the prompt.
+#[derive(Debug)]
+pub struct Holders {
+    /// Counted from the first of those workers.
+    places: SmallVec<[usize; 8]>,
+    others_max: u32,
+}
+
+impl Holders {
+    pub fn places(&self) -> &[usize] {
+        &self.places
+    }
+
+    /// What no other one has more than, as tokens in the GPU.
+    pub fn others_max(&self) -> u32 {
+        self.others_max
+    }
 }
 
 impl<'a> Held<'a> {
@@ -341,6 +361,9 @@ impl<'a> Held<'a> {
         holders_max: usize,
         seed: u64,
     ) -> Self {
+        // Where workers have roles, each role is to have its deepest.
+        let has_roles = group.decode_only + group.prefill_only > 0;
+        let asked_max = holders_max.saturating_mul(if has_roles { 2 } else { 1 });
         let mut held = Self {
             group,
             caches,
@@ -349,32 +372,31 @@ impl<'a> Held<'a> {
             exact: prompt
                 .exact
                 .as_ref()
-                .map(|exact| exact.ask(group, &caches.expected, credit, now, holders_max)),
+                .map(|exact| exact.ask(group, &caches.expected, credit, now, asked_max)),
             suspected: match &prompt.exact {
                 Some(exact) if caches.parity.has_alarms() => Some(exact.subject(group)),
                 _ => None,
             },
-            places: SmallVec::new(),
             predicted: SmallVec::new(),
             others_max: 0,
-            others_credit: 0,
+            holders_max,
+            seed,
         };
         let known_tokens = prompt.exact.as_ref().and_then(Exact::known_tokens);
         // Where all tell what they hold, there is nothing to predict.
         let all_tell = held.seats.are_all_heard() && !group.event_ranks.contains(&0);
         let is_known = held.exact.is_some() && known_tokens.is_none();
         if !is_known || held.suspected.is_some() || !all_tell {
-            held.predict(holders_max, seed, known_tokens);
+            held.predict(asked_max, known_tokens);
         }
-        held.add_exact(holders_max, seed);
         held
     }
 
-    fn predict(&mut self, holders_max: usize, seed: u64, known_tokens: Option<u32>) {
+    fn predict(&mut self, asked_max: usize, known_tokens: Option<u32>) {
         let predicted = &self.caches.predicted;
-        let overlap = predicted.overlap(self.blocks, holders_max, seed);
+        let overlap = predicted.overlap(self.blocks, asked_max, self.seed);
         self.others_max = match overlap.last() {
-            Some(last) if overlap.len() == holders_max => last.blocks as usize,
+            Some(last) if overlap.len() == asked_max => last.blocks as usize,
             _ => 0,
         };
         if let Some(known_tokens) = known_tokens {
@@ -385,7 +407,6 @@ impl<'a> Held<'a> {
             if let Some(place) = self.group.place.get(&holder.worker)
                 && !self.is_exact(*place)
             {
-                self.places.push(*place);
                 self.predicted.push((*place, self.of_blocks(holder.blocks)));
             }
         }
@@ -411,31 +432,28 @@ impl<'a> Held<'a> {
         }
     }
 
-    fn add_exact(&mut self, holders_max: usize, seed: u64) {
-        let Some(exact) = &self.exact else {
-            return;
-        };
-        let mut deepest = Deepest::new(holders_max);
-        for known in exact.list.iter().filter(|known| known.credit > 0) {
-            let order = (known.credit, drawn(seed, known.place));
-            // Looked at last, for it is of no matter to most.
-            if deepest.takes(order) && self.is_exact(known.place as usize) {
-                deepest.add(order, known.place as usize);
+    /// The deepest holders among the workers of some places.
+    pub fn holders(&self, among: Range<usize>) -> Holders {
+        let predicted = self.predicted.iter().map(|(place, _)| *place);
+        let mut places: SmallVec<[usize; 8]> = predicted
+            .filter(|place| among.contains(place))
+            .map(|place| place - among.start)
+            .collect();
+        let mut others_max = self.of_blocks(self.others_max as u32);
+        if let Some(exact) = &self.exact {
+            let mut deepest = Deepest::new(self.holders_max);
+            let held_some = exact.list.iter().filter(|known| known.credit > 0);
+            for known in held_some.filter(|known| among.contains(&(known.place as usize))) {
+                let order = (known.credit, drawn(self.seed, known.place));
+                // Looked at last, for it is of no matter to most.
+                if deepest.takes(order) && self.is_exact(known.place as usize) {
+                    deepest.add(order, known.place as usize);
+                }
             }
+            others_max = others_max.max(deepest.others_max());
+            places.extend(deepest.of.iter().map(|(_, place)| *place - among.start));
         }
-        self.others_credit = deepest.others_max();
-        self.places
-            .extend(deepest.of.iter().map(|(_, place)| *place));
-    }
-
-    pub fn holders(&self) -> &[usize] {
-        &self.places
-    }
-
-    /// What no worker but the holders has more than, as tokens in the GPU.
-    pub(super) fn others_max(&self) -> u32 {
-        let predicted = self.of_blocks(self.others_max as u32);
-        predicted.max(self.others_credit)
+        Holders { places, others_max }
     }
 
     /// Whether what is said of a worker is what it says itself, if only that it cannot be relied on now.
@@ -564,6 +582,9 @@ mod tests {
         Group {
             model: "m".into(),
             workers: Vec::new(),
+            decode_only: 0,
+            prefill_only: 0,
+            shapes: Vec::new(),
             place: Default::default(),
             event_ranks: event_ranks.to_vec(),
             card: RawValue::NULL.to_owned(),

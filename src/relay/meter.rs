@@ -105,7 +105,7 @@ impl Meter {
 
 /// Whether a piece of a stream has a token. What engines send before they compute anything has none:
 /// a chat stream's first chunk with the role, the first events of a response, keep-alive comments.
-fn is_token(api: Api, data: &[u8]) -> bool {
+pub(super) fn is_token(api: Api, data: &[u8]) -> bool {
     match api {
         Api::Responses => DELTA.find(data).is_some(),
         Api::Chat => {
@@ -118,14 +118,14 @@ fn is_token(api: Api, data: &[u8]) -> bool {
 }
 
 #[derive(Debug, Default, PartialEq)]
-struct Usage {
-    prompt_tokens: u64,
-    cached_tokens: u64,
-    output_tokens: u64,
+pub(super) struct Usage {
+    pub(super) prompt_tokens: u64,
+    pub(super) cached_tokens: u64,
+    pub(super) output_tokens: u64,
 }
 
 /// The last usage in a piece of an answer, in the words of chat or of Responses.
-fn usage(data: &[u8]) -> Option<Usage> {
+pub(super) fn usage(data: &[u8]) -> Option<Usage> {
     #[derive(Deserialize)]
     struct Wire {
         #[serde(alias = "input_tokens")]

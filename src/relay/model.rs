@@ -16,6 +16,7 @@ use tracing::warn;
 
 use super::counted::End;
 use super::counted::Families;
+use super::prefill_decode;
 use crate::fleet::Worker;
 use crate::ids::Block;
 use crate::ids::Model;
@@ -77,6 +78,7 @@ pub(super) struct Models {
     settings: ModelSettings,
     states: ArcSwap<FxHashMap<Model, Arc<ModelState>>>,
     families: Families,
+    splits: Option<prefill_decode::Families>,
 }
 
 /// One model, as its requests share it.
@@ -103,14 +105,21 @@ pub(super) struct ModelState {
     pub(super) cached_tokens: IntCounter,
     pub(super) output_tokens: IntCounter,
     pub(super) families: Families,
+    /// Where requests are split.
+    pub(super) split: Option<prefill_decode::OfModel>,
 }
 
 impl Models {
-    pub(super) fn new(settings: ModelSettings, registry: &metrics::Registry) -> Self {
+    pub(super) fn new(
+        settings: ModelSettings,
+        splits: Option<prefill_decode::Families>,
+        registry: &metrics::Registry,
+    ) -> Self {
         Self {
             settings,
             states: ArcSwap::default(),
             families: Families::new(registry),
+            splits,
         }
     }
 
@@ -172,6 +181,10 @@ impl Models {
             routing: settings.routing,
             bytes_per_token: settings.bytes_per_token,
             send_tokens: settings.send_tokens,
+            split: self
+                .splits
+                .as_ref()
+                .map(|families| prefill_decode::OfModel::new(families, name)),
             families,
         }
     }

@@ -11,6 +11,8 @@ use smallvec::SmallVec;
 
 use super::Error;
 use super::Relay;
+use super::handoff::Legs;
+use super::handoff::NotSplit;
 use super::held::Exact;
 use super::held::Held;
 use super::held::Prompt;
@@ -18,7 +20,6 @@ use super::model::ModelState;
 use super::report::Report;
 use super::tell_tokens;
 use super::tokens::Found;
-use super::view::LiveView;
 use crate::fleet::Group;
 use crate::fleet::Snapshot;
 use crate::fleet::Worker;
@@ -34,7 +35,6 @@ use crate::prompt;
 use crate::prompt::Api;
 use crate::prompt::Peek;
 use crate::routing;
-use crate::routing::Decision;
 
 /// How long a client should wait where no worker is healthy: about half of what it takes a worker to
 /// be found healthy again.
@@ -44,6 +44,7 @@ pub(super) type Excluded = SmallVec<[WorkerId; 4]>;
 
 /// A request with all that is needed to choose a worker for it, again if need be.
 pub(super) struct Plan {
+    pub(super) api: Api,
     pub(super) group: Arc<Group>,
     pub(super) model: Arc<ModelState>,
     pub(super) request: routing::Request,
@@ -53,6 +54,8 @@ pub(super) struct Plan {
     pub(super) body: Option<Bytes>,
     /// Where an engine is asked to tell again what it holds, where that may be asked.
     pub(super) report: Option<Report>,
+    /// What two workers are sent instead, or why it must be one. None where requests are never split.
+    pub(super) legs: Option<Result<Legs, NotSplit>>,
 }
 
 impl Plan {
@@ -154,15 +157,18 @@ impl Relay {
             exact
         });
         let may_tell = model.send_tokens && !peek.is_echo;
-        let body = match &found {
+        let told = match &found {
             Some(found) if may_tell && !found.ends_early() => {
                 tell_tokens::spliced(api, body, &found.ids)
             }
             _ => None,
         };
+        let splits = self.prefill_decode.is_some();
+        let legs = splits.then(|| Legs::of(api, told.as_ref().unwrap_or(body)));
         // Rounding each block down must not make the prompt shorter than its blocks.
         let in_blocks = blocks.last().map_or(0, |block| block.end_tokens);
         Ok(Plan {
+            api,
             request: routing::Request {
                 prompt_tokens: measure.prompt_tokens.max(in_blocks),
                 affinity: model.affinity(headers, peek),
@@ -174,7 +180,8 @@ impl Relay {
             group,
             model,
             prompt: Prompt { blocks, exact },
-            body,
+            body: told,
+            legs,
         })
     }
 
@@ -210,14 +217,9 @@ impl Relay {
         }
     }
 
-    pub(super) fn view<'a>(
-        &'a self,
-        plan: &'a Plan,
-        now: Instant,
-        excluded: &'a [WorkerId],
-        holders_max: usize,
-    ) -> LiveView<'a> {
-        let held = Held::new(
+    /// What workers hold of a plan's prompt.
+    pub(super) fn held<'a>(&'a self, plan: &'a Plan, now: Instant, holders_max: usize) -> Held<'a> {
+        Held::new(
             &plan.group,
             &self.caches,
             &plan.prompt,
@@ -225,37 +227,7 @@ impl Relay {
             now,
             holders_max,
             plan.request.seed,
-        );
-        LiveView::new(&plan.group, held, now, excluded)
-    }
-
-    /// A worker for a plan, but for `excluded`; with `may_repeat` one of those where there is no other.
-    pub(super) fn choose(
-        &self,
-        plan: &Plan,
-        now: Instant,
-        excluded: &[WorkerId],
-        may_repeat: bool,
-    ) -> Option<(Decision, Arc<Worker>)> {
-        let mut excluded: Excluded = excluded.into();
-        let holders_max = plan.model.routing.holders as usize;
-        loop {
-            let decide = |excluded: &[WorkerId]| {
-                routing::decide(
-                    &plan.model.routing,
-                    &plan.request,
-                    &self.view(plan, now, excluded, holders_max),
-                )
-            };
-            let decision =
-                decide(&excluded).or_else(|| if may_repeat { decide(&[]) } else { None })?;
-            let worker = &plan.group.workers[decision.place];
-            // Of several requests that see a breaker ready to probe, one gets through.
-            if worker.breaker.pass(now) {
-                return Some((decision, worker.clone()));
-            }
-            excluded.push(worker.id);
-        }
+        )
     }
 }
 

@@ -2,14 +2,18 @@
 //! what is to be looked for when they are there.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use smallvec::SmallVec;
 
 use crate::fleet::Worker;
 use crate::fleet::load::InFlight;
+use crate::ids::Block;
+use crate::ids::WorkerId;
 use crate::kv::expected::Coming;
 use crate::kv::parity::Check;
+use crate::kv::predicted::Predicted;
 use crate::kv::subscriber::Asking;
 
 /// Dropped, it takes back what is not true any more.
@@ -57,5 +61,51 @@ impl Running {
 
     pub(super) fn worker(&self) -> &Arc<Worker> {
         self.in_flight.worker()
+    }
+}
+
+/// The belief that a worker computes a prompt, and so holds its blocks. Taken back when dropped, unless
+/// the worker has begun to answer.
+#[must_use = "dropped, it is taken back"]
+pub(super) struct Belief<'a> {
+    predicted: &'a Predicted,
+    worker: WorkerId,
+    blocks: &'a [Block],
+    held_before: usize,
+}
+
+impl<'a> Belief<'a> {
+    pub(super) fn new(
+        predicted: &'a Predicted,
+        now: Instant,
+        worker: &Worker,
+        blocks: &'a [Block],
+    ) -> Self {
+        let held_before = match blocks {
+            [] => 0,
+            _ => {
+                let capacity_tokens = worker.cache_tokens.load(Relaxed);
+                predicted.record(now, worker.id, capacity_tokens, blocks)
+            }
+        };
+        Self {
+            predicted,
+            worker: worker.id,
+            blocks,
+            held_before,
+        }
+    }
+
+    pub(super) fn confirm(mut self) {
+        self.held_before = self.blocks.len();
+    }
+}
+
+impl Drop for Belief<'_> {
+    fn drop(&mut self) {
+        if self.held_before < self.blocks.len() {
+            self.predicted
+                .retract(self.worker, self.blocks, self.held_before);
+        }
     }
 }

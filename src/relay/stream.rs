@@ -21,6 +21,7 @@ use tracing::info;
 use self::ending::Ending;
 use super::counted::End;
 use super::meter::Meter;
+use super::usage::TrueUsage;
 use crate::http;
 use crate::http::BodyError;
 use crate::http::client::EngineBody;
@@ -56,6 +57,7 @@ pub(super) fn relay(
     status: StatusCode,
     is_events: bool,
     meter: Meter,
+    usage: Option<Box<TrueUsage>>,
     id: RequestId,
 ) -> http::Body {
     let events = is_events.then(|| Events {
@@ -72,6 +74,7 @@ pub(super) fn relay(
         limits,
         events,
         meter,
+        usage,
         id,
     };
     relayed.boxed_unsync()
@@ -88,6 +91,8 @@ struct Relayed {
     limits: Limits,
     events: Option<Events>,
     meter: Meter,
+    /// Puts right what an answer says that another worker has computed the prompt of.
+    usage: Option<Box<TrueUsage>>,
     id: RequestId,
 }
 
@@ -149,6 +154,9 @@ impl Relayed {
     /// Takes what has come; returns what may pass.
     fn on_data(&mut self, data: Bytes) -> Bytes {
         self.last = observe::now();
+        if self.usage.is_some() {
+            return self.on_split_data(data);
+        }
         self.meter.on_data(self.last, &data);
         let Some(events) = &mut self.events else {
             return data;
@@ -160,6 +168,31 @@ impl Relayed {
             ending.on_passed(&passed);
         }
         passed
+    }
+
+    /// The same for an answer in which something is put right: what is counted is what the client reads.
+    fn on_split_data(&mut self, data: Bytes) -> Bytes {
+        let passed = match &mut self.events {
+            Some(events) => events.aligner.push(data),
+            None => data,
+        };
+        let passed = self.put_right(passed);
+        if passed.is_empty() {
+            return passed;
+        }
+        self.meter.on_data(self.last, &passed);
+        let ending = self.events.as_mut().and_then(|it| it.ending.as_mut());
+        if let Some(ending) = ending {
+            ending.on_passed(&passed);
+        }
+        passed
+    }
+
+    fn put_right(&mut self, data: Bytes) -> Bytes {
+        match &mut self.usage {
+            Some(usage) if !data.is_empty() => usage.on_data(data),
+            _ => data,
+        }
     }
 
     /// All that has come and not been passed on, as one piece: a token costs a write only if it came
@@ -200,6 +233,10 @@ impl Relayed {
         let mut end = End::Complete;
         if let Some(events) = &mut self.events {
             let held = events.aligner.finish();
+            let held = match &mut self.usage {
+                Some(usage) if !held.is_empty() => usage.on_data(held),
+                _ => held,
+            };
             let rest = match events
                 .ending
                 .take()

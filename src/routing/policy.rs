@@ -117,6 +117,17 @@ fn cache_aware(
     })
 }
 
+/// The workers that a cache-aware decision looks at: those that hold the most, and some drawn.
+pub(super) fn looked_at(
+    settings: &Settings,
+    request: &Request,
+    view: &impl View,
+) -> SmallVec<[usize; 32]> {
+    let mut draw = Draw(request.seed);
+    let drawn = sample(view, settings.sampled, &mut draw);
+    view.holders().iter().copied().chain(drawn).collect()
+}
+
 /// The cheapest usable worker so far, and the fewest tokens that any would compute.
 struct Search<'a, V> {
     settings: &'a Settings,
@@ -257,7 +268,7 @@ fn least_load(
 }
 
 /// Among equals the seed decides, or an idle fleet would use its first worker only.
-fn tie(request: &Request, place: usize) -> u64 {
+pub(super) fn tie(request: &Request, place: usize) -> u64 {
     mix(request.seed ^ mix(place as u64 + 1))
 }
 
@@ -281,4 +292,4 @@ fn mix(mut z: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

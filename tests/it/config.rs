@@ -429,12 +429,17 @@ fn all_mistakes_are_told_at_once_in_the_order_of_the_file() {
 #[test]
 fn a_workers_file_is_read_like_the_configuration() {
     assert!(
-        parse_workers("w.yaml", "")
+        parse_workers("w.yaml", "", false)
             .unwrap_err()
             .contains("has no `workers:`")
     );
-    assert!(parse_workers("w.yaml", "workers: []").unwrap().is_empty());
-    let members = parse_workers("w.yaml", "workers: [{url: 'http://a:1', name: x}]").unwrap();
+    assert!(
+        parse_workers("w.yaml", "workers: []", false)
+            .unwrap()
+            .is_empty()
+    );
+    let members =
+        parse_workers("w.yaml", "workers: [{url: 'http://a:1', name: x}]", false).unwrap();
     assert_eq!(
         (members[0].name.as_str(), members[0].address.as_str()),
         ("x", "a:1")
@@ -442,10 +447,54 @@ fn a_workers_file_is_read_like_the_configuration() {
     let error = parse_workers(
         "w.yaml",
         "workers:\n- url: a\n- {url: 'http://b', nam: y}\n",
+        false,
     )
     .unwrap_err();
     assert!(
         error.contains("w.yaml:2:8: workers[0].url") && error.contains("w.yaml:3:"),
         "{error}"
+    );
+}
+
+#[test]
+fn a_role_needs_a_connector_and_is_told_how_to_write_one() {
+    let text = |rest: &str| {
+        format!(
+            "fleet: {{workers: [{{url: 'http://a:1', role: prefill}}, {{url: 'http://b:1', role: decode}}]}}\n{rest}"
+        )
+    };
+    let problems = Config::parse("c", &text("")).unwrap_err().to_string();
+    for (place, role) in [(0, "prefill"), (1, "decode")] {
+        let path = format!("fleet.workers[{place}].role");
+        assert!(problems.contains(&path), "{problems}");
+        let told = format!("`{role}` needs a connector");
+        assert!(problems.contains(&told), "{problems}");
+    }
+    assert!(
+        problems.contains("prefill_decode: {connector: nixl}"),
+        "{problems}"
+    );
+    for connector in ["nixl", "mooncake"] {
+        let on = text(&format!("prefill_decode: {{connector: {connector}}}"));
+        assert!(Config::parse("c", &on).is_ok());
+    }
+    // Those that a file lists.
+    let listed = "workers: [{url: 'http://a:1', role: decode}]";
+    let error = parse_workers("w.yaml", listed, false).unwrap_err();
+    assert!(error.contains("workers[0].role"), "{error}");
+    assert_eq!(parse_workers("w.yaml", listed, true).unwrap().len(), 1);
+    let wrong = Config::parse(
+        "c",
+        &minimal("prefill_decode: {connector: nxil, handoff_timeout_ms: 0, bootstrap_port: 0}"),
+    );
+    assert!(wrong.unwrap_err().to_string().contains("nixl"));
+    let wrong = Config::parse(
+        "c",
+        &minimal("prefill_decode: {handoff_timeout_ms: 0, bootstrap_port: 0}"),
+    );
+    let problems = wrong.unwrap_err().to_string();
+    assert!(
+        problems.contains("handoff_timeout_ms") && problems.contains("bootstrap_port"),
+        "{problems}"
     );
 }

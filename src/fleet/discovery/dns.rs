@@ -1,5 +1,7 @@
 //! Workers behind a DNS name: each of its addresses is one, and the name is resolved again and again.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::header::HeaderValue;
@@ -11,34 +13,23 @@ use crate::fleet::events::Events;
 
 #[derive(Debug)]
 pub struct Dns {
+    /// Unique among the discoveries in use.
+    pub discovery: &'static str,
     /// `host:port`.
-    name: String,
-    interval: Duration,
-    authorization: Option<HeaderValue>,
-    events: Events,
-    asked: bool,
-}
-
-impl Dns {
-    pub fn new(
-        name: String,
-        interval: Duration,
-        authorization: Option<HeaderValue>,
-        events: Events,
-    ) -> Self {
-        Self {
-            name,
-            interval,
-            authorization,
-            events,
-            asked: false,
-        }
-    }
+    pub name: String,
+    pub interval: Duration,
+    pub authorization: Option<HeaderValue>,
+    pub events: Events,
+    pub labels: BTreeMap<String, Arc<str>>,
+    /// Of each of them.
+    pub role: Role,
+    /// Whether it was asked before: the first time nothing is waited for.
+    pub asked: bool,
 }
 
 impl Discovery for Dns {
     fn name(&self) -> &'static str {
-        "dns"
+        self.discovery
     }
 
     async fn next(&mut self) -> Result<Vec<Member>, String> {
@@ -59,10 +50,12 @@ impl Discovery for Dns {
         let member = |address: String| Member {
             name: address.clone(),
             address,
-            role: Role::Both,
+            role: self.role,
             draining: false,
             authorization: self.authorization.clone(),
             events: self.events.clone(),
+            labels: self.labels.clone(),
+            bootstrap: None,
         };
         Ok(addresses.into_iter().map(member).collect())
     }
@@ -73,8 +66,16 @@ mod tests {
     use super::*;
 
     fn dns(name: &str) -> Dns {
-        let interval = Duration::from_millis(1);
-        Dns::new(name.to_owned(), interval, None, Events::Auto)
+        Dns {
+            discovery: "dns",
+            name: name.to_owned(),
+            interval: Duration::from_millis(1),
+            authorization: None,
+            events: Events::Auto,
+            labels: BTreeMap::new(),
+            role: Role::Both,
+            asked: false,
+        }
     }
 
     #[tokio::test]

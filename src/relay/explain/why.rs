@@ -1,7 +1,9 @@
 //! A decision in words. Pure.
 
 use super::Score;
+use crate::relay::choice::Unsplit;
 use crate::routing::Reason;
+use crate::routing::pair::Whole;
 
 /// Why a worker was chosen, for somebody who has not read how.
 pub(super) fn why(reason: Reason, chosen: &Score, all: &[Score], prompt_tokens: u32) -> String {
@@ -50,6 +52,27 @@ pub(super) fn why(reason: Reason, chosen: &Score, all: &[Score], prompt_tokens: 
             "; predicted from what it was sent, since its engine has other tokens than this router";
     }
     text
+}
+
+/// Why a worker computes the prompt itself.
+pub(super) fn not_split(why: Unsplit, remote_prefill_min_tokens: u32) -> String {
+    let text = match why {
+        Unsplit::Workers(Whole::DecodeIsWarm) => {
+            return format!(
+                "it would compute fewer than {} tokens itself, which is not worth a second worker",
+                number(remote_prefill_min_tokens)
+            );
+        }
+        Unsplit::Workers(Whole::NoPrefill) => "no prefill worker can be used now",
+        Unsplit::Workers(Whole::NoPair) => {
+            "no prefill worker that can be used now is known to fit the worker chosen"
+        }
+        Unsplit::Request(why) => {
+            return format!("the request must run on one worker ({})", why.as_str());
+        }
+        Unsplit::Failed => "its handoffs have failed",
+    };
+    text.to_owned()
 }
 
 fn holds(chosen: &Score, prompt_tokens: u32) -> String {
@@ -199,6 +222,16 @@ mod tests {
             &[score("a", held(0), 0)],
             "of those looked at, it has the fewest requests (3)",
         );
+    }
+
+    #[test]
+    fn it_says_why_a_worker_computes_the_prompt_itself() {
+        let said = |why| not_split(why, 1_024);
+        assert_eq!(
+            said(Unsplit::Workers(Whole::DecodeIsWarm)),
+            "it would compute fewer than 1,024 tokens itself, which is not worth a second worker"
+        );
+        assert!(said(Unsplit::Workers(Whole::NoPrefill)).starts_with("no prefill worker"));
     }
 
     #[test]

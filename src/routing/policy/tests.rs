@@ -5,16 +5,16 @@ use super::*;
 
 /// The plainest view: a table.
 #[derive(Clone, Debug, Default)]
-struct Table {
-    states: Vec<State>,
-    cached: Vec<Cached>,
-    holders: Vec<usize>,
+pub(in crate::routing) struct Table {
+    pub(in crate::routing) states: Vec<State>,
+    pub(in crate::routing) cached: Vec<Cached>,
+    pub(in crate::routing) holders: Vec<usize>,
     /// Whether it tells the most that others hold.
-    bounds: bool,
+    pub(in crate::routing) bounds: bool,
 }
 
 impl Table {
-    fn new(rows: &[(bool, u32, u64, u32)]) -> Self {
+    pub(in crate::routing) fn new(rows: &[(bool, u32, u64, u32)]) -> Self {
         let mut table = Table::default();
         for (place, &(is_usable, requests, pending_tokens, cached)) in rows.iter().enumerate() {
             table.states.push(State {
@@ -56,7 +56,7 @@ impl View for Table {
     }
 }
 
-const ALL: [Policy; 6] = [
+pub(in crate::routing) const ALL: [Policy; 6] = [
     Policy::CacheAware,
     Policy::RoundRobin,
     Policy::Random,

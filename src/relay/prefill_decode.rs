@@ -1,0 +1,760 @@
+//! One request over two workers: a leg that computes its prompt, and one that goes on from there and
+//! answers.
+//!
+//! What the first hands over is used once, by the second leg of the same try, with the very prompt: an
+//! engine does not notice anything else, and answers wrong text. So whatever happens after it, a try that
+//! comes next begins with a new first leg. And nothing of the second leg passes before its first token,
+//! since until then the blocks may not have come.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use std::time::Instant;
+
+use bytes::Bytes;
+use bytes::BytesMut;
+use prometheus::Histogram;
+use prometheus::HistogramVec;
+use prometheus::IntCounter;
+use prometheus::IntCounterVec;
+use serde::Deserialize;
+use serde::Serialize;
+use tracing::debug;
+use tracing::warn;
+
+use super::Job;
+use super::Relay;
+use super::attempt::Failure;
+use super::carry::At;
+use super::carry::Lost;
+use super::carry::Outcome;
+use super::carry::Split;
+use super::carry::Tried;
+use super::choice::Choice;
+use super::choice::Failed;
+use super::choice::Prefill;
+use super::direct;
+use super::direct::Part;
+use super::handoff;
+use super::handoff::Handed;
+use super::handoff::Legs;
+use super::handoff::Transfer;
+use super::handoff::Unhanded;
+use super::headers;
+use super::opening::Opening;
+use super::opening::Seen;
+use super::pinned::Granted;
+use super::pinned::Pinned;
+use super::plan::Plan;
+use super::running::Belief;
+use super::running::Running;
+use crate::fleet::handoff::Connector;
+use crate::fleet::handoff::host;
+use crate::fleet::handoff::pairs::Pairs;
+use crate::fleet::load::InFlight;
+use crate::ids::Model;
+use crate::ids::WorkerId;
+use crate::observe;
+use crate::observe::metrics;
+use crate::prompt::Api;
+use crate::routing::pair;
+
+/// What becomes of a request whose prompt no prefill worker has computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnPrefillFailure {
+    /// The decode worker computes the prompt, as an engine does that is alone.
+    #[default]
+    Local,
+    /// It fails, and no decode worker is slowed down by it.
+    Fail,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// How engines bring blocks from one to the other; none: requests are never split.
+    pub connector: Option<Connector>,
+    /// Fewer tokens of the prompt than this that the decode worker does not hold: it computes them itself.
+    pub remote_prefill_min_tokens: u32,
+    pub on_prefill_failure: OnPrefillFailure,
+    /// Workers that differ in this label are no pair. Empty: any two may be.
+    pub topology: String,
+    /// How long an engine keeps blocks that nobody fetches; 0 for what the connector's engines do by default.
+    pub lease_ms: u64,
+    /// From sending the decode leg to its first token. An engine may wait much longer for blocks that never come.
+    pub handoff_timeout_ms: u64,
+    /// Of the bootstrap servers of Mooncake's prefill workers.
+    pub bootstrap_port: u16,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            connector: None,
+            remote_prefill_min_tokens: pair::Settings::default().remote_prefill_min_tokens,
+            // A slow answer is better than none.
+            on_prefill_failure: OnPrefillFailure::Local,
+            topology: String::new(),
+            lease_ms: 0,
+            // Blocks come in a second; this is a queue at the decode worker in which few wait.
+            handoff_timeout_ms: 30_000,
+            // VLLM_MOONCAKE_BOOTSTRAP_PORT
+            bootstrap_port: 8_998,
+        }
+    }
+}
+
+impl Settings {
+    /// How long an engine keeps what nobody fetches.
+    fn lease(&self, connector: Connector) -> Duration {
+        Duration::from_millis(match (self.lease_ms, connector) {
+            // kv_lease_duration
+            (0, Connector::Nixl) => 30_000,
+            // VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
+            (0, Connector::Mooncake) => 480_000,
+            (own, _) => own,
+        })
+    }
+}
+
+/// How often it is looked whether a prefill worker's process is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Seconds from a hand-over within this process to a long prompt in a long queue.
+const PART_SECONDS: &[f64] = &[
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    5.0, 10.0, 30.0, 60.0, 120.0,
+];
+
+/// What is counted of split requests.
+#[derive(Clone, Debug)]
+pub(super) struct Families {
+    splits: IntCounterVec,
+    handoffs: IntCounterVec,
+    parts: HistogramVec,
+}
+
+impl Families {
+    pub(super) fn new(registry: &metrics::Registry) -> Self {
+        Self {
+            splits: registry.counters(
+                "warmroute_splits_total",
+                "Tries by whether they were split over a prefill and a decode worker: yes, or why not.",
+                &["model", "split"],
+            ),
+            handoffs: registry.counters(
+                "warmroute_handoffs_total",
+                "Prompts computed by one worker for another, by what became of them: used; refused by the decode worker; \
+                 failed between the two; abandoned, so that blocks stay pinned until the lease ends; or, where nothing \
+                 was handed over, why.",
+                &["model", "outcome"],
+            ),
+            parts: registry.histograms(
+                "warmroute_split_ttft_seconds",
+                "Parts of the time to the first token of a split request: queue (to the sending of the prefill leg), \
+                 prefill (to its answer), handoff (to the sending of the decode leg), decode (to its first token; to \
+                 its answer where that is not streamed).",
+                PART_SECONDS,
+                &["model", "part"],
+            ),
+        }
+    }
+}
+
+/// One model's, resolved once.
+#[derive(Debug)]
+pub(super) struct OfModel {
+    families: Families,
+    name: Model,
+    split: IntCounter,
+    used: IntCounter,
+    queue: Histogram,
+    prefill: Histogram,
+    handoff: Histogram,
+    decode: Histogram,
+}
+
+impl OfModel {
+    pub(super) fn new(families: &Families, name: &Model) -> Self {
+        let part = |part| families.parts.with_label_values(&[&**name, part]);
+        Self {
+            split: families.splits.with_label_values(&[&**name, "yes"]),
+            used: families.handoffs.with_label_values(&[&**name, "used"]),
+            queue: part("queue"),
+            prefill: part("prefill"),
+            handoff: part("handoff"),
+            decode: part("decode"),
+            families: families.clone(),
+            name: name.clone(),
+        }
+    }
+
+    /// Counts a try that is not split.
+    pub(super) fn on_whole(&self, why: &str) {
+        self.families
+            .splits
+            .with_label_values(&[&*self.name, why])
+            .inc();
+    }
+
+    fn on_handoff(&self, outcome: &str) {
+        self.families
+            .handoffs
+            .with_label_values(&[&*self.name, outcome])
+            .inc();
+    }
+}
+
+/// How requests are split; the relay has it where they are.
+#[derive(Debug)]
+pub(super) struct PrefillDecode {
+    pub(super) connector: Connector,
+    pub(super) pair: pair::Settings,
+    pub(super) on_prefill_failure: OnPrefillFailure,
+    lease: Duration,
+    handoff_timeout: Duration,
+    pinned: Arc<Pinned>,
+    pub(super) families: Families,
+}
+
+impl PrefillDecode {
+    pub(super) fn new(settings: &Settings, registry: &metrics::Registry) -> Option<Self> {
+        let connector = settings.connector?;
+        Some(Self {
+            connector,
+            pair: pair::Settings {
+                remote_prefill_min_tokens: settings.remote_prefill_min_tokens,
+            },
+            on_prefill_failure: settings.on_prefill_failure,
+            lease: settings.lease(connector),
+            handoff_timeout: Duration::from_millis(settings.handoff_timeout_ms),
+            pinned: Arc::default(),
+            families: Families::new(registry),
+        })
+    }
+}
+
+impl Relay {
+    /// Whether requests are split at all.
+    pub fn splits(&self) -> bool {
+        self.prefill_decode.is_some()
+    }
+
+    /// The pairs of the workers that are up now. None where requests are never split.
+    pub fn pairs(&self) -> Option<(Connector, Pairs)> {
+        let connector = self.prefill_decode.as_ref()?.connector;
+        let pairs = Pairs::of(&self.fleet.snapshot(), connector, self.fleet.topology());
+        Some((connector, pairs))
+    }
+
+    /// For how many handoffs a worker keeps blocks that were not fetched yet, and how many tokens they are.
+    /// None where requests are never split.
+    pub fn pinned(&self, now: Instant, worker: WorkerId) -> Option<(usize, u64)> {
+        let it = self.prefill_decode.as_ref()?;
+        Some(it.pinned.of(now, worker))
+    }
+
+    /// Whether a request whose handoffs have failed is tried without one, which it was not yet.
+    pub(super) fn gives_up_handoffs(&self, failed: &mut Failed) -> bool {
+        let is_local = self
+            .prefill_decode
+            .as_ref()
+            .is_some_and(|it| it.on_prefill_failure == OnPrefillFailure::Local);
+        is_local && !std::mem::replace(&mut failed.has_given_up_handoffs, true)
+    }
+
+    /// Forgets what workers kept that left.
+    pub fn forget_pinned(&self, is_there: impl Fn(WorkerId) -> bool) {
+        if let Some(it) = &self.prefill_decode {
+            it.pinned.retain(is_there);
+        }
+    }
+
+    /// One try over two workers.
+    pub(super) async fn attempt_split(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        choice: &Choice,
+        prefill: &Prefill,
+        tries: u32,
+        deadline: Instant,
+    ) -> Outcome {
+        let (Some(it), Some(Ok(legs)), Some(of_model)) =
+            (&self.prefill_decode, &plan.legs, &plan.model.split)
+        else {
+            // A choice has a prefill worker only where all of these are.
+            return Outcome::Lost(Lost::at_prefill(Failure::Handoff, "not split".to_owned()));
+        };
+        let tried = Try {
+            relay: self,
+            it,
+            of_model,
+            job,
+            plan,
+            choice,
+            prefill,
+            tries,
+            deadline,
+        };
+        tried.run(legs).await
+    }
+}
+
+/// One try: what its legs have in common.
+struct Try<'a> {
+    relay: &'a Relay,
+    it: &'a PrefillDecode,
+    of_model: &'a OfModel,
+    job: &'a Job<'a>,
+    plan: &'a Plan,
+    choice: &'a Choice,
+    prefill: &'a Prefill,
+    tries: u32,
+    deadline: Instant,
+}
+
+/// What was handed over and not fetched yet. Dropped, nobody will: the blocks stay until the lease ends.
+struct Outstanding<'a> {
+    of_model: &'a OfModel,
+    granted: Option<Granted>,
+}
+
+impl Outstanding<'_> {
+    /// They were fetched, or let go of.
+    fn release(mut self) {
+        if let Some(granted) = self.granted.take() {
+            granted.release();
+        }
+    }
+
+    /// They could not be fetched, and stay as well.
+    fn fail(mut self) {
+        self.granted = None;
+        self.of_model.on_handoff("failed");
+    }
+}
+
+impl Drop for Outstanding<'_> {
+    fn drop(&mut self) {
+        if self.granted.is_some() {
+            self.of_model.on_handoff("abandoned");
+        }
+    }
+}
+
+/// What a prompt's leg came to.
+enum First {
+    Handed(Handed),
+    /// Its answer is the client's.
+    Answer(Tried),
+    Lost(Lost),
+}
+
+/// Why a decode leg has no first token.
+enum Unopened {
+    /// The worker did not answer, or broke off.
+    Worker(direct::Error),
+    /// It says that it has failed before its first token, or breaks off as an engine does that has.
+    Failed(&'static str),
+    /// It keeps silent.
+    Silent,
+}
+
+impl Try<'_> {
+    async fn run(&self, legs: &Legs) -> Outcome {
+        let Self {
+            relay,
+            it,
+            of_model,
+            job,
+            plan,
+            choice,
+            prefill,
+            ..
+        } = *self;
+        let begun = observe::now();
+        of_model.split.inc();
+        // What the prefill worker holds is what nobody has to compute.
+        plan.model
+            .on_decision(&plan.prompt.blocks, &prefill.decision);
+        debug!(
+            id = %job.id,
+            worker = %choice.worker.name,
+            prefill = %prefill.worker.name,
+            cached_tokens = prefill.decision.cached_tokens,
+            prompt_tokens = plan.request.prompt_tokens,
+            "chosen, in two legs"
+        );
+        // Both count at once, each as what it will be doing.
+        let in_flight = InFlight::decoding(choice.worker.clone(), plan.request.prompt_tokens);
+        let running = Running::new(in_flight, Default::default(), None, None);
+        let handed = match self.first_leg(legs, begun).await {
+            First::Handed(handed) => handed,
+            First::Answer(tried) => return Outcome::Answered(tried),
+            First::Lost(lost) => return Outcome::Lost(lost),
+        };
+        let computed = observe::now();
+        let tokens = u32::try_from(handed.prompt_tokens).unwrap_or(u32::MAX);
+        let granted = it
+            .pinned
+            .grant(computed, it.lease, prefill.worker.id, tokens);
+        // From here on its blocks are pinned, whether the client stays or not.
+        let outstanding = Outstanding {
+            of_model,
+            granted: Some(granted),
+        };
+        let cached_tokens = handed.cached_tokens;
+        let body = legs.decode(handed.params);
+        let sent = observe::now();
+        let answer = match self.second_leg(body, sent).await {
+            Ok(answer) => answer,
+            Err(unopened) => return Outcome::Lost(self.unopened(unopened, outstanding)),
+        };
+        let status = answer.head.status;
+        let refusal = relay.refusal(&choice.worker, &answer);
+        let is_failure = answer.is_failure();
+        let tried = Tried {
+            answer,
+            running,
+            decision: choice.decision,
+            tries: self.tries,
+            split: Some(Ok(self.split(status.is_success().then_some(cached_tokens)))),
+        };
+        if let Some(failure) = refusal {
+            // Busy, and the blocks are for nobody else.
+            return Outcome::Lost(Lost::refused(At::Worker, failure, tried));
+        }
+        if is_failure {
+            self.on_failed_handoff(outstanding);
+            return Outcome::Lost(Lost {
+                is_workers_fault: false,
+                ..Lost::refused(At::Between, Failure::Handoff, tried)
+            });
+        }
+        if !status.is_success() {
+            // The engine that refuses such a request tells the other to let go of the blocks.
+            outstanding.release();
+            of_model.on_handoff("refused");
+            return Outcome::Answered(tried);
+        }
+        outstanding.release();
+        let now = observe::now();
+        self.on_fetched(now);
+        let parts = [
+            (&of_model.queue, begun, job.begun),
+            (&of_model.prefill, computed, begun),
+            (&of_model.handoff, sent, computed),
+            (&of_model.decode, now, sent),
+        ];
+        for (part, end, start) in parts {
+            part.observe(end.saturating_duration_since(start).as_secs_f64());
+        }
+        Outcome::Answered(tried)
+    }
+
+    /// Has the prompt computed. The prefill worker's part of the request ends with it.
+    async fn first_leg(&self, legs: &Legs, now: Instant) -> First {
+        let Self {
+            relay,
+            it,
+            of_model,
+            job,
+            plan,
+            prefill,
+            ..
+        } = *self;
+        let worker = &prefill.worker;
+        let belief = Belief::new(&relay.caches.predicted, now, worker, &plan.prompt.blocks);
+        let tokens = plan.request.prompt_tokens;
+        let held_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
+        let report = plan.asks(&relay.caches.board, worker);
+        let mut running = Running::new(
+            InFlight::new(worker.clone(), tokens, held_tokens),
+            plan.expect(&relay.caches.expected, worker),
+            plan.check(&relay.caches.parity, now, worker),
+            report.map(|_| relay.caches.board.ask(worker.id)),
+        );
+        let transfer = Transfer::begin(
+            it.connector,
+            job.api,
+            // Of no other try: what was handed over under it is not to be found by another.
+            format!("{}-{}", job.id, self.tries),
+            host(worker),
+            prefill.peer.clone(),
+            plan.request.seed,
+        );
+        let transfer = match transfer {
+            Ok(transfer) => transfer,
+            Err(unhanded) => return self.unhanded(unhanded),
+        };
+        let body = legs.prefill(&transfer);
+        let part = Part::Leg {
+            rank: transfer.rank(),
+        };
+        // A prompt's leg is a first token.
+        let limit = Duration::from_millis(relay.settings.first_byte_timeout_ms);
+        let timer = tokio::time::sleep_until((now + limit).min(self.deadline).into());
+        let timer = Box::pin(timer);
+        let sent = match report {
+            None => direct::attempt(job, &body, part, worker, timer).await,
+            Some(report) => {
+                let whole = plan.body.as_ref().unwrap_or(&job.body);
+                let asking = match Legs::of(job.api, &report.put_into(whole)) {
+                    Ok(legs) => legs.prefill(&transfer),
+                    Err(_) => body.clone(),
+                };
+                relay
+                    .attempt_asking(job, (&asking, &body), part, plan, worker, timer)
+                    .await
+            }
+        };
+        let mut answer = match sent {
+            Ok(answer) => answer,
+            Err(error) => return self.first_failed(&error),
+        };
+        let status = answer.head.status;
+        if !status.is_success() {
+            let refusal = relay.refusal(worker, &answer);
+            let is_failure = answer.is_failure();
+            running.on_refusal();
+            let tried = Tried {
+                answer,
+                running,
+                decision: prefill.decision,
+                tries: self.tries,
+                split: Some(Ok(self.split(None))),
+            };
+            let failure = match refusal {
+                Some(failure) => failure,
+                None if is_failure => Failure::Handoff,
+                // The decode worker would say the same.
+                None => return First::Answer(tried),
+            };
+            of_model.on_handoff("prefill_failed");
+            return First::Lost(Lost::refused(At::Prefill, failure, tried));
+        }
+        let whole = match read_whole(&mut answer).await {
+            Ok(whole) => whole,
+            Err(error) => return self.first_failed(&error),
+        };
+        belief.confirm();
+        running.on_first_token(observe::now());
+        match transfer.end(&whole) {
+            Ok(handed) => First::Handed(handed),
+            Err(unhanded) => self.unhanded(unhanded),
+        }
+    }
+
+    /// The worker has computed the prompt, perhaps, and nobody can fetch it.
+    fn unhanded(&self, unhanded: Unhanded) -> First {
+        let worker = &self.prefill.worker;
+        self.of_model.on_handoff(unhanded.as_str());
+        worker.handoffs.on_failure(observe::now());
+        let last = format!("{}: {unhanded}", worker.name);
+        First::Lost(Lost::at_prefill(Failure::Handoff, last))
+    }
+
+    fn first_failed(&self, error: &direct::Error) -> First {
+        self.of_model.on_handoff("prefill_failed");
+        let last = format!("{}: {error}", self.prefill.worker.name);
+        First::Lost(Lost {
+            is_workers_fault: true,
+            ..Lost::at_prefill(error.failure(), last)
+        })
+    }
+
+    /// Sends the request with what was handed over, and waits for its first token, or for an answer that is
+    /// no stream.
+    async fn second_leg(&self, body: Bytes, now: Instant) -> Result<direct::Answer, Unopened> {
+        let Self { job, choice, .. } = *self;
+        let limit = self.relay.try_limit(self.plan, now).min(self.deadline);
+        let timer = Box::pin(tokio::time::sleep_until(limit.into()));
+        let part = Part::Leg { rank: None };
+        let mut opened = pin!(async {
+            let mut answer = direct::attempt(job, &body, part, &choice.worker, timer)
+                .await
+                .map_err(Unopened::Worker)?;
+            open(job.api, &mut answer).await?;
+            Ok(answer)
+        });
+        let silence = (now + self.it.handoff_timeout).min(self.deadline);
+        let silence = tokio::time::sleep_until(silence.into());
+        tokio::select! {
+            biased;
+            opened = &mut opened => return opened,
+            () = silence => {}
+        }
+        if self.plan.is_stream {
+            return Err(Unopened::Silent);
+        }
+        // A whole answer is silent until its end. It is waited for, unless nothing can come of it: that a
+        // process is gone is noticed late, and long after that the blocks have come.
+        let watched_until = now + 2 * self.it.handoff_timeout;
+        while observe::now() < watched_until {
+            if self.has_lost_prefill() {
+                return Err(Unopened::Silent);
+            }
+            tokio::select! {
+                biased;
+                opened = &mut opened => return opened,
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+        }
+        opened.await
+    }
+
+    /// Whether the process that computed the prompt is known to be gone.
+    fn has_lost_prefill(&self) -> bool {
+        let peer = &self.prefill.peer;
+        peer.is_some() && *peer != self.prefill.worker.peer.load_full()
+    }
+
+    /// A decode leg without a first token.
+    fn unopened(&self, unopened: Unopened, outstanding: Outstanding<'_>) -> Lost {
+        let name = &self.choice.worker.name;
+        match unopened {
+            Unopened::Worker(error) => Lost {
+                at: At::Worker,
+                failure: error.failure(),
+                last: format!("{name}: {error}"),
+                answer: None,
+                is_workers_fault: true,
+            },
+            Unopened::Failed(_) | Unopened::Silent => {
+                self.on_failed_handoff(outstanding);
+                let why = match unopened {
+                    Unopened::Failed(why) => why,
+                    _ => "no token came in time of a prompt that another worker computed",
+                };
+                Lost {
+                    at: At::Between,
+                    failure: Failure::Handoff,
+                    last: format!("{name}: {why}"),
+                    answer: None,
+                    is_workers_fault: false,
+                }
+            }
+        }
+    }
+
+    /// What was computed at the one did not get to the other: who of them is to blame is not known, and
+    /// either may be well. The one that computes is asked for no more when it happens again and again,
+    /// for then prompts are computed where they are needed.
+    fn on_failed_handoff(&self, outstanding: Outstanding<'_>) {
+        let prefill = &self.prefill.worker;
+        outstanding.fail();
+        warn!(
+            id = %self.job.id,
+            prefill = %prefill.name,
+            decode = %self.choice.worker.name,
+            "a handoff failed"
+        );
+        if prefill.handoffs.on_failure(observe::now()) {
+            warn!(worker = %prefill.name, "its handoffs fail; it gets no prompts for a while");
+        }
+    }
+
+    /// The decode worker has the blocks now, and the other needs not keep them.
+    fn on_fetched(&self, now: Instant) {
+        let Self {
+            relay,
+            plan,
+            choice,
+            prefill,
+            ..
+        } = *self;
+        self.of_model.used.inc();
+        if prefill.worker.handoffs.on_success(now) {
+            debug!(worker = %prefill.worker.name, "its handoffs succeed again");
+        }
+        let worker = &choice.worker;
+        Belief::new(&relay.caches.predicted, now, worker, &plan.prompt.blocks).confirm();
+        for coming in plan.expect(&relay.caches.expected, worker) {
+            coming.on_first_token(now);
+        }
+    }
+
+    fn split(&self, cached_tokens: Option<u64>) -> Split {
+        Split {
+            prefill: self.prefill.worker.name.clone(),
+            decision: self.prefill.decision,
+            cached_tokens,
+        }
+    }
+}
+
+impl Lost {
+    fn at_prefill(failure: Failure, last: String) -> Self {
+        Self {
+            at: At::Prefill,
+            failure,
+            last,
+            answer: None,
+            is_workers_fault: false,
+        }
+    }
+}
+
+/// The rest of an answer, behind its first piece, within its limits.
+async fn read_whole(answer: &mut direct::Answer) -> Result<Bytes, direct::Error> {
+    let mut whole = answer.first.take().unwrap_or_default();
+    let mut more = BytesMut::new();
+    loop {
+        let next = tokio::select! {
+            biased;
+            next = direct::next_data(&mut answer.body) => next.map_err(direct::Error::Cut)?,
+            () = &mut answer.timer => return Err(direct::Error::TimedOut),
+        };
+        match next {
+            None if more.is_empty() => return Ok(whole),
+            None => return Ok(more.freeze()),
+            Some(piece) => {
+                if more.is_empty() {
+                    more.extend_from_slice(&std::mem::take(&mut whole));
+                }
+                more.extend_from_slice(&piece);
+                if more.len() > handoff::ANSWER_BYTES_MAX {
+                    return Err(direct::Error::TooLong);
+                }
+            }
+        }
+    }
+}
+
+/// Waits for a stream's first token, and keeps what came before it for the client.
+async fn open(api: Api, answer: &mut direct::Answer) -> Result<(), Unopened> {
+    let is_stream =
+        answer.head.status.is_success() && headers::is_event_stream(&answer.head.headers);
+    if !is_stream {
+        return Ok(());
+    }
+    let mut opening = Opening::new(api);
+    let mut next = answer.first.take();
+    let mut begun = BytesMut::new();
+    loop {
+        let Some(piece) = next else {
+            return Err(Unopened::Failed("its stream ended before its first token"));
+        };
+        match opening.on_data(&piece) {
+            Seen::Error => return Err(Unopened::Failed("it failed before its first token")),
+            Seen::Token if begun.is_empty() => {
+                answer.first = Some(piece);
+                return Ok(());
+            }
+            Seen::Token => {
+                begun.extend_from_slice(&piece);
+                answer.first = Some(begun.freeze());
+                return Ok(());
+            }
+            Seen::Nothing => begun.extend_from_slice(&piece),
+        }
+        next = match direct::next_data(&mut answer.body).await {
+            Ok(next) => next,
+            // A Responses stream is cut where the engine could not fetch the blocks; another only with its engine.
+            Err(_) if api == Api::Responses => None,
+            Err(error) => return Err(Unopened::Worker(direct::Error::Cut(error))),
+        };
+    }
+}

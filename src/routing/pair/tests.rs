@@ -1,0 +1,238 @@
+use proptest::prelude::*;
+
+use super::super::Settings as Routing;
+use super::super::policy::tests::ALL;
+use super::super::policy::tests::Table;
+use super::*;
+
+const SETTINGS: Settings = Settings {
+    remote_prefill_min_tokens: 256,
+};
+
+fn request(prompt_tokens: u32) -> Request {
+    Request {
+        prompt_tokens,
+        seed: 7,
+        ..Request::default()
+    }
+}
+
+/// What is chosen: the decode worker's place, and the prefill worker's or why none.
+fn chosen(
+    prompt_tokens: u32,
+    prefill: &Table,
+    decode: &Table,
+) -> Option<(usize, Result<usize, Whole>)> {
+    let any = |_, _| true;
+    let pair = decide(
+        &SETTINGS,
+        &Routing::default(),
+        &request(prompt_tokens),
+        prefill,
+        decode,
+        any,
+    )?;
+    Some((pair.decode.place, pair.prefill.map(|it| it.place)))
+}
+
+#[test]
+fn a_cold_prompt_goes_to_the_idlest_of_each_role() {
+    let prefill = Table::new(&[(true, 3, 9_000, 0), (true, 1, 100, 0)]);
+    let mut decode = Table::new(&[(true, 9, 0, 0), (true, 2, 0, 0)]);
+    decode.states[0].decode_tokens = 90_000;
+    decode.states[1].decode_tokens = 20_000;
+    assert_eq!(chosen(4_000, &prefill, &decode), Some((1, Ok(1))));
+}
+
+#[test]
+fn each_worker_is_chosen_for_what_it_holds_itself() {
+    let prefill = Table::new(&[(true, 0, 0, 0), (true, 0, 0, 3_000), (true, 0, 0, 0)]);
+    let decode = Table::new(&[(true, 0, 0, 2_000), (true, 0, 0, 0)]);
+    let pair = decide(
+        &SETTINGS,
+        &Routing::default(),
+        &request(4_000),
+        &prefill,
+        &decode,
+        |_, _| true,
+    )
+    .unwrap();
+    let prefill = pair.prefill.unwrap();
+    assert_eq!((prefill.place, prefill.new_tokens), (1, 1_000));
+    assert_eq!((pair.decode.place, pair.decode.cached_tokens), (0, 2_000));
+    // 2,000 to receive, at a fifth each.
+    assert_eq!(pair.decode.new_tokens, 400);
+    assert_eq!(pair.decode.reason, Reason::Warmest);
+}
+
+#[test]
+fn a_decode_worker_that_lacks_little_computes_it_itself() {
+    let prefill = Table::new(&[(true, 0, 0, 0)]);
+    let lacking = |tokens: u32| Table::new(&[(true, 0, 0, 4_000 - tokens), (true, 0, 0, 0)]);
+    assert_eq!(
+        chosen(4_000, &prefill, &lacking(255)),
+        Some((0, Err(Whole::DecodeIsWarm)))
+    );
+    assert_eq!(chosen(4_000, &prefill, &lacking(256)), Some((0, Ok(0))));
+    // A short prompt is little, whoever gets it.
+    let idle = Table::new(&[(true, 0, 0, 0)]);
+    assert_eq!(
+        chosen(255, &prefill, &idle),
+        Some((0, Err(Whole::DecodeIsWarm)))
+    );
+}
+
+#[test]
+fn a_warm_decode_worker_that_decodes_too_much_is_left_alone() {
+    let prefill = Table::new(&[(true, 0, 0, 4_000)]);
+    let mut decode = Table::new(&[(true, 0, 0, 4_000), (true, 0, 0, 0)]);
+    assert_eq!(
+        chosen(4_000, &prefill, &decode),
+        Some((0, Err(Whole::DecodeIsWarm)))
+    );
+    // To receive 4,000 tokens costs as much as to compute 800, five times over; 250,000 decoding cost more.
+    decode.states[0].decode_tokens = 250_000;
+    assert_eq!(chosen(4_000, &prefill, &decode), Some((1, Ok(0))));
+}
+
+#[test]
+fn without_a_prefill_worker_the_decode_worker_is_chosen_as_any_other() {
+    let nobody = Table::default();
+    let out = Table::new(&[(false, 0, 0, 4_000)]);
+    let decode = Table::new(&[(true, 0, 0, 0), (true, 0, 0, 1_000), (false, 0, 0, 4_000)]);
+    for prefill in [&nobody, &out] {
+        assert_eq!(
+            chosen(4_000, prefill, &decode),
+            Some((1, Err(Whole::NoPrefill)))
+        );
+    }
+    assert_eq!(chosen(4_000, &nobody, &out), None);
+}
+
+#[test]
+fn workers_that_cannot_hand_over_to_each_other_are_no_pair() {
+    let prefill = Table::new(&[(true, 0, 0, 3_000), (true, 0, 9_000, 0)]);
+    let decode = Table::new(&[(true, 0, 0, 0)]);
+    let place = |may_pair: fn(usize, usize) -> bool| {
+        let routing = Routing::default();
+        let request = request(4_000);
+        let pair = decide(&SETTINGS, &routing, &request, &prefill, &decode, may_pair).unwrap();
+        pair.prefill.map(|it| it.place)
+    };
+    assert_eq!(place(|_, _| true), Ok(0));
+    assert_eq!(place(|prefill, _| prefill == 1), Ok(1));
+    assert_eq!(place(|_, _| false), Err(Whole::NoPair));
+}
+
+type Row = (bool, u32, u64, u32, u32, u64);
+
+fn rows() -> impl Strategy<Value = Vec<Row>> {
+    let row = (
+        proptest::bool::weighted(0.8),
+        0u32..4,
+        prop_oneof![Just(0u64), 0u64..8_000],
+        0u32..=1_000,
+        0u32..=400,
+        prop_oneof![Just(0u64), 0u64..300_000],
+    );
+    proptest::collection::vec(row, 0..6)
+}
+
+fn table(rows: &[Row], bounds: bool) -> Table {
+    let mut table = Table {
+        bounds,
+        ..Table::default()
+    };
+    for &(is_usable, requests, pending_tokens, gpu, cpu, decode_tokens) in rows {
+        table.states.push(State {
+            is_usable,
+            requests,
+            pending_tokens,
+            decode_tokens,
+        });
+        table.cached.push(Cached { gpu, cpu, disk: 0 });
+    }
+    table.holders = (0..rows.len())
+        .filter(|place| rows[*place].3 > 500)
+        .collect();
+    table
+}
+
+/// What a pair costs by the words at the top of the file, written once more: the decode worker's cost, and
+/// whether it would be split; every prefill worker's.
+fn model(
+    prompt_tokens: u32,
+    prefill: &[Row],
+    decode: &[Row],
+    may_pair: impl Fn(usize, usize) -> bool,
+) -> Option<f64> {
+    let base = |row: &Row| row.2 as f64 + 0.02 * row.5 as f64;
+    let lacks = |row: &Row| prompt_tokens.saturating_sub(row.3 + (f64::from(row.4) * 0.8) as u32);
+    let mut costs = Vec::new();
+    for (to, decoder) in decode.iter().enumerate().filter(|(_, row)| row.0) {
+        let whole = base(decoder) + 5.0 * f64::from(lacks(decoder));
+        let missing = prompt_tokens.saturating_sub(decoder.3 + decoder.4);
+        let credit = (f64::from(decoder.4 + missing) * 0.8) as u32;
+        let receives = prompt_tokens.saturating_sub(decoder.3 + credit);
+        let mut pairs = Vec::new();
+        for (from, prefiller) in prefill.iter().enumerate().filter(|(_, row)| row.0) {
+            if may_pair(from, to) {
+                let computes = base(prefiller) + 5.0 * f64::from(lacks(prefiller));
+                pairs.push(base(decoder) + 5.0 * f64::from(receives) + computes);
+            }
+        }
+        match lacks(decoder) < 256 || pairs.is_empty() {
+            true => costs.push(whole),
+            false => costs.extend(pairs),
+        }
+    }
+    costs.into_iter().min_by(f64::total_cmp)
+}
+
+proptest! {
+    /// All pairs, each with its cost: the chosen one has the least.
+    #[test]
+    fn no_pair_costs_less_than_the_one_that_is_chosen(
+        prefill in rows(), decode in rows(), prompt_tokens in 0u32..1_500, seed in any::<u64>(),
+        apart in any::<u64>(), bounds in any::<bool>(),
+    ) {
+        let may_pair = |from: usize, to: usize| apart.rotate_left((from * 6 + to) as u32) & 1 == 0;
+        let request = Request { prompt_tokens, seed, ..Request::default() };
+        let (prefillers, decoders) = (table(&prefill, bounds), table(&decode, bounds));
+        let routing = Routing::default();
+        let found = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair);
+        let expected = model(prompt_tokens, &prefill, &decode, may_pair);
+        prop_assert_eq!(found.is_some(), expected.is_some());
+        let (Some(found), Some(expected)) = (found, expected) else { return Ok(()) };
+        let cost = found.decode.cost + found.prefill.map_or(0.0, |it| it.cost);
+        prop_assert!((cost - expected).abs() < 1e-6, "{} against {}: {:?}", cost, expected, found);
+        prop_assert_eq!(decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair), Some(found));
+    }
+
+    /// Whatever the policy, nobody is chosen who is out or no pair, and the reason for one worker is true.
+    #[test]
+    fn every_policy_keeps_the_rules(
+        prefill in rows(), decode in rows(), prompt_tokens in 0u32..1_500, seed in any::<u64>(),
+        ticket in any::<u64>(), affinity in any::<Option<u64>>(), apart in any::<u64>(), policy in 0usize..6,
+    ) {
+        let may_pair = |from: usize, to: usize| apart.rotate_left((from * 6 + to) as u32) & 1 == 0;
+        let request = Request { prompt_tokens, seed, ticket, affinity };
+        let routing = Routing { policy: ALL[policy], ..Routing::default() };
+        let (prefillers, decoders) = (table(&prefill, false), table(&decode, false));
+        let found = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair);
+        prop_assert_eq!(found.is_some(), decode.iter().any(|row| row.0));
+        let Some(found) = found else { return Ok(()) };
+        let to = found.decode.place;
+        prop_assert!(decode[to].0);
+        let pairs = prefill.iter().enumerate().filter(|(from, row)| row.0 && may_pair(*from, to));
+        let lacks = prompt_tokens.saturating_sub(decode[to].3 + (f64::from(decode[to].4) * 0.8) as u32);
+        match found.prefill {
+            Ok(chosen) => {
+                prop_assert!(lacks >= 256 && prefill[chosen.place].0 && may_pair(chosen.place, to));
+            }
+            Err(Whole::DecodeIsWarm) => prop_assert!(lacks < 256),
+            Err(Whole::NoPrefill) => prop_assert!(!prefill.iter().any(|row| row.0)),
+            Err(Whole::NoPair) => prop_assert_eq!(pairs.count(), 0),
+        }
+    }
+}
