@@ -18,6 +18,7 @@ mod proxy;
 mod redis_server;
 mod responses;
 mod routing;
+mod simulation;
 mod store_contract;
 mod stub;
 mod tenants;
