@@ -5,6 +5,7 @@ pub mod engine;
 pub mod fault;
 mod progress;
 pub mod replay;
+pub mod replicas;
 pub mod report;
 pub mod trace;
 pub mod worker;

@@ -5,7 +5,7 @@
 //!      -> engine (its body) -> relay -> object (whole) or events (streamed) -> finish (stored) -> client
 //! ```
 
-mod background;
+pub(crate) mod background;
 mod conversations;
 mod count;
 mod create;
@@ -23,6 +23,7 @@ mod object;
 mod page;
 mod past;
 mod path;
+mod prepared;
 mod request;
 mod retry;
 mod sealing;

@@ -19,6 +19,7 @@ mod proxy;
 mod redis_server;
 mod responses;
 mod routing;
+mod simulation;
 mod store_contract;
 mod stub;
 mod tenants;

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::Serialize;
+use tokio::sync::Notify;
 use tokio::sync::watch;
 
 use self::course::Course;
@@ -37,6 +38,7 @@ use self::table::Refused;
 use self::table::Table;
 use super::super::error::ApiError;
 use crate::http::drain::Tasks;
+use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::store::Fence;
 use crate::store::Key;
@@ -54,6 +56,8 @@ pub(super) struct Background {
     /// Where a log was longer than this, it was not kept.
     log_bytes_max: u64,
     is_held: watch::Sender<bool>,
+    /// The lease may be due.
+    wakes: Notify,
     table: Mutex<Table<Arc<Run>>>,
     metrics: Metrics,
     tasks: Tasks,
@@ -79,7 +83,7 @@ struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.background.table.lock().leave(self.key);
+        let _ = self.background.table.lock().leave(self.key);
         self.background.metrics.running.dec();
         self.run.course.lock().on_left();
         self.run.news.send_modify(|news| *news += 1);
@@ -95,10 +99,6 @@ pub(super) struct Counts {
     running: usize,
 }
 
-fn owner() -> Owner {
-    Owner(fastrand::u64(..))
-}
-
 impl Background {
     pub(super) fn new(
         settings: Settings,
@@ -111,12 +111,15 @@ impl Background {
             running_max: settings.running_max,
             running_per_tenant_max: settings.running_per_tenant_max,
         };
+        let owner = Owner(fastrand::u64(..));
+        let table = Table::new(observe::now(), bounds, &lease, owner);
         Arc::new(Self {
             settings,
             lease,
             log_bytes_max,
             is_held: watch::Sender::new(false),
-            table: Mutex::new(Table::new(bounds, owner())),
+            wakes: Notify::new(),
+            table: Mutex::new(table),
             metrics: Metrics::new(registry),
             tasks,
         })
@@ -149,8 +152,7 @@ impl Background {
     }
 
     /// Takes a place for a response, whose record need not be there yet.
-    fn sit(self: &Arc<Self>, key: Key, fence: Fence, course: Course) -> Result<Seat, ApiError> {
-        let pause = Duration::from_secs(1);
+    fn sit(self: &Arc<Self>, key: Key, fence: Fence, course: Course) -> Result<Seat, Refused> {
         let run = Arc::new(Run {
             fence,
             course: Mutex::new(course),
@@ -159,26 +161,35 @@ impl Background {
         });
         let sat = match self.tasks.is_stopping() {
             true => Err(Refused::NotOwned),
-            false => self.table.lock().sit(key, fence, run.clone()),
-        };
-        let (reason, error) = match sat {
-            Ok(()) => {
-                self.metrics.running.inc();
-                return Ok(Seat {
-                    background: self.clone(),
-                    key,
-                    run,
-                });
+            false => {
+                let now = observe::now();
+                self.table.lock().sit(now, key, fence, run.clone())
             }
-            Err(Refused::NotOwned) => ("stopping", ApiError::store_unavailable(pause)),
-            Err(Refused::Full) => ("replica_full", ApiError::background_full(pause)),
-            Err(Refused::TenantFull) => {
+        };
+        if let Err(refused) = sat {
+            self.refuse(refused.as_str());
+            return Err(refused);
+        }
+        self.metrics.running.inc();
+        self.wakes.notify_one();
+        Ok(Seat {
+            background: self.clone(),
+            key,
+            run,
+        })
+    }
+
+    /// What a client is told whose response was not begun.
+    fn refusal(&self, refused: Refused) -> ApiError {
+        let pause = Duration::from_secs(1);
+        match refused {
+            Refused::NotOwned | Refused::Seated => ApiError::store_unavailable(pause),
+            Refused::Full => ApiError::background_full(pause),
+            Refused::TenantFull => {
                 let max = self.settings.running_per_tenant_max;
-                ("tenant_full", ApiError::too_much_background(max, pause))
+                ApiError::too_much_background(max, pause)
             }
-        };
-        self.refuse(reason);
-        Err(error)
+        }
     }
 
     fn refuse(&self, reason: &str) {
@@ -199,16 +210,6 @@ impl Background {
                 }
                 is_new
             });
-        }
-    }
-
-    /// The lease is lost: all that runs stops, and what comes next is another owner's.
-    fn lose(&self) {
-        let mut table = self.table.lock();
-        table.lose(owner());
-        self.is_held.send_replace(false);
-        for run in table.runs() {
-            run.stop.send_replace(Some(Stop::Lost));
         }
     }
 }

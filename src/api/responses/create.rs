@@ -30,7 +30,6 @@ use super::item::Ids;
 use super::lock::Locked;
 use super::members;
 use super::members::Members;
-use super::object::Header;
 use super::object::Outcome;
 use super::object::Shape;
 use super::object::with_output;
@@ -47,14 +46,12 @@ use super::sent;
 use super::sent::EngineInput;
 use super::stream;
 use crate::http;
-use crate::ids::ResponseId;
 use crate::ids::Tenant;
 use crate::observe;
 use crate::prompt;
 use crate::prompt::Api;
 use crate::relay;
 use crate::relay::ServedBy;
-use crate::store::Item;
 use crate::store::Key;
 
 /// Says that a response is not stored though it was to be.
@@ -110,51 +107,33 @@ impl Responses {
         is_stored: bool,
     ) -> Result<Response<http::Body>, ApiError> {
         let salt = call.salt(create)?;
-        let (tenant, now_s) = (opener.tenant, opener.now_s);
-        let id = ResponseId::new(past.root, request::random()?);
-        let text = id.to_string();
-        let ids = Ids::of(id);
-        let expanded = self.expand(create, past, &ids, opener).await?;
-        let Expanded {
-            mut past,
-            own,
-            input,
-        } = expanded;
-        self.check_size(is_stored, &past, &own)?;
-        let carry = self.carry(create, opener, &text, &past, &own)?;
-        let previous = past.chain.as_ref().and_then(|chain| chain.chain.last());
-        let previous = previous.map(ResponseId::to_string);
-        let conversation = past.conversation.as_ref().map(|it| it.id.to_string());
-        let header = Header {
-            id: &text,
-            created_at: now_s,
-            previous: previous.as_deref(),
-            conversation: conversation.as_deref(),
-            store: is_stored,
-        };
-        let shape = Shape::new(create, &header, ids);
+        let prepared = self.prepare(create, past, opener, is_stored, is_stored);
+        let mut prepared = prepared.await?;
+        let shape = Shape::new(create, &prepared.header(), Ids::of(prepared.id));
         let in_flight = self.metrics.begin(is_stored);
-        let answer = self.answered(call, create, input, &text, salt).await?;
+        let input = std::mem::take(&mut prepared.input);
+        let answer = self.answered(call, create, input, &prepared.name, salt);
+        let answer = answer.await?;
 
         let (mut head, engine) = answer.into_parts();
         let served_by = head.extensions.get::<ServedBy>();
         let finish = Finish {
             responses: self.clone(),
-            key: Key { tenant, id },
+            key: Key {
+                tenant: opener.tenant,
+                id: prepared.id,
+            },
             is_stored,
-            past: past.chain.take(),
+            past: prepared.past.chain.take(),
             model: (&*create.model).into(),
             worker: served_by.map(|it| it.0.clone()),
-            input: match &past.carried {
-                Some(carried) => joined(&[carried, &own.json()]).into(),
-                None => own.json(),
+            input: match &prepared.past.carried {
+                Some(carried) => joined(&[carried, &prepared.own.json()]).into(),
+                None => prepared.own.json(),
             },
-            own: match past.conversation {
-                Some(_) => own.items.into_iter().map(Item::from).collect(),
-                None => Vec::new(),
-            },
+            own: prepared.take_own(),
             conversation: lock.take(),
-            carry,
+            carry: prepared.carry.take(),
             may_refuse: !create.stream,
             in_flight,
         };
@@ -162,14 +141,14 @@ impl Responses {
         own_headers(&mut head.headers, create.stream);
         if create.stream {
             let sealer = finish.carry.as_ref().map(|carry| carry.sealer.clone());
-            let sealer = sealer.or_else(|| self.sealer(create, opener, &text));
+            let sealer = sealer.or_else(|| self.sealer(create, opener, &prepared.name));
             let events = Events::new(shape, self.limits(), sealer);
             let mut response = Response::new(stream::body(engine, events, finish));
             *response.headers_mut() = head.headers;
             mark(&mut response, is_degraded);
             return Ok(response);
         }
-        let sealer = self.sealer(create, opener, &text);
+        let sealer = self.sealer(create, opener, &prepared.name);
         let whole = collect(engine, self.limits().bytes_max).await;
         let read = whole.and_then(|whole| read_whole(&whole, shape, sealer.as_ref()));
         let (shape, outcome, place) = match read {

@@ -11,14 +11,12 @@ use tracing::warn;
 use super::super::super::error::ApiError;
 use super::super::Call;
 use super::super::Responses;
-use super::super::create::Expanded;
 use super::super::create::own_headers;
 use super::super::item::Ids;
-use super::super::object::Header;
 use super::super::object::Shape;
 use super::super::object::with_output;
 use super::super::past::Access;
-use super::super::request;
+use super::super::prepared::Prepared;
 use super::super::request::Create;
 use super::super::retry;
 use super::super::stored::json;
@@ -30,12 +28,11 @@ use super::reader::Reader;
 use super::run;
 use super::run::Job;
 use crate::http;
-use crate::ids::ResponseId;
+use crate::ids::Tenant;
 use crate::observe;
 use crate::store;
 use crate::store::Fence;
 use crate::store::Hint;
-use crate::store::Item;
 use crate::store::Key;
 use crate::store::NewRecord;
 use crate::store::Status;
@@ -52,80 +49,34 @@ impl Responses {
     ) -> Result<Response<http::Body>, ApiError> {
         let tenant = call.admitted.tenant;
         let now_s = observe::unix_s().unsigned_abs();
-        let salt = call.salt(create)?;
+        call.salt(create)?;
         // Without a store nobody would ever hear of it: there is no other way to serve it.
         let admitted = self.store.admit().await;
         admitted.map_err(|error| ApiError::of_store(&error))?;
         self.background.held().await?;
         let opener = self.opener(call, create, now_s);
-        let past = self
+        let mut past = self
             .past(&create.before, &opener, Access::Exclusive)
             .await?;
-        let id = ResponseId::new(past.root, request::random()?);
-        let text = id.to_string();
-        let ids = Ids::of(id);
-        let expanded = self.expand(create, past, &ids, &opener).await?;
-        let Expanded {
-            mut past,
-            own,
-            input,
-        } = expanded;
-        self.check_size(true, &past, &own)?;
-        let carry = self.carry(create, &opener, &text, &past, &own)?;
-        let previous = past.chain.as_ref().and_then(|chain| chain.chain.last());
-        let previous = previous.map(ResponseId::to_string);
-        let conversation = past.conversation.as_ref().map(|it| it.id.to_string());
-        let header = Header {
-            id: &text,
-            created_at: now_s,
-            previous: previous.as_deref(),
-            conversation: conversation.as_deref(),
-            store: create.store,
+        let mut lock = past.conversation.as_mut().and_then(|it| it.lock.take());
+        let is_in_conversation = past.conversation.is_some();
+        let prepared = self.prepare(create, past, &opener, true, create.store);
+        let ready = prepared.await.and_then(|prepared| {
+            let is_portable = prepared.carry.is_none() && !is_in_conversation;
+            self.ready(call, create, prepared, is_portable, tenant)
+        });
+        let (record, mut job, seat) = match ready {
+            Ok(ready) => ready,
+            Err(error) => {
+                if let Some(lock) = lock {
+                    lock.release().await;
+                }
+                return Err(error);
+            }
         };
-        let is_portable = carry.is_none() && past.conversation.is_none();
-        let kept = Kept::new(create, &header, salt, is_portable, input);
-        let kept = kept.ok_or_else(|| ApiError::wrong_value("input", "it cannot be kept"))?;
-        let shape = Shape::new(create, &header, ids);
-
-        let key = Key { tenant, id };
-        let fence = Fence::first(self.background.owner());
-        let seat = self
-            .background
-            .sit(key, fence, Course::new(create.stream, 0))?;
-        let response = shape.running(Status::Queued);
-        let record = NewRecord {
-            token: Token(fastrand::u64(..)),
-            past: past.chain.take(),
-            hint: Hint {
-                model: (&*create.model).into(),
-                worker: None,
-            },
-            input: own.json(),
-            content: Content {
-                response: response.clone().into(),
-                output: b"[]".as_slice().into(),
-            },
-            begin: Begin::Background {
-                fence: seat.run.fence,
-                retention: match create.store {
-                    true => Retention::Stored,
-                    false => Retention::Ephemeral,
-                },
-                streams: create.stream,
-                request: kept.write(),
-            },
-        };
-        let job = Job {
-            kept,
-            headers: call.headers.clone(),
-            id: call.id,
-            own: match past.conversation {
-                Some(_) => own.items.into_iter().map(Item::from).collect(),
-                None => Vec::new(),
-            },
-            conversation: past.conversation.and_then(|it| it.lock),
-            carry,
-        };
+        job.conversation = lock.take();
+        let key = seat.key;
+        let response = record.content.response.clone();
         let run = seat.run.clone();
         // A client that leaves now may have been told: what was begun is run.
         let (begun, is_begun) = oneshot::channel();
@@ -150,6 +101,63 @@ impl Responses {
         own_headers(answer.headers_mut(), true);
         Ok(answer)
     }
+
+    /// All that is stored of it first, what is to be done for it, and its place here.
+    fn ready(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        create: &Create<'_>,
+        mut prepared: Prepared,
+        is_portable: bool,
+        tenant: Tenant,
+    ) -> Result<(NewRecord, Job, Seat), ApiError> {
+        let salt = call.salt(create)?;
+        let input = std::mem::take(&mut prepared.input);
+        let header = prepared.header();
+        let kept = Kept::new(create, &header, salt, is_portable, input);
+        let kept = kept.ok_or_else(|| ApiError::wrong_value("input", "it cannot be kept"))?;
+        let response = Shape::new(create, &header, Ids::of(prepared.id)).running(Status::Queued);
+        let key = Key {
+            tenant,
+            id: prepared.id,
+        };
+        let fence = Fence::first(self.background.owner());
+        let seat = self
+            .background
+            .sit(key, fence, Course::new(create.stream, 0))
+            .map_err(|refused| self.background.refusal(refused))?;
+        let record = NewRecord {
+            token: Token(fastrand::u64(..)),
+            past: prepared.past.chain.take(),
+            hint: Hint {
+                model: (&*create.model).into(),
+                worker: None,
+            },
+            input: prepared.own.json(),
+            content: Content {
+                response: response.into(),
+                output: b"[]".as_slice().into(),
+            },
+            begin: Begin::Background {
+                fence,
+                retention: match create.store {
+                    true => Retention::Stored,
+                    false => Retention::Ephemeral,
+                },
+                streams: create.stream,
+                request: kept.write(),
+            },
+        };
+        let job = Job {
+            kept,
+            headers: call.headers.clone(),
+            id: call.id,
+            own: prepared.take_own(),
+            conversation: None,
+            carry: prepared.carry.take(),
+        };
+        Ok((record, job, seat))
+    }
 }
 
 async fn begin(
@@ -160,15 +168,19 @@ async fn begin(
     begun: oneshot::Sender<Result<(), store::Error>>,
 ) {
     let key = seat.key;
-    let created = retry::until_known(|| responses.store.create(key, record.clone())).await;
+    let created = retry::while_unknown(|| responses.store.create(key, record.clone())).await;
     let is_created = created.is_ok();
     let is_unknown = matches!(created, Err(store::Error::Unknown { .. }));
-    let _ = begun.send(created);
     if is_created {
+        let _ = begun.send(created);
         responses.background.table.lock().on_stored(key);
         run::spawn(responses, job, seat);
         return;
     }
+    if let Some(lock) = job.conversation {
+        lock.release().await;
+    }
+    let _ = begun.send(created);
     // It may be there, owned by us: nobody was told of it, so nobody misses it.
     while is_unknown && !responses.tasks.is_stopping() {
         match responses.store.delete(key).await {

@@ -3,7 +3,7 @@
 //! ```text
 //! making ──▶ ending ──▶ over           all was said: its end is stored, and what comes before it
 //!   │ ├────▶ failing ─▶ ending         it took too long, or there is no time left
-//!   │ ├────▶ cutting ─▶ amending ─▶ over    it was cancelled: its output is what was told of it
+//!   │ ├────▶ cutting ─▶ (recalling) ─▶ amending ─▶ over    it was cancelled: its output is what was told of it
 //!   │ ├────▶ releasing ▶ over          nobody was told anything: any replica may begin it again
 //!   │ └────▶ over                      another replica has it, or may have it
 //! recalling ─▶ failing                 another replica told events of it: read first, they are its output
@@ -98,11 +98,27 @@ pub(crate) enum Then {
     Later,
 }
 
+/// What a reader where it runs is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tail<'a> {
+    /// Stored events up to `last`. `is_end`: it has ended, and there are no more.
+    Here {
+        text: &'a [u8],
+        last: Option<u64>,
+        is_end: bool,
+    },
+    /// These are to be read from the store.
+    Elsewhere,
+    /// All is to be read from the store from now on.
+    Left,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Making,
+    /// `why` it fails afterwards; `None`: it was cancelled.
     Recalling {
-        why: &'static str,
+        why: Option<&'static str>,
     },
     Failing {
         why: &'static str,
@@ -154,7 +170,7 @@ impl Course {
     pub(crate) fn failing(streams: bool, stored: u64, why: &'static str) -> Self {
         let is_recalled = streams && stored > 0;
         let phase = match is_recalled {
-            true => Phase::Recalling { why },
+            true => Phase::Recalling { why: Some(why) },
             false => Phase::Failing { why },
         };
         Self {
@@ -233,9 +249,9 @@ impl Course {
         self.phase = match (self.phase, why) {
             (Phase::Over { .. }, _) => return,
             (_, Stop::Lost) => Phase::Over { is_told: false },
-            (Phase::Making | Phase::Recalling { .. }, Stop::Ended) => Phase::Cutting,
+            (Phase::Making | Phase::Recalling { why: Some(_) }, Stop::Ended) => Phase::Cutting,
             // Whoever takes it over fails it just as well.
-            (Phase::Recalling { .. }, Stop::Draining) => Phase::Releasing,
+            (Phase::Recalling { why: Some(_) }, Stop::Draining) => Phase::Releasing,
             (Phase::Making, Stop::Draining) if self.is_unseen() => Phase::Releasing,
             (Phase::Making, Stop::Draining) => Phase::Failing { why: STOPPED },
             (Phase::Making, Stop::TooLong) => Phase::Failing { why: TOO_LONG },
@@ -291,7 +307,8 @@ impl Course {
             }
             Err(_) => return Then::Later,
         };
-        for batch in &read.batches {
+        let told = read.batches.iter();
+        for batch in told.filter(|batch| &*batch.bytes != log::CANCELLED) {
             let after = self.log.made().checked_sub(1);
             self.log
                 .push(log::beyond(&batch.bytes, batch.first, after).0);
@@ -300,7 +317,10 @@ impl Course {
             if self.log.stored_text().is_none() {
                 self.log.on_overflow_at(self.log.stored());
             }
-            self.phase = Phase::Failing { why };
+            self.phase = match why {
+                Some(why) => Phase::Failing { why },
+                None => Phase::Amending,
+            };
         }
         Then::Now
     }
@@ -349,8 +369,12 @@ impl Course {
         match said {
             Ok(Some((Status::Cancelled, last))) => {
                 // The last event is the cancel's.
-                let _ = self.log.rewind(last.and_then(|last| last.checked_sub(1)));
-                self.phase = Phase::Amending;
+                let is_here = self.log.rewind(last.and_then(|last| last.checked_sub(1)));
+                self.phase = match is_here || !self.streams {
+                    true => Phase::Amending,
+                    // Another replica told them.
+                    false => Phase::Recalling { why: None },
+                };
             }
             // The store has lost the cancel, and this replica has ended what it ran.
             Ok(Some((Status::Queued | Status::InProgress, _))) => self.phase = Phase::Releasing,
@@ -416,6 +440,28 @@ impl Course {
         self.phase = Phase::Over { is_told: false };
     }
 
+    /// What is stored beyond `after`, as far as it was made here, up to about `bytes_max`.
+    pub(crate) fn tail(&self, after: Option<u64>, bytes_max: usize) -> Tail<'_> {
+        let is_end = self.phase == Phase::Over { is_told: true };
+        match self.log.tail(after, bytes_max) {
+            Some((text, last)) if is_end || !self.is_over() => Tail::Here {
+                text,
+                last: match text.is_empty() {
+                    true => self.log.stored().checked_sub(1),
+                    false => last,
+                },
+                is_end,
+            },
+            _ if self.is_over() => Tail::Left,
+            _ => Tail::Elsewhere,
+        }
+    }
+
+    /// Whether an engine makes it, or is to.
+    pub(crate) fn is_making(&self) -> bool {
+        self.phase == Phase::Making
+    }
+
     pub(crate) fn streams(&self) -> bool {
         self.streams
     }
@@ -432,11 +478,6 @@ impl Course {
     /// Whether its owner does nothing more.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over { .. })
-    }
-
-    /// Whether its owner has stored its end.
-    pub(crate) fn is_told(&self) -> bool {
-        self.phase == Phase::Over { is_told: true }
     }
 }
 
@@ -522,7 +563,42 @@ mod tests {
         assert_eq!((course.next(), course.log().stored()), (Step::Amend, 3));
         assert_eq!(course.on_amended(&Err(down())), Then::Later);
         assert_eq!(course.on_amended(&Ok(Cas::Done)), Then::Now);
-        assert_eq!((course.next(), course.is_told()), (Step::Leave, false));
+        assert_eq!(
+            (course.next(), course.tail(None, 99)),
+            (Step::Leave, Tail::Left)
+        );
+    }
+
+    #[test]
+    fn a_cancel_while_another_replicas_events_are_read_leaves_those() {
+        let mut course = Course::failing(true, 2, "lost");
+        course.on_stop(Stop::Ended);
+        assert_eq!(course.next(), Step::Cut);
+        assert_eq!(
+            course.on_record(&Ok(Some((Status::Cancelled, Some(2))))),
+            Then::Now
+        );
+        assert_eq!(course.next(), Step::Recall { after: None });
+        let batch = |first, last, bytes: Vec<u8>| Batch {
+            first,
+            last,
+            bytes: bytes.into(),
+        };
+        let told: Vec<u8> = (0..2).flat_map(event).collect();
+        let read = Events {
+            status: Status::Cancelled,
+            batches: vec![
+                batch(0, 1, told.clone()),
+                batch(2, 2, log::CANCELLED.to_vec()),
+            ],
+            last: Some(2),
+            kept: store::log::Kept::Whole,
+        };
+        assert_eq!(course.on_recalled(&Ok(Some(read))), Then::Now);
+        assert_eq!(
+            (course.next(), course.log().stored_text()),
+            (Step::Amend, Some(&*told))
+        );
     }
 
     #[test]
@@ -585,8 +661,10 @@ mod tests {
         };
         assert_eq!((batch.first, batch.last), (2, 4));
         assert_eq!(course.on_finalized(&Ok(Cas::Done)), Then::Now);
-        assert!(course.is_told());
-        assert_eq!(course.log().stored(), 5);
+        let Tail::Here { text, last, is_end } = course.tail(Some(3), 99) else {
+            panic!("{:?}", course.tail(Some(3), 99));
+        };
+        assert_eq!((text, last, is_end), (&*event(4), Some(4), true));
     }
 
     #[test]

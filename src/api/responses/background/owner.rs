@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::Instant;
 
 use tokio::time::sleep;
 use tracing::debug;
@@ -11,6 +12,7 @@ use tracing::warn;
 
 use super::super::Responses;
 use super::Background;
+use super::Run;
 use super::course::Course;
 use super::course::Stop;
 use super::kept::Kept;
@@ -19,6 +21,8 @@ use super::plan::Plan;
 use super::plan::plan;
 use super::run;
 use super::run::Job;
+use super::table::Refused;
+use super::table::Table;
 use super::unreadable;
 use crate::observe;
 use crate::store::Adoption;
@@ -26,7 +30,7 @@ use crate::store::Cursor;
 use crate::store::Fence;
 use crate::store::Key;
 use crate::store::Orphan;
-use crate::store::lease::Lease;
+use crate::store::Owner;
 use crate::store::lease::Step;
 
 /// Between two looks for notices.
@@ -40,6 +44,24 @@ impl Background {
     /// Whether nothing runs here, nor will.
     fn is_over(&self) -> bool {
         self.tasks.is_stopping() && self.table.lock().is_empty()
+    }
+
+    /// Asks the lease, and does what its loss means: all that runs stops.
+    fn on_lease(&self, ask: impl FnOnce(&mut Table<Arc<Run>>, Instant, Owner) -> Step) -> Step {
+        let now = observe::now();
+        let mut table = self.table.lock();
+        let step = ask(&mut table, now, Owner(fastrand::u64(..)));
+        if step == Step::Stop {
+            warn!("the lease on background work was lost; all of it stops here");
+            for run in table.runs() {
+                run.stop.send_replace(Some(Stop::Lost));
+            }
+        }
+        let is_held = table.is_held(now);
+        drop(table);
+        self.is_held
+            .send_if_modified(|held| std::mem::replace(held, is_held) != is_held);
+        step
     }
 
     /// Sleeps, but not for long while the process stops.
@@ -61,48 +83,37 @@ pub(in crate::api::responses) async fn own(responses: Arc<Responses>) {
 
 async fn beat(responses: &Responses) {
     let background = &responses.background;
-    let settings = &background.lease;
+    let length = Duration::from_millis(background.lease.lease_ms);
     let name = format!("pid {}", std::process::id());
-    let mut lease = Lease::new(observe::now(), settings);
     while !background.is_over() {
-        let step = match lease.on_timeout(observe::now()) {
-            Step::Beat => {
-                let owner = background.owner();
-                let length = Duration::from_millis(settings.lease_ms);
-                let mut beat = responses.store.beat(owner, &name, length);
-                loop {
-                    let until = lease.next_timeout();
-                    let pause = until.saturating_duration_since(observe::now());
-                    tokio::select! {
-                        done = &mut beat => break match done {
-                            Ok(()) => lease.on_beat(observe::now()),
-                            Err(_) => lease.on_failure(observe::now()),
-                        },
-                        () = sleep(pause) => {
-                            if lease.on_timeout(observe::now()) == Step::Stop {
-                                break Step::Stop;
-                            }
-                        }
+        if background.on_lease(|table, now, next| table.on_timeout(now, next)) == Step::Beat {
+            let owner = background.owner();
+            let mut beat = responses.store.beat(owner, &name, length);
+            loop {
+                let until = background.table.lock().next_timeout();
+                let pause = until.saturating_duration_since(observe::now());
+                let step = tokio::select! {
+                    said = &mut beat => {
+                        // Where the lease was lost, all was told so.
+                        let is_done = said.is_ok();
+                        let _ = background.on_lease(|table, now, next| table.on_beat(now, owner, is_done, next));
+                        break;
                     }
+                    () = sleep(pause) => {
+                        background.on_lease(|table, now, next| table.on_timeout(now, next))
+                    }
+                };
+                if step == Step::Stop {
+                    break;
                 }
             }
-            step => step,
-        };
-        if step == Step::Stop {
-            warn!("the lease on background work was lost; all of it stops here");
-            background.lose();
-            // Another owner, with a lease of its own.
-            lease = Lease::new(observe::now(), settings);
-            continue;
         }
-        let is_held = lease.is_held(observe::now());
-        background
-            .is_held
-            .send_if_modified(|held| std::mem::replace(held, is_held) != is_held);
-        let next = lease.next_timeout();
-        background
-            .rest(next.saturating_duration_since(observe::now()))
-            .await;
+        let next = background.table.lock().next_timeout();
+        let pause = next.saturating_duration_since(observe::now());
+        tokio::select! {
+            () = background.rest(pause) => {}
+            () = background.wakes.notified() => {}
+        }
     }
 }
 
@@ -127,10 +138,13 @@ async fn listen(responses: &Responses) {
         if looks > 0 {
             continue;
         }
-        let running = background.table.lock().to_check();
-        for (key, lost) in responses.store.check(running).await.unwrap_or_default() {
-            let why = background.table.lock().on_checked(lost);
-            background.stop(key, why);
+        let asked = background.table.lock().to_check();
+        let lost = responses.store.check(asked.clone()).await;
+        for (key, lost) in lost.unwrap_or_default() {
+            let why = background.table.lock().on_checked(&asked, key, lost);
+            if let Some(why) = why {
+                background.stop(key, why);
+            }
         }
     }
 }
@@ -200,12 +214,15 @@ async fn adopt(responses: &Arc<Responses>, orphan: Orphan) {
         Plan::Run => ("rerun", Course::new(left.streams, left.stored)),
         Plan::Fail(why) => ("failed", Course::failing(left.streams, left.stored, why)),
     };
-    let Ok(seat) = background.sit(orphan.key, adopted.fence, course) else {
-        // No room after all: to be adopted by anyone.
-        let key = orphan.key;
-        background.table.lock().on_unseated(key, adopted.fence);
-        release(responses, key, adopted.fence).await;
-        return;
+    let seat = match background.sit(orphan.key, adopted.fence, course) {
+        Ok(seat) => seat,
+        Err(Refused::Seated) => return,
+        Err(_) => {
+            // No room after all: to be adopted by anyone.
+            let key = orphan.key;
+            background.table.lock().on_unseated(key, adopted.fence);
+            return release(responses, key, adopted.fence).await;
+        }
     };
     background.table.lock().on_stored(orphan.key);
     info!(id = %orphan.key.id, action, attempts = adopted.attempts, "took over a background response");

@@ -24,6 +24,7 @@ use super::super::object::with_member;
 use super::super::object::with_output;
 use super::Background;
 use super::Run;
+use super::course::Tail;
 use super::reading::Next;
 use super::reading::Reading;
 use crate::http;
@@ -152,26 +153,19 @@ impl Reader {
 
     /// What is stored and told from memory; `None` where it is to be read from the store.
     fn read_here(&mut self) -> Option<(Vec<u8>, Next)> {
-        let course = self.here.as_ref()?.run.course.lock();
-        let (text, last) = match course.log().tail(self.reading.after(), READ_BYTES as usize) {
-            Some((text, last)) if !course.is_over() || course.is_told() => (text.to_vec(), last),
-            Some(_) | None => {
-                let is_over = course.is_over();
-                drop(course);
-                if is_over {
-                    self.here = None;
-                }
-                return None;
+        let run = self.here.as_ref()?.run.clone();
+        let course = run.course.lock();
+        match course.tail(self.reading.after(), READ_BYTES as usize) {
+            Tail::Here { text, last, is_end } => {
+                let next = self.reading.on_tail(text, last, is_end);
+                Some((text.to_vec(), next))
             }
-        };
-        let last = match text.is_empty() {
-            true => course.log().stored().checked_sub(1),
-            false => last,
-        };
-        let is_end = course.is_told();
-        drop(course);
-        let next = self.reading.on_tail(&text, last, is_end);
-        Some((text, next))
+            Tail::Elsewhere => None,
+            Tail::Left => {
+                self.here = None;
+                None
+            }
+        }
     }
 
     async fn read(&mut self) -> (Vec<u8>, Next) {

@@ -332,8 +332,12 @@ impl Runner<'_> {
                     }
                     course.lock().on_released(&said)
                 }
+                Step::Recall { after } => {
+                    let said = store.events(key, after, RECALL_BYTES).await;
+                    course.lock().on_recalled(&said)
+                }
                 // These are done with.
-                Step::Listen | Step::Append(_) | Step::Recall { .. } => return,
+                Step::Listen | Step::Append(_) => return,
             };
             if then == Then::Later {
                 sleep(STORE_PAUSE).await;

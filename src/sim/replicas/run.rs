@@ -1,0 +1,230 @@
+//! One response that a simulated replica runs: the real course, driven without a task.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::shop::Ask;
+use super::shop::Said;
+use super::voice::Voice;
+use crate::api::responses::background::course::Course;
+use crate::api::responses::background::course::Step;
+use crate::api::responses::background::course::Stop;
+use crate::api::responses::background::course::Then;
+use crate::api::responses::background::log;
+use crate::store::Amend;
+use crate::store::Fence;
+use crate::store::Final;
+use crate::store::Hint;
+use crate::store::Key;
+use crate::store::Status;
+use crate::store::Token;
+use crate::store::record::Content;
+
+/// What an engine says.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Word {
+    Some(u64),
+    /// Nothing more, and how it ended.
+    Last(Status),
+}
+
+/// What a run needs of the world.
+#[derive(Debug)]
+pub(super) enum Act {
+    Ask(Ask),
+    /// An engine that answers.
+    Engine,
+    /// What comes.
+    Wait,
+    /// Nothing more.
+    Leave,
+}
+
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) serial: u64,
+    pub(super) course: Course,
+    /// Whether its record is known to be there.
+    pub(super) is_stored: bool,
+    key: Key,
+    fence: Fence,
+    voice: Voice,
+    heard: VecDeque<Word>,
+    has_engine: bool,
+    end: Option<End>,
+    /// The question that it waits to be answered. Another one's answer is not heard.
+    pub(super) asked: u64,
+    /// The last event of the batch that was sent.
+    last: u64,
+    /// Ends that were made.
+    ends: u64,
+}
+
+#[derive(Debug)]
+struct End {
+    token: Token,
+    status: Status,
+    cut: Bytes,
+}
+
+impl Run {
+    pub(super) fn new(serial: u64, key: Key, fence: Fence, course: Course) -> Self {
+        Self {
+            serial,
+            course,
+            is_stored: false,
+            key,
+            fence,
+            voice: Voice::new(serial),
+            heard: VecDeque::new(),
+            has_engine: false,
+            end: None,
+            asked: 0,
+            last: 0,
+            ends: 0,
+        }
+    }
+
+    pub(super) fn hear(&mut self, word: Word) {
+        self.heard.push_back(word);
+    }
+
+    /// True if what it waits for is waited for no more.
+    pub(super) fn stop(&mut self, why: Stop) -> bool {
+        let before = self.course.next();
+        self.course.on_stop(why);
+        before != self.course.next()
+    }
+
+    pub(super) fn act(&mut self) -> Act {
+        let (key, fence) = (self.key, self.fence);
+        loop {
+            return Act::Ask(match self.course.next() {
+                Step::Listen if !self.voice.is_announced() => {
+                    self.course.on_events(self.voice.announce().as_bytes());
+                    continue;
+                }
+                Step::Listen => match self.heard.pop_front() {
+                    Some(word) => {
+                        self.on_word(word);
+                        continue;
+                    }
+                    None if self.has_engine => return Act::Wait,
+                    None => {
+                        self.has_engine = true;
+                        return Act::Engine;
+                    }
+                },
+                Step::Start => Ask::Start(key, fence),
+                Step::Append(batch) => {
+                    self.last = batch.last;
+                    Ask::Append(key, fence, batch)
+                }
+                Step::Recall { after } => Ask::Events(key, after),
+                Step::Fail { is_recalled, .. } => {
+                    match is_recalled {
+                        true => self.voice.go_on_at(self.course.log().stored()),
+                        false => {
+                            let said = self.voice.words(0);
+                            self.course.on_events(said.as_bytes());
+                        }
+                    }
+                    self.conclude(Status::Failed);
+                    continue;
+                }
+                Step::Shorten { number } => {
+                    self.voice.go_on_at(number);
+                    self.conclude(Status::Failed);
+                    if let Some(end) = &mut self.end {
+                        end.cut = Bytes::new();
+                    }
+                    continue;
+                }
+                Step::Finalize(batch) => {
+                    let Some(end) = &self.end else {
+                        return Act::Leave;
+                    };
+                    Ask::Finalize(
+                        key,
+                        fence,
+                        Box::new(Final {
+                            token: end.token,
+                            status: end.status,
+                            content: Content::default(),
+                            hint: hint(),
+                            batch,
+                            cut: end.cut.clone(),
+                        }),
+                    )
+                }
+                Step::Cut => Ask::Get(key),
+                Step::Amend => {
+                    let told = self.course.log().stored_text();
+                    let told = told.filter(|_| self.course.streams());
+                    let amend = Amend {
+                        content: Content::default(),
+                        cut: told.map(log::sealed).unwrap_or_default(),
+                    };
+                    Ask::Amend(key, fence, amend)
+                }
+                Step::Release => Ask::Release(key, fence),
+                Step::Leave => return Act::Leave,
+            });
+        }
+    }
+
+    fn on_word(&mut self, word: Word) {
+        self.course.on_begun();
+        match word {
+            Word::Some(count) => {
+                let said = self.voice.words(count);
+                self.course.on_events(said.as_bytes());
+            }
+            Word::Last(status) => {
+                let said = self.voice.words(0);
+                self.course.on_events(said.as_bytes());
+                self.conclude(status);
+            }
+        }
+    }
+
+    fn conclude(&mut self, status: Status) {
+        let text = self.course.log().text().filter(|_| self.course.streams());
+        let cut = text.map(log::sealed).unwrap_or_default();
+        self.course.on_last_event(self.voice.end().as_bytes());
+        self.ends += 1;
+        self.end = Some(End {
+            token: Token(self.serial * 256 + self.ends),
+            status,
+            cut,
+        });
+    }
+
+    pub(super) fn on_said(&mut self, said: &Said) -> Then {
+        match (self.course.next(), said) {
+            (Step::Start, Said::Cas(said)) => self.course.on_started(said),
+            (Step::Append(_), Said::Cas(said)) => self.course.on_appended(self.last, said),
+            (Step::Recall { .. }, Said::Events(said)) => self.course.on_recalled(said),
+            (Step::Finalize(_), Said::Cas(said)) => self.course.on_finalized(said),
+            (Step::Cut, Said::Record(said)) => {
+                let said = said.as_ref().map(|found| {
+                    let found = found.as_ref()?;
+                    let last = found.background.and_then(|it| it.last_event);
+                    Some((found.status, last))
+                });
+                self.course.on_record(&said.map_err(Clone::clone))
+            }
+            (Step::Amend, Said::Cas(said)) => self.course.on_amended(said),
+            (Step::Release, Said::Cas(said)) => self.course.on_released(said),
+            _ => Then::Now,
+        }
+    }
+}
+
+pub(super) fn hint() -> Hint {
+    Hint {
+        model: "sim".into(),
+        worker: None,
+    }
+}
