@@ -1,5 +1,10 @@
 //! Responses that run in the background, over two routers and one Redis.
 
+mod faults;
+mod fleet;
+mod leaving;
+mod races;
+
 use std::time::Duration;
 
 use serde_json::Value;
@@ -68,23 +73,14 @@ impl Pair {
     async fn parts(engine: Settings, change: impl FnOnce(&mut Config)) -> (Engine, Server, Config) {
         let redis = Server::start().await;
         let engine = Engine::here("w0", engine).await;
-        let mut config = cluster::config();
-        config.fleet.workers = vec![engine.listed()];
-        let store = &mut config.responses.store;
-        store.kind = Kind::Redis;
-        store.redis.urls = vec![redis.url()];
-        config.responses.carrier.keys = vec![key()];
+        let mut config = over(&engine, &redis);
         change(&mut config);
         (engine, redis, config)
     }
 
     async fn up(self) -> Self {
         for router in [&self.a, &self.b] {
-            eventually("the worker is up", async || {
-                let fleet = client::get(router.admin, "/fleet").await.json();
-                fleet["workers"][0]["health"] == "up"
-            })
-            .await;
+            is_up(router).await;
         }
         self
     }
@@ -96,6 +92,31 @@ impl Pair {
         })
         .await;
     }
+}
+
+/// Of a router in front of that engine, with that store.
+fn over(engine: &Engine, redis: &Server) -> Config {
+    let mut config = cluster::config();
+    config.fleet.workers = vec![engine.listed()];
+    let store = &mut config.responses.store;
+    store.kind = Kind::Redis;
+    store.redis.urls = vec![redis.url()];
+    config.responses.carrier.keys = vec![key()];
+    config
+}
+
+/// A store that is slow, as on a machine at its limits, is not down.
+fn patient(config: &mut Config) {
+    let redis = &mut config.responses.store.redis;
+    (redis.read_timeout_ms, redis.write_timeout_ms) = (10_000, 10_000);
+}
+
+async fn is_up(router: &Router) {
+    eventually("the worker is up", async || {
+        let fleet = client::get(router.admin, "/fleet").await.json();
+        fleet["workers"][0]["health"] == "up"
+    })
+    .await;
 }
 
 fn key() -> Secret {

@@ -1,0 +1,289 @@
+//! What becomes of background responses when routers, Redis or engines are lost: each has one end,
+//! which every router tells.
+
+use serde_json::Value;
+use serde_json::json;
+use warmroute::sim::fault::Faults;
+
+use super::PATH;
+use super::TAKE_OVER;
+use super::ask;
+use super::cancel;
+use super::create;
+use super::events;
+use super::fleet::Fleet;
+use super::fleet::end;
+use super::fleet::ends_once;
+use super::fleet::replayed;
+use super::fleet::told;
+use super::get;
+use super::part;
+use super::path;
+use super::said;
+use crate::client;
+use crate::client::Open;
+use crate::cluster::eventually;
+use crate::cluster::unhurried;
+use crate::cluster::within;
+use crate::redis_server::Server;
+
+/// A stream that the first router runs: what it said up to some event, and its response.
+async fn begun(fleet: &Fleet, tokens: usize, until: &str) -> (Open, String, Value) {
+    let body = ask(tokens, json!({"stream": true}));
+    let mut live = client::open(fleet.routers[0].api, "POST", PATH, &[], body.to_string()).await;
+    let text = live.until(until).await;
+    let response = part(&text, 0)[0].1["response"].clone();
+    (live, text, response)
+}
+
+/// One that the first router runs without a stream, and has begun to.
+async fn polled(fleet: &Fleet, tokens: usize) -> Value {
+    let response = create(&fleet.routers[0], &ask(tokens, json!({}))).await;
+    eventually("it has begun", async || {
+        get(&fleet.routers[1], &response).await["status"] == "in_progress"
+    })
+    .await;
+    response
+}
+
+fn tokens(response: &Value) -> &Value {
+    &response["usage"]["output_tokens"]
+}
+
+/// The rest of a stream that was begun, which ends as it should.
+async fn rest(live: &mut Open, begun: String) -> Vec<(String, Value)> {
+    let (rest, is_whole) = live.rest().await;
+    assert!(is_whole);
+    let events = events(&(begun + &rest), 0);
+    ends_once(&events);
+    events
+}
+
+#[tokio::test]
+async fn what_a_killed_router_had_not_begun_to_tell_is_told_by_another_from_its_next_number_on() {
+    let mut fleet = Fleet::new(unhurried()).await;
+    // Queued, as no engine takes it; and given to an engine that has not said a word.
+    let refusing = Faults {
+        refuse: Some(503),
+        ..Faults::default()
+    };
+    let silent = Faults {
+        hang: true,
+        ..Faults::default()
+    };
+    for (faults, running) in [(refusing, 0), (silent, 2)] {
+        fleet.engine.fault(faults).await;
+        let one = create(&fleet.routers[0], &ask(20, json!({}))).await;
+        let (mut live, seen, two) = begun(&fleet, 20, "response.queued").await;
+        let second = fleet.routers[1].api;
+        let reading = format!("{}?stream=true", path(&two));
+        let reader = tokio::spawn(async move { client::get(second, &reading).await });
+        fleet.runs(running).await;
+        fleet.routers[0].child.as_ref().unwrap().signal("KILL");
+        let (more, _) = live.rest().await;
+        fleet.engine.fault(Faults::default()).await;
+        let left = [&fleet.routers[1], &fleet.routers[2]];
+        for response in [&one, &two] {
+            let last = end(&left, response).await;
+            assert_eq!(
+                (&last["status"], tokens(&last)),
+                (&json!("incomplete"), &json!(20))
+            );
+        }
+        let whole = replayed(&left, &two).await;
+        let seen = part(&(seen + &more), 0);
+        assert_eq!(whole[..seen.len()], seen);
+        assert_eq!(events(reader.await.unwrap().text(), 0), whole);
+        // One that starts now tells the same.
+        fleet.replace(0).await;
+        assert_eq!(fleet.end(&two).await, whole.last().unwrap().1["response"]);
+        fleet.runs(0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_redis_that_is_killed_and_comes_back_within_the_lease_costs_nothing() {
+    let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
+        config.responses.store.lease.lease_ms = 60_000;
+    })
+    .await;
+    let one = polled(&fleet, 250).await;
+    let (mut live, seen, two) = begun(&fleet, 250, "output_text.delta").await;
+    fleet.runs(2).await;
+    fleet.redis.kill();
+    // One is in the middle of its events when Redis goes, the other at its end.
+    within(TAKE_OVER, "the engine has said all", async || {
+        fleet.engine.stats().await.finished == 2
+    })
+    .await;
+    for router in &fleet.routers {
+        for response in [&one, &two] {
+            assert_eq!(told(router, response).await, None);
+            let answer = cancel(router, response).await;
+            let stream = client::get(router.api, &format!("{}?stream=true", path(response))).await;
+            for answer in [answer, stream] {
+                assert_eq!(
+                    (answer.status, answer.code().as_str()),
+                    (503, "store_unavailable")
+                );
+            }
+        }
+    }
+    fleet.redis.run().await;
+    for response in [&one, &two] {
+        let last = fleet.end(response).await;
+        assert_eq!(
+            (&last["status"], tokens(&last)),
+            (&json!("incomplete"), &json!(250))
+        );
+    }
+    let told = rest(&mut live, seen).await;
+    let routers: Vec<_> = fleet.routers.iter().collect();
+    assert_eq!(replayed(&routers, &two).await, told);
+    assert_eq!(fleet.engine.generated().await, 2);
+}
+
+#[tokio::test]
+async fn a_redis_that_is_down_for_longer_than_the_lease_ends_what_was_told_and_the_rest_runs_again()
+{
+    let mut fleet = Fleet::new(unhurried()).await;
+    let one = polled(&fleet, 250).await;
+    let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
+    fleet.runs(2).await;
+    fleet.redis.kill();
+    fleet.runs(0).await;
+    for router in &fleet.routers {
+        assert_eq!(told(router, &one).await, None);
+        assert_eq!(told(router, &two).await, None);
+    }
+    fleet.redis.run().await;
+    let last = fleet.end(&two).await;
+    assert_eq!(
+        (&last["status"], &last["error"]["code"]),
+        (&json!("failed"), &json!("server_error"))
+    );
+    let told = rest(&mut live, seen).await;
+    assert_eq!(told.last().unwrap().1["response"], last);
+    assert_eq!(last["output"][0]["content"][0]["text"], *said(&told));
+    let routers: Vec<_> = fleet.routers.iter().collect();
+    assert_eq!(replayed(&routers, &two).await, told);
+    let last = fleet.end(&one).await;
+    assert_eq!(
+        (&last["status"], tokens(&last)),
+        (&json!("incomplete"), &json!(250))
+    );
+    fleet.runs(0).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_comes_back_empty_ends_all_work_and_nothing_comes_back() {
+    let mut fleet = Fleet::with(unhurried(), Server::start().await, |_| {}).await;
+    let one = polled(&fleet, 2_000).await;
+    let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
+    fleet.runs(2).await;
+    fleet.redis.kill();
+    fleet.redis.run().await;
+    let told = rest(&mut live, seen).await;
+    assert_eq!(told.last().unwrap().0, "response.failed");
+    fleet.runs(0).await;
+    for router in &fleet.routers {
+        for response in [&one, &two] {
+            let answer = client::get(router.api, &path(response)).await;
+            assert_eq!(answer.status, 404, "{}", answer.text());
+        }
+    }
+    assert_eq!(fleet.redis.cli(&["keys", "wr:[re]:*"]).trim(), "");
+    let next = create(&fleet.routers[0], &ask(3, json!({}))).await;
+    assert_eq!(fleet.end(&next).await["status"], "incomplete");
+}
+
+#[tokio::test]
+async fn an_engine_that_dies_fails_what_it_ran_and_what_waits_is_begun_when_it_is_back() {
+    let mut fleet = Fleet::new(unhurried()).await;
+    let one = polled(&fleet, 2_000).await;
+    let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
+    fleet.runs(2).await;
+    fleet.engine.kill().await;
+    let told = rest(&mut live, seen).await;
+    for response in [&one, &two] {
+        let last = fleet.end(response).await;
+        assert_eq!(
+            (&last["status"], &last["error"]["code"]),
+            (&json!("failed"), &json!("server_error"))
+        );
+        assert_eq!(last["output"][0]["status"], "incomplete", "{last}");
+    }
+    let routers: Vec<_> = fleet.routers.iter().collect();
+    assert_eq!(replayed(&routers, &two).await, told);
+    assert_eq!(
+        told.last().unwrap().1["response"]["output"][0]["content"][0]["text"],
+        *said(&told)
+    );
+    let waiting = create(&fleet.routers[0], &ask(3, json!({}))).await;
+    assert_eq!(get(&fleet.routers[1], &waiting).await["status"], "queued");
+    fleet.engine.restart(unhurried()).await;
+    assert_eq!(fleet.end(&waiting).await["status"], "incomplete");
+}
+
+/// All that Redis has of responses.
+fn kept(redis: &Server) -> Vec<String> {
+    let names = redis.cli(&["keys", "wr:[re]:*"]);
+    let mut names: Vec<&str> = names.split_whitespace().collect();
+    names.sort_unstable();
+    let read = |name: &&str| match name.starts_with("wr:e:") {
+        true => redis.cli(&["xrange", name, "-", "+"]),
+        false => redis.cli(&["hgetall", name]),
+    };
+    names.iter().map(read).collect()
+}
+
+#[tokio::test]
+async fn a_router_that_slept_through_its_lease_writes_nothing_more() {
+    let fleet = Fleet::new(unhurried()).await;
+    let routers: Vec<_> = fleet.routers.iter().collect();
+    let sleeper = fleet.routers[0].child.as_ref().unwrap();
+    // It wakes while another router runs its response again, and after that has ended.
+    for (round, has_ended) in [false, true].into_iter().enumerate() {
+        let one = polled(&fleet, 180).await;
+        let (mut live, seen, two) = begun(&fleet, 180, "output_text.delta").await;
+        fleet.runs(2).await;
+        sleeper.signal("STOP");
+        let failed = end(&routers[1..], &two).await;
+        assert_eq!(failed["status"], "failed");
+        // What the engine said to the sleeper waits for it, to the last word.
+        let finished = 3 * round as u64 + 2;
+        within(TAKE_OVER, "the engine has said all", async || {
+            fleet.engine.stats().await.finished >= finished
+        })
+        .await;
+        let before = match has_ended {
+            false => None,
+            true => {
+                end(&routers[1..], &one).await;
+                Some(kept(&fleet.redis))
+            }
+        };
+        sleeper.signal("CONT");
+        eventually("it runs nothing", async || {
+            fleet.metric(0, "warmroute_background_running").await == 0.0
+        })
+        .await;
+        if let Some(before) = before {
+            assert_eq!(kept(&fleet.redis), before);
+        }
+        let told = rest(&mut live, seen).await;
+        assert_eq!(replayed(&routers, &two).await, told);
+        assert_eq!(fleet.end(&two).await, failed);
+        let last = fleet.end(&one).await;
+        assert_eq!(
+            (&last["status"], tokens(&last)),
+            (&json!("incomplete"), &json!(180))
+        );
+    }
+    // None of the ends was the sleeper's.
+    for status in ["completed", "incomplete", "failed", "cancelled"] {
+        let sample = format!("warmroute_responses_terminal_total{{status=\"{status}\"}}");
+        assert_eq!(fleet.metric(0, &sample).await, 0.0, "{status}");
+    }
+    assert_eq!(fleet.engine.generated().await, 6);
+}

@@ -1,0 +1,203 @@
+//! Three routers, each a process of its own, over one engine and one Redis; and the clients that a
+//! router's end does not end.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use warmroute::config::Config;
+use warmroute::sim::worker::Settings;
+
+use super::PATH;
+use super::TAKE_OVER;
+use super::is_up;
+use super::over;
+use super::part;
+use super::path;
+use super::patient;
+use super::short_lease;
+use crate::client;
+use crate::client::Open;
+use crate::cluster::Engine;
+use crate::cluster::Router;
+use crate::cluster::eventually;
+use crate::cluster::within;
+use crate::redis_server::Server;
+
+const END: &str = "data: [DONE]\n\n";
+const ENDS: [&str; 3] = [
+    "response.completed",
+    "response.failed",
+    "response.incomplete",
+];
+
+pub(super) struct Fleet {
+    pub(super) routers: Vec<Router>,
+    pub(super) engine: Engine,
+    pub(super) redis: Server,
+    config: Config,
+}
+
+impl Fleet {
+    /// Leases are short, and Redis has on disk what it has answered.
+    pub(super) async fn new(engine: Settings) -> Self {
+        Self::with(engine, Server::durable().await, |_| {}).await
+    }
+
+    pub(super) async fn with(
+        engine: Settings,
+        redis: Server,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        let engine = Engine::here("w0", engine).await;
+        let mut config = over(&engine, &redis);
+        short_lease(&mut config);
+        patient(&mut config);
+        change(&mut config);
+        let mut routers = Vec::new();
+        for _ in 0..3 {
+            routers.push(Router::child(&config).await);
+        }
+        for router in &routers {
+            is_up(router).await;
+        }
+        Self {
+            routers,
+            engine,
+            redis,
+            config,
+        }
+    }
+
+    /// Another process in the place of one, which ends if it has not yet.
+    pub(super) async fn replace(&mut self, place: usize) {
+        let router = Router::child(&self.config).await;
+        is_up(&router).await;
+        self.routers[place] = router;
+    }
+
+    /// Waits until the engine runs so many.
+    pub(super) async fn runs(&self, count: u64) {
+        within(TAKE_OVER, "the engine runs so many", async || {
+            self.engine.stats().await.running == count
+        })
+        .await;
+    }
+
+    /// The one end of a response, as every router tells it.
+    pub(super) async fn end(&self, response: &Value) -> Value {
+        let routers: Vec<&Router> = self.routers.iter().collect();
+        end(&routers, response).await
+    }
+
+    pub(super) async fn metric(&self, place: usize, sample: &str) -> f64 {
+        let page = client::get(self.routers[place].admin, "/metrics").await;
+        let lines = page.text().lines();
+        let mut values = lines.filter_map(|line| line.strip_prefix(sample)?.trim().parse().ok());
+        values.next().unwrap_or_default()
+    }
+}
+
+/// What a router says of a response; nothing while its store is down. It never says that there is none.
+pub(super) async fn told(router: &Router, response: &Value) -> Option<Value> {
+    let answer = client::get(router.api, &path(response)).await;
+    match answer.status {
+        200 => Some(answer.json()),
+        503 => None,
+        other => panic!("{other}: {}", answer.text()),
+    }
+}
+
+/// As [`Fleet::end`]. A stream's events are the same everywhere, too, and the last alone is an end.
+pub(super) async fn end(routers: &[&Router], response: &Value) -> Value {
+    let mut ends = Vec::new();
+    for router in routers {
+        let mut last = Value::Null;
+        within(TAKE_OVER, "it ends on every router", async || {
+            last = told(router, response).await.unwrap_or_default();
+            let status = last["status"].as_str().unwrap_or("queued");
+            !["queued", "in_progress"].contains(&status)
+        })
+        .await;
+        ends.push(last);
+    }
+    let last = ends.pop().unwrap();
+    assert!(ends.iter().all(|other| *other == last), "{ends:?} {last}");
+    last
+}
+
+/// A stream's events as every router tells them afterwards.
+pub(super) async fn replayed(routers: &[&Router], response: &Value) -> Vec<(String, Value)> {
+    let mut tellings = Vec::new();
+    for router in routers {
+        tellings.push(super::streamed_again(router, response, None).await);
+    }
+    let events = tellings.pop().unwrap();
+    assert!(tellings.iter().all(|other| *other == events));
+    ends_once(&events);
+    events
+}
+
+pub(super) fn ends_once(events: &[(String, Value)]) {
+    let is_end = |(name, _): &(String, Value)| ENDS.contains(&name.as_str());
+    let ends: Vec<usize> = (0..events.len())
+        .filter(|at| is_end(&events[*at]))
+        .collect();
+    assert_eq!(ends, [events.len() - 1], "{events:?}");
+}
+
+/// Where routers are, while they come and go.
+pub(super) type Places = Arc<Mutex<Vec<std::net::SocketAddr>>>;
+
+pub(super) fn any(places: &Places) -> std::net::SocketAddr {
+    let places = places.lock();
+    places[fastrand::usize(..places.len())]
+}
+
+/// What a client begins at whichever router takes it.
+pub(super) async fn begun(places: &Places, body: &Value) -> Open {
+    let mut begun = None;
+    eventually("some router takes it", async || {
+        let open = client::try_open(any(places), "POST", PATH, &[], body.to_string()).await;
+        begun = open.ok().filter(|open| open.status == 200);
+        begun.is_some()
+    })
+    .await;
+    begun.unwrap()
+}
+
+/// A stream to its end. Where it breaks off it goes on at another router; where it broke off before it
+/// told its id, there is nothing.
+pub(super) async fn followed(places: &Places, mut live: Open) -> Vec<(String, Value)> {
+    let mut seen: Vec<(String, Value)> = Vec::new();
+    loop {
+        let (text, _) = live.rest().await;
+        let whole = text.strip_suffix(END);
+        seen.extend(part(whole.unwrap_or(&text), seen.len() as u64));
+        let Some((_, first)) = seen.first() else {
+            return seen;
+        };
+        if whole.is_some() {
+            return seen;
+        }
+        let after = seen.len() - 1;
+        let path = format!(
+            "{}?stream=true&starting_after={after}",
+            path(&first["response"])
+        );
+        eventually("some router goes on", async || {
+            match client::try_open(any(places), "GET", &path, &[], "").await {
+                Ok(open) if open.status == 200 => {
+                    live = open;
+                    true
+                }
+                Ok(open) => {
+                    assert_eq!(open.status, 503, "{path}");
+                    false
+                }
+                Err(_) => false,
+            }
+        })
+        .await;
+    }
+}

@@ -1,0 +1,132 @@
+//! Routers that are asked to stop.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use serde_json::json;
+use tokio::task::JoinSet;
+use tokio::task::LocalSet;
+
+use super::PATH;
+use super::ask;
+use super::create;
+use super::fleet::Fleet;
+use super::fleet::Places;
+use super::fleet::begun;
+use super::fleet::end;
+use super::fleet::ends_once;
+use super::fleet::followed;
+use super::fleet::replayed;
+use super::get;
+use super::said;
+use crate::client;
+use crate::cluster::Router;
+use crate::cluster::eventually;
+use crate::cluster::unhurried;
+use crate::redis_server::Server;
+
+async fn has_ended(router: &mut Router) {
+    let child = router.child.as_mut().unwrap();
+    eventually("the process ends", async || child.ended().is_some()).await;
+}
+
+#[tokio::test]
+async fn when_its_time_is_over_a_router_hands_over_what_nobody_saw_and_ends_the_rest() {
+    let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
+        config.api.drain_timeout_ms = 500;
+        // Nobody has to wait for it.
+        config.responses.store.lease.lease_ms = 600_000;
+    })
+    .await;
+    let one = create(&fleet.routers[0], &ask(200, json!({}))).await;
+    let body = ask(2_000, json!({"stream": true}));
+    let live = client::open(fleet.routers[0].api, "POST", PATH, &[], body.to_string()).await;
+    eventually("both have begun", async || {
+        fleet.engine.stats().await.running == 2
+            && get(&fleet.routers[1], &one).await["status"] == "in_progress"
+    })
+    .await;
+    let places: Places = Arc::new(Mutex::new(vec![fleet.routers[1].api]));
+    fleet.routers[0].child.as_ref().unwrap().signal("TERM");
+    let told = followed(&places, live).await;
+    has_ended(&mut fleet.routers[0]).await;
+    let others = [&fleet.routers[1], &fleet.routers[2]];
+    let two = &told[0].1["response"];
+    let last = end(&others, two).await;
+    assert_eq!(
+        (&last["status"], &last["error"]["code"]),
+        (&json!("failed"), &json!("server_error"))
+    );
+    assert_eq!(last["output"][0]["content"][0]["text"], *said(&told));
+    assert_eq!(replayed(&others, two).await, told);
+    let last = end(&others, &one).await;
+    assert_eq!(
+        (&last["status"], &last["usage"]["output_tokens"]),
+        (&json!("incomplete"), &json!(200))
+    );
+    fleet.runs(0).await;
+}
+
+/// One client after the other, until it is told to stop. What it was told of.
+async fn load(places: Places, streams: bool, is_over: Arc<AtomicBool>) -> Vec<(Value, usize)> {
+    let mut acknowledged = Vec::new();
+    while !is_over.load(Ordering::Relaxed) {
+        let tokens = fastrand::usize(1..30);
+        let mut live = begun(&places, &ask(tokens, json!({"stream": streams}))).await;
+        if streams {
+            let told = followed(&places, live).await;
+            if let Some((_, first)) = told.first() {
+                ends_once(&told);
+                acknowledged.push((first["response"].clone(), tokens));
+            }
+        } else if let (text, true) = live.rest().await {
+            acknowledged.push((serde_json::from_str(&text).unwrap(), tokens));
+        }
+    }
+    acknowledged
+}
+
+#[tokio::test]
+async fn in_a_rolling_restart_every_acknowledged_response_comes_to_its_end() {
+    let mut fleet = Fleet::new(unhurried()).await;
+    let places: Places = Arc::new(Mutex::new(fleet.routers.iter().map(|it| it.api).collect()));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (local, mut clients) = (LocalSet::new(), JoinSet::new());
+    for client in 0..12 {
+        clients.spawn_local_on(
+            load(places.clone(), client % 2 == 0, is_over.clone()),
+            &local,
+        );
+    }
+    let restarts = async {
+        for place in 0..3 {
+            // Work is under way.
+            let before = fleet.engine.stats().await.finished;
+            eventually("some are answered", async || {
+                fleet.engine.stats().await.finished > before + 10
+            })
+            .await;
+            fleet.routers[place].child.as_ref().unwrap().signal("TERM");
+            has_ended(&mut fleet.routers[place]).await;
+            fleet.replace(place).await;
+            places.lock()[place] = fleet.routers[place].api;
+        }
+        is_over.store(true, Ordering::Relaxed);
+        clients.join_all().await.concat()
+    };
+    let acknowledged = local.run_until(restarts).await;
+    assert!(acknowledged.len() > 30, "{}", acknowledged.len());
+    let routers: Vec<_> = fleet.routers.iter().collect();
+    for (response, tokens) in &acknowledged {
+        let last = end(&routers, response).await;
+        assert_eq!(
+            (&last["status"], &last["usage"]["output_tokens"]),
+            (&json!("incomplete"), &json!(tokens)),
+            "{last}"
+        );
+    }
+    fleet.runs(0).await;
+}

@@ -1,0 +1,117 @@
+//! Cancels and ends that come at the same time.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::Value;
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use super::PATH;
+use super::Pair;
+use super::ask;
+use super::cancel;
+use super::events;
+use super::fleet::end;
+use super::fleet::ends_once;
+use super::part;
+use super::patient;
+use super::streamed_again;
+use crate::client;
+use crate::client::Open;
+use crate::cluster::fast;
+
+/// Some seconds' worth; the store alone has ten thousand of its own.
+const RACES: usize = 1_000;
+const LANES: usize = 25;
+const STEP_MICROS: u64 = 500;
+
+#[derive(Default)]
+struct Score {
+    /// What a cancel waits, so that neither side wins too often.
+    pause_micros: AtomicU64,
+    cancelled: AtomicUsize,
+    ended: AtomicUsize,
+}
+
+/// Where too much is asked of the machine, a router may lose its lease for a while, and takes nothing then.
+async fn begun(pair: &Pair, body: &Value) -> Open {
+    loop {
+        let open = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
+        if open.status != 503 {
+            assert_eq!(open.status, 200);
+            return open;
+        }
+    }
+}
+
+async fn race(pair: &Pair, streams: bool, score: &Score) -> (Value, Value) {
+    let mut live = begun(pair, &ask(3, json!({"stream": streams}))).await;
+    let (response, live) = if streams {
+        let begun = live.until("response.queued").await;
+        let response = part(&begun, 0)[0].1["response"].clone();
+        (response, Some((live, begun)))
+    } else {
+        (serde_json::from_str(&live.rest().await.0).unwrap(), None)
+    };
+    let pause = score.pause_micros.load(Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_micros(pause)).await;
+    let answer = cancel(&pair.b, &response).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let status = answer.json()["status"].clone();
+    if status == "cancelled" {
+        score.cancelled.fetch_add(1, Ordering::Relaxed);
+        score.pause_micros.fetch_add(STEP_MICROS, Ordering::Relaxed);
+    } else {
+        assert_eq!(status, "incomplete");
+        score.ended.fetch_add(1, Ordering::Relaxed);
+        let less = |pause: u64| Some(pause.saturating_sub(STEP_MICROS));
+        let _ = score
+            .pause_micros
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+    if let Some((mut live, begun)) = live {
+        let (rest, is_whole) = live.rest().await;
+        assert!(is_whole);
+        let told = events(&(begun + &rest), 0);
+        ends_once(&told);
+        let (name, last) = told.last().unwrap();
+        assert_eq!(
+            (name.as_str(), &last["response"]["status"]),
+            ("response.incomplete", &status)
+        );
+        let again = streamed_again(&pair.b, &response, None).await;
+        assert_eq!(again.len(), told.len());
+        assert_eq!(again[..told.len() - 1], told[..told.len() - 1]);
+    }
+    (response, status)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_cancel_and_an_end_one_wins_and_every_router_says_which() {
+    let pair = Arc::new(Pair::with(fast(), patient).await);
+    let score = Arc::new(Score::default());
+    let mut lanes = JoinSet::new();
+    for lane in 0..LANES {
+        let (pair, score) = (pair.clone(), score.clone());
+        lanes.spawn(async move {
+            let mut outcomes = Vec::new();
+            for _ in 0..RACES / LANES {
+                outcomes.push(race(&pair, lane % 2 == 0, &score).await);
+            }
+            outcomes
+        });
+    }
+    let outcomes = lanes.join_all().await.concat();
+    // When all is quiet, what was told still stands.
+    pair.runs(0).await;
+    for (response, status) in outcomes {
+        assert_eq!(end(&[&pair.a, &pair.b], &response).await["status"], status);
+    }
+    let (cancelled, ended) = (&score.cancelled, &score.ended);
+    let won = [cancelled, ended].map(|it| it.load(Ordering::Relaxed));
+    assert!(won.iter().all(|won| *won > RACES / 10), "{won:?}");
+}
