@@ -154,7 +154,7 @@ CARRIER_KEY = "0123456789abcdeffedcba987654321000112233445566778899aabbccddeeff"
 class Cluster:
     """Engines, and a router that has seen all of them; or several, over a Redis. A context manager."""
 
-    def __init__(self, engines=2, engine_arguments=("--decode-ms", "2"), config=None, replicas=1):
+    def __init__(self, engines=2, engine_arguments=("--decode-ms", "2"), config=None, replicas=1, store=None):
         self.directory = tempfile.TemporaryDirectory(prefix="warmroute-sdk-")
         self.processes = []
         config = dict(config or {})
@@ -163,7 +163,7 @@ class Cluster:
                 self.redis = self.keep(Redis(self.directory.name))
                 config["replicas"] = replicas
                 config["responses"] = {
-                    "store": {"kind": "redis", "redis": {"urls": [self.redis.url]}},
+                    "store": {"kind": "redis", "redis": {"urls": [self.redis.url]}, **(store or {})},
                     "carrier": {"keys": [CARRIER_KEY]},
                     **config.get("responses", {}),
                 }
