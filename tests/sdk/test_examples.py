@@ -1,14 +1,18 @@
 """Everything under examples/ does what it says."""
 
+import contextlib
 import os
 import pathlib
+import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import unittest
 
-from cluster import BINARY, CARRIER_KEY, LIMIT_S, ROOT, Cluster, get
+from cluster import BINARY, CARRIER_KEY, LIMIT_S, ROOT, Cluster, eventually, get
 
 EXAMPLES = ROOT / "examples"
 #: Where `make sdk` installs the Node SDK; ES modules look for it beside themselves and above.
@@ -30,11 +34,12 @@ def run(*command, **environment):
 
 class Configurations(unittest.TestCase):
     def test_each_is_accepted(self):
-        configurations = sorted(set(EXAMPLES.glob("*.yaml")) - {EXAMPLES / "workers.yaml"})
+        configurations = sorted(set(EXAMPLES.rglob("*.yaml")) - {EXAMPLES / "workers.yaml"})
         self.assertTrue(configurations)
+        given = {"WARMROUTE_CARRIER_KEY": CARRIER_KEY, "ADDRESS": "127.0.0.2"}
         for path in configurations:
             with self.subTest(path.name):
-                done = run(BINARY, "check", "--config", path, WARMROUTE_CARRIER_KEY=CARRIER_KEY)
+                done = run(BINARY, "check", "--config", path, **given)
                 self.assertEqual(done.returncode, 0, done.stdout)
 
     def test_the_file_of_workers_is_what_a_configuration_could_list(self):
@@ -88,6 +93,105 @@ class Clients(unittest.TestCase):
         with Cluster(replicas=2) as cluster:
             urls = ",".join(f"{router.url}/v1" for router in cluster.routers)
             self.node(ROOT / "tests/sdk/responses.mjs", OPENAI_BASE_URLS=urls)
+
+
+class Replicas(unittest.TestCase):
+    ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+
+    @classmethod
+    def setUpClass(cls):
+        names = ("PORT", "ADMIN_PORT", "ENGINE_PORT", "REDIS_PORT")
+        ports = dict(zip(names, map(str, cls.free_ports(len(names)))))
+        path = f"{BINARY.parent}:{os.environ['PATH']}"
+        cls.output = tempfile.TemporaryFile("w+")
+        cls.addClassCleanup(cls.output.close)
+        cls.up = subprocess.Popen(
+            ["sh", EXAMPLES / "replicas/up.sh"],
+            stdin=subprocess.DEVNULL,
+            stdout=cls.output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **ports, "PATH": path},
+        )
+        cls.addClassCleanup(cls.down)
+        cls.base_url = f"http://routers.example:{ports['PORT']}/v1"
+        cls.admin_urls = [f"http://{address}:{ports['ADMIN_PORT']}" for address in cls.ADDRESSES]
+        for url in cls.admin_urls:
+            eventually("a router is ready", lambda: cls.is_ready(url))
+
+    @classmethod
+    def free_ports(cls, count):
+        """Of those that nobody has at any of the addresses."""
+        with contextlib.ExitStack() as held:
+            ports = []
+            while len(ports) < count:
+                first = held.enter_context(socket.socket())
+                first.bind(("127.0.0.1", 0))
+                port = first.getsockname()[1]
+                try:
+                    for address in cls.ADDRESSES:
+                        held.enter_context(socket.socket()).bind((address, port))
+                except OSError:
+                    continue
+                ports.append(port)
+            return ports
+
+    @classmethod
+    def down(cls):
+        cls.up.send_signal(signal.SIGTERM)
+        cls.up.wait(LIMIT_S)
+
+    @staticmethod
+    def is_ready(url):
+        try:
+            return get(f"{url}/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def client(self, **options):
+        return subprocess.Popen(
+            [sys.executable, EXAMPLES / "replicas/client.py"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                **os.environ,
+                "OPENAI_BASE_URL": self.base_url,
+                "RESOLVE": ",".join(self.ADDRESSES),
+                **options,
+            },
+        )
+
+    def resumed(self, url):
+        """Streams that a router was asked to go on with."""
+        page = get(f"{url}/metrics")[1]
+        return int(sum(map(float, re.findall(r'background_readers_total\{kind="resume"\} (\S+)', page))))
+
+    def check(self, client, events):
+        output, _ = client.communicate(timeout=2 * LIMIT_S)
+        self.assertEqual(client.returncode, 0, output)
+        self.assertRegex(output, rf"\[incomplete: events 0 to {events}, each once\]")
+        self.assertEqual(output.count("queued, then cancelled]"), 2, output)
+        return output
+
+    def test_a_client_leaves_and_goes_on_and_cancels_at_the_next_address(self):
+        output = self.check(self.client(TOKENS="30"), r"\d+")
+        self.assertRegex(output, r"\[resp_\w+: left after event 9\]")
+
+    def test_the_router_that_is_read_is_killed(self):
+        before = list(map(self.resumed, self.admin_urls))
+        client = self.client(TOKENS="200")
+
+        def read():
+            now = list(map(self.resumed, self.admin_urls))
+            return now if now != before else None
+
+        now = eventually("a router is read", read)
+        [place] = [place for place in range(3) if now[place] > before[place]]
+        self.output.seek(0)
+        processes = re.findall(r"process (\d+)", self.output.read())
+        os.kill(int(processes[place]), signal.SIGKILL)
+        self.assertIn("broke off after event", self.check(client, r"\d+"))
 
 
 if __name__ == "__main__":
