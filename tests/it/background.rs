@@ -105,6 +105,12 @@ fn over(engine: &Engine, redis: &Server) -> Config {
     config
 }
 
+/// A store that is slow, as on a machine at its limits, is not down.
+fn patient(config: &mut Config) {
+    let redis = &mut config.responses.store.redis;
+    (redis.read_timeout_ms, redis.write_timeout_ms) = (10_000, 10_000);
+}
+
 async fn is_up(router: &Router) {
     eventually("the worker is up", async || {
         let fleet = client::get(router.admin, "/fleet").await.json();

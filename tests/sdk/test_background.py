@@ -28,6 +28,11 @@ class WithThree(unittest.TestCase):
             status, text = get(f"{engine.url}/fault", json.dumps(faults).encode())
             self.assertEqual(status, 200, text)
 
+    def running(self):
+        """On all routers, whether an engine has begun it or not."""
+        samples = [self.cluster.metric("warmroute_background_running", router) for router in self.cluster.routers]
+        return sum(value for each in samples for _, value in each)
+
     def begin(self, tokens, **options):
         return self.sdk.create(HELLO, background=True, max_output_tokens=tokens, **options)
 
@@ -167,6 +172,7 @@ class Cancel(WithThree):
         created = self.begin(1000)
         self.assertEqual(self.sdk.responses.retrieve(created.id).status, "queued")
         self.cancelled(created.id)
+        eventually("its router has heard of it", lambda: self.running() == 0)
         self.fault()
         # No engine works for it when it could.
         self.assertEqual(self.sdk.create(HELLO, max_output_tokens=60).usage.output_tokens, 60)

@@ -107,12 +107,12 @@ async fn a_redis_that_is_killed_and_comes_back_within_the_lease_costs_nothing() 
         config.responses.store.lease.lease_ms = 60_000;
     })
     .await;
-    let one = polled(&fleet, 40).await;
-    let (mut live, seen, two) = begun(&fleet, 40, "output_text.delta").await;
+    let one = polled(&fleet, 250).await;
+    let (mut live, seen, two) = begun(&fleet, 250, "output_text.delta").await;
     fleet.runs(2).await;
     fleet.redis.kill();
     // One is in the middle of its events when Redis goes, the other at its end.
-    eventually("the engine has said all", async || {
+    within(TAKE_OVER, "the engine has said all", async || {
         fleet.engine.stats().await.finished == 2
     })
     .await;
@@ -134,7 +134,7 @@ async fn a_redis_that_is_killed_and_comes_back_within_the_lease_costs_nothing() 
         let last = fleet.end(response).await;
         assert_eq!(
             (&last["status"], tokens(&last)),
-            (&json!("incomplete"), &json!(40))
+            (&json!("incomplete"), &json!(250))
         );
     }
     let told = rest(&mut live, seen).await;
@@ -147,7 +147,7 @@ async fn a_redis_that_is_killed_and_comes_back_within_the_lease_costs_nothing() 
 async fn a_redis_that_is_down_for_longer_than_the_lease_ends_what_was_told_and_the_rest_runs_again()
 {
     let mut fleet = Fleet::new(unhurried()).await;
-    let one = polled(&fleet, 150).await;
+    let one = polled(&fleet, 250).await;
     let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
     fleet.runs(2).await;
     fleet.redis.kill();
@@ -170,7 +170,7 @@ async fn a_redis_that_is_down_for_longer_than_the_lease_ends_what_was_told_and_t
     let last = fleet.end(&one).await;
     assert_eq!(
         (&last["status"], tokens(&last)),
-        (&json!("incomplete"), &json!(150))
+        (&json!("incomplete"), &json!(250))
     );
     fleet.runs(0).await;
 }
@@ -244,8 +244,8 @@ async fn a_router_that_slept_through_its_lease_writes_nothing_more() {
     let sleeper = fleet.routers[0].child.as_ref().unwrap();
     // It wakes while another router runs its response again, and after that has ended.
     for (round, has_ended) in [false, true].into_iter().enumerate() {
-        let one = polled(&fleet, 120).await;
-        let (mut live, seen, two) = begun(&fleet, 120, "output_text.delta").await;
+        let one = polled(&fleet, 180).await;
+        let (mut live, seen, two) = begun(&fleet, 180, "output_text.delta").await;
         fleet.runs(2).await;
         sleeper.signal("STOP");
         let failed = end(&routers[1..], &two).await;
@@ -277,7 +277,7 @@ async fn a_router_that_slept_through_its_lease_writes_nothing_more() {
         let last = fleet.end(&one).await;
         assert_eq!(
             (&last["status"], tokens(&last)),
-            (&json!("incomplete"), &json!(120))
+            (&json!("incomplete"), &json!(180))
         );
     }
     // None of the ends was the sleeper's.

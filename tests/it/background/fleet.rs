@@ -14,6 +14,7 @@ use super::is_up;
 use super::over;
 use super::part;
 use super::path;
+use super::patient;
 use super::short_lease;
 use crate::client;
 use crate::client::Open;
@@ -51,6 +52,7 @@ impl Fleet {
         let engine = Engine::here("w0", engine).await;
         let mut config = over(&engine, &redis);
         short_lease(&mut config);
+        patient(&mut config);
         change(&mut config);
         let mut routers = Vec::new();
         for _ in 0..3 {

@@ -41,7 +41,7 @@ async fn when_its_time_is_over_a_router_hands_over_what_nobody_saw_and_ends_the_
         config.responses.store.lease.lease_ms = 600_000;
     })
     .await;
-    let one = create(&fleet.routers[0], &ask(100, json!({}))).await;
+    let one = create(&fleet.routers[0], &ask(200, json!({}))).await;
     let body = ask(2_000, json!({"stream": true}));
     let live = client::open(fleet.routers[0].api, "POST", PATH, &[], body.to_string()).await;
     eventually("both have begun", async || {
@@ -65,7 +65,7 @@ async fn when_its_time_is_over_a_router_hands_over_what_nobody_saw_and_ends_the_
     let last = end(&others, &one).await;
     assert_eq!(
         (&last["status"], &last["usage"]["output_tokens"]),
-        (&json!("incomplete"), &json!(100))
+        (&json!("incomplete"), &json!(200))
     );
     fleet.runs(0).await;
 }
