@@ -188,7 +188,7 @@ impl App {
         });
         tasks.spawn_until_stopped(forget_lost_caches(fleet.clone(), predicted, expected));
 
-        let store = store::open(&config.responses.store, &metrics)?;
+        let store = store::open(&config.responses.store, carriers.count(), &metrics)?;
         let responses = Responses::new(
             config.responses.clone(),
             store.clone(),

@@ -26,6 +26,23 @@ pub fn index() -> usize {
     INDEX.get()
 }
 
+/// The calling thread is a carrier for as long as this lives. What is polled on it must stay on it.
+#[derive(Debug)]
+pub struct Carrying(());
+
+impl Carrying {
+    pub fn begin(number: usize) -> Self {
+        INDEX.set(number);
+        Self(())
+    }
+}
+
+impl Drop for Carrying {
+    fn drop(&mut self) {
+        INDEX.set(0);
+    }
+}
+
 /// A set of carriers. They end when the last clone is gone.
 #[derive(Clone, Debug)]
 pub struct Carriers(Arc<Inner>);
@@ -96,6 +113,10 @@ impl Carriers {
         })))
     }
 
+    pub fn count(&self) -> usize {
+        self.0.carriers.len()
+    }
+
     /// Gives a connection to the carrier that has the fewest. `serve` makes the task that runs there.
     pub(super) fn carry<F>(
         &self,
@@ -136,8 +157,10 @@ fn start_thread(name: String, number: usize) -> io::Result<(runtime::Handle, Can
     let end = CancellationToken::new();
     let ended = end.clone().cancelled_owned();
     thread::Builder::new().name(name).spawn(move || {
-        INDEX.set(number);
+        let _carrying = Carrying::begin(number);
         runtime.block_on(ended);
+        // With it end the tasks that are left on it.
+        drop(runtime);
     })?;
     Ok((handle, end))
 }

@@ -1,5 +1,6 @@
 //! One create: from the client's body to an engine's request, and from its answer to the client's.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -28,7 +29,6 @@ use super::input::Own;
 use super::input::Reading;
 use super::item::Ids;
 use super::lock::Locked;
-use super::members;
 use super::members::Members;
 use super::object::Header;
 use super::object::Outcome;
@@ -384,13 +384,7 @@ impl Responses {
         path: &'static str,
         body: Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
-        let mut headers = call.headers.clone();
-        // What comes must be read here.
-        headers.remove(header::ACCEPT_ENCODING);
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/json"),
-        );
+        let headers = engine_headers(call.headers);
         let peek = prompt::peek_own(api, &body, self.relay.block_bytes())?;
         let job = relay::Job {
             api,
@@ -411,6 +405,19 @@ impl Responses {
         error.pause(pause);
         Err(error)
     }
+}
+
+/// A client's headers, for a body of ours and an answer that is read here.
+fn engine_headers(headers: &HeaderMap) -> Cow<'_, HeaderMap> {
+    const JSON: &str = "application/json";
+    let kinds = headers.get_all(header::CONTENT_TYPE).iter();
+    if kinds.eq([JSON]) && !headers.contains_key(header::ACCEPT_ENCODING) {
+        return Cow::Borrowed(headers);
+    }
+    let mut headers = headers.clone();
+    headers.remove(header::ACCEPT_ENCODING);
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
+    Cow::Owned(headers)
 }
 
 /// How much a client's own input is.
@@ -461,11 +468,9 @@ fn read_whole(
     let members = Members::parse(text).map_err(|_| wrong())?;
     shape.learn(&members);
     let mut outcome = Outcome::of_engine(&members).ok_or_else(wrong)?;
-    outcome
-        .read_output(&members, &shape.ids, sealer)
-        .ok_or_else(wrong)?;
-    let items = members.get("output").and_then(members::list);
-    Ok((shape, outcome, items.map_or(0, |items| items.len())))
+    let count = outcome.read_output(&members, &shape.ids, sealer);
+    let count = count.ok_or_else(wrong)?;
+    Ok((shape, outcome, count))
 }
 
 /// An engine's headers pass, but for those that describe the body that we made another one of.

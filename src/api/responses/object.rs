@@ -133,13 +133,13 @@ impl Outcome {
         })
     }
 
-    /// Takes the output of an engine's Response object.
+    /// Takes the output of an engine's Response object, and tells how many items it has.
     pub(super) fn read_output(
         &mut self,
         members: &Members<'_>,
         ids: &Ids,
         sealer: Option<&Sealer>,
-    ) -> Option<()> {
+    ) -> Option<usize> {
         let items = members.get("output").and_then(members::list);
         let items = items.unwrap_or_default();
         let mut list = List::default();
@@ -154,7 +154,7 @@ impl Outcome {
             list.push(item, sealed);
         }
         (self.output, self.told) = list.finish();
-        Some(())
+        Some(items.len())
     }
 }
 

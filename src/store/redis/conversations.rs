@@ -6,12 +6,14 @@ use super::Redis;
 use super::Request;
 use super::ask::Kind;
 use super::packed::BATCH_BYTES;
+use super::packed::Field;
 use super::packed::Packed;
 use super::packed::unpack;
 use super::reply::Reply;
 use super::reply::odd;
 use super::responses::TORN_MAX;
 use super::responses::first_bytes;
+use super::scripts::Arg;
 use super::scripts::Call;
 use super::scripts::Name;
 use crate::store::Claim;
@@ -67,7 +69,7 @@ impl Redis {
     }
 
     /// A value that lies in its field whole: an object is some names and texts.
-    fn whole(&self, object: &[u8]) -> Result<Bytes, Error> {
+    fn whole(&self, object: &Bytes) -> Result<Field, Error> {
         let packed = self.pack(object);
         if !packed.pieces.is_empty() {
             return Err(Error::TooLarge {
@@ -84,7 +86,7 @@ impl Redis {
         how: How,
         token: Token,
         items: Vec<Item>,
-        object: Bytes,
+        object: impl Into<Arg>,
     ) -> Result<Put, Error> {
         let [conversation, item_values, _] = self.keys.conversation(key);
         let packed: Vec<Packed> = items.iter().map(|item| self.pack(&item.json)).collect();
@@ -116,7 +118,7 @@ impl Redis {
             let bytes = item.id.len() + item.json.len();
             call = call
                 .arg(item.id.as_bytes().to_vec())
-                .arg(bytes.to_string())
+                .number(bytes as u64)
                 .arg(packed.field);
         }
         let mut reply = match self.call(Kind::Write, call).await {

@@ -54,7 +54,7 @@ impl Redis {
         }
     }
 
-    pub(super) fn pack(&self, bytes: &[u8]) -> Packed {
+    pub(super) fn pack(&self, bytes: &Bytes) -> Packed {
         Packed::new(bytes, self.compress_min)
     }
 
@@ -121,12 +121,12 @@ impl Redis {
             .arg(token)
             .number(ttl)
             .field("hi", write_hint(&record.hint))
-            .field("il", input.len().to_string())
-            .field("ol", content.output.len().to_string());
+            .field("il", input.len() as u64)
+            .field("ol", content.output.len() as u64);
         if let Some(past) = &record.past {
             call = call
                 .field("pa", pack_chain(&past.chain))
-                .field("pb", past.bytes.to_string());
+                .field("pb", past.bytes);
         }
         for (name, packed) in values {
             call = call.field(name, packed.field);
@@ -142,7 +142,7 @@ impl Redis {
                 .field("st", "queued")
                 .field("bg", "1")
                 .field("own", fence.owner.to_string())
-                .field("ep", fence.epoch.to_string())
+                .field("ep", fence.epoch)
                 .field("at", "1")
                 .field("sm", if streams { "1" } else { "0" })
                 .field(

@@ -490,7 +490,7 @@ async fn what_it_does_shows_in_metrics_and_to_operators() {
     let server = Server::start().await;
     let registry = Registry::default();
     let settings = at(&server);
-    let store = redis::Redis::open(&settings, &keep(), &registry).unwrap();
+    let store = redis::Redis::open(&settings, &keep(), CARRIERS, &registry).unwrap();
     let key = new_key();
     store.create(key, queued()).await.unwrap();
     let late = Fence { epoch: 7, ..FENCE };
