@@ -278,7 +278,7 @@ impl Responses {
         let own = Own::read(create.input, &reading)?;
         let before = past.bytes();
         let bytes = before + call_bytes(create);
-        let mut input = EngineInput::new(self.settings.unsupported_items, bytes + bytes / 8);
+        let mut input = EngineInput::new(self.settings.unsupported_items, bytes + bytes / 8 + 128);
         for list in &past.lists {
             input.add_list(list)?;
         }

@@ -82,7 +82,7 @@ impl fmt::Display for Wrong {
 #[derive(Debug)]
 pub(super) struct Ended {
     /// The object without its output.
-    pub(super) response: Vec<u8>,
+    pub(super) response: Bytes,
     pub(super) outcome: Outcome,
     /// An item of the router's own at the end of the output: as it is added, and as it is done.
     pub(super) state: Option<(Vec<u8>, Vec<u8>)>,
@@ -98,7 +98,8 @@ impl Finish {
     /// `place` is where an item would be that follows the output.
     pub(super) async fn run(mut self, shape: Shape, mut outcome: Outcome, place: usize) -> Ended {
         let responses = self.responses.clone();
-        let (mut response, state) = self.compose(&shape, &mut outcome, place);
+        let (response, state) = self.compose(&shape, &mut outcome, place);
+        let mut response = Bytes::from(response);
         let is_state_left_out =
             state.is_none() && self.carry.is_some() && outcome.status.is_continuable();
         if is_state_left_out {
@@ -117,7 +118,7 @@ impl Finish {
         }
         responses.metrics.on_end(outcome.status);
         let mut ended = Ended {
-            response: Vec::new(),
+            response: Bytes::new(),
             outcome,
             state,
             error: None,
@@ -128,8 +129,8 @@ impl Finish {
         if let Some(error) = wrong {
             warn!(id = %self.key.id, %error, "response was made and not stored");
             ended.is_degraded = true;
-            response = with_member(&response, "store", "false");
-            response = with_member(&response, "conversation", "null");
+            let unstored = with_member(&response, "store", "false");
+            response = with_member(&unstored, "conversation", "null").into();
             if self.may_refuse && responses.settings.on_store_down == OnStoreDown::Fail {
                 responses.metrics.on_lost();
                 ended.error = Some(match error {
@@ -175,7 +176,7 @@ impl Finish {
     }
 
     /// One write, and only then is anybody told of the end.
-    async fn keep(&self, response: &[u8], outcome: &Outcome) -> Result<(), Wrong> {
+    async fn keep(&self, response: &Bytes, outcome: &Outcome) -> Result<(), Wrong> {
         if !self.is_stored {
             return Ok(());
         }
@@ -188,7 +189,7 @@ impl Finish {
             },
             input: self.input.clone(),
             content: Content {
-                response: Bytes::copy_from_slice(response),
+                response: response.clone(),
                 output: Bytes::copy_from_slice(&outcome.output),
             },
             begin: Begin::Finished {

@@ -112,6 +112,12 @@ pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
     let _ = serde_json::to_writer(out, text);
 }
 
+/// Writes a member whose value is a text.
+pub(super) fn put_string(out: &mut Vec<u8>, name: &str, text: &str) {
+    put(out, name, "");
+    put_text(out, text);
+}
+
 /// Writes `,"name":value`, without the comma at an object's or a list's beginning.
 pub(super) fn put(out: &mut Vec<u8>, name: &str, value: &str) {
     out.reserve(name.len() + value.len() + 4);

@@ -109,8 +109,10 @@ impl Redis {
             // Before the record, so that whoever looks after dead owners finds it in any case.
             self.index(fence, key).await?;
         }
-        let writer = Writer::Creator(token.clone());
-        self.put_pieces(key, &values, &writer).await?;
+        if values.iter().any(|(_, packed)| !packed.pieces.is_empty()) {
+            let writer = Writer::Creator(token.clone());
+            self.put_pieces(key, &values, &writer).await?;
+        }
 
         let ttl = self.record_ttl_ms();
         let mut call = Call::new(Name::CREATE).key(self.keys.record(key));

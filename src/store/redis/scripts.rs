@@ -88,8 +88,8 @@ pub(super) enum Arg {
 
 /// The most digits of a number.
 const DIGITS_MAX: usize = 20;
-/// As many as the longest lists of scripts for one record have.
-const ARGS: usize = 28;
+/// As many as a new foreground response has.
+const ARGS: usize = 20;
 
 impl Arg {
     /// At most.
