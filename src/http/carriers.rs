@@ -28,18 +28,21 @@ pub fn index() -> usize {
 
 /// The calling thread is a carrier for as long as this lives. What is polled on it must stay on it.
 #[derive(Debug)]
-pub struct Carrying(());
+pub struct Carrying {
+    before: usize,
+}
 
 impl Carrying {
     pub fn begin(number: usize) -> Self {
-        INDEX.set(number);
-        Self(())
+        Self {
+            before: INDEX.replace(number),
+        }
     }
 }
 
 impl Drop for Carrying {
     fn drop(&mut self) {
-        INDEX.set(0);
+        INDEX.set(self.before);
     }
 }
 

@@ -101,7 +101,11 @@ pub(super) fn escaped(raw: &str) -> Option<&str> {
 pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
     let bytes = text.as_bytes();
     // Names and ids need no escapes, and are most of what is written.
-    if bytes.len() <= 64 && bytes.iter().all(|it| *it >= b' ' && !matches!(it, b'"' | b'\\')) {
+    if bytes.len() <= 64
+        && bytes
+            .iter()
+            .all(|it| *it >= b' ' && !matches!(it, b'"' | b'\\'))
+    {
         out.reserve(bytes.len() + 2);
         out.push(b'"');
         out.extend_from_slice(bytes);

@@ -267,7 +267,19 @@ mod tests {
             .collect();
         let sha = ALL[0].sha.as_bytes();
         let expected: [&[u8]; 13] = [
-            b"EVALSHA", sha, b"1", b"k", b"7", b"a", b"b", b"c", &[0], b"d", b"rx", b"e", b"y",
+            b"EVALSHA",
+            sha,
+            b"1",
+            b"k",
+            b"7",
+            b"a",
+            b"b",
+            b"c",
+            &[0],
+            b"d",
+            b"rx",
+            b"e",
+            b"y",
         ];
         assert_eq!(sent, expected);
     }
