@@ -76,6 +76,14 @@ impl Aside {
     pub fn runtime(&self) -> &runtime::Handle {
         &self.runtime
     }
+
+    /// Does there what would hold a carrier up, one after the other. `None` if the thread has ended.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        self.runtime.spawn(async move { work() }).await.ok()
+    }
 }
 
 #[derive(Debug)]

@@ -102,6 +102,8 @@ pub struct Redis {
     meters: Meters,
     /// The thread that the connection for all others lives on. It ends with the store.
     aside: Aside,
+    /// Where large values are packed. What waits for it is at most one value of each operation.
+    packer: Aside,
 }
 
 /// An operation under way on the store's thread. Dropping it does not take it back.
@@ -109,12 +111,14 @@ struct Begun(JoinHandle<Result<redis::Value, Error>>);
 
 impl Begun {
     async fn answer(self) -> Result<redis::Value, Error> {
-        self.0.await.unwrap_or_else(|_| {
-            Err(Error::Unknown {
-                retry_after: Duration::from_secs(1),
-                why: "the store is closing".into(),
-            })
-        })
+        self.0.await.unwrap_or_else(|_| Err(closing()))
+    }
+}
+
+fn closing() -> Error {
+    Error::Unknown {
+        retry_after: Duration::from_secs(1),
+        why: "the store is closing".into(),
     }
 }
 
@@ -148,6 +152,7 @@ impl Redis {
             compress_min: settings.compress_bytes_min,
             meters,
             aside: Aside::start("redis")?,
+            packer: Aside::start("redis-values")?,
         })
     }
 
