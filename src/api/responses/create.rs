@@ -16,7 +16,6 @@ use hyper::header::HeaderValue;
 use super::super::error::ApiError;
 use super::Asking;
 use super::Call;
-use super::Mode;
 use super::OnStoreDown;
 use super::Responses;
 use super::engine;
@@ -195,15 +194,17 @@ impl Responses {
     }
 
     /// What an engine would be sent for a client's body, but for what differs each time. Nothing is begun.
-    pub async fn foretell(&self, body: Bytes) -> Result<Bytes, String> {
-        if self.settings.mode == Mode::PassThrough {
-            return Ok(body);
-        }
+    pub(in crate::api) async fn foretell(
+        &self,
+        body: Bytes,
+        tenant: Tenant,
+        salt: Option<&str>,
+    ) -> Result<Bytes, String> {
         let foretold = async {
             let create = Create::read(&body)?;
             let opener = Opener {
                 ring: &self.ring,
-                tenant: Tenant::default(),
+                tenant,
                 now_s: observe::unix_s().unsigned_abs(),
                 model: &create.model,
                 plain_bytes: AtomicU64::new(0),
@@ -211,7 +212,7 @@ impl Responses {
             let past = self.past(&create.before, &opener, Access::ReadOnly).await?;
             let ids = Ids::random(request::random()?);
             let expanded = self.expand(&create, past, &ids, &opener).await?;
-            Ok(engine::body(&create, &expanded.input, "", None))
+            Ok(engine::body(&create, &expanded.input, "", salt))
         };
         foretold.await.map_err(|error: ApiError| error.message)
     }

@@ -18,6 +18,7 @@ use super::object::Outcome;
 use super::object::Shape;
 use super::object::with_member;
 use super::retry;
+use super::sealing::LARGE_BYTES;
 use super::sealing::Sealer;
 use super::sealing::joined;
 use crate::ids::Model;
@@ -98,7 +99,7 @@ impl Finish {
     /// `place` is where an item would be that follows the output.
     pub(super) async fn run(mut self, shape: Shape, mut outcome: Outcome, place: usize) -> Ended {
         let responses = self.responses.clone();
-        let (response, state) = self.compose(&shape, &mut outcome, place);
+        let (response, state) = self.compose(&shape, &mut outcome, place).await;
         let mut response = Bytes::from(response);
         let is_state_left_out =
             state.is_none() && self.carry.is_some() && outcome.status.is_continuable();
@@ -151,28 +152,42 @@ impl Finish {
 
     /// The object without its output, and an item of the router's own: as it is added, and as it is done.
     #[allow(clippy::type_complexity, reason = "a name would say no more")]
-    pub(super) fn compose(
+    pub(super) async fn compose(
         &self,
         shape: &Shape,
         outcome: &mut Outcome,
         place: usize,
     ) -> (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>) {
         let response = shape.ended(outcome, observe::unix_s().unsigned_abs());
-        let state = self.state(shape, outcome, place);
+        let state = self.state(shape, outcome, place).await;
         if let Some((_, done)) = &state {
             outcome.told = Some(joined(&[outcome.told(), &[b"[", &**done, b"]"].concat()]).into());
         }
         (response, state)
     }
 
-    fn state(&self, shape: &Shape, outcome: &Outcome, place: usize) -> Option<(Vec<u8>, Vec<u8>)> {
+    async fn state(
+        &self,
+        shape: &Shape,
+        outcome: &Outcome,
+        place: usize,
+    ) -> Option<(Vec<u8>, Vec<u8>)> {
         let carry = self
             .carry
             .as_ref()
             .filter(|_| outcome.status.is_continuable())?;
-        let mut lists: Vec<&[u8]> = carry.lists.iter().map(|list| &**list).collect();
-        lists.push(&outcome.output);
-        carry.sealer.state(&shape.ids, place, &joined(&lists))
+        let mut lists = carry.lists.clone();
+        lists.push(Bytes::copy_from_slice(&outcome.output));
+        let bytes: usize = lists.iter().map(Bytes::len).sum();
+        let (sealer, ids) = (carry.sealer.clone(), shape.ids.clone());
+        let seal = move || {
+            let lists: Vec<&[u8]> = lists.iter().map(|list| &**list).collect();
+            sealer.state(&ids, place, &joined(&lists))
+        };
+        match bytes < LARGE_BYTES {
+            true => seal(),
+            false => self.responses.aside.run(seal).await.flatten(),
+        }
     }
 
     /// One write, and only then is anybody told of the end.

@@ -1,6 +1,8 @@
 //! What a request goes on from, read from the store or from what its client carries.
 
 use std::future::poll_fn;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -12,6 +14,7 @@ use super::input::Referenced;
 use super::lock;
 use super::lock::Locked;
 use super::request::Before;
+use super::sealing::LARGE_BYTES;
 use super::sealing::Opener;
 use crate::ids::ConversationId;
 use crate::ids::ResponseId;
@@ -84,7 +87,7 @@ impl Responses {
         let past = match before {
             Before::Nothing => return Ok(Past::new(Root(fastrand::u64(..)))),
             Before::Carried(response) => {
-                let items = Bytes::from(opener.conversation(response)?);
+                let items = Bytes::from(self.carried(response, opener).await?);
                 Past {
                     lists: vec![items.clone()],
                     carried: Some(items),
@@ -97,6 +100,29 @@ impl Responses {
         let took = observe::now().saturating_duration_since(begun);
         self.metrics.on_history_read(took.as_secs_f64());
         Ok(past)
+    }
+
+    async fn carried(&self, response: &str, opener: &Opener<'_>) -> Result<String, ApiError> {
+        if response.len() < LARGE_BYTES {
+            return opener.conversation(response);
+        }
+        let (ring, tenant, now_s) = (self.ring.clone(), opener.tenant, opener.now_s);
+        let (model, response) = (opener.model.to_owned(), response.to_owned());
+        let open = move || {
+            let opener = Opener {
+                ring: &ring,
+                tenant,
+                now_s,
+                model: &model,
+                plain_bytes: AtomicU64::new(0),
+            };
+            let opened = opener.conversation(&response);
+            (opened, opener.plain_bytes.into_inner())
+        };
+        let opened = self.aside.run(open).await;
+        let (items, bytes) = opened.ok_or_else(ApiError::stopping)?;
+        opener.plain_bytes.fetch_add(bytes, Relaxed);
+        items
     }
 
     async fn chain(&self, text: &str, tenant: Tenant) -> Result<Past, ApiError> {
