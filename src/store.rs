@@ -236,8 +236,8 @@ pub struct Report {
     pub details: serde_json::Value,
 }
 
-/// What a store's method returns. It needs a tokio runtime to be polled on, any of the process; it
-/// depends on no other task of that runtime.
+/// What a store's method returns. It needs a tokio runtime to be polled on, any of the process; once begun
+/// on a carrier it must stay there. Dropping it may leave what it asked for done or undone.
 pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 
 /// Makes the store that the settings ask for, for a process with so many carriers. One in Redis connects

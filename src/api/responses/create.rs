@@ -276,7 +276,7 @@ impl Responses {
             keeps_ids: past.conversation.is_none(),
             param: "input",
         };
-        let own = Own::read(create.input, &reading)?;
+        let own = self.own(create.input, &reading).await?;
         let before = past.bytes();
         let bytes = before + call_bytes(create);
         let mut input = EngineInput::new(self.settings.unsupported_items, bytes + bytes / 8 + 128);

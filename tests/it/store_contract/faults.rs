@@ -373,7 +373,7 @@ async fn tls_proves_both_sides_where_it_is_asked_for() {
         let settings = Settings {
             urls: vec![format!("rediss://localhost:{port}")],
             tls,
-            ..impatient(&server)
+            ..at(&server)
         };
         open(&settings, &keep())
     };
