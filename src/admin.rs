@@ -41,7 +41,7 @@ GET  /fleet               workers, models and load (JSON)
 GET  /kv                  what the workers' own cache events tell, and how far it can be relied on (JSON)
 GET  /kv/blocks           ?worker=NAME&rank=0: every block that one rank is known to hold (JSON)
 GET  /responses           responses by how they ended, and their store (JSON)
-POST /explain             any request body in: every worker's cost, and the choice (JSON); ?path=/v1/responses for another API; &tokens=true shows the prompt's
+POST /explain             any request body in: every worker's cost, and the choice (JSON); ?path=/v1/responses for another API; &tenant=NAME with that tenant's cache salt and responses; &tokens=true shows the prompt's
 POST /drain               stop accepting, finish what runs, exit; ?worker=NAME: give that worker nothing new
 POST /undrain?worker=NAME take it back
 ";
@@ -179,13 +179,11 @@ impl AdminServer {
                 );
             }
         };
-        // Responses are asked of engines in other words.
-        let body = match api {
-            Api::Responses => match self.responses.foretell(body).await {
-                Ok(body) => body,
-                Err(error) => return refuse(StatusCode::BAD_REQUEST, &error),
-            },
-            _ => body,
+        // Responses are asked of engines in other words, and those of some tenants with a salt.
+        let tenant = parameter(query, "tenant");
+        let body = match self.responses.foretell(api, tenant, body).await {
+            Ok(body) => body,
+            Err(error) => return refuse(StatusCode::BAD_REQUEST, &error),
         };
         match prompt::peek(api, &body, self.relay.block_bytes()) {
             Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),

@@ -2,6 +2,7 @@
 //! are dressed. Never sees a worker.
 
 pub mod error;
+pub mod foretell;
 mod models;
 mod request_id;
 pub mod responses;

@@ -13,7 +13,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::net::TcpListener;
 use tracing::info;
 use tracing::warn;
@@ -23,6 +22,7 @@ use crate::admin::AdminServer;
 use crate::admin::KvPages;
 use crate::admin::ResponsesPage;
 use crate::api::ApiServer;
+use crate::api::foretell::Foreteller;
 use crate::api::responses::Mode;
 use crate::api::responses::Responses;
 use crate::carrier::Ring;
@@ -200,7 +200,7 @@ impl App {
             expected,
         ));
 
-        let store = store::open(&config.responses.store, &metrics)?;
+        let store = store::open(&config.responses.store, carriers.count(), &metrics)?;
         let responses = Responses::new(
             config.responses.clone(),
             store.clone(),
@@ -208,7 +208,7 @@ impl App {
             Arc::new(ring(config, &metrics)?),
             tasks.clone(),
             &metrics,
-        );
+        )?;
         tasks.spawn(responses.clone().run_background());
         let admin_server = AdminServer::new(
             relay.clone(),
@@ -298,10 +298,12 @@ fn responses_page(
     // Counts and names are always JSON.
     let counted = responses.clone();
     let counts = move || serde_json::to_value(counted.counts()).unwrap_or_default();
-    let foretell = move |body: Bytes| -> Pin<Box<dyn Future<Output = _> + Send>> {
-        let responses = responses.clone();
-        Box::pin(async move { responses.foretell(body).await })
-    };
+    let foreteller = Arc::new(Foreteller::new(responses, &config.tenants));
+    let foretell =
+        move |api, tenant: Option<String>, body| -> Pin<Box<dyn Future<Output = _> + Send>> {
+            let foreteller = foreteller.clone();
+            Box::pin(async move { foreteller.foretell(api, tenant.as_deref(), body).await })
+        };
     ResponsesPage::new(store, Box::new(counts), Box::new(foretell), needs_store)
 }
 

@@ -92,10 +92,7 @@ impl Tenant {
 
     /// The tag as 16 lower-case hex digits.
     pub fn tagged(tag: u64) -> Self {
-        const HEX: &[u8; 16] = b"0123456789abcdef";
-        Self(std::array::from_fn(|place| {
-            HEX[(tag >> (60 - 4 * place)) as usize & 15]
-        }))
+        Self(hex(&tag.to_be_bytes()))
     }
 
     pub fn as_str(&self) -> &str {
@@ -161,7 +158,12 @@ macro_rules! rooted_id {
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}{}{:032x}", $prefix, self.root, self.own)
+                const START: usize = $prefix.len();
+                let mut text = [0; START + 48];
+                text[..START].copy_from_slice($prefix.as_bytes());
+                text[START..START + 16].copy_from_slice(&hex::<16>(&self.root.0.to_be_bytes()));
+                text[START + 16..].copy_from_slice(&hex::<32>(&self.own.to_be_bytes()));
+                f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
             }
         }
 

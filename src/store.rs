@@ -236,12 +236,17 @@ pub struct Report {
     pub details: serde_json::Value,
 }
 
-/// What a store's method returns. It needs a tokio runtime to be polled on, any of the process; it
-/// depends on no other task of that runtime.
+/// What a store's method returns. It needs a tokio runtime to be polled on, any of the process; once begun
+/// on a carrier it must stay there. Dropping it may leave what it asked for done or undone.
 pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 
-/// Makes the store that the settings ask for. One in Redis connects when it is first asked.
-pub fn open(settings: &Settings, registry: &Registry) -> io::Result<Arc<dyn ResponseStore>> {
+/// Makes the store that the settings ask for, for a process with so many carriers. One in Redis connects
+/// when it is first asked.
+pub fn open(
+    settings: &Settings,
+    carriers: usize,
+    registry: &Registry,
+) -> io::Result<Arc<dyn ResponseStore>> {
     Ok(match settings.kind {
         Kind::Memory => Arc::new(memory::Memory::new(
             &settings.memory,
@@ -251,6 +256,7 @@ pub fn open(settings: &Settings, registry: &Registry) -> io::Result<Arc<dyn Resp
         Kind::Redis => Arc::new(redis::Redis::open(
             &settings.redis,
             &settings.keep,
+            carriers,
             registry,
         )?),
     })

@@ -9,15 +9,18 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::prompt::Api;
 use crate::store;
 use crate::store::ResponseStore;
 
 /// What the API counts of responses, when it is asked.
 type Counts = Box<dyn Fn() -> Value + Send + Sync>;
 
-/// What an engine would be sent for a client's body; else what is wrong with that.
-type Foretell =
-    Box<dyn Fn(Bytes) -> Pin<Box<dyn Future<Output = Result<Bytes, String>> + Send>> + Send + Sync>;
+/// What an engine would be sent for a client's body, or why not.
+type Foretold = Pin<Box<dyn Future<Output = Result<Bytes, String>> + Send>>;
+
+/// Foretells it for a tenant of that name, if there is one.
+type Foretell = Box<dyn Fn(Api, Option<String>, Bytes) -> Foretold + Send + Sync>;
 
 /// The page, and what readiness depends on.
 pub struct ResponsesPage {
@@ -68,8 +71,13 @@ impl ResponsesPage {
         }
     }
 
-    pub(super) async fn foretell(&self, body: Bytes) -> Result<Bytes, String> {
-        (self.foretell)(body).await
+    pub(super) async fn foretell(
+        &self,
+        api: Api,
+        tenant: Option<String>,
+        body: Bytes,
+    ) -> Result<Bytes, String> {
+        (self.foretell)(api, tenant, body).await
     }
 
     /// Asks the store if it must be up: one that nobody uses would not be missed.

@@ -33,6 +33,7 @@ mod stored;
 mod stream;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
@@ -58,6 +59,7 @@ use super::error::ApiError;
 use super::tenant::Admitted;
 use crate::carrier::Ring;
 use crate::http;
+use crate::http::carriers::Aside;
 use crate::http::drain::Tasks;
 use crate::ids::RequestId;
 use crate::observe::metrics::Registry;
@@ -74,6 +76,8 @@ pub struct Responses {
     tasks: Tasks,
     metrics: Metrics,
     background: Arc<Background>,
+    /// Where large states are sealed and opened. What waits for it is at most one of each request.
+    aside: Aside,
 }
 
 /// What of a request is told to who carries it to an engine.
@@ -114,7 +118,7 @@ impl Responses {
         ring: Arc<Ring>,
         tasks: Tasks,
         registry: &Registry,
-    ) -> Arc<Self> {
+    ) -> io::Result<Arc<Self>> {
         let background = Background::new(
             settings.background.clone(),
             settings.store.lease.clone(),
@@ -122,7 +126,7 @@ impl Responses {
             tasks.clone(),
             registry,
         );
-        Arc::new(Self {
+        Ok(Arc::new(Self {
             settings,
             store,
             relay,
@@ -130,7 +134,8 @@ impl Responses {
             tasks,
             metrics: Metrics::new(registry),
             background,
-        })
+            aside: Aside::start("carried-state")?,
+        }))
     }
 
     /// Owns background work until the process stops: to be spawned once.

@@ -148,7 +148,7 @@ impl Tenants {
         );
         let admitted = |name: &str, salt: &Secret| Admitted {
             tenant: Tenant::of(name),
-            cache_salt: (!salt.is_empty()).then(|| Arc::new(Salt::new(salt.expose()))),
+            cache_salt: Salt::of(salt).map(Arc::new),
             requests: requests.with_label_values(&[name]),
         };
         if listed.is_empty() {
@@ -186,11 +186,12 @@ impl Tenants {
 }
 
 impl Salt {
-    fn new(text: &str) -> Self {
-        let value = serde_json::Value::from(text);
-        Self {
+    /// `None` for an empty text.
+    pub(super) fn of(text: &Secret) -> Option<Self> {
+        let value = serde_json::Value::from(text.expose());
+        (!text.is_empty()).then(|| Self {
             field: format!("\"cache_salt\":{value}"),
-        }
+        })
     }
 }
 

@@ -292,6 +292,15 @@ fn check_carrier(config: &Config, wrong: &mut Wrong<'_>) {
     for (key, error) in store.problems() {
         wrong(&format!("responses.store.{key}"), error);
     }
+    let is_alone = store.kind == store::Kind::Memory;
+    if config.replicas.0 > 1 && is_alone && config.responses.mode == Mode::Stateful {
+        wrong(
+            "responses.store.kind",
+            "is memory, which each of several replicas has for itself, so that none would know the responses of \
+             the others; keep them in Redis (`kind: redis`), or keep none (`mode: pass_through`)"
+                .to_owned(),
+        );
+    }
     let is_shared = config.replicas.0 > 1 || store.kind == store::Kind::Redis;
     if carrier.keys.is_empty() && is_shared && config.responses.mode == Mode::Stateful {
         wrong(

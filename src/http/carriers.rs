@@ -26,6 +26,26 @@ pub fn index() -> usize {
     INDEX.get()
 }
 
+/// The calling thread is a carrier for as long as this lives. What is polled on it must stay on it.
+#[derive(Debug)]
+pub struct Carrying {
+    before: usize,
+}
+
+impl Carrying {
+    pub fn begin(number: usize) -> Self {
+        Self {
+            before: INDEX.replace(number),
+        }
+    }
+}
+
+impl Drop for Carrying {
+    fn drop(&mut self) {
+        INDEX.set(self.before);
+    }
+}
+
 /// A set of carriers. They end when the last clone is gone.
 #[derive(Clone, Debug)]
 pub struct Carriers(Arc<Inner>);
@@ -55,6 +75,14 @@ impl Aside {
 
     pub fn runtime(&self) -> &runtime::Handle {
         &self.runtime
+    }
+
+    /// Does there what would hold a carrier up, one after the other. `None` if the thread has ended.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        self.runtime.spawn(async move { work() }).await.ok()
     }
 }
 
@@ -94,6 +122,10 @@ impl Carriers {
             carriers,
             _ends: ends,
         })))
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.carriers.len()
     }
 
     /// Gives a connection to the carrier that has the fewest. `serve` makes the task that runs there.
@@ -136,8 +168,10 @@ fn start_thread(name: String, number: usize) -> io::Result<(runtime::Handle, Can
     let end = CancellationToken::new();
     let ended = end.clone().cancelled_owned();
     thread::Builder::new().name(name).spawn(move || {
-        INDEX.set(number);
+        let _carrying = Carrying::begin(number);
         runtime.block_on(ended);
+        // With it end the tasks that are left on it.
+        drop(runtime);
     })?;
     Ok((handle, end))
 }

@@ -101,6 +101,8 @@ const OPS: [(Op, &str); 32] = [
 #[derive(Clone, Debug)]
 pub(super) struct Meters {
     ops: IntCounterVec,
+    /// Those of what came out well, by operation.
+    well: Vec<IntCounter>,
     seconds: Vec<Histogram>,
     fenced: IntCounter,
     /// Records that made way or grew too old, by reason.
@@ -122,12 +124,17 @@ impl Meters {
             SECONDS,
             &["op"],
         );
+        let ops = registry.counters(
+            "warmroute_store_ops_total",
+            "Operations of the response store, by what came of them.",
+            &["op", "outcome"],
+        );
         Self {
-            ops: registry.counters(
-                "warmroute_store_ops_total",
-                "Operations of the response store, by what came of them.",
-                &["op", "outcome"],
-            ),
+            well: OPS
+                .iter()
+                .map(|(_, name)| ops.with_label_values(&[*name, OK]))
+                .collect(),
+            ops,
             seconds: OPS
                 .iter()
                 .map(|(_, name)| seconds.with_label_values(&[name]))
@@ -188,13 +195,18 @@ impl Meters {
             self.fenced.inc();
         }
         let place = OPS.iter().position(|(known, _)| *known == op).unwrap_or(0);
-        let (_, name) = OPS[place];
-        self.ops.with_label_values(&[name, outcome]).inc();
+        if outcome == OK {
+            self.well[place].inc();
+        } else {
+            let (_, name) = OPS[place];
+            self.ops.with_label_values(&[name, outcome]).inc();
+        }
         let spent = observe::now().saturating_duration_since(begun);
         self.seconds[place].observe(spent.as_secs_f64());
     }
 }
 
+const OK: &str = "ok";
 const FENCED: &str = "fenced";
 
 /// What an answer counts as.
@@ -204,44 +216,44 @@ pub(super) trait Outcome {
 
 impl Outcome for () {
     fn outcome(&self) -> &'static str {
-        "ok"
+        OK
     }
 }
 
 impl Outcome for bool {
     fn outcome(&self) -> &'static str {
-        if *self { "ok" } else { "gone" }
+        if *self { OK } else { "gone" }
     }
 }
 
 impl<T> Outcome for Option<T> {
     fn outcome(&self) -> &'static str {
-        if self.is_some() { "ok" } else { "gone" }
+        if self.is_some() { OK } else { "gone" }
     }
 }
 
 impl<T> Outcome for Vec<T> {
     fn outcome(&self) -> &'static str {
-        "ok"
+        OK
     }
 }
 
 impl<T, U> Outcome for (T, U) {
     fn outcome(&self) -> &'static str {
-        "ok"
+        OK
     }
 }
 
 impl Outcome for super::Report {
     fn outcome(&self) -> &'static str {
-        "ok"
+        OK
     }
 }
 
 impl Outcome for Cas {
     fn outcome(&self) -> &'static str {
         match self {
-            Self::Done => "ok",
+            Self::Done => OK,
             Self::Gone => "gone",
             Self::Fenced => FENCED,
             Self::Terminal(_) => "terminal",
@@ -255,7 +267,7 @@ impl Outcome for Cas {
 impl Outcome for Cancelled {
     fn outcome(&self) -> &'static str {
         match self {
-            Self::Done { .. } => "ok",
+            Self::Done { .. } => OK,
             Self::Terminal(_) => "terminal",
             Self::NotBackground => "not_background",
             Self::Gone => "gone",
@@ -266,7 +278,7 @@ impl Outcome for Cancelled {
 impl Outcome for Deleted {
     fn outcome(&self) -> &'static str {
         match self {
-            Self::Done { .. } => "ok",
+            Self::Done { .. } => OK,
             Self::Gone => "gone",
         }
     }
@@ -275,7 +287,7 @@ impl Outcome for Deleted {
 impl Outcome for Adoption {
     fn outcome(&self) -> &'static str {
         match self {
-            Self::Adopted(_) => "ok",
+            Self::Adopted(_) => OK,
             Self::Raced => "raced",
             Self::Terminal(_) => "terminal",
             Self::Gone => "gone",
@@ -286,7 +298,7 @@ impl Outcome for Adoption {
 impl Outcome for History {
     fn outcome(&self) -> &'static str {
         match self {
-            Self::Found(_) => "ok",
+            Self::Found(_) => OK,
             Self::Missing(_) => "missing",
             Self::Running(_) => "running",
             Self::Ended(_) => "ended",
@@ -298,7 +310,7 @@ impl Outcome for History {
 impl Outcome for Put {
     fn outcome(&self) -> &'static str {
         match self {
-            Self::Done => "ok",
+            Self::Done => OK,
             Self::Gone => "gone",
             Self::Taken(_) => "taken",
             Self::Unlocked => FENCED,
@@ -309,7 +321,7 @@ impl Outcome for Put {
 impl Outcome for Lock {
     fn outcome(&self) -> &'static str {
         match self {
-            Self::Locked => "ok",
+            Self::Locked => OK,
             Self::Busy => "busy",
             Self::Gone => "gone",
         }
@@ -319,7 +331,7 @@ impl Outcome for Lock {
 impl Outcome for Items {
     fn outcome(&self) -> &'static str {
         match self {
-            Self::Found { .. } => "ok",
+            Self::Found { .. } => OK,
             Self::Gone => "gone",
             Self::UnknownAfter => "unknown_after",
             Self::TooLarge { .. } => "too_large",
@@ -330,7 +342,7 @@ impl Outcome for Items {
 impl Outcome for One {
     fn outcome(&self) -> &'static str {
         match self {
-            Self::Found(_) => "ok",
+            Self::Found(_) => OK,
             Self::NoItem => "no_item",
             Self::Gone => "gone",
         }

@@ -6,7 +6,9 @@
 //! for. What spans slots (who runs what, notices) is written beside it, before or after, in the order
 //! in which a crash between leaves only what somebody clears away.
 //!
-//! `redis/ask.rs` sends; nothing here reads a clock or a socket itself.
+//! `redis/ask.rs` sends; nothing here reads a clock or a socket itself. What is asked on a carrier goes over
+//! that carrier's own connection, which lives on it, so that no thread wakes another for it. All else,
+//! and all that a cluster is asked, goes over one that lives on the store's thread.
 
 mod ask;
 mod background;
@@ -67,6 +69,7 @@ use super::Token;
 use super::meters::Meters;
 use super::meters::Op;
 use super::settings::Keep;
+use crate::http::carriers;
 use crate::http::carriers::Aside;
 use crate::observe::metrics::Registry;
 use ask::Asking;
@@ -97,32 +100,49 @@ pub struct Redis {
     mode: Mode,
     compress_min: u64,
     meters: Meters,
-    /// The thread that the connections live on. It ends with the store.
+    /// The thread that the connection for all others lives on. It ends with the store.
     aside: Aside,
+    /// Where large values are packed. What waits for it is at most one value of each operation.
+    packer: Aside,
 }
 
-/// An operation under way. Dropping it does not take it back.
+/// An operation under way on the store's thread. Dropping it does not take it back.
 struct Begun(JoinHandle<Result<redis::Value, Error>>);
 
 impl Begun {
     async fn answer(self) -> Result<redis::Value, Error> {
-        self.0.await.unwrap_or_else(|_| {
-            Err(Error::Unknown {
-                retry_after: Duration::from_secs(1),
-                why: "the store is closing".into(),
-            })
-        })
+        self.0.await.unwrap_or_else(|_| Err(closing()))
+    }
+}
+
+fn closing() -> Error {
+    Error::Unknown {
+        retry_after: Duration::from_secs(1),
+        why: "the store is closing".into(),
     }
 }
 
 impl Redis {
     /// Starts the store's thread. It connects when it is first asked, so that a router starts while
     /// Redis is down.
-    pub fn open(settings: &Settings, keep: &Keep, registry: &Registry) -> io::Result<Self> {
+    pub fn open(
+        settings: &Settings,
+        keep: &Keep,
+        carriers: usize,
+        registry: &Registry,
+    ) -> io::Result<Self> {
         let meters = Meters::new(registry);
         let target = Target::new(settings).map_err(io::Error::other)?;
         let timeout = Duration::from_millis(settings.connect_timeout_ms);
-        let link = Arc::new(Link::new(target, timeout, meters.reconnects.clone()));
+        let own = match settings.mode {
+            // It has a connection to each node.
+            Mode::Cluster => 0,
+            Mode::Standalone | Mode::Sentinel => {
+                carriers.min(settings.carrier_connections_max as usize)
+            }
+        };
+        let link = Link::new(target, timeout, own, meters.reconnects.clone());
+        let link = Arc::new(link);
         Ok(Self {
             asking: Arc::new(Asking::new(link.clone(), settings, meters.clone())),
             link,
@@ -132,16 +152,21 @@ impl Redis {
             compress_min: settings.compress_bytes_min,
             meters,
             aside: Aside::start("redis")?,
+            packer: Aside::start("redis-values")?,
         })
     }
 
     fn begin(&self, kind: Kind, request: Request) -> Begun {
-        let asked = self.asking.clone().ask(kind, request);
+        let asking = self.asking.clone();
+        let asked = async move { asking.ask(link::SHARED, kind, &request).await };
         Begun(self.aside.runtime().spawn(asked))
     }
 
     async fn ask(&self, kind: Kind, request: Request) -> Result<redis::Value, Error> {
-        self.begin(kind, request).answer().await
+        match self.link.place_of(carriers::index()) {
+            link::SHARED => self.begin(kind, request).answer().await,
+            own => self.asking.ask(own, kind, &request).await,
+        }
     }
 
     async fn call(&self, kind: Kind, call: Call) -> Result<Reply, Error> {
@@ -210,7 +235,7 @@ impl Redis {
                 "mode": self.mode,
                 "breaker": self.asking.breaker().as_str(),
                 "connections_made": self.link.lives(),
-                "in_flight": self.meters.in_flight.get(),
+                "in_flight": self.asking.in_flight(),
                 "server": server,
                 "owners": owners,
                 "scripts": scripts::report(),

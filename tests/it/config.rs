@@ -123,10 +123,17 @@ fn a_model_has_its_own_weights_and_the_common_ones_else() {
 #[test]
 fn several_replicas_start_with_a_key() {
     let key = "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff";
-    let text = format!("replicas: 3\nresponses: {{carrier: {{keys: ['{key}']}}}}");
+    let store = "{kind: redis, redis: {urls: ['redis://localhost']}}";
+    let text = format!("replicas: 3\nresponses: {{store: {store}, carrier: {{keys: ['{key}']}}}}");
     let config = Config::parse("c", &minimal(&text)).unwrap();
     assert_eq!(config.replicas.0, 3);
     assert!(!to_yaml(&config).unwrap().contains(key));
+}
+
+#[test]
+fn several_replicas_that_keep_no_responses_need_no_store_in_common() {
+    let text = minimal("replicas: 2\nresponses: {mode: pass_through}");
+    assert_eq!(Config::parse("c", &text).unwrap().replicas.0, 2);
 }
 
 fn check(text: &str, expected: &[&str]) {
@@ -307,6 +314,7 @@ fn each_mistake_has_its_message_with_path_and_line() {
     check(
         &minimal("replicas: 2\nresponses:\n  carrier: {bytes_max: 1}"),
         &[
+            "responses.store.kind: is memory, which each of several replicas has for itself",
             "responses.carrier.keys: is empty, and each of several replicas",
             "c.yaml:4:24: responses.carrier.bytes_max: must be from 4096 to 1073741824, not 1",
         ],

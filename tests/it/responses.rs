@@ -734,6 +734,32 @@ async fn a_client_that_leaves_stops_the_engine_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn a_silent_stream_says_comments_that_count_for_nothing() {
+    const COMMENT: &str = ": keep-alive\n\n";
+    let silent = async |keep_alive_ms: u64| {
+        let cluster = Cluster::start(vec![fast()], |config| {
+            config.relay.stream_idle_timeout_ms = 1_000;
+            config.responses.keep_alive_ms = keep_alive_ms;
+        })
+        .await;
+        let stall = Faults {
+            stall_after_tokens: Some(3),
+            ..Faults::default()
+        };
+        cluster.engines[0].fault(stall).await;
+        let body = with(ask("x"), json!({"stream": true, "max_output_tokens": 50}));
+        let (text, whole) = cluster.open(PATH, &body.to_string()).await.rest().await;
+        assert!(whole, "{text}");
+        text
+    };
+    let text = silent(50).await;
+    assert!(text.matches(COMMENT).count() >= 2, "{text}");
+    let told = events(&text.replace(COMMENT, ""));
+    assert_eq!(told.last().unwrap().0, "response.failed");
+    assert!(!silent(0).await.contains(COMMENT));
+}
+
+#[tokio::test]
 async fn a_conversation_grows_by_what_its_responses_add() {
     let cluster = one().await;
     let made = cluster

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use warmroute::http::carriers::Carrying;
 use warmroute::ids::ConversationId;
 use warmroute::ids::ResponseId;
 use warmroute::ids::Root;
@@ -40,6 +41,9 @@ use warmroute::store::redis::Redis;
 use crate::redis_server::Server;
 
 type Store = Arc<dyn ResponseStore>;
+
+/// As if for a router with one carrier. A test's own thread is none, unless it says so.
+const CARRIERS: usize = 1;
 
 /// A store as two replicas see it. In memory it is one.
 struct Pair {
@@ -76,7 +80,7 @@ fn at(server: &Server) -> redis::Settings {
 }
 
 fn open(settings: &redis::Settings, keep: &Keep) -> Store {
-    Arc::new(Redis::open(settings, keep, &Registry::default()).unwrap())
+    Arc::new(Redis::open(settings, keep, CARRIERS, &Registry::default()).unwrap())
 }
 
 async fn in_redis(keep: &Keep) -> Pair {
@@ -98,6 +102,9 @@ async fn on_each_with(keep: &Keep, check: impl AsyncFn(&Pair)) {
     eprintln!("in memory");
     check(&in_memory(keep)).await;
     eprintln!("in Redis");
+    check(&in_redis(keep).await).await;
+    eprintln!("in Redis, asked on a carrier");
+    let _carrying = Carrying::begin(1);
     check(&in_redis(keep).await).await;
 }
 

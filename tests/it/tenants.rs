@@ -227,3 +227,34 @@ async fn what_one_salted_tenant_sent_is_cold_for_another() {
         assert!(cached > 0, "{key}");
     }
 }
+
+#[tokio::test]
+async fn explain_knows_what_a_tenants_salt_makes_warm_and_what_its_responses_were() {
+    let cluster = cluster().await;
+    for (path, body) in generating(2, false) {
+        assert_eq!(post_as(&cluster, "sk-b", path, &body).await.status, 200);
+        let cached = async |tenant: &str| {
+            let explain = format!("/explain?path={path}{tenant}");
+            let answer = cluster.post_admin(&explain, &body).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            answer.json()["workers"][0]["cached_tokens"]
+                .as_u64()
+                .unwrap()
+        };
+        assert!(cached("&tenant=b").await > 0, "{path}");
+        for other in ["", "&tenant=a", "&tenant=c"] {
+            assert_eq!(cached(other).await, 0, "{path} {other}");
+        }
+    }
+    let path = "/v1/responses";
+    let body = json!({"model": "sim", "input": "hello", "max_output_tokens": 2});
+    let made = post_as(&cluster, "sk-b", path, &body.to_string())
+        .await
+        .json();
+    let next = json!({"model": "sim", "input": "more", "previous_response_id": made["id"]});
+    for (tenant, status) in [("b", 200), ("a", 400), ("nobody", 400)] {
+        let explain = format!("/explain?path={path}&tenant={tenant}");
+        let answer = cluster.post_admin(&explain, &next.to_string()).await;
+        assert_eq!(answer.status, status, "{tenant} {}", answer.text());
+    }
+}

@@ -258,6 +258,17 @@ impl ApiError {
         error
     }
 
+    /// What works beside the carriers has ended, as all else will.
+    pub(in crate::api) fn stopping() -> Self {
+        let mut error = Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "stopping",
+            "the router is stopping; try again",
+        );
+        error.retry_after = Some(Duration::from_secs(1));
+        error
+    }
+
     pub(in crate::api) fn no_randomness(error: &dyn Display) -> Self {
         let message = format!("the system gives no randomness: {error}");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)

@@ -1,5 +1,6 @@
 //! One create: from the client's body to an engine's request, and from its answer to the client's.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -15,7 +16,6 @@ use hyper::header::HeaderValue;
 use super::super::error::ApiError;
 use super::Asking;
 use super::Call;
-use super::Mode;
 use super::OnStoreDown;
 use super::Responses;
 use super::engine;
@@ -28,7 +28,6 @@ use super::input::Own;
 use super::input::Reading;
 use super::item::Ids;
 use super::lock::Locked;
-use super::members;
 use super::members::Members;
 use super::object::Outcome;
 use super::object::Shape;
@@ -174,15 +173,17 @@ impl Responses {
     }
 
     /// What an engine would be sent for a client's body, but for what differs each time. Nothing is begun.
-    pub async fn foretell(&self, body: Bytes) -> Result<Bytes, String> {
-        if self.settings.mode == Mode::PassThrough {
-            return Ok(body);
-        }
+    pub(in crate::api) async fn foretell(
+        &self,
+        body: Bytes,
+        tenant: Tenant,
+        salt: Option<&str>,
+    ) -> Result<Bytes, String> {
         let foretold = async {
             let create = Create::read(&body)?;
             let opener = Opener {
                 ring: &self.ring,
-                tenant: Tenant::default(),
+                tenant,
                 now_s: observe::unix_s().unsigned_abs(),
                 model: &create.model,
                 plain_bytes: AtomicU64::new(0),
@@ -190,7 +191,7 @@ impl Responses {
             let past = self.past(&create.before, &opener, Access::ReadOnly).await?;
             let ids = Ids::random(request::random()?);
             let expanded = self.expand(&create, past, &ids, &opener).await?;
-            Ok(engine::body(&create, &expanded.input, "", None))
+            Ok(engine::body(&create, &expanded.input, "", salt))
         };
         foretold.await.map_err(|error: ApiError| error.message)
     }
@@ -254,10 +255,10 @@ impl Responses {
             keeps_ids: past.conversation.is_none(),
             param: "input",
         };
-        let own = Own::read(create.input, &reading)?;
+        let own = self.own(create.input, &reading).await?;
         let before = past.bytes();
         let bytes = before + call_bytes(create);
-        let mut input = EngineInput::new(self.settings.unsupported_items, bytes + bytes / 8);
+        let mut input = EngineInput::new(self.settings.unsupported_items, bytes + bytes / 8 + 128);
         for list in &past.lists {
             input.add_list(list)?;
         }
@@ -363,13 +364,7 @@ impl Responses {
         path: &'static str,
         body: Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
-        let mut headers = call.headers.clone();
-        // What comes must be read here.
-        headers.remove(header::ACCEPT_ENCODING);
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/json"),
-        );
+        let headers = engine_headers(call.headers);
         let peek = prompt::peek_own(api, &body, self.relay.block_bytes())?;
         let job = relay::Job {
             api,
@@ -390,6 +385,19 @@ impl Responses {
         error.pause(pause);
         Err(error)
     }
+}
+
+/// A client's headers, for a body of ours and an answer that is read here.
+fn engine_headers(headers: &HeaderMap) -> Cow<'_, HeaderMap> {
+    const JSON: &str = "application/json";
+    let kinds = headers.get_all(header::CONTENT_TYPE).iter();
+    if kinds.eq([JSON]) && !headers.contains_key(header::ACCEPT_ENCODING) {
+        return Cow::Borrowed(headers);
+    }
+    let mut headers = headers.clone();
+    headers.remove(header::ACCEPT_ENCODING);
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
+    Cow::Owned(headers)
 }
 
 /// How much a client's own input is.
@@ -440,11 +448,9 @@ fn read_whole(
     let members = Members::parse(text).map_err(|_| wrong())?;
     shape.learn(&members);
     let mut outcome = Outcome::of_engine(&members).ok_or_else(wrong)?;
-    outcome
-        .read_output(&members, &shape.ids, sealer)
-        .ok_or_else(wrong)?;
-    let items = members.get("output").and_then(members::list);
-    Ok((shape, outcome, items.map_or(0, |items| items.len())))
+    let count = outcome.read_output(&members, &shape.ids, sealer);
+    let count = count.ok_or_else(wrong)?;
+    Ok((shape, outcome, count))
 }
 
 /// An engine's headers pass, but for those that describe the body that we made another one of.

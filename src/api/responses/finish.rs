@@ -18,6 +18,7 @@ use super::object::Outcome;
 use super::object::Shape;
 use super::object::with_member;
 use super::retry;
+use super::sealing::LARGE_BYTES;
 use super::sealing::Sealer;
 use super::sealing::joined;
 use crate::ids::Model;
@@ -31,6 +32,9 @@ use crate::store::Put;
 use crate::store::Token;
 use crate::store::record::Begin;
 use crate::store::record::Content;
+
+/// A Response object without its output, and an item of the router's own: as it is added, and as it is done.
+pub(super) type Composed = (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>);
 
 /// What a response that is being made will need at its end.
 #[derive(Debug)]
@@ -82,7 +86,7 @@ impl fmt::Display for Wrong {
 #[derive(Debug)]
 pub(super) struct Ended {
     /// The object without its output.
-    pub(super) response: Vec<u8>,
+    pub(super) response: Bytes,
     pub(super) outcome: Outcome,
     /// An item of the router's own at the end of the output: as it is added, and as it is done.
     pub(super) state: Option<(Vec<u8>, Vec<u8>)>,
@@ -98,7 +102,8 @@ impl Finish {
     /// `place` is where an item would be that follows the output.
     pub(super) async fn run(mut self, shape: Shape, mut outcome: Outcome, place: usize) -> Ended {
         let responses = self.responses.clone();
-        let (mut response, state) = self.compose(&shape, &mut outcome, place);
+        let (response, state) = self.compose(&shape, &mut outcome, place).await;
+        let mut response = Bytes::from(response);
         let is_state_left_out =
             state.is_none() && self.carry.is_some() && outcome.status.is_continuable();
         if is_state_left_out {
@@ -117,7 +122,7 @@ impl Finish {
         }
         responses.metrics.on_end(outcome.status);
         let mut ended = Ended {
-            response: Vec::new(),
+            response: Bytes::new(),
             outcome,
             state,
             error: None,
@@ -128,8 +133,8 @@ impl Finish {
         if let Some(error) = wrong {
             warn!(id = %self.key.id, %error, "response was made and not stored");
             ended.is_degraded = true;
-            response = with_member(&response, "store", "false");
-            response = with_member(&response, "conversation", "null");
+            let unstored = with_member(&response, "store", "false");
+            response = with_member(&unstored, "conversation", "null").into();
             if self.may_refuse && responses.settings.on_store_down == OnStoreDown::Fail {
                 responses.metrics.on_lost();
                 ended.error = Some(match error {
@@ -148,34 +153,47 @@ impl Finish {
         ended
     }
 
-    /// The object without its output, and an item of the router's own: as it is added, and as it is done.
-    #[allow(clippy::type_complexity, reason = "a name would say no more")]
-    pub(super) fn compose(
+    /// What it ends as.
+    pub(super) async fn compose(
         &self,
         shape: &Shape,
         outcome: &mut Outcome,
         place: usize,
-    ) -> (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>) {
+    ) -> Composed {
         let response = shape.ended(outcome, observe::unix_s().unsigned_abs());
-        let state = self.state(shape, outcome, place);
+        let state = self.state(shape, outcome, place).await;
         if let Some((_, done)) = &state {
             outcome.told = Some(joined(&[outcome.told(), &[b"[", &**done, b"]"].concat()]).into());
         }
         (response, state)
     }
 
-    fn state(&self, shape: &Shape, outcome: &Outcome, place: usize) -> Option<(Vec<u8>, Vec<u8>)> {
+    async fn state(
+        &self,
+        shape: &Shape,
+        outcome: &Outcome,
+        place: usize,
+    ) -> Option<(Vec<u8>, Vec<u8>)> {
         let carry = self
             .carry
             .as_ref()
             .filter(|_| outcome.status.is_continuable())?;
-        let mut lists: Vec<&[u8]> = carry.lists.iter().map(|list| &**list).collect();
-        lists.push(&outcome.output);
-        carry.sealer.state(&shape.ids, place, &joined(&lists))
+        let mut lists = carry.lists.clone();
+        lists.push(Bytes::copy_from_slice(&outcome.output));
+        let bytes: usize = lists.iter().map(Bytes::len).sum();
+        let (sealer, ids) = (carry.sealer.clone(), shape.ids.clone());
+        let seal = move || {
+            let lists: Vec<&[u8]> = lists.iter().map(|list| &**list).collect();
+            sealer.state(&ids, place, &joined(&lists))
+        };
+        match bytes < LARGE_BYTES {
+            true => seal(),
+            false => self.responses.aside.run(seal).await.flatten(),
+        }
     }
 
     /// One write, and only then is anybody told of the end.
-    async fn keep(&self, response: &[u8], outcome: &Outcome) -> Result<(), Wrong> {
+    async fn keep(&self, response: &Bytes, outcome: &Outcome) -> Result<(), Wrong> {
         if !self.is_stored {
             return Ok(());
         }
@@ -188,7 +206,7 @@ impl Finish {
             },
             input: self.input.clone(),
             content: Content {
-                response: Bytes::copy_from_slice(response),
+                response: response.clone(),
                 output: Bytes::copy_from_slice(&outcome.output),
             },
             begin: Begin::Finished {

@@ -16,6 +16,7 @@ use super::item::owner;
 use super::members;
 use super::members::Members;
 use super::members::put;
+use super::members::put_string;
 use super::members::put_text;
 use super::request::is_id_byte;
 use super::sealing::Brought;
@@ -84,7 +85,7 @@ impl Own {
         };
         if input.starts_with('"') {
             let id = ids.input("msg", 0);
-            let content = format!(r#"[{{"type":"input_text","text":{input}}}]"#);
+            let content = [r#"[{"type":"input_text","text":"#, input, "}]"];
             own.items.push(OwnItem {
                 json: message(&id, "\"user\"", &content, None),
                 id,
@@ -214,14 +215,19 @@ fn no_items(input: &str, param: &str) -> ApiError {
     }
 }
 
-fn message(id: &str, role: &str, content: &str, rest: Option<&Members<'_>>) -> String {
-    let mut out = Vec::with_capacity(96 + id.len() + content.len());
+/// `content` comes in pieces.
+fn message(id: &str, role: &str, content: &[&str], rest: Option<&Members<'_>>) -> String {
+    let length: usize = content.iter().map(|piece| piece.len()).sum();
+    let mut out = Vec::with_capacity(96 + id.len() + length);
     out.extend_from_slice(br#"{"id":"#);
     put_text(&mut out, id);
     put(&mut out, "type", "\"message\"");
     put(&mut out, "role", role);
     put(&mut out, "status", "\"completed\"");
-    put(&mut out, "content", content);
+    put(&mut out, "content", "");
+    for piece in content {
+        out.extend_from_slice(piece.as_bytes());
+    }
     for (name, value) in rest.into_iter().flat_map(Members::iter) {
         if !matches!(name, "id" | "type" | "role" | "status" | "content") && value != "null" {
             put(&mut out, name, value);
@@ -258,7 +264,8 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
                     return Err(ApiError::wrong_value(&format!("{}.role", at()), why));
                 }
             };
-            let content = match of("content") {
+            let parts;
+            let content: &[&str] = match of("content") {
                 None => {
                     return Err(ApiError::missing_parameter(&format!("{}.content", at())));
                 }
@@ -267,20 +274,22 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
                         "output_text" => r#","annotations":[],"logprobs":[]"#,
                         _ => "",
                     };
-                    Cow::Owned(format!(r#"[{{"type":"{kind}","text":{text}{rest}}}]"#))
+                    parts = [r#"[{"type":""#, kind, r#"","text":"#, text, rest, "}]"];
+                    &parts
                 }
-                Some(parts) => {
+                Some(list) => {
                     // Of what a user says the engine is the judge; what a model said is put together here.
                     let is_readable =
-                        kind == "input_text" || joined_text(parts, "").is_some() || is_empty(parts);
-                    if !parts.starts_with('[') || !is_readable {
+                        kind == "input_text" || joined_text(list, "").is_some() || is_empty(list);
+                    if !list.starts_with('[') || !is_readable {
                         let param = format!("{}.content", at());
                         return Err(ApiError::wrong_type(&param, "a string or a list of parts"));
                     }
-                    Cow::Borrowed(parts)
+                    parts = [list, "", "", "", "", ""];
+                    &parts
                 }
             };
-            return Ok(message(id, role, &content, Some(&item.members)));
+            return Ok(message(id, role, content, Some(&item.members)));
         }
         Kind::FunctionCall => {
             string("name")?;
@@ -315,7 +324,7 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
     let mut out = Vec::with_capacity(128);
     out.extend_from_slice(br#"{"id":"#);
     put_text(&mut out, id);
-    put(&mut out, "type", &format!("\"{}\"", item.name));
+    put_string(&mut out, "type", item.name);
     let status = of("status").unwrap_or("\"completed\"");
     if item.kind != Kind::Reasoning || of("status").is_some() {
         put(&mut out, "status", status);

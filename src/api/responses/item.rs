@@ -131,10 +131,9 @@ const BASE_LENGTH: usize = 48;
 
 impl Ids {
     pub(super) fn of(response: ResponseId) -> Self {
-        let text = response.to_string();
-        Self {
-            base: text.trim_start_matches(ResponseId::PREFIX).to_owned(),
-        }
+        let mut base = response.to_string();
+        base.drain(..ResponseId::PREFIX.len());
+        Self { base }
     }
 
     /// For items that belong to no response.

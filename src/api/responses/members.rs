@@ -99,12 +99,32 @@ pub(super) fn escaped(raw: &str) -> Option<&str> {
 
 /// Writes a text as a JSON string.
 pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
+    let bytes = text.as_bytes();
+    // Names and ids need no escapes, and are most of what is written.
+    if bytes.len() <= 64
+        && bytes
+            .iter()
+            .all(|it| *it >= b' ' && !matches!(it, b'"' | b'\\'))
+    {
+        out.reserve(bytes.len() + 2);
+        out.push(b'"');
+        out.extend_from_slice(bytes);
+        out.push(b'"');
+        return;
+    }
     // Writing to memory cannot fail.
     let _ = serde_json::to_writer(out, text);
 }
 
+/// Writes a member whose value is a text.
+pub(super) fn put_string(out: &mut Vec<u8>, name: &str, text: &str) {
+    put(out, name, "");
+    put_text(out, text);
+}
+
 /// Writes `,"name":value`, without the comma at an object's or a list's beginning.
 pub(super) fn put(out: &mut Vec<u8>, name: &str, value: &str) {
+    out.reserve(name.len() + value.len() + 4);
     if !matches!(out.last(), Some(b'{' | b'[') | None) {
         out.push(b',');
     }

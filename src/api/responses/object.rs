@@ -4,6 +4,7 @@
 //! each other's business. Every member that clients require is always there.
 
 use std::borrow::Cow;
+use std::io::Write as _;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -13,6 +14,7 @@ use super::item::Ids;
 use super::members;
 use super::members::Members;
 use super::members::put;
+use super::members::put_string;
 use super::members::put_text;
 use super::request::Create;
 use super::sealing::Sealer;
@@ -133,13 +135,13 @@ impl Outcome {
         })
     }
 
-    /// Takes the output of an engine's Response object.
+    /// Takes the output of an engine's Response object, and tells how many items it has.
     pub(super) fn read_output(
         &mut self,
         members: &Members<'_>,
         ids: &Ids,
         sealer: Option<&Sealer>,
-    ) -> Option<()> {
+    ) -> Option<usize> {
         let items = members.get("output").and_then(members::list);
         let items = items.unwrap_or_default();
         let mut list = List::default();
@@ -147,14 +149,14 @@ impl Outcome {
             // Only the last one can have been cut.
             let is_cut = self.status != Status::Completed && place + 1 == items.len();
             let status = if is_cut { "incomplete" } else { "completed" };
-            let mut item = Vec::with_capacity(raw.len() + 96);
+            let mut item = Vec::with_capacity(raw.len() + 192);
             let kind = put_item(&mut item, raw, ids, place, status)?;
             let sealed = sealer.filter(|_| kind == "reasoning");
             let sealed = sealed.and_then(|sealer| sealer.reasoning(&item));
             list.push(item, sealed);
         }
         (self.output, self.told) = list.finish();
-        Some(())
+        Some(items.len())
     }
 }
 
@@ -191,8 +193,10 @@ impl List {
     }
 }
 
-fn array<'a>(items: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
-    let mut out = vec![b'['];
+fn array<'a>(items: impl Iterator<Item = &'a [u8]> + Clone) -> Vec<u8> {
+    let bytes = items.clone().map(|item| item.len() + 1).sum::<usize>();
+    let mut out = Vec::with_capacity(bytes + 2);
+    out.push(b'[');
     for item in items {
         if out.len() > 1 {
             out.push(b',');
@@ -228,8 +232,9 @@ impl Shape {
             of("instructions").unwrap_or("null"),
         );
 
-        let mut tail = Vec::with_capacity(512);
-        put(
+        let mut tail = Vec::with_capacity(768);
+        tail.push(b',');
+        put_first(
             &mut tail,
             "presence_penalty",
             number(of("presence_penalty")).unwrap_or("0.0"),
@@ -300,11 +305,11 @@ impl Shape {
                 put(&mut tail, name, value);
             }
         }
-        // The first member had no comma before it.
-        tail.insert(0, b',');
         // The client's own values are in it as they are written, and go into events, whose data is one line.
         for part in [&mut head, &mut tail] {
-            part.retain(|byte| !matches!(byte, b'\n' | b'\r'));
+            if part.contains(&b'\n') || part.contains(&b'\r') {
+                part.retain(|byte| !matches!(byte, b'\n' | b'\r'));
+            }
         }
         Self {
             created_at: header.created_at,
@@ -375,7 +380,9 @@ impl Shape {
         match &outcome.usage {
             None => out.extend_from_slice(b"null"),
             Some(usage) => {
-                let text = format!(
+                // Writing to memory cannot fail.
+                let _ = write!(
+                    out,
                     r#"{{"input_tokens":{},"input_tokens_details":{{"cached_tokens":{}}},"output_tokens":{},"output_tokens_details":{{"reasoning_tokens":{}}},"total_tokens":{}}}"#,
                     usage.input_tokens,
                     usage.input_tokens_details.cached_tokens,
@@ -383,7 +390,6 @@ impl Shape {
                     usage.output_tokens_details.reasoning_tokens,
                     usage.total_tokens,
                 );
-                out.extend_from_slice(text.as_bytes());
             }
         }
         out.push(b'}');
@@ -393,7 +399,7 @@ impl Shape {
     fn begin(&self, status: Status) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.head.len() + self.tail.len() + 512);
         out.extend_from_slice(&self.head);
-        put(&mut out, "status", &format!("\"{status}\""));
+        put_string(&mut out, "status", status.as_str());
         put(
             &mut out,
             "temperature",
@@ -441,14 +447,14 @@ pub(super) fn put_item<'a>(
     put_text(out, &kind);
     let is_written: &[&str] = match &*kind {
         "message" => {
-            put(out, "status", &format!("\"{status}\""));
+            put_string(out, "status", status);
             put(out, "role", "\"assistant\"");
             put_name(out, "content");
             put_parts(out, members.get("content"));
             &["role", "content"]
         }
         "reasoning" => {
-            put(out, "status", &format!("\"{status}\""));
+            put_string(out, "status", status);
             put(out, "summary", members.get("summary").unwrap_or("[]"));
             put_name(out, "content");
             put_parts(out, members.get("content"));
@@ -456,7 +462,7 @@ pub(super) fn put_item<'a>(
             &["summary", "content", "encrypted_content"]
         }
         _ => {
-            put(out, "status", &format!("\"{status}\""));
+            put_string(out, "status", status);
             &[]
         }
     };
@@ -506,6 +512,13 @@ pub(super) fn put_part(out: &mut Vec<u8>, raw: &str) {
         }
     }
     out.push(b'}');
+}
+
+/// As [`put`], where the comma is there already.
+fn put_first(out: &mut Vec<u8>, name: &str, value: &str) {
+    put_text(out, name);
+    out.push(b':');
+    out.extend_from_slice(value.as_bytes());
 }
 
 fn put_name(out: &mut Vec<u8>, name: &str) {

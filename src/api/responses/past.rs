@@ -1,6 +1,8 @@
 //! What a request goes on from, read from the store or from what its client carries.
 
 use std::future::poll_fn;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -8,11 +10,15 @@ use bytes::Bytes;
 use super::super::error::ApiError;
 use super::Responses;
 use super::input;
+use super::input::Own;
+use super::input::Reading;
 use super::input::Referenced;
 use super::lock;
 use super::lock::Locked;
 use super::request::Before;
+use super::sealing::LARGE_BYTES;
 use super::sealing::Opener;
+use crate::carrier;
 use crate::ids::ConversationId;
 use crate::ids::ResponseId;
 use crate::ids::Root;
@@ -84,7 +90,7 @@ impl Responses {
         let past = match before {
             Before::Nothing => return Ok(Past::new(Root(fastrand::u64(..)))),
             Before::Carried(response) => {
-                let items = Bytes::from(opener.conversation(response)?);
+                let items = Bytes::from(self.carried(response, opener).await?);
                 Past {
                     lists: vec![items.clone()],
                     carried: Some(items),
@@ -97,6 +103,68 @@ impl Responses {
         let took = observe::now().saturating_duration_since(begun);
         self.metrics.on_history_read(took.as_secs_f64());
         Ok(past)
+    }
+
+    async fn carried(&self, response: &str, opener: &Opener<'_>) -> Result<String, ApiError> {
+        if response.len() < LARGE_BYTES {
+            return opener.conversation(response);
+        }
+        let response = response.to_owned();
+        let open = move |opener: &Opener<'_>| opener.conversation(&response);
+        self.opened_aside(opener, open).await
+    }
+
+    /// A request's own items; beside the carrier where there may be much to open among them.
+    pub(super) async fn own(
+        &self,
+        input: Option<&str>,
+        with: &Reading<'_>,
+    ) -> Result<Own, ApiError> {
+        let is_large = |it: &&str| it.len() >= LARGE_BYTES && it.contains(carrier::PREFIX);
+        let Some(input) = input.filter(is_large) else {
+            return Own::read(input, with);
+        };
+        let (input, param) = (input.to_owned(), with.param.to_owned());
+        let (ids, referenced) = (with.ids.clone(), with.referenced.clone());
+        let (referenced_bytes_max, keeps_ids) = (with.referenced_bytes_max, with.keeps_ids);
+        let read = move |opener: &Opener<'_>| {
+            let with = Reading {
+                ids: &ids,
+                referenced: &referenced,
+                referenced_bytes_max,
+                opener,
+                keeps_ids,
+                param: &param,
+            };
+            Own::read(Some(&input), &with)
+        };
+        self.opened_aside(with.opener, read).await
+    }
+
+    /// Does with an opener as that one what takes long.
+    async fn opened_aside<T: Send + 'static>(
+        &self,
+        opener: &Opener<'_>,
+        open: impl FnOnce(&Opener<'_>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (ring, model) = (self.ring.clone(), opener.model.to_owned());
+        let (tenant, now_s) = (opener.tenant, opener.now_s);
+        let before = opener.plain_bytes.load(Relaxed);
+        let work = move || {
+            let opener = Opener {
+                ring: &ring,
+                tenant,
+                now_s,
+                model: &model,
+                plain_bytes: AtomicU64::new(before),
+            };
+            let opened = open(&opener);
+            (opened, opener.plain_bytes.into_inner())
+        };
+        let done = self.aside.run(work).await;
+        let (opened, plain_bytes) = done.ok_or_else(ApiError::stopping)?;
+        opener.plain_bytes.store(plain_bytes, Relaxed);
+        opened
     }
 
     async fn chain(&self, text: &str, tenant: Tenant) -> Result<Past, ApiError> {

@@ -20,6 +20,9 @@ use crate::carrier::TooLarge;
 use crate::carrier::Verified;
 use crate::ids::Tenant;
 
+/// To seal or to open so much takes the better part of a millisecond, which a carrier does not wait for.
+pub(super) const LARGE_BYTES: usize = 64 << 10;
+
 /// Opens for one request of one tenant, at one time.
 #[derive(Debug)]
 pub(super) struct Opener<'a> {

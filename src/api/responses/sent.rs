@@ -17,6 +17,7 @@ use super::item::joined_text;
 use super::members;
 use super::members::Members;
 use super::members::put;
+use super::members::put_string;
 use super::members::put_text;
 
 /// What becomes of items that engines do not know, such as calls of hosted tools.
@@ -201,7 +202,7 @@ impl EngineInput {
             self.json.push(b',');
         }
         self.json.push(b'{');
-        put(&mut self.json, "type", &format!("\"{kind}\""));
+        put_string(&mut self.json, "type", kind);
     }
 
     fn copy(&mut self, item: &Item<'_>, names: &[&str]) {

@@ -24,6 +24,8 @@ pub struct Settings {
     pub history_bytes_max: u64,
     /// Of one answer of an engine, and of one event of it.
     pub answer_bytes_max: u64,
+    /// How long a stream may be silent before it says a comment; 0 for ever.
+    pub keep_alive_ms: u64,
     /// How long a conversation stays locked after its response's router has vanished.
     pub conversation_lease_ms: u64,
     pub background: background::Settings,
@@ -67,6 +69,8 @@ impl Default for Settings {
             // Eight million tokens of text: more than any engine takes.
             history_bytes_max: 32 << 20,
             answer_bytes_max: 16 << 20,
+            // Half of what the least patient of common proxies wait (30 s), so that a late one still counts.
+            keep_alive_ms: 15_000,
             // Renewed while it is needed; a lost router costs a conversation so much time.
             conversation_lease_ms: 30_000,
             background: background::Settings::default(),

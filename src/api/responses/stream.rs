@@ -8,11 +8,15 @@ use std::pin::Pin;
 use std::task::Context;
 use std::task::Poll;
 use std::task::ready;
+use std::time::Duration;
+use std::time::Instant;
 
 use bytes::Bytes;
 use http_body::Body as _;
 use http_body::Frame;
 use http_body_util::BodyExt;
+use tokio::time::Sleep;
+use tokio::time::sleep;
 
 use super::events::Events;
 use super::finish::Ended;
@@ -20,6 +24,7 @@ use super::finish::Finish;
 use super::object::Outcome;
 use crate::http;
 use crate::http::BodyError;
+use crate::observe;
 use crate::store::Status;
 
 /// What our own words take, around an engine's piece.
@@ -28,6 +33,9 @@ const SPARE_BYTES: usize = 256;
 /// What an engine may still say after its last event: some say `[DONE]`.
 const REST_BYTES_MAX: usize = 16 << 10;
 
+/// Nothing to clients, and a sign of life to what is between them and us.
+const COMMENT: &[u8] = b": keep-alive\n\n";
+
 struct Told {
     /// Gone when it has said all, or is not listened to any more.
     engine: Option<http::Body>,
@@ -35,6 +43,31 @@ struct Told {
     state: State,
     /// What came after the engine's last event.
     rest_bytes: usize,
+    silence: Option<Silence>,
+}
+
+/// How long a stream has said nothing.
+struct Silence {
+    max: Duration,
+    spoke: Instant,
+    /// Set once, and again when it is over: words only note the time.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Silence {
+    /// Ready when it is too long, once for each time that it is.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.max)));
+            ready!(timer.as_mut().poll(cx));
+            let left = self.max.saturating_sub(self.spoke.elapsed());
+            if left.is_zero() {
+                self.timer = None;
+                return Poll::Ready(());
+            }
+            self.timer = Some(Box::pin(sleep(left)));
+        }
+    }
 }
 
 enum State {
@@ -44,11 +77,17 @@ enum State {
 }
 
 pub(super) fn body(engine: http::Body, events: Events, finish: Finish) -> http::Body {
+    let keep_alive_ms = finish.responses.settings.keep_alive_ms;
     let told = Told {
         engine: Some(engine),
         events,
         state: State::Running(Box::new(finish)),
         rest_bytes: 0,
+        silence: (keep_alive_ms > 0).then(|| Silence {
+            max: Duration::from_millis(keep_alive_ms),
+            spoke: observe::now(),
+            timer: None,
+        }),
     };
     told.boxed_unsync()
 }
@@ -90,6 +129,39 @@ impl Told {
         Poll::Ready(())
     }
 
+    /// Our next words, whole events; none at the end.
+    fn poll_words(&mut self, cx: &mut Context<'_>) -> Poll<Vec<u8>> {
+        loop {
+            let out = match &mut self.state {
+                State::Running(_) => {
+                    let data = ready!(self.poll_engine(cx));
+                    let spare = data.as_ref().map_or(0, Bytes::len);
+                    let mut out = Vec::with_capacity(spare + spare / 4 + SPARE_BYTES);
+                    let outcome = match data {
+                        Some(data) => self.events.push(&data, &mut out),
+                        None => self.events.finish(&mut out),
+                    };
+                    if let Some(outcome) = outcome {
+                        self.on_outcome(outcome);
+                    }
+                    out
+                }
+                State::Ending(ending) => {
+                    let ended = ending.as_mut().poll(cx);
+                    let _ = self.poll_rest(cx);
+                    self.on_ended(&ready!(ended))
+                }
+                State::Ended => {
+                    ready!(self.poll_rest(cx));
+                    return Poll::Ready(Vec::new());
+                }
+            };
+            if !out.is_empty() {
+                return Poll::Ready(out);
+            }
+        }
+    }
+
     /// The next piece of what the engine says; `None` when there is no more.
     fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let Some(engine) = &mut self.engine else {
@@ -114,33 +186,23 @@ impl http_body::Body for Told {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
-        loop {
-            let out = match &mut this.state {
-                State::Running(_) => {
-                    let data = ready!(this.poll_engine(cx));
-                    let spare = data.as_ref().map_or(0, Bytes::len);
-                    let mut out = Vec::with_capacity(spare + spare / 4 + SPARE_BYTES);
-                    let outcome = match data {
-                        Some(data) => this.events.push(&data, &mut out),
-                        None => this.events.finish(&mut out),
-                    };
-                    if let Some(outcome) = outcome {
-                        this.on_outcome(outcome);
-                    }
-                    out
-                }
-                State::Ending(ending) => {
-                    let ended = ending.as_mut().poll(cx);
-                    let _ = this.poll_rest(cx);
-                    this.on_ended(&ready!(ended))
-                }
-                State::Ended => {
-                    ready!(this.poll_rest(cx));
-                    return Poll::Ready(None);
-                }
-            };
-            if !out.is_empty() {
-                return Poll::Ready(Some(Ok(Frame::data(out.into()))));
+        let words = this.poll_words(cx);
+        let Some(silence) = &mut this.silence else {
+            let words = ready!(words);
+            return Poll::Ready((!words.is_empty()).then(|| Ok(Frame::data(words.into()))));
+        };
+        match words {
+            Poll::Ready(words) if words.is_empty() => Poll::Ready(None),
+            Poll::Ready(words) => {
+                silence.spoke = observe::now();
+                Poll::Ready(Some(Ok(Frame::data(words.into()))))
+            }
+            // Its end is told: all that is awaited is the engine's silence.
+            Poll::Pending if matches!(this.state, State::Ended) => Poll::Pending,
+            Poll::Pending => {
+                ready!(silence.poll(cx));
+                silence.spoke = observe::now();
+                Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))))
             }
         }
     }

@@ -1,11 +1,16 @@
 //! One operation against Redis: admitted, sent, waited for until its deadline, and its failures told.
 //!
-//! Everything runs on a thread of its own, since the library's connections are tasks: on a carrier's
-//! runtime they would serve other carriers, and end with it. Whoever asks waits for a message.
+//! The library's connections are tasks. Who asks on a carrier that has a connection of its own drives all of
+//! it there; else it runs on the store's thread, and who asks waits for a message.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::AcqRel;
+use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -15,7 +20,6 @@ use redis::ErrorKind;
 use redis::RedisError;
 use redis::ServerErrorKind;
 use redis::Value;
-use tokio::sync::Semaphore;
 use tokio::time::timeout_at;
 use tracing::warn;
 
@@ -34,6 +38,8 @@ use crate::store::meters::Meters;
 const BUSY_RETRY: Duration = Duration::from_secs(1);
 /// An answer that came so lately shows that Redis is there.
 const FRESH: Duration = Duration::from_secs(1);
+/// Within so long of the last answer another one is not noted: all carriers would write to one place.
+const NOTED_MS: u64 = 50;
 
 /// What a deadline adds for the bytes asked or sent: a tenth of 1 Gbit/s, since others share the way.
 const BYTES_PER_MS: u64 = 12_500;
@@ -76,7 +82,10 @@ pub(super) enum Kind {
 pub(super) struct Asking {
     link: Arc<Link>,
     breaker: Mutex<Breaker>,
-    seats: Arc<Semaphore>,
+    /// Whether nothing has failed since the last answer: then nobody needs to look at the breaker.
+    is_quiet: AtomicBool,
+    waiting: AtomicU32,
+    waiting_max: u32,
     read_timeout: Duration,
     write_timeout: Duration,
     meters: Meters,
@@ -98,7 +107,9 @@ impl Asking {
         Self {
             link,
             breaker: Mutex::new(Breaker::new(&settings.breaker)),
-            seats: Arc::new(Semaphore::new(settings.in_flight_max as usize)),
+            is_quiet: AtomicBool::new(true),
+            waiting: AtomicU32::new(0),
+            waiting_max: settings.in_flight_max,
             read_timeout: Duration::from_millis(settings.read_timeout_ms),
             write_timeout: Duration::from_millis(settings.write_timeout_ms),
             meters,
@@ -114,7 +125,11 @@ impl Asking {
         let since = self.begun.elapsed().as_millis() as u64;
         answered != 0
             && since.saturating_sub(answered) < FRESH.as_millis() as u64
-            && matches!(self.breaker.lock().state(), State::Closed { failures: 0 })
+            && self.is_quiet.load(Acquire)
+    }
+
+    pub(super) fn in_flight(&self) -> u32 {
+        self.waiting.load(Relaxed)
     }
 
     pub(super) fn breaker(&self) -> State {
@@ -125,15 +140,16 @@ impl Asking {
         self.trouble.lock().clone()
     }
 
-    /// To be polled on the store's own runtime.
-    pub(super) async fn ask(self: Arc<Self>, kind: Kind, request: Request) -> Result<Value, Error> {
-        let _seat = self
-            .clone()
-            .seats
-            .clone()
-            .try_acquire_owned()
-            .map_err(|_| unavailable(BUSY_RETRY, "too many operations wait for Redis"))?;
-        let _in_flight = InFlight::begin(&self.meters);
+    /// To be polled where the connection of that place lives.
+    pub(super) async fn ask(
+        &self,
+        place: usize,
+        kind: Kind,
+        request: &Request,
+    ) -> Result<Value, Error> {
+        let _waiting = self
+            .wait()
+            .ok_or_else(|| unavailable(BUSY_RETRY, "too many operations wait for Redis"))?;
         self.admit()?;
         let patience = match kind {
             Kind::Read => self.read_timeout,
@@ -141,7 +157,7 @@ impl Asking {
         };
         let way = Duration::from_millis(request.bytes() / BYTES_PER_MS);
         let deadline = tokio::time::Instant::now() + patience + way;
-        let mut result = self.attempt(kind, &request, deadline).await;
+        let mut result = self.attempt(place, kind, request, deadline).await;
         // A connection that was lost while nobody used it shows when it is used.
         let is_lost = |failure: &Failure| {
             failure.is_trouble && matches!(failure.error, Error::Unknown { .. })
@@ -151,7 +167,7 @@ impl Asking {
             && tokio::time::Instant::now() < deadline
         {
             let first = result;
-            result = self.attempt(kind, &request, deadline).await;
+            result = self.attempt(place, kind, request, deadline).await;
             // What may have been done at first may have been done still.
             if result.is_err() {
                 result = first;
@@ -167,7 +183,17 @@ impl Asking {
         })
     }
 
+    fn wait(&self) -> Option<Waiting<'_>> {
+        let before = self.waiting.fetch_add(1, AcqRel);
+        self.meters.in_flight.inc();
+        let waiting = Waiting(self);
+        (before < self.waiting_max).then_some(waiting)
+    }
+
     fn admit(&self) -> Result<(), Error> {
+        if self.is_quiet.load(Acquire) {
+            return Ok(());
+        }
         let admitted = {
             let mut breaker = self.breaker.lock();
             let admitted = breaker.admit(observe::now());
@@ -183,19 +209,22 @@ impl Asking {
 
     async fn attempt(
         &self,
+        place: usize,
         kind: Kind,
         request: &Request,
         deadline: tokio::time::Instant,
     ) -> Result<Value, Failure> {
         let meters = &self.meters;
-        let joined = timeout_at(deadline, self.link.wire()).await;
-        let mut joined = match joined {
-            Ok(Ok(joined)) => joined,
-            Ok(Err(why)) => return Err(trouble(unavailable(BUSY_RETRY, &why))),
-            Err(_) => {
-                let why = "connecting takes too long";
-                return Err(trouble(unavailable(BUSY_RETRY, why)));
-            }
+        let mut joined = match self.link.up(place) {
+            Some(joined) => joined,
+            None => match timeout_at(deadline, self.link.wire(place)).await {
+                Ok(Ok(joined)) => joined,
+                Ok(Err(why)) => return Err(trouble(unavailable(BUSY_RETRY, &why))),
+                Err(_) => {
+                    let why = "connecting takes too long";
+                    return Err(trouble(unavailable(BUSY_RETRY, why)));
+                }
+            },
         };
         let sending = async {
             let answer = match request {
@@ -217,7 +246,7 @@ impl Asking {
             Ok(Err(error)) => {
                 let failure = judge(&error);
                 if failure.is_trouble && !joined.wire.is_cluster() {
-                    self.link.lose(joined.life);
+                    self.link.lose(place, joined.life);
                 }
                 Err(failure)
             }
@@ -232,41 +261,47 @@ impl Asking {
     }
 
     fn account(&self, result: &Result<Value, Failure>) {
-        let mut breaker = self.breaker.lock();
         match result {
             Err(failure) if failure.is_trouble => {
-                let step = breaker.on_failure(observe::now());
+                let step = {
+                    let mut breaker = self.breaker.lock();
+                    self.is_quiet.store(false, Release);
+                    let step = breaker.on_failure(observe::now());
+                    self.meters.breaker.set(breaker.state().number());
+                    step
+                };
                 *self.trouble.lock() = failure.error.to_string().into();
                 if step == Step::Opened {
                     warn!(error = %failure.error, "Redis is not asked for a while");
                     // What hangs is not waited for again.
-                    self.link.lose_any();
+                    self.link.lose_all();
                 }
             }
             // Redis has answered.
             Ok(_) | Err(_) => {
-                breaker.on_success();
+                if !self.is_quiet.load(Acquire) {
+                    let mut breaker = self.breaker.lock();
+                    breaker.on_success();
+                    self.is_quiet.store(true, Release);
+                    self.meters.breaker.set(breaker.state().number());
+                }
                 let since = self.begun.elapsed().as_millis() as u64 + 1;
-                self.answered.store(since, Relaxed);
+                let noted = self.answered.load(Relaxed);
+                if noted == 0 || since > noted + NOTED_MS {
+                    self.answered.store(since, Relaxed);
+                }
             }
         }
-        self.meters.breaker.set(breaker.state().number());
     }
 }
 
 /// Counts an operation for as long as it waits.
-struct InFlight<'a>(&'a Meters);
+struct Waiting<'a>(&'a Asking);
 
-impl<'a> InFlight<'a> {
-    fn begin(meters: &'a Meters) -> Self {
-        meters.in_flight.inc();
-        Self(meters)
-    }
-}
-
-impl Drop for InFlight<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.in_flight.dec();
+        self.0.waiting.fetch_sub(1, AcqRel);
+        self.0.meters.in_flight.dec();
     }
 }
 

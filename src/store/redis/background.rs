@@ -11,7 +11,6 @@ use super::ask::Kind;
 use super::keys::member;
 use super::keys::parse_member;
 use super::keys::parse_owner;
-use super::packed::unpack;
 use super::reply::Reply;
 use super::reply::odd;
 use super::reply::write_hint;
@@ -83,11 +82,11 @@ impl Redis {
         let content = &end.content;
         self.check_size(content.response.len() + content.output.len() + end.cut.len())?;
         let mut values = vec![
-            ("re", self.pack(&content.response)),
-            ("ou", self.pack(&content.output)),
+            ("re", self.pack(&content.response).await?),
+            ("ou", self.pack(&content.output).await?),
         ];
         if !end.cut.is_empty() {
-            values.push(("cu", self.pack(&end.cut)));
+            values.push(("cu", self.pack(&end.cut).await?));
         }
         self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
         let mut call = self
@@ -104,7 +103,7 @@ impl Redis {
         };
         call = call
             .field("hi", write_hint(&end.hint))
-            .field("ol", content.output.len().to_string());
+            .field("ol", content.output.len() as u64);
         for (name, packed) in values {
             call = call.field(name, packed.field);
         }
@@ -117,7 +116,7 @@ impl Redis {
 
     pub(super) async fn cancel_record(&self, key: Key, cancel: Cancel) -> Result<Cancelled, Error> {
         self.check_size(cancel.response.len())?;
-        let packed = self.pack(&cancel.response);
+        let packed = self.pack(&cancel.response).await?;
         if !packed.pieces.is_empty() {
             // It is the response without its output: nobody's is a megabyte.
             let max = 1 << 20;
@@ -162,16 +161,16 @@ impl Redis {
         let content = &amend.content;
         self.check_size(content.response.len() + content.output.len() + amend.cut.len())?;
         let mut values = vec![
-            ("re", self.pack(&content.response)),
-            ("ou", self.pack(&content.output)),
+            ("re", self.pack(&content.response).await?),
+            ("ou", self.pack(&content.output).await?),
         ];
         if !amend.cut.is_empty() {
-            values.push(("cu", self.pack(&amend.cut)));
+            values.push(("cu", self.pack(&amend.cut).await?));
         }
         self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
         let mut call = self
             .by(Name::AMEND, key, fence)
-            .field("ol", content.output.len().to_string());
+            .field("ol", content.output.len() as u64);
         for (name, packed) in values {
             call = call.field(name, packed.field);
         }
@@ -201,7 +200,7 @@ impl Redis {
         let cut = reply.bytes()?.unwrap_or_default();
         let kept = match word.as_str() {
             "whole" => Kept::Whole,
-            "sealed" => Kept::Sealed(unpack(cut)?),
+            "sealed" => Kept::Sealed(self.unpack(cut).await?),
             _ => Kept::Overflowed,
         };
         let mut batches = Vec::new();
@@ -424,7 +423,7 @@ impl Redis {
                 streams: reply.word()? == "1",
                 last_event: reply.last_event()?,
                 request: match reply.bytes()?.filter(|request| !request.is_empty()) {
-                    Some(request) => unpack(request)?,
+                    Some(request) => self.unpack(request).await?,
                     None => Bytes::new(),
                 },
             }),

@@ -6,12 +6,12 @@ use super::Redis;
 use super::Request;
 use super::ask::Kind;
 use super::packed::BATCH_BYTES;
-use super::packed::Packed;
-use super::packed::unpack;
+use super::packed::Field;
 use super::reply::Reply;
 use super::reply::odd;
 use super::responses::TORN_MAX;
 use super::responses::first_bytes;
+use super::scripts::Arg;
 use super::scripts::Call;
 use super::scripts::Name;
 use crate::store::Claim;
@@ -56,7 +56,7 @@ impl Redis {
         key: ConversationKey,
         new: NewConversation,
     ) -> Result<(), Error> {
-        let object = self.whole(&new.object)?;
+        let object = self.whole(&new.object).await?;
         match self
             .put_items(key, How::Create, new.token, new.items, object)
             .await?
@@ -67,8 +67,8 @@ impl Redis {
     }
 
     /// A value that lies in its field whole: an object is some names and texts.
-    fn whole(&self, object: &[u8]) -> Result<Bytes, Error> {
-        let packed = self.pack(object);
+    async fn whole(&self, object: &Bytes) -> Result<Field, Error> {
+        let packed = self.pack(object).await?;
         if !packed.pieces.is_empty() {
             return Err(Error::TooLarge {
                 bytes: object.len() as u64,
@@ -84,10 +84,11 @@ impl Redis {
         how: How,
         token: Token,
         items: Vec<Item>,
-        object: Bytes,
+        object: impl Into<Arg>,
     ) -> Result<Put, Error> {
         let [conversation, item_values, _] = self.keys.conversation(key);
-        let packed: Vec<Packed> = items.iter().map(|item| self.pack(&item.json)).collect();
+        let values = items.iter().map(|item| item.json.clone()).collect();
+        let packed = self.pack_all(values).await?;
         let mut pieces = Vec::new();
         for packed in &packed {
             for (field, piece) in packed.fields("k") {
@@ -116,7 +117,7 @@ impl Redis {
             let bytes = item.id.len() + item.json.len();
             call = call
                 .arg(item.id.as_bytes().to_vec())
-                .arg(bytes.to_string())
+                .number(bytes as u64)
                 .arg(packed.field);
         }
         let mut reply = match self.call(Kind::Write, call).await {
@@ -165,7 +166,7 @@ impl Redis {
         command.arg(conversation).arg(&["v", "ob"]);
         let mut reply = Reply::new(self.ask(Kind::Read, Request::Command(command)).await?)?;
         match reply.version()? {
-            Some(()) => unpack(reply.whole("object")?).map(Some),
+            Some(()) => self.unpack(reply.whole("object")?).await.map(Some),
             None => Ok(None),
         }
     }
@@ -179,7 +180,7 @@ impl Redis {
         let call = self
             .about(Name::CONVERSATION, key)
             .arg("update")
-            .arg(self.whole(&object)?)
+            .arg(self.whole(&object).await?)
             .number(self.keep.conversation_ttl_s * 1_000);
         self.was_there(Kind::Write, call).await
     }
@@ -313,7 +314,7 @@ impl Redis {
         match reply.word()?.as_str() {
             "ok" => {
                 let object = first_bytes(reply.value())?.ok_or_else(|| odd("no object"))?;
-                Ok(One::Found(unpack(object.into())?))
+                Ok(One::Found(self.unpack(object.into()).await?))
             }
             "gone" => Ok(One::Gone),
             "no_item" => Ok(One::NoItem),

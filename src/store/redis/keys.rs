@@ -4,9 +4,13 @@
 use crate::ids::ResponseId;
 use crate::ids::Root;
 use crate::ids::Tenant;
+use crate::ids::hex;
 use crate::store::ConversationKey;
 use crate::store::Key;
 use crate::store::Owner;
+
+/// What a key has beside prefix and kind.
+const DIGITS: usize = 70;
 
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
@@ -21,7 +25,12 @@ impl Keys {
     }
 
     fn tagged(&self, kind: &str, tenant: Tenant, root: Root, own: u128) -> String {
-        format!("{}{kind}:{{{tenant}:{root}}}:{own:032x}", self.prefix)
+        let mut key = String::with_capacity(self.prefix.len() + kind.len() + DIGITS);
+        key.extend([&self.prefix, kind, ":{", tenant.as_str(), ":"]);
+        key.extend(hex::<16>(&root.0.to_be_bytes()).map(char::from));
+        key.push_str("}:");
+        key.extend(hex::<32>(&own.to_be_bytes()).map(char::from));
+        key
     }
 
     pub(super) fn record(&self, key: Key) -> String {

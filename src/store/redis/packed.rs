@@ -19,20 +19,58 @@ pub(super) const BATCH_BYTES: usize = 1 << 20;
 pub(super) const PIECES_AT_A_TIME: usize = BATCH_BYTES / PIECE_BYTES;
 /// JSON shrinks to a third at once; higher levels cost more CPU than they save.
 const LEVEL: i32 = 1;
+/// What a value begins with that is not compressed.
+pub(super) const RAW: u8 = b'r';
 /// No value has more: `keep.record_bytes_max` is at most as large.
 const BYTES_MAX: usize = 1 << 29;
+
+/// What goes into one field.
+#[derive(Clone, Debug)]
+pub(super) enum Field {
+    /// With [`RAW`] before it, which is written when it is sent.
+    Raw(Bytes),
+    Whole(Bytes),
+}
+
+impl Field {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Raw(bytes) => bytes.len() + 1,
+            Self::Whole(bytes) => bytes.len(),
+        }
+    }
+
+    fn into_bytes(self) -> Bytes {
+        match self {
+            Self::Raw(bytes) => [&[RAW], &*bytes].concat().into(),
+            Self::Whole(bytes) => bytes,
+        }
+    }
+}
+
+/// From here on a value takes the better part of a millisecond to compress or to decompress, which a carrier
+/// does not wait for.
+pub(super) const LARGE_BYTES: usize = 256 << 10;
+
+/// The bytes that a packed value has to be decompressed to, as it claims.
+pub(super) fn bytes_to_unpack(packed: &[u8]) -> usize {
+    match packed {
+        [b'z', a, b, c, d, ..] => u32::from_le_bytes([*a, *b, *c, *d]) as usize,
+        _ => 0,
+    }
+}
 
 /// A value on its way into a field.
 pub(super) struct Packed {
     /// What goes into the field itself.
-    pub(super) field: Bytes,
+    pub(super) field: Field,
     /// What goes into `<name>:<nonce>:<n>` before it.
     pub(super) pieces: Vec<Bytes>,
     pub(super) nonce: u64,
 }
 
 impl Packed {
-    pub(super) fn new(bytes: &[u8], compress_min: u64) -> Self {
+    pub(super) fn new(bytes: &Bytes, compress_min: u64) -> Self {
         let packed = pack(bytes, compress_min);
         if packed.len() <= WHOLE_BYTES_MAX {
             return Self {
@@ -41,12 +79,13 @@ impl Packed {
                 nonce: 0,
             };
         }
+        let packed = packed.into_bytes();
         // Two writers of one value never mix their pieces.
         let nonce = fastrand::u64(..);
         let cut = |from| packed.slice(from..packed.len().min(from + PIECE_BYTES));
         let pieces: Vec<Bytes> = (0..packed.len()).step_by(PIECE_BYTES).map(cut).collect();
         Self {
-            field: format!("c{nonce:x}:{}", pieces.len()).into(),
+            field: Field::Whole(format!("c{nonce:x}:{}", pieces.len()).into()),
             pieces,
             nonce,
         }
@@ -78,17 +117,16 @@ pub(super) fn pieces(name: &str, field: &[u8]) -> Result<Vec<String>, Error> {
     Ok((0..count).map(field).collect())
 }
 
-fn pack(bytes: &[u8], compress_min: u64) -> Bytes {
+fn pack(bytes: &Bytes, compress_min: u64) -> Field {
     if bytes.len() as u64 >= compress_min
         && let Some(frame) = compressed(bytes)
         && frame.len() + 4 < bytes.len()
     {
         let length = bytes.len() as u32;
-        return [b"z".as_slice(), &length.to_le_bytes(), &frame]
-            .concat()
-            .into();
+        let packed = [b"z".as_slice(), &length.to_le_bytes(), &frame].concat();
+        return Field::Whole(packed.into());
     }
-    [b"r".as_slice(), bytes].concat().into()
+    Field::Raw(bytes.clone())
 }
 
 pub(super) fn unpack(packed: Vec<u8>) -> Result<Bytes, Error> {
@@ -138,7 +176,7 @@ mod tests {
 
     fn joined(packed: &Packed) -> Vec<u8> {
         match packed.pieces.is_empty() {
-            true => packed.field.to_vec(),
+            true => packed.field.clone().into_bytes().to_vec(),
             false => packed.pieces.concat(),
         }
     }
@@ -146,7 +184,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_value_is_read_back_as_it_was_written(bytes: Vec<u8>, times in 0..2_000_usize, min in 0..4_000u64) {
-            let bytes = bytes.repeat(times);
+            let bytes = Bytes::from(bytes.repeat(times));
             let packed = Packed::new(&bytes, min);
             prop_assert_eq!(unpack(joined(&packed)).unwrap(), bytes);
         }
@@ -159,16 +197,28 @@ mod tests {
     }
 
     #[test]
+    fn a_packed_value_tells_how_much_work_it_is() {
+        let text = Bytes::from(vec![b'x'; LARGE_BYTES]);
+        for (min, expected) in [(0, LARGE_BYTES), (u64::MAX, 0)] {
+            let packed = Packed::new(&text, min).field.into_bytes();
+            assert_eq!(bytes_to_unpack(&packed), expected);
+        }
+        assert_eq!((bytes_to_unpack(b""), bytes_to_unpack(b"z12")), (0, 0));
+    }
+
+    #[test]
     fn a_large_value_that_does_not_shrink_is_cut() {
         let mut random = fastrand::Rng::with_seed(1);
-        let bytes: Vec<u8> = (0..3 << 20).map(|_| random.u8(..)).collect();
+        let bytes: Bytes = (0..3 << 20).map(|_| random.u8(..)).collect();
         let packed = Packed::new(&bytes, 0);
-        assert!(is_elsewhere(&packed.field) && packed.pieces.len() == 7);
+        let field = packed.field.clone().into_bytes();
+        assert!(is_elsewhere(&field) && packed.pieces.len() == 7);
         assert!(packed.pieces.iter().all(|piece| piece.len() <= PIECE_BYTES));
         assert_eq!(unpack(joined(&packed)).unwrap(), bytes);
-        assert!(!is_elsewhere(&Packed::new(b"c1:1", 0).field));
+        let small = Packed::new(&Bytes::from_static(b"c1:1"), 0);
+        assert!(!is_elsewhere(&small.field.into_bytes()));
         let written: Vec<_> = packed.fields("in").map(|(name, _)| name).collect();
-        assert_eq!(pieces("in", &packed.field).unwrap(), written);
+        assert_eq!(pieces("in", &field).unwrap(), written);
         for damaged in ["c", "c1", "c1:", "c1:-1", "c1:99999999999", "c1:1000000"] {
             assert!(pieces("in", damaged.as_bytes()).is_err(), "{damaged}");
         }

@@ -139,7 +139,8 @@ pub(super) fn bytes(value: Value) -> Result<Option<Vec<u8>>, Error> {
 
 /// As `["model", "worker" or null]`.
 pub(super) fn write_hint(hint: &Hint) -> String {
-    serde_json::json!([&*hint.model, hint.worker.as_deref()]).to_string()
+    // Texts alone: it cannot fail.
+    serde_json::to_string(&(&*hint.model, hint.worker.as_deref())).unwrap_or_default()
 }
 
 pub(super) fn read_hint(text: &str) -> Result<Hint, Error> {

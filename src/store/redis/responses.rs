@@ -5,12 +5,15 @@ use bytes::Bytes;
 use super::Redis;
 use super::Request;
 use super::ask::Kind;
+use super::closing;
 use super::keys::member;
 use super::keys::pack_chain;
 use super::keys::unpack_chain;
 use super::packed::BATCH_BYTES;
+use super::packed::LARGE_BYTES;
 use super::packed::PIECES_AT_A_TIME;
 use super::packed::Packed;
+use super::packed::bytes_to_unpack;
 use super::packed::is_elsewhere;
 use super::packed::pieces;
 use super::packed::unpack;
@@ -54,8 +57,33 @@ impl Redis {
         }
     }
 
-    pub(super) fn pack(&self, bytes: &[u8]) -> Packed {
-        Packed::new(bytes, self.compress_min)
+    pub(super) async fn pack(&self, bytes: &Bytes) -> Result<Packed, Error> {
+        let min = self.compress_min;
+        if bytes.len() < LARGE_BYTES {
+            return Ok(Packed::new(bytes, min));
+        }
+        let bytes = bytes.clone();
+        let packed = self.packer.run(move || Packed::new(&bytes, min));
+        packed.await.ok_or_else(closing)
+    }
+
+    /// As [`Redis::pack`], of many that may be large together.
+    pub(super) async fn pack_all(&self, values: Vec<Bytes>) -> Result<Vec<Packed>, Error> {
+        let min = self.compress_min;
+        let bytes: usize = values.iter().map(Bytes::len).sum();
+        let pack = move || values.iter().map(|it| Packed::new(it, min)).collect();
+        if bytes < LARGE_BYTES {
+            return Ok(pack());
+        }
+        self.packer.run(pack).await.ok_or_else(closing)
+    }
+
+    pub(super) async fn unpack(&self, packed: Vec<u8>) -> Result<Bytes, Error> {
+        if bytes_to_unpack(&packed) < LARGE_BYTES {
+            return unpack(packed);
+        }
+        let unpacked = self.packer.run(move || unpack(packed));
+        unpacked.await.ok_or_else(closing)?
     }
 
     /// Writes the pieces of large values, under the right that `by` gives.
@@ -92,12 +120,12 @@ impl Redis {
         let bytes = input.len() + content.response.len() + content.output.len();
         self.check_size(bytes + request.len())?;
         let mut values = vec![
-            ("in", self.pack(input)),
-            ("re", self.pack(&content.response)),
-            ("ou", self.pack(&content.output)),
+            ("in", self.pack(input).await?),
+            ("re", self.pack(&content.response).await?),
+            ("ou", self.pack(&content.output).await?),
         ];
         if !request.is_empty() {
-            values.push(("rq", self.pack(request)));
+            values.push(("rq", self.pack(request).await?));
         }
         let token = record.token.to_string();
         let begun = observe::now();
@@ -109,8 +137,10 @@ impl Redis {
             // Before the record, so that whoever looks after dead owners finds it in any case.
             self.index(fence, key).await?;
         }
-        let writer = Writer::Creator(token.clone());
-        self.put_pieces(key, &values, &writer).await?;
+        if values.iter().any(|(_, packed)| !packed.pieces.is_empty()) {
+            let writer = Writer::Creator(token.clone());
+            self.put_pieces(key, &values, &writer).await?;
+        }
 
         let ttl = self.record_ttl_ms();
         let mut call = Call::new(Name::CREATE).key(self.keys.record(key));
@@ -121,12 +151,12 @@ impl Redis {
             .arg(token)
             .number(ttl)
             .field("hi", write_hint(&record.hint))
-            .field("il", input.len().to_string())
-            .field("ol", content.output.len().to_string());
+            .field("il", input.len() as u64)
+            .field("ol", content.output.len() as u64);
         if let Some(past) = &record.past {
             call = call
                 .field("pa", pack_chain(&past.chain))
-                .field("pb", past.bytes.to_string());
+                .field("pb", past.bytes);
         }
         for (name, packed) in values {
             call = call.field(name, packed.field);
@@ -142,7 +172,7 @@ impl Redis {
                 .field("st", "queued")
                 .field("bg", "1")
                 .field("own", fence.owner.to_string())
-                .field("ep", fence.epoch.to_string())
+                .field("ep", fence.epoch)
                 .field("at", "1")
                 .field("sm", if streams { "1" } else { "0" })
                 .field(
@@ -263,7 +293,7 @@ impl Redis {
         field: Vec<u8>,
     ) -> Result<Option<Bytes>, Error> {
         if !is_elsewhere(&field) {
-            return unpack(field).map(Some);
+            return self.unpack(field).await.map(Some);
         }
         let mut whole = Vec::new();
         for pieces in pieces(name, &field)?.chunks(PIECES_AT_A_TIME) {
@@ -279,7 +309,7 @@ impl Redis {
                 }
             }
         }
-        unpack(whole).map(Some)
+        self.unpack(whole).await.map(Some)
     }
 
     pub(super) async fn get_record(&self, key: Key) -> Result<Option<Record>, Error> {
@@ -322,8 +352,8 @@ impl Redis {
             }
         } else {
             Content {
-                response: unpack(response)?,
-                output: unpack(output)?,
+                response: self.unpack(response).await?,
+                output: self.unpack(output).await?,
             }
         };
         Ok(Some(Record {
@@ -342,7 +372,7 @@ impl Redis {
         }
         let input = reply.whole("input")?;
         if !is_elsewhere(&input) {
-            return unpack(input).map(Some);
+            return self.unpack(input).await.map(Some);
         }
         let values = self.values([key].into_iter(), &["in"], false).await?;
         Ok(values.into_iter().flatten().flatten().next())
@@ -405,8 +435,8 @@ impl Redis {
         }
         if !is_own_elsewhere {
             turns.push(Turn {
-                input: unpack(own.0)?,
-                output: unpack(own.1)?,
+                input: self.unpack(own.0).await?,
+                output: self.unpack(own.1).await?,
             });
         }
         chain.push(key.id);

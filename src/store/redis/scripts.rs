@@ -1,12 +1,18 @@
 //! The scripts, one for each transition. Redis knows them by the SHA-1 of their text; one that forgot
 //! them (it was restarted, or is another) is sent the text.
 
+use std::io::Write as _;
 use std::sync::LazyLock;
 
+use bytes::Bytes;
 use redis::Cmd;
+use redis::RedisWrite as _;
 use redis::Script;
 use serde_json::Value;
 use serde_json::json;
+
+use super::packed::Field;
+use super::packed::RAW;
 
 /// A script by its place in [`ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,9 +71,89 @@ impl Loaded {
 pub(super) struct Call {
     name: Name,
     keys: Vec<String>,
-    args: Vec<bytes::Bytes>,
+    args: Vec<Arg>,
     /// Bytes of its answer, where that may be large.
     answer: u64,
+}
+
+/// What a script is given, not copied before it is sent.
+#[derive(Clone, Debug)]
+pub(super) enum Arg {
+    Word(&'static str),
+    Text(String),
+    Number(u64),
+    Bytes(Bytes),
+    Field(Field),
+}
+
+/// The most digits of a number.
+const DIGITS_MAX: usize = 20;
+/// As many as a new foreground response has.
+const ARGS: usize = 20;
+
+impl Arg {
+    /// At most.
+    fn len(&self) -> usize {
+        match self {
+            Self::Word(text) => text.len(),
+            Self::Text(text) => text.len(),
+            Self::Number(_) => DIGITS_MAX,
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Field(field) => field.len(),
+        }
+    }
+
+    fn write(&self, command: &mut Cmd) {
+        match self {
+            Self::Word(text) => command.arg(*text),
+            Self::Text(text) => command.arg(text),
+            Self::Number(number) => command.arg(*number),
+            Self::Bytes(bytes) | Self::Field(Field::Whole(bytes)) => command.arg(&bytes[..]),
+            Self::Field(Field::Raw(bytes)) => {
+                // Writing to memory cannot fail.
+                let mut out = command.writer_for_next_arg();
+                let _ = out.write_all(&[RAW]);
+                let _ = out.write_all(bytes);
+                return;
+            }
+        };
+    }
+}
+
+impl From<&'static str> for Arg {
+    fn from(text: &'static str) -> Self {
+        Self::Word(text)
+    }
+}
+
+impl From<String> for Arg {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<Bytes> for Arg {
+    fn from(bytes: Bytes) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl From<Vec<u8>> for Arg {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Bytes(bytes.into())
+    }
+}
+
+impl From<Field> for Arg {
+    fn from(field: Field) -> Self {
+        Self::Field(field)
+    }
+}
+
+impl From<u64> for Arg {
+    fn from(number: u64) -> Self {
+        Self::Number(number)
+    }
 }
 
 impl Call {
@@ -75,7 +161,7 @@ impl Call {
         Self {
             name,
             keys: Vec::new(),
-            args: Vec::new(),
+            args: Vec::with_capacity(ARGS),
             answer: 0,
         }
     }
@@ -87,7 +173,7 @@ impl Call {
 
     /// What goes over the connection for it, either way, about.
     pub(super) fn bytes(&self) -> u64 {
-        let args: usize = self.args.iter().map(bytes::Bytes::len).sum();
+        let args: usize = self.args.iter().map(Arg::len).sum();
         self.answer.saturating_add(args as u64)
     }
 
@@ -101,17 +187,17 @@ impl Call {
         self
     }
 
-    pub(super) fn arg(mut self, arg: impl Into<bytes::Bytes>) -> Self {
+    pub(super) fn arg(mut self, arg: impl Into<Arg>) -> Self {
         self.args.push(arg.into());
         self
     }
 
     pub(super) fn number(self, number: u64) -> Self {
-        self.arg(number.to_string())
+        self.arg(number)
     }
 
     /// A field and its value, for scripts that end with those.
-    pub(super) fn field(self, name: &'static str, value: impl Into<bytes::Bytes>) -> Self {
+    pub(super) fn field(self, name: &'static str, value: impl Into<Arg>) -> Self {
         self.arg(name).arg(value)
     }
 
@@ -126,13 +212,16 @@ impl Call {
     }
 
     fn command(&self, verb: &str, script: &str) -> Cmd {
-        let mut command = redis::cmd(verb);
-        command.arg(script).arg(self.keys.len());
+        let keys: usize = self.keys.iter().map(String::len).sum();
+        let args: usize = self.args.iter().map(Arg::len).sum();
+        let bytes = verb.len() + script.len() + DIGITS_MAX + keys + args;
+        let mut command = Cmd::with_capacity(3 + self.keys.len() + self.args.len(), bytes);
+        command.arg(verb).arg(script).arg(self.keys.len());
         for key in &self.keys {
             command.arg(key);
         }
         for arg in &self.args {
-            command.arg(&arg[..]);
+            arg.write(&mut command);
         }
         command
     }
@@ -160,6 +249,39 @@ mod tests {
             assert_eq!(ALL[name.0].file, file);
         }
         assert_eq!(ALL.len(), 17);
+    }
+
+    #[test]
+    fn what_a_script_is_given_is_sent_as_it_is() {
+        let call = Call::new(Name::CREATE).key("k").number(7);
+        let call = call.field("a", "b".to_owned()).field("c", vec![0]);
+        let call = call.field("d", Field::Raw("x".into()));
+        let call = call.field("e", Field::Whole("y".into()));
+        let command = call.by_hash();
+        let sent: Vec<Vec<u8>> = command
+            .args_iter()
+            .filter_map(|arg| match arg {
+                redis::Arg::Simple(bytes) => Some(bytes.to_vec()),
+                _ => None,
+            })
+            .collect();
+        let sha = ALL[0].sha.as_bytes();
+        let expected: [&[u8]; 13] = [
+            b"EVALSHA",
+            sha,
+            b"1",
+            b"k",
+            b"7",
+            b"a",
+            b"b",
+            b"c",
+            &[0],
+            b"d",
+            b"rx",
+            b"e",
+            b"y",
+        ];
+        assert_eq!(sent, expected);
     }
 
     #[test]

@@ -34,6 +34,9 @@ use super::settings::address;
 const CLUSTER_RETRIES: u32 = 4;
 const CLUSTER_RETRY_MS: u64 = 50;
 
+/// What waits to be sent until it must be: some dozens of small responses.
+const WRITE_BYTES: usize = 64 << 10;
+
 pub(super) struct Target {
     kind: Kind,
     timeout: Duration,
@@ -139,6 +142,8 @@ impl Target {
     pub(super) async fn connect(&self) -> RedisResult<Wire> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))
+            // What has come together goes in one write.
+            .set_write_backpressure_boundary(WRITE_BYTES)
             // Each operation has a deadline of its own.
             .set_response_timeout(None);
         match &self.kind {

@@ -7,6 +7,7 @@ use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
+use warmroute::http::carriers::Carrying;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
 use warmroute::store::Cas;
@@ -46,141 +47,164 @@ fn may_be_written<T>(result: &Result<T, Error>) -> bool {
     )
 }
 
+/// The same over the connection that is shared, and over a carrier's own.
+async fn over_each(check: impl AsyncFn()) {
+    check().await;
+    eprintln!("asked on a carrier");
+    let _carrying = Carrying::begin(1);
+    check().await;
+}
+
 #[tokio::test]
 async fn a_killed_redis_makes_nothing_missing_and_comes_back_with_all() {
-    let mut server = Server::durable().await;
-    let store = open(&impatient(&server), &keep());
-    let (key, running) = (new_key(), new_key());
-    store.create(key, finished()).await.unwrap();
-    store.create(running, queued()).await.unwrap();
-    server.kill();
-    for _ in 0..20 {
-        assert!(is_unavailable(&store.get(key).await));
-        assert!(is_unavailable(&store.history(key, ANY).await));
-        assert!(is_unavailable(&store.input(new_key()).await));
-        assert!(is_unavailable(&store.events(running, None, 9).await));
-        assert!(may_be_written(&store.delete(key).await));
-        assert!(may_be_written(&store.cancel(running, cancelling()).await));
-        assert!(may_be_written(
-            &store.append(running, FENCE, batch(0, 0)).await
+    over_each(async || {
+        let mut server = Server::durable().await;
+        let store = open(&impatient(&server), &keep());
+        let (key, running) = (new_key(), new_key());
+        store.create(key, finished()).await.unwrap();
+        store.create(running, queued()).await.unwrap();
+        server.kill();
+        for _ in 0..20 {
+            assert!(is_unavailable(&store.get(key).await));
+            assert!(is_unavailable(&store.history(key, ANY).await));
+            assert!(is_unavailable(&store.input(new_key()).await));
+            assert!(is_unavailable(&store.events(running, None, 9).await));
+            assert!(may_be_written(&store.delete(key).await));
+            assert!(may_be_written(&store.cancel(running, cancelling()).await));
+            assert!(may_be_written(
+                &store.append(running, FENCE, batch(0, 0)).await
+            ));
+            assert!(is_unavailable(&store.admit().await) && !store.health().is_up);
+        }
+        let why = store.health().why;
+        assert!(!why.is_empty());
+        server.run().await;
+        eventually("it is there again", async || store.get(key).await.is_ok()).await;
+        assert!(matches!(
+            store.history(key, ANY).await,
+            Ok(History::Found(_))
         ));
-        assert!(is_unavailable(&store.admit().await) && !store.health().is_up);
-    }
-    let why = store.health().why;
-    assert!(!why.is_empty());
-    server.run().await;
-    eventually("it is there again", async || store.get(key).await.is_ok()).await;
-    assert!(matches!(
-        store.history(key, ANY).await,
-        Ok(History::Found(_))
-    ));
-    // Its scripts are sent again.
-    assert_eq!(
-        store.append(running, FENCE, batch(0, 0)).await,
-        Ok(Cas::Done)
-    );
-    assert!(store.admit().await.is_ok() && store.health().is_up);
+        // Its scripts are sent again.
+        assert_eq!(
+            store.append(running, FENCE, batch(0, 0)).await,
+            Ok(Cas::Done)
+        );
+        assert!(store.admit().await.is_ok() && store.health().is_up);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_redis_that_comes_back_empty_has_lost_all_and_nothing_is_brought_back() {
-    let mut server = Server::start().await;
-    let store = open(&at(&server), &keep());
-    let (key, running) = (new_key(), new_key());
-    store.create(key, finished()).await.unwrap();
-    store.create(running, queued()).await.unwrap();
-    server.kill();
-    server.run().await;
-    eventually("it answers", async || store.get(key).await.is_ok()).await;
-    assert!(store.get(key).await.unwrap().is_none());
-    assert_eq!(store.history(key, ANY).await, Ok(History::Missing(key.id)));
-    assert_eq!(
-        store.append(running, FENCE, batch(0, 0)).await,
-        Ok(Cas::Gone)
-    );
-    let end = ending(Status::Completed);
-    assert_eq!(store.finalize(running, FENCE, end).await, Ok(Cas::Gone));
-    assert!(store.get(running).await.unwrap().is_none());
+    over_each(async || {
+        let mut server = Server::start().await;
+        let store = open(&at(&server), &keep());
+        let (key, running) = (new_key(), new_key());
+        store.create(key, finished()).await.unwrap();
+        store.create(running, queued()).await.unwrap();
+        server.kill();
+        server.run().await;
+        eventually("it answers", async || store.get(key).await.is_ok()).await;
+        assert!(store.get(key).await.unwrap().is_none());
+        assert_eq!(store.history(key, ANY).await, Ok(History::Missing(key.id)));
+        assert_eq!(
+            store.append(running, FENCE, batch(0, 0)).await,
+            Ok(Cas::Gone)
+        );
+        let end = ending(Status::Completed);
+        assert_eq!(store.finalize(running, FENCE, end).await, Ok(Cas::Gone));
+        assert!(store.get(running).await.unwrap().is_none());
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_write_that_was_sent_and_not_answered_is_told_as_unknown_and_may_be_repeated() {
-    let server = Server::start().await;
-    let settings = Settings {
-        breaker: redis::Breaker {
-            failures: 1_000,
-            ..redis::Breaker::default()
-        },
-        ..impatient(&server)
-    };
-    let store = open(&settings, &keep());
-    let (key, new) = (new_key(), finished());
-    // So that its script is known there.
-    store.create(new_key(), finished()).await.unwrap();
-    server.pause();
-    assert!(is_unavailable(&store.get(key).await));
-    let unanswered = store.create(key, new.clone()).await;
-    assert!(
-        matches!(unanswered, Err(Error::Unknown { .. })),
-        "{unanswered:?}"
-    );
-    server.wake();
-    // It had been done: another finds the id taken, and the same write knows itself.
-    eventually("it was done", async || {
-        store.create(key, finished()).await == Err(Error::Exists)
+    over_each(async || {
+        let server = Server::start().await;
+        let settings = Settings {
+            breaker: redis::Breaker {
+                failures: 1_000,
+                ..redis::Breaker::default()
+            },
+            ..impatient(&server)
+        };
+        let store = open(&settings, &keep());
+        let (key, new) = (new_key(), finished());
+        // So that its script is known there.
+        store.create(new_key(), finished()).await.unwrap();
+        server.pause();
+        assert!(is_unavailable(&store.get(key).await));
+        let unanswered = store.create(key, new.clone()).await;
+        assert!(
+            matches!(unanswered, Err(Error::Unknown { .. })),
+            "{unanswered:?}"
+        );
+        server.wake();
+        // It had been done: another finds the id taken, and the same write knows itself.
+        eventually("it was done", async || {
+            store.create(key, finished()).await == Err(Error::Exists)
+        })
+        .await;
+        assert_eq!(store.create(key, new).await, Ok(()));
     })
     .await;
-    assert_eq!(store.create(key, new).await, Ok(()));
 }
 
 #[tokio::test]
 async fn a_redis_that_hangs_is_not_asked_for_a_while_and_then_again() {
-    let server = Server::start().await;
-    let store = open(&impatient(&server), &keep());
-    let key = new_key();
-    store.create(key, finished()).await.unwrap();
-    server.pause();
-    eventually("the breaker opens", async || {
-        let _ = store.get(key).await;
-        !store.health().is_up
+    over_each(async || {
+        let server = Server::start().await;
+        let store = open(&impatient(&server), &keep());
+        let key = new_key();
+        store.create(key, finished()).await.unwrap();
+        server.pause();
+        eventually("the breaker opens", async || {
+            let _ = store.get(key).await;
+            !store.health().is_up
+        })
+        .await;
+        assert!(is_unavailable(&store.admit().await));
+        server.wake();
+        eventually("it is asked again", async || {
+            matches!(store.get(key).await, Ok(Some(_)))
+        })
+        .await;
+        assert!(store.health().is_up);
     })
     .await;
-    assert!(is_unavailable(&store.admit().await));
-    server.wake();
-    eventually("it is asked again", async || {
-        matches!(store.get(key).await, Ok(Some(_)))
-    })
-    .await;
-    assert!(store.health().is_up);
 }
 
 #[tokio::test]
 async fn no_more_operations_wait_than_were_allowed() {
-    let server = Server::start().await;
-    let settings = Settings {
-        in_flight_max: 4,
-        ..at(&server)
-    };
-    let store = open(&settings, &keep());
-    store.admit().await.unwrap();
-    server.pause();
-    let ask = |_| {
-        let store = store.clone();
-        tokio::spawn(async move { store.get(new_key()).await })
-    };
-    let asked: Vec<_> = (0..20).map(ask).collect();
-    let mut refused = 0;
-    eventually("all but four are refused", async || {
-        refused = asked.iter().filter(|asked| asked.is_finished()).count();
-        refused == 16
+    over_each(async || {
+        let server = Server::start().await;
+        let settings = Settings {
+            in_flight_max: 4,
+            ..at(&server)
+        };
+        let store = open(&settings, &keep());
+        store.admit().await.unwrap();
+        server.pause();
+        let ask = |_| {
+            let store = store.clone();
+            tokio::spawn(async move { store.get(new_key()).await })
+        };
+        let asked: Vec<_> = (0..20).map(ask).collect();
+        let mut refused = 0;
+        eventually("all but four are refused", async || {
+            refused = asked.iter().filter(|asked| asked.is_finished()).count();
+            refused == 16
+        })
+        .await;
+        server.wake();
+        for asked in asked {
+            let answer = asked.await.unwrap();
+            let is_refused = is_unavailable(&answer);
+            assert!(is_refused || matches!(answer, Ok(None)), "{answer:?}");
+        }
     })
     .await;
-    server.wake();
-    for asked in asked {
-        let answer = asked.await.unwrap();
-        let is_refused = is_unavailable(&answer);
-        assert!(is_refused || matches!(answer, Ok(None)), "{answer:?}");
-    }
 }
 
 #[tokio::test]
@@ -278,37 +302,40 @@ async fn every_key_of_a_response_carries_its_roots_tag_and_a_time_to_live() {
 
 #[tokio::test]
 async fn a_password_is_needed_where_one_is_set_and_a_wrong_one_is_no_missing_response() {
-    let server = Server::with(
-        &[
-            "--requirepass",
-            "all",
-            "--user",
-            "wr",
-            "on",
-            ">pass",
-            "~wr:*",
-            "+@all",
-        ],
-        &["-a", "all"],
-    )
-    .await;
-    let with = |username: &str, password: &str| {
-        let settings = Settings {
-            username: username.to_owned(),
-            password: Secret::new(password),
-            ..impatient(&server)
+    over_each(async || {
+        let server = Server::with(
+            &[
+                "--requirepass",
+                "all",
+                "--user",
+                "wr",
+                "on",
+                ">pass",
+                "~wr:*",
+                "+@all",
+            ],
+            &["-a", "all"],
+        )
+        .await;
+        let with = |username: &str, password: &str| {
+            let settings = Settings {
+                username: username.to_owned(),
+                password: Secret::new(password),
+                ..impatient(&server)
+            };
+            open(&settings, &keep())
         };
-        open(&settings, &keep())
-    };
-    for (username, password) in [("", "all"), ("wr", "pass")] {
-        let (store, key) = (with(username, password), new_key());
-        store.create(key, finished()).await.unwrap();
-        assert!(store.get(key).await.unwrap().is_some());
-    }
-    for (username, password) in [("", ""), ("", "wrong"), ("wr", "wrong")] {
-        let found = with(username, password).get(new_key()).await;
-        assert!(is_unavailable(&found), "{username} {password}: {found:?}");
-    }
+        for (username, password) in [("", "all"), ("wr", "pass")] {
+            let (store, key) = (with(username, password), new_key());
+            store.create(key, finished()).await.unwrap();
+            assert!(store.get(key).await.unwrap().is_some());
+        }
+        for (username, password) in [("", ""), ("", "wrong"), ("wr", "wrong")] {
+            let found = with(username, password).get(new_key()).await;
+            assert!(is_unavailable(&found), "{username} {password}: {found:?}");
+        }
+    })
+    .await;
 }
 
 fn fixture(name: &str) -> String {
@@ -346,7 +373,7 @@ async fn tls_proves_both_sides_where_it_is_asked_for() {
         let settings = Settings {
             urls: vec![format!("rediss://localhost:{port}")],
             tls,
-            ..impatient(&server)
+            ..at(&server)
         };
         open(&settings, &keep())
     };
@@ -441,48 +468,108 @@ async fn a_cluster_keeps_a_chain_in_one_slot_and_outlives_a_master() {
 
 #[tokio::test]
 async fn sentinels_name_the_new_master_after_the_old_one_died() {
-    let mut master = Server::start().await;
-    let port = master.port.to_string();
-    let replica = Server::with(&["--replicaof", "127.0.0.1", &port], &[]).await;
-    let sentinel = Server::sentinel(&master).await;
-    eventually("the sentinel knows the replica", async || {
-        sentinel
-            .cli(&["sentinel", "replicas", "main"])
-            .contains("slave")
-            && replica
-                .cli(&["info", "replication"])
-                .contains("master_link_status:up")
+    over_each(async || {
+        let mut master = Server::start().await;
+        let port = master.port.to_string();
+        let replica = Server::with(&["--replicaof", "127.0.0.1", &port], &[]).await;
+        let sentinel = Server::sentinel(&master).await;
+        eventually("the sentinel knows the replica", async || {
+            sentinel
+                .cli(&["sentinel", "replicas", "main"])
+                .contains("slave")
+                && replica
+                    .cli(&["info", "replication"])
+                    .contains("master_link_status:up")
+        })
+        .await;
+        let settings = Settings {
+            mode: Mode::Sentinel,
+            master: "main".to_owned(),
+            // The first is not there.
+            urls: vec!["redis://127.0.0.1:1".to_owned(), sentinel.url()],
+            ..impatient(&master)
+        };
+        let store = open(&settings, &keep());
+        let key = new_key();
+        eventually("it is written", async || {
+            store.create(key, finished()).await.is_ok()
+        })
+        .await;
+        master.cli(&["wait", "1", "5000"]);
+        master.kill();
+        eventually("it is read from the new master", async || {
+            match store.get(key).await {
+                Ok(found) => {
+                    assert!(found.is_some(), "told as missing while its master was down");
+                    true
+                }
+                Err(_) => false,
+            }
+        })
+        .await;
+        eventually("and written", async || {
+            store.create(new_key(), finished()).await.is_ok()
+        })
+        .await;
     })
     .await;
+}
+
+#[tokio::test]
+async fn connections_that_were_cut_are_made_anew_and_whoever_asks_does_not_notice() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let connections = async || store.report().await.unwrap().details["connections_made"].clone();
+    let key = new_key();
+    store.create(key, finished()).await.unwrap();
+    {
+        let _carrying = Carrying::begin(1);
+        assert!(store.get(key).await.unwrap().is_some());
+        assert_eq!(connections().await, 2);
+        // A carrier beyond those that have one of their own.
+        let _carrying = Carrying::begin(7);
+        assert!(store.get(key).await.unwrap().is_some());
+        assert_eq!(connections().await, 2);
+    }
+    for round in 1..=5 {
+        server.cli(&["client", "kill", "type", "normal"]);
+        let _carrying = Carrying::begin(round % 2);
+        for _ in 0..3 {
+            assert!(store.get(key).await.unwrap().is_some());
+        }
+        drop(_carrying);
+        assert!(store.create(new_key(), finished()).await.is_ok());
+        assert!(store.health().is_up);
+    }
+    // Whoever found its own cut has the other one made anew with it: two a round, not more.
+    let made = connections().await.as_u64().unwrap();
+    assert!((5..=12).contains(&made), "{made}");
+}
+
+#[tokio::test]
+async fn who_stops_waiting_holds_no_place_and_breaks_no_connection() {
+    let server = Server::start().await;
     let settings = Settings {
-        mode: Mode::Sentinel,
-        master: "main".to_owned(),
-        // The first is not there.
-        urls: vec!["redis://127.0.0.1:1".to_owned(), sentinel.url()],
-        ..impatient(&master)
+        in_flight_max: 10,
+        ..at(&server)
     };
     let store = open(&settings, &keep());
+    let _carrying = Carrying::begin(1);
     let key = new_key();
-    eventually("it is written", async || {
-        store.create(key, finished()).await.is_ok()
-    })
-    .await;
-    master.cli(&["wait", "1", "5000"]);
-    master.kill();
-    eventually("it is read from the new master", async || {
-        match store.get(key).await {
-            Ok(found) => {
-                assert!(found.is_some(), "told as missing while its master was down");
-                true
-            }
-            Err(_) => false,
-        }
-    })
-    .await;
-    eventually("and written", async || {
-        store.create(new_key(), finished()).await.is_ok()
-    })
-    .await;
+    store.create(key, finished()).await.unwrap();
+    for round in 0..1_000 {
+        let asked = store.get(key);
+        // Left before it is sent, while it is on its way, or after it was answered.
+        let polls = round % 4;
+        let asked = tokio::time::timeout(Duration::from_micros(polls * 50), asked);
+        let _ = asked.await;
+    }
+    let details = store.report().await.unwrap().details;
+    assert_eq!(
+        (&details["connections_made"], &details["in_flight"]),
+        (&1.into(), &0.into())
+    );
+    assert!(store.get(key).await.unwrap().is_some());
 }
 
 #[tokio::test]
@@ -490,7 +577,7 @@ async fn what_it_does_shows_in_metrics_and_to_operators() {
     let server = Server::start().await;
     let registry = Registry::default();
     let settings = at(&server);
-    let store = redis::Redis::open(&settings, &keep(), &registry).unwrap();
+    let store = redis::Redis::open(&settings, &keep(), CARRIERS, &registry).unwrap();
     let key = new_key();
     store.create(key, queued()).await.unwrap();
     let late = Fence { epoch: 7, ..FENCE };

@@ -209,7 +209,7 @@ impl Runner<'_> {
                             }
                             Err(error) => {
                                 let (said, outcome) = self.words.refuse(&error);
-                                self.conclude(&said, outcome);
+                                self.conclude(&said, outcome).await;
                             }
                         }
                         continue;
@@ -222,7 +222,7 @@ impl Runner<'_> {
                         continue;
                     };
                     let is_failed = outcome.status == Status::Failed;
-                    self.conclude(&said, outcome);
+                    self.conclude(&said, outcome).await;
                     if let Some(hearing) = engine.take().filter(|_| !is_failed) {
                         hearing.rest().await;
                     }
@@ -257,10 +257,11 @@ impl Runner<'_> {
     }
 
     /// Makes its last events, and all that is stored at its end.
-    fn conclude(&mut self, said: &[u8], outcome: Outcome) {
+    async fn conclude(&mut self, said: &[u8], mut outcome: Outcome) {
+        let composed = self.words.compose(&self.finish, &mut outcome).await;
         let mut course = self.seat.run.course.lock();
         course.on_events(said);
-        let end = self.words.conclude(&mut course, &self.finish, outcome);
+        let end = self.words.conclude(&mut course, composed, outcome);
         self.end = Some(end);
     }
 
@@ -283,7 +284,7 @@ impl Runner<'_> {
                         true => self.words.fail_after(course.lock().log(), why),
                         false => self.words.fail(why),
                     };
-                    self.conclude(&said, outcome);
+                    self.conclude(&said, outcome).await;
                     Then::Now
                 }
                 Step::Shorten { number } => {

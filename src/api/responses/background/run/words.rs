@@ -6,6 +6,7 @@ use bytes::Bytes;
 use super::super::super::super::error::ApiError;
 use super::super::super::events::Events;
 use super::super::super::events::Limits;
+use super::super::super::finish::Composed;
 use super::super::super::finish::Finish;
 use super::super::super::object::Outcome;
 use super::super::super::object::Shape;
@@ -111,15 +112,19 @@ impl Words {
         events.in_background()
     }
 
+    /// The object that it ends as, and an item of the router's own.
+    pub(super) async fn compose(&self, finish: &Finish, outcome: &mut Outcome) -> Composed {
+        let (shape, place) = (self.events.shape(), self.events.place());
+        finish.compose(shape, outcome, place).await
+    }
+
     /// Its last events.
     pub(super) fn conclude(
         &mut self,
         course: &mut Course,
-        finish: &Finish,
-        mut outcome: Outcome,
+        (response, state): Composed,
+        outcome: Outcome,
     ) -> End {
-        let (response, state) =
-            finish.compose(self.events.shape(), &mut outcome, self.events.place());
         let mut out = Vec::new();
         if let Some((added, done)) = &state {
             self.events.add_item(added, done, &mut out);
