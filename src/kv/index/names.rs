@@ -6,6 +6,8 @@
 //! in two by its next bit of the hash, which the entries keep, so growing reads no names, copies
 //! nothing twice, takes no memory but the new half, and no event waits for the whole to be built anew.
 
+use smallvec::SmallVec;
+
 use super::pages::BlockId;
 use super::simd::places_of;
 use super::simd::prefetch;
@@ -181,18 +183,26 @@ impl Names {
         Some(segment.lines.0[line].block(at))
     }
 
-    /// Gives a name to a block, if it is plain at a look at one line that no block has it.
+    /// Gives a name to a block, if it is plain from the table alone that no block has it.
     #[inline]
     pub(super) fn insert_plainly(&mut self, name: u64, block: BlockId) -> bool {
         let hash = spread(name);
         let index = self.segment_of(hash);
         let segment = &mut self.segments[index];
-        let line = &segment.lines.0[home(hash)];
-        let is_plain = line.like(hash) == 0 && line.over(hash) == 0 && segment.len < SEGMENT_MAX;
-        if is_plain {
-            segment.insert(hash, block);
+        if segment.len >= SEGMENT_MAX {
+            return false;
         }
-        is_plain
+        for line in way(hash) {
+            let line = &segment.lines.0[line];
+            if line.like(hash) != 0 {
+                return false;
+            }
+            if line.over(hash) == 0 {
+                break;
+            }
+        }
+        segment.insert(hash, block);
+        true
     }
 
     /// Gives a name to a block, unless another has it already.
@@ -308,43 +318,38 @@ impl Segment {
         }
     }
 
-    /// Keeps those whose next bit is not set, and returns the others. All keep their places.
+    /// Keeps those whose next bit is not set, and returns the others. Those that had gone past their
+    /// first line are brought nearer.
     fn split(&mut self) -> Self {
-        let shift = 31 - self.depth;
+        let depth = self.depth;
         self.depth += 1;
         let mut other = Self::new(self.depth);
-        // Entries that are not in their first line.
-        let mut away = [0; LINES];
-        for (line, away) in away.iter_mut().enumerate() {
-            let (from, to) = (&mut self.lines.0[line], &mut other.lines.0[line]);
-            let differ = |hash| if hash == 0 { 0 } else { home(hash) ^ line } as u32;
-            *away = !places_of(0, &from.hashes.map(differ)) & 0xff;
+        let mut away: SmallVec<[(u32, BlockId); 128]> = SmallVec::new();
+        let lines = self.lines.0.iter_mut().zip(&mut other.lines.0);
+        for (line, (from, to)) in lines.enumerate() {
             // Eight at once, without a branch.
-            for at in 0..ENTRIES {
-                let (hash, block) = (from.hashes[at], from.blocks[at] & BLOCK);
-                let goes = (hash >> shift & 1).wrapping_neg();
-                to.hashes[at] = hash & goes;
-                to.blocks[at] = block & goes;
-                from.hashes[at] = hash & !goes;
-                from.blocks[at] = block & !goes;
-                other.len += goes & 1;
+            let homes = from.hashes.map(|hash| hash & (LINES as u32 - 1));
+            let mut gone = !(places_of(line as u32, &homes) | from.like(0)) & 0xff;
+            while gone != 0 {
+                let at = gone.trailing_zeros() as usize % ENTRIES;
+                away.push((from.hashes[at], from.block(at)));
+                from.set(at, 0, 0);
+                gone &= gone - 1;
             }
+            let go = from.hashes.map(|hash| (hash << depth).cast_signed() >> 31);
+            let go = go.map(i32::cast_unsigned);
+            let (hashes, blocks) = (from.hashes, from.blocks.map(|block| block & BLOCK));
+            to.hashes = std::array::from_fn(|at| hashes[at] & go[at]);
+            to.blocks = std::array::from_fn(|at| blocks[at] & go[at]);
+            from.hashes = std::array::from_fn(|at| hashes[at] & !go[at]);
+            from.blocks = std::array::from_fn(|at| blocks[at] & !go[at]);
+            other.len += places_of(0, &to.hashes).count_zeros() - (32 - ENTRIES as u32);
         }
-        self.len -= other.len;
-        for (line, mut away) in away.into_iter().enumerate() {
-            while away != 0 {
-                let at = away.trailing_zeros() as usize % ENTRIES;
-                // It is in one of them.
-                let hash = self.lines.0[line].hashes[at] | other.lines.0[line].hashes[at];
-                let segment = match hash >> shift & 1 {
-                    0 => &mut *self,
-                    _ => &mut other,
-                };
-                for past in way(hash).take_while(|past| *past != line) {
-                    let past = &mut segment.lines.0[past];
-                    past.set_over(hash, (past.over(hash) + 1).min(OVER_MAX));
-                }
-                away &= away - 1;
+        self.len -= other.len + away.len() as u32;
+        for (hash, block) in away {
+            match hash << depth >> 31 {
+                0 => self.insert(hash, block),
+                _ => other.insert(hash, block),
             }
         }
         other
