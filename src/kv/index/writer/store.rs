@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::Release;
 
 use super::Known;
 use super::Writer;
@@ -16,12 +17,14 @@ use crate::kv::event::Name;
 use crate::kv::event::Tier;
 use crate::kv::index::Shared;
 use crate::kv::index::holders::Mark;
+use crate::kv::index::holders::NOBODY;
 use crate::kv::index::holders::Registry;
 use crate::kv::index::holders::Slot;
 use crate::kv::index::names::Naming;
 use crate::kv::index::pages::BlockId;
 use crate::kv::index::pages::Body;
 use crate::kv::index::pages::CHUNK;
+use crate::kv::index::pages::FAR;
 use crate::kv::index::pages::NONE;
 use crate::kv::index::pages::PageId;
 use crate::kv::index::pages::block_id;
@@ -35,7 +38,10 @@ use crate::kv::radix::UnknownParent;
 const PIECE: usize = 256;
 
 /// How many names ahead the table of names is asked for.
-const AHEAD: usize = 16;
+const AHEAD: usize = 32;
+
+/// For fewer blocks it is not worth to go back along a chain.
+const TRAIL_MIN: usize = 64;
 
 /// Where the next block of a chain goes on from.
 #[derive(Clone, Copy)]
@@ -45,6 +51,8 @@ struct End {
     depth: u32,
     /// The last block; [`NONE`] at a chain's start.
     block: BlockId,
+    /// The pages of the last stretches, each in its place; [`NONE`] where it is not known.
+    trail: [PageId; FAR],
 }
 
 /// How an event stores its blocks.
@@ -76,20 +84,28 @@ impl Writer {
                 path: Path::start(root).0,
                 depth: 0,
                 block: NONE,
+                trail: [NONE; FAR],
             },
             After::Block(name) => {
                 // The first of them will be looked for next; both may be far away.
                 if let Some(first) = blocks.first() {
                     self.names.prefetch(first.name.0);
                 }
+                let guess = known.end(name);
                 let block = self
-                    .resolve(shared, known, slot, name)
+                    .is_guess(shared, known, slot, guess, name)
+                    .then_some(guess)
+                    .or_else(|| self.resolve(shared, known, slot, name))
                     .ok_or(UnknownParent)?;
                 let (page, at) = place_of(block);
                 End {
                     path: shared.pages.at(page).1.paths[at].load(Relaxed),
                     depth: self.meta(page).depth + at as u32 + 1,
                     block,
+                    trail: match blocks.len() {
+                        0..TRAIL_MIN => [NONE; FAR],
+                        _ => self.trail(page),
+                    },
                 }
             }
         };
@@ -125,7 +141,24 @@ impl Writer {
             }
             left = rest;
         }
+        if let (Some(last), Some(known)) = (blocks.last(), self.tree_mut(slot)) {
+            known.set_end(last.name, end.block);
+        }
         Ok(())
+    }
+
+    /// The pages of the stretches up to one page's, as they were once: guesses.
+    fn trail(&self, mut page: PageId) -> [PageId; FAR] {
+        let mut trail = [NONE; FAR];
+        for _ in 0..FAR {
+            let meta = self.meta(page);
+            trail[meta.depth as usize / STRETCH % FAR] = page;
+            if meta.up == NONE {
+                break;
+            }
+            (page, _) = place_of(meta.up);
+        }
+        trail
     }
 
     fn is_at(&self, shared: &Shared, slot: Slot, end: End) -> bool {
@@ -179,14 +212,31 @@ impl Writer {
         while placed < blocks.len() {
             let depth = start + placed as u32;
             if next.0 == NONE {
-                let found = self.page_of(shared, paths[placed], depth).or_else(|| {
-                    let up_path = placed.checked_sub(1).map_or(before, |at| paths[at]);
-                    self.new_page(shared, paths[placed], depth, end.block, up_path)
-                });
-                match found {
-                    Some(page) => next = (page, 0),
-                    None => break,
+                let up = match is_start(depth) {
+                    true => end.block,
+                    false => NONE,
+                };
+                let guess = self.page_after(shared, up, paths[placed]);
+                let found = guess
+                    .or_else(|| self.page_of(shared, paths[placed], depth))
+                    .or_else(|| {
+                        let up_path = placed.checked_sub(1).map_or(before, |at| paths[at]);
+                        self.new_page(shared, paths[placed], depth, end.block, up_path)
+                    });
+                let Some(page) = found else {
+                    break;
+                };
+                if is_start(depth) {
+                    let before = &mut end.trail[depth as usize / STRETCH % FAR];
+                    if let Some((_, far)) = shared.pages.ahead(std::mem::replace(before, page)) {
+                        far.store(page, Relaxed);
+                    }
                 }
+                if guess.is_none() && up != NONE {
+                    let (up, _) = place_of(up);
+                    shared.pages.at(up).0.next.store(page, Relaxed);
+                }
+                next = (page, 0);
             }
             let (page, at) = next;
             let mut at = at;
@@ -200,6 +250,20 @@ impl Writer {
                 && body.paths[at].load(Relaxed) == paths[placed]
             {
                 let block = block_id(page, at);
+                let alike = match way.is_usual && !known.has_aliases() {
+                    true => {
+                        self.hold_alike(shared, way, block, &paths[placed..], &blocks[placed..])
+                    }
+                    false => 0,
+                };
+                if alike > 0 {
+                    known.blocks[way.tier as usize] += alike as u64;
+                    held += alike;
+                    at += alike;
+                    placed += alike;
+                    end.block = block_id(page, at - 1);
+                    continue;
+                }
                 let is_new = self.hold(shared, known, way, block);
                 held += usize::from(is_new);
                 let name = blocks[placed].name;
@@ -330,7 +394,7 @@ impl Writer {
         let chunk = &mut chunks[page as usize / CHUNK];
         let places = body.paths[first..].iter().zip(&body.held[first..]);
         let places = places
-            .zip(&mut chunk.names[page as usize % CHUNK][first..])
+            .zip(&mut chunk.rows[page as usize % CHUNK].names[first..])
             .zip(first..);
         let new = paths.iter().zip(blocks).zip(places);
         let mut done = 0;
@@ -349,7 +413,7 @@ impl Writer {
             *name = block.name.0;
             done += 1;
         }
-        chunk.meta[page as usize % CHUNK].named |= ((1 << done) - 1) << first;
+        chunk.rows[page as usize % CHUNK].meta.named |= ((1 << done) - 1) << first;
         done
     }
 
@@ -368,6 +432,47 @@ impl Writer {
                 self.first(known, way, block_id(page, at));
             }
         }
+    }
+
+    /// A tree holds blocks of one page, from one on that is there, as long as they have these names, and
+    /// the same holders, and the tree is not among them. Returns how many.
+    #[inline]
+    fn hold_alike(
+        &mut self,
+        shared: &Shared,
+        way: Way,
+        block: BlockId,
+        paths: &[u64],
+        blocks: &[NewBlock],
+    ) -> usize {
+        let (page, first) = place_of(block);
+        let (head, body) = shared.pages.at(page);
+        let old = body.held[first].load(Relaxed);
+        if old == NOBODY || self.sets.mark(&shared.sets, old, way.slot) != Mark::Absent {
+            return 0;
+        }
+        let chunk = self.chunk(page);
+        let alike = paths
+            .iter()
+            .zip(blocks)
+            .zip(first..head.len())
+            .take_while(|((path, block), at)| {
+                body.paths[*at].load(Relaxed) == **path
+                    && body.held[*at].load(Relaxed) == old
+                    && chunk.has_name(page, *at, block.name.0)
+            })
+            .count();
+        if alike == 0 {
+            return 0;
+        }
+        let new = self.sets.with(&shared.sets, old, way.slot, way.mark);
+        self.sets.retain(new, alike as u32);
+        for held in &body.held[first..first + alike] {
+            held.store(new, Release);
+        }
+        self.sets.release(&shared.sets, old, alike as u32);
+        self.memberships += alike as u64;
+        alike
     }
 
     /// A tree holds a block that is there. Tells whether it did not before.
@@ -460,8 +565,8 @@ impl Writer {
         if naming == Naming::Done {
             let (page, at) = place_of(block);
             let chunk = &mut self.chunks[page as usize / CHUNK];
-            chunk.names[page as usize % CHUNK][at] = name.0;
-            chunk.meta[page as usize % CHUNK].named |= 1 << at;
+            chunk.rows[page as usize % CHUNK].names[at] = name.0;
+            chunk.rows[page as usize % CHUNK].meta.named |= 1 << at;
         }
         naming
     }
