@@ -462,13 +462,25 @@ fn whole(head: &Head, first: Path, last: Path, len: usize) -> Option<(Version, u
     is_whole.then_some((version, all))
 }
 
-/// Where a reader may be overtaken. Tests let it be: it waits now and then while the writer goes on.
+/// Where a reader may be overtaken. Tests let it be: it waits now and then while the writer goes on,
+/// or the writer goes on right here.
 #[cfg(not(test))]
 #[inline(always)]
 fn pause() {}
 
 #[cfg(test)]
+thread_local! {
+    /// What happens where this thread's readers pause.
+    pub(super) static AT_PAUSE: std::cell::RefCell<Option<Box<dyn FnMut()>>> =
+        const { std::cell::RefCell::new(None) };
+}
+
+#[cfg(test)]
 fn pause() {
+    if let Some(mut at_pause) = AT_PAUSE.take() {
+        at_pause();
+        AT_PAUSE.set(Some(at_pause));
+    }
     thread_local! {
         static PASSED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
     }

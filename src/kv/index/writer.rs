@@ -2,6 +2,7 @@
 //! see. Finding a block by name, and the bookkeeping of pages; [`store`] and [`remove`] do the rest.
 
 mod cut;
+mod hold;
 mod remove;
 mod store;
 mod tree;
