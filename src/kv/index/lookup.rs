@@ -18,6 +18,7 @@ use super::holders::Members;
 use super::holders::NOBODY;
 use super::holders::Slot;
 use super::pages::Body;
+use super::pages::FAR;
 use super::pages::Head;
 use super::pages::PageId;
 use super::pages::Version;
@@ -32,6 +33,9 @@ use crate::kv::block::STRETCH;
 /// How often a page that the writer is changing is looked at again. A change takes nanoseconds, unless
 /// the writer's thread was put to sleep in it; then its blocks are missed.
 const TRIES: usize = 64;
+
+/// How many stretches ahead a prompt is asked for.
+const AHEAD: usize = 8;
 
 /// A lookup on its way along a prompt.
 struct Walk<'a> {
@@ -79,20 +83,22 @@ impl Shared {
             found,
         };
         let mut state = Path::start(root);
-        let mut page = None;
+        let mut page: Option<(PageId, &Head)> = None;
         for (number, stretch) in locals.chunks(STRETCH).enumerate() {
             let depth = (number * STRETCH) as u32;
-            if let Some(ahead) = locals.get((number + 4) * STRETCH..) {
-                for line in ahead.iter().take(STRETCH).step_by(8) {
-                    prefetch(line);
-                }
+            if let Some([first, .., last]) =
+                locals.get((number + AHEAD) * STRETCH..(number + AHEAD + 1) * STRETCH)
+            {
+                prefetch(first);
+                prefetch(last);
             }
             let (first, last) = state.stretch(stretch);
-            let Some((at, head)) = self.page_at(&starts, page, first) else {
+            let next = page.and_then(|page| self.page_after(page, first));
+            let Some((at, head)) = next.or_else(|| self.page_at(&starts, first)) else {
                 walk.end(depth);
                 return;
             };
-            page = Some(at);
+            page = Some((at, head));
             let passes = match depth {
                 0 => walk.begins(head, first, last, stretch.len()),
                 _ => walk.passes(head, first, last, stretch.len()),
@@ -104,7 +110,8 @@ impl Shared {
                 if depth == 0 && !walk.begin(head, body, first) {
                     return;
                 }
-                if let Next::Over = walk.stretch(head, body, state, stretch, depth) {
+                page = walk.stretch((at, head, body), state, stretch, depth);
+                if page.is_none() {
                     return;
                 }
             }
@@ -113,29 +120,39 @@ impl Shared {
         walk.end(locals.len() as u32);
     }
 
-    /// The page that begins with a path; often the one after the last.
+    /// The page where a chain went on last after a page, if it is the one that begins with a path.
     #[inline]
-    fn page_at(
-        &self,
-        table: &Table,
-        before: Option<PageId>,
-        first: Path,
-    ) -> Option<(PageId, &Head)> {
-        let is_it = |head: &Head| head.first.load(Relaxed) == first.0 && head.len() > 0;
-        if let Some(before) = before
-            && let Some(head) = self.pages.head(before + 1)
-            && is_it(head)
+    fn page_after(&self, (page, head): (PageId, &Head), first: Path) -> Option<(PageId, &Head)> {
+        let next = head.next.load(Relaxed);
+        if let Some((_, far)) = self.pages.ahead(page)
+            && let Some((head, far)) = self.pages.ahead(far.load(Relaxed))
         {
-            return Some((before + 1, head));
+            prefetch(head);
+            prefetch(far);
         }
+        let head = self.pages.head(next)?;
+        begins_with(head, first).then_some((next, head))
+    }
+
+    /// The page that begins with a path.
+    #[inline(never)]
+    fn page_at(&self, table: &Table, first: Path) -> Option<(PageId, &Head)> {
         let found = table.find(first.mixed(), |page| {
-            self.pages.head(page).is_some_and(is_it)
+            let head = self.pages.head(page);
+            head.is_some_and(|head| begins_with(head, first))
         })?;
+        // They mostly follow each other, two to a line.
+        for ahead in (1..FAR as u32).step_by(2) {
+            if let Some((head, far)) = self.pages.ahead(found.wrapping_add(ahead)) {
+                prefetch(head);
+                prefetch(far);
+            }
+        }
         Some((found, self.pages.head(found)?))
     }
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
     /// Takes the holders of the first page, if they are the same for all of it and it is just this
     /// stretch: then its blocks need not be looked at.
     #[inline]
@@ -217,16 +234,16 @@ impl Walk<'_> {
         true
     }
 
-    /// A stretch block by block, through the pages that part within it.
+    /// A stretch block by block, through the pages that part within it. Returns the last of them; none
+    /// when it is over.
     #[inline(never)]
     fn stretch(
         &mut self,
-        head: &Head,
-        body: &Body,
+        page: (PageId, &'a Head, &Body),
         before: Path,
         stretch: &[Local],
         depth: u32,
-    ) -> Next {
+    ) -> Option<(PageId, &'a Head)> {
         let mut paths = [0; STRETCH];
         let mut path = before;
         for (at, local) in stretch.iter().enumerate() {
@@ -235,27 +252,25 @@ impl Walk<'_> {
         }
         let paths = &paths[..stretch.len()];
         let mut done = 0;
-        let mut page = Some((head, body));
-        while done < paths.len() {
-            let Some((head, body)) = page else {
-                self.end(depth + done as u32);
-                return Next::Over;
-            };
-            let Some(matched) = self.page(head, body, &paths[done..], depth + done as u32) else {
-                return Next::Over;
-            };
-            if matched == 0 {
-                self.end(depth + done as u32);
-                return Next::Over;
-            }
+        let (mut at, mut head, mut body) = page;
+        loop {
+            let matched = self.page(head, body, &paths[done..], depth + done as u32)?;
             done += matched;
-            if done < paths.len() {
-                let forks = self.shared.forks.load();
-                let next = self.shared.page_at(&forks, None, Path(paths[done]));
-                page = next.and_then(|(next, _)| self.shared.pages.page(next));
+            if done == paths.len() {
+                return Some((at, head));
             }
+            let forks = self.shared.forks.load();
+            let next = match matched {
+                0 => None,
+                _ => self.shared.page_at(&forks, Path(paths[done])),
+            };
+            let Some(page) = next.and_then(|(next, _)| self.shared.pages.page(next)) else {
+                self.end(depth + done as u32);
+                return None;
+            };
+            at = next.map_or(at, |(next, _)| next);
+            (head, body) = page;
         }
-        Next::GoOn
     }
 
     /// Goes along one page's blocks as far as they are these. None when nobody is left.
@@ -429,6 +444,11 @@ impl Walk<'_> {
     }
 }
 
+#[inline]
+fn begins_with(head: &Head, first: Path) -> bool {
+    head.first.load(Relaxed) == first.0 && head.len() > 0
+}
+
 /// A page's version and the word of its common holders, if it is just this stretch and has any.
 #[inline]
 fn whole(head: &Head, first: Path, last: Path, len: usize) -> Option<(Version, u32)> {
@@ -442,13 +462,25 @@ fn whole(head: &Head, first: Path, last: Path, len: usize) -> Option<(Version, u
     is_whole.then_some((version, all))
 }
 
-/// Where a reader may be overtaken. Tests let it be: it waits now and then while the writer goes on.
+/// Where a reader may be overtaken. Tests let it be: it waits now and then while the writer goes on,
+/// or the writer goes on right here.
 #[cfg(not(test))]
 #[inline(always)]
 fn pause() {}
 
 #[cfg(test)]
+thread_local! {
+    /// What happens where this thread's readers pause.
+    pub(super) static AT_PAUSE: std::cell::RefCell<Option<Box<dyn FnMut()>>> =
+        const { std::cell::RefCell::new(None) };
+}
+
+#[cfg(test)]
 fn pause() {
+    if let Some(mut at_pause) = AT_PAUSE.take() {
+        at_pause();
+        AT_PAUSE.set(Some(at_pause));
+    }
     thread_local! {
         static PASSED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
     }

@@ -6,94 +6,16 @@
 //! in two by its next bit of the hash, which the entries keep, so growing reads no names, copies
 //! nothing twice, takes no memory but the new half, and no event waits for the whole to be built anew.
 
+mod segment;
+
+use self::segment::LINES_BYTES;
+use self::segment::Segment;
 use super::pages::BlockId;
-use super::simd::places_of;
 use super::simd::prefetch;
 
-const ENTRIES: usize = 8;
-/// Lines of a segment: 8 KiB.
-const LINES: usize = 128;
-/// Three quarters.
-const SEGMENT_MAX: u32 = (LINES * ENTRIES * 3 / 4) as u32;
 /// Past so many halvings a segment is not split, so that names whose hashes are alike by intent take
 /// neither memory nor time without a bound. Four times what the largest index needs.
 const DEPTH_MAX: u32 = 20;
-
-/// A block's number has 27 bits. The five above each of a line's eight count what went past that line:
-/// one count for each value of three bits of the hash, so that a look seldom goes on for nothing. (In
-/// a table that entries come to and leave, every fourth line has something that went past.)
-const BLOCK: u32 = (1 << OVER_SHIFT) - 1;
-const OVER_SHIFT: u32 = 27;
-/// A count that was once so high is not counted down any more.
-const OVER_MAX: u32 = 31;
-
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-struct Line {
-    /// 0 for a free place.
-    hashes: [u32; ENTRIES],
-    blocks: [u32; ENTRIES],
-}
-
-const EMPTY: Line = Line {
-    hashes: [0; ENTRIES],
-    blocks: [0; ENTRIES],
-};
-
-impl Line {
-    /// The places with this hash, a bit each.
-    #[inline]
-    fn like(&self, hash: u32) -> u32 {
-        places_of(hash, &self.hashes)
-    }
-
-    #[inline]
-    fn find(&self, hash: u32, mut is_it: impl FnMut(BlockId) -> bool) -> Option<usize> {
-        let mut like = self.like(hash);
-        while like != 0 {
-            let at = like.trailing_zeros() as usize % ENTRIES;
-            if is_it(self.block(at)) {
-                return Some(at);
-            }
-            like &= like - 1;
-        }
-        None
-    }
-
-    #[inline]
-    fn block(&self, at: usize) -> BlockId {
-        self.blocks[at] & BLOCK
-    }
-
-    #[inline]
-    fn set(&mut self, at: usize, hash: u32, block: BlockId) {
-        self.hashes[at] = hash;
-        self.blocks[at] = self.blocks[at] & !BLOCK | block;
-    }
-
-    #[inline]
-    fn over(&self, hash: u32) -> u32 {
-        self.blocks[kind(hash)] >> OVER_SHIFT
-    }
-
-    fn set_over(&mut self, hash: u32, over: u32) {
-        let block = &mut self.blocks[kind(hash)];
-        *block = *block & BLOCK | over << OVER_SHIFT;
-    }
-}
-
-/// Lines by twos share 128 bytes, which processors like to load together.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Lines([Line; LINES]);
-
-#[derive(Debug)]
-struct Segment {
-    lines: Box<Lines>,
-    len: u32,
-    /// How many of the hash's first bits all its entries share.
-    depth: u32,
-}
 
 #[derive(Debug)]
 pub(super) struct Names {
@@ -122,24 +44,6 @@ fn spread(name: u64) -> u32 {
     ((hash >> 32) as u32).max(1)
 }
 
-#[inline]
-fn home(hash: u32) -> usize {
-    hash as usize % LINES
-}
-
-/// Which of a line's counts of what went past it is for a hash.
-#[inline]
-fn kind(hash: u32) -> usize {
-    hash as usize / LINES % ENTRIES
-}
-
-/// The lines that an entry may be in, best first.
-#[inline]
-fn way(hash: u32) -> impl Iterator<Item = usize> {
-    let home = home(hash);
-    (0..LINES).map(move |step| home ^ step)
-}
-
 impl Names {
     pub(super) fn new() -> Self {
         Self::with_depth_max(DEPTH_MAX)
@@ -155,7 +59,7 @@ impl Names {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.segments.len() * size_of::<Lines>()
+        self.segments.len() * LINES_BYTES
             + self.segments.capacity() * size_of::<Segment>()
             + self.directory.capacity() * 4
     }
@@ -170,29 +74,27 @@ impl Names {
     #[inline]
     pub(super) fn prefetch(&self, name: u64) {
         let hash = spread(name);
-        prefetch(&self.segments[self.segment_of(hash)].lines.0[home(hash)]);
+        prefetch(self.segments[self.segment_of(hash)].home(hash));
     }
 
     #[inline]
     pub(super) fn find(&self, name: u64, is_it: impl FnMut(BlockId) -> bool) -> Option<BlockId> {
         let hash = spread(name);
         let segment = &self.segments[self.segment_of(hash)];
-        let (line, at) = segment.find(hash, is_it)?;
-        Some(segment.lines.0[line].block(at))
+        segment.find(hash, is_it)
     }
 
-    /// Gives a name to a block, if it is plain at a look at one line that no block has it.
+    /// Gives a name to a block, if it is plain from the table alone that no block has it.
     #[inline]
     pub(super) fn insert_plainly(&mut self, name: u64, block: BlockId) -> bool {
         let hash = spread(name);
         let index = self.segment_of(hash);
         let segment = &mut self.segments[index];
-        let line = &segment.lines.0[home(hash)];
-        let is_plain = line.like(hash) == 0 && line.over(hash) == 0 && segment.len < SEGMENT_MAX;
-        if is_plain {
-            segment.insert(hash, block);
+        if segment.is_full() || segment.has_like(hash) {
+            return false;
         }
-        is_plain
+        segment.insert(hash, block);
+        true
     }
 
     /// Gives a name to a block, unless another has it already.
@@ -206,10 +108,10 @@ impl Names {
         let hash = spread(name);
         let mut index = self.segment_of(hash);
         let segment = &self.segments[index];
-        if let Some((line, at)) = segment.find(hash, is_it) {
-            return Naming::Taken(segment.lines.0[line].block(at));
+        if let Some(owner) = segment.find(hash, is_it) {
+            return Naming::Taken(owner);
         }
-        if segment.len >= SEGMENT_MAX {
+        if segment.is_full() {
             match self.split(hash) {
                 Some(split) => index = split,
                 None => return Naming::NoRoom,
@@ -232,8 +134,8 @@ impl Names {
     fn split(&mut self, hash: u32) -> Option<usize> {
         loop {
             let index = self.segment_of(hash);
-            let depth = self.segments[index].depth;
-            if self.segments[index].len < SEGMENT_MAX {
+            let depth = self.segments[index].depth();
+            if !self.segments[index].is_full() {
                 return Some(index);
             }
             if depth == self.depth_max {
@@ -255,108 +157,13 @@ impl Names {
     }
 }
 
-impl Segment {
-    fn new(depth: u32) -> Self {
-        Self {
-            lines: Box::new(Lines([EMPTY; LINES])),
-            len: 0,
-            depth,
-        }
-    }
-
-    #[inline]
-    fn find(&self, hash: u32, mut is_it: impl FnMut(BlockId) -> bool) -> Option<(usize, usize)> {
-        for line in way(hash) {
-            if let Some(at) = self.lines.0[line].find(hash, &mut is_it) {
-                return Some((line, at));
-            }
-            if self.lines.0[line].over(hash) == 0 {
-                break;
-            }
-        }
-        None
-    }
-
-    /// There must be room.
-    #[inline]
-    fn insert(&mut self, hash: u32, block: BlockId) {
-        self.len += 1;
-        for line in way(hash) {
-            let line = &mut self.lines.0[line];
-            let free = line.like(0);
-            if free != 0 {
-                line.set(free.trailing_zeros() as usize % ENTRIES, hash, block);
-                return;
-            }
-            line.set_over(hash, (line.over(hash) + 1).min(OVER_MAX));
-        }
-    }
-
-    #[inline]
-    fn remove(&mut self, hash: u32, block: BlockId) {
-        let Some((found, at)) = self.find(hash, |found| found == block) else {
-            return;
-        };
-        self.lines.0[found].set(at, 0, 0);
-        self.len -= 1;
-        for line in way(hash).take_while(|line| *line != found) {
-            let line = &mut self.lines.0[line];
-            let over = line.over(hash);
-            if over < OVER_MAX {
-                line.set_over(hash, over - 1);
-            }
-        }
-    }
-
-    /// Keeps those whose next bit is not set, and returns the others. All keep their places.
-    fn split(&mut self) -> Self {
-        let shift = 31 - self.depth;
-        self.depth += 1;
-        let mut other = Self::new(self.depth);
-        // Entries that are not in their first line.
-        let mut away = [0; LINES];
-        for (line, away) in away.iter_mut().enumerate() {
-            let (from, to) = (&mut self.lines.0[line], &mut other.lines.0[line]);
-            let differ = |hash| if hash == 0 { 0 } else { home(hash) ^ line } as u32;
-            *away = !places_of(0, &from.hashes.map(differ)) & 0xff;
-            // Eight at once, without a branch.
-            for at in 0..ENTRIES {
-                let (hash, block) = (from.hashes[at], from.blocks[at] & BLOCK);
-                let goes = (hash >> shift & 1).wrapping_neg();
-                to.hashes[at] = hash & goes;
-                to.blocks[at] = block & goes;
-                from.hashes[at] = hash & !goes;
-                from.blocks[at] = block & !goes;
-                other.len += goes & 1;
-            }
-        }
-        self.len -= other.len;
-        for (line, mut away) in away.into_iter().enumerate() {
-            while away != 0 {
-                let at = away.trailing_zeros() as usize % ENTRIES;
-                // It is in one of them.
-                let hash = self.lines.0[line].hashes[at] | other.lines.0[line].hashes[at];
-                let segment = match hash >> shift & 1 {
-                    0 => &mut *self,
-                    _ => &mut other,
-                };
-                for past in way(hash).take_while(|past| *past != line) {
-                    let past = &mut segment.lines.0[past];
-                    past.set_over(hash, (past.over(hash) + 1).min(OVER_MAX));
-                }
-                away &= away - 1;
-            }
-        }
-        other
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
 
+    use super::segment::SEGMENT_MAX;
     use super::*;
 
     fn check(depth_max: u32, names: u64, steps: Vec<(u64, bool)>) {
@@ -405,19 +212,5 @@ mod tests {
         });
         assert_eq!(done.count(), 4 * SEGMENT_MAX as usize);
         assert_eq!(table.segments.len(), 4);
-    }
-
-    #[test]
-    fn a_line_that_much_went_past_lets_it_be_found_and_removed() {
-        let mut segment = Segment::new(0);
-        for block in 0..100 {
-            segment.insert(7, block);
-        }
-        for block in (0..100).rev() {
-            assert!(segment.find(7, |it| it == block).is_some());
-            segment.remove(7, block);
-            assert!(segment.find(7, |it| it == block).is_none());
-        }
-        assert_eq!(segment.len, 0);
     }
 }

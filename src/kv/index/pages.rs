@@ -48,6 +48,8 @@ pub(super) struct Head {
     pub(super) last: AtomicU64,
     /// The holders of every block, where they are the same; else nobody.
     pub(super) all: AtomicU32,
+    /// The page of the stretch after this, of the chain that went on from here last: a guess.
+    pub(super) next: AtomicU32,
 }
 
 /// What a lookup reads where it cannot pass a page whole.
@@ -127,7 +129,13 @@ pub(super) const CHUNK: usize = 1024;
 struct Chunk {
     heads: Box<[Head; CHUNK]>,
     bodies: Box<[Body; CHUNK]>,
+    /// The page [`FAR`] stretches after each, of the chain that went on from here last: guesses.
+    far: Box<[AtomicU32; CHUNK]>,
 }
+
+/// So many pages ahead a lookup asks for heads: what it takes to bring one is about what it takes to
+/// pass so many.
+pub(super) const FAR: usize = 8;
 
 fn boxed<T: Default, const N: usize>() -> Box<[T; N]> {
     let made: Box<[T]> = (0..N).map(|_| T::default()).collect();
@@ -145,7 +153,7 @@ pub(super) struct Pages {
 
 impl Pages {
     /// What a page takes.
-    pub(super) const BYTES: usize = size_of::<Head>() + size_of::<Body>();
+    pub(super) const BYTES: usize = size_of::<Head>() + size_of::<Body>() + 4;
 
     pub(super) fn new(pages_max: usize) -> Self {
         let chunks = pages_max.div_ceil(CHUNK).max(1);
@@ -167,6 +175,7 @@ impl Pages {
         self.chunks[first as usize / CHUNK].get_or_init(|| Chunk {
             heads: boxed(),
             bodies: boxed(),
+            far: boxed(),
         });
     }
 
@@ -182,6 +191,14 @@ impl Pages {
         let chunk = self.chunks.get(page as usize / CHUNK)?.get()?;
         let at = page as usize % CHUNK;
         Some((&chunk.heads[at], &chunk.bodies[at]))
+    }
+
+    /// A page's head, and where its chain may be [`FAR`] stretches on.
+    #[inline]
+    pub(super) fn ahead(&self, page: PageId) -> Option<(&Head, &AtomicU32)> {
+        let chunk = self.chunks.get(page as usize / CHUNK)?.get()?;
+        let at = page as usize % CHUNK;
+        Some((&chunk.heads[at], &chunk.far[at]))
     }
 
     /// For the writer, whose page numbers are of pages that it made.

@@ -3,6 +3,7 @@
 mod beside;
 mod bound;
 mod model;
+mod overtaken;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 //! see. Finding a block by name, and the bookkeeping of pages; [`store`] and [`remove`] do the rest.
 
 mod cut;
+mod hold;
 mod remove;
 mod store;
 mod tree;
@@ -20,6 +21,7 @@ use super::holders::TREES_MAX;
 use super::names::Names;
 use super::pages::BlockId;
 use super::pages::CHUNK;
+use super::pages::NONE;
 use super::pages::PageId;
 use super::pages::Pages;
 use super::pages::place_of;
@@ -31,7 +33,7 @@ use crate::kv::block::STRETCH;
 use crate::kv::event::Name;
 pub(super) use tree::Known;
 
-/// What only the writer needs of a page, beside [`Chunk::names`].
+/// What only the writer needs of a page, beside its blocks' names.
 #[derive(Clone, Debug, Default)]
 struct Meta {
     /// The path before the first block.
@@ -47,28 +49,34 @@ struct Meta {
     live: u32,
 }
 
+/// All that only the writer needs of a page, side by side: one look at a block far away costs the
+/// processor one translation of an address, and not two.
+#[derive(Clone, Debug, Default)]
+struct Row {
+    meta: Meta,
+    names: [u64; STRETCH],
+}
+
 /// What only the writer needs of a chunk of pages.
 #[derive(Debug)]
 struct Chunk {
-    meta: Box<[Meta]>,
-    names: Box<[[u64; STRETCH]]>,
+    rows: Box<[Row]>,
 }
 
 impl Chunk {
-    const BYTES: usize = CHUNK * size_of::<(Meta, [u64; STRETCH])>();
+    const BYTES: usize = CHUNK * size_of::<Row>();
 
     fn new() -> Self {
         Self {
-            meta: vec![Meta::default(); CHUNK].into(),
-            // Zeros of a plain type come from the system as they are, and are not written here.
-            names: vec![[0; STRETCH]; CHUNK].into(),
+            rows: vec![Row::default(); CHUNK].into(),
         }
     }
 
     #[inline]
     fn has_name(&self, page: PageId, at: usize, name: u64) -> bool {
         let page = page as usize % CHUNK;
-        self.names[page][at] == name && self.meta[page].named >> at & 1 == 1
+        let row = &self.rows[page];
+        row.names[at] == name && row.meta.named >> at & 1 == 1
     }
 }
 
@@ -195,12 +203,12 @@ impl Writer {
 
     #[inline]
     fn meta(&self, page: PageId) -> &Meta {
-        &self.chunks[page as usize / CHUNK].meta[page as usize % CHUNK]
+        &self.chunks[page as usize / CHUNK].rows[page as usize % CHUNK].meta
     }
 
     #[inline]
     fn meta_mut(&mut self, page: PageId) -> &mut Meta {
-        &mut self.chunks[page as usize / CHUNK].meta[page as usize % CHUNK]
+        &mut self.chunks[page as usize / CHUNK].rows[page as usize % CHUNK].meta
     }
 
     #[inline]
@@ -270,6 +278,18 @@ impl Writer {
         })
     }
 
+    /// The page that the chain of a block went on in last, at a stretch's end, if it begins with a path.
+    #[inline]
+    fn page_after(&self, shared: &Shared, block: BlockId, path: u64) -> Option<PageId> {
+        if block == NONE {
+            return None;
+        }
+        let (page, _) = place_of(block);
+        let next = shared.pages.at(page).0.next.load(Relaxed);
+        let head = shared.pages.head(next)?;
+        (head.first.load(Relaxed) == path && head.len() > 0).then_some(next)
+    }
+
     /// A page for a block that has none; `up` is the block before it. None where memory is at its
     /// bound.
     fn new_page(
@@ -292,6 +312,7 @@ impl Writer {
         head.open();
         head.first.store(path, Relaxed);
         head.all.store(NOBODY, Relaxed);
+        head.next.store(NONE, Relaxed);
         head.close(0);
         let meta = self.meta_mut(page);
         meta.up_path = up_path;
@@ -333,7 +354,9 @@ impl Writer {
         directory.table.remove(Path(first).mixed(), page);
         directory.len -= 1;
         self.forks_gone += u32::from(!is_start(
-            self.chunks[page as usize / CHUNK].meta[page as usize % CHUNK].depth,
+            self.chunks[page as usize / CHUNK].rows[page as usize % CHUNK]
+                .meta
+                .depth,
         ));
         if self.forks_gone > FORKS_GONE_MAX {
             self.forks_gone = 0;
@@ -373,7 +396,7 @@ impl Writer {
             meta.live -= 1;
             if meta.named >> at & 1 == 1 {
                 meta.named &= !(1 << at);
-                let name = self.chunk(page).names[page as usize % CHUNK][at];
+                let name = self.chunk(page).rows[page as usize % CHUNK].names[at];
                 self.dead.push((name, block));
             }
         }

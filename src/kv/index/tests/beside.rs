@@ -25,9 +25,9 @@ fn start(prompt: usize, is_apart: bool) -> Root {
     }
 }
 
-/// Not a proof. Guards broken one at a time: without the roster's "was there when the roll was called"
-/// it failed at once; without the page's version, or a set's generation looked at again, it did not,
-/// on two busy cores. Those stand on the argument in [`super::super::lookup`] alone.
+/// Not a proof: it sees a roster that lacks its "was there when the roll was called", but neither a
+/// page's version nor a set's generation that is not looked at again. Those [`super::overtaken`] sees,
+/// within seconds.
 #[test]
 fn readers_never_see_what_a_worker_never_held() {
     for (trees, is_apart) in [(2, true), (5, false), (6, true), (70, false)] {

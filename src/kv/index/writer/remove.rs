@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::Ordering::Release;
 
 use super::Known;
+use super::Row;
 use super::Writer;
 use super::tree::UNKNOWN;
 use super::tree::mark_of;
@@ -116,7 +117,6 @@ impl Writer {
         }
         let new = self.sets.with(&shared.sets, old, slot, Mark::Absent);
         let chunk = &mut self.chunks[page as usize / CHUNK];
-        let own_names = &chunk.names[page as usize % CHUNK];
         let mut gone = 0;
         for (name, at) in names.iter().zip((0..=last).rev()) {
             let is_next = gone == 0 || chunk.has_name(page, at, name.0);
@@ -132,11 +132,11 @@ impl Writer {
         }
         if new == NOBODY {
             self.blocks -= gone as u64;
-            let meta = &mut chunk.meta[page as usize % CHUNK];
+            let Row { meta, names } = &mut chunk.rows[page as usize % CHUNK];
             meta.live -= gone as u32;
             for at in (first..=last).rev() {
                 if meta.named >> at & 1 == 1 {
-                    self.dead.push((own_names[at], block_id(page, at)));
+                    self.dead.push((names[at], block_id(page, at)));
                 }
             }
             meta.named &= !(((1 << gone) - 1) << first);
@@ -152,7 +152,7 @@ impl Writer {
         if up != NONE {
             let (page, at) = place_of(up);
             let (head, body) = shared.pages.at(page);
-            let names = &self.chunk(page).names[page as usize % CHUNK];
+            let names = &self.chunk(page).rows[page as usize % CHUNK].names;
             prefetch(head);
             prefetch(&body.held);
             prefetch(&names[at]);
@@ -162,7 +162,7 @@ impl Writer {
     }
 
     #[inline]
-    fn is_guess(
+    pub(super) fn is_guess(
         &self,
         shared: &Shared,
         known: &Known,
@@ -286,7 +286,7 @@ impl Writer {
         let mut parents = Vec::with_capacity(known.len as usize);
         for page in known.pages() {
             let meta = self.meta(page);
-            let names = &self.chunk(page).names[page as usize % CHUNK];
+            let names = &self.chunk(page).rows[page as usize % CHUNK].names;
             let (head, body) = shared.pages.at(page);
             for (at, name) in names.iter().enumerate().take(head.len()) {
                 let block = block_id(page, at);

@@ -12,7 +12,6 @@ use super::tree::mark_of;
 use super::tree::usual;
 use crate::kv::block::Path;
 use crate::kv::block::STRETCH;
-use crate::kv::event::Name;
 use crate::kv::event::Tier;
 use crate::kv::index::Shared;
 use crate::kv::index::holders::Mark;
@@ -22,6 +21,7 @@ use crate::kv::index::names::Naming;
 use crate::kv::index::pages::BlockId;
 use crate::kv::index::pages::Body;
 use crate::kv::index::pages::CHUNK;
+use crate::kv::index::pages::FAR;
 use crate::kv::index::pages::NONE;
 use crate::kv::index::pages::PageId;
 use crate::kv::index::pages::block_id;
@@ -35,7 +35,10 @@ use crate::kv::radix::UnknownParent;
 const PIECE: usize = 256;
 
 /// How many names ahead the table of names is asked for.
-const AHEAD: usize = 16;
+const AHEAD: usize = 32;
+
+/// For fewer blocks it is not worth to go back along a chain.
+const TRAIL_MIN: usize = 64;
 
 /// Where the next block of a chain goes on from.
 #[derive(Clone, Copy)]
@@ -45,18 +48,20 @@ struct End {
     depth: u32,
     /// The last block; [`NONE`] at a chain's start.
     block: BlockId,
+    /// The pages of the last stretches, each in its place; [`NONE`] where it is not known.
+    trail: [PageId; FAR],
 }
 
 /// How an event stores its blocks.
 #[derive(Clone, Copy)]
-struct Way {
-    slot: Slot,
-    tier: Tier,
-    copies: Copies,
+pub(super) struct Way {
+    pub(super) slot: Slot,
+    pub(super) tier: Tier,
+    pub(super) copies: Copies,
     /// What a block is marked with that was not held before.
-    mark: Mark,
+    pub(super) mark: Mark,
     /// Whether that mark says all.
-    is_usual: bool,
+    pub(super) is_usual: bool,
 }
 
 impl Writer {
@@ -76,20 +81,28 @@ impl Writer {
                 path: Path::start(root).0,
                 depth: 0,
                 block: NONE,
+                trail: [NONE; FAR],
             },
             After::Block(name) => {
                 // The first of them will be looked for next; both may be far away.
                 if let Some(first) = blocks.first() {
                     self.names.prefetch(first.name.0);
                 }
+                let guess = known.end(name);
                 let block = self
-                    .resolve(shared, known, slot, name)
+                    .is_guess(shared, known, slot, guess, name)
+                    .then_some(guess)
+                    .or_else(|| self.resolve(shared, known, slot, name))
                     .ok_or(UnknownParent)?;
                 let (page, at) = place_of(block);
                 End {
                     path: shared.pages.at(page).1.paths[at].load(Relaxed),
                     depth: self.meta(page).depth + at as u32 + 1,
                     block,
+                    trail: match blocks.len() {
+                        0..TRAIL_MIN => [NONE; FAR],
+                        _ => self.trail(page),
+                    },
                 }
             }
         };
@@ -125,7 +138,24 @@ impl Writer {
             }
             left = rest;
         }
+        if let (Some(last), Some(known)) = (blocks.last(), self.tree_mut(slot)) {
+            known.set_end(last.name, end.block);
+        }
         Ok(())
+    }
+
+    /// The pages of the stretches up to one page's, as they were once: guesses.
+    fn trail(&self, mut page: PageId) -> [PageId; FAR] {
+        let mut trail = [NONE; FAR];
+        for _ in 0..FAR {
+            let meta = self.meta(page);
+            trail[meta.depth as usize / STRETCH % FAR] = page;
+            if meta.up == NONE {
+                break;
+            }
+            (page, _) = place_of(meta.up);
+        }
+        trail
     }
 
     fn is_at(&self, shared: &Shared, slot: Slot, end: End) -> bool {
@@ -179,14 +209,31 @@ impl Writer {
         while placed < blocks.len() {
             let depth = start + placed as u32;
             if next.0 == NONE {
-                let found = self.page_of(shared, paths[placed], depth).or_else(|| {
-                    let up_path = placed.checked_sub(1).map_or(before, |at| paths[at]);
-                    self.new_page(shared, paths[placed], depth, end.block, up_path)
-                });
-                match found {
-                    Some(page) => next = (page, 0),
-                    None => break,
+                let up = match is_start(depth) {
+                    true => end.block,
+                    false => NONE,
+                };
+                let guess = self.page_after(shared, up, paths[placed]);
+                let found = guess
+                    .or_else(|| self.page_of(shared, paths[placed], depth))
+                    .or_else(|| {
+                        let up_path = placed.checked_sub(1).map_or(before, |at| paths[at]);
+                        self.new_page(shared, paths[placed], depth, end.block, up_path)
+                    });
+                let Some(page) = found else {
+                    break;
+                };
+                if is_start(depth) {
+                    let before = &mut end.trail[depth as usize / STRETCH % FAR];
+                    if let Some((_, far)) = shared.pages.ahead(std::mem::replace(before, page)) {
+                        far.store(page, Relaxed);
+                    }
                 }
+                if guess.is_none() && up != NONE {
+                    let (up, _) = place_of(up);
+                    shared.pages.at(up).0.next.store(page, Relaxed);
+                }
+                next = (page, 0);
             }
             let (page, at) = next;
             let mut at = at;
@@ -200,6 +247,20 @@ impl Writer {
                 && body.paths[at].load(Relaxed) == paths[placed]
             {
                 let block = block_id(page, at);
+                let alike = match way.is_usual && !known.has_aliases() {
+                    true => {
+                        self.hold_alike(shared, way, block, &paths[placed..], &blocks[placed..])
+                    }
+                    false => 0,
+                };
+                if alike > 0 {
+                    known.blocks[way.tier as usize] += alike as u64;
+                    held += alike;
+                    at += alike;
+                    placed += alike;
+                    end.block = block_id(page, at - 1);
+                    continue;
+                }
                 let is_new = self.hold(shared, known, way, block);
                 held += usize::from(is_new);
                 let name = blocks[placed].name;
@@ -330,7 +391,7 @@ impl Writer {
         let chunk = &mut chunks[page as usize / CHUNK];
         let places = body.paths[first..].iter().zip(&body.held[first..]);
         let places = places
-            .zip(&mut chunk.names[page as usize % CHUNK][first..])
+            .zip(&mut chunk.rows[page as usize % CHUNK].names[first..])
             .zip(first..);
         let new = paths.iter().zip(blocks).zip(places);
         let mut done = 0;
@@ -349,7 +410,7 @@ impl Writer {
             *name = block.name.0;
             done += 1;
         }
-        chunk.meta[page as usize % CHUNK].named |= ((1 << done) - 1) << first;
+        chunk.rows[page as usize % CHUNK].meta.named |= ((1 << done) - 1) << first;
         done
     }
 
@@ -369,105 +430,9 @@ impl Writer {
             }
         }
     }
-
-    /// A tree holds a block that is there. Tells whether it did not before.
-    #[inline]
-    fn hold(&mut self, shared: &Shared, known: &mut Known, way: Way, block: BlockId) -> bool {
-        let mark = self.mark(shared, way.slot, block);
-        if mark == Mark::Absent {
-            self.set_mark(shared, way.slot, block, way.mark);
-            self.memberships += 1;
-            self.first(known, way, block);
-            return true;
-        }
-        let old = known.copies(block, mark);
-        let mut new = old;
-        let copies = &mut new[way.tier as usize];
-        *copies = match (way.copies, *copies) {
-            (Copies::Counted, known) => known.saturating_add(1),
-            (Copies::Unknown, 0) => UNKNOWN,
-            (Copies::Unknown, known) => known,
-        };
-        known.set_copies(block, old, new);
-        self.set_mark(shared, way.slot, block, mark_of(new));
-        false
-    }
-
-    /// Counts a block that a tree did not hold before.
-    #[inline]
-    fn first(&mut self, known: &mut Known, way: Way, block: BlockId) {
-        if way.is_usual {
-            known.blocks[way.tier as usize] += 1;
-        } else {
-            known.set_copies(block, [0; 3], first_copies(way.tier, way.copies));
-        }
-    }
-
-    /// Lets a tree know a block that it holds by a name; `is_new` if it did not hold it before.
-    ///
-    /// A tree knows a block by one name, and by a name one block. What else a name stood for is
-    /// forgotten, and a block told under another name is forgotten at its first removal: both are
-    /// colder than the truth can be, and never warmer.
-    #[inline(never)]
-    fn name(
-        &mut self,
-        shared: &Shared,
-        known: &mut Known,
-        slot: Slot,
-        block: BlockId,
-        name: Name,
-        is_new: bool,
-    ) {
-        if let Some(other) = self.resolve(shared, known, slot, name)
-            && other != block
-        {
-            self.forget(shared, known, slot, other);
-        }
-        let (page, at) = place_of(block);
-        let is_own = self.has_name(block, name);
-        if !is_new {
-            let is_same = match known.alias_of(block) {
-                Some(alias) => alias == name,
-                None => is_own,
-            };
-            if is_same {
-                return;
-            }
-            let mark = self.mark(shared, slot, block);
-            let old = known.copies(block, mark);
-            let new = old.map(|copies| if copies > 0 { UNKNOWN } else { 0 });
-            known.set_copies(block, old, new);
-        }
-        if is_own {
-            known.drop_alias(block);
-        } else {
-            known.drop_alias(block);
-            let is_unnamed = self.meta(page).named >> at & 1 == 0;
-            if !is_unnamed || self.name_in_table(block, name) != Naming::Done {
-                known.set_alias(block, name);
-            }
-        }
-    }
-
-    /// Gives a block a name in the common table.
-    #[inline]
-    fn name_in_table(&mut self, block: BlockId, name: Name) -> Naming {
-        let chunks = &self.chunks;
-        let naming = self.names.insert(name.0, block, |block| {
-            let (page, at) = place_of(block);
-            chunks[page as usize / CHUNK].has_name(page, at, name.0)
-        });
-        if naming == Naming::Done {
-            let (page, at) = place_of(block);
-            let chunk = &mut self.chunks[page as usize / CHUNK];
-            chunk.names[page as usize % CHUNK][at] = name.0;
-            chunk.meta[page as usize % CHUNK].named |= 1 << at;
-        }
-        naming
-    }
 }
 
-fn first_copies(tier: Tier, copies: Copies) -> [u16; Tier::COUNT] {
+pub(super) fn first_copies(tier: Tier, copies: Copies) -> [u16; Tier::COUNT] {
     let mut first = [0; Tier::COUNT];
     first[tier as usize] = match copies {
         Copies::Counted => 1,

@@ -6,6 +6,7 @@ use crate::kv::event::Name;
 use crate::kv::event::Tier;
 use crate::kv::index::holders::Mark;
 use crate::kv::index::pages::BlockId;
+use crate::kv::index::pages::NONE;
 use crate::kv::index::pages::PageId;
 use crate::kv::index::simd::prefetch;
 
@@ -33,8 +34,31 @@ pub(in crate::kv::index) struct Known {
     /// The writer's clock at the last store.
     pub(super) stored_at: u64,
     pub(in crate::kv::index) was_cut: bool,
+    /// Where stores ended, by the last block's name: most go on from there.
+    ends: Ends,
     /// What it was counted with last.
     pub(super) counted_bytes: usize,
+}
+
+/// As many chains as one engine mostly works on at a time.
+const ENDS: usize = 64;
+
+/// A guess for a name, in a place of its hash: the name's other half, and the block.
+#[derive(Debug)]
+struct Ends([(u32, BlockId); ENDS]);
+
+impl Default for Ends {
+    fn default() -> Self {
+        Self([(0, NONE); ENDS])
+    }
+}
+
+impl Ends {
+    #[inline]
+    fn place(name: Name) -> (usize, u32) {
+        let spread = name.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((spread >> 32) as usize % ENDS, (spread >> 38) as u32)
+    }
 }
 
 /// What a mark says of the copies where nothing else is known.
@@ -63,6 +87,23 @@ impl Known {
         prefetch(&self.pages);
         prefetch(&self.copies);
         prefetch(&self.stored_at);
+    }
+
+    /// The block that a store ended with under this name, as far as it is noted. It may be another's by
+    /// now.
+    #[inline]
+    pub(super) fn end(&self, name: Name) -> BlockId {
+        let (place, rest) = Ends::place(name);
+        match self.ends.0[place] {
+            (known, block) if known == rest => block,
+            _ => NONE,
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_end(&mut self, name: Name, block: BlockId) {
+        let (place, rest) = Ends::place(name);
+        self.ends.0[place] = (rest, block);
     }
 
     #[inline]
