@@ -197,6 +197,18 @@ fn a_gap_asks_for_a_replay_from_the_last_one_known_and_goes_on_scoring() {
 }
 
 #[test]
+fn a_gap_found_while_it_is_asked_about_silence_is_counted_once() {
+    let mut play = Play::live(4);
+    play.wait();
+    play.say(0, [7, 8]);
+    assert_eq!((play.state(), play.asked.as_slice()), ("live", &[4][..]));
+    assert_eq!(play.stream.counts().gaps, 1);
+    play.answer(0, 4..=8);
+    assert_eq!(play.numbers(), (0..=8).collect::<Vec<_>>());
+    assert_eq!(play.stream.counts().gaps, 1);
+}
+
+#[test]
 fn a_gap_that_another_process_fills_is_a_restart() {
     let mut play = Play::live(4);
     play.say(0, [7]);
