@@ -91,6 +91,7 @@ impl<T> Stream<T> {
                         // The question that was put brings the missing ones too.
                         if *doubt == Doubt::Silence {
                             *doubt = Doubt::Gap;
+                            self.counts.gaps += 1;
                         }
                         return;
                     }

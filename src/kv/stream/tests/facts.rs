@@ -197,6 +197,18 @@ fn a_gap_asks_for_a_replay_from_the_last_one_known_and_goes_on_scoring() {
 }
 
 #[test]
+fn a_gap_found_while_it_is_asked_about_silence_is_counted_once() {
+    let mut play = Play::live(4);
+    play.wait();
+    play.say(0, [7, 8]);
+    assert_eq!((play.state(), play.asked.as_slice()), ("live", &[4][..]));
+    assert_eq!(play.stream.counts().gaps, 1);
+    play.answer(0, 4..=8);
+    assert_eq!(play.numbers(), (0..=8).collect::<Vec<_>>());
+    assert_eq!(play.stream.counts().gaps, 1);
+}
+
+#[test]
 fn a_gap_that_another_process_fills_is_a_restart() {
     let mut play = Play::live(4);
     play.say(0, [7]);
@@ -277,6 +289,65 @@ fn a_question_without_an_answer_is_put_twice_and_then_all_is_forgotten() {
     play.say(1, [9]);
     play.wait();
     assert_eq!((play.state(), play.numbers()), ("partial", vec![9]));
+}
+
+/// A gap about which nobody answers, until it is asked for all from the first batch on.
+fn forgotten_after_a_gap() -> Play {
+    let mut play = Play::live(4);
+    play.say(0, [7]);
+    play.wait();
+    play.wait();
+    assert_eq!(play.asked, [4, 4, 0]);
+    assert_eq!((play.state(), play.applied.len()), ("cold", 0));
+    play
+}
+
+#[test]
+fn who_answers_again_after_a_gap_was_given_up_tells_all() {
+    let mut play = forgotten_after_a_gap();
+    play.say(0, [8]);
+    play.answer(0, 0..=8);
+    play.say(0, [9]);
+    assert_eq!(
+        (play.state(), play.numbers()),
+        ("live", (0..=9).collect::<Vec<_>>())
+    );
+    assert_eq!(play.stream.reason(), Reason::FromTheFirst);
+    assert_eq!(play.resets, [Reset::Gap]);
+}
+
+#[test]
+fn who_answers_again_after_all_was_given_up_tells_no_more_than_what_is_missing() {
+    let mut play = forgotten_after_a_gap();
+    play.say(0, [8]);
+    play.wait();
+    assert_eq!((play.state(), play.numbers()), ("partial", vec![8]));
+    play.say(0, [11]);
+    assert_eq!(play.asked, [4, 4, 0, 8]);
+    play.answer(0, 8..=11);
+    assert_eq!(
+        (play.state(), play.numbers()),
+        ("partial", vec![8, 9, 10, 11])
+    );
+    assert_eq!(play.resets, [Reset::Gap]);
+}
+
+#[test]
+fn where_nothing_came_while_all_was_given_up_the_next_batch_asks_for_all_again() {
+    let mut play = forgotten_after_a_gap();
+    play.wait();
+    assert_eq!(
+        (play.state(), play.asked.as_slice()),
+        ("cold", &[4, 4, 0][..])
+    );
+    play.say(0, [8]);
+    assert_eq!(play.asked, [4, 4, 0, 0]);
+    assert_eq!((play.state(), play.applied.len()), ("cold", 0));
+    play.answer(0, 0..=8);
+    assert_eq!(
+        (play.state(), play.numbers()),
+        ("live", (0..=8).collect::<Vec<_>>())
+    );
 }
 
 #[test]

@@ -53,6 +53,8 @@ pub(super) struct Make {
     pub(super) can_ask: bool,
     /// Questions are never answered.
     pub(super) is_deaf: bool,
+    /// Now and then, none is for a while.
+    pub(super) has_deaf_spells: bool,
     /// Batches kept for replays.
     pub(super) kept: u64,
     /// An answer is the start of a new live stream.
@@ -93,6 +95,7 @@ pub(super) struct World {
     connection: Option<Connection>,
     witness_due: bool,
     faults: bool,
+    in_deaf_spell: bool,
     pub(super) stream: Stream<Payload>,
     tree: BTreeMap<usize, BTreeSet<u8>>,
     /// The last batch applied of each process since all was forgotten.
@@ -111,6 +114,7 @@ impl World {
         let make = Make {
             can_ask: random.u8(..5) != 0,
             is_deaf: random.u8(..8) == 0,
+            has_deaf_spells: random.u8(..4) == 0,
             kept: [3, 10, 1_000, 1_000][random.usize(..4)],
             is_one_stream,
             has_snapshots: random.bool(),
@@ -143,6 +147,7 @@ impl World {
             connection: None,
             witness_due: false,
             faults: true,
+            in_deaf_spell: false,
             stream,
             tree: BTreeMap::new(),
             applied: BTreeMap::new(),
@@ -170,6 +175,10 @@ impl World {
             90..93 => self.tick(),
             93..95 => self.witness(),
             95..97 => self.notice(),
+            97 if self.make.has_deaf_spells => {
+                self.in_deaf_spell = !self.in_deaf_spell;
+                self.log.push(format!("deaf: {}", self.in_deaf_spell));
+            }
             97 => self.cut(),
             98 => self.restart(),
             _ => self.now += Duration::from_millis(self.random.u64(..2_000)),
@@ -368,6 +377,7 @@ impl World {
         let spoils = self.hits(self.make.spoilt);
         let how = self.random.u8(..5);
         let make = self.make;
+        let is_deaf = make.is_deaf || self.in_deaf_spell;
         let Some(line) = &mut self.connection else {
             return;
         };
@@ -375,7 +385,7 @@ impl World {
             return;
         };
         let process = &self.processes[alive];
-        if make.is_deaf && !make.is_one_stream {
+        if is_deaf && !make.is_one_stream {
             return;
         }
         let oldest = process.count().saturating_sub(make.kept);
@@ -397,7 +407,7 @@ impl World {
                 }
             } else if first == 0 {
                 line.awaits_first = true;
-            } else if make.is_deaf || first < oldest || first > process.count() || spoils {
+            } else if is_deaf || first < oldest || first > process.count() || spoils {
                 line.is_open = false;
                 line.live.push_back(Said::Failed);
             } else {
@@ -524,6 +534,7 @@ impl World {
     /// the source tells it.
     pub(super) fn settle(&mut self) {
         self.faults = false;
+        self.in_deaf_spell = false;
         self.log.push("no more faults".to_owned());
         self.calm_down();
         self.restart();
