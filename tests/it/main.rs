@@ -15,6 +15,7 @@ mod config;
 mod failures;
 mod kv_events;
 mod pairs;
+mod prefill_decode;
 mod proxy;
 mod redis_server;
 mod responses;
