@@ -55,6 +55,11 @@ impl Answer {
     }
 }
 
+/// Whether an answer tells of an error, as a router or as an engine writes it.
+pub(crate) fn has_error(text: &str) -> bool {
+    text.contains("\"error\":{") || text.contains("\"error\": {")
+}
+
 /// An answer of which the head has come. Dropping it closes the connection.
 #[derive(Debug)]
 pub(crate) struct Open {

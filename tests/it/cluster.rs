@@ -21,9 +21,11 @@ use tokio::task::JoinHandle;
 use warmroute::app::App;
 use warmroute::config::Config;
 use warmroute::config::document;
+use warmroute::fleet::Role;
 use warmroute::fleet::discovery::Listed;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker;
+use warmroute::sim::worker::Handoffs;
 use warmroute::sim::worker::Settings;
 use warmroute::sim::worker::Stats;
 use warmroute::sim::worker::Truth;
@@ -105,6 +107,11 @@ pub(crate) struct Engine {
     pub(crate) address: SocketAddr,
     /// Where each rank's cache events are; empty if they are off.
     pub(crate) events: Vec<Bound>,
+    /// What it does of a request; all of it, if it has no connector.
+    role: Role,
+    /// Where it tells decode engines who it is, if they ask for that.
+    bootstrap: Option<SocketAddr>,
+    is_killed: bool,
     process: Process,
 }
 
@@ -155,14 +162,18 @@ impl Engine {
     }
 
     pub(crate) async fn try_here(name: &str, settings: Settings) -> Option<Self> {
+        let role = role(&settings);
         let worker = worker::bind(settings).await.ok()?;
         let (address, handle) = (worker.addr(), worker.handle());
-        let events = handle.kv_events();
+        let (events, bootstrap) = (handle.kv_events(), handle.bootstrap());
         let task = tokio::spawn(worker.run(std::future::pending()));
         Some(Self {
             name: name.to_owned(),
             address,
             events,
+            role,
+            bootstrap,
+            is_killed: false,
             process: Process::Here { handle, task },
         })
     }
@@ -190,6 +201,7 @@ impl Engine {
             .args(["--cache-blocks", &settings.cache_blocks.to_string()])
             .args(["--hash-seed", &settings.hash_seed.to_string()]);
         command.args(event_arguments(settings));
+        command.args(handoff_arguments(settings));
         let (child, printed) = Killed::start(&mut command);
         let mut lines = printed.lines();
         let line = lines.next()?.unwrap();
@@ -198,11 +210,22 @@ impl Engine {
             Some(_) => settings.data_parallel_size.get(),
             None => 0,
         };
-        let events = lines.take(usize::from(ranks));
+        let events = lines.by_ref().take(usize::from(ranks));
+        let events = events.map(|line| bound(&line.unwrap())).collect();
+        let has_bootstrap = settings.handoff.connector == Some(worker::Connector::Mooncake)
+            && settings.handoff.role != Some(worker::Role::Decode);
+        let bootstrap = has_bootstrap.then(|| lines.next().unwrap().unwrap());
+        let bootstrap = bootstrap.map(|line| {
+            let address = line.trim_start_matches("bootstrap on http://");
+            address.parse().unwrap()
+        });
         Some(Self {
             name: name.to_owned(),
             address: address.parse().ok()?,
-            events: events.map(|line| bound(&line.unwrap())).collect(),
+            events,
+            role: role(settings),
+            bootstrap,
+            is_killed: false,
             process: Process::Child(child),
         })
     }
@@ -221,6 +244,17 @@ impl Engine {
                 let body = serde_json::to_string(&faults).unwrap();
                 let answer = client::post(self.address, "/fault", body).await;
                 assert_eq!(answer.status, 200);
+            }
+        }
+    }
+
+    /// What it has seen of prompts that are handed over.
+    pub(crate) async fn handoffs(&self) -> Handoffs {
+        match &self.process {
+            Process::Here { handle, .. } => handle.handoffs(),
+            Process::Child(_) => {
+                let answer = client::get(self.address, "/sim/handoffs").await;
+                serde_json::from_slice(&answer.body).unwrap()
             }
         }
     }
@@ -253,6 +287,7 @@ impl Engine {
 
     /// Ends it without a word: SIGKILL for a child, its sockets closed at once for one of ours.
     pub(crate) async fn kill(&mut self) {
+        self.is_killed = true;
         match &mut self.process {
             Process::Here { task, .. } => {
                 task.abort();
@@ -262,6 +297,14 @@ impl Engine {
                 child.0.kill().unwrap();
                 child.0.wait().unwrap();
             }
+        }
+    }
+
+    /// Whether its process has ended, by itself or because a test killed it.
+    pub(crate) fn is_gone(&self) -> bool {
+        match &self.process {
+            Process::Here { task, .. } => task.is_finished(),
+            Process::Child(_) => self.is_killed,
         }
     }
 
@@ -307,9 +350,39 @@ impl Engine {
         Listed {
             url: format!("http://{}", self.address),
             name: self.name.clone(),
+            role: self.role,
+            bootstrap: self
+                .bootstrap
+                .map_or_else(String::new, |at| format!("http://{at}")),
             ..Listed::default()
         }
     }
+}
+
+/// As a router calls it.
+fn role(settings: &Settings) -> Role {
+    match settings.handoff.role() {
+        None | Some(worker::Role::Both) => Role::Both,
+        Some(worker::Role::Prefill) => Role::Prefill,
+        Some(worker::Role::Decode) => Role::Decode,
+    }
+}
+
+fn handoff_arguments(settings: &Settings) -> Vec<String> {
+    let handoff = &settings.handoff;
+    let lower =
+        |name: &str, value: &dyn std::fmt::Debug| format!("--kv-{name}={value:?}").to_lowercase();
+    let role = handoff.role.iter().map(|role| lower("role", role));
+    let connector = handoff.connector.iter().map(|it| lower("connector", it));
+    let lease = handoff
+        .lease_ms
+        .iter()
+        .map(|ms| format!("--handoff-lease-ms={ms}"));
+    let connect = format!("--handoff-connect-ms={}", handoff.connect_ms);
+    role.chain(connector)
+        .chain(lease)
+        .chain([connect])
+        .collect()
 }
 
 impl Drop for Engine {
@@ -502,6 +575,12 @@ impl Cluster {
         let engines = Self::engine_children(&engines);
         let config = Self::config_of(&engines, |_| {});
         Self::of(engines, Router::child(&config).await).await
+    }
+
+    /// With engines of the test's own.
+    pub(crate) async fn with(engines: Vec<Engine>, change: impl FnOnce(&mut Config)) -> Self {
+        let config = Self::config_of(&engines, change);
+        Self::of(engines, Router::here(&config).await).await
     }
 
     async fn engines_here(settings: Vec<Settings>) -> Vec<Engine> {

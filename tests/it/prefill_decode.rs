@@ -1,0 +1,3 @@
+//! Requests over pairs of workers: one computes the prompt, another answers.
+
+mod failures;
