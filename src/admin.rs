@@ -2,6 +2,7 @@
 
 mod fleet;
 mod kv;
+mod pairs;
 mod responses;
 
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Wiring: builds every part from the configuration, starts its tasks, and drains them.
 
+pub mod check;
+mod discoveries;
 mod events;
 pub mod process;
 
@@ -7,7 +9,6 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use tokio::net::TcpListener;
 use tracing::info;
 use tracing::warn;
 
+use self::discoveries::Discoveries;
 use crate::admin::AdminServer;
 use crate::admin::KvPages;
 use crate::admin::ResponsesPage;
@@ -24,15 +26,12 @@ use crate::api::ApiServer;
 use crate::api::responses::Mode;
 use crate::api::responses::Responses;
 use crate::carrier::Ring;
-use crate::config;
 use crate::config::Config;
 use crate::fleet::discovery;
 use crate::fleet::discovery::Discovery;
-use crate::fleet::discovery::bearer;
-use crate::fleet::discovery::dns::Dns;
-use crate::fleet::discovery::file::File;
 use crate::fleet::discovery::fixed::Fixed;
-use crate::fleet::discovery::shared;
+use crate::fleet::handoff::Connector;
+use crate::fleet::handoff::watch;
 use crate::fleet::probe;
 use crate::fleet::registry;
 use crate::http::carriers::Aside;
@@ -144,11 +143,16 @@ impl App {
         ));
 
         find_workers(config, &fleet, &tasks);
+        let pairing = &config.prefill_decode;
+        let needs_peer = pairing.connector.is_some_and(Connector::needs_peer);
+        let bootstrap = needs_peer.then_some(pairing.bootstrap_port);
         tasks.spawn_until_stopped(probe::run(
             fleet.clone(),
             config.fleet.health.clone(),
+            bootstrap,
             tasks.clone(),
         ));
+        watch_pairs(config, &fleet, &tasks);
         let shared = subscriber::Shared {
             forest: forest.clone(),
             board: board.clone(),
@@ -318,41 +322,25 @@ fn ring(config: &Config, metrics: &Registry) -> io::Result<Ring> {
 }
 
 fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
-    let fixed = config.members();
+    let Discoveries { fixed, file, dns } = Discoveries::of(config);
     if !fixed.is_empty() {
         // At once, so that the first requests find the workers listed.
         follow(Fixed::new(fixed), fleet, tasks);
     }
-    if !config.fleet.file.path.is_empty() {
-        let path = config.fleet.file.path.clone();
-        let interval = Duration::from_millis(config.fleet.file.interval_ms);
-        let parse = {
-            let path = path.clone();
-            let splits = config.prefill_decode.connector.is_some();
-            Box::new(move |text: &str| config::parse_workers(&path, text, splits))
-        };
-        follow(
-            File::new(PathBuf::from(path), interval, parse),
-            fleet,
-            tasks,
-        );
+    if let Some(file) = file {
+        follow(file, fleet, tasks);
     }
-    let dns = &config.fleet.dns;
-    if !dns.name.is_empty() {
-        let authorization = bearer(&dns.api_key).unwrap_or_default();
-        let interval = Duration::from_millis(dns.interval_ms);
-        follow(
-            Dns::new(
-                format!("{}:{}", dns.name, dns.port),
-                interval,
-                authorization,
-                dns.events.check().unwrap_or_default(),
-                shared(&dns.labels),
-                dns.role,
-            ),
-            fleet,
-            tasks,
-        );
+    for dns in dns {
+        follow(dns, fleet, tasks);
+    }
+}
+
+/// Looks after what handing over takes, where requests are split.
+fn watch_pairs(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
+    let settings = &config.prefill_decode;
+    if let Some(connector) = settings.connector {
+        let watching = watch::run(fleet.clone(), connector, settings.topology.clone());
+        tasks.spawn_until_stopped(watching);
     }
 }
 

@@ -158,12 +158,14 @@ impl Default for WorkersFile {
 pub struct Dns {
     /// Empty for none.
     pub name: String,
+    /// Each address of this one is a prefill worker. Empty for none.
+    pub prefill_name: String,
     pub port: u16,
     pub interval_ms: u64,
     pub api_key: Secret,
     pub events: events::Listed,
     pub labels: BTreeMap<String, String>,
-    /// Of each of them.
+    /// Of each address of `name`.
     pub role: Role,
 }
 
@@ -172,6 +174,7 @@ impl Default for Dns {
         // Headless services of Kubernetes change within seconds, and vLLM listens on 8000.
         Self {
             name: String::new(),
+            prefill_name: String::new(),
             port: 8_000,
             interval_ms: 5_000,
             api_key: Secret::default(),

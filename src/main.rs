@@ -9,6 +9,7 @@ use clap::Parser;
 use clap::Subcommand;
 use tokio::runtime;
 use warmroute::app::App;
+use warmroute::app::check;
 use warmroute::app::process;
 use warmroute::bridge;
 use warmroute::config::Config;
@@ -42,6 +43,13 @@ enum Command {
     Check {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// Ask every worker how it is, instead, and print what they say. Exit code 1 if something is wrong.
+        #[arg(long)]
+        live: bool,
+        /// Also have prefill workers hand a short prompt over to decode workers, and compare the text with what
+        /// those say alone.
+        #[arg(long, requires = "live")]
+        handoff: bool,
     },
     /// Start pretend engines and a router, send them conversations, and compare two policies.
     Demo(sim::demo::Settings),
@@ -88,10 +96,31 @@ fn main() -> ExitCode {
             observe::start_logging(&config.log);
             run(serve(&config))
         }),
-        Command::Check { config } => with_config(&config, |config| {
+        Command::Check {
+            config,
+            live: false,
+            handoff: _,
+        } => with_config(&config, |config| {
             let yaml = document::to_yaml(&config).map_err(io::Error::other)?;
             io::stdout().write_all(yaml.as_bytes())
         }),
+        Command::Check {
+            config,
+            live: true,
+            handoff,
+        } => {
+            let mut is_good = false;
+            let checked = with_config(&config, |config| {
+                run(async {
+                    is_good = check::run(&config, handoff, &mut io::stdout()).await?;
+                    Ok(())
+                })
+            });
+            match checked {
+                Ok(ExitCode::SUCCESS) if !is_good => Ok(ExitCode::FAILURE),
+                checked => checked,
+            }
+        }
         Command::Demo(settings) => run(sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
         Command::Bridge(settings) => match settings.targets() {
             Err(problem) => {

@@ -24,6 +24,7 @@ mod running;
 mod stream;
 mod tell_tokens;
 pub mod tokens;
+pub mod trial;
 mod usage;
 pub mod view;
 

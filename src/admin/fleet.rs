@@ -7,6 +7,7 @@ use std::time::Instant;
 use prometheus::IntGaugeVec;
 use serde::Serialize;
 
+use super::pairs::PairsRow;
 use crate::fleet::Role;
 use crate::fleet::Worker;
 use crate::fleet::breaker;
@@ -19,6 +20,8 @@ pub(super) struct Page {
     is_ready: bool,
     models: Vec<ModelRow>,
     workers: Vec<WorkerRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pairs: Option<PairsRow>,
 }
 
 #[derive(Debug, Serialize)]
@@ -138,6 +141,9 @@ pub(super) fn page(relay: &Relay, now: Instant) -> Page {
         is_ready: snapshot.is_ready(),
         models: models.collect(),
         workers: workers.collect(),
+        pairs: relay
+            .pairs()
+            .map(|(connector, pairs)| PairsRow::new(connector, pairs)),
     }
 }
 

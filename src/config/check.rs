@@ -64,7 +64,9 @@ fn check_listeners(config: &Config, wrong: &mut Wrong<'_>) {
 }
 
 fn check_fleet(fleet: &Fleet, wrong: &mut Wrong<'_>) {
-    if fleet.workers.is_empty() && fleet.file.path.is_empty() && fleet.dns.name.is_empty() {
+    let dns = &fleet.dns;
+    let has_dns = !dns.name.is_empty() || !dns.prefill_name.is_empty();
+    if fleet.workers.is_empty() && fleet.file.path.is_empty() && !has_dns {
         wrong(
             "fleet",
             "has no workers: list some under workers, or name a file or a dns name".to_owned(),
@@ -91,14 +93,14 @@ fn check_fleet(fleet: &Fleet, wrong: &mut Wrong<'_>) {
             }
         }
     }
-    if fleet.dns.name.contains([':', '/']) {
-        wrong(
-            "fleet.dns.name",
-            format!(
-                "`{}` must be a name alone; the port has its own key",
-                fleet.dns.name
-            ),
-        );
+    for (path, name) in [
+        ("fleet.dns.name", &fleet.dns.name),
+        ("fleet.dns.prefill_name", &fleet.dns.prefill_name),
+    ] {
+        if name.contains([':', '/']) {
+            let message = format!("`{name}` must be a name alone; the port has its own key");
+            wrong(path, message);
+        }
     }
     if let Err(error) = bearer(&fleet.dns.api_key) {
         wrong("fleet.dns.api_key", error);
@@ -116,7 +118,15 @@ fn check_roles(config: &Config, wrong: &mut Wrong<'_>) {
         let listed = config.fleet.workers.iter().enumerate();
         let listed = listed.map(|(place, it)| (format!("fleet.workers[{place}].role"), it.role));
         let dns = ("fleet.dns.role".to_owned(), config.fleet.dns.role);
-        for (path, role) in listed.chain([dns]).filter(|(_, role)| *role != Role::Both) {
+        let prefill = match &*config.fleet.dns.prefill_name {
+            "" => Role::Both,
+            _ => Role::Prefill,
+        };
+        let prefill = ("fleet.dns.prefill_name".to_owned(), prefill);
+        for (path, role) in listed
+            .chain([dns, prefill])
+            .filter(|(_, role)| *role != Role::Both)
+        {
             wrong(&path, format!("{}", NoConnector(role)));
         }
     }

@@ -1,6 +1,9 @@
 //! What two workers need of each other to hand a prompt over: by which connector, where a prefill
 //! worker's blocks are to be had, and why two of them are no pair. Pure.
 
+pub mod pairs;
+pub mod watch;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -107,7 +110,7 @@ pub fn host(worker: &Worker) -> &str {
 
 /// What of a worker decides whether it can be one of a pair, beside its models and its [`Peer`]. Made once a
 /// snapshot, compared for each pair that a decision looks at.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shape {
     block_size: Option<u32>,
     version: Option<Arc<str>>,
@@ -229,4 +232,49 @@ pub fn mismatch(
     }
     let is_unmet = connector.needs_peer() && prefill.worker.peer.load().is_none();
     is_unmet.then_some(Mismatch::NoBootstrap)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_bootstrap_servers_page_names_the_engine_of_each_rank() {
+        // As a real one answered.
+        let page = br#"{"0":{"engine_id":"7a490732-5bda-4b2f-aa25-1317f9998686","worker_addr":{"0":{"0":"tcp://127.0.0.1:33165"}}}}"#;
+        let peer = Peer::read(page, "http://p:8998").unwrap();
+        assert_eq!(&*peer.bootstrap, "http://p:8998");
+        assert_eq!(peer.ranks().collect::<Vec<_>>(), [0]);
+        let engine = Some("7a490732-5bda-4b2f-aa25-1317f9998686");
+        assert_eq!(peer.engine(0), engine);
+        assert_eq!(peer.engine(1), None);
+
+        let two = br#"{"10":{"engine_id":"b"},"2":{"engine_id":"a"}}"#;
+        let two = Peer::read(two, "").unwrap();
+        assert_eq!(two.ranks().collect::<Vec<_>>(), [2, 10]);
+    }
+
+    #[test]
+    fn a_page_that_names_none_or_one_badly_is_of_no_use() {
+        for page in [
+            "{}",
+            "[]",
+            "",
+            r#"{"detail":"Not Found"}"#,
+            r#"{"0":{"engine_id":""}}"#,
+            r#"{"0":{"engine_id":"a"},"1":{}}"#,
+            r#"{"0":{"engine_id":"a"},"-1":{"engine_id":"b"}}"#,
+        ] {
+            assert_eq!(Peer::read(page.as_bytes(), ""), None, "{page}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_page_makes_it_panic(page in "(\\{|\\}|\"0\"|\"engine_id\"|:|,|\"é\"|1){0,12}") {
+            let _ = Peer::read(page.as_bytes(), "");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Tasks that ask each worker how it is: `/health`, `/v1/models`, `/metrics`.
+//! Tasks that ask each worker how it is: `/health`, `/v1/models`, `/metrics`; and where its blocks are fetched.
 
 mod engine;
 
@@ -15,14 +15,18 @@ use tracing::info;
 use tracing::warn;
 
 use super::Facts;
+use super::Role;
 use super::Worker;
 use super::events;
 use super::events::Endpoint;
 use super::events::Events;
+use super::handoff;
+use super::handoff::Peer;
 use super::health;
 use super::health::Health;
 use super::load::Reported;
 use super::registry::Registry;
+use crate::http::client;
 use crate::http::drain::Tasks;
 use crate::http::drain::keyed::Keyed;
 use crate::ids::Model;
@@ -34,8 +38,17 @@ const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// Models and version change only with a restart or a new adapter: every so many probes is enough.
 const FACTS_EVERY: u32 = 8;
 
+/// What prefill workers are asked beside, where the connector needs it: the usual port of their bootstrap
+/// servers.
+pub type BootstrapPort = Option<u16>;
+
 /// Keeps one probing task for each worker of the fleet.
-pub async fn run(registry: Arc<Registry>, settings: health::Settings, tasks: Tasks) {
+pub async fn run(
+    registry: Arc<Registry>,
+    settings: health::Settings,
+    bootstrap: BootstrapPort,
+    tasks: Tasks,
+) {
     let mut changes = registry.changes();
     let mut probes = Keyed::new(tasks);
     loop {
@@ -46,7 +59,8 @@ pub async fn run(registry: Arc<Registry>, settings: health::Settings, tasks: Tas
             .map(|status| (status.worker.id, &status.worker))
             .collect();
         probes.keep(&listed.keys().copied().collect(), |id| {
-            probe(listed[id].clone(), registry.clone(), settings.clone())
+            let registry = registry.clone();
+            probe(listed[id].clone(), registry, settings.clone(), bootstrap)
         });
         tokio::select! {
             changed = changes.changed() => {
@@ -59,7 +73,12 @@ pub async fn run(registry: Arc<Registry>, settings: health::Settings, tasks: Tas
     }
 }
 
-async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, settings: health::Settings) {
+async fn probe(
+    worker: Arc<Worker>,
+    registry: Arc<Registry>,
+    settings: health::Settings,
+    bootstrap: BootstrapPort,
+) {
     let mut machine = health::Machine::new(&settings);
     let limit = Duration::from_millis(settings.timeout_ms);
     let interval = Duration::from_millis(settings.interval_ms);
@@ -73,12 +92,11 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, settings: health::S
             // Before the worker takes requests: a worker whose models are unknown serves nothing.
             match ask_models(&worker, limit).await {
                 Ok(mut found) => {
-                    found.version = ask(&worker, "/version", limit)
-                        .await
-                        .ok()
-                        .and_then(|body| engine::version(&body));
+                    found.version = ask_version(&worker, limit).await;
+                    let known = facts.take().unwrap_or_default();
+                    found.block_size = known.block_size;
                     if worker.events == Events::Auto {
-                        let known = facts.take().unwrap_or_default().event_endpoints;
+                        let known = known.event_endpoints;
                         found.event_endpoints =
                             ask_events(&worker, limit, known, &mut unusable).await;
                     }
@@ -99,6 +117,13 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, settings: health::S
                         registry.restarted(worker.id);
                     }
                     started = seen.started.or(started);
+                    if let Some(facts) = &mut facts
+                        && seen.block_size.is_some()
+                        && seen.block_size != facts.block_size
+                    {
+                        facts.block_size = seen.block_size;
+                        registry.set_facts(worker.id, facts.clone());
+                    }
                     worker.load.report(Reported {
                         at: observe::now(),
                         running: seen.running,
@@ -115,6 +140,10 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, settings: health::S
                         worker.load.expire_report_before(then);
                     }
                 }
+            }
+            // After a restart was seen: what a process told before is forgotten then.
+            if let Some(port) = bootstrap.filter(|_| worker.role != Role::Decode) {
+                learn_peer(&worker, &registry, port, limit).await;
             }
         } else {
             worker.load.expire_report();
@@ -152,6 +181,82 @@ async fn ask(worker: &Worker, path: &str, limit: Duration) -> Result<Bytes, Stri
         Ok(Ok((status, _))) if !status.is_success() => Err(format!("{path} answered {status}")),
         Ok(Ok((_, body))) => Ok(body),
     }
+}
+
+async fn ask_version(worker: &Worker, limit: Duration) -> Option<String> {
+    let page = ask(worker, "/version", limit).await.ok()?;
+    engine::version(&page)
+}
+
+/// Asks a prefill worker's bootstrap server, with each probe: a process that took another's place has
+/// other names, and whoever is sent to with the old ones waits for minutes.
+async fn learn_peer(worker: &Worker, registry: &Registry, port: u16, limit: Duration) {
+    match ask_peer(worker, port, limit).await {
+        Ok(peer) => {
+            if worker.peer.load().as_deref() != Some(&peer) {
+                let ranks = peer.ranks().len();
+                info!(worker = %worker.name, bootstrap = %peer.bootstrap, ranks, "learnt where its blocks are fetched");
+                registry.set_peer(worker.id, Some(peer));
+            }
+        }
+        // An answer that was lost does not make another process of it.
+        Err(error) => debug!(worker = %worker.name, error, "its bootstrap server does not answer"),
+    }
+}
+
+async fn ask_peer(worker: &Worker, port: u16, limit: Duration) -> Result<Peer, String> {
+    let bootstrap = handoff::bootstrap(worker, port);
+    let address = bootstrap.trim_start_matches("http://").to_owned();
+    // It is no engine, and knows no engine's key.
+    let pool = client::Pool::new(
+        address,
+        client::Settings {
+            pool_idle_max: 0,
+            ..client::Settings::default()
+        },
+    );
+    let get = pool.get("/query", None, ANSWER_BYTES_MAX);
+    match tokio::time::timeout(limit, get).await {
+        Err(_) => Err(format!("{bootstrap} gave no answer within {limit:?}")),
+        Ok(Err(error)) => Err(format!("{bootstrap}: {error}")),
+        Ok(Ok((status, _))) if !status.is_success() => {
+            Err(format!("{bootstrap}/query answered {status}"))
+        }
+        Ok(Ok((_, page))) => Peer::read(&page, &bootstrap)
+            .ok_or_else(|| format!("{bootstrap}/query names no engine")),
+    }
+}
+
+/// Asks one worker once, and has the registry know. Says what is wrong with it.
+pub async fn once(
+    worker: &Worker,
+    registry: &Registry,
+    limit: Duration,
+    bootstrap: BootstrapPort,
+) -> Result<(), String> {
+    let told = async {
+        ask(worker, "/health", limit).await?;
+        let mut facts = ask_models(worker, limit).await?;
+        facts.version = ask_version(worker, limit).await;
+        if let Ok(page) = ask(worker, "/metrics", limit).await {
+            facts.block_size = engine::metrics(&String::from_utf8_lossy(&page)).block_size;
+        }
+        if let Some(port) = bootstrap.filter(|_| worker.role != Role::Decode) {
+            learn_peer(worker, registry, port, limit).await;
+        }
+        Ok(facts)
+    };
+    let told: Result<Facts, String> = told.await;
+    let facts = told.inspect_err(|_| registry.set_health(worker.id, Health::Down))?;
+    registry.set_facts(worker.id, facts);
+    registry.set_health(worker.id, Health::Up);
+    Ok(())
+}
+
+/// Prompt tokens, ever, whose blocks a worker got from another. None where it does not say.
+pub async fn received_tokens(worker: &Worker, limit: Duration) -> Option<u64> {
+    let page = ask(worker, "/metrics", limit).await.ok()?;
+    engine::metrics(&String::from_utf8_lossy(&page)).received_tokens
 }
 
 async fn ask_models(worker: &Worker, limit: Duration) -> Result<Facts, String> {

@@ -23,6 +23,7 @@ use super::Status;
 use super::Worker;
 use super::breaker;
 use super::breaker::SharedBreaker;
+use super::handoff::Peer;
 use super::handoff::Shape;
 use super::health::Health;
 use super::load::Load;
@@ -59,6 +60,14 @@ struct Entry {
     drained: bool,
 }
 
+impl Entry {
+    /// Nothing that its process told of itself or held is to be relied on any more.
+    fn begin_life(&mut self) {
+        self.status.life += 1;
+        self.status.worker.peer.store(None);
+    }
+}
+
 impl Registry {
     pub fn new(
         client: client::Settings,
@@ -79,6 +88,11 @@ impl Registry {
 
     pub fn snapshot(&self) -> arc_swap::Guard<Arc<Snapshot>> {
         self.snapshot.load()
+    }
+
+    /// The label that a pair of workers must share; empty for none.
+    pub fn topology(&self) -> &str {
+        &self.topology
     }
 
     /// Tells of every new snapshot.
@@ -157,7 +171,7 @@ impl Registry {
             entry.status.health = health;
             // A worker that was down may be another process when it comes back.
             if health == Health::Down {
-                entry.status.life += 1;
+                entry.begin_life();
             }
         });
     }
@@ -170,6 +184,7 @@ impl Registry {
             status.worker.id == id
                 && (known.version != facts.version
                     || known.base != facts.base
+                    || known.block_size != facts.block_size
                     || known.event_endpoints != facts.event_endpoints
                     || !known.models.keys().eq(facts.models.keys()))
         });
@@ -180,7 +195,14 @@ impl Registry {
 
     /// The engine process behind a worker is another one now: what it held is gone.
     pub fn restarted(&self, id: WorkerId) {
-        self.change(id, |entry| entry.status.life += 1);
+        self.change(id, Entry::begin_life);
+    }
+
+    /// Takes where a worker's blocks are fetched, as its process told it.
+    pub fn set_peer(&self, id: WorkerId, peer: Option<Peer>) {
+        self.change(id, |entry| {
+            entry.status.worker.peer.store(peer.map(Arc::new));
+        });
     }
 
     /// Lets a worker finish what it has and gives it nothing new, or takes it back. `false` if there

@@ -50,6 +50,7 @@ use super::running::Belief;
 use super::running::Running;
 use crate::fleet::handoff::Connector;
 use crate::fleet::handoff::host;
+use crate::fleet::handoff::pairs::Pairs;
 use crate::fleet::load::InFlight;
 use crate::ids::Model;
 use crate::ids::WorkerId;
@@ -116,6 +117,9 @@ impl Settings {
         })
     }
 }
+
+/// How often it is looked whether a prefill worker's process is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Seconds from a hand-over within this process to a long prompt in a long queue.
 const PART_SECONDS: &[f64] = &[
@@ -237,6 +241,13 @@ impl Relay {
         self.prefill_decode.is_some()
     }
 
+    /// The pairs of the workers that are up now. None where requests are never split.
+    pub fn pairs(&self) -> Option<(Connector, Pairs)> {
+        let connector = self.prefill_decode.as_ref()?.connector;
+        let pairs = Pairs::of(&self.fleet.snapshot(), connector, self.fleet.topology());
+        Some((connector, pairs))
+    }
+
     /// For how many handoffs a worker keeps blocks that were not fetched yet, and how many tokens they are.
     /// None where requests are never split.
     pub fn pinned(&self, now: Instant, worker: WorkerId) -> Option<(usize, u64)> {
@@ -304,6 +315,35 @@ struct Try<'a> {
     deadline: Instant,
 }
 
+/// What was handed over and not fetched yet. Dropped, nobody will: the blocks stay until the lease ends.
+struct Outstanding<'a> {
+    of_model: &'a OfModel,
+    granted: Option<Granted>,
+}
+
+impl Outstanding<'_> {
+    /// They were fetched, or let go of.
+    fn release(mut self) {
+        if let Some(granted) = self.granted.take() {
+            granted.release();
+        }
+    }
+
+    /// They could not be fetched, and stay as well.
+    fn fail(mut self) {
+        self.granted = None;
+        self.of_model.on_handoff("failed");
+    }
+}
+
+impl Drop for Outstanding<'_> {
+    fn drop(&mut self) {
+        if self.granted.is_some() {
+            self.of_model.on_handoff("abandoned");
+        }
+    }
+}
+
 /// What a prompt's leg came to.
 enum First {
     Handed(Handed),
@@ -356,18 +396,21 @@ impl Try<'_> {
             First::Lost(lost) => return Outcome::Lost(lost),
         };
         let computed = observe::now();
-        let granted = it.pinned.grant(
-            computed,
-            it.lease,
-            prefill.worker.id,
-            u32::try_from(handed.prompt_tokens).unwrap_or(u32::MAX),
-        );
+        let tokens = u32::try_from(handed.prompt_tokens).unwrap_or(u32::MAX);
+        let granted = it
+            .pinned
+            .grant(computed, it.lease, prefill.worker.id, tokens);
+        // From here on its blocks are pinned, whether the client stays or not.
+        let outstanding = Outstanding {
+            of_model,
+            granted: Some(granted),
+        };
         let cached_tokens = handed.cached_tokens;
         let body = legs.decode(handed.params);
         let sent = observe::now();
         let answer = match self.second_leg(body, sent).await {
             Ok(answer) => answer,
-            Err(unopened) => return Outcome::Lost(self.unopened(unopened, granted)),
+            Err(unopened) => return Outcome::Lost(self.unopened(unopened, outstanding)),
         };
         let status = answer.head.status;
         let refusal = relay.refusal(&choice.worker, &answer);
@@ -380,12 +423,11 @@ impl Try<'_> {
             split: Some(Ok(self.split(status.is_success().then_some(cached_tokens)))),
         };
         if let Some(failure) = refusal {
-            // Busy: its blocks are for nobody else.
-            of_model.on_handoff("abandoned");
+            // Busy, and the blocks are for nobody else.
             return Outcome::Lost(Lost::refused(At::Worker, failure, tried));
         }
         if is_failure {
-            self.on_failed_handoff();
+            self.on_failed_handoff(outstanding);
             return Outcome::Lost(Lost {
                 is_workers_fault: false,
                 ..Lost::refused(At::Between, Failure::Handoff, tried)
@@ -393,11 +435,11 @@ impl Try<'_> {
         }
         if !status.is_success() {
             // The engine that refuses such a request tells the other to let go of the blocks.
-            granted.release();
+            outstanding.release();
             of_model.on_handoff("refused");
             return Outcome::Answered(tried);
         }
-        granted.release();
+        outstanding.release();
         let now = observe::now();
         self.on_fetched(now);
         let parts = [
@@ -544,9 +586,21 @@ impl Try<'_> {
             opened = &mut opened => return opened,
             () = silence => {}
         }
-        // A whole answer is silent until its end. It is waited for, unless nothing can come of it.
-        if self.plan.is_stream || self.has_lost_prefill() {
+        if self.plan.is_stream {
             return Err(Unopened::Silent);
+        }
+        // A whole answer is silent until its end. It is waited for, unless nothing can come of it: that a
+        // process is gone is noticed late, and long after that the blocks have come.
+        let watched_until = now + 2 * self.it.handoff_timeout;
+        while observe::now() < watched_until {
+            if self.has_lost_prefill() {
+                return Err(Unopened::Silent);
+            }
+            tokio::select! {
+                biased;
+                opened = &mut opened => return opened,
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
         }
         opened.await
     }
@@ -558,23 +612,18 @@ impl Try<'_> {
     }
 
     /// A decode leg without a first token.
-    fn unopened(&self, unopened: Unopened, granted: Granted) -> Lost {
+    fn unopened(&self, unopened: Unopened, outstanding: Outstanding<'_>) -> Lost {
         let name = &self.choice.worker.name;
-        // The blocks stay until the lease ends: nobody else may fetch them.
-        drop(granted);
         match unopened {
-            Unopened::Worker(error) => {
-                self.of_model.on_handoff("abandoned");
-                Lost {
-                    at: At::Worker,
-                    failure: error.failure(),
-                    last: format!("{name}: {error}"),
-                    answer: None,
-                    is_workers_fault: true,
-                }
-            }
+            Unopened::Worker(error) => Lost {
+                at: At::Worker,
+                failure: error.failure(),
+                last: format!("{name}: {error}"),
+                answer: None,
+                is_workers_fault: true,
+            },
             Unopened::Failed(_) | Unopened::Silent => {
-                self.on_failed_handoff();
+                self.on_failed_handoff(outstanding);
                 let why = match unopened {
                     Unopened::Failed(why) => why,
                     _ => "no token came in time of a prompt that another worker computed",
@@ -593,9 +642,9 @@ impl Try<'_> {
     /// What was computed at the one did not get to the other: who of them is to blame is not known, and
     /// either may be well. The one that computes is asked for no more when it happens again and again,
     /// for then prompts are computed where they are needed.
-    fn on_failed_handoff(&self) {
+    fn on_failed_handoff(&self, outstanding: Outstanding<'_>) {
         let prefill = &self.prefill.worker;
-        self.of_model.on_handoff("failed");
+        outstanding.fail();
         warn!(
             id = %self.job.id,
             prefill = %prefill.name,

@@ -13,40 +13,23 @@ use crate::fleet::events::Events;
 
 #[derive(Debug)]
 pub struct Dns {
+    /// Unique among the discoveries in use.
+    pub discovery: &'static str,
     /// `host:port`.
-    name: String,
-    interval: Duration,
-    authorization: Option<HeaderValue>,
-    events: Events,
-    labels: BTreeMap<String, Arc<str>>,
-    role: Role,
-    asked: bool,
-}
-
-impl Dns {
-    pub fn new(
-        name: String,
-        interval: Duration,
-        authorization: Option<HeaderValue>,
-        events: Events,
-        labels: BTreeMap<String, Arc<str>>,
-        role: Role,
-    ) -> Self {
-        Self {
-            name,
-            interval,
-            authorization,
-            events,
-            labels,
-            role,
-            asked: false,
-        }
-    }
+    pub name: String,
+    pub interval: Duration,
+    pub authorization: Option<HeaderValue>,
+    pub events: Events,
+    pub labels: BTreeMap<String, Arc<str>>,
+    /// Of each of them.
+    pub role: Role,
+    /// Whether it was asked before: the first time nothing is waited for.
+    pub asked: bool,
 }
 
 impl Discovery for Dns {
     fn name(&self) -> &'static str {
-        "dns"
+        self.discovery
     }
 
     async fn next(&mut self) -> Result<Vec<Member>, String> {
@@ -83,15 +66,16 @@ mod tests {
     use super::*;
 
     fn dns(name: &str) -> Dns {
-        let interval = Duration::from_millis(1);
-        Dns::new(
-            name.to_owned(),
-            interval,
-            None,
-            Events::Auto,
-            BTreeMap::new(),
-            Role::Both,
-        )
+        Dns {
+            discovery: "dns",
+            name: name.to_owned(),
+            interval: Duration::from_millis(1),
+            authorization: None,
+            events: Events::Auto,
+            labels: BTreeMap::new(),
+            role: Role::Both,
+            asked: false,
+        }
     }
 
     #[tokio::test]

@@ -11,6 +11,10 @@ pub(super) struct EngineMetrics {
     pub(super) started: Option<f64>,
     /// Tokens that the prefix cache holds.
     pub(super) cache_tokens: Option<u64>,
+    /// Tokens of one of its blocks.
+    pub(super) block_size: Option<u32>,
+    /// Prompt tokens, ever, whose blocks came from another engine.
+    pub(super) received_tokens: Option<u64>,
 }
 
 /// Reads a page in the Prometheus text format. Ranks are added up; what is missing stays zero.
@@ -31,12 +35,20 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
             "process_start_time_seconds" => found.started = Some(value),
             "vllm:cache_config_info" => {
                 let number = |name| label(labels, name)?.parse::<u64>().ok();
+                let size = number("block_size").and_then(|size| u32::try_from(size).ok());
+                found.block_size = size.filter(|size| *size > 0).or(found.block_size);
                 if let (Some(size), Some(blocks)) = (number("block_size"), number("num_gpu_blocks"))
                 {
                     let rank = size.saturating_mul(blocks);
                     let others = found.cache_tokens.unwrap_or(0);
                     found.cache_tokens = Some(others.saturating_add(rank));
                 }
+            }
+            "vllm:prompt_tokens_by_source_total"
+                if label(labels, "source") == Some("external_kv_transfer") =>
+            {
+                let others = found.received_tokens.unwrap_or(0);
+                found.received_tokens = Some(others.saturating_add(value as u64));
             }
             _ => {}
         }
@@ -102,7 +114,10 @@ mod tests {
             vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n\
             vllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n\
             process_start_time_seconds 1.79519653478802e+09\n\
-            vllm:cache_config_info{_block_size_resolved=\"True\",block_size=\"32\",num_gpu_blocks=\"160\",num_gpu_blocks_override=\"1\"} 1.0\n";
+            vllm:cache_config_info{_block_size_resolved=\"True\",block_size=\"32\",num_gpu_blocks=\"160\",num_gpu_blocks_override=\"1\"} 1.0\n\
+            vllm:prompt_tokens_by_source_total{engine=\"0\",source=\"local_compute\"} 7.0\n\
+            vllm:prompt_tokens_by_source_total{engine=\"0\",source=\"external_kv_transfer\"} 824.0\n\
+            vllm:prompt_tokens_by_source_total{engine=\"1\",source=\"external_kv_transfer\"} 1.0\n";
         assert_eq!(
             metrics(page),
             EngineMetrics {
@@ -111,6 +126,8 @@ mod tests {
                 kv_usage: 0.5,
                 started: Some(1_795_196_534.788_02),
                 cache_tokens: Some(32 * 160),
+                block_size: Some(32),
+                received_tokens: Some(825),
             }
         );
     }

@@ -1,0 +1,588 @@
+//! What requests over pairs come to while all is well, and what is told of them.
+
+use serde_json::Value;
+use serde_json::json;
+use warmroute::config::Config;
+use warmroute::fleet::handoff::Connector;
+use warmroute::relay::prefill_decode::OnPrefillFailure;
+use warmroute::sim::fault::Faults;
+use warmroute::sim::fault::handoff::HandoffFaults;
+use warmroute::sim::worker;
+use warmroute::sim::worker::HandoffSettings;
+use warmroute::sim::worker::Role;
+use warmroute::sim::worker::Settings;
+
+use crate::client;
+use crate::client::Answer;
+use crate::cluster::Cluster;
+use crate::cluster::Engine;
+use crate::cluster::eventually;
+use crate::cluster::fast;
+use crate::cluster::generating;
+use crate::cluster::unhurried;
+
+const NIXL: worker::Connector = worker::Connector::Nixl;
+
+fn with_role(settings: Settings, connector: worker::Connector, role: Role) -> Settings {
+    Settings {
+        handoff: HandoffSettings {
+            role: Some(role),
+            connector: Some(connector),
+            connect_ms: 50,
+            ..HandoffSettings::default()
+        },
+        ..settings
+    }
+}
+
+/// `count` prefill engines, then as many that decode. Prompts of a few tokens are split.
+async fn pairs(
+    count: usize,
+    connector: worker::Connector,
+    settings: Settings,
+    change: impl FnOnce(&mut Config),
+) -> Cluster {
+    let of = |role| with_role(settings.clone(), connector, role);
+    let mut engines = vec![of(Role::Prefill); count];
+    engines.extend(vec![of(Role::Decode); count]);
+    let cluster = Cluster::start(engines, |config| {
+        config.prefill_decode.connector = Some(match connector {
+            worker::Connector::Nixl => Connector::Nixl,
+            worker::Connector::Mooncake => Connector::Mooncake,
+        });
+        config.prefill_decode.remote_prefill_min_tokens = 24;
+        change(config);
+    })
+    .await;
+    if connector == worker::Connector::Mooncake {
+        for engine in &cluster.engines[..count] {
+            eventually("its bootstrap server is known", async || {
+                let row = cluster.worker(&engine.name).await;
+                row["handoffs"]["bootstrap"].is_string()
+            })
+            .await;
+        }
+    }
+    cluster
+}
+
+async fn one_pair(connector: worker::Connector) -> Cluster {
+    pairs(1, connector, fast(), |_| {}).await
+}
+
+/// A field of `x-warmroute-decision`.
+fn decision<'a>(answer: &'a Answer, name: &str) -> &'a str {
+    let header = answer.header("x-warmroute-decision");
+    let mut fields = header.split("; ").filter_map(|field| field.split_once('='));
+    fields
+        .find(|(key, _)| *key == name)
+        .map_or("", |(_, value)| value)
+}
+
+async fn decided(cluster: &Cluster, path: &str, body: &str) -> Answer {
+    let headers = [("x-warmroute-decision", "1")];
+    client::send(cluster.router.api, "POST", path, &headers, body.to_owned()).await
+}
+
+/// Of an answer, its text, however it was sent.
+fn text(path: &str, answer: &Answer) -> String {
+    let of = |value: &Value| -> String {
+        let parts = match path {
+            "/v1/chat/completions" => [
+                &value["choices"][0]["message"]["content"],
+                &value["choices"][0]["delta"]["content"],
+            ],
+            "/v1/completions" => [&value["choices"][0]["text"], &Value::Null],
+            _ => [&value["output"][0]["content"][0]["text"], &value["delta"]],
+        };
+        parts.map(|part| part.as_str().unwrap_or("")).concat()
+    };
+    if !answer.text().contains("data: ") {
+        return of(&answer.json());
+    }
+    let data = answer
+        .text()
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "));
+    data.filter_map(|data| serde_json::from_str(data).ok())
+        .map(|value: Value| of(&value))
+        .collect()
+}
+
+#[tokio::test]
+async fn each_api_is_answered_over_two_workers_as_over_one() {
+    for connector in [NIXL, worker::Connector::Mooncake] {
+        let alone = Cluster::fast(1).await;
+        let cluster = one_pair(connector).await;
+        let mut requests = 0;
+        for stream in [false, true] {
+            // Each asked for once, or a decode worker would hold it.
+            for (path, body) in generating(if stream { 9 } else { 8 }, stream) {
+                let body = body.replace("once", if stream { "twice" } else { "once" });
+                let context = format!("{connector:?} {path}, stream {stream}");
+                let answer = decided(&cluster, path, &body).await;
+                assert_eq!(answer.status, 200, "{context}: {}", answer.text());
+                requests += 1;
+                assert_eq!(decision(&answer, "split"), "yes", "{context}");
+                assert_eq!(decision(&answer, "worker"), "w1", "{context}");
+                assert_eq!(decision(&answer, "prefill"), "w0", "{context}");
+                assert_eq!(decision(&answer, "tries"), "1", "{context}");
+                let expected = alone.post(path, body.clone()).await;
+                assert_eq!(text(path, &answer), text(path, &expected), "{context}");
+                assert!(!text(path, &answer).is_empty(), "{context}");
+                assert!(!answer.text().contains("remote_"), "{}", answer.text());
+                assert!(!answer.text().contains("do_remote"), "{}", answer.text());
+                let [first, second] = [0, 1].map(|place| &cluster.engines[place]);
+                let legs = [first.last_post().await, second.last_post().await];
+                assert_eq!(
+                    legs[0].headers["x-request-id"],
+                    legs[1].headers["x-request-id"]
+                );
+            }
+        }
+        let prefill = cluster.engines[0].handoffs().await;
+        let decode = cluster.engines[1].handoffs().await;
+        assert_eq!((prefill.granted, prefill.fetched), (requests, requests));
+        assert_eq!((decode.received, decode.decode_legs), (requests, requests));
+        assert_eq!(
+            (prefill.pinned, prefill.wrong_uses, decode.wrong_uses),
+            (0, 0, 0)
+        );
+        assert_eq!((prefill.wrong_role, decode.wrong_role), (0, 0));
+        let used = ["outcome=\"used\""];
+        assert_eq!(
+            cluster.metric("warmroute_handoffs_total", &used).await,
+            requests as f64
+        );
+        let yes = ["split=\"yes\""];
+        assert_eq!(
+            cluster.metric("warmroute_splits_total", &yes).await,
+            requests as f64
+        );
+        for part in ["queue", "prefill", "handoff", "decode"] {
+            let label = format!("part=\"{part}\"");
+            let count = cluster
+                .metric("warmroute_split_ttft_seconds_count", &[&label])
+                .await;
+            assert_eq!(count, requests as f64, "{part}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_decode_worker_that_holds_the_prompt_computes_the_rest_itself() {
+    let cluster = one_pair(NIXL).await;
+    for (path, body) in generating(4, false) {
+        let first = decided(&cluster, path, &body).await;
+        assert_eq!(decision(&first, "split"), "yes", "{path}");
+        let second = decided(&cluster, path, &body).await;
+        assert_eq!(decision(&second, "split"), "decode_is_warm", "{path}");
+        assert_eq!(decision(&second, "worker"), "w1", "{path}");
+        assert_eq!(text(path, &first), text(path, &second));
+    }
+    assert_eq!(cluster.engines[0].handoffs().await.granted, 3);
+}
+
+#[tokio::test]
+async fn what_cannot_be_split_runs_whole_and_never_on_a_prefill_worker() {
+    let cluster = one_pair(NIXL).await;
+    let chat = |field: &str, value: Value| {
+        let mut body = json!({"model": "sim", "max_tokens": 4,
+            "messages": [{"role": "user", "content": format!("{field} ").repeat(100)}]});
+        body[field] = value;
+        ("/v1/chat/completions", body.to_string())
+    };
+    let completion = |field: &str, value: Value| {
+        let mut body = json!({"model": "sim", "max_tokens": 4,
+            "prompt": format!("{field} ").repeat(100)});
+        body[field] = value;
+        ("/v1/completions", body.to_string())
+    };
+    for ((path, body), why) in [
+        (chat("n", json!(2)), "several"),
+        (chat("max_tokens", json!(1)), "one_token"),
+        (completion("n", json!(2)), "several"),
+        (completion("echo", json!(true)), "prompt_output"),
+        (
+            (
+                "/v1/embeddings",
+                json!({"model": "sim", "input": "x"}).to_string(),
+            ),
+            "api",
+        ),
+    ] {
+        let answer = decided(&cluster, path, &body).await;
+        assert_eq!(decision(&answer, "split"), why, "{body}");
+        assert_eq!(decision(&answer, "worker"), "w1", "{body}");
+    }
+    let prefill = &cluster.engines[0];
+    assert_eq!(prefill.generated().await, 0);
+    let handoffs = prefill.handoffs().await;
+    assert_eq!((handoffs.prefill_legs, handoffs.wrong_role), (0, 0));
+}
+
+#[tokio::test]
+async fn without_a_prefill_worker_the_decode_worker_does_it_all_or_the_request_fails() {
+    for on_prefill_failure in [OnPrefillFailure::Local, OnPrefillFailure::Fail] {
+        let cluster = pairs(1, NIXL, fast(), |config| {
+            config.prefill_decode.on_prefill_failure = on_prefill_failure;
+        })
+        .await;
+        let drained = cluster.post_admin("/drain?worker=w0", "").await;
+        assert_eq!(drained.status, 200, "{}", drained.text());
+        for (path, body) in generating(4, false) {
+            let answer = decided(&cluster, path, &body).await;
+            match on_prefill_failure {
+                OnPrefillFailure::Local => {
+                    assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+                    assert_eq!(decision(&answer, "split"), "no_prefill", "{path}");
+                }
+                OnPrefillFailure::Fail => {
+                    assert_eq!(answer.status, 503, "{path}: {}", answer.text());
+                    assert_eq!(answer.code(), "no_healthy_worker", "{path}");
+                    assert_eq!(answer.header("retry-after"), "1", "{path}");
+                }
+            }
+        }
+        // What need not be split is answered all the same.
+        let short = json!({"model": "sim", "prompt": "x", "max_tokens": 2});
+        assert_eq!(
+            cluster
+                .post("/v1/completions", short.to_string())
+                .await
+                .status,
+            200
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_counts_at_its_prefill_worker_until_it_is_computed_and_then_no_more() {
+    let slow = Settings {
+        prefill_tokens_per_second: 200.try_into().unwrap(),
+        ..unhurried()
+    };
+    let cluster = pairs(1, NIXL, slow, |_| {}).await;
+    let (path, body) = &generating(200, true)[0];
+    let counts = async |name: &str| {
+        let row = cluster.worker(name).await;
+        ["requests", "pending_tokens", "decode_tokens"].map(|field| row[field].as_u64().unwrap())
+    };
+    let asked = cluster.open(path, body);
+    let seen = async {
+        let mut both = ([0; 3], [0; 3]);
+        eventually("both are counted", async || {
+            both = (counts("w0").await, counts("w1").await);
+            both.0[0] == 1 && both.1[0] == 1
+        })
+        .await;
+        both
+    };
+    let (mut open, (prefill, decode)) = tokio::join!(asked, seen);
+    // The one computes, and the other does nothing yet but will be decoding.
+    assert!(prefill[1] > 0 && prefill[2] == 0, "{prefill:?}");
+    assert!(decode[1] == 0 && decode[2] > 0, "{decode:?}");
+    open.until("\"content\":\"").await;
+    assert_eq!(counts("w0").await, [0, 0, 0]);
+    assert_eq!(counts("w1").await, decode);
+    drop(open);
+    eventually("nothing is counted any more", async || {
+        counts("w1").await == [0, 0, 0]
+    })
+    .await;
+    // The engine has stopped, too.
+    eventually("the decode engine has stopped", async || {
+        cluster.engines[1].stats().await.running == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends() {
+    const LEASE_MS: u64 = 1_500;
+    let cluster = pairs(1, NIXL, fast(), |config| {
+        config.prefill_decode.lease_ms = LEASE_MS;
+    })
+    .await;
+    cluster.engines[1]
+        .fault(Faults {
+            handoff: HandoffFaults {
+                transfer_hangs: true,
+                ..HandoffFaults::default()
+            },
+            ..Faults::default()
+        })
+        .await;
+    let pinned = async || {
+        cluster
+            .metric("warmroute_worker_pinned_handoffs", &["w0"])
+            .await
+    };
+    assert_eq!(pinned().await, 0.0);
+    let (path, body) = generating(4, true)[0].clone();
+    let api = cluster.router.api;
+    let asked = tokio::spawn(async move { client::post(api, path, body).await });
+    eventually("its blocks are pinned", async || pinned().await == 1.0).await;
+    let row = cluster.worker("w0").await;
+    assert_eq!(row["handoffs"]["pinned"], 1);
+    assert!(row["handoffs"]["pinned_tokens"].as_u64().unwrap() > 8);
+    asked.abort();
+    let abandoned = ["outcome=\"abandoned\""];
+    eventually("it counts as abandoned", async || {
+        cluster.metric("warmroute_handoffs_total", &abandoned).await == 1.0
+    })
+    .await;
+    eventually("the engine's part is aborted", async || {
+        cluster.engines[1].handoffs().await.aborted_decode_legs == 1
+    })
+    .await;
+    eventually("the lease ends", async || pinned().await == 0.0).await;
+}
+
+#[tokio::test]
+async fn workers_of_different_places_are_no_pair() {
+    let cluster = pairs(2, NIXL, fast(), |config| {
+        config.prefill_decode.topology = "zone".to_owned();
+        for (worker, zone) in config.fleet.workers.iter_mut().zip(["a", "b", "b", "c"]) {
+            worker.labels.insert("zone".to_owned(), zone.to_owned());
+        }
+    })
+    .await;
+    for number in 0..12 {
+        let body = json!({"model": "sim", "max_tokens": 2,
+            "prompt": format!("{number} is the number. ").repeat(40)});
+        let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let (worker, split) = (decision(&answer, "worker"), decision(&answer, "split"));
+        match worker {
+            "w2" => assert_eq!((split, decision(&answer, "prefill")), ("yes", "w1")),
+            "w3" => assert_eq!(split, "no_pair"),
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(cluster.engines[0].handoffs().await.prefill_legs, 0);
+}
+
+#[tokio::test]
+async fn explain_names_both_workers_or_says_why_there_is_one() {
+    let cluster = one_pair(NIXL).await;
+    let (path, body) = generating(4, false)[1].clone();
+    let explain = async |body: &str| {
+        let answer = cluster
+            .post_admin(&format!("/explain?path={path}"), body)
+            .await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()
+    };
+    let told = explain(&body).await;
+    assert_eq!(told["chosen"], "w1");
+    assert_eq!(told["split"]["is_split"], true);
+    assert_eq!(told["split"]["prefill"], "w0");
+    assert_eq!(told["split"]["workers"][0]["worker"], "w0");
+    assert_eq!(told["workers"].as_array().unwrap().len(), 1);
+    let several = body.replacen('{', "{\"n\":2,", 1);
+    let told = explain(&several).await;
+    assert_eq!(told["split"]["is_split"], false);
+    assert_eq!(told["split"]["why_not"], "several");
+    assert_eq!(cluster.requests().await, [0, 0]);
+    let fleet = cluster.admin("/fleet").await.json();
+    assert_eq!(fleet["models"][0]["workers"], json!(["w1"]));
+    assert_eq!(fleet["models"][0]["prefill"], json!(["w0"]));
+}
+
+#[tokio::test]
+async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
+    let cluster = pairs(1, NIXL, unhurried(), |_| {}).await;
+    let ask = async |extra: Value| {
+        let mut body = json!({"model": "sim", "max_output_tokens": 4,
+            "input": "tell me a story of two workers. ".repeat(8)});
+        for (key, value) in extra.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        let answer = decided(&cluster, "/v1/responses", &body.to_string()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer
+    };
+    let first = ask(json!({})).await;
+    assert_eq!(decision(&first, "split"), "yes");
+    let first = first.json();
+    let id = first["id"].as_str().unwrap();
+    let kept = cluster.get(&format!("/v1/responses/{id}")).await;
+    assert_eq!(kept.json()["output"], first["output"]);
+    // What it goes on from is in both legs' prompt, or the text would be of another.
+    let longer = json!({"previous_response_id": id, "input": "and of two others. ".repeat(30)});
+    let second = ask(longer).await;
+    assert_eq!(decision(&second, "split"), "yes");
+    let again = ask(json!({"input": "another. ".repeat(60), "stream": true})).await;
+    assert!(
+        again.text().contains("event: response.incomplete"),
+        "{}",
+        again.text()
+    );
+
+    let begun = cluster.engines[0].handoffs().await.granted;
+    let body = json!({"model": "sim", "background": true, "max_output_tokens": 2_000,
+        "input": "in the background. ".repeat(40)});
+    let answer = cluster.post("/v1/responses", body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let id = answer.json()["id"].as_str().unwrap().to_owned();
+    let decode = &cluster.engines[1];
+    eventually("it runs over a pair", async || {
+        cluster.engines[0].handoffs().await.granted == begun + 1
+            && decode.handoffs().await.received == begun + 1
+    })
+    .await;
+    let cancelled = cluster
+        .post(&format!("/v1/responses/{id}/cancel"), "")
+        .await;
+    assert_eq!(
+        cancelled.json()["status"],
+        "cancelled",
+        "{}",
+        cancelled.text()
+    );
+    eventually("the decode engine has stopped", async || {
+        decode.stats().await.running == 0
+    })
+    .await;
+    assert_eq!(decode.handoffs().await.wrong_uses, 0);
+}
+
+#[tokio::test]
+async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
+    let cluster = pairs(2, NIXL, fast(), |_| {}).await;
+    let fails = Faults {
+        handoff: HandoffFaults {
+            no_params: true,
+            ..HandoffFaults::default()
+        },
+        ..Faults::default()
+    };
+    cluster.engines[0].fault(fails).await;
+    let split_by = async |number: usize| {
+        let body = json!({"model": "sim", "max_tokens": 2,
+            "prompt": format!("{number} is the number. ").repeat(40)});
+        let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(decision(&answer, "split"), "yes");
+        assert_eq!(decision(&answer, "prefill"), "w1");
+    };
+    for number in 0..24 {
+        split_by(number).await;
+    }
+    // After three in a row it is not asked, but it is not down either.
+    let row = cluster.worker("w0").await;
+    assert_eq!(row["handoffs"]["breaker"], "open");
+    assert_eq!(row["breaker"], "closed");
+    let none = ["outcome=\"no_params\""];
+    assert_eq!(cluster.metric("warmroute_handoffs_total", &none).await, 3.0);
+}
+
+#[tokio::test]
+async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
+    for connector in [NIXL] {
+        for stream in [false, true] {
+            let cluster = one_pair(connector).await;
+            let alone = Cluster::fast(1).await;
+            cluster.engines[1]
+                .fault(Faults {
+                    handoff: HandoffFaults {
+                        transfer_fails_ms: Some(1),
+                        ..HandoffFaults::default()
+                    },
+                    ..Faults::default()
+                })
+                .await;
+            for (path, body) in generating(6, stream) {
+                let context = format!("{path}, stream {stream}");
+                let answer = decided(&cluster, path, &body).await;
+                assert_eq!(answer.status, 200, "{context}: {}", answer.text());
+                assert_eq!(decision(&answer, "split"), "no_prefill", "{context}");
+                let expected = alone.post(path, body).await;
+                assert_eq!(text(path, &answer), text(path, &expected), "{context}");
+                assert!(
+                    !client::has_error(answer.text()),
+                    "{context}: {}",
+                    answer.text()
+                );
+            }
+            let decode = cluster.engines[1].handoffs().await;
+            assert_eq!((decode.received, decode.wrong_uses), (0, 0));
+            let failed = ["outcome=\"failed\""];
+            assert_eq!(
+                cluster.metric("warmroute_handoffs_total", &failed).await,
+                3.0
+            );
+            let row = cluster.worker("w1").await;
+            assert_eq!(row["breaker"], "closed");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_decode_leg_that_keeps_silent_is_cancelled_and_the_request_begun_again() {
+    let cluster = pairs(1, worker::Connector::Mooncake, fast(), |config| {
+        config.prefill_decode.handoff_timeout_ms = 200;
+    })
+    .await;
+    let alone = Cluster::fast(1).await;
+    let hangs = Faults {
+        handoff: HandoffFaults {
+            transfer_hangs: true,
+            ..HandoffFaults::default()
+        },
+        ..Faults::default()
+    };
+    cluster.engines[1].fault(hangs).await;
+    for (number, (path, body)) in generating(6, true).into_iter().enumerate() {
+        let answer = decided(&cluster, path, &body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        assert_eq!(decision(&answer, "split"), "no_prefill", "{path}");
+        let expected = alone.post(path, body).await;
+        assert_eq!(text(path, &answer), text(path, &expected), "{path}");
+        let silent = number as u64 + 1;
+        eventually("the silent leg is aborted", async || {
+            cluster.engines[1].handoffs().await.aborted_decode_legs == silent
+        })
+        .await;
+    }
+    assert_eq!(
+        cluster
+            .metric("warmroute_worker_pinned_handoffs", &["w0"])
+            .await,
+        3.0
+    );
+}
+
+#[tokio::test]
+async fn a_prefill_engines_refusal_of_the_request_is_the_clients_answer() {
+    let cluster = one_pair(NIXL).await;
+    // Longer than the engine's longest.
+    let body = json!({"model": "sim", "max_tokens": 10_000_000, "prompt": "x ".repeat(200)});
+    let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
+    let whole = json!({"model": "sim", "max_tokens": 10_000_000, "prompt": "x"});
+    let expected = cluster.post("/v1/completions", whole.to_string()).await;
+    assert_eq!(answer.status, expected.status, "{}", answer.text());
+}
+
+#[tokio::test]
+async fn an_engine_of_both_roles_computes_for_another_and_never_for_itself() {
+    let both = with_role(fast(), NIXL, Role::Both);
+    let engines = vec![both.clone(), both];
+    let mut started = Vec::new();
+    for (place, settings) in engines.into_iter().enumerate() {
+        started.push(Engine::here(&format!("w{place}"), settings).await);
+    }
+    let cluster = Cluster::with(started, |config| {
+        config.prefill_decode.connector = Some(Connector::Nixl);
+        config.prefill_decode.remote_prefill_min_tokens = 24;
+    })
+    .await;
+    for (path, body) in generating(4, false) {
+        let answer = decided(&cluster, path, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        if decision(&answer, "split") == "yes" {
+            assert_ne!(decision(&answer, "worker"), decision(&answer, "prefill"));
+        }
+    }
+}
