@@ -10,7 +10,7 @@ mod choice;
 mod counted;
 mod direct;
 mod explain;
-mod handoff;
+pub mod handoff;
 mod headers;
 pub mod held;
 mod meter;
@@ -25,7 +25,7 @@ mod stream;
 mod tell_tokens;
 pub mod tokens;
 pub mod trial;
-mod usage;
+pub mod usage;
 pub mod view;
 
 use std::fmt;

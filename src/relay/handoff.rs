@@ -13,8 +13,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-pub(super) use self::legs::Legs;
-pub(super) use self::legs::NotSplit;
+pub use self::legs::Legs;
+pub use self::legs::NotSplit;
 #[cfg(test)]
 pub(super) use self::tests::recorded;
 use super::meter;
@@ -23,7 +23,7 @@ use crate::fleet::handoff::Peer;
 use crate::prompt::Api;
 
 /// A prefill leg's answer is not longer: a million tokens in blocks of 16 are half a megabyte of numbers.
-pub(super) const ANSWER_BYTES_MAX: usize = 4 << 20;
+pub const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 /// What one connector says. Fields are as in `"a":1,"b":2`.
 trait Dialect {
@@ -49,7 +49,7 @@ fn dialect(connector: Connector) -> &'static dyn Dialect {
 /// One handing over, from before its prefill leg is sent until that is answered. What is known of the
 /// prefill worker is what was known when it began: another process of it knows nothing of the blocks.
 #[derive(Debug)]
-pub(super) struct Transfer {
+pub struct Transfer {
     connector: Connector,
     /// No other handing over has it.
     id: String,
@@ -60,7 +60,7 @@ pub(super) struct Transfer {
 
 impl Transfer {
     /// `host` is the prefill worker's, as it is listed. Of several ranks, `seed` chooses.
-    pub(super) fn begin(
+    pub fn begin(
         connector: Connector,
         api: Api,
         id: String,
@@ -89,14 +89,14 @@ impl Transfer {
     }
 
     /// What the prefill leg must carry as `x-data-parallel-rank`.
-    pub(super) fn rank(&self) -> Option<u32> {
+    pub fn rank(&self) -> Option<u32> {
         let peer = self.peer.as_ref()?;
         let is_chosen = self.connector.needs_peer() && peer.ranks().len() > 1;
         is_chosen.then_some(self.rank)
     }
 
     /// Reads the prefill leg's whole answer, of status 200.
-    pub(super) fn end(self, answer: &[u8]) -> Result<Handed, Unhanded> {
+    pub fn end(self, answer: &[u8]) -> Result<Handed, Unhanded> {
         let read: Answer<'_> = serde_json::from_slice(answer).map_err(|_| Unhanded::Malformed)?;
         let told = dialect(self.connector).read(&self, &read)?;
         let usage = meter::usage(answer).unwrap_or_default();
@@ -111,18 +111,18 @@ impl Transfer {
 
 /// What a prefill leg came to.
 #[derive(Debug)]
-pub(super) struct Handed {
-    pub(super) params: Params,
-    pub(super) prompt_tokens: u64,
+pub struct Handed {
+    pub params: Params,
+    pub prompt_tokens: u64,
     /// Tokens of the prompt that the prefill worker had not to compute.
-    pub(super) cached_tokens: u64,
+    pub cached_tokens: u64,
 }
 
 /// Where a prompt's blocks are, as a decode worker is told it. Good for one decode leg of the prompt that they
 /// were made for: with another prompt, or a second time, engines answer 200 and wrong text. So making that leg's
 /// body uses it up.
 #[derive(Debug)]
-pub(super) struct Params(String);
+pub struct Params(String);
 
 /// What a dialect reads of an answer.
 struct Told {
@@ -169,7 +169,7 @@ impl Answer<'_> {
 
 /// Why nothing is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unhanded {
+pub enum Unhanded {
     /// The answer is not an engine's.
     Malformed,
     /// The engine has no connector, or another one.
@@ -183,7 +183,7 @@ pub(super) enum Unhanded {
 }
 
 impl Unhanded {
-    pub(super) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Unhanded::Malformed => "malformed",
             Unhanded::NoParams => "no_params",

@@ -18,7 +18,7 @@ static PARAMS: LazyLock<memmem::Finder<'static>> =
 
 /// Corrects one answer on its way. Its length may change, so no `content-length` may pass with it.
 #[derive(Debug)]
-pub(super) struct TrueUsage {
+pub struct TrueUsage {
     cached_tokens: String,
     /// Server-sent events; else one JSON text.
     is_events: bool,
@@ -28,7 +28,7 @@ pub(super) struct TrueUsage {
 
 impl TrueUsage {
     /// `cached_tokens` are the prefill leg's. `is_events` for server-sent events, else one JSON text.
-    pub(super) fn new(cached_tokens: u64, is_events: bool) -> Self {
+    pub fn new(cached_tokens: u64, is_events: bool) -> Self {
         Self {
             cached_tokens: cached_tokens.to_string(),
             is_events,
@@ -42,7 +42,7 @@ impl TrueUsage {
 
     /// Any piece of the answer, in order; what is returned may be shorter or longer, or empty. A piece in
     /// which nothing is to be changed comes back as it is.
-    pub(super) fn on_data(&mut self, data: Bytes) -> Bytes {
+    pub fn on_data(&mut self, data: Bytes) -> Bytes {
         // Nearly every piece of a stream: whole lines, none of which has anything to change.
         if self.is_events
             && matches!(self.line, Line::Prefix(0))

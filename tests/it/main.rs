@@ -14,6 +14,7 @@ mod cluster;
 mod config;
 mod failures;
 mod kv_events;
+mod pairs;
 mod prefill_decode;
 mod proxy;
 mod redis_server;

@@ -21,7 +21,7 @@ use crate::prompt::Api;
 
 /// Why a request must run on one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::relay) enum NotSplit {
+pub enum NotSplit {
     /// Embeddings and the like: nothing is decoded.
     Api,
     /// Something is wrong with it; its engine says what. No prefill worker should keep blocks for it.
@@ -44,7 +44,7 @@ pub(in crate::relay) enum NotSplit {
 }
 
 impl NotSplit {
-    pub(in crate::relay) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             NotSplit::Api => "api",
             NotSplit::Body => "body",
@@ -61,7 +61,7 @@ impl NotSplit {
 
 /// A body that can be split, with where its fields stand that differ between the legs. Found in one pass.
 #[derive(Debug)]
-pub(in crate::relay) struct Legs {
+pub struct Legs {
     api: Api,
     body: Bytes,
     /// Where the first field begins, after the brace.
@@ -84,7 +84,7 @@ struct Cut {
 
 impl Legs {
     /// For the body that an engine would be sent whole: the client's, perhaps with its prompt's ids put in.
-    pub(in crate::relay) fn of(api: Api, body: &Bytes) -> Result<Self, NotSplit> {
+    pub fn of(api: Api, body: &Bytes) -> Result<Self, NotSplit> {
         if !api.generates() {
             return Err(NotSplit::Api);
         }
@@ -123,7 +123,7 @@ impl Legs {
 
     /// What the prefill worker is sent: the same prompt, and one token of answer, whole. Nothing may end it
     /// before that token, and nobody keeps it.
-    pub(in crate::relay) fn prefill(&self, transfer: &Transfer) -> Bytes {
+    pub fn prefill(&self, transfer: &Transfer) -> Bytes {
         let dialect = dialect(transfer.connector);
         let ends = match self.api {
             Api::Responses => r#""stream":false,"store":false,"max_output_tokens":1"#,
@@ -134,7 +134,7 @@ impl Legs {
     }
 
     /// What the decode worker is sent: the whole request, with where its prompt's blocks are.
-    pub(in crate::relay) fn decode(&self, params: Params) -> Bytes {
+    pub fn decode(&self, params: Params) -> Bytes {
         self.spliced(["", "", ""], &params.0, |cut| cut.is_kept_by_decode)
     }
 

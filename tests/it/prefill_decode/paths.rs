@@ -520,6 +520,52 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
 }
 
 #[tokio::test]
+async fn a_decode_leg_that_keeps_silent_is_cancelled_and_the_request_begun_again() {
+    let cluster = pairs(1, worker::Connector::Mooncake, fast(), |config| {
+        config.prefill_decode.handoff_timeout_ms = 200;
+    })
+    .await;
+    let alone = Cluster::fast(1).await;
+    let hangs = Faults {
+        handoff: HandoffFaults {
+            transfer_hangs: true,
+            ..HandoffFaults::default()
+        },
+        ..Faults::default()
+    };
+    cluster.engines[1].fault(hangs).await;
+    for (number, (path, body)) in generating(6, true).into_iter().enumerate() {
+        let answer = decided(&cluster, path, &body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        assert_eq!(decision(&answer, "split"), "no_prefill", "{path}");
+        let expected = alone.post(path, body).await;
+        assert_eq!(text(path, &answer), text(path, &expected), "{path}");
+        let silent = number as u64 + 1;
+        eventually("the silent leg is aborted", async || {
+            cluster.engines[1].handoffs().await.aborted_decode_legs == silent
+        })
+        .await;
+    }
+    assert_eq!(
+        cluster
+            .metric("warmroute_worker_pinned_handoffs", &["w0"])
+            .await,
+        3.0
+    );
+}
+
+#[tokio::test]
+async fn a_prefill_engines_refusal_of_the_request_is_the_clients_answer() {
+    let cluster = one_pair(NIXL).await;
+    // Longer than the engine's longest.
+    let body = json!({"model": "sim", "max_tokens": 10_000_000, "prompt": "x ".repeat(200)});
+    let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
+    let whole = json!({"model": "sim", "max_tokens": 10_000_000, "prompt": "x"});
+    let expected = cluster.post("/v1/completions", whole.to_string()).await;
+    assert_eq!(answer.status, expected.status, "{}", answer.text());
+}
+
+#[tokio::test]
 async fn an_engine_of_both_roles_computes_for_another_and_never_for_itself() {
     let both = with_role(fast(), NIXL, Role::Both);
     let engines = vec![both.clone(), both];
