@@ -8,13 +8,15 @@ use std::time::Duration;
 const REASONS_MAX: usize = 3;
 
 /// What one request's answer told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Both as the engine's own usage has them.
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     /// From sending the request to the first token of the answer.
     pub first_token: Duration,
+    /// Between two tokens of the answer.
+    pub gaps: Vec<Duration>,
 }
 
 /// A run so far.
@@ -23,6 +25,7 @@ pub struct Tally {
     prompt_tokens: u64,
     cached_tokens: u64,
     first_tokens: Vec<Duration>,
+    gaps: Vec<Duration>,
     /// Reason -> how often.
     failures: BTreeMap<String, u64>,
 }
@@ -34,6 +37,7 @@ impl Tally {
                 self.prompt_tokens += sample.prompt_tokens;
                 self.cached_tokens += sample.cached_tokens;
                 self.first_tokens.push(sample.first_token);
+                self.gaps.extend(sample.gaps);
             }
             Err(reason) => *self.failures.entry(reason).or_default() += 1,
         }
@@ -72,10 +76,19 @@ impl Tally {
 
     /// The time to the first token that this many percent of the requests did not exceed.
     pub fn first_token(&self, percent: u32) -> Duration {
-        let mut sorted = self.first_tokens.clone();
-        sorted.sort_unstable();
-        percentile(&sorted, percent)
+        percentile(&sorted(&self.first_tokens), percent)
     }
+
+    /// The time between two tokens that this many percent of all such times did not exceed.
+    pub fn gap(&self, percent: u32) -> Duration {
+        percentile(&sorted(&self.gaps), percent)
+    }
+}
+
+fn sorted(times: &[Duration]) -> Vec<Duration> {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    sorted
 }
 
 /// By nearest rank: always a value that was seen. Zero if there is none.
@@ -99,13 +112,26 @@ pub struct Outcome {
 
 /// One row for each measure, one column for each outcome.
 pub fn table(outcomes: &[Outcome]) -> String {
+    aligned(&measures(outcomes, Vec::new()))
+}
+
+/// With the times between tokens as well.
+pub fn table_with_gaps(outcomes: &[Outcome]) -> String {
+    let gap = |percent: u32| {
+        let label = format!("time between tokens, p{percent}");
+        row(outcomes, &label, |it| milliseconds(it.tally.gap(percent)))
+    };
+    aligned(&measures(outcomes, vec![gap(50), gap(99)]))
+}
+
+fn measures(outcomes: &[Outcome], more: Vec<Vec<String>>) -> Vec<Vec<String>> {
     let percentile = |percent: u32| {
         let label = format!("time to first token, p{percent}");
         row(outcomes, &label, |it| {
             milliseconds(it.tally.first_token(percent))
         })
     };
-    let rows = [
+    let mut rows = vec![
         row(outcomes, "", |it| it.name.to_owned()),
         row(outcomes, "prompt tokens from cache", |it| {
             percent(it.tally.cached_share())
@@ -113,6 +139,9 @@ pub fn table(outcomes: &[Outcome]) -> String {
         percentile(50),
         percentile(90),
         percentile(99),
+    ];
+    rows.extend(more);
+    rows.extend([
         row(outcomes, "requests a worker", |it| {
             let counts = it.requests_per_worker.iter().map(u64::to_string);
             counts.collect::<Vec<_>>().join(" ")
@@ -120,34 +149,49 @@ pub fn table(outcomes: &[Outcome]) -> String {
         row(outcomes, "total time", |it| {
             format!("{:.1} s", it.elapsed.as_secs_f64())
         }),
-    ];
-    aligned(&rows)
+    ]);
+    rows
 }
 
 /// Two outcomes in a sentence.
 pub fn comparison(before: &Outcome, after: &Outcome) -> String {
     let shares = (before.tally.cached_share(), after.tally.cached_share());
-    let times = (
-        before.tally.first_token(50).as_secs_f64(),
-        after.tally.first_token(50).as_secs_f64(),
-    );
     let cached = if shares.0 > 0.0 {
         format!("{:.1} times the share", shares.1 / shares.0)
     } else {
         format!("{} instead of 0 %", percent(shares.1))
     };
-    let waited = if times.0 <= 0.0 || times.1 <= 0.0 {
-        "not measured".to_owned()
-    } else if times.1 <= times.0 {
-        format!("{:.1} times shorter", times.0 / times.1)
-    } else {
-        format!("{:.1} times longer", times.1 / times.0)
-    };
+    let waited = change(before.tally.first_token(50), after.tally.first_token(50));
     format!(
         "With {}, engines took {cached} of prompt tokens from cache,\n\
          and the median time to first token was {waited}, than with {}.",
         after.name, before.name
     )
+}
+
+/// Two outcomes that differ in who computes prompts, in a sentence.
+pub fn comparison_of_gaps(before: &Outcome, after: &Outcome) -> String {
+    let (ours, theirs) = (&after.tally, &before.tally);
+    format!(
+        "With {}, the longest times between tokens (p99) were {},\n\
+         and the median time to first token was {}, than with {}.",
+        after.name,
+        change(theirs.gap(99), ours.gap(99)),
+        change(theirs.first_token(50), ours.first_token(50)),
+        before.name
+    )
+}
+
+/// `2.0 times shorter`.
+fn change(before: Duration, after: Duration) -> String {
+    let (before, after) = (before.as_secs_f64(), after.as_secs_f64());
+    if before <= 0.0 || after <= 0.0 {
+        "not measured".to_owned()
+    } else if after <= before {
+        format!("{:.1} times shorter", before / after)
+    } else {
+        format!("{:.1} times longer", after / before)
+    }
 }
 
 /// `1234567` as `1,234,567`.
@@ -207,6 +251,7 @@ mod tests {
                 prompt_tokens: 100,
                 cached_tokens,
                 first_token: Duration::from_millis(*ms),
+                gaps: vec![Duration::from_millis(10), Duration::from_millis(ms / 10)],
             }));
         }
         Outcome {
@@ -266,6 +311,29 @@ requests a worker                  2 1           2 1
 total time                       1.2 s         1.2 s
 ";
         assert_eq!(table(&outcomes), expected);
+    }
+
+    #[test]
+    fn times_between_tokens_are_of_all_answers_together() {
+        let outcomes = [
+            outcome("combined", 25, &[400, 200, 1_200]),
+            outcome("split", 25, &[100, 500, 80]),
+        ];
+        let table = table_with_gaps(&outcomes);
+        assert!(
+            table.contains("time between tokens, p50       10 ms   10 ms\n"),
+            "{table}"
+        );
+        assert!(
+            table.contains("time between tokens, p99      120 ms   50 ms\n"),
+            "{table}"
+        );
+        let text = comparison_of_gaps(&outcomes[0], &outcomes[1]);
+        assert!(text.contains("(p99) were 2.4 times shorter"), "{text}");
+        assert!(
+            text.contains("4.0 times shorter, than with combined"),
+            "{text}"
+        );
     }
 
     #[test]

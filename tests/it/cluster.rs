@@ -111,6 +111,7 @@ pub(crate) struct Engine {
     role: Role,
     /// Where it tells decode engines who it is, if they ask for that.
     bootstrap: Option<SocketAddr>,
+    is_killed: bool,
     process: Process,
 }
 
@@ -143,10 +144,6 @@ impl Killed {
         (child, BufReader::new(printed))
     }
 
-    fn is_killed(&self) -> bool {
-        !std::path::Path::new(&format!("/proc/{}/fd", self.0.id())).exists()
-    }
-
     pub(crate) fn signal(&self, name: &str) {
         let kill = format!("kill -{name} {}", self.0.id());
         let status = Command::new("sh").args(["-c", &kill]).status().unwrap();
@@ -176,6 +173,7 @@ impl Engine {
             events,
             role,
             bootstrap,
+            is_killed: false,
             process: Process::Here { handle, task },
         })
     }
@@ -227,6 +225,7 @@ impl Engine {
             events,
             role: role(settings),
             bootstrap,
+            is_killed: false,
             process: Process::Child(child),
         })
     }
@@ -288,6 +287,7 @@ impl Engine {
 
     /// Ends it without a word: SIGKILL for a child, its sockets closed at once for one of ours.
     pub(crate) async fn kill(&mut self) {
+        self.is_killed = true;
         match &mut self.process {
             Process::Here { task, .. } => {
                 task.abort();
@@ -304,7 +304,7 @@ impl Engine {
     pub(crate) fn is_gone(&self) -> bool {
         match &self.process {
             Process::Here { task, .. } => task.is_finished(),
-            Process::Child(child) => child.is_killed(),
+            Process::Child(_) => self.is_killed,
         }
     }
 

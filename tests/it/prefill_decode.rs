@@ -1,3 +1,4 @@
 //! Requests over pairs of workers: one computes the prompt, another answers.
 
+mod failures;
 mod paths;

@@ -11,8 +11,11 @@ use tokio::net::TcpListener;
 use crate::app::App;
 use crate::config;
 use crate::config::Config;
+use crate::fleet::Role;
 use crate::fleet::discovery::Listed;
+use crate::fleet::handoff::Connector;
 use crate::http::drain::Tasks;
+use crate::relay::prefill_decode;
 use crate::routing;
 use crate::routing::Policy;
 use crate::sim::worker;
@@ -39,8 +42,14 @@ pub(super) struct Settings {
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 10)]
     pub(super) decode_ms: u64,
 
-    /// Size of an engine's prefix cache, in blocks of 16 tokens.
-    #[arg(long, value_name = "BLOCKS", default_value_t = number(2_048))]
+    /// Size of an engine's prefix cache, in blocks of 16 tokens; 8,192 with --disaggregated, where half the
+    /// engines hold all that is answered.
+    #[arg(
+        long,
+        value_name = "BLOCKS",
+        default_value_t = number(2_048),
+        default_value_if("disaggregated", "true", "8192"),
+    )]
     pub(super) cache_blocks: NonZeroU32,
 }
 
@@ -56,6 +65,44 @@ impl Settings {
             decode_ms: self.decode_ms,
             cache_blocks: self.cache_blocks,
             ..worker::Settings::default()
+        }
+    }
+}
+
+/// Who does what.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cast {
+    /// Each engine computes prompts and answers.
+    Combined(Policy),
+    /// The first half of the engines computes prompts, the others answer them.
+    Split,
+}
+
+impl Cast {
+    /// How the engine at this place is called, and what it does.
+    fn part(self, place: u32, engines: u32) -> (String, Role) {
+        let prefill = engines / 2;
+        match self {
+            Self::Combined(_) => (format!("engine-{}", place + 1), Role::Both),
+            Self::Split if place < prefill => (format!("prefill-{}", place + 1), Role::Prefill),
+            Self::Split => (format!("decode-{}", place + 1 - prefill), Role::Decode),
+        }
+    }
+
+    fn policy(self) -> Policy {
+        match self {
+            Self::Combined(policy) => policy,
+            Self::Split => Policy::CacheAware,
+        }
+    }
+
+    fn splits(self) -> prefill_decode::Settings {
+        prefill_decode::Settings {
+            connector: match self {
+                Self::Combined(_) => None,
+                Self::Split => Some(Connector::Nixl),
+            },
+            ..prefill_decode::Settings::default()
         }
     }
 }
@@ -77,19 +124,21 @@ pub(super) struct Stage {
 
 impl Stage {
     /// Starts everything. Caches are empty, and every engine takes requests when this returns.
-    pub(super) async fn start(
-        settings: &Settings,
-        policy: Policy,
-        ports: Ports,
-    ) -> io::Result<Self> {
+    pub(super) async fn start(settings: &Settings, cast: Cast, ports: Ports) -> io::Result<Self> {
         let tasks = Tasks::default();
         let mut engines = Vec::new();
         let mut workers = Vec::new();
-        for place in 1..=settings.workers {
-            let engine = worker::bind(settings.engine()).await?;
+        for place in 0..settings.workers {
+            let (name, role) = cast.part(place, settings.workers);
+            let engine = worker::bind(worker::Settings {
+                handoff: handoff(role),
+                ..settings.engine()
+            })
+            .await?;
             workers.push(Listed {
                 url: format!("http://{}", engine.addr()),
-                name: format!("engine-{place}"),
+                name,
+                role,
                 ..Listed::default()
             });
             engines.push(engine.handle());
@@ -105,9 +154,10 @@ impl Stage {
                 ..config::Fleet::default()
             },
             routing: routing::Settings {
-                policy,
+                policy: cast.policy(),
                 ..routing::Settings::default()
             },
+            prefill_decode: cast.splits(),
             ..Config::default()
         };
         let api = listen(8080, ports).await?;
@@ -129,6 +179,12 @@ impl Stage {
     pub(super) fn requests_per_worker(&self) -> Vec<u64> {
         let engines = self.engines.iter();
         engines.map(|engine| engine.counters().finished).collect()
+    }
+
+    /// Prompts that one engine answered and another had computed.
+    pub(super) fn handed_over(&self) -> u64 {
+        let engines = self.engines.iter();
+        engines.map(|engine| engine.handoffs().received).sum()
     }
 
     pub(super) async fn stop(self) {
@@ -162,6 +218,19 @@ impl Stage {
                     "the router did not find all its engines within {limit} s"
                 ))
             })
+    }
+}
+
+fn handoff(role: Role) -> worker::HandoffSettings {
+    let role = match role {
+        Role::Both => return worker::HandoffSettings::default(),
+        Role::Prefill => worker::Role::Prefill,
+        Role::Decode => worker::Role::Decode,
+    };
+    worker::HandoffSettings {
+        role: Some(role),
+        connector: Some(worker::Connector::Nixl),
+        ..worker::HandoffSettings::default()
     }
 }
 

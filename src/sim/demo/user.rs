@@ -81,14 +81,23 @@ async fn ask(router: &Arc<Pool>, body: String) -> Result<Answer, String> {
     let mut events = Vec::new();
     let mut transcript = Transcript::default();
     let mut first_token = None;
+    let mut gaps = Vec::new();
+    let mut last_token = sent;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| format!("stream broke off: {error}"))?;
         decoder.push(frame.data_ref().map_or(&[], |data| &data[..]), &mut events);
+        let heard = transcript.text.len();
         for event in events.drain(..) {
             transcript.on_event(&event.data)?;
         }
-        if first_token.is_none() && !transcript.text.is_empty() {
-            first_token = Some(observe::now().saturating_duration_since(sent));
+        if transcript.text.len() > heard {
+            let now = observe::now();
+            let since = now.saturating_duration_since(last_token);
+            last_token = now;
+            match first_token {
+                None => first_token = Some(since),
+                Some(_) => gaps.push(since),
+            }
         }
     }
     let usage = transcript.usage.filter(|_| transcript.is_done);
@@ -101,6 +110,7 @@ async fn ask(router: &Arc<Pool>, body: String) -> Result<Answer, String> {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.prompt_tokens_details.cached_tokens,
             first_token,
+            gaps,
         },
     })
 }

@@ -29,28 +29,65 @@ pub(super) struct Settings {
     #[arg(long, value_name = "GROUPS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub(super) groups: u32,
 
-    /// Conversations that each user has, one after the other.
-    #[arg(long, value_name = "CONVERSATIONS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    /// Conversations that each user has, one after the other; 2 with --disaggregated.
+    #[arg(
+        long,
+        value_name = "CONVERSATIONS",
+        default_value_t = 3,
+        default_value_if("disaggregated", "true", "2"),
+        value_parser = clap::value_parser!(u32).range(1..=1_000),
+    )]
     pub(super) conversations: u32,
 
-    /// Questions in each conversation.
-    #[arg(long, value_name = "TURNS", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=100))]
+    /// Questions in each conversation; 4 with --disaggregated.
+    #[arg(
+        long,
+        value_name = "TURNS",
+        default_value_t = 6,
+        default_value_if("disaggregated", "true", "4"),
+        value_parser = clap::value_parser!(u32).range(1..=100),
+    )]
     pub(super) turns: u32,
 
-    /// Length of a system prompt.
-    #[arg(long, value_name = "TOKENS", default_value_t = 3_000, value_parser = clap::value_parser!(u32).range(1..=16_000))]
+    /// Length of a system prompt; 500 with --disaggregated.
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 3_000,
+        default_value_if("disaggregated", "true", "500"),
+        value_parser = clap::value_parser!(u32).range(1..=16_000),
+    )]
     pub(super) system_tokens: u32,
 
-    /// Average length of a question.
-    #[arg(long, value_name = "TOKENS", default_value_t = 200, value_parser = clap::value_parser!(u32).range(2..=4_000))]
+    /// Average length of a question; 1,500 with --disaggregated, as with a document in each.
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 200,
+        default_value_if("disaggregated", "true", "1500"),
+        value_parser = clap::value_parser!(u32).range(2..=4_000),
+    )]
     pub(super) question_tokens: u32,
 
-    /// Length of an answer.
-    #[arg(long, value_name = "TOKENS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=4_000))]
+    /// Length of an answer; 64 with --disaggregated.
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        default_value_t = 24,
+        default_value_if("disaggregated", "true", "64"),
+        value_parser = clap::value_parser!(u32).range(1..=4_000),
+    )]
     pub(super) answer_tokens: u32,
 
-    /// Average time between an answer and the next question, in milliseconds. People take longer.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    /// Average time between an answer and the next question, in milliseconds; 1,500 with
+    /// --disaggregated. People take longer.
+    #[arg(
+        long,
+        value_name = "MILLISECONDS",
+        default_value_t = 300,
+        default_value_if("disaggregated", "true", "1500"),
+        value_parser = clap::value_parser!(u64).range(1..=60_000),
+    )]
     pub(super) reading_ms: u64,
 
     /// Another seed makes other conversations; the same one makes the same.

@@ -1,0 +1,827 @@
+//! Whatever fails between two engines: the client has an answer or a clean error, no engine ever answers to blocks that are not its
+//! prompt's, and nothing stays pinned.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use serde_json::json;
+use warmroute::config::Config;
+use warmroute::fleet::handoff;
+use warmroute::relay::prefill_decode::OnPrefillFailure;
+use warmroute::routing::Policy;
+use warmroute::sim::fault::Faults;
+use warmroute::sim::fault::handoff::HandoffFaults;
+use warmroute::sim::worker::Connector;
+use warmroute::sim::worker::HandoffSettings;
+use warmroute::sim::worker::Handoffs;
+use warmroute::sim::worker::Role;
+use warmroute::sim::worker::Settings;
+
+use crate::client;
+use crate::client::Answer;
+use crate::cluster::Cluster;
+use crate::cluster::Engine;
+use crate::cluster::chat;
+use crate::cluster::eventually;
+use crate::cluster::fast;
+use crate::cluster::within;
+
+/// Long enough for a fetch on a busy machine, and short enough to wait for its end.
+const LEASE: Duration = Duration::from_secs(10);
+/// Within which nothing of a test is pinned any more.
+const UNPINNED: Duration = Duration::from_secs(25);
+/// Requests that may be needed until one meets the engine that fails.
+const ROUNDS: usize = 20;
+
+const BOTH: [Connector; 2] = [Connector::Nixl, Connector::Mooncake];
+
+pub(super) fn engine(role: Role, connector: Connector) -> Settings {
+    Settings {
+        handoff: HandoffSettings {
+            role: Some(role),
+            connector: Some(connector),
+            lease_ms: Some(LEASE.as_millis() as u64),
+            connect_ms: 50,
+            ..HandoffSettings::default()
+        },
+        ..fast()
+    }
+}
+
+/// Prefill engines p0, p1 ..., then decode engines d0, d1 ..., behind a router that splits whatever it can.
+struct Fleet {
+    cluster: Cluster,
+    prefills: usize,
+    /// So that no two prompts are the same.
+    asked: usize,
+}
+
+/// One request of each kind: path, body, whether it streams.
+fn kinds(salt: usize, max_tokens: usize) -> Vec<(&'static str, String, bool)> {
+    let of = |stream: bool| {
+        let text = |of: &str| format!("{of} {salt} {stream}: all that was said before. ").repeat(8);
+        let chat = chat(&text("chat"), max_tokens, stream);
+        let completion = json!({
+            "model": "sim", "prompt": text("text"), "max_tokens": max_tokens, "stream": stream});
+        let response = json!({
+            "model": "sim", "input": text("response"), "max_output_tokens": max_tokens, "stream": stream});
+        [
+            ("/v1/chat/completions", chat, stream),
+            ("/v1/completions", completion.to_string(), stream),
+            ("/v1/responses", response.to_string(), stream),
+        ]
+    };
+    of(false).into_iter().chain(of(true)).collect()
+}
+
+/// All text of an answer, whole or streamed.
+pub(super) fn said(answer: &str) -> String {
+    let of = |value: &Value| {
+        let choice = &value["choices"][0];
+        let texts = [
+            &choice["message"]["content"],
+            &choice["delta"]["content"],
+            &choice["text"],
+            &value["output"][0]["content"][0]["text"],
+        ];
+        let delta = (value["type"] == "response.output_text.delta").then(|| &value["delta"]);
+        let mut texts = texts.into_iter().chain(delta);
+        texts.find_map(Value::as_str).unwrap_or_default().to_owned()
+    };
+    match serde_json::from_str::<Value>(answer) {
+        Ok(whole) => of(&whole),
+        Err(_) => {
+            let data = answer
+                .lines()
+                .filter_map(|line| line.strip_prefix("data: "));
+            let events = data.filter_map(|data| serde_json::from_str::<Value>(data).ok());
+            events.map(|event| of(&event)).collect()
+        }
+    }
+}
+
+fn refuse(status: u16) -> Faults {
+    Faults {
+        refuse: Some(status),
+        ..Faults::default()
+    }
+}
+
+fn handoff(handoff: HandoffFaults) -> Faults {
+    Faults {
+        handoff,
+        ..Faults::default()
+    }
+}
+
+fn hang() -> Faults {
+    Faults {
+        hang: true,
+        ..Faults::default()
+    }
+}
+
+/// The connection breaks before anything of an answer.
+fn reset() -> Faults {
+    Faults {
+        cut_after_tokens: Some(0),
+        ..Faults::default()
+    }
+}
+
+impl Fleet {
+    async fn start(
+        connector: Connector,
+        (prefills, decodes): (usize, usize),
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        Self::of(connector, (prefills, decodes), |settings| settings, change).await
+    }
+
+    async fn of(
+        connector: Connector,
+        (prefills, decodes): (usize, usize),
+        adjust: impl Fn(Settings) -> Settings,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        let mut engines = Vec::new();
+        for place in 0..prefills {
+            let settings = adjust(engine(Role::Prefill, connector));
+            engines.push(Engine::here(&format!("p{place}"), settings).await);
+        }
+        for place in 0..decodes {
+            let settings = adjust(engine(Role::Decode, connector));
+            engines.push(Engine::here(&format!("d{place}"), settings).await);
+        }
+        Self::with(connector, prefills, engines, change).await
+    }
+
+    /// As [`Fleet::start`], with engines that are processes of their own.
+    async fn children(connector: Connector, (prefills, decodes): (usize, usize)) -> Self {
+        let prefill = engine(Role::Prefill, connector);
+        let decode = engine(Role::Decode, connector);
+        let ps = (0..prefills).map(|place| Engine::child(&format!("p{place}"), &prefill));
+        let ds = (0..decodes).map(|place| Engine::child(&format!("d{place}"), &decode));
+        let engines = ps.chain(ds).collect();
+        Self::with(connector, prefills, engines, unnoticed).await
+    }
+
+    async fn with(
+        connector: Connector,
+        prefills: usize,
+        engines: Vec<Engine>,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        let cluster = Cluster::with(engines, |config| {
+            split(config, connector);
+            change(config);
+        })
+        .await;
+        let fleet = Self {
+            cluster,
+            prefills,
+            asked: 0,
+        };
+        fleet.pairs_up().await;
+        fleet
+    }
+
+    /// Waits until a request is split, which with Mooncake takes a look at each bootstrap page.
+    async fn pairs_up(&self) {
+        eventually("requests are split", async || {
+            let body = chat(&format!("{:032x} ", fastrand::u128(..)).repeat(8), 2, false);
+            let headers = [("x-warmroute-decision", "1")];
+            let (api, path) = (self.cluster.router.api, "/v1/chat/completions");
+            let answer = client::send(api, "POST", path, &headers, body).await;
+            answer.header("x-warmroute-decision").contains("split=yes")
+        })
+        .await;
+    }
+
+    fn prefill(&self, place: usize) -> &Engine {
+        &self.cluster.engines[place]
+    }
+
+    fn decode(&self, place: usize) -> &Engine {
+        &self.cluster.engines[self.prefills + place]
+    }
+
+    async fn kill(&mut self, name: &str) {
+        let mut engines = self.cluster.engines.iter_mut();
+        let engine = engines.find(|engine| engine.name == name).unwrap();
+        engine.kill().await;
+    }
+
+    async fn sum(&self, of: impl Fn(&Handoffs) -> u64) -> u64 {
+        let mut sum = 0;
+        for engine in &self.cluster.engines {
+            sum += of(&engine.handoffs().await);
+        }
+        sum
+    }
+
+    async fn outcome(&self, outcome: &str) -> f64 {
+        let label = format!("outcome=\"{outcome}\"");
+        self.cluster
+            .metric("warmroute_handoffs_total", &[&label])
+            .await
+    }
+
+    fn kinds(&mut self, max_tokens: usize) -> Vec<(&'static str, String, bool)> {
+        self.asked += 1;
+        kinds(self.asked, max_tokens)
+    }
+
+    /// The answer is the one that an engine gives which is alone.
+    async fn is_answered(&self, what: &str, path: &str, body: &str) -> Answer {
+        let answer = self.cluster.post(path, body.to_owned()).await;
+        let text = answer.text();
+        assert_eq!(answer.status, 200, "{what}: {path}: {text}");
+        assert!(!client::has_error(text), "{what}: {path}: {text}");
+        assert_eq!(
+            said(text),
+            expected(path, body).await,
+            "{what}: {path}: {text}"
+        );
+        assert!(!text.contains("remote_"), "{what}: {path}: {text}");
+        answer
+    }
+
+    /// Each kind of request is answered as ever, until `met` says that the engine that fails has had its part
+    /// in each.
+    async fn each_is_answered(&mut self, what: &str, met: impl AsyncFn(&Self) -> u64) {
+        for kind in 0..6 {
+            let before = met(self).await;
+            let mut rounds = 0;
+            while met(self).await == before {
+                rounds += 1;
+                assert!(rounds <= ROUNDS, "{what}: it was never met by kind {kind}");
+                let (path, body, _) = self.kinds(3).swap_remove(kind);
+                self.is_answered(what, path, &body).await;
+            }
+        }
+        self.is_clean(what).await;
+    }
+
+    /// No engine was asked for what is not its part, nor answered with what is not the prompt's.
+    async fn is_clean(&self, what: &str) {
+        for engine in &self.cluster.engines {
+            if engine.is_gone() {
+                continue;
+            }
+            let seen = engine.handoffs().await;
+            let name = &engine.name;
+            assert_eq!(seen.wrong_uses, 0, "{what}: {name}: {seen:?}");
+            assert_eq!(seen.wrong_role, 0, "{what}: {name}: {seen:?}");
+        }
+    }
+
+    /// And in the end nobody holds anything for anybody.
+    async fn is_unpinned(&self, what: &str) {
+        within(
+            UNPINNED,
+            &format!("{what}: nothing is pinned"),
+            async || {
+                for engine in &self.cluster.engines {
+                    if !engine.is_gone() && engine.handoffs().await.pinned > 0 {
+                        return false;
+                    }
+                }
+                true
+            },
+        )
+        .await;
+        self.is_clean(what).await;
+    }
+}
+
+/// What an engine says that computes everything.
+async fn expected(path: &str, body: &str) -> String {
+    let alone = Engine::here("alone", fast()).await;
+    let answer = client::post(alone.address, path, body.to_owned()).await;
+    said(answer.text())
+}
+
+/// Splits all prompts, in turns; time-outs that a test can wait for.
+fn split(config: &mut Config, connector: Connector) {
+    config.prefill_decode.connector = Some(match connector {
+        Connector::Nixl => handoff::Connector::Nixl,
+        Connector::Mooncake => handoff::Connector::Mooncake,
+    });
+    config.prefill_decode.remote_prefill_min_tokens = 16;
+    config.prefill_decode.lease_ms = LEASE.as_millis() as u64;
+    config.prefill_decode.handoff_timeout_ms = 1_000;
+    config.routing.policy = Policy::RoundRobin;
+    config.relay.first_byte_timeout_ms = 1_500;
+    config.relay.answer_timeout_ms = 1_500;
+    config.relay.attempts_max = 4;
+    config.fleet.breaker.failures = 1_000;
+}
+
+/// An engine is gone for longer than a test takes before the probes notice.
+fn unnoticed(config: &mut Config) {
+    config.fleet.health.interval_ms = 600_000;
+}
+
+#[tokio::test]
+async fn what_fails_at_a_prefill_worker_is_computed_by_another() {
+    for connector in BOTH {
+        let cases = [
+            ("is busy", refuse(503)),
+            ("is broken", refuse(500)),
+            ("hangs", hang()),
+            ("resets", reset()),
+            (
+                "says nothing of its blocks",
+                handoff(HandoffFaults {
+                    no_params: true,
+                    ..HandoffFaults::default()
+                }),
+            ),
+        ];
+        for (what, fault) in cases {
+            // Mooncake never says anything of them.
+            if connector == Connector::Mooncake && fault.handoff.no_params {
+                continue;
+            }
+            let mut fleet = Fleet::start(connector, (2, 1), unnoticed).await;
+            fleet.prefill(0).fault(fault).await;
+            let what = format!("{connector:?}: p0 {what}");
+            fleet
+                .each_is_answered(&what, async |fleet| {
+                    fleet.prefill(0).handoffs().await.prefill_legs
+                })
+                .await;
+            assert!(fleet.prefill(1).handoffs().await.fetched > 0, "{what}");
+            fleet.is_unpinned(&what).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_prefill_worker_does_not_understand_is_the_clients_to_know() {
+    for connector in BOTH {
+        let mut fleet = Fleet::start(connector, (2, 1), unnoticed).await;
+        for place in 0..2 {
+            fleet.prefill(place).fault(refuse(400)).await;
+        }
+        let before = fleet.decode(0).generated().await;
+        let legs = fleet.sum(|seen| seen.prefill_legs).await;
+        for (path, body, stream) in fleet.kinds(3) {
+            let answer = fleet.cluster.post(path, body).await;
+            let text = answer.text();
+            assert_eq!(answer.status, 400, "{path}, stream {stream}: {text}");
+            assert!(text.contains("Refused on purpose."), "{text}");
+        }
+        assert_eq!(fleet.decode(0).generated().await, before);
+        assert_eq!(fleet.sum(|seen| seen.prefill_legs).await, legs + 6);
+        fleet.is_unpinned("refused").await;
+    }
+}
+
+#[tokio::test]
+async fn a_prefill_worker_that_dies_with_its_answer_or_after_it_costs_no_answer() {
+    for connector in BOTH {
+        for (what, after_answer) in [("with", false), ("after", true)] {
+            for kind in 0..6 {
+                let mut fleet = Fleet::start(connector, (2, 1), |_| {}).await;
+                let what = format!("{connector:?}: p0 dies {what} its answer");
+                fleet
+                    .prefill(0)
+                    .fault(handoff(HandoffFaults {
+                        die_at_leg: !after_answer,
+                        die_after_answer: after_answer,
+                        ..HandoffFaults::default()
+                    }))
+                    .await;
+                let mut rounds = 0;
+                while !fleet.prefill(0).is_gone() {
+                    rounds += 1;
+                    assert!(rounds <= ROUNDS, "{what}: it was never met");
+                    let (path, body, _) = fleet.kinds(3).swap_remove(kind);
+                    fleet.is_answered(&what, path, &body).await;
+                }
+                fleet.is_clean(&what).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_killed_prefill_process_costs_no_answer() {
+    for connector in BOTH {
+        let mut fleet = Fleet::children(connector, (2, 1)).await;
+        fleet.kill("p0").await;
+        for (path, body, _) in fleet.kinds(3).into_iter().chain(kinds(1_000, 3)) {
+            fleet.is_answered("p0 is killed", path, &body).await;
+        }
+        fleet.is_clean("p0 is killed").await;
+    }
+}
+
+#[tokio::test]
+async fn where_no_prefill_worker_is_left_the_decode_worker_computes_or_nobody_does() {
+    for connector in BOTH {
+        for policy in [OnPrefillFailure::Local, OnPrefillFailure::Fail] {
+            let mut fleet = Fleet::start(connector, (1, 1), |config| {
+                config.prefill_decode.on_prefill_failure = policy;
+            })
+            .await;
+            fleet.prefill(0).fault(refuse(500)).await;
+            for (path, body, stream) in fleet.kinds(3) {
+                does_as(policy, &fleet, path, &body, stream).await;
+            }
+            fleet.kill("p0").await;
+            fleet.cluster.is_worker("p0", "health", "down").await;
+            for (path, body, stream) in fleet.kinds(3) {
+                does_as(policy, &fleet, path, &body, stream).await;
+            }
+            fleet.is_unpinned("no prefill worker").await;
+        }
+    }
+}
+
+async fn does_as(policy: OnPrefillFailure, fleet: &Fleet, path: &str, body: &str, stream: bool) {
+    let legs = fleet.decode(0).handoffs().await.decode_legs;
+    match policy {
+        OnPrefillFailure::Local => {
+            fleet.is_answered("alone", path, body).await;
+        }
+        OnPrefillFailure::Fail => {
+            let before = fleet.decode(0).generated().await;
+            let answer = fleet.cluster.post(path, body.to_owned()).await;
+            let text = answer.text();
+            assert!(answer.status >= 500, "{path}, stream {stream}: {text}");
+            assert!(answer.json()["error"]["message"].is_string(), "{text}");
+            assert_eq!(fleet.decode(0).generated().await, before);
+        }
+    }
+    assert_eq!(fleet.decode(0).handoffs().await.decode_legs, legs);
+}
+
+#[tokio::test]
+async fn what_fails_at_a_decode_worker_begins_again_with_its_prompt() {
+    for connector in BOTH {
+        for (what, fault) in [
+            ("is busy", refuse(503)),
+            ("is broken", refuse(500)),
+            ("resets", reset()),
+        ] {
+            let mut fleet = Fleet::start(connector, (1, 2), unnoticed).await;
+            fleet.decode(0).fault(fault).await;
+            let what = format!("{connector:?}: d0 {what}");
+            let answers = fleet.sum(|seen| seen.received).await;
+            fleet
+                .each_is_answered(&what, async |fleet| {
+                    fleet.decode(0).handoffs().await.decode_legs
+                })
+                .await;
+            let legs = fleet.prefill(0).handoffs().await.prefill_legs;
+            let tries = fleet.sum(|seen| seen.decode_legs).await;
+            // Never one handoff for two tries.
+            assert!(
+                legs >= tries,
+                "{what}: {legs} prefill legs, {tries} decode legs"
+            );
+            assert!(fleet.sum(|seen| seen.received).await > answers, "{what}");
+            fleet.is_unpinned(&what).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_decode_worker_does_not_understand_is_the_clients_to_know() {
+    for connector in BOTH {
+        let mut fleet = Fleet::start(connector, (1, 1), unnoticed).await;
+        fleet.decode(0).fault(refuse(400)).await;
+        let legs = fleet.prefill(0).handoffs().await.prefill_legs;
+        for (path, body, stream) in fleet.kinds(3) {
+            let answer = fleet.cluster.post(path, body).await;
+            assert_eq!(answer.status, 400, "{path}, stream {stream}");
+        }
+        let after = fleet.prefill(0).handoffs().await.prefill_legs;
+        assert_eq!(after, legs + 6, "each once");
+        fleet.is_unpinned("refused").await;
+    }
+}
+
+#[tokio::test]
+async fn a_decode_process_killed_before_its_first_byte_costs_no_answer() {
+    for connector in BOTH {
+        for kind in 0..6 {
+            let mut fleet = Fleet::start(connector, (1, 2), unnoticed).await;
+            fleet
+                .decode(0)
+                .fault(handoff(HandoffFaults {
+                    die_at_leg: true,
+                    ..HandoffFaults::default()
+                }))
+                .await;
+            let mut rounds = 0;
+            while !fleet.decode(0).is_gone() {
+                rounds += 1;
+                assert!(rounds <= ROUNDS, "it was never met");
+                let (path, body, _) = fleet.kinds(3).swap_remove(kind);
+                fleet.is_answered("d0 dies", path, &body).await;
+            }
+            assert!(fleet.outcome("abandoned").await >= 1.0);
+            fleet.is_clean("d0 dies").await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_decode_process_killed_in_mid_stream_ends_its_streams_with_an_error() {
+    for connector in BOTH {
+        let slow = |settings| Settings {
+            decode_ms: 20,
+            ..settings
+        };
+        let mut fleet = Fleet::of(connector, (1, 1), slow, unnoticed).await;
+        let mut open = Vec::new();
+        for (path, body, stream) in fleet.kinds(3_000) {
+            if stream {
+                let mut stream = fleet.cluster.open(path, &body).await;
+                let mut begun = String::new();
+                while said(&begun).is_empty() {
+                    begun += &stream.until("\n\n").await;
+                }
+                open.push((path, stream, begun));
+            }
+        }
+        assert_eq!(fleet.decode(0).handoffs().await.received, 3 + 1);
+        fleet.kill("d0").await;
+        for (path, mut stream, begun) in open {
+            let (rest, whole) = stream.rest().await;
+            assert!(whole, "{path}: {rest}");
+            crate::failures::ends_with_an_error(path, &(begun + &rest));
+        }
+        fleet.is_unpinned("d0 is killed").await;
+    }
+}
+
+#[tokio::test]
+async fn a_whole_answer_whose_decode_process_dies_in_it_is_begun_again() {
+    for connector in BOTH {
+        for kind in 0..3 {
+            let mut fleet = Fleet::start(connector, (1, 2), unnoticed).await;
+            let dies = Faults {
+                die_after_tokens: Some(2),
+                ..Faults::default()
+            };
+            fleet.decode(0).fault(dies).await;
+            let mut rounds = 0;
+            while !fleet.decode(0).is_gone() {
+                rounds += 1;
+                assert!(rounds <= ROUNDS, "it was never met");
+                let (path, body, _) = fleet.kinds(5).swap_remove(kind);
+                fleet.is_answered("d0 dies", path, &body).await;
+            }
+            fleet.is_clean("d0 dies").await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_transfer_that_fails_is_begun_again_in_whatever_shape_it_fails() {
+    for connector in BOTH {
+        let mut fleet = Fleet::start(connector, (1, 2), unnoticed).await;
+        fleet
+            .decode(0)
+            .fault(handoff(HandoffFaults {
+                transfer_fails_ms: Some(5),
+                ..HandoffFaults::default()
+            }))
+            .await;
+        let what = format!("{connector:?}: transfers to d0 fail");
+        fleet
+            .each_is_answered(&what, async |fleet| {
+                fleet.decode(0).handoffs().await.failed_transfers
+            })
+            .await;
+        assert!(fleet.outcome("failed").await >= 6.0);
+        fleet.is_unpinned(&what).await;
+    }
+}
+
+#[tokio::test]
+async fn where_every_transfer_fails_the_decode_worker_computes_or_nobody_does() {
+    for policy in [OnPrefillFailure::Local, OnPrefillFailure::Fail] {
+        let mut fleet = Fleet::start(Connector::Nixl, (1, 1), |config| {
+            unnoticed(config);
+            config.prefill_decode.on_prefill_failure = policy;
+        })
+        .await;
+        fleet
+            .decode(0)
+            .fault(handoff(HandoffFaults {
+                transfer_fails_ms: Some(5),
+                ..HandoffFaults::default()
+            }))
+            .await;
+        for (path, body, stream) in fleet.kinds(3) {
+            match policy {
+                OnPrefillFailure::Local => {
+                    fleet.is_answered("alone", path, &body).await;
+                }
+                OnPrefillFailure::Fail => {
+                    let answer = fleet.cluster.post(path, body).await;
+                    let text = answer.text();
+                    assert!(answer.status >= 500, "{path}, stream {stream}: {text}");
+                    assert!(answer.json()["error"]["message"].is_string(), "{text}");
+                }
+            }
+        }
+        fleet.is_unpinned("transfers fail").await;
+    }
+}
+
+#[tokio::test]
+async fn a_silent_decode_leg_is_cancelled_and_begun_again() {
+    for connector in BOTH {
+        let mut fleet = Fleet::start(connector, (1, 2), unnoticed).await;
+        fleet
+            .decode(0)
+            .fault(handoff(HandoffFaults {
+                transfer_hangs: true,
+                ..HandoffFaults::default()
+            }))
+            .await;
+        let what = format!("{connector:?}: transfers to d0 hang");
+        fleet
+            .each_is_answered(&what, async |fleet| {
+                fleet.decode(0).handoffs().await.decode_legs
+            })
+            .await;
+        let seen = fleet.decode(0).handoffs().await;
+        assert_eq!(
+            seen.aborted_decode_legs,
+            seen.decode_legs - seen.received,
+            "{what}"
+        );
+        fleet.is_unpinned(&what).await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_during_either_leg_stops_both_engines() {
+    for connector in BOTH {
+        let mut fleet = Fleet::start(connector, (1, 1), |config| {
+            config.relay.first_byte_timeout_ms = 600_000;
+            config.relay.answer_timeout_ms = 600_000;
+            config.prefill_decode.handoff_timeout_ms = 600_000;
+        })
+        .await;
+        // During the first: nothing was handed over.
+        fleet.prefill(0).fault(hang()).await;
+        for (path, body, stream) in fleet.kinds(3) {
+            let before = fleet.prefill(0).handoffs().await;
+            leaves(&fleet, path, &body, async || {
+                fleet.prefill(0).handoffs().await.prefill_legs > before.prefill_legs
+            })
+            .await;
+            eventually(
+                &format!("{path}, {stream}: the leg is aborted"),
+                async || {
+                    let now = fleet.prefill(0).handoffs().await;
+                    now.aborted_prefill_legs > before.aborted_prefill_legs
+                },
+            )
+            .await;
+        }
+        let seen = fleet.sum(|seen| seen.granted - seen.fetched).await;
+        assert_eq!(seen, 0);
+        fleet.prefill(0).fault(Faults::default()).await;
+
+        // During the second: blocks are pinned until their lease ends, and the router knows.
+        fleet
+            .decode(0)
+            .fault(handoff(HandoffFaults {
+                transfer_hangs: true,
+                ..HandoffFaults::default()
+            }))
+            .await;
+        let abandoned = fleet.outcome("abandoned").await;
+        for (path, body, stream) in fleet.kinds(3) {
+            let before = fleet.decode(0).handoffs().await;
+            leaves(&fleet, path, &body, async || {
+                fleet.decode(0).handoffs().await.decode_legs > before.decode_legs
+            })
+            .await;
+            eventually(
+                &format!("{path}, {stream}: the leg is aborted"),
+                async || {
+                    let now = fleet.decode(0).handoffs().await;
+                    now.aborted_decode_legs > before.aborted_decode_legs
+                },
+            )
+            .await;
+        }
+        assert_eq!(fleet.prefill(0).handoffs().await.pinned, 6);
+        assert!(fleet.prefill(0).handoffs().await.pinned_blocks > 6);
+        eventually("the router counts them", async || {
+            fleet.outcome("abandoned").await - abandoned == 6.0
+        })
+        .await;
+        fleet.is_unpinned("clients left").await;
+        assert_eq!(fleet.prefill(0).handoffs().await.expired, 6);
+        for name in ["p0", "d0"] {
+            fleet.cluster.is_worker(name, "requests", 0).await;
+        }
+    }
+}
+
+/// Sends a request, and closes the connection once `there` says that it is where it should be.
+async fn leaves(fleet: &Fleet, path: &'static str, body: &str, there: impl AsyncFnMut() -> bool) {
+    let (api, body) = (fleet.cluster.router.api, body.to_owned());
+    let asked = tokio::spawn(async move { client::try_open(api, "POST", path, &[], body).await });
+    eventually("the leg is there", there).await;
+    asked.abort();
+    let _ = asked.await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_mid_stream_leaves_nothing_behind() {
+    for connector in BOTH {
+        let slow = |settings| Settings {
+            decode_ms: 20,
+            ..settings
+        };
+        let mut fleet = Fleet::of(connector, (1, 1), slow, |_| {}).await;
+        for (path, body, stream) in fleet.kinds(3_000) {
+            if !stream {
+                continue;
+            }
+            let before = fleet.decode(0).handoffs().await.aborted_decode_legs;
+            let mut stream = fleet.cluster.open(path, &body).await;
+            let mut begun = String::new();
+            while said(&begun).is_empty() {
+                begun += &stream.until("\n\n").await;
+            }
+            drop(stream);
+            eventually("the engine was let go", async || {
+                fleet.decode(0).handoffs().await.aborted_decode_legs > before
+            })
+            .await;
+        }
+        assert_eq!(fleet.prefill(0).handoffs().await.pinned, 0);
+        fleet.is_clean("clients left").await;
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_ends_its_answer_at_once_is_made_to_go_on_where_it_only_computes() {
+    for connector in BOTH {
+        let mut fleet = Fleet::start(connector, (1, 1), unnoticed).await;
+        let stops = Faults {
+            stop_at_once: true,
+            ..Faults::default()
+        };
+        fleet.prefill(0).fault(stops).await;
+        let before = fleet.decode(0).handoffs().await.received;
+        for (path, body, _) in fleet.kinds(3) {
+            fleet.is_answered("it stops", path, &body).await;
+        }
+        assert_eq!(fleet.decode(0).handoffs().await.received, before + 6);
+        fleet.is_unpinned("it stops").await;
+    }
+}
+
+#[tokio::test]
+async fn what_a_client_says_of_handoffs_reaches_nobody() {
+    for connector in BOTH {
+        let mut fleet = Fleet::start(connector, (1, 1), unnoticed).await;
+        let lies = [
+            json!({"do_remote_prefill": true}),
+            json!({"do_remote_prefill": true, "remote_block_ids": [[1]], "remote_host": "127.0.0.1", "remote_port": 1}),
+            json!({"do_remote_decode": true, "transfer_id": "mine"}),
+        ];
+        for lie in lies {
+            // Split, and too short to be.
+            for prompt in ["a long story ".repeat(30), "short".to_owned()] {
+                for (path, mut body) in [
+                    (
+                        "/v1/chat/completions",
+                        json!({"messages": [{"role": "user", "content": prompt}]}),
+                    ),
+                    ("/v1/completions", json!({"prompt": prompt})),
+                    ("/v1/responses", json!({"input": prompt})),
+                ] {
+                    body["model"] = json!("sim");
+                    body["kv_transfer_params"] = lie.clone();
+                    let answer = fleet.cluster.post(path, body.to_string()).await;
+                    let text = answer.text();
+                    assert!(!text.contains("remote_"), "{path}: {text}");
+                    assert!(
+                        answer.status == 200 || answer.status == 400,
+                        "{path}: {text}"
+                    );
+                }
+            }
+        }
+        for (path, body, _) in fleet.kinds(3) {
+            fleet.is_answered("afterwards", path, &body).await;
+        }
+        fleet.is_unpinned("lies").await;
+    }
+}
