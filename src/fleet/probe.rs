@@ -35,6 +35,8 @@ use crate::observe;
 
 /// Answers to a probe are small; `/metrics` of an engine with many models is the longest.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// A bootstrap server answers at once or is none; what the worker itself is asked must not wait for it.
+const BOOTSTRAP_LIMIT: Duration = Duration::from_secs(3);
 /// Models and version change only with a restart or a new adapter: every so many probes is enough.
 const FACTS_EVERY: u32 = 8;
 
@@ -191,7 +193,7 @@ async fn ask_version(worker: &Worker, limit: Duration) -> Option<String> {
 /// Asks a prefill worker's bootstrap server, with each probe: a process that took another's place has
 /// other names, and whoever is sent to with the old ones waits for minutes.
 async fn learn_peer(worker: &Worker, registry: &Registry, port: u16, limit: Duration) {
-    match ask_peer(worker, port, limit).await {
+    match ask_peer(worker, port, limit.min(BOOTSTRAP_LIMIT)).await {
         Ok(peer) => {
             if worker.peer.load().as_deref() != Some(&peer) {
                 let ranks = peer.ranks().len();
