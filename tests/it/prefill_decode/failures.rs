@@ -1,6 +1,7 @@
 //! Whatever fails between two engines: the client has an answer or a clean error, no engine ever answers to blocks that are not its
 //! prompt's, and nothing stays pinned.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -33,7 +34,7 @@ const UNPINNED: Duration = Duration::from_secs(25);
 /// Requests that may be needed until one meets the engine that fails.
 const ROUNDS: usize = 20;
 
-const BOTH: [Connector; 2] = [Connector::Nixl, Connector::Mooncake];
+pub(super) const BOTH: [Connector; 2] = [Connector::Nixl, Connector::Mooncake];
 
 pub(super) fn engine(role: Role, connector: Connector) -> Settings {
     Settings {
@@ -49,8 +50,8 @@ pub(super) fn engine(role: Role, connector: Connector) -> Settings {
 }
 
 /// Prefill engines p0, p1 ..., then decode engines d0, d1 ..., behind a router that splits whatever it can.
-struct Fleet {
-    cluster: Cluster,
+pub(super) struct Fleet {
+    pub(super) cluster: Cluster,
     prefills: usize,
     /// So that no two prompts are the same.
     asked: usize,
@@ -100,7 +101,7 @@ pub(super) fn said(answer: &str) -> String {
     }
 }
 
-fn refuse(status: u16) -> Faults {
+pub(super) fn refuse(status: u16) -> Faults {
     Faults {
         refuse: Some(status),
         ..Faults::default()
@@ -114,7 +115,7 @@ fn handoff(handoff: HandoffFaults) -> Faults {
     }
 }
 
-fn hang() -> Faults {
+pub(super) fn hang() -> Faults {
     Faults {
         hang: true,
         ..Faults::default()
@@ -130,7 +131,7 @@ fn reset() -> Faults {
 }
 
 impl Fleet {
-    async fn start(
+    pub(super) async fn start(
         connector: Connector,
         (prefills, decodes): (usize, usize),
         change: impl FnOnce(&mut Config),
@@ -138,7 +139,7 @@ impl Fleet {
         Self::of(connector, (prefills, decodes), |settings| settings, change).await
     }
 
-    async fn of(
+    pub(super) async fn of(
         connector: Connector,
         (prefills, decodes): (usize, usize),
         adjust: impl Fn(Settings) -> Settings,
@@ -198,15 +199,15 @@ impl Fleet {
         .await;
     }
 
-    fn prefill(&self, place: usize) -> &Engine {
+    pub(super) fn prefill(&self, place: usize) -> &Engine {
         &self.cluster.engines[place]
     }
 
-    fn decode(&self, place: usize) -> &Engine {
+    pub(super) fn decode(&self, place: usize) -> &Engine {
         &self.cluster.engines[self.prefills + place]
     }
 
-    async fn kill(&mut self, name: &str) {
+    pub(super) async fn kill(&mut self, name: &str) {
         let mut engines = self.cluster.engines.iter_mut();
         let engine = engines.find(|engine| engine.name == name).unwrap();
         engine.kill().await;
@@ -247,20 +248,39 @@ impl Fleet {
         answer
     }
 
-    /// Each kind of request is answered as ever, until `met` says that the engine that fails has had its part
-    /// in each.
-    async fn each_is_answered(&mut self, what: &str, met: impl AsyncFn(&Self) -> u64) {
-        for kind in 0..6 {
-            let before = met(self).await;
-            let mut rounds = 0;
-            while met(self).await == before {
-                rounds += 1;
-                assert!(rounds <= ROUNDS, "{what}: it was never met by kind {kind}");
-                let (path, body, _) = self.kinds(3).swap_remove(kind);
-                self.is_answered(what, path, &body).await;
+    /// Requests of all kinds at a time are answered as ever, until one of each kind has met the engine that fails.
+    async fn each_is_answered(&mut self, what: &str, engine: usize) {
+        let mut met: BTreeSet<String> = BTreeSet::new();
+        for _ in 0..ROUNDS {
+            let kinds = self.kinds(3);
+            let ask = |kind: usize| {
+                let (path, body, _) = &kinds[kind];
+                self.is_answered(what, path, body)
+            };
+            tokio::join!(ask(0), ask(1), ask(2), ask(3), ask(4), ask(5));
+            met.extend(self.legs(engine, self.asked).await);
+            if met.len() == 6 {
+                return self.is_clean(what).await;
             }
         }
-        self.is_clean(what).await;
+        panic!("{what}: it was met by no others than {met:?}");
+    }
+
+    /// The kinds of the requests of one round of which an engine was sent a leg.
+    async fn legs(&self, engine: usize, round: usize) -> Vec<String> {
+        let stats = self.cluster.engines[engine].stats().await;
+        let bodies = stats
+            .last
+            .iter()
+            .map(|arrival| String::from_utf8_lossy(&arrival.body));
+        let legs: Vec<_> = bodies.filter(|body| body.contains("do_remote_")).collect();
+        let kind = |of: &str, stream: bool| format!("{of} {round} {stream}:");
+        let kinds = ["chat", "text", "response"].into_iter();
+        let kinds = kinds.flat_map(|of| [(of, false), (of, true)]);
+        kinds
+            .filter(|(of, stream)| legs.iter().any(|leg| leg.contains(&kind(of, *stream))))
+            .map(|(of, stream)| format!("{of}, stream {stream}"))
+            .collect()
     }
 
     /// No engine was asked for what is not its part, nor answered with what is not the prompt's.
@@ -277,7 +297,7 @@ impl Fleet {
     }
 
     /// And in the end nobody holds anything for anybody.
-    async fn is_unpinned(&self, what: &str) {
+    pub(super) async fn is_unpinned(&self, what: &str) {
         within(
             UNPINNED,
             &format!("{what}: nothing is pinned"),
@@ -302,7 +322,15 @@ async fn expected(path: &str, body: &str) -> String {
     said(answer.text())
 }
 
-/// Splits all prompts, in turns; time-outs that a test can wait for.
+/// What keeps silent is given up while a test can wait for it, and not because a machine is busy.
+fn impatient(config: &mut Config) {
+    unnoticed(config);
+    config.relay.first_byte_timeout_ms = 6_000;
+    config.relay.answer_timeout_ms = 6_000;
+    config.prefill_decode.handoff_timeout_ms = 4_000;
+}
+
+/// Splits all prompts, in turns.
 fn split(config: &mut Config, connector: Connector) {
     config.prefill_decode.connector = Some(match connector {
         Connector::Nixl => handoff::Connector::Nixl,
@@ -310,16 +338,13 @@ fn split(config: &mut Config, connector: Connector) {
     });
     config.prefill_decode.remote_prefill_min_tokens = 16;
     config.prefill_decode.lease_ms = LEASE.as_millis() as u64;
-    config.prefill_decode.handoff_timeout_ms = 1_000;
     config.routing.policy = Policy::RoundRobin;
-    config.relay.first_byte_timeout_ms = 1_500;
-    config.relay.answer_timeout_ms = 1_500;
     config.relay.attempts_max = 4;
     config.fleet.breaker.failures = 1_000;
 }
 
 /// An engine is gone for longer than a test takes before the probes notice.
-fn unnoticed(config: &mut Config) {
+pub(super) fn unnoticed(config: &mut Config) {
     config.fleet.health.interval_ms = 600_000;
 }
 
@@ -344,14 +369,11 @@ async fn what_fails_at_a_prefill_worker_is_computed_by_another() {
             if connector == Connector::Mooncake && fault.handoff.no_params {
                 continue;
             }
-            let mut fleet = Fleet::start(connector, (2, 1), unnoticed).await;
+            let change = if fault.hang { impatient } else { unnoticed };
+            let mut fleet = Fleet::start(connector, (2, 1), change).await;
             fleet.prefill(0).fault(fault).await;
             let what = format!("{connector:?}: p0 {what}");
-            fleet
-                .each_is_answered(&what, async |fleet| {
-                    fleet.prefill(0).handoffs().await.prefill_legs
-                })
-                .await;
+            fleet.each_is_answered(&what, 0).await;
             assert!(fleet.prefill(1).handoffs().await.fetched > 0, "{what}");
             fleet.is_unpinned(&what).await;
         }
@@ -384,7 +406,10 @@ async fn a_prefill_worker_that_dies_with_its_answer_or_after_it_costs_no_answer(
     for connector in BOTH {
         for (what, after_answer) in [("with", false), ("after", true)] {
             for kind in 0..6 {
-                let mut fleet = Fleet::start(connector, (2, 1), |_| {}).await;
+                let mut fleet = Fleet::start(connector, (2, 1), |config| {
+                    config.prefill_decode.handoff_timeout_ms = 2_000;
+                })
+                .await;
                 let what = format!("{connector:?}: p0 dies {what} its answer");
                 fleet
                     .prefill(0)
@@ -471,11 +496,7 @@ async fn what_fails_at_a_decode_worker_begins_again_with_its_prompt() {
             fleet.decode(0).fault(fault).await;
             let what = format!("{connector:?}: d0 {what}");
             let answers = fleet.sum(|seen| seen.received).await;
-            fleet
-                .each_is_answered(&what, async |fleet| {
-                    fleet.decode(0).handoffs().await.decode_legs
-                })
-                .await;
+            fleet.each_is_answered(&what, 1).await;
             let legs = fleet.prefill(0).handoffs().await.prefill_legs;
             let tries = fleet.sum(|seen| seen.decode_legs).await;
             // Never one handoff for two tries.
@@ -594,11 +615,7 @@ async fn a_transfer_that_fails_is_begun_again_in_whatever_shape_it_fails() {
             }))
             .await;
         let what = format!("{connector:?}: transfers to d0 fail");
-        fleet
-            .each_is_answered(&what, async |fleet| {
-                fleet.decode(0).handoffs().await.failed_transfers
-            })
-            .await;
+        fleet.each_is_answered(&what, 1).await;
         assert!(fleet.outcome("failed").await >= 6.0);
         fleet.is_unpinned(&what).await;
     }
@@ -639,7 +656,7 @@ async fn where_every_transfer_fails_the_decode_worker_computes_or_nobody_does() 
 #[tokio::test]
 async fn a_silent_decode_leg_is_cancelled_and_begun_again() {
     for connector in BOTH {
-        let mut fleet = Fleet::start(connector, (1, 2), unnoticed).await;
+        let mut fleet = Fleet::start(connector, (1, 2), impatient).await;
         fleet
             .decode(0)
             .fault(handoff(HandoffFaults {
@@ -648,11 +665,7 @@ async fn a_silent_decode_leg_is_cancelled_and_begun_again() {
             }))
             .await;
         let what = format!("{connector:?}: transfers to d0 hang");
-        fleet
-            .each_is_answered(&what, async |fleet| {
-                fleet.decode(0).handoffs().await.decode_legs
-            })
-            .await;
+        fleet.each_is_answered(&what, 1).await;
         let seen = fleet.decode(0).handoffs().await;
         assert_eq!(
             seen.aborted_decode_legs,

@@ -1,0 +1,199 @@
+//! Responses that are kept, gone on with, run in the background or cancelled, while engines of pairs fail.
+
+use serde_json::Value;
+use serde_json::json;
+use warmroute::sim::fault::Faults;
+use warmroute::sim::fault::handoff::HandoffFaults;
+use warmroute::sim::worker::Settings;
+
+use super::failures::BOTH;
+use super::failures::Fleet;
+use super::failures::hang;
+use super::failures::refuse;
+use super::failures::said;
+use super::failures::unnoticed;
+use crate::cluster::eventually;
+
+const PATH: &str = "/v1/responses";
+
+fn ask(topic: &str, tokens: usize, more: Value) -> Value {
+    let input = format!("{topic}, and all that was said of it before. ").repeat(10);
+    let mut body = json!({"model": "sim", "input": input, "max_output_tokens": tokens});
+    let fields = body.as_object_mut().unwrap();
+    fields.extend(more.as_object().unwrap().clone());
+    body
+}
+
+async fn create(fleet: &Fleet, body: &Value) -> Value {
+    let answer = fleet.cluster.post(PATH, body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+async fn stored(fleet: &Fleet, response: &Value) -> Value {
+    let id = response["id"].as_str().unwrap();
+    let answer = fleet.cluster.get(&format!("{PATH}/{id}")).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+async fn ended(fleet: &Fleet, response: &Value) -> Value {
+    let mut last = Value::Null;
+    eventually("it ends", async || {
+        last = stored(fleet, response).await;
+        !["queued", "in_progress"].contains(&last["status"].as_str().unwrap())
+    })
+    .await;
+    last
+}
+
+#[tokio::test]
+async fn a_chain_goes_on_at_other_workers_when_those_of_its_past_fail() {
+    for connector in BOTH {
+        let fleet = Fleet::start(connector, (2, 2), unnoticed).await;
+        let first = create(&fleet, &ask("ships", 8, json!({}))).await;
+        let healthy = create(&fleet, &continued(&first)).await;
+        for broken in ["p0", "p1", "d0", "d1"] {
+            let mut engines = fleet.cluster.engines.iter();
+            let engine = engines.find(|engine| engine.name == broken).unwrap();
+            engine.fault(refuse(503)).await;
+            // The same history gives the same text, wherever it is computed.
+            for _ in 0..2 {
+                let next = create(&fleet, &continued(&first)).await;
+                assert_eq!(next["previous_response_id"], first["id"]);
+                assert_eq!(
+                    said(&next.to_string()),
+                    said(&healthy.to_string()),
+                    "{broken}"
+                );
+                assert_eq!(stored(&fleet, &next).await, next);
+            }
+            engine.fault(Faults::default()).await;
+        }
+        fleet.is_unpinned("a chain").await;
+    }
+}
+
+fn continued(response: &Value) -> Value {
+    ask(
+        "harbours",
+        8,
+        json!({"previous_response_id": response["id"]}),
+    )
+}
+
+#[tokio::test]
+async fn what_a_decode_engine_did_not_finish_is_stored_as_failed() {
+    for connector in BOTH {
+        let slow = |settings| Settings {
+            decode_ms: 20,
+            ..settings
+        };
+        let mut fleet = Fleet::of(connector, (1, 1), slow, unnoticed).await;
+        let body = ask("storms", 3_000, json!({"stream": true}));
+        let mut stream = fleet.cluster.open(PATH, &body.to_string()).await;
+        let begun = stream.until("output_text.delta").await;
+        fleet.kill("d0").await;
+        let (rest, whole) = stream.rest().await;
+        let text = begun + &rest;
+        assert!(whole, "{text}");
+        crate::failures::ends_with_an_error(PATH, &text);
+        let id = text
+            .split("\"id\":\"")
+            .nth(1)
+            .unwrap()
+            .split('"')
+            .next()
+            .unwrap();
+        let kept = stored(&fleet, &json!({"id": id})).await;
+        assert_eq!(kept["status"], "failed", "{kept}");
+        fleet.is_unpinned("it is killed").await;
+    }
+}
+
+#[tokio::test]
+async fn a_background_response_outlives_what_fails_at_either_engine() {
+    for connector in BOTH {
+        let fleet = Fleet::start(connector, (2, 2), unnoticed).await;
+        let fails = Faults {
+            handoff: HandoffFaults {
+                transfer_fails_ms: Some(5),
+                ..HandoffFaults::default()
+            },
+            ..Faults::default()
+        };
+        let cases = [("p0", refuse(500)), ("d0", refuse(503)), ("d0", fails)];
+        for (place, (broken, fault)) in cases.into_iter().enumerate() {
+            let mut engines = fleet.cluster.engines.iter();
+            let engine = engines.find(|engine| engine.name == broken).unwrap();
+            engine.fault(fault).await;
+            for round in 0..4 {
+                let topic = format!("tide {place} {round}");
+                let whole = ask(&topic, 6, json!({"store": false}));
+                let expected = said(&create(&fleet, &whole).await.to_string());
+                let body = ask(&topic, 6, json!({"background": true}));
+                let response = create(&fleet, &body).await;
+                assert_eq!(response["status"], "queued");
+                let last = ended(&fleet, &response).await;
+                assert_eq!(last["status"], "incomplete", "{last}");
+                assert_eq!(said(&last.to_string()), expected, "{last}");
+            }
+            engine.fault(Faults::default()).await;
+        }
+        fleet.is_unpinned("in the background").await;
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_response_leaves_either_leg() {
+    for connector in BOTH {
+        let fleet = Fleet::start(connector, (1, 1), |config| {
+            config.relay.first_byte_timeout_ms = 600_000;
+            config.relay.answer_timeout_ms = 600_000;
+            config.prefill_decode.handoff_timeout_ms = 600_000;
+        })
+        .await;
+        fleet.prefill(0).fault(hang()).await;
+        cancelled(&fleet, "leg one", async || {
+            let seen = fleet.prefill(0).handoffs().await;
+            (seen.prefill_legs, seen.aborted_prefill_legs)
+        })
+        .await;
+        fleet.prefill(0).fault(Faults::default()).await;
+        let hangs = HandoffFaults {
+            transfer_hangs: true,
+            ..HandoffFaults::default()
+        };
+        fleet
+            .decode(0)
+            .fault(Faults {
+                handoff: hangs,
+                ..Faults::default()
+            })
+            .await;
+        cancelled(&fleet, "leg two", async || {
+            let seen = fleet.decode(0).handoffs().await;
+            (seen.decode_legs, seen.aborted_decode_legs)
+        })
+        .await;
+        fleet.is_unpinned("cancelled").await;
+        assert_eq!(fleet.prefill(0).handoffs().await.expired, 1);
+    }
+}
+
+/// A background response is cancelled once its leg, counted by `legs` with those that were aborted, has begun.
+async fn cancelled(fleet: &Fleet, what: &str, legs: impl AsyncFn() -> (u64, u64)) {
+    let (begun, aborted) = legs().await;
+    let response = create(fleet, &ask(what, 8, json!({"background": true}))).await;
+    eventually("the leg has begun", async || legs().await.0 > begun).await;
+    let cancel = format!("{PATH}/{}/cancel", response["id"].as_str().unwrap());
+    let answer = fleet.cluster.post(&cancel, "").await;
+    assert_eq!(
+        answer.json()["status"],
+        "cancelled",
+        "{what}: {}",
+        answer.text()
+    );
+    eventually("the leg is aborted", async || legs().await.1 > aborted).await;
+    assert_eq!(stored(fleet, &response).await["status"], "cancelled");
+}
