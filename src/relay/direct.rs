@@ -54,6 +54,11 @@ pub(super) enum Error {
 }
 
 impl Error {
+    /// Whether a connection that had waited too long was closed meanwhile, which says nothing of the worker.
+    pub(super) fn is_stale(&self) -> bool {
+        matches!(self, Error::Send(client::Error::Stale(_)))
+    }
+
     pub(super) fn failure(&self) -> Failure {
         match self {
             Error::Send(client::Error::Connect(_)) => Failure::Connect,
@@ -83,6 +88,8 @@ pub(super) enum Part {
     /// One of two legs, whose answer is read here; for a worker of several ranks to this one of them.
     Leg {
         rank: Option<u32>,
+        /// What it carries is used up by an engine that has read it, even if no answer comes.
+        is_once: bool,
     },
 }
 
@@ -100,14 +107,16 @@ pub(super) async fn attempt(
             *request.method_mut() = Method::POST;
             *request.uri_mut() = job.target.clone();
             *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);
-            if let Part::Leg { rank } = part {
+            if let Part::Leg { rank, .. } = part {
                 headers::of_leg(request.headers_mut(), rank);
             }
             request
         };
+        let is_once = matches!(part, Part::Leg { is_once: true, .. });
         let answer = match worker.pool.send(build()).await {
-            // The engine closed a connection that had waited too long: nothing is wrong with it.
-            Err(client::Error::Stale(_)) => worker.pool.send_anew(build()).await,
+            // The engine closed a connection that had waited too long: nothing is wrong with it. Whether it had
+            // read the request is not known.
+            Err(client::Error::Stale(_)) if !is_once => worker.pool.send_anew(build()).await,
             answer => answer,
         };
         let (head, mut body) = answer.map_err(Error::Send)?.into_parts();

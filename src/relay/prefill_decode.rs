@@ -492,6 +492,8 @@ impl Try<'_> {
         let body = legs.prefill(&transfer);
         let part = Part::Leg {
             rank: transfer.rank(),
+            // An id that the router makes is of one request; what an engine makes is another's each time.
+            is_once: it.connector.needs_peer(),
         };
         // A prompt's leg is a first token.
         let limit = Duration::from_millis(relay.settings.first_byte_timeout_ms);
@@ -560,7 +562,7 @@ impl Try<'_> {
         self.of_model.on_handoff("prefill_failed");
         let last = format!("{}: {error}", self.prefill.worker.name);
         First::Lost(Lost {
-            is_workers_fault: true,
+            is_workers_fault: !error.is_stale(),
             ..Lost::at_prefill(error.failure(), last)
         })
     }
@@ -571,7 +573,11 @@ impl Try<'_> {
         let Self { job, choice, .. } = *self;
         let limit = self.relay.try_limit(self.plan, now).min(self.deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
-        let part = Part::Leg { rank: None };
+        // Blocks that were fetched once are other blocks the second time.
+        let part = Part::Leg {
+            rank: None,
+            is_once: true,
+        };
         let mut opened = pin!(async {
             let mut answer = direct::attempt(job, &body, part, &choice.worker, timer)
                 .await
@@ -615,12 +621,16 @@ impl Try<'_> {
     fn unopened(&self, unopened: Unopened, outstanding: Outstanding<'_>) -> Lost {
         let name = &self.choice.worker.name;
         match unopened {
+            // Until its first token it may be waiting for the other.
+            Unopened::Worker(direct::Error::TimedOut) => {
+                self.unopened(Unopened::Silent, outstanding)
+            }
             Unopened::Worker(error) => Lost {
                 at: At::Worker,
                 failure: error.failure(),
                 last: format!("{name}: {error}"),
                 answer: None,
-                is_workers_fault: true,
+                is_workers_fault: !error.is_stale(),
             },
             Unopened::Failed(_) | Unopened::Silent => {
                 self.on_failed_handoff(outstanding);
