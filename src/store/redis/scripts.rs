@@ -105,18 +105,17 @@ impl Arg {
 
     fn write(&self, command: &mut Cmd) {
         match self {
-            Self::Word(text) => command.arg(*text),
-            Self::Text(text) => command.arg(text),
-            Self::Number(number) => command.arg(*number),
-            Self::Bytes(bytes) | Self::Field(Field::Whole(bytes)) => command.arg(&bytes[..]),
+            Self::Word(text) => drop(command.arg(*text)),
+            Self::Text(text) => drop(command.arg(text)),
+            Self::Number(number) => drop(command.arg(*number)),
+            Self::Bytes(bytes) | Self::Field(Field::Whole(bytes)) => drop(command.arg(&bytes[..])),
             Self::Field(Field::Raw(bytes)) => {
                 // Writing to memory cannot fail.
                 let mut out = command.writer_for_next_arg();
                 let _ = out.write_all(&[RAW]);
                 let _ = out.write_all(bytes);
-                return;
             }
-        };
+        }
     }
 }
 
