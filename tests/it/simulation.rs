@@ -70,13 +70,22 @@ fn seeds_that_have_found_something_stay_well() {
         (317, "an adoption that was not answered is asked for again"),
         (21, "who lost the lease goes on under another name"),
         (18, "what readers were told words of is not begun again"),
-        (23, "an append that was not answered is not taken for stored"),
+        (
+            23,
+            "an append that was not answered is not taken for stored",
+        ),
         (294, "who lost the lease stops what runs"),
         (240, "an end that was not answered is stored again"),
         (6, "an end too large to keep is made without its output"),
         (4, "nobody is told what is not stored"),
-        (1_152, "a cancel while another replica's events are read leaves those"),
-        (1_916, "an answer about what has been taken over again does not stop it"),
+        (
+            1_152,
+            "a cancel while another replica's events are read leaves those",
+        ),
+        (
+            1_916,
+            "an answer about what has been taken over again does not stop it",
+        ),
     ] {
         check(seed);
     }
