@@ -21,6 +21,12 @@ pub fn unix_s() -> i64 {
         .map_or(0, |since| since.as_secs() as i64)
 }
 
+/// Milliseconds since 1970, for what is compared with another machine's clock.
+pub fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
 /// How logs look and how much they say.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -13,6 +13,8 @@ pub(super) const NOTICES_MAX: usize = 1_000;
 pub struct Notice {
     pub key: Key,
     pub what: What,
+    /// When, in Unix milliseconds by the store's clock.
+    pub at_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +74,7 @@ mod tests {
                 id: ResponseId::new(Root(1), own),
             },
             what: What::Cancelled,
+            at_ms: 7,
         }
     }
 

@@ -224,7 +224,10 @@ impl Memory {
 
     fn notify(&self, owner: Option<Owner>, key: Key, what: What) {
         if let Some(owner) = owner {
-            self.owners.lock().notify(owner, Notice { key, what });
+            let at_ms = observe::unix_ms();
+            self.owners
+                .lock()
+                .notify(owner, Notice { key, what, at_ms });
         }
     }
 
@@ -494,6 +497,9 @@ impl ResponseStore for Memory {
             for shard in &self.shards {
                 counts.add(&shard.lock().counts());
             }
+            let alive = self.owners.lock().alive(now);
+            let left = |shard: &Mutex<Shard>| shard.lock().orphans(&alive, usize::MAX).len();
+            let orphans: usize = self.shards.iter().map(left).sum();
             let owners = self.owners.lock().report(now);
             Ok(Report {
                 kind: "memory",
@@ -506,6 +512,7 @@ impl ResponseStore for Memory {
                     "bytes_max": self.room.bytes_max(),
                     "records_max": self.room.records_max(),
                     "log_bytes": counts.log_bytes,
+                    "orphans": orphans,
                     "owners": owners,
                 }),
             })

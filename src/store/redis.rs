@@ -199,7 +199,7 @@ impl Redis {
     }
 
     async fn report_now(&self) -> Result<Report, Error> {
-        let owners = self.report_owners().await.unwrap_or_default();
+        let (owners, orphans) = self.report_owners().await.unwrap_or_default();
         let mut server = serde_json::Map::new();
         let (command, wanted): (&[&str], &[&str]) = match self.mode {
             Mode::Cluster => (
@@ -238,6 +238,7 @@ impl Redis {
                 "in_flight": self.asking.in_flight(),
                 "server": server,
                 "owners": owners,
+                "orphans": orphans,
                 "scripts": scripts::report(),
             }),
         })

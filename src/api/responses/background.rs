@@ -21,9 +21,12 @@ pub(crate) mod table;
 mod unreadable;
 
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::time::Duration;
+use std::time::Instant;
 
 use parking_lot::Mutex;
+use prometheus::Histogram;
 use serde::Serialize;
 use tokio::sync::Notify;
 use tokio::sync::watch;
@@ -71,6 +74,8 @@ struct Run {
     stop: watch::Sender<Option<Stop>>,
     /// Changes when there is more to read.
     news: watch::Sender<u64>,
+    /// When it was asked to be cancelled.
+    cancelled: OnceLock<Instant>,
 }
 
 /// A place among what runs here, until it is dropped.
@@ -97,6 +102,30 @@ pub(super) struct Counts {
     /// Whether this replica's lease lets it run anything.
     is_held: bool,
     running: usize,
+    /// Of those, the ones that no engine has begun.
+    queued: usize,
+    /// Of the events of those, here and in the store.
+    log_bytes: usize,
+    /// Of cancels that were asked for here.
+    cancel_answered: Latency,
+    /// Of what was cancelled while it ran here: until the engine's connection was closed.
+    cancel_stopped: Latency,
+}
+
+#[derive(Debug, Serialize)]
+struct Latency {
+    count: u64,
+    mean_ms: f64,
+}
+
+impl Latency {
+    fn of(seconds: &Histogram) -> Self {
+        let count = seconds.get_sample_count();
+        Self {
+            count,
+            mean_ms: 1_000.0 * seconds.get_sample_sum() / count.max(1) as f64,
+        }
+    }
 }
 
 impl Background {
@@ -127,10 +156,20 @@ impl Background {
 
     pub(super) fn counts(&self) -> Counts {
         let table = self.table.lock();
+        let (mut queued, mut log_bytes) = (0, 0);
+        for run in table.runs() {
+            let course = run.course.lock();
+            queued += usize::from(!course.is_begun());
+            log_bytes += course.log().stored_bytes();
+        }
         Counts {
             owner: table.owner().to_string(),
             is_held: *self.is_held.borrow(),
             running: table.len(),
+            queued,
+            log_bytes,
+            cancel_answered: Latency::of(&self.metrics.cancel_seconds),
+            cancel_stopped: Latency::of(&self.metrics.cancel_stop_seconds),
         }
     }
 
@@ -158,6 +197,7 @@ impl Background {
             course: Mutex::new(course),
             stop: watch::Sender::new(None),
             news: watch::Sender::new(0),
+            cancelled: OnceLock::new(),
         });
         let sat = match self.tasks.is_stopping() {
             true => Err(Refused::NotOwned),
@@ -198,6 +238,14 @@ impl Background {
 
     fn find(&self, key: Key) -> Option<Arc<Run>> {
         self.table.lock().find(key).cloned()
+    }
+
+    /// It was asked to be cancelled at that time.
+    fn on_cancelled(&self, key: Key, asked: Instant) {
+        if let Some(run) = self.find(key) {
+            let _ = run.cancelled.set(asked);
+        }
+        self.stop(key, Stop::Ended);
     }
 
     fn stop(&self, key: Key, why: Stop) {

@@ -495,19 +495,32 @@ impl Redis {
                 // Of a newer release; whoever runs it finds out by asking.
                 _ => continue,
             };
-            notices.extend(parse_member(&key).map(|key| Notice { key, what }));
+            let at_ms = cursor.0;
+            notices.extend(parse_member(&key).map(|key| Notice { key, what, at_ms }));
         }
         Ok((notices, cursor))
     }
 
-    /// Owners with their names and what they run, for operators.
-    pub(super) async fn report_owners(&self) -> Result<serde_json::Value, Error> {
+    /// Owners with their names and what they run, and how much nobody runs, for operators. What is left
+    /// of a dead owner counts until somebody has looked through it.
+    pub(super) async fn report_owners(&self) -> Result<(serde_json::Value, i64), Error> {
         let mut list = redis::cmd("ZRANGE");
-        list.arg(self.keys.owners()).arg(0).arg(-1);
+        list.arg(self.keys.owners())
+            .arg(0)
+            .arg(-1)
+            .arg("WITHSCORES");
+        let mut released = redis::cmd("SCARD");
+        released.arg(self.keys.running(None));
+        let mut orphans = match self.ask(Kind::Read, Request::Command(released)).await? {
+            redis::Value::Int(count) => count,
+            _ => 0,
+        };
         let mut list = Reply::new(self.ask(Kind::Read, Request::Command(list)).await?)?;
         let mut owners = Vec::new();
         while !list.is_empty() {
-            let Some(owner) = parse_owner(&list.word()?) else {
+            let owner = list.word()?;
+            let seen = list.word()?.parse::<f64>().unwrap_or(0.0) as u64;
+            let Some(owner) = parse_owner(&owner) else {
                 continue;
             };
             let mut name = redis::cmd("GET");
@@ -522,14 +535,18 @@ impl Redis {
                 redis::Value::Int(count) => count,
                 _ => 0,
             };
+            if name.is_none() {
+                orphans += running;
+            }
             owners.push(serde_json::json!({
                 "owner": owner.to_string(),
                 "is_alive": name.is_some(),
+                "beat_s_ago": seconds().saturating_sub(seen),
                 "name": name,
                 "running": running,
             }));
         }
-        Ok(owners.into())
+        Ok((owners.into(), orphans))
     }
 }
 

@@ -4,7 +4,6 @@ use super::super::super::error::ApiError;
 use super::super::Responses;
 use super::super::object::with_member;
 use super::super::retry;
-use super::course::Stop;
 use super::log::CANCELLED;
 use crate::observe;
 use crate::store::Cancel;
@@ -31,7 +30,7 @@ impl Responses {
         match cancelled.map_err(|error| ApiError::of_store(&error))? {
             Cancelled::Done { .. } => {
                 self.metrics.on_end(Status::Cancelled);
-                self.background.stop(key, Stop::Ended);
+                self.background.on_cancelled(key, begun);
                 let took = observe::now().saturating_duration_since(begun);
                 self.background
                     .metrics

@@ -143,7 +143,7 @@ impl Log {
         self.overflowed.is_none().then_some(&self.text)
     }
 
-    fn stored_bytes(&self) -> usize {
+    pub(crate) fn stored_bytes(&self) -> usize {
         self.end_of(self.stored)
     }
 

@@ -1,12 +1,13 @@
 //! What is counted of background work.
 
 use prometheus::Histogram;
+use prometheus::IntCounter;
 use prometheus::IntCounterVec;
 use prometheus::IntGauge;
 
 use crate::observe::metrics::Registry;
 
-/// Seconds from a cancel that this replica was asked for to its answer.
+/// Seconds from a cancel on.
 const SECONDS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 
 #[derive(Clone, Debug)]
@@ -17,6 +18,8 @@ pub(super) struct Metrics {
     pub(super) stopped: IntCounterVec,
     pub(super) readers: IntCounterVec,
     pub(super) cancel_seconds: Histogram,
+    pub(super) cancel_stop_seconds: Histogram,
+    pub(super) event_bytes: IntCounter,
 }
 
 impl Metrics {
@@ -58,6 +61,19 @@ impl Metrics {
                     &[],
                 )
                 .with_label_values(none),
+            cancel_stop_seconds: registry
+                .histograms(
+                    "warmroute_background_cancel_stop_seconds",
+                    "Time from a cancel, of this replica or another, until the engine's connection was closed here. \
+                     Of another's by the store's clock and this replica's, which must agree.",
+                    SECONDS,
+                    &[],
+                )
+                .with_label_values(none),
+            event_bytes: registry.counter(
+                "warmroute_background_event_bytes_total",
+                "Bytes of events of background responses that were stored.",
+            ),
         }
     }
 }

@@ -31,6 +31,7 @@ use crate::store::Fence;
 use crate::store::Key;
 use crate::store::Orphan;
 use crate::store::Owner;
+use crate::store::cancel::What;
 use crate::store::lease::Step;
 
 /// Between two looks for notices.
@@ -131,7 +132,13 @@ async fn listen(responses: &Responses) {
         if let Ok((notices, next)) = responses.store.notices(owner, cursor).await {
             cursor = next;
             for notice in notices {
-                background.stop(notice.key, Stop::Ended);
+                let ago = observe::unix_ms().saturating_sub(notice.at_ms);
+                let now = observe::now();
+                let asked = now.checked_sub(Duration::from_millis(ago)).unwrap_or(now);
+                match notice.what {
+                    What::Cancelled => background.on_cancelled(notice.key, asked),
+                    What::Deleted => background.stop(notice.key, Stop::Ended),
+                }
             }
         }
         looks = (looks + 1) % LOOKS;

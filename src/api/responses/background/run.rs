@@ -134,6 +134,12 @@ async fn run(responses: Arc<Responses>, job: Job, seat: Seat) {
         why = stopped(&responses, &seat) => seat.run.course.lock().on_stop(why),
         () = runner.make(&create, &kept, &text, &asking) => {}
     }
+    // The engine's connection went with what made it.
+    if let Some(asked) = seat.run.cancelled.get() {
+        let took = observe::now().saturating_duration_since(*asked);
+        let seconds = &responses.background.metrics.cancel_stop_seconds;
+        seconds.observe(took.as_secs_f64());
+    }
     tokio::select! {
         biased;
         () = lost(&seat) => seat.run.course.lock().on_stop(Stop::Lost),
@@ -233,12 +239,15 @@ impl Runner<'_> {
                     course.lock().on_started(&said)
                 }
                 Step::Append(batch) => {
-                    let last = batch.last;
+                    let (last, bytes) = (batch.last, batch.bytes.len() as u64);
                     let said = store.append(key, fence, batch).await;
                     if let Err(error) = &said
                         && error.retry_after().is_none()
                     {
                         warn!(id = %key.id, %error, "events of a background response were not stored");
+                    }
+                    if said == Ok(Cas::Done) {
+                        self.responses.background.metrics.event_bytes.inc_by(bytes);
                     }
                     let then = course.lock().on_appended(last, &said);
                     self.seat.run.news.send_modify(|news| *news += 1);
