@@ -997,6 +997,36 @@ async fn a_state_that_is_too_large_is_left_out_and_said_to_be() {
 }
 
 #[tokio::test]
+async fn a_large_state_is_carried_as_a_small_one() {
+    let cluster = one().await;
+    let long: String = (0..200_000).map(|_| fastrand::lowercase()).collect();
+    let sealed = json!({"store": false, "include": ["reasoning.encrypted_content"]});
+    let body = |input: Value, more: Value| with(with(ask(input), sealed.clone()), more);
+    let first = cluster.create(&body(json!(long), json!({}))).await;
+    let output = first["output"].as_array().unwrap();
+    let text = output.last().unwrap()["encrypted_content"]
+        .as_str()
+        .unwrap();
+    assert!(text.len() > 100_000, "{}", text.len());
+    let whole = body(json!("two"), json!({"previous_response": first}));
+    cluster.create(&whole).await;
+    let sent = cluster.sent().await["input"].clone();
+    assert_eq!(sent[0]["content"][0]["text"], long);
+    let mut items = vec![json!({"role": "user", "content": long})];
+    items.extend(output.iter().cloned());
+    items.push(json!({"role": "user", "content": "two"}));
+    let items = body(items.into(), json!({}));
+    cluster.create(&items).await;
+    assert_eq!(cluster.sent().await["input"], sent);
+    for body in [whole, items] {
+        let forged = body.to_string().replace("wrc1.", "wrc1.0");
+        let answer = cluster.post(PATH, forged).await;
+        let said = (answer.status, answer.code());
+        assert_eq!(said, (400, "invalid_encrypted_content".to_owned()));
+    }
+}
+
+#[tokio::test]
 async fn a_client_may_keep_the_state_itself() {
     let cluster = one().await;
     let sealed = json!({"store": false, "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "low"}});

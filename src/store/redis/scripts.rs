@@ -104,18 +104,22 @@ impl Arg {
     }
 
     fn write(&self, command: &mut Cmd) {
-        match self {
-            Self::Word(text) => drop(command.arg(*text)),
-            Self::Text(text) => drop(command.arg(text)),
-            Self::Number(number) => drop(command.arg(*number)),
-            Self::Bytes(bytes) | Self::Field(Field::Whole(bytes)) => drop(command.arg(&bytes[..])),
-            Self::Field(Field::Raw(bytes)) => {
-                // Writing to memory cannot fail.
-                let mut out = command.writer_for_next_arg();
-                let _ = out.write_all(&[RAW]);
-                let _ = out.write_all(bytes);
+        let bytes = match self {
+            Self::Word(text) => text.as_bytes(),
+            Self::Text(text) => text.as_bytes(),
+            Self::Bytes(bytes) | Self::Field(Field::Whole(bytes)) => bytes,
+            Self::Number(number) => {
+                command.arg(*number);
+                return;
             }
-        }
+            Self::Field(Field::Raw(bytes)) => {
+                let mut out = command.writer_for_next_arg();
+                // Writing to memory cannot fail.
+                let _ = out.write_all(&[RAW]).and_then(|()| out.write_all(bytes));
+                return;
+            }
+        };
+        command.arg(bytes);
     }
 }
 
