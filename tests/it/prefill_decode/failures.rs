@@ -251,10 +251,11 @@ impl Fleet {
     /// Requests of all kinds at a time are answered as ever, until one of each kind has met the engine that fails.
     async fn each_is_answered(&mut self, what: &str, engine: usize) {
         let mut met: BTreeSet<String> = BTreeSet::new();
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
             let kinds = self.kinds(3);
-            let ask = |kind: usize| {
-                let (path, body, _) = &kinds[kind];
+            // Each time another one first, for workers take turns.
+            let ask = |place: usize| {
+                let (path, body, _) = &kinds[(round + place) % kinds.len()];
                 self.is_answered(what, path, body)
             };
             tokio::join!(ask(0), ask(1), ask(2), ask(3), ask(4), ask(5));
