@@ -78,8 +78,10 @@ fn seeds_that_have_found_something_stay_well() {
         (240, "an end that was not answered is stored again"),
         (6, "an end too large to keep is made without its output"),
         (4, "nobody is told what is not stored"),
+        (35, "a cancelled response is left with what was told of it"),
+        (19, "a write is done under the record's fence alone"),
         (
-            1_152,
+            1_597,
             "a cancel while another replica's events are read leaves those",
         ),
         (
