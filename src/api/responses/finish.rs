@@ -10,6 +10,7 @@ use tracing::warn;
 use super::super::error::ApiError;
 use super::OnStoreDown;
 use super::Responses;
+use super::item::Ids;
 use super::lock::Locked;
 use super::members;
 use super::members::Members;
@@ -62,6 +63,25 @@ pub(super) struct Carry {
     pub(super) lists: Vec<Bytes>,
 }
 
+/// A state about to be sealed.
+struct Sealing {
+    sealer: Sealer,
+    ids: Ids,
+    place: usize,
+    lists: Vec<Bytes>,
+}
+
+impl Sealing {
+    fn bytes(&self) -> usize {
+        self.lists.iter().map(Bytes::len).sum()
+    }
+
+    fn run(&self) -> Option<(Vec<u8>, Vec<u8>)> {
+        let lists: Vec<&[u8]> = self.lists.iter().map(|list| &**list).collect();
+        self.sealer.state(&self.ids, self.place, &joined(&lists))
+    }
+}
+
 /// Why a response is not kept.
 #[derive(Debug)]
 pub(super) enum Wrong {
@@ -99,7 +119,7 @@ impl Finish {
     /// `place` is where an item would be that follows the output.
     pub(super) async fn run(mut self, shape: Shape, mut outcome: Outcome, place: usize) -> Ended {
         let responses = self.responses.clone();
-        let (response, state) = self.compose(&shape, &mut outcome, place).await;
+        let (response, state) = self.compose_aside(&shape, &mut outcome, place).await;
         let mut response = Bytes::from(response);
         let is_state_left_out =
             state.is_none() && self.carry.is_some() && outcome.status.is_continuable();
@@ -152,42 +172,62 @@ impl Finish {
 
     /// The object without its output, and an item of the router's own: as it is added, and as it is done.
     #[allow(clippy::type_complexity, reason = "a name would say no more")]
-    pub(super) async fn compose(
+    pub(super) fn compose(
         &self,
         shape: &Shape,
         outcome: &mut Outcome,
         place: usize,
     ) -> (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>) {
+        let state = self.sealing(shape, outcome, place).and_then(|it| it.run());
+        self.composed(shape, outcome, state)
+    }
+
+    /// The same, beside the carrier where there is much to seal.
+    #[allow(clippy::type_complexity, reason = "a name would say no more")]
+    async fn compose_aside(
+        &self,
+        shape: &Shape,
+        outcome: &mut Outcome,
+        place: usize,
+    ) -> (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>) {
+        let state = match self.sealing(shape, outcome, place) {
+            None => None,
+            Some(sealing) if sealing.bytes() < LARGE_BYTES => sealing.run(),
+            Some(sealing) => {
+                let sealed = self.responses.aside.run(move || sealing.run());
+                sealed.await.flatten()
+            }
+        };
+        self.composed(shape, outcome, state)
+    }
+
+    #[allow(clippy::type_complexity, reason = "a name would say no more")]
+    fn composed(
+        &self,
+        shape: &Shape,
+        outcome: &mut Outcome,
+        state: Option<(Vec<u8>, Vec<u8>)>,
+    ) -> (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>) {
         let response = shape.ended(outcome, observe::unix_s().unsigned_abs());
-        let state = self.state(shape, outcome, place).await;
         if let Some((_, done)) = &state {
             outcome.told = Some(joined(&[outcome.told(), &[b"[", &**done, b"]"].concat()]).into());
         }
         (response, state)
     }
 
-    async fn state(
-        &self,
-        shape: &Shape,
-        outcome: &Outcome,
-        place: usize,
-    ) -> Option<(Vec<u8>, Vec<u8>)> {
+    fn sealing(&self, shape: &Shape, outcome: &Outcome, place: usize) -> Option<Sealing> {
         let carry = self
             .carry
             .as_ref()
             .filter(|_| outcome.status.is_continuable())?;
         let mut lists = carry.lists.clone();
         lists.push(Bytes::copy_from_slice(&outcome.output));
-        let bytes: usize = lists.iter().map(Bytes::len).sum();
-        let (sealer, ids) = (carry.sealer.clone(), shape.ids.clone());
-        let seal = move || {
-            let lists: Vec<&[u8]> = lists.iter().map(|list| &**list).collect();
-            sealer.state(&ids, place, &joined(&lists))
-        };
-        match bytes < LARGE_BYTES {
-            true => seal(),
-            false => self.responses.aside.run(seal).await.flatten(),
-        }
+        Some(Sealing {
+            sealer: carry.sealer.clone(),
+            ids: shape.ids.clone(),
+            place,
+            lists,
+        })
     }
 
     /// One write, and only then is anybody told of the end.

@@ -480,9 +480,7 @@ impl Runner<'_> {
         mut finish: Finish,
     ) {
         let (key, fence) = (self.seat.key, self.seat.run.fence);
-        let (response, state) = finish
-            .compose(events.shape(), &mut outcome, events.place())
-            .await;
+        let (response, state) = finish.compose(events.shape(), &mut outcome, events.place());
         let mut out = Vec::new();
         if let Some((added, done)) = &state {
             events.add_item(added, done, &mut out);
