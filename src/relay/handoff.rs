@@ -1,6 +1,6 @@
 //! One request as two: what a prefill worker and a decode worker are sent, and what passes between them.
 //! A connector's own words are in a file of its own: a third one is such a file, an arm of
-//! [`Connector`] and an arm of [`dialect`]. Pure.
+//! [`Connector`] and an arm of `dialect`. Pure.
 
 mod legs;
 mod mooncake;
