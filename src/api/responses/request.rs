@@ -349,7 +349,9 @@ mod tests {
             let said = format!("unsupported_parameter vllm_xargs.{name}");
             let xargs = format!(r#""vllm_xargs":{{"{name}":null}}"#);
             check(&with(&xargs), &said);
-            check(&with(&format!(r#"{xargs},"vllm_xargs":null"#)), &said);
+            check(&with(&format!(r#""vllm_xargs":null,{xargs}"#)), &said);
+            // Of two the engine gets the last.
+            check(&with(&format!(r#"{xargs},"vllm_xargs":null"#)), "");
         }
         check(&with(r#""vllm_xargs":{"a":1}"#), "");
     }
