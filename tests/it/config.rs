@@ -544,3 +544,19 @@ fn a_topology_that_no_worker_has_as_a_label_is_a_problem() {
     }
     assert_eq!(split_by(&listed(""), "").err(), None);
 }
+
+#[test]
+fn a_stream_is_kept_alive_every_second_at_most() {
+    let problems = |ms: u64| {
+        let config = minimal(&format!("responses: {{keep_alive_ms: {ms}}}"));
+        Config::parse("c", &config).err().map(|it| it.to_string())
+    };
+    for fine in [0, 1_000, 15_000] {
+        assert_eq!(problems(fine), None);
+    }
+    for wrong in [1, 999] {
+        let told = problems(wrong).unwrap();
+        assert!(told.contains("responses.keep_alive_ms"), "{told}");
+        assert!(told.contains("0 to say nothing"), "{told}");
+    }
+}
