@@ -168,6 +168,18 @@ fn look(api: Api, body: &[u8], block_bytes: u32, is_own: bool) -> Result<Peek<'_
     Ok(looker.peek)
 }
 
+/// Whether a client may send these `vllm_xargs`, as they stand in its body. What cannot be read here is refused,
+/// as an engine might read it.
+pub fn check_xargs(xargs: &str) -> Result<(), Error> {
+    match serde_json::from_str(xargs) {
+        Ok(Xargs { forbidden: None }) => Ok(()),
+        Ok(Xargs {
+            forbidden: Some(name),
+        }) => Err(Error::Forbidden(name)),
+        Err(error) => Err(Error::Json(error.to_string())),
+    }
+}
+
 struct Looker<'a> {
     api: Api,
     is_own: bool,
@@ -262,9 +274,8 @@ impl<'de> Visitor<'de> for &mut Looker<'de> {
                 Key::VllmXargs => {
                     let xargs = map.next_value::<&'de RawValue>()?.get();
                     self.peek.vllm_xargs = Some(xargs);
-                    if serde_json::from_str(xargs).is_ok_and(|Xargs { reports }| reports) {
-                        self.wrong
-                            .get_or_insert(Error::Forbidden("vllm_xargs.kv_cache_report_mode"));
+                    if let Err(error) = check_xargs(xargs) {
+                        self.wrong.get_or_insert(error);
                     }
                 }
                 Key::Other => {
@@ -367,15 +378,28 @@ impl<'de> Deserialize<'de> for Flag {
     }
 }
 
-/// Whether `vllm_xargs` asks for a re-report of cached blocks.
+/// What `vllm_xargs` has that is not the client's to say. vLLM takes its members for its own extra arguments, so
+/// what is refused beside it is refused in it.
 struct Xargs {
-    reports: bool,
+    forbidden: Option<&'static str>,
+}
+
+impl Xargs {
+    /// Null says nothing of a report, but of a transfer an engine only asks whether the name is there.
+    fn forbidden(name: &str, is_null: bool) -> Option<&'static str> {
+        match name {
+            "kv_cache_report_mode" if !is_null => Some("vllm_xargs.kv_cache_report_mode"),
+            "kv_transfer_params" => Some("vllm_xargs.kv_transfer_params"),
+            "ec_transfer_params" => Some("vllm_xargs.ec_transfer_params"),
+            _ => None,
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for Xargs {
     fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         /// Anything but an object is the engine's to refuse.
-        const NOTHING: Xargs = Xargs { reports: false };
+        const NOTHING: Xargs = Xargs { forbidden: None };
         struct V;
         impl<'de> Visitor<'de> for V {
             type Value = Xargs;
@@ -384,13 +408,13 @@ impl<'de> Deserialize<'de> for Xargs {
                 f.write_str("any value")
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Xargs, A::Error> {
-                let mut reports = false;
+                let mut forbidden = None;
                 // However it is escaped, and however often it is there.
                 while let Some(name) = map.next_key::<Cow<'de, str>>()? {
-                    let is_set = map.next_value::<Option<IgnoredAny>>()?.is_some();
-                    reports |= is_set && name == "kv_cache_report_mode";
+                    let is_null = map.next_value::<Option<IgnoredAny>>()?.is_none();
+                    forbidden = forbidden.or(Xargs::forbidden(&name, is_null));
                 }
-                Ok(Xargs { reports })
+                Ok(Xargs { forbidden })
             }
             fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<Xargs, A::Error> {
                 while seq.next_element::<IgnoredAny>()?.is_some() {}

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use super::Config;
+use super::Dns;
 use super::Events;
 use super::Fleet;
 use super::document::Document;
@@ -129,11 +130,45 @@ fn check_roles(config: &Config, wrong: &mut Wrong<'_>) {
         {
             wrong(&path, format!("{}", NoConnector(role)));
         }
+    } else {
+        check_dns_roles(&config.fleet.dns, wrong);
+        check_topology(config, wrong);
     }
     if settings.bootstrap_port == 0 {
         wrong(
             "prefill_decode.bootstrap_port",
             "must be from 1 to 65535".to_owned(),
+        );
+    }
+}
+
+/// Who has prefill workers behind a name of their own means the others to answer. Left at `both`, each of them would
+/// be asked to compute prompts for others as well.
+fn check_dns_roles(dns: &Dns, wrong: &mut Wrong<'_>) {
+    if !dns.name.is_empty() && !dns.prefill_name.is_empty() && dns.role == Role::Both {
+        wrong(
+            "fleet.dns.role",
+            "is `both`, so that workers behind `name` would compute prompts for others too, beside those behind \
+             `prefill_name`; write `role: decode`"
+                .to_owned(),
+        );
+    }
+}
+
+/// A label that is misspelt is no topology, and blocks pass from anywhere to anywhere. What a file lists is not known
+/// yet.
+fn check_topology(config: &Config, wrong: &mut Wrong<'_>) {
+    let (fleet, topology) = (&config.fleet, &config.prefill_decode.topology);
+    let listed = fleet.workers.iter().map(|worker| &worker.labels);
+    let mut labels = listed.chain([&fleet.dns.labels]);
+    let is_known = labels.any(|labels| labels.contains_key(topology));
+    if !topology.is_empty() && !is_known && fleet.file.path.is_empty() {
+        wrong(
+            "prefill_decode.topology",
+            format!(
+                "no worker has the label `{topology}`, so that any two would be a pair; write it under \
+                 fleet.workers[].labels or fleet.dns.labels, or leave this out"
+            ),
         );
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
+use std::collections::btree_map;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
@@ -48,6 +49,8 @@ struct Book {
     next_id: u32,
     /// Discovery's name -> what it lists.
     lists: BTreeMap<&'static str, Vec<Member>>,
+    /// The addresses that are listed with different roles, which was told.
+    clashing: BTreeSet<String>,
     /// In the order in which they joined, so that places are stable.
     entries: Vec<Entry>,
 }
@@ -58,6 +61,16 @@ struct Entry {
     status: Status,
     /// Drained by an operator, whatever the discovery says.
     drained: bool,
+}
+
+/// Of the roles that one worker is listed with the narrowest is its own: an engine that is asked for what it was not
+/// started for may end, while a prefill worker that is left out of decoding only idles.
+fn narrowness(role: Role) -> u8 {
+    match role {
+        Role::Both => 0,
+        Role::Decode => 1,
+        Role::Prefill => 2,
+    }
 }
 
 impl Entry {
@@ -106,18 +119,40 @@ impl Registry {
         book.lists.insert(discovery, members);
         let mut listed: BTreeMap<String, Member> = BTreeMap::new();
         let mut order = Vec::new();
-        let mut names = BTreeSet::new();
+        let mut clashing = BTreeSet::new();
         for member in book.lists.values().flatten() {
-            if listed.contains_key(&member.address) {
-                continue;
+            match listed.entry(member.address.clone()) {
+                btree_map::Entry::Vacant(free) => {
+                    order.push(member.address.clone());
+                    free.insert(member.clone());
+                }
+                btree_map::Entry::Occupied(mut known) => {
+                    if known.get().role != member.role {
+                        clashing.insert(member.address.clone());
+                    }
+                    if narrowness(member.role) > narrowness(known.get().role) {
+                        known.insert(member.clone());
+                    }
+                }
             }
-            let mut member = member.clone();
-            if !names.insert(member.name.clone()) {
+        }
+        for address in clashing.difference(&book.clashing) {
+            let role = listed.get(address).map(|member| member.role);
+            warn!(
+                address,
+                role = role.map(tracing::field::display),
+                "a worker is listed with different roles; it gets the narrowest of them"
+            );
+        }
+        book.clashing = clashing;
+        let mut names = BTreeSet::new();
+        for address in &order {
+            if let Some(member) = listed.get_mut(address)
+                && !names.insert(member.name.clone())
+            {
                 // Two of one name could not be told apart in logs, metrics and drains.
                 member.name.clone_from(&member.address);
             }
-            order.push(member.address.clone());
-            listed.insert(member.address.clone(), member);
         }
         if order.len() > self.workers_max {
             warn!(
@@ -504,6 +539,45 @@ pub(crate) mod tests {
         registry.set_members("fixed", vec![with_role("p0", Role::Prefill)]);
         assert!(registry.snapshot().models["m"].decode().is_empty());
         assert!(!registry.snapshot().is_ready());
+    }
+
+    #[test]
+    fn of_two_lists_that_have_one_worker_the_narrower_role_is_taken() {
+        let (both, decode, prefill) = (Role::Both, Role::Decode, Role::Prefill);
+        for (first, second, expected) in [
+            (both, prefill, prefill),
+            (prefill, both, prefill),
+            (decode, prefill, prefill),
+            (prefill, decode, prefill),
+            (both, decode, decode),
+            (decode, both, decode),
+            (both, both, both),
+        ] {
+            let registry = registry(&[]);
+            let listed = |role: Role| Member {
+                role,
+                labels: [("as".to_owned(), role.to_string().into())].into(),
+                ..member("a")
+            };
+            registry.set_members("dns", vec![listed(first), member("b")]);
+            registry.set_members("dns_prefill", vec![listed(second)]);
+            let of_first = || {
+                let snapshot = registry.snapshot();
+                let mut workers = snapshot.workers.iter().map(|status| &status.worker);
+                workers.find(|worker| &*worker.name == "a").unwrap().clone()
+            };
+            let worker = of_first();
+            assert_eq!(worker.role, expected, "{first} {second}");
+            assert_eq!(*worker.labels["as"], expected.to_string());
+            let clashing = registry.book.lock().clashing.len();
+            assert_eq!(clashing, usize::from(first != second));
+            // Listed again, it is the one it was.
+            registry.set_members("dns", vec![listed(first), member("b")]);
+            assert_eq!(of_first().id, worker.id);
+            registry.set_members("dns_prefill", vec![]);
+            assert_eq!(of_first().role, first);
+            assert!(registry.book.lock().clashing.is_empty());
+        }
     }
 
     proptest! {

@@ -122,6 +122,43 @@ fn fields_between_router_and_engine_are_refused_by_name() {
     }
 }
 
+/// An engine takes them for its own parameters, and some of these values end its process.
+#[test]
+fn an_engines_extra_arguments_cannot_have_what_is_refused_beside_them() {
+    for name in ["kv_transfer_params", "ec_transfer_params"] {
+        let named = format!("`vllm_xargs.{name}`");
+        let escaped = name.replacen('_', "\\u005f", 1);
+        for value in [
+            "{}",
+            "null",
+            "\"\"",
+            "0",
+            "[]",
+            r#"{"do_remote_prefill":true}"#,
+        ] {
+            for xargs in [
+                format!(r#"{{"{name}":{value}}}"#),
+                format!(r#"{{"a":1,"{escaped}":{value},"b":[{{}}]}}"#),
+            ] {
+                for api in [Api::Chat, Api::Completions, Api::Responses] {
+                    check_error(api, &format!(r#"{{"vllm_xargs":{xargs}}}"#), &named);
+                    // Whichever of two an engine takes.
+                    let twice = format!(r#"{{"vllm_xargs":{xargs},"vllm_xargs":{{"a":1}}}}"#);
+                    check_error(api, &twice, &named);
+                }
+            }
+        }
+    }
+    let deeper = br#"{"vllm_xargs": {"mine": {"kv_transfer_params": {}}}}"#;
+    assert!(peek(Api::Chat, deeper, 64).is_ok());
+    // A half of a character hides nothing that comes after it.
+    check_error(
+        Api::Chat,
+        r#"{"vllm_xargs": {"\ud800": 1, "kv_transfer_params": {}}}"#,
+        "not valid JSON",
+    );
+}
+
 #[test]
 fn what_an_engine_answers_may_be_sent_back_to_it_as_null() {
     let body = br#"{"kv_transfer_params": null, "vllm_xargs": {"mine": 1}, "request_id": "x"}"#;

@@ -521,3 +521,28 @@ async fn an_owner_cut_off_from_the_store_stops_and_no_response_is_left_behind() 
     assert_eq!(cancel(&pair.b, &one).await.status, 200);
     pair.runs(0).await;
 }
+
+#[tokio::test]
+async fn a_reader_with_nothing_to_tell_says_comments_as_often_as_is_set() {
+    let pair = Pair::with(fast(), |config| {
+        patient(config);
+        config.relay.stream_idle_timeout_ms = 2_000;
+        config.responses.keep_alive_ms = 50;
+    })
+    .await;
+    let stall = Faults {
+        stall_after_tokens: Some(1),
+        ..Faults::default()
+    };
+    pair.engine.fault(stall).await;
+    let body = ask(1_000, json!({"stream": true})).to_string();
+    let mut here = client::open(pair.a.api, "POST", PATH, &[], body).await;
+    let begun = here.until("response.queued").await;
+    let id = part(&begun, 0)[0].1["response"]["id"].clone();
+    let path = format!("{PATH}/{}?stream=true", id.as_str().unwrap());
+    let mut elsewhere = client::open(pair.b.api, "GET", &path, &[], "").await;
+    for (text, whole) in [here.rest().await, elsewhere.rest().await] {
+        assert!(whole && text.ends_with("data: [DONE]\n\n"), "{text}");
+        assert!(text.matches(": waiting\n\n").count() >= 2, "{text}");
+    }
+}

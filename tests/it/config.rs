@@ -506,3 +506,57 @@ fn a_role_needs_a_connector_and_is_told_how_to_write_one() {
         "{problems}"
     );
 }
+
+fn split_by(fleet: &str, rest: &str) -> Result<Config, String> {
+    let text = format!("fleet: {fleet}\nprefill_decode: {{connector: nixl{rest}}}\n");
+    Config::parse("c", &text).map_err(|problems| problems.to_string())
+}
+
+#[test]
+fn beside_prefill_workers_with_a_dns_name_the_others_are_decode_workers() {
+    let both = "{dns: {name: all, prefill_name: p}}";
+    let problems = split_by(both, "").unwrap_err();
+    assert!(problems.contains("fleet.dns.role"), "{problems}");
+    assert!(problems.contains("write `role: decode`"), "{problems}");
+    for fine in [
+        "{dns: {name: all, prefill_name: p, role: decode}}",
+        "{dns: {name: all}}",
+        "{dns: {prefill_name: p}}",
+    ] {
+        assert_eq!(split_by(fine, "").err(), None, "{fine}");
+    }
+}
+
+#[test]
+fn a_topology_that_no_worker_has_as_a_label_is_a_problem() {
+    let zone = ", topology: zone";
+    let worker = |labels: &str| format!("{{url: 'http://a:1', labels: {{{labels}}}}}");
+    let listed = |labels: &str| format!("{{workers: [{}]}}", worker(labels));
+    let problems = split_by(&listed("zoen: a"), zone).unwrap_err();
+    assert!(
+        problems.contains("prefill_decode.topology: no worker has the label `zone`"),
+        "{problems}"
+    );
+    let file = "{file: {path: workers.yaml}}";
+    let dns = "{dns: {name: all, labels: {zone: a}}}";
+    for fine in [&*listed("zone: a"), file, dns] {
+        assert_eq!(split_by(fine, zone).err(), None, "{fine}");
+    }
+    assert_eq!(split_by(&listed(""), "").err(), None);
+}
+
+#[test]
+fn a_stream_is_kept_alive_every_second_at_most() {
+    let problems = |ms: u64| {
+        let config = minimal(&format!("responses: {{keep_alive_ms: {ms}}}"));
+        Config::parse("c", &config).err().map(|it| it.to_string())
+    };
+    for fine in [0, 1_000, 15_000] {
+        assert_eq!(problems(fine), None);
+    }
+    for wrong in [1, 999] {
+        let told = problems(wrong).unwrap();
+        assert!(told.contains("responses.keep_alive_ms"), "{told}");
+        assert!(told.contains("0 to say nothing"), "{told}");
+    }
+}

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use super::super::error::ApiError;
 use super::members;
 use super::members::Members;
+use crate::prompt;
 
 /// What a client may ask to be included.
 const INCLUDES: [&str; 8] = [
@@ -77,6 +78,10 @@ impl<'a> Create<'a> {
             if members.get(own).is_some() {
                 return Err(ApiError::routers_own(own));
             }
+        }
+        // Now, and not once an engine is to be asked: by then a background response has been promised.
+        for (_, xargs) in members.iter().filter(|(name, _)| *name == "vllm_xargs") {
+            prompt::check_xargs(xargs)?;
         }
         for (param, why) in [
             (
@@ -340,6 +345,15 @@ mod tests {
             &with(r#""\u0072equest_id":"x""#),
             "unsupported_parameter request_id",
         );
+        for name in ["kv_transfer_params", "ec_transfer_params"] {
+            let said = format!("unsupported_parameter vllm_xargs.{name}");
+            let xargs = format!(r#""vllm_xargs":{{"{name}":null}}"#);
+            check(&with(&xargs), &said);
+            check(&with(&format!(r#""vllm_xargs":null,{xargs}"#)), &said);
+            // Of two the engine gets the last.
+            check(&with(&format!(r#"{xargs},"vllm_xargs":null"#)), "");
+        }
+        check(&with(r#""vllm_xargs":{"a":1}"#), "");
     }
 
     #[test]

@@ -90,8 +90,15 @@ impl Settings {
             ("conversation_lease_ms", self.conversation_lease_ms, 1_000),
         ];
         let wrong = at_least.into_iter().filter(|(_, value, min)| value < min);
+        // More often than that a comment keeps nothing alive that the last one did not.
+        let keep_alive = (1..1_000).contains(&self.keep_alive_ms).then(|| {
+            let found = self.keep_alive_ms;
+            let message = format!("must be at least 1000, or 0 to say nothing, not {found}");
+            ("keep_alive_ms", message)
+        });
         wrong
             .map(|(path, value, min)| (path, format!("must be at least {min}, not {value}")))
+            .chain(keep_alive)
             .chain(self.background.problems())
             .collect()
     }

@@ -12,8 +12,8 @@ use crate::fleet::Status;
 use crate::fleet::health::Health;
 use crate::ids::Model;
 
-/// So many pairs are named for each reason.
-const NAMED_MAX: usize = 8;
+/// So many are named for each reason.
+pub(super) const NAMED_MAX: usize = 8;
 
 /// The pairs of the workers that are up.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -124,6 +124,20 @@ impl Pairs {
     }
 }
 
+/// The workers that say nothing of where they stand, and so are pairs with each other alone.
+pub fn unplaced(snapshot: &Snapshot, topology: &str) -> Vec<Arc<str>> {
+    if topology.is_empty() {
+        return Vec::new();
+    }
+    let workers = snapshot.workers.iter().map(|status| &status.worker);
+    let mut names: Vec<Arc<str>> = workers
+        .filter(|worker| !worker.labels.contains_key(topology))
+        .map(|worker| worker.name.clone())
+        .collect();
+    names.sort();
+    names
+}
+
 fn kind(status: &Status, topology: &str) -> Kind {
     Kind {
         role: match status.worker.role {
@@ -198,6 +212,16 @@ mod tests {
             pairs.alone
         ));
         told
+    }
+
+    #[test]
+    fn workers_without_the_label_of_a_topology_are_named() {
+        let zones = [0, 1, 2, 0].map(|zone| (0, 0, 0, 0, zone, false));
+        let snapshot = fleet(&zones).snapshot().clone();
+        let named = |topology| unplaced(&snapshot, topology).join(" ");
+        assert_eq!(named("zone"), "w0 w3");
+        assert_eq!(named("rack"), "w0 w1 w2 w3");
+        assert_eq!(named(""), "");
     }
 
     #[test]

@@ -7,6 +7,8 @@ use tracing::info;
 use tracing::warn;
 
 use super::Connector;
+use super::pairs;
+use super::pairs::NAMED_MAX;
 use super::pairs::Pairs;
 use crate::fleet::registry::Registry;
 
@@ -17,13 +19,27 @@ pub async fn run(registry: Arc<Registry>, connector: Connector, topology: String
     let mut changes = registry.changes();
     changes.mark_changed();
     let mut told = Pairs::default();
+    let mut told_unplaced = Vec::new();
     loop {
         if changes.changed().await.is_err() {
             return;
         }
         tokio::time::sleep(SETTLE).await;
         changes.mark_unchanged();
-        let pairs = Pairs::of(&registry.snapshot(), connector, &topology);
+        let snapshot = registry.snapshot().clone();
+        let unplaced = pairs::unplaced(&snapshot, &topology);
+        if unplaced != told_unplaced {
+            if !unplaced.is_empty() {
+                warn!(
+                    topology,
+                    count = unplaced.len(),
+                    workers = ?&unplaced[..unplaced.len().min(NAMED_MAX)],
+                    "workers without the label of the topology; they are pairs with each other alone"
+                );
+            }
+            told_unplaced = unplaced;
+        }
+        let pairs = Pairs::of(&snapshot, connector, &topology);
         if pairs != told {
             tell(connector, &pairs, &told);
             told = pairs;

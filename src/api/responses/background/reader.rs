@@ -36,8 +36,8 @@ use crate::store::Status;
 
 /// Read from the store at once.
 const READ_BYTES: u64 = 256 << 10;
-/// A stream that says nothing for longer looks dead to proxies.
-const QUIET: Duration = Duration::from_secs(10);
+/// Looked again though there was no news.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 const COMMENT: &[u8] = b": waiting\n\n";
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
@@ -129,26 +129,38 @@ impl Reader {
             if self.is_over || next == Next::More {
                 continue;
             }
-            if observe::now().saturating_duration_since(self.spoke) > QUIET {
+            let left = self.may_be_silent();
+            if left.is_zero() {
                 self.spoke = observe::now();
                 return Some(COMMENT.to_vec());
             }
-            self.wait().await;
+            self.wait(left).await;
         }
         None
     }
 
-    /// Until there may be more to read.
-    async fn wait(&mut self) {
+    /// How much longer this may say nothing.
+    fn may_be_silent(&self) -> Duration {
+        match self.responses.settings.keep_alive_ms {
+            0 => Duration::MAX,
+            max => {
+                let silent = observe::now().saturating_duration_since(self.spoke);
+                Duration::from_millis(max).saturating_sub(silent)
+            }
+        }
+    }
+
+    /// Until there may be more to read, and no longer than it may say nothing.
+    async fn wait(&mut self, max: Duration) {
         let background = &self.responses.background;
         let poll = Duration::from_millis(background.settings.poll_ms);
         let Some(here) = &mut self.here else {
-            tokio::time::sleep(poll).await;
+            tokio::time::sleep(poll.min(max)).await;
             // Its reader goes on elsewhere.
             self.is_over = background.tasks.is_stopping();
             return;
         };
-        let _ = tokio::time::timeout(QUIET, here.news.changed()).await;
+        let _ = tokio::time::timeout(max.min(LOOK_EVERY), here.news.changed()).await;
     }
 
     /// What is stored and told from memory; `None` where it is to be read from the store.
