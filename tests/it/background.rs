@@ -370,6 +370,32 @@ async fn a_stream_is_told_the_same_when_its_log_is_gone() {
 }
 
 #[tokio::test]
+async fn a_cancelled_response_is_told_elsewhere_with_what_there_was() {
+    let pair = Pair::with(unhurried(), |config| {
+        // It looks again before the owner has heard.
+        config.responses.background.poll_ms = 10;
+    })
+    .await;
+    let body = ask(2_000, json!({"stream": true}));
+    let mut first = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
+    let response = part(&first.until("output_text.delta").await, 0)[0].1["response"].clone();
+    let follow = format!("{}?stream=true", path(&response));
+    let mut live = client::open(pair.b.api, "GET", &follow, &[], String::new()).await;
+    let begun = live.until("output_text.delta").await;
+    assert_eq!(cancel(&pair.b, &response).await.status, 200);
+    let (rest, is_whole) = live.rest().await;
+    assert!(is_whole);
+    let told = events(&(begun + &rest), 0);
+    let (name, end) = told.last().unwrap();
+    assert_eq!(
+        (name.as_str(), &end["response"]["status"]),
+        ("response.incomplete", &json!("cancelled"))
+    );
+    let output = &end["response"]["output"];
+    assert_eq!(output[0]["content"][0]["text"], *said(&told));
+}
+
+#[tokio::test]
 async fn no_more_run_than_may() {
     let pair = Pair::with(unhurried(), |config| {
         config.responses.background.running_per_tenant_max = 1;

@@ -155,17 +155,22 @@ impl Background {
     }
 
     pub(super) fn counts(&self) -> Counts {
-        let table = self.table.lock();
+        let (owner, running, runs) = {
+            let table = self.table.lock();
+            let runs: Vec<Arc<Run>> = table.runs().cloned().collect();
+            (table.owner().to_string(), table.len(), runs)
+        };
+        // A course may be busy for a while; nobody who looks for another one waits for it.
         let (mut queued, mut log_bytes) = (0, 0);
-        for run in table.runs() {
+        for run in &runs {
             let course = run.course.lock();
             queued += usize::from(!course.is_begun());
             log_bytes += course.log().stored_bytes();
         }
         Counts {
-            owner: table.owner().to_string(),
+            owner,
             is_held: *self.is_held.borrow(),
-            running: table.len(),
+            running,
             queued,
             log_bytes,
             cancel_answered: Latency::of(&self.metrics.cancel_seconds),

@@ -26,7 +26,9 @@ use tracing::warn;
 use super::breaker::Breaker;
 use super::breaker::State;
 use super::breaker::Step;
+use super::link::Joined;
 use super::link::Link;
+use super::link::SHARED;
 use super::link::told;
 use super::scripts::Call;
 use super::settings::Settings;
@@ -215,17 +217,7 @@ impl Asking {
         deadline: tokio::time::Instant,
     ) -> Result<Value, Failure> {
         let meters = &self.meters;
-        let mut joined = match self.link.up(place) {
-            Some(joined) => joined,
-            None => match timeout_at(deadline, self.link.wire(place)).await {
-                Ok(Ok(joined)) => joined,
-                Ok(Err(why)) => return Err(trouble(unavailable(BUSY_RETRY, &why))),
-                Err(_) => {
-                    let why = "connecting takes too long";
-                    return Err(trouble(unavailable(BUSY_RETRY, why)));
-                }
-            },
-        };
+        let (place, mut joined) = self.join(place, deadline).await?;
         let sending = async {
             let answer = match request {
                 Request::Command(command) | Request::Bulk { command, .. } => {
@@ -242,7 +234,10 @@ impl Asking {
             }
         };
         match timeout_at(deadline, sending).await {
-            Ok(Ok(value)) => Ok(value),
+            Ok(Ok(value)) => {
+                self.link.on_answer(place);
+                Ok(value)
+            }
             Ok(Err(error)) => {
                 let failure = judge(&error);
                 if failure.is_trouble && !joined.wire.is_cluster() {
@@ -251,12 +246,36 @@ impl Asking {
                 Err(failure)
             }
             Err(_) => {
+                if !joined.wire.is_cluster() {
+                    self.link.on_late(place, joined.life);
+                }
                 let why = match kind {
                     Kind::Read => "no answer in time",
                     Kind::Write | Kind::WriteOnce => "no answer to a write in time",
                 };
                 Err(trouble(unknown(why)))
             }
+        }
+    }
+
+    /// The connection of a place, or the shared one where a carrier gets none of its own; and its place.
+    async fn join(
+        &self,
+        place: usize,
+        deadline: tokio::time::Instant,
+    ) -> Result<(usize, Joined), Failure> {
+        if let Some(joined) = self.link.up(place) {
+            return Ok((place, joined));
+        }
+        let why = match timeout_at(deadline, self.link.wire(place)).await {
+            Ok(Ok(joined)) => return Ok((place, joined)),
+            Ok(Err(why)) => why,
+            Err(_) => "connecting takes too long".into(),
+        };
+        // Its tasks stay where they are.
+        match self.link.up(SHARED) {
+            Some(joined) => Ok((SHARED, joined)),
+            None => Err(trouble(unavailable(BUSY_RETRY, &why))),
         }
     }
 

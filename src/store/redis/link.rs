@@ -2,9 +2,11 @@
 //! of each carrier that has its own, driven there, and one of all others.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use prometheus::IntCounter;
@@ -16,27 +18,42 @@ use tracing::warn;
 
 use super::target::Target;
 use super::target::Wire;
+use crate::observe;
 
 /// The place of the connection that is nobody's own.
 pub(super) const SHARED: usize = 0;
+/// A connection whose answers were late so often in a row is not used again, whatever others do: one slow
+/// command makes one late, and a reader waits for each.
+const LATE_MAX: u32 = 3;
+/// A carrier whose own connection could not be made does without for so long. A server that has as many
+/// clients as it takes is not asked at once for one more.
+const OWN_RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
 enum State {
     /// Nobody has asked since it was lost.
     Idle,
-    Connecting,
+    Connecting {
+        /// The attempt before failed.
+        is_again: bool,
+    },
     Up {
         life: u64,
         wire: Wire,
     },
     /// The last attempt failed. Whoever waited for it is told; the next who asks begins another.
-    Failed(Arc<str>),
+    Failed {
+        why: Arc<str>,
+        at: Instant,
+    },
 }
 
 struct Place {
     state: Mutex<State>,
     /// Rises with each change of the state.
     changed: watch::Sender<u64>,
+    /// Answers in a row that did not come in time.
+    late: AtomicU32,
 }
 
 pub(super) struct Link {
@@ -71,6 +88,7 @@ impl Link {
         let place = |_| Place {
             state: Mutex::new(State::Idle),
             changed: watch::Sender::new(0),
+            late: AtomicU32::new(0),
         };
         Self {
             target,
@@ -83,11 +101,20 @@ impl Link {
         }
     }
 
-    /// Where what is asked on a carrier goes; carrier 0 is none.
+    /// Where what is asked on a carrier goes; carrier 0 is none. One that could not connect goes with all
+    /// others for a while, and while somebody tries again.
     pub(super) fn place_of(&self, carrier: usize) -> usize {
-        match carrier < self.places.len() {
-            true => carrier,
-            false => SHARED,
+        let Some(place) = self.places.get(carrier) else {
+            return SHARED;
+        };
+        let does_without = match &*place.state.lock() {
+            State::Failed { at, .. } => observe::now().saturating_duration_since(*at) < OWN_RETRY,
+            State::Connecting { is_again } => *is_again,
+            State::Idle | State::Up { .. } => false,
+        };
+        match does_without {
+            true => SHARED,
+            false => carrier,
         }
     }
 
@@ -98,14 +125,14 @@ impl Link {
                 wire: wire.clone(),
                 life: *life,
             }),
-            State::Idle | State::Connecting | State::Failed(_) => None,
+            State::Idle | State::Connecting { .. } | State::Failed { .. } => None,
         }
     }
 
     /// The connection of a place, once there is one. An attempt goes on though its first asker gives up. To
     /// be called on the runtime that the connection's tasks shall run on.
     pub(super) async fn wire(self: &Arc<Self>, place: usize) -> Result<Joined, Arc<str>> {
-        let Place { state, changed } = &self.places[place];
+        let Place { state, changed, .. } = &self.places[place];
         let mut changed = changed.subscribe();
         let mut has_waited = false;
         loop {
@@ -119,10 +146,11 @@ impl Link {
                             life: *life,
                         });
                     }
-                    State::Failed(why) if has_waited => return Err(why.clone()),
-                    State::Connecting => false,
-                    State::Idle | State::Failed(_) => {
-                        *state = State::Connecting;
+                    State::Failed { why, .. } if has_waited => return Err(why.clone()),
+                    State::Connecting { .. } => false,
+                    State::Idle | State::Failed { .. } => {
+                        let is_again = matches!(&*state, State::Failed { .. });
+                        *state = State::Connecting { is_again };
                         true
                     }
                 }
@@ -140,8 +168,13 @@ impl Link {
 
     async fn connect(self: Arc<Self>, place: usize) {
         let connected = tokio::time::timeout(self.timeout, self.target.connect()).await;
+        let failed = |why: &str| State::Failed {
+            why: why.into(),
+            at: observe::now(),
+        };
         let state = match connected {
             Ok(Ok(wire)) => {
+                self.places[place].late.store(0, Relaxed);
                 let life = self.lives.fetch_add(1, Relaxed) + 1;
                 let era = self.eras.load(Relaxed);
                 if self.era_begun.swap(era, Relaxed) == era {
@@ -153,8 +186,8 @@ impl Link {
                 self.connects.inc();
                 State::Up { life, wire }
             }
-            Ok(Err(error)) => State::Failed(told(&error).into()),
-            Err(_) => State::Failed("connecting took too long".into()),
+            Ok(Err(error)) => failed(&told(&error)),
+            Err(_) => failed("connecting took too long"),
         };
         let place = &self.places[place];
         *place.state.lock() = state;
@@ -176,6 +209,36 @@ impl Link {
                 policy,
                 "Redis may drop stored responses before their time when its memory is full; \
                  set maxmemory-policy to noeviction or volatile-ttl"
+            );
+        }
+    }
+
+    /// It answered in time.
+    pub(super) fn on_answer(&self, place: usize) {
+        let late = &self.places[place].late;
+        // Read first: nothing is written while all is well.
+        if late.load(Relaxed) != 0 {
+            late.store(0, Relaxed);
+        }
+    }
+
+    /// It did not answer in time. What hangs alone, while others answer, is lost alone.
+    pub(super) fn on_late(&self, place: usize, life: u64) {
+        let number = place;
+        let place = &self.places[place];
+        let is_lost = {
+            let mut state = place.state.lock();
+            let is_lost = matches!(&*state, State::Up { life: current, .. } if *current == life)
+                && place.late.fetch_add(1, Relaxed) + 1 >= LATE_MAX;
+            if is_lost {
+                *state = State::Idle;
+            }
+            is_lost
+        };
+        if is_lost {
+            warn!(
+                place = number,
+                "a connection to Redis does not answer; another is made"
             );
         }
     }

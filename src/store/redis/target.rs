@@ -22,8 +22,10 @@ use redis::aio::MultiplexedConnection;
 use redis::cluster::ClusterClient;
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::ClusterConnection;
+use redis::io::tcp::TcpSettings;
 use redis::sentinel::SentinelClientBuilder;
 use redis::sentinel::SentinelServerType;
+use socket2::TcpKeepalive;
 
 use super::settings::Mode;
 use super::settings::Settings;
@@ -36,6 +38,14 @@ const CLUSTER_RETRY_MS: u64 = 50;
 
 /// What waits to be sent until it must be: some dozens of small responses.
 const WRITE_BYTES: usize = 64 << 10;
+
+/// What is idle is probed, so that nobody between forgets it (some do after minutes), and a server that
+/// went without a word is known: ten seconds and three probes.
+const PROBE_AFTER: Duration = Duration::from_secs(10);
+const PROBE_EVERY: Duration = Duration::from_secs(3);
+const PROBES: u32 = 3;
+/// What was sent and not acknowledged for so long is not sent again: many times a deadline.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 
 pub(super) struct Target {
     kind: Kind,
@@ -122,6 +132,7 @@ impl Target {
                 let timeout = Duration::from_millis(settings.connect_timeout_ms);
                 let mut builder = ClusterClientBuilder::new(nodes.map_err(wrong)?)
                     .connection_timeout(timeout)
+                    .tcp_settings(tcp())
                     .response_timeout(Duration::from_millis(settings.write_timeout_ms))
                     .retries(CLUSTER_RETRIES)
                     .min_retry_wait(CLUSTER_RETRY_MS)
@@ -149,12 +160,12 @@ impl Target {
         match &self.kind {
             Kind::Standalone(client) => {
                 let connection = client.get_multiplexed_async_connection_with_config(&config);
-                Ok(Wire::One(connection.await?))
+                answering(connection.await?).await
             }
             Kind::Sentinel(sentinels) => {
                 let client = sentinels.master().await?;
                 let connection = client.get_multiplexed_async_connection_with_config(&config);
-                Ok(Wire::One(connection.await?))
+                answering(connection.await?).await
             }
             Kind::Cluster(client) => Ok(Wire::Cluster(client.get_async_connection().await?)),
         }
@@ -169,7 +180,10 @@ impl Sentinels {
         let settings = &self.settings;
         let mut builder =
             SentinelClientBuilder::new(addresses, &settings.master, SentinelServerType::Master)?;
-        builder = builder.set_client_to_redis_db(settings.database.into());
+        builder = builder
+            .set_client_to_redis_db(settings.database.into())
+            .set_client_to_redis_tcp_settings(tcp())
+            .set_client_to_sentinel_tcp_settings(tcp());
         if !settings.password.is_empty() {
             builder = builder.set_client_to_redis_password(settings.password.expose());
         }
@@ -191,6 +205,26 @@ impl Sentinels {
         }
         builder.build()?.async_get_client().await
     }
+}
+
+/// A connection that was asked once: a server with as many clients as it takes says so then.
+async fn answering(connection: MultiplexedConnection) -> RedisResult<Wire> {
+    let mut wire = Wire::One(connection);
+    match wire.one(&redis::cmd("PING")).await {
+        // What else a server refuses is for what is asked of it.
+        Err(error) if matches!(error.code(), None | Some("ERR")) => Err(error),
+        Ok(_) | Err(_) => Ok(wire),
+    }
+}
+
+fn tcp() -> TcpSettings {
+    let probes = TcpKeepalive::new()
+        .with_time(PROBE_AFTER)
+        .with_interval(PROBE_EVERY)
+        .with_retries(PROBES);
+    TcpSettings::default()
+        .set_keepalive(probes)
+        .set_user_timeout(UNACKNOWLEDGED)
 }
 
 fn addresses(settings: &Settings) -> Result<Vec<ConnectionAddr>, String> {
@@ -217,7 +251,8 @@ fn info(address: ConnectionAddr, settings: &Settings) -> RedisResult<ConnectionI
     if !settings.username.is_empty() {
         redis = redis.set_username(&settings.username);
     }
-    Ok(address.into_connection_info()?.set_redis_settings(redis))
+    let info = address.into_connection_info()?;
+    Ok(info.set_redis_settings(redis).set_tcp_settings(tcp()))
 }
 
 fn certificates(settings: &Settings) -> Result<TlsCertificates, String> {

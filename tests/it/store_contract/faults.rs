@@ -7,6 +7,7 @@ use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use warmroute::http::carriers::Carrying;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
@@ -544,6 +545,84 @@ async fn connections_that_were_cut_are_made_anew_and_whoever_asks_does_not_notic
     // Whoever found its own cut has the other one made anew with it: two a round, not more.
     let made = connections().await.as_u64().unwrap();
     assert!((5..=12).contains(&made), "{made}");
+}
+
+/// Passes connections on to a server, and nothing more on those up to the number that it is told.
+async fn hanging(server: &Server) -> (Settings, watch::Sender<usize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let to = server.url().replace("redis://", "");
+    let (hang, hung) = watch::channel(0);
+    tokio::spawn(async move {
+        for number in 1.. {
+            let Ok((mut client, _)) = listener.accept().await else {
+                break;
+            };
+            let mut server = TcpStream::connect(to.trim_end_matches('/')).await.unwrap();
+            let mut hung = hung.clone();
+            tokio::spawn(async move {
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                    // Both stay open.
+                    () = async { drop(hung.wait_for(|hung| number <= *hung).await) } => std::future::pending().await,
+                }
+            });
+        }
+    });
+    let settings = Settings {
+        urls: vec![format!("redis://{address}")],
+        ..impatient(server)
+    };
+    (settings, hang)
+}
+
+#[tokio::test]
+async fn a_connection_that_hangs_alone_is_made_anew_while_others_answer() {
+    let server = Server::start().await;
+    let (settings, hang) = hanging(&server).await;
+    let store = open(&settings, &keep());
+    let key = new_key();
+    {
+        let _carrying = Carrying::begin(1);
+        store.create(key, finished()).await.unwrap();
+    }
+    assert!(store.get(key).await.unwrap().is_some());
+    hang.send(1).unwrap();
+    eventually("the carrier is answered again", async || {
+        let carrying = Carrying::begin(1);
+        let is_answered = store.get(key).await.is_ok();
+        drop(carrying);
+        assert!(store.get(key).await.unwrap().is_some());
+        is_answered
+    })
+    .await;
+    let details = store.report().await.unwrap().details;
+    assert_eq!(details["connections_made"], 3);
+}
+
+#[tokio::test]
+async fn a_carrier_that_gets_no_connection_of_its_own_goes_with_the_others() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let connections = async || store.report().await.unwrap().details["connections_made"].clone();
+    let key = new_key();
+    store.create(key, finished()).await.unwrap();
+    server.cli(&["config", "set", "maxclients", "2"]);
+    let address = server.url().replace("redis://", "");
+    let other = TcpStream::connect(address.trim_end_matches('/'))
+        .await
+        .unwrap();
+    let _carrying = Carrying::begin(1);
+    for _ in 0..100 {
+        assert!(store.get(key).await.unwrap().is_some());
+    }
+    assert_eq!(connections().await, 1);
+    drop(other);
+    eventually("it has its own", async || {
+        assert!(store.get(key).await.unwrap().is_some());
+        connections().await == 2
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -207,6 +207,10 @@ impl Reader {
         match next {
             Next::More | Next::Wait => return piece,
             Next::End => match self.responses.store.get(self.key).await {
+                // Its owner has yet to add what was told.
+                Ok(Some(record)) if !self.reading.is_settled(observe::now(), &record) => {
+                    return piece;
+                }
                 Ok(Some(record)) => piece.extend(ending(&record)),
                 Ok(None) => {
                     self.is_over = true;

@@ -1,8 +1,19 @@
 //! What one reader is told of a response's events, and when that is all. Pure.
 
+use std::time::Duration;
+use std::time::Instant;
+
 use super::log;
 use crate::store::Events;
+use crate::store::Record;
+use crate::store::Status;
 use crate::store::log::Kept;
+
+/// How long the end of a cancelled response waits for its output. Its owner hears of the cancel and adds
+/// what was told: two writes and a notice, ten times over.
+const OUTPUT_WAIT: Duration = Duration::from_secs(1);
+/// The number of a cancel's event before which no output was told: it was created, and is in progress.
+const BEFORE_OUTPUT: u64 = 2;
 
 /// How far one reader is.
 #[derive(Clone, Debug)]
@@ -10,6 +21,8 @@ pub(crate) struct Reading {
     /// The last number that was told, or need not be.
     after: Option<u64>,
     has_told: bool,
+    /// When its end was first there to be told.
+    ended: Option<Instant>,
 }
 
 /// What follows what was told.
@@ -31,6 +44,7 @@ impl Reading {
         Self {
             after,
             has_told: false,
+            ended: None,
         }
     }
 
@@ -103,6 +117,16 @@ impl Reading {
         }
     }
 
+    /// Whether the end of that record is told, or looked at again: after [`Next::End`].
+    pub(crate) fn is_settled(&mut self, now: Instant, record: &Record) -> bool {
+        let ended = *self.ended.get_or_insert(now);
+        let last = record.background.and_then(|it| it.last_event);
+        record.status != Status::Cancelled
+            || &*record.content.output != b"[]"
+            || last.is_none_or(|last| last <= BEFORE_OUTPUT)
+            || now.saturating_duration_since(ended) >= OUTPUT_WAIT
+    }
+
     /// Everything up to the last event was told, or was told before.
     fn on_end(&mut self, last: Option<u64>) -> Next {
         if self.has_told {
@@ -118,8 +142,12 @@ impl Reading {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe;
     use crate::store::Batch;
-    use crate::store::Status;
+    use crate::store::Hint;
+    use crate::store::record::Background;
+    use crate::store::record::Content;
+    use crate::store::record::Retention;
 
     fn event(number: u64) -> Vec<u8> {
         format!("event: e\ndata: {number}\n\n").into_bytes()
@@ -173,6 +201,46 @@ mod tests {
         assert_eq!(reading.after(), Some(2));
         assert_eq!(reading.on_tail(&event(3), Some(3), true), Next::More);
         assert_eq!(reading.on_tail(b"", Some(3), true), Next::Over);
+    }
+
+    fn ended(status: Status, last: u64, output: &'static str) -> Record {
+        Record {
+            status,
+            hint: Hint {
+                model: "m".into(),
+                worker: None,
+            },
+            previous: None,
+            content: Content {
+                response: "{}".into(),
+                output: output.into(),
+            },
+            background: Some(Background {
+                owner: None,
+                epoch: 1,
+                attempts: 1,
+                retention: Retention::Stored,
+                streams: true,
+                last_event: Some(last),
+            }),
+        }
+    }
+
+    #[test]
+    fn the_end_of_what_was_cancelled_waits_for_its_output_for_a_while() {
+        let begun = observe::now();
+        let bare = ended(Status::Cancelled, 9, "[]");
+        let mut reading = Reading::new(None);
+        assert!(!reading.is_settled(begun, &bare));
+        assert!(!reading.is_settled(begun + OUTPUT_WAIT / 2, &bare));
+        let amended = ended(Status::Cancelled, 9, "[{}]");
+        assert!(reading.clone().is_settled(begun, &amended));
+        assert!(reading.is_settled(begun + OUTPUT_WAIT, &bare));
+        // Nothing was told of these.
+        let unbegun = ended(Status::Cancelled, 2, "[]");
+        assert!(Reading::new(None).is_settled(begun, &unbegun));
+        let empty = ended(Status::Completed, 9, "[]");
+        assert!(Reading::new(None).is_settled(begun, &empty));
     }
 
     #[test]
