@@ -160,12 +160,12 @@ impl Target {
         match &self.kind {
             Kind::Standalone(client) => {
                 let connection = client.get_multiplexed_async_connection_with_config(&config);
-                answering(connection.await?).await
+                Ok(Wire::One(connection.await?))
             }
             Kind::Sentinel(sentinels) => {
                 let client = sentinels.master().await?;
                 let connection = client.get_multiplexed_async_connection_with_config(&config);
-                answering(connection.await?).await
+                Ok(Wire::One(connection.await?))
             }
             Kind::Cluster(client) => Ok(Wire::Cluster(client.get_async_connection().await?)),
         }
@@ -204,16 +204,6 @@ impl Sentinels {
                 .set_client_to_sentinel_certificates(certificates.clone());
         }
         builder.build()?.async_get_client().await
-    }
-}
-
-/// A connection that was asked once: a server with as many clients as it takes says so then.
-async fn answering(connection: MultiplexedConnection) -> RedisResult<Wire> {
-    let mut wire = Wire::One(connection);
-    match wire.one(&redis::cmd("PING")).await {
-        // What else a server refuses is for what is asked of it.
-        Err(error) if matches!(error.code(), None | Some("ERR")) => Err(error),
-        Ok(_) | Err(_) => Ok(wire),
     }
 }
 
