@@ -315,6 +315,10 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
     /// Running responses that nobody runs, up to about `max`.
     fn orphans(&self, max: usize) -> Asked<'_, Vec<Orphan>>;
 
+    /// What `owner` has in the store as its own and is not among `running`, up to about `max`: for an owner
+    /// that is not sure whether it runs all that it has.
+    fn strays(&self, owner: Owner, running: Vec<Key>, max: usize) -> Asked<'_, Vec<(Key, Fence)>>;
+
     /// Takes an orphan over if it is still as `orphan` says and its owner's lease has run out.
     fn adopt(&self, orphan: Orphan, by: Owner) -> Asked<'_, Adoption>;
 

@@ -104,6 +104,8 @@ pub struct Met {
     pub told_from_memory: u64,
     /// Readers that went on elsewhere.
     pub resumed: u64,
+    /// Runs that ended without an end.
+    pub broken: u64,
     pub steps: u64,
 }
 
@@ -121,6 +123,7 @@ impl Met {
         self.told += other.told;
         self.told_from_memory += other.told_from_memory;
         self.resumed += other.resumed;
+        self.broken += other.broken;
         self.steps += other.steps;
     }
 }
@@ -203,6 +206,8 @@ struct Replica {
     /// Runs that are over, for readers that came before.
     left: BTreeMap<u64, Run>,
     cursor: (Owner, Cursor),
+    /// Asked to be adopted, and not answered.
+    adopting: BTreeSet<Key>,
     looks: u32,
 }
 
@@ -262,6 +267,15 @@ impl Fleet {
             fleet.start(at);
         }
         fleet.plan();
+        if seed % 8 == 1 {
+            // Drawn from elsewhere: seeds that have found something find it still.
+            let mut random = Rng::with_seed(!seed);
+            for _ in 0..3 {
+                let at = Duration::from_millis(random.u64(1_000..20_000));
+                let fault = Fault::Break(random.usize(..REPLICAS));
+                fleet.world.set(at, Event::Fault(fault));
+            }
+        }
         fleet
     }
 
@@ -311,6 +325,7 @@ impl Fleet {
             table: Table::new(now, bounds, &self.leases, owner),
             left: BTreeMap::new(),
             cursor: (owner, Cursor::default()),
+            adopting: BTreeSet::new(),
             looks: 0,
         }
     }

@@ -374,6 +374,20 @@ impl ResponseStore for Memory {
         })
     }
 
+    fn strays(&self, owner: Owner, running: Vec<Key>, max: usize) -> Asked<'_, Vec<(Key, Fence)>> {
+        self.ask(Op::Strays, move |_| {
+            let mut strays = Vec::new();
+            for shard in &self.shards {
+                let left = max - strays.len();
+                strays.extend(shard.lock().strays(owner, &running, left));
+                if strays.len() == max {
+                    break;
+                }
+            }
+            Ok(strays)
+        })
+    }
+
     fn adopt(&self, orphan: Orphan, by: Owner) -> Asked<'_, Adoption> {
         self.at(Op::Adopt, orphan.key, move |shard, now| {
             let is_alive = orphan

@@ -45,6 +45,7 @@ pub(super) enum Op {
     Retire,
     Check,
     Orphans,
+    Strays,
     Adopt,
     Release,
     Notices,
@@ -63,7 +64,7 @@ pub(super) enum Op {
     Report,
 }
 
-const OPS: [(Op, &str); 32] = [
+const OPS: [(Op, &str); 33] = [
     (Op::Admit, "admit"),
     (Op::Create, "create"),
     (Op::Get, "get"),
@@ -80,6 +81,7 @@ const OPS: [(Op, &str); 32] = [
     (Op::Retire, "retire"),
     (Op::Check, "check"),
     (Op::Orphans, "orphans"),
+    (Op::Strays, "strays"),
     (Op::Adopt, "adopt"),
     (Op::Release, "release"),
     (Op::Notices, "notices"),

@@ -318,6 +318,10 @@ impl ResponseStore for Redis {
         self.meter(Op::Orphans, self.find_orphans(max))
     }
 
+    fn strays(&self, owner: Owner, running: Vec<Key>, max: usize) -> Asked<'_, Vec<(Key, Fence)>> {
+        self.meter(Op::Strays, self.find_strays(owner, running, max))
+    }
+
     fn adopt(&self, orphan: Orphan, by: Owner) -> Asked<'_, Adoption> {
         self.meter(Op::Adopt, self.adopt_orphan(orphan, by))
     }

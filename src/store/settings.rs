@@ -79,7 +79,7 @@ pub struct Keep {
     pub conversation_ttl_s: u64,
     /// The events of a background response as they were sent, from its end on.
     pub log_ttl_s: u64,
-    /// One response's log. Past it the events are no longer kept.
+    /// One response's log. Past it the events are no longer kept, nor told before the response's end.
     pub log_bytes_max: u64,
     /// One response: its input, output and the rest together.
     pub record_bytes_max: u64,
@@ -94,7 +94,8 @@ impl Default for Keep {
             conversation_ttl_s: 0,
             // Readers come back within minutes or with the finished response.
             log_ttl_s: 600,
-            // 400,000 tokens at 20 bytes an event.
+            // Some 36,000 tokens: an event of a delta is about 220 bytes as it is sent. Each owner keeps the
+            // logs of what it runs in memory as well: `running_max` times this at most.
             log_bytes_max: 8 << 20,
             // Two of the largest bodies that the API takes by default.
             record_bytes_max: 64 << 20,

@@ -10,10 +10,28 @@ use std::time::Duration;
 use serde_json::Value;
 use serde_json::json;
 use warmroute::config::Config;
+use warmroute::ids::ResponseId;
+use warmroute::ids::Root;
+use warmroute::ids::Tenant;
+use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
+use warmroute::store::Fence;
+use warmroute::store::Hint;
+use warmroute::store::Keep;
+use warmroute::store::Key;
 use warmroute::store::Kind;
+use warmroute::store::NewRecord;
+use warmroute::store::Owner;
+use warmroute::store::ResponseStore;
+use warmroute::store::Status;
+use warmroute::store::Token;
+use warmroute::store::record::Begin;
+use warmroute::store::record::Content;
+use warmroute::store::record::Retention;
+use warmroute::store::redis;
+use warmroute::store::redis::Redis;
 
 use crate::client;
 use crate::client::Answer;
@@ -345,13 +363,106 @@ async fn a_stream_goes_on_from_any_event_on_any_router_for_any_number_of_readers
     // Afterwards, too; and who has all of it is told the end once more.
     assert_eq!(streamed_again(&pair.b, &response, None).await, whole);
     let number = whole.len() as u64 - 1;
-    for after in [number, number + 7] {
+    for after in [number, number + 7, 1 << 53] {
         let answer = client::get(
             pair.b.api,
             &format!("{}?stream=true&starting_after={after}", path(&response)),
         )
         .await;
         assert_eq!(events(answer.text(), number), whole[whole.len() - 1..]);
+    }
+}
+
+#[tokio::test]
+async fn no_stream_begins_after_a_number_that_no_event_can_have() {
+    let pair = Pair::new(unhurried()).await;
+    let body = ask(2_000, json!({"stream": true}));
+    let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
+    let begun = live.until("output_text.delta").await;
+    let response = part(&begun, 0)[0].1["response"].clone();
+    for router in [&pair.a, &pair.b] {
+        for after in [(1 << 53) + 1, u64::MAX] {
+            let path = format!("{}?stream=true&starting_after={after}", path(&response));
+            let answer = client::get(router.api, &path).await;
+            assert_eq!(
+                (answer.status, answer.code().as_str()),
+                (400, "invalid_value")
+            );
+            assert_eq!(answer.json()["error"]["param"], "starting_after");
+        }
+    }
+    assert_eq!(cancel(&pair.a, &response).await.status, 200);
+}
+
+/// Of a response that was begun, in Redis.
+fn record_name(redis: &Server) -> String {
+    redis.cli(&["keys", "*r:{*"]).trim().to_owned()
+}
+
+#[tokio::test]
+async fn a_stream_that_can_never_be_read_on_ends() {
+    let pair = Pair::new(unhurried()).await;
+    let body = ask(2_000, json!({"stream": true}));
+    let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
+    let begun = live.until("output_text.delta").await;
+    let response = part(&begun, 0)[0].1["response"].clone();
+    let path = format!("{}?stream=true", path(&response));
+    let mut reading = client::open(pair.b.api, "GET", &path, &[], String::new()).await;
+    reading.until("output_text.delta").await;
+    // As a newer release would leave it.
+    pair.redis
+        .cli(&["hset", &record_name(&pair.redis), "v", "99"]);
+    let rest = tokio::time::timeout(TAKE_OVER, reading.rest());
+    let (rest, is_whole) = rest.await.unwrap();
+    assert!(is_whole && rest.contains("event: error\n"), "{rest}");
+}
+
+#[tokio::test]
+async fn what_a_router_has_in_the_store_and_does_not_run_is_ended() {
+    let pair = Pair::with(fast(), short_lease).await;
+    let own = client::get(pair.a.admin, "/responses").await.json();
+    let owner = own["responses"]["background"]["owner"].as_str().unwrap();
+    let owner = Owner(u64::from_str_radix(owner, 16).unwrap());
+    let settings = redis::Settings {
+        urls: vec![pair.redis.url()],
+        ..redis::Settings::default()
+    };
+    let store = Redis::open(&settings, &Keep::default(), 1, &Registry::default()).unwrap();
+    // What nobody can read, and what is whole but for a client's body that nobody takes.
+    let odd = json!({
+        "created_at": 1, "previous": null, "conversation": null, "store": true, "salt": null,
+        "is_portable": true, "client": {"model": 7}, "input": [],
+    });
+    for request in ["{}".to_owned(), odd.to_string()] {
+        let key = Key {
+            tenant: Tenant::default(),
+            id: ResponseId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
+        };
+        let record = NewRecord {
+            token: Token(fastrand::u64(..)),
+            past: None,
+            hint: Hint {
+                model: "sim".into(),
+                worker: None,
+            },
+            input: "[]".into(),
+            content: Content {
+                response: "{\"object\":\"response\"}".into(),
+                output: "[]".into(),
+            },
+            begin: Begin::Background {
+                fence: Fence::first(owner),
+                retention: Retention::Stored,
+                streams: true,
+                request: request.into(),
+            },
+        };
+        store.create(key, record).await.unwrap();
+        eventually("it has failed", async || {
+            let found = store.get(key).await.unwrap();
+            found.unwrap().status == Status::Failed
+        })
+        .await;
     }
 }
 

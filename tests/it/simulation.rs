@@ -52,6 +52,7 @@ fn whatever_fails_a_background_response_has_one_owner_one_end_and_each_event_onc
         ("handed back", met.released),
         ("told from memory", met.told_from_memory),
         ("resumed", met.resumed),
+        ("broken off", met.broken),
     ] {
         assert!(count > SEEDS / 50, "{what}: {count} in {SEEDS} seeds");
     }

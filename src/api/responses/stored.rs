@@ -19,6 +19,9 @@ use crate::store::Deleted;
 use crate::store::Key;
 use crate::store::Record;
 
+/// Of an event: what JSON numbers hold exactly, and the store counts with.
+const NUMBER_MAX: u64 = 1 << 53;
+
 impl Responses {
     pub(super) async fn retrieve(
         self: &Arc<Self>,
@@ -34,6 +37,10 @@ impl Responses {
         }
         let after = match after.map(|after| after.parse::<u64>()) {
             None => None,
+            Some(Ok(after)) if after > NUMBER_MAX => {
+                let why = format!("it must be at most {NUMBER_MAX}");
+                return Err(ApiError::wrong_value("starting_after", why));
+            }
             Some(Ok(after)) => Some(after),
             Some(Err(_)) => return Err(ApiError::wrong_type("starting_after", "a number")),
         };

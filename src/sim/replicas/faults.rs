@@ -17,6 +17,8 @@ pub(super) enum Fault {
     Pause(usize, Duration),
     /// It is told to stop.
     Drain(usize),
+    /// All that it runs ends without an end, as by a panic.
+    Break(usize),
     /// The store does not answer.
     Down(Duration),
     /// As `Down`, and it has forgotten all.

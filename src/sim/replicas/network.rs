@@ -158,6 +158,7 @@ impl Fleet {
                 }
             }
             (To::Adopt(orphan, by), Said::Adopted(said)) => {
+                self.replicas[at].adopting.remove(&orphan.key);
                 self.replicas[at].table.on_adoption(by, orphan, &said);
                 if let Ok(Adoption::Adopted(adopted)) = said {
                     return self.on_adopted(at, &adopted, orphan.key);
@@ -226,7 +227,21 @@ impl Fleet {
                 self.later(at, 12_000..13_000, What::Exit);
                 self.exit(at);
             }
-            Fault::Kill(_) | Fault::Drain(_) => {}
+            Fault::Break(at) if self.replicas[at].is_up => {
+                let keys = self.replicas[at].table.keys();
+                for key in keys {
+                    let table = &mut self.replicas[at].table;
+                    if table.find(key).is_some_and(|run| run.is_stored)
+                        && let Some(mut run) = table.leave(key)
+                    {
+                        run.course.on_left();
+                        self.met.broken += 1;
+                        self.replicas[at].left.insert(run.serial, run);
+                    }
+                }
+                self.exit(at);
+            }
+            Fault::Kill(_) | Fault::Drain(_) | Fault::Break(_) => {}
             Fault::Down(length) => self.faults.down(now, length),
             Fault::Empty(length) => {
                 self.faults.down(now, length);

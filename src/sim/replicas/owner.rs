@@ -15,6 +15,7 @@ use super::run::Act;
 use super::run::Run;
 use super::run::Word;
 use super::shop::Ask;
+use super::shop::Said;
 use crate::api::responses::background::course::Course;
 use crate::api::responses::background::course::Stop;
 use crate::api::responses::background::plan::Left;
@@ -45,7 +46,7 @@ impl Fleet {
                 }
             }
             What::Notices => self.on_notices(at),
-            What::Sweep => self.on_sweep(at),
+            What::Sweep => return self.on_sweep(at),
             What::Word(key, serial, word) => {
                 let found = self.find(at, key, serial);
                 let Some(run) = found.filter(|run| run.course.is_making()) else {
@@ -131,13 +132,24 @@ impl Fleet {
         }
     }
 
-    pub(super) fn on_sweep(&mut self, at: usize) {
+    pub(super) fn on_sweep(&mut self, at: usize) -> Result<(), Broken> {
         self.later(at, 1_500..2_500, What::Sweep);
         let now = self.instant();
         let replica = &self.replicas[at];
         if replica.is_draining || !replica.table.is_held(now) {
-            return;
+            return Ok(());
         }
+        // A real one looks while it adopts nothing. It asks without delay, which leaves the other faults of
+        // a seed as they are.
+        let (owner, mut known) = (replica.table.owner(), replica.table.keys());
+        known.extend(&replica.adopting);
+        let now = self.now();
+        if !self.faults.is_down(now)
+            && let Said::Strays(Ok(strays)) = self.shop.ask(now, &Ask::Strays(owner, known))?
+        {
+            self.replicas[at].table.on_strays(owner, &strays);
+        }
+        let replica = &self.replicas[at];
         let (unseated, doubtful) = (replica.table.unseated(), replica.table.doubtful());
         for (key, fence) in unseated {
             self.send(at, To::Unseated(key), Ask::Release(key, fence));
@@ -148,12 +160,14 @@ impl Fleet {
         for orphan in doubtful {
             self.adopt(at, orphan);
         }
+        Ok(())
     }
 
     pub(super) fn adopt(&mut self, at: usize, orphan: Orphan) {
         let table = &self.replicas[at].table;
         if table.may_adopt(&orphan) {
             let by = table.owner();
+            self.replicas[at].adopting.insert(orphan.key);
             self.send(at, To::Adopt(orphan, by), Ask::Adopt(orphan, by));
         }
     }

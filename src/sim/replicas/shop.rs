@@ -59,6 +59,7 @@ pub(super) enum Ask {
     Notices(Owner, Cursor),
     Check(Vec<(Key, Fence)>),
     Orphans,
+    Strays(Owner, Vec<Key>),
     Adopt(Orphan, Owner),
 }
 
@@ -74,6 +75,7 @@ pub(super) enum Said {
     Notices(Result<(Vec<Notice>, Cursor), store::Error>),
     Lost(Result<Vec<(Key, Lost)>, store::Error>),
     Orphans(Result<Vec<Orphan>, store::Error>),
+    Strays(Result<Vec<(Key, Fence)>, store::Error>),
     Adopted(Result<Adoption, store::Error>),
 }
 
@@ -94,6 +96,7 @@ impl Ask {
             Self::Notices(..) => Said::Notices(Err(error)),
             Self::Check(_) => Said::Lost(Err(error)),
             Self::Orphans => Said::Orphans(Err(error)),
+            Self::Strays(..) => Said::Strays(Err(error)),
             Self::Adopt(..) => Said::Adopted(Err(error)),
         }
     }
@@ -116,7 +119,8 @@ impl Ask {
             | Self::Retire(_)
             | Self::Notices(..)
             | Self::Check(_)
-            | Self::Orphans => None,
+            | Self::Orphans
+            | Self::Strays(..) => None,
         }
     }
 
@@ -232,6 +236,9 @@ impl Shop {
             Ask::Notices(owner, after) => Said::Notices(done(memory.notices(owner, after))),
             Ask::Check(running) => Said::Lost(done(memory.check(running))),
             Ask::Orphans => Said::Orphans(done(memory.orphans(ORPHANS_MAX))),
+            Ask::Strays(owner, running) => {
+                Said::Strays(done(memory.strays(owner, running, ORPHANS_MAX)))
+            }
             Ask::Adopt(orphan, by) => Said::Adopted(done(memory.adopt(orphan, by))),
         };
         if let Some(key) = ask.key() {

@@ -403,6 +403,16 @@ impl Shard {
         self.running.iter().filter_map(orphan).take(max).collect()
     }
 
+    pub(super) fn strays(&self, owner: Owner, running: &[Key], max: usize) -> Vec<(Key, Fence)> {
+        let own = self.running.iter().filter_map(|(key, found)| {
+            let (of, epoch) = found.orphan(|it| it != owner)?;
+            Some((*key, Fence { owner: of?, epoch }))
+        });
+        own.filter(|(key, _)| !running.contains(key))
+            .take(max)
+            .collect()
+    }
+
     pub(super) fn adopt(
         &mut self,
         now: Instant,

@@ -1,9 +1,11 @@
 //! Responses that run in the background: their transitions, their log, their owners.
 
+use std::collections::HashSet;
 use std::time::Duration;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use tracing::warn;
 
 use super::Redis;
 use super::Request;
@@ -268,8 +270,10 @@ impl Redis {
         let mut lost = Vec::new();
         for ((key, fence), state) in running.into_iter().zip(states) {
             let why = match state {
-                None => Some(Lost::Gone),
-                Some(state) => match state.owner {
+                // Whoever writes to it is told.
+                Err(_) => None,
+                Ok(None) => Some(Lost::Gone),
+                Ok(Some(state)) => match state.owner {
                     Run::Foreground => Some(Lost::Terminal(state.status)),
                     Run::Of(owner) if owner != Some(fence.owner) || state.epoch != fence.epoch => {
                         Some(Lost::Fenced)
@@ -285,8 +289,8 @@ impl Redis {
         Ok(lost)
     }
 
-    /// Status and right of each, all asked at once.
-    async fn states(&self, keys: Vec<Key>) -> Result<Vec<Option<State>>, Error> {
+    /// Status and right of each, all asked at once. One that cannot be read does not keep from the others.
+    async fn states(&self, keys: Vec<Key>) -> Result<Vec<Found>, Error> {
         let mut asked = Vec::with_capacity(keys.len());
         for key in keys {
             let mut command = redis::cmd("HMGET");
@@ -297,23 +301,10 @@ impl Redis {
         }
         let mut states = Vec::with_capacity(asked.len());
         for asked in asked {
-            let mut reply = Reply::new(asked.answer().await?)?;
-            if reply.version()?.is_none() {
-                states.push(None);
-                continue;
+            match asked.answer().await.and_then(State::read) {
+                Err(error) if error.retry_after().is_some() => return Err(error),
+                found => states.push(found),
             }
-            let status = reply.status()?;
-            let is_background = reply.text()?.is_some();
-            let (owner, epoch) = (reply.owner()?, reply.count()?);
-            let owner = match is_background {
-                true => Run::Of(owner),
-                false => Run::Foreground,
-            };
-            states.push(Some(State {
-                status,
-                owner,
-                epoch,
-            }));
         }
         Ok(states)
     }
@@ -375,6 +366,13 @@ impl Redis {
         let is_any = !keys.is_empty();
         let states = self.states(keys.clone()).await?;
         for (key, state) in keys.into_iter().zip(states) {
+            let state = match state {
+                Ok(state) => state,
+                Err(error) => {
+                    warn!(id = %key.id, %error, "a background response cannot be taken over");
+                    continue;
+                }
+            };
             let running = state.filter(|state| !state.status.is_terminal());
             match running {
                 // Released ones may still be on the list of who released them.
@@ -391,6 +389,48 @@ impl Redis {
             }
         }
         Ok(is_any)
+    }
+
+    /// What an owner that lives has on its list and does not run.
+    pub(super) async fn find_strays(
+        &self,
+        owner: Owner,
+        running: Vec<Key>,
+        max: usize,
+    ) -> Result<Vec<(Key, Fence)>, Error> {
+        let mut members = redis::cmd("SMEMBERS");
+        members.arg(self.keys.running(Some(owner)));
+        let mut reply = Reply::new(self.ask(Kind::Read, Request::Command(members)).await?)?;
+        let running: HashSet<Key> = running.into_iter().collect();
+        let mut keys = Vec::new();
+        while !reply.is_empty() {
+            keys.extend(parse_member(&reply.word()?).filter(|key| !running.contains(key)));
+        }
+        // Notes of what was never made stay there: they must not hide the rest.
+        let keys = fastrand::choose_multiple(keys, max);
+        let states = self.states(keys.clone()).await?;
+        let mut strays = Vec::new();
+        for (key, state) in keys.into_iter().zip(states) {
+            match state {
+                Ok(Some(state)) if state.status.is_terminal() => self.unindex(Some(owner), key),
+                Ok(Some(State {
+                    owner: Run::Of(now),
+                    epoch,
+                    ..
+                })) => match now {
+                    Some(now) if now == owner => strays.push((key, Fence { owner, epoch })),
+                    // It was released, and the answer to that got lost.
+                    None => self.list_as_nobodys(owner, key).await?,
+                    Some(_) => {}
+                },
+                // It may be about to be made: its note comes first.
+                Ok(_) => {}
+                Err(error) => {
+                    warn!(id = %key.id, %error, "a background response cannot be handed back");
+                }
+            }
+        }
+        Ok(strays)
     }
 
     pub(super) async fn adopt_orphan(&self, orphan: Orphan, by: Owner) -> Result<Adoption, Error> {
@@ -423,7 +463,11 @@ impl Redis {
                 streams: reply.word()? == "1",
                 last_event: reply.last_event()?,
                 request: match reply.bytes()?.filter(|request| !request.is_empty()) {
-                    Some(request) => self.unpack(request).await?,
+                    Some(request) => match self.unpack(request).await {
+                        // It is adopted: who cannot run it ends it.
+                        Err(Error::Unreadable(_)) => Bytes::new(),
+                        request => request?,
+                    },
                     None => Bytes::new(),
                 },
             }),
@@ -435,7 +479,7 @@ impl Redis {
         // A note of what was not adopted is cleared away by whoever looks through it.
         if let Adoption::Adopted(_) = adoption {
             // Somebody may have cleared the first note between it and the adoption.
-            self.index(fence, key).await?;
+            self.index(fence, key).await.map_err(after_a_write)?;
             if orphan.owner != Some(by) {
                 self.unindex(orphan.owner, key);
             }
@@ -447,19 +491,22 @@ impl Redis {
         let call = self.by(Name::RELEASE, key, fence);
         let cas = self.call(Kind::WriteOnce, call).await?.cas()?;
         if cas == Cas::Done {
-            let mut note = redis::cmd("SADD");
-            note.arg(self.keys.running(None)).arg(member(key));
-            // Until it is on the list of nobody's it stays on its owner's.
-            if self.ask(Kind::Write, Request::Command(note)).await.is_ok() {
-                // Not later: it may adopt it again.
-                let mut forget = redis::cmd("SREM");
-                forget
-                    .arg(self.keys.running(Some(fence.owner)))
-                    .arg(member(key));
-                let _ = self.ask(Kind::Write, Request::Command(forget)).await;
-            }
+            // Where that fails, its owner finds it among its strays.
+            let _ = self.list_as_nobodys(fence.owner, key).await;
         }
         Ok(cas)
+    }
+
+    /// Notes that a released response is nobody's. Until then it stays on its owner's list.
+    async fn list_as_nobodys(&self, owner: Owner, key: Key) -> Result<(), Error> {
+        let mut note = redis::cmd("SADD");
+        note.arg(self.keys.running(None)).arg(member(key));
+        self.ask(Kind::Write, Request::Command(note)).await?;
+        // Not later: it may adopt it again.
+        let mut forget = redis::cmd("SREM");
+        forget.arg(self.keys.running(Some(owner))).arg(member(key));
+        self.ask(Kind::Write, Request::Command(forget)).await?;
+        Ok(())
     }
 
     pub(super) async fn read_notices(
@@ -556,9 +603,41 @@ struct State {
     epoch: u64,
 }
 
+/// `None`: there is no such response.
+type Found = Result<Option<State>, Error>;
+
+impl State {
+    fn read(said: redis::Value) -> Found {
+        let mut reply = Reply::new(said)?;
+        if reply.version()?.is_none() {
+            return Ok(None);
+        }
+        let status = reply.status()?;
+        let is_background = reply.text()?.is_some();
+        let (owner, epoch) = (reply.owner()?, reply.count()?);
+        let owner = match is_background {
+            true => Run::Of(owner),
+            false => Run::Foreground,
+        };
+        Ok(Some(Self {
+            status,
+            owner,
+            epoch,
+        }))
+    }
+}
+
 enum Run {
     Foreground,
     Of(Option<Owner>),
+}
+
+/// Something before it was written: that nothing was done is not so.
+fn after_a_write(error: Error) -> Error {
+    match error {
+        Error::Unavailable { retry_after, why } => Error::Unknown { retry_after, why },
+        other => other,
+    }
 }
 
 /// Of the wall clock. Only for how long nobody has heard of an owner.

@@ -874,3 +874,43 @@ async fn a_chain_that_goes_on_is_kept_from_its_first_turn() {
         assert_eq!(server.cli(&["ttl", name]).trim(), "-1");
     }
 }
+
+/// The name of the one record that Redis holds.
+fn record_name(server: &Server) -> String {
+    server.cli(&["keys", "*r:{*"]).trim().to_owned()
+}
+
+#[tokio::test]
+async fn one_record_that_cannot_be_read_does_not_keep_from_the_others() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let (newer, own) = (new_key(), new_key());
+    store.create(newer, queued()).await.unwrap();
+    server.cli(&["hset", &record_name(&server), "v", "99"]);
+    store.create(own, queued()).await.unwrap();
+    let found = store.orphans(9).await.unwrap();
+    assert_eq!(found.iter().map(|it| it.key).collect::<Vec<_>>(), [own]);
+    let running = vec![(newer, FENCE), (own, FENCE)];
+    assert_eq!(store.check(running).await.unwrap(), []);
+    let strays = store.strays(FENCE.owner, Vec::new(), 9).await.unwrap();
+    assert_eq!(strays, [(own, FENCE)]);
+}
+
+#[tokio::test]
+async fn what_was_released_without_a_note_is_noted_when_its_owner_looks() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let key = new_key();
+    store
+        .beat(FENCE.owner, "a", Duration::from_secs(60))
+        .await
+        .unwrap();
+    store.create(key, queued()).await.unwrap();
+    // As by a release of which only the first write was done.
+    server.cli(&["hset", &record_name(&server), "own", "", "ep", "2"]);
+    assert_eq!(store.orphans(9).await.unwrap(), []);
+    let strays = store.strays(FENCE.owner, Vec::new(), 9).await.unwrap();
+    assert_eq!(strays, []);
+    let found = store.orphans(9).await.unwrap();
+    assert_eq!(found.iter().map(|it| it.key).collect::<Vec<_>>(), [key]);
+}

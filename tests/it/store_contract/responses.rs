@@ -773,6 +773,28 @@ async fn a_lease_runs_out_by_itself() {
 }
 
 #[tokio::test]
+async fn an_owner_finds_what_it_has_and_does_not_run() {
+    on_each(async |Pair { a, b, .. }| {
+        a.beat(OWNER, "a", LEASE).await.unwrap();
+        let keys = [(); 5].map(|()| new_key());
+        let [runs, stray, ended, released, fresh] = keys;
+        for key in [runs, stray, ended, released] {
+            a.create(key, queued()).await.unwrap();
+        }
+        let end = ending(Status::Failed);
+        assert_eq!(a.finalize(ended, FENCE, end).await.unwrap(), Cas::Done);
+        assert_eq!(a.release(released, FENCE).await.unwrap(), Cas::Done);
+        let found = a.strays(OWNER, vec![runs, fresh], 9).await.unwrap();
+        assert_eq!(found, [(stray, FENCE)]);
+        assert_eq!(a.strays(OWNER, vec![runs, stray], 9).await.unwrap(), []);
+        assert_eq!(b.strays(OTHER, Vec::new(), 9).await.unwrap(), []);
+        assert_eq!(a.release(stray, FENCE).await.unwrap(), Cas::Done);
+        assert_eq!(b.orphans(9).await.unwrap().len(), 2);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn released_work_is_anyones_at_once() {
     on_each(async |Pair { a, b, .. }| {
         a.beat(OWNER, "a", LEASE).await.unwrap();

@@ -272,7 +272,12 @@ impl Course {
             Ok(Cas::Gone | Cas::Terminal(_)) => self.on_ended_elsewhere(),
             Ok(Cas::Fenced) => self.on_lost(),
             Ok(_) => self.is_started = true,
-            Err(_) => return Then::Later,
+            Err(error) if error.retry_after().is_some() => return Then::Later,
+            Err(_) => {
+                // Its end says more than this, and the store has its last word there.
+                self.is_started = true;
+                self.on_stop(Stop::Refused);
+            }
         }
         Then::Now
     }
@@ -305,7 +310,12 @@ impl Course {
                 self.leave();
                 return Then::Now;
             }
-            Err(_) => return Then::Later,
+            Err(error) if error.retry_after().is_some() => return Then::Later,
+            Err(_) => {
+                // What cannot be read is not part of its output.
+                self.on_all_recalled(why);
+                return Then::Now;
+            }
         };
         let told = read.batches.iter();
         for batch in told.filter(|batch| &*batch.bytes != log::CANCELLED) {
@@ -314,15 +324,19 @@ impl Course {
                 .push(log::beyond(&batch.bytes, batch.first, after).0);
         }
         if read.batches.is_empty() || self.log.made() >= self.log.stored() {
-            if self.log.stored_text().is_none() {
-                self.log.on_overflow_at(self.log.stored());
-            }
-            self.phase = match why {
-                Some(why) => Phase::Failing { why },
-                None => Phase::Amending,
-            };
+            self.on_all_recalled(why);
         }
         Then::Now
+    }
+
+    fn on_all_recalled(&mut self, why: Option<&'static str>) {
+        if self.log.stored_text().is_none() {
+            self.log.on_overflow_at(self.log.stored());
+        }
+        self.phase = match why {
+            Some(why) => Phase::Failing { why },
+            None => Phase::Amending,
+        };
     }
 
     /// What the store says to the end.

@@ -111,7 +111,9 @@ impl Log {
         after: Option<u64>,
         bytes_max: usize,
     ) -> Option<(&[u8], Option<u64>)> {
-        let from = after.map_or(0, |after| usize::try_from(after + 1).unwrap_or(usize::MAX));
+        let from = after.map_or(0, |after| {
+            usize::try_from(after.saturating_add(1)).unwrap_or(usize::MAX)
+        });
         if self.overflowed.is_some() || from < self.others || self.ends.len() < self.stored {
             return None;
         }

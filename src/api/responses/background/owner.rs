@@ -16,9 +16,9 @@ use super::Run;
 use super::course::Course;
 use super::course::Stop;
 use super::kept::Kept;
+use super::plan;
 use super::plan::Left;
 use super::plan::Plan;
-use super::plan::plan;
 use super::run;
 use super::run::Job;
 use super::table::Refused;
@@ -158,10 +158,14 @@ async fn listen(responses: &Responses) {
 
 async fn sweep(responses: &Arc<Responses>) {
     let background = &responses.background;
+    let mut is_more_left = false;
     while !background.tasks.is_stopping() {
         // Replicas that started together should not look together.
         let pause = background.lease.sweep_ms;
-        let pause = pause * 3 / 4 + fastrand::u64(0..=pause / 2);
+        let pause = match std::mem::take(&mut is_more_left) {
+            true => 0,
+            false => pause * 3 / 4 + fastrand::u64(0..=pause / 2),
+        };
         tokio::select! {
             () = sleep(Duration::from_millis(pause)) => {}
             () = background.tasks.stopped() => return,
@@ -169,21 +173,35 @@ async fn sweep(responses: &Arc<Responses>) {
         if !*background.is_held.borrow() {
             continue;
         }
-        let unseated = background.table.lock().unseated();
-        for (key, fence) in unseated {
-            release(responses, key, fence).await;
-        }
         let doubtful = background.table.lock().doubtful();
         for orphan in doubtful {
             adopt(responses, orphan).await;
+        }
+        let (by, running) = {
+            let table = background.table.lock();
+            (table.owner(), table.keys())
+        };
+        // A run may have ended without an end, and nobody else looks while its owner lives.
+        let strays = responses.store.strays(by, running, ORPHANS_MAX).await;
+        let unseated = {
+            let mut table = background.table.lock();
+            table.on_strays(by, &strays.unwrap_or_default());
+            table.unseated()
+        };
+        for (key, fence) in unseated {
+            release(responses, key, fence).await;
         }
         if !background.table.lock().doubtful().is_empty() {
             continue;
         }
         let orphans = responses.store.orphans(ORPHANS_MAX).await;
-        for orphan in orphans.unwrap_or_default() {
-            adopt(responses, orphan).await;
+        let orphans = orphans.unwrap_or_default();
+        let (found, mut taken) = (orphans.len(), 0);
+        for orphan in orphans {
+            taken += usize::from(adopt(responses, orphan).await);
         }
+        let has_room = background.table.lock().has_room();
+        is_more_left = has_room && plan::is_more_left(found, taken, ORPHANS_MAX);
     }
 }
 
@@ -195,19 +213,20 @@ async fn release(responses: &Responses, key: Key, fence: Fence) {
     responses.background.table.lock().on_released(key);
 }
 
-async fn adopt(responses: &Arc<Responses>, orphan: Orphan) {
+/// True if it is dealt with here from now on.
+async fn adopt(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     let background = &responses.background;
     let by = {
         let table = background.table.lock();
         if !table.may_adopt(&orphan) {
-            return;
+            return false;
         }
         table.owner()
     };
     let said = responses.store.adopt(orphan, by).await;
     background.table.lock().on_adoption(by, orphan, &said);
     let Ok(Adoption::Adopted(adopted)) = said else {
-        return;
+        return false;
     };
     let kept = Kept::read(&adopted.request);
     let left = Left {
@@ -216,19 +235,19 @@ async fn adopt(responses: &Arc<Responses>, orphan: Orphan) {
         stored: adopted.last_event.map_or(0, |last| last + 1),
         attempts: adopted.attempts,
     };
-    let plan = plan(&left, background.settings.attempts_max);
-    let (action, course) = match plan {
+    let (action, course) = match plan::plan(&left, background.settings.attempts_max) {
         Plan::Run => ("rerun", Course::new(left.streams, left.stored)),
         Plan::Fail(why) => ("failed", Course::failing(left.streams, left.stored, why)),
     };
     let seat = match background.sit(orphan.key, adopted.fence, course) {
         Ok(seat) => seat,
-        Err(Refused::Seated) => return,
+        Err(Refused::Seated) => return false,
         Err(_) => {
             // No room after all: to be adopted by anyone.
             let key = orphan.key;
             background.table.lock().on_unseated(key, adopted.fence);
-            return release(responses, key, adopted.fence).await;
+            release(responses, key, adopted.fence).await;
+            return false;
         }
     };
     background.table.lock().on_stored(orphan.key);
@@ -242,4 +261,5 @@ async fn adopt(responses: &Arc<Responses>, orphan: Orphan) {
         Some(kept) => run::spawn(responses.clone(), Job::adopted(kept), seat),
         None => unreadable::spawn(responses.clone(), seat),
     }
+    true
 }

@@ -31,9 +31,22 @@ pub(crate) fn plan(left: &Left, attempts_max: u32) -> Plan {
     Plan::Run
 }
 
+/// Whether there is more to take over than was found: whoever has room for it looks again at once, and does not
+/// leave it until the next sweep. `taken` of those that were `found`, which were up to `max`.
+pub(crate) fn is_more_left(found: usize, taken: usize, max: usize) -> bool {
+    found >= max && taken > 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_of_a_full_replica_is_taken_over_at_once() {
+        assert!(is_more_left(64, 64, 64) && is_more_left(64, 1, 64));
+        // Nothing more is there; and others take it, or the store lets nobody.
+        assert!(!is_more_left(63, 63, 64) && !is_more_left(64, 0, 64));
+    }
 
     #[test]
     fn what_nobody_saw_is_run_again_and_the_rest_fails() {

@@ -16,6 +16,7 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use hyper::Response;
 use tokio::sync::watch;
+use tracing::warn;
 
 use super::super::super::error::ApiError;
 use super::super::Responses;
@@ -30,6 +31,7 @@ use super::reading::Reading;
 use crate::http;
 use crate::http::BodyError;
 use crate::observe;
+use crate::store;
 use crate::store::Key;
 use crate::store::Record;
 use crate::store::Status;
@@ -182,14 +184,12 @@ impl Reader {
 
     async fn read(&mut self) -> (Vec<u8>, Next) {
         let after = self.reading.after();
-        let Ok(read) = self
-            .responses
-            .store
-            .events(self.key, after, READ_BYTES)
-            .await
-        else {
+        let said = self.responses.store.events(self.key, after, READ_BYTES);
+        let read = match said.await {
+            Ok(read) => read,
             // Down for now: readers wait, as the response does.
-            return (Vec::new(), Next::Wait);
+            Err(error) if error.retry_after().is_some() => return (Vec::new(), Next::Wait),
+            Err(error) => return (self.unreadable(&error), Next::Wait),
         };
         let Some(read) = read else {
             self.is_over = true;
@@ -218,13 +218,26 @@ impl Reader {
                     return piece;
                 }
                 // It is asked again.
-                Err(_) => return piece,
+                Err(error) if error.retry_after().is_some() => return piece,
+                Err(error) => {
+                    piece.extend(self.unreadable(&error));
+                    return piece;
+                }
             },
             Next::Over => {}
         }
         self.is_over = true;
         piece.extend_from_slice(DONE);
         piece
+    }
+
+    /// The end of a stream, not of its response: what is stored cannot be read here.
+    fn unreadable(&mut self, error: &store::Error) -> Vec<u8> {
+        warn!(id = %self.key.id, %error, "a stream of a background response ends early");
+        self.is_over = true;
+        let mut out = unreadable(self.reading.next_number());
+        out.extend_from_slice(DONE);
+        out
     }
 
     /// The end of a response that was deleted while it was read.
@@ -258,6 +271,15 @@ pub(super) fn ending(record: &Record) -> Vec<u8> {
     let number = record.background.and_then(|it| it.last_event);
     let response = with_output(&record.content.response, &record.content.output);
     told(name, number.unwrap_or_default(), &response)
+}
+
+/// As OpenAI tells of an error within a stream.
+fn unreadable(number: u64) -> Vec<u8> {
+    format!(
+        "event: error\ndata: {{\"type\":\"error\",\"sequence_number\":{number},\"code\":\"server_error\",\
+         \"message\":\"The events of this response cannot be read.\",\"param\":null}}\n\n"
+    )
+    .into_bytes()
 }
 
 pub(super) fn told(name: &str, number: u64, response: &[u8]) -> Vec<u8> {

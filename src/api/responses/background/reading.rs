@@ -54,7 +54,7 @@ impl Reading {
 
     /// The number of an event of which nothing is stored.
     pub(crate) fn next_number(&self) -> u64 {
-        self.after.map_or(0, |after| after + 1)
+        self.after.map_or(0, |after| after.saturating_add(1))
     }
 
     /// From the memory of who runs it: events up to `last`. `is_end`: it has ended, and this is all.
@@ -187,6 +187,18 @@ mod tests {
         check(Some(7), &running, b"", Next::Wait);
         let ended = events(Status::Completed, &[(0, 2), (3, 3)], 3, Kept::Whole);
         check(None, &ended, &text(0, 3), Next::Over);
+    }
+
+    #[test]
+    fn no_number_is_too_large_to_begin_after() {
+        let mut reading = Reading::new(Some(u64::MAX));
+        assert_eq!(reading.next_number(), u64::MAX);
+        assert_eq!(reading.on_tail(b"", Some(u64::MAX), false), Next::Wait);
+        let log = log::Log::default();
+        assert_eq!(
+            log.tail(reading.after(), 9),
+            Some((&[][..], Some(u64::MAX)))
+        );
     }
 
     #[test]

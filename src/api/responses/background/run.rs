@@ -31,6 +31,7 @@ use super::course::Step;
 use super::course::Stop;
 use super::course::Then;
 use super::kept::Kept;
+use super::unreadable;
 use crate::ids::RequestId;
 use crate::observe;
 use crate::relay::ServedBy;
@@ -89,9 +90,8 @@ async fn run(responses: Arc<Responses>, job: Job, seat: Seat) {
     let key = seat.key;
     let text = key.id.to_string();
     let Ok(create) = Create::read_count(kept.client()) else {
-        // What was kept was read before, and its client's body with it.
-        warn!(id = %key.id, "what was kept of a response cannot be read");
-        return;
+        // Of a release that read more of a body than this one.
+        return unreadable::end(&responses, &seat).await;
     };
     let opener = Opener {
         ring: &responses.ring,

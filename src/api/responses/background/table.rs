@@ -213,10 +213,13 @@ impl<R> Table<R> {
         })
     }
 
+    pub(crate) fn has_room(&self) -> bool {
+        (self.places.len() as u64) < self.bounds.running_max
+    }
+
     /// Whether there is room for what another replica lost.
     pub(crate) fn may_adopt(&self, orphan: &Orphan) -> bool {
-        (self.places.len() as u64) < self.bounds.running_max
-            && !self.places.contains_key(&orphan.key)
+        self.has_room() && !self.places.contains_key(&orphan.key)
     }
 
     /// Adoptions to be asked for again before any other, until the store says what became of them.
@@ -250,6 +253,17 @@ impl<R> Table<R> {
     pub(crate) fn on_unseated(&mut self, key: Key, fence: Fence) {
         if fence.owner == self.owner {
             self.unseated.insert(key, fence);
+        }
+    }
+
+    /// What the store has as `by`'s and was not among `keys` when it was asked: the run of it is over, and its
+    /// end is not stored.
+    pub(crate) fn on_strays(&mut self, by: Owner, strays: &[(Key, Fence)]) {
+        for (key, fence) in strays {
+            let is_known = self.places.contains_key(key) || self.doubtful.contains_key(key);
+            if by == self.owner && !is_known {
+                self.on_unseated(*key, *fence);
+            }
         }
     }
 
@@ -352,6 +366,28 @@ mod tests {
             Some(Stop::Lost)
         );
         assert_eq!(table.on_checked(&asked(0), key(1, 1), lost), None);
+    }
+
+    #[test]
+    fn what_is_its_own_in_the_store_and_has_no_place_is_handed_back() {
+        let now = observe::now();
+        let mut table = table(now);
+        let fence = Fence::first(OWNER);
+        let _ = table.sit(now, key(1, 1), fence, ());
+        let orphan = Orphan {
+            key: key(1, 2),
+            owner: None,
+            epoch: 0,
+        };
+        let retry_after = Duration::from_secs(1);
+        let why = "slow".into();
+        let unknown = Err(store::Error::Unknown { retry_after, why });
+        table.on_adoption(OWNER, orphan, &unknown);
+        let strays = [key(1, 1), key(1, 2), key(1, 3)].map(|key| (key, fence));
+        table.on_strays(Owner(2), &strays);
+        assert_eq!(table.unseated(), []);
+        table.on_strays(OWNER, &strays);
+        assert_eq!(table.unseated(), [(key(1, 3), fence)]);
     }
 
     #[test]

@@ -26,15 +26,21 @@ const PAUSE: Duration = Duration::from_millis(200);
 const ERROR: &str = r#"{"code":"server_error","message":"The replica that ran this response was lost, and what it kept cannot be read."}"#;
 
 pub(super) fn spawn(responses: Arc<Responses>, seat: Seat) {
-    responses.tasks.clone().spawn(async move {
-        warn!(id = %seat.key.id, "what a lost replica kept of a response cannot be read");
-        let mut stop = seat.run.stop.subscribe();
-        tokio::select! {
-            biased;
-            _ = stop.wait_for(|why| *why == Some(Stop::Lost)) => {}
-            () = fail(&responses, &seat) => {}
-        }
-    });
+    responses
+        .tasks
+        .clone()
+        .spawn(async move { end(&responses, &seat).await });
+}
+
+/// Ends it so, where it sits.
+pub(super) async fn end(responses: &Responses, seat: &Seat) {
+    warn!(id = %seat.key.id, "what a lost replica kept of a response cannot be read");
+    let mut stop = seat.run.stop.subscribe();
+    tokio::select! {
+        biased;
+        _ = stop.wait_for(|why| *why == Some(Stop::Lost)) => {}
+        () = fail(responses, seat) => {}
+    }
 }
 
 async fn fail(responses: &Responses, seat: &Seat) {
@@ -43,7 +49,7 @@ async fn fail(responses: &Responses, seat: &Seat) {
     loop {
         let said = match responses.store.get(key).await {
             Ok(Some(record)) => {
-                let end = end(record, token);
+                let end = failed(record, token);
                 responses.store.finalize(key, fence, end).await
             }
             Ok(None) => return,
@@ -65,7 +71,7 @@ async fn fail(responses: &Responses, seat: &Seat) {
     }
 }
 
-fn end(record: Record, token: Token) -> Final {
+fn failed(record: Record, token: Token) -> Final {
     let response = with_member(&record.content.response, "status", "\"failed\"");
     let response = with_member(&response, "error", ERROR);
     let background = record.background.filter(|it| it.streams);

@@ -215,3 +215,32 @@ fn what_another_replica_told_is_read_before_it_fails() {
     };
     assert_eq!((batch.first, batch.last), (4, 4));
 }
+
+#[test]
+fn what_the_store_will_never_take_is_not_asked_for_again() {
+    let mut course = Course::new(true, 0);
+    course.on_begun();
+    assert_eq!(course.on_started(&Err(down())), Then::Later);
+    assert_eq!(course.next(), Step::Start);
+    assert_eq!(course.on_started(&Err(too_large())), Then::Now);
+    let failed = Step::Fail {
+        why: REFUSED,
+        is_recalled: false,
+    };
+    assert_eq!(course.next(), failed);
+    course.on_last_event(&event(0));
+    assert!(matches!(course.next(), Step::Finalize(Some(_))));
+
+    let mut course = Course::failing(true, 4, "lost");
+    assert_eq!(course.on_recalled(&Err(too_large())), Then::Now);
+    let failed = Step::Fail {
+        why: "lost",
+        is_recalled: true,
+    };
+    assert_eq!((course.next(), course.log().stored_text()), (failed, None));
+    course.on_last_event(&event(4));
+    let Step::Finalize(Some(batch)) = course.next() else {
+        panic!("{:?}", course.next());
+    };
+    assert_eq!((batch.first, batch.last), (4, 4));
+}
