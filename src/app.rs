@@ -372,11 +372,12 @@ async fn forget_lost_caches(
             if lives.get(worker).is_some_and(|known| known != life) {
                 predicted.forget(*worker);
                 expected.forget(*worker);
+                relay.forget_pinned(*worker);
             }
         }
         predicted.sweep(observe::now(), |worker| now.contains_key(&worker));
         expected.sweep(observe::now());
-        relay.forget_pinned(|worker| now.contains_key(&worker));
+        relay.sweep_pinned(|worker| now.contains_key(&worker));
         lives = now;
         // A request that was still out when its worker left may have recorded it again, and what is
         // old must go though no request comes: look again though nothing changed.

@@ -82,8 +82,31 @@ pub(super) struct Lost {
     pub(super) last: String,
     /// An answer that says somebody else should be asked: the client's, if nobody does better.
     pub(super) answer: Option<Tried>,
-    /// Whether its breaker is to know.
-    pub(super) is_workers_fault: bool,
+    pub(super) blame: Blame,
+}
+
+/// Whose breaker is to know that a try was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blame {
+    Nobody,
+    /// The worker where it was lost.
+    Worker,
+    /// That of what the prefill worker computes for others.
+    Handoffs,
+}
+
+impl Blame {
+    fn worker_if(is_its_fault: bool) -> Self {
+        match is_its_fault {
+            true => Self::Worker,
+            false => Self::Nobody,
+        }
+    }
+
+    /// Of an exchange that failed.
+    pub(super) fn of(error: &direct::Error) -> Self {
+        Self::worker_if(!error.is_stale())
+    }
 }
 
 /// Where a try was lost.
@@ -105,7 +128,7 @@ impl Lost {
             failure,
             last: format!("{name} answered {}", answer.answer.head.status),
             // 503 is a busy worker; what stands before an engine answers 502 and 504 for a dead one.
-            is_workers_fault: answer.answer.is_failure(),
+            blame: Blame::worker_if(answer.answer.is_failure()),
             answer: Some(answer),
         }
     }
@@ -164,12 +187,21 @@ impl Relay {
                 Outcome::Lost(lost) => lost,
             };
             last = lost.last;
+            // A decode engine that answers an error has had the blocks, or has tried to: another prefill leg
+            // would most likely come to the same.
+            let is_answered = lost.at == At::Between && lost.answer.is_some();
             refused = lost.answer.or(refused);
-            self.on_lost(&plan, &choice, lost.at, lost.is_workers_fault, &mut failed);
+            self.on_lost(&plan, &choice, lost.at, lost.blame, &mut failed);
             // The fleet may be another one by now.
             self.renew(&mut plan);
             let step = attempts.on_failure(lost.failure, fastrand::f64());
             match step {
+                _ if is_answered
+                    && observe::now() < deadline
+                    && self.gives_up_handoffs(&mut failed) =>
+                {
+                    debug!(id = %job.id, last, "going on without a handoff");
+                }
                 Step::Retry { after }
                     if self.may_retry(lost.failure) && observe::now() + after < deadline =>
                 {
@@ -208,14 +240,7 @@ impl Relay {
     }
 
     /// Who is not to be asked again for this request, and whose breaker is to know.
-    fn on_lost(
-        &self,
-        plan: &Plan,
-        choice: &Choice,
-        at: At,
-        is_workers_fault: bool,
-        failed: &mut Failed,
-    ) {
+    fn on_lost(&self, plan: &Plan, choice: &Choice, at: At, blame: Blame, failed: &mut Failed) {
         let prefill = match &choice.prefill {
             Some(Ok(prefill)) => Some(&prefill.worker),
             _ => None,
@@ -223,7 +248,7 @@ impl Relay {
         let is_new = |known: &Excluded, worker: &Worker| !known.contains(&worker.id);
         if at != At::Prefill {
             // A worker that is tried again fails the same request, not another one.
-            if is_workers_fault && is_new(&failed.whole, &choice.worker) {
+            if blame == Blame::Worker && is_new(&failed.whole, &choice.worker) {
                 plan.model.judge(&choice.worker, false);
             }
             failed.whole.push(choice.worker.id);
@@ -231,8 +256,12 @@ impl Relay {
         if let Some(worker) = prefill
             && at != At::Worker
         {
-            if is_workers_fault && is_new(&failed.prefill, worker) {
+            let is_new = is_new(&failed.prefill, worker);
+            if is_new && blame == Blame::Worker {
                 plan.model.judge(worker, false);
+            }
+            if is_new && blame == Blame::Handoffs && worker.handoffs.on_failure(observe::now()) {
+                warn!(worker = %worker.name, "its handoffs fail; it gets no prompts for a while");
             }
             failed.prefill.push(worker.id);
         }
@@ -295,7 +324,7 @@ impl Relay {
                     failure: error.failure(),
                     last: format!("{}: {error}", worker.name),
                     answer: None,
-                    is_workers_fault: true,
+                    blame: Blame::Worker,
                 });
             }
         };

@@ -115,15 +115,19 @@ impl Relay {
                 prefill = again.map_or(prefill, |(_, prefill)| prefill);
             }
             let worker = &plan.group.workers[decision.place];
-            // Of several requests that see a breaker ready to probe, one gets through.
+            let may_pass = worker.breaker.may_pass(now);
+            // Of several requests that see a breaker ready to probe, one gets through. None is a probe of one
+            // worker that another would then keep from being sent.
             if let Some(Ok(decision)) = prefill {
                 let worker = &plan.group.workers[decision.place];
-                if !worker.breaker.pass(now) || !worker.handoffs.pass(now) {
+                let [breaker, handoffs] = [&worker.breaker, &worker.handoffs];
+                let may_both = breaker.may_pass(now) && handoffs.may_pass(now);
+                if !may_both || (may_pass && !(breaker.pass(now) && handoffs.pass(now))) {
                     failed.prefill.push(worker.id);
                     continue;
                 }
             }
-            if !worker.breaker.pass(now) {
+            if !may_pass || !worker.breaker.pass(now) {
                 failed.whole.push(worker.id);
                 continue;
             }

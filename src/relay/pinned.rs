@@ -43,6 +43,8 @@ pub(super) struct Granted {
     pinned: Arc<Pinned>,
     worker: WorkerId,
     number: u64,
+    /// The worker had too many, and its oldest is not counted any more.
+    pub(super) has_displaced: bool,
 }
 
 impl Granted {
@@ -73,7 +75,8 @@ impl Pinned {
         let mut workers = self.workers.lock();
         let kept = workers.entry(worker).or_default();
         kept.expire(now);
-        if kept.handoffs.len() >= HANDOFFS_MAX {
+        let has_displaced = kept.handoffs.len() >= HANDOFFS_MAX;
+        if has_displaced {
             kept.handoffs.pop_front();
         }
         let number = kept.next;
@@ -87,6 +90,15 @@ impl Pinned {
             pinned: self.clone(),
             worker,
             number,
+            has_displaced,
+        }
+    }
+
+    /// Forgets what a worker kept whose process is another one now.
+    pub(super) fn forget(&self, worker: WorkerId) {
+        if let Some(kept) = self.workers.lock().get_mut(&worker) {
+            // Numbers go on, for those of the former process may still be released.
+            kept.handoffs.clear();
         }
     }
 
@@ -153,6 +165,29 @@ mod tests {
         pinned.retain(|_| false);
         other.release();
         assert_eq!(pinned.of(now + LEASE, WorkerId(0)), (0, 0));
+    }
+
+    #[test]
+    fn another_process_keeps_nothing_for_the_former_and_is_not_mistaken_for_it() {
+        let (pinned, now) = (Arc::new(Pinned::default()), observe::now());
+        let former = pinned.grant(now, LEASE, WorkerId(0), 1);
+        pinned.forget(WorkerId(0));
+        assert_eq!(pinned.of(now, WorkerId(0)), (0, 0));
+        let other = pinned.grant(now, LEASE, WorkerId(0), 2);
+        former.release();
+        assert_eq!(pinned.of(now, WorkerId(0)), (1, 2));
+        other.release();
+        assert_eq!(pinned.of(now, WorkerId(0)), (0, 0));
+    }
+
+    #[test]
+    fn of_too_many_the_oldest_is_forgotten_and_that_is_told() {
+        let (pinned, now) = (Arc::new(Pinned::default()), observe::now());
+        for _ in 0..HANDOFFS_MAX {
+            assert!(!pinned.grant(now, LEASE, WorkerId(0), 1).has_displaced);
+        }
+        assert!(pinned.grant(now, LEASE, WorkerId(0), 1).has_displaced);
+        assert_eq!(pinned.of(now, WorkerId(0)).0, HANDOFFS_MAX);
     }
 
     proptest! {

@@ -26,6 +26,7 @@ use super::Job;
 use super::Relay;
 use super::attempt::Failure;
 use super::carry::At;
+use super::carry::Blame;
 use super::carry::Lost;
 use super::carry::Outcome;
 use super::carry::Split;
@@ -82,7 +83,8 @@ pub struct Settings {
     pub topology: String,
     /// How long an engine keeps blocks that nobody fetches; 0 for what the connector's engines do by default.
     pub lease_ms: u64,
-    /// From sending the decode leg to its first token. An engine may wait much longer for blocks that never come.
+    /// From sending the decode leg to its first token, where an engine may wait much longer for blocks that
+    /// never come and says nothing of them: Mooncake's.
     pub handoff_timeout_ms: u64,
     /// Of the bootstrap servers of Mooncake's prefill workers.
     pub bootstrap_port: u16,
@@ -133,6 +135,7 @@ pub(super) struct Families {
     splits: IntCounterVec,
     handoffs: IntCounterVec,
     parts: HistogramVec,
+    pinned_forgotten: IntCounter,
 }
 
 impl Families {
@@ -146,8 +149,9 @@ impl Families {
             handoffs: registry.counters(
                 "warmroute_handoffs_total",
                 "Prompts computed by one worker for another, by what became of them: used; refused by the decode worker; \
-                 failed between the two; abandoned, so that blocks stay pinned until the lease ends; or, where nothing \
-                 was handed over, why.",
+                 failed between the two; abandoned, so that blocks stay pinned until the lease ends, unless they were \
+                 fetched for an answer that is not streamed and whose client left; or, where nothing was handed over, \
+                 why.",
                 &["model", "outcome"],
             ),
             parts: registry.histograms(
@@ -157,6 +161,10 @@ impl Families {
                  its answer where that is not streamed).",
                 PART_SECONDS,
                 &["model", "part"],
+            ),
+            pinned_forgotten: registry.counter(
+                "warmroute_pinned_handoffs_forgotten_total",
+                "Handoffs that still kept blocks and are not counted as pinned any more, since a worker had too many.",
             ),
         }
     }
@@ -264,8 +272,15 @@ impl Relay {
         is_local && !std::mem::replace(&mut failed.has_given_up_handoffs, true)
     }
 
+    /// Forgets what a worker kept whose process is another one now.
+    pub fn forget_pinned(&self, worker: WorkerId) {
+        if let Some(it) = &self.prefill_decode {
+            it.pinned.forget(worker);
+        }
+    }
+
     /// Forgets what workers kept that left.
-    pub fn forget_pinned(&self, is_there: impl Fn(WorkerId) -> bool) {
+    pub fn sweep_pinned(&self, is_there: impl Fn(WorkerId) -> bool) {
         if let Some(it) = &self.prefill_decode {
             it.pinned.retain(is_there);
         }
@@ -358,8 +373,10 @@ enum Unopened {
     Worker(direct::Error),
     /// It says that it has failed before its first token, or breaks off as an engine does that has.
     Failed(&'static str),
-    /// It keeps silent.
+    /// It keeps silent, and may be waiting for blocks or in a queue.
     Silent,
+    /// It keeps silent, and nothing can come of it: the blocks are gone with their process.
+    Orphaned,
 }
 
 impl Try<'_> {
@@ -395,11 +412,19 @@ impl Try<'_> {
             First::Answer(tried) => return Outcome::Answered(tried),
             First::Lost(lost) => return Outcome::Lost(lost),
         };
+        if self.has_lost_prefill() {
+            of_model.on_handoff("prefill_failed");
+            let last = format!("{}: is another process now", prefill.worker.name);
+            return Outcome::Lost(Lost::at_prefill(Failure::Handoff, last));
+        }
         let computed = observe::now();
         let tokens = u32::try_from(handed.prompt_tokens).unwrap_or(u32::MAX);
         let granted = it
             .pinned
             .grant(computed, it.lease, prefill.worker.id, tokens);
+        if granted.has_displaced {
+            it.families.pinned_forgotten.inc();
+        }
         // From here on its blocks are pinned, whether the client stays or not.
         let outstanding = Outstanding {
             of_model,
@@ -429,7 +454,7 @@ impl Try<'_> {
         if is_failure {
             self.on_failed_handoff(outstanding);
             return Outcome::Lost(Lost {
-                is_workers_fault: false,
+                blame: Blame::Handoffs,
                 ..Lost::refused(At::Between, Failure::Handoff, tried)
             });
         }
@@ -541,6 +566,8 @@ impl Try<'_> {
             Ok(whole) => whole,
             Err(error) => return self.first_failed(&error),
         };
+        // Nobody else hears how its answer ended.
+        plan.model.judge(worker, true);
         belief.confirm();
         running.on_first_token(observe::now());
         match transfer.end(&whole) {
@@ -553,16 +580,18 @@ impl Try<'_> {
     fn unhanded(&self, unhanded: Unhanded) -> First {
         let worker = &self.prefill.worker;
         self.of_model.on_handoff(unhanded.as_str());
-        worker.handoffs.on_failure(observe::now());
         let last = format!("{}: {unhanded}", worker.name);
-        First::Lost(Lost::at_prefill(Failure::Handoff, last))
+        First::Lost(Lost {
+            blame: Blame::Handoffs,
+            ..Lost::at_prefill(Failure::Handoff, last)
+        })
     }
 
     fn first_failed(&self, error: &direct::Error) -> First {
         self.of_model.on_handoff("prefill_failed");
         let last = format!("{}: {error}", self.prefill.worker.name);
         First::Lost(Lost {
-            is_workers_fault: !error.is_stale(),
+            blame: Blame::of(error),
             ..Lost::at_prefill(error.failure(), last)
         })
     }
@@ -585,30 +614,36 @@ impl Try<'_> {
             open(job.api, &mut answer).await?;
             Ok(answer)
         });
-        let silence = (now + self.it.handoff_timeout).min(self.deadline);
-        let silence = tokio::time::sleep_until(silence.into());
-        tokio::select! {
-            biased;
-            opened = &mut opened => return opened,
-            () = silence => {}
+        if !self.it.connector.needs_peer() {
+            // An engine that was told whom to fetch from says itself that it could not.
+            return opened.await;
         }
-        if self.plan.is_stream {
-            return Err(Unopened::Silent);
-        }
-        // A whole answer is silent until its end. It is waited for, unless nothing can come of it: that a
-        // process is gone is noticed late, and long after that the blocks have come.
-        let watched_until = now + 2 * self.it.handoff_timeout;
-        while observe::now() < watched_until {
+        let patience = match self.plan.is_stream {
+            true => self.it.handoff_timeout,
+            // Silent until its end. That a process is gone is noticed late, and long after that the blocks
+            // have come.
+            false => 2 * self.it.handoff_timeout,
+        };
+        let watched_until = now + patience;
+        loop {
             if self.has_lost_prefill() {
-                return Err(Unopened::Silent);
+                return Err(Unopened::Orphaned);
             }
+            let now = observe::now();
+            if now >= watched_until {
+                break;
+            }
+            let look = tokio::time::sleep_until((now + LOOK_EVERY).min(watched_until).into());
             tokio::select! {
                 biased;
                 opened = &mut opened => return opened,
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = look => {}
             }
         }
-        opened.await
+        match self.plan.is_stream {
+            true => Err(Unopened::Silent),
+            false => opened.await,
+        }
     }
 
     /// Whether the process that computed the prompt is known to be gone.
@@ -621,37 +656,41 @@ impl Try<'_> {
     fn unopened(&self, unopened: Unopened, outstanding: Outstanding<'_>) -> Lost {
         let name = &self.choice.worker.name;
         match unopened {
-            // Until its first token it may be waiting for the other.
-            Unopened::Worker(direct::Error::TimedOut) => {
-                self.unopened(Unopened::Silent, outstanding)
-            }
             Unopened::Worker(error) => Lost {
                 at: At::Worker,
                 failure: error.failure(),
+                blame: Blame::of(&error),
                 last: format!("{name}: {error}"),
                 answer: None,
-                is_workers_fault: !error.is_stale(),
             },
-            Unopened::Failed(_) | Unopened::Silent => {
+            Unopened::Failed(_) | Unopened::Silent | Unopened::Orphaned => {
                 self.on_failed_handoff(outstanding);
-                let why = match unopened {
-                    Unopened::Failed(why) => why,
-                    _ => "no token came in time of a prompt that another worker computed",
+                let (why, blame) = match unopened {
+                    Unopened::Failed(why) => (why, Blame::Handoffs),
+                    Unopened::Orphaned => (
+                        "the process that computed its prompt is gone",
+                        Blame::Handoffs,
+                    ),
+                    // Or a queue, which is nobody's fault.
+                    _ => (
+                        "no token came in time of a prompt that another worker computed",
+                        Blame::Nobody,
+                    ),
                 };
                 Lost {
                     at: At::Between,
                     failure: Failure::Handoff,
                     last: format!("{name}: {why}"),
                     answer: None,
-                    is_workers_fault: false,
+                    blame,
                 }
             }
         }
     }
 
     /// What was computed at the one did not get to the other: who of them is to blame is not known, and
-    /// either may be well. The one that computes is asked for no more when it happens again and again,
-    /// for then prompts are computed where they are needed.
+    /// either may be well. The one that computes is asked for no more when it happens to one request after
+    /// another, for then prompts are computed where they are needed.
     fn on_failed_handoff(&self, outstanding: Outstanding<'_>) {
         let prefill = &self.prefill.worker;
         outstanding.fail();
@@ -661,9 +700,6 @@ impl Try<'_> {
             decode = %self.choice.worker.name,
             "a handoff failed"
         );
-        if prefill.handoffs.on_failure(observe::now()) {
-            warn!(worker = %prefill.name, "its handoffs fail; it gets no prompts for a while");
-        }
     }
 
     /// The decode worker has the blocks now, and the other needs not keep them.
@@ -702,7 +738,7 @@ impl Lost {
             failure,
             last,
             answer: None,
-            is_workers_fault: false,
+            blame: Blame::Nobody,
         }
     }
 }
@@ -760,7 +796,12 @@ async fn open(api: Api, answer: &mut direct::Answer) -> Result<(), Unopened> {
             }
             Seen::Nothing => begun.extend_from_slice(&piece),
         }
-        next = match direct::next_data(&mut answer.body).await {
+        let piece = tokio::select! {
+            biased;
+            piece = direct::next_data(&mut answer.body) => piece,
+            () = &mut answer.timer => return Err(Unopened::Worker(direct::Error::TimedOut)),
+        };
+        next = match piece {
             Ok(next) => next,
             // A Responses stream is cut where the engine could not fetch the blocks; another only with its engine.
             Err(_) if api == Api::Responses => None,

@@ -62,7 +62,7 @@ impl Dialect for Nixl {
             .and_then(|inside| inside.strip_suffix('}'))
             .ok_or(Unhanded::NoParams)?;
         // An engine that was not told its own address says one that means itself to everybody.
-        let fields = if is_loopback(&host) && !is_loopback(&transfer.host) {
+        let fields = if is_of_its_own(&host) && !is_of_its_own(&transfer.host) {
             let text = params.remote_host.get();
             let start = text.as_ptr().addr() - inside.as_ptr().addr();
             let (before, after) = (&inside[..start], &inside[start + text.len()..]);
@@ -78,8 +78,9 @@ impl Dialect for Nixl {
     }
 }
 
-fn is_loopback(host: &str) -> bool {
+/// Whether only the machine itself can mean itself by it.
+fn is_of_its_own(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let address = bare.parse::<IpAddr>();
-    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+    host == "localhost" || address.is_ok_and(|it| it.is_loopback() || it.is_unspecified())
 }

@@ -446,6 +446,58 @@ async fn a_killed_prefill_process_costs_no_answer() {
 }
 
 #[tokio::test]
+async fn a_prefill_process_that_comes_again_gets_prompts_as_before() {
+    let mut fleet = Fleet::start(Connector::Nixl, (1, 1), |config| {
+        unnoticed(config);
+        config.fleet.breaker.failures = 3;
+        config.fleet.breaker.open_ms = 200;
+    })
+    .await;
+    fleet.kill("p0").await;
+    for (path, body, _) in fleet.kinds(3) {
+        fleet.is_answered("p0 is gone", path, &body).await;
+    }
+    fleet.cluster.is_worker("p0", "breaker", "open").await;
+    let settings = engine(Role::Prefill, Connector::Nixl);
+    fleet.cluster.engines[0].restart(settings).await;
+    fleet.pairs_up().await;
+    fleet.cluster.is_worker("p0", "breaker", "closed").await;
+    let legs = fleet.prefill(0).handoffs().await.prefill_legs;
+    for (path, body, _) in fleet.kinds(3) {
+        fleet.is_answered("p0 is back", path, &body).await;
+    }
+    assert_eq!(fleet.prefill(0).handoffs().await.prefill_legs, legs + 6);
+}
+
+#[tokio::test]
+async fn what_a_dead_process_computed_is_not_waited_for() {
+    for kind in 0..6 {
+        let mut fleet = Fleet::start(Connector::Mooncake, (2, 1), |config| {
+            config.relay.first_byte_timeout_ms = 600_000;
+            config.relay.answer_timeout_ms = 600_000;
+            config.prefill_decode.handoff_timeout_ms = 600_000;
+        })
+        .await;
+        let dies = HandoffFaults {
+            die_after_answer: true,
+            ..HandoffFaults::default()
+        };
+        fleet.prefill(0).fault(handoff(dies)).await;
+        let all = async {
+            let mut rounds = 0;
+            while !fleet.prefill(0).is_gone() {
+                rounds += 1;
+                assert!(rounds <= ROUNDS, "it was never met");
+                let (path, body, _) = fleet.kinds(3).swap_remove(kind);
+                fleet.is_answered("p0 is gone", path, &body).await;
+            }
+        };
+        let answered = tokio::time::timeout(Duration::from_secs(60), all).await;
+        assert!(answered.is_ok(), "kind {kind}: it is waited for");
+    }
+}
+
+#[tokio::test]
 async fn where_no_prefill_worker_is_left_the_decode_worker_computes_or_nobody_does() {
     for connector in BOTH {
         for policy in [OnPrefillFailure::Local, OnPrefillFailure::Fail] {
@@ -652,6 +704,29 @@ async fn where_every_transfer_fails_the_decode_worker_computes_or_nobody_does() 
         }
         fleet.is_unpinned("transfers fail").await;
     }
+}
+
+#[tokio::test]
+async fn one_request_does_not_keep_a_prefill_worker_from_all_others() {
+    let mut fleet = Fleet::start(Connector::Nixl, (1, 3), |config| {
+        unnoticed(config);
+        config.prefill_decode.on_prefill_failure = OnPrefillFailure::Fail;
+        config.fleet.breaker.failures = 3;
+    })
+    .await;
+    for place in 0..3 {
+        let fails = HandoffFaults {
+            transfer_fails_ms: Some(5),
+            ..HandoffFaults::default()
+        };
+        fleet.decode(place).fault(handoff(fails)).await;
+    }
+    let (path, body, _) = fleet.kinds(3).swap_remove(0);
+    let answer = fleet.cluster.post(path, body).await;
+    assert!(answer.status >= 500, "{}", answer.text());
+    assert!(fleet.outcome("failed").await >= 3.0);
+    let row = fleet.cluster.worker("p0").await;
+    assert_eq!(row["handoffs"]["breaker"], "closed");
 }
 
 #[tokio::test]

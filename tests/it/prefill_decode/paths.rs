@@ -497,7 +497,13 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
                 let context = format!("{path}, stream {stream}");
                 let answer = decided(&cluster, path, &body).await;
                 assert_eq!(answer.status, 200, "{context}: {}", answer.text());
-                assert_eq!(decision(&answer, "split"), "no_prefill", "{context}");
+                // An engine that answers an error has said so; a stream that breaks off may be begun again.
+                let why = if stream {
+                    "no_prefill"
+                } else {
+                    "prefill_failed"
+                };
+                assert_eq!(decision(&answer, "split"), why, "{context}");
                 let expected = alone.post(path, body).await;
                 assert_eq!(text(path, &answer), text(path, &expected), "{context}");
                 assert!(
@@ -552,6 +558,84 @@ async fn a_decode_leg_that_keeps_silent_is_cancelled_and_the_request_begun_again
             .await,
         3.0
     );
+    // It may have been a queue.
+    let row = cluster.worker("w0").await;
+    assert_eq!(row["handoffs"]["breaker"], "closed");
+}
+
+#[tokio::test]
+async fn blocks_that_come_slowly_are_waited_for_where_the_engine_would_say_that_none_come() {
+    let of = |role| Settings {
+        handoff: HandoffSettings {
+            role: Some(role),
+            connector: Some(NIXL),
+            tokens_per_second: 50.try_into().unwrap(),
+            ..HandoffSettings::default()
+        },
+        ..fast()
+    };
+    let cluster = Cluster::start(vec![of(Role::Prefill), of(Role::Decode)], |config| {
+        config.prefill_decode.connector = Some(Connector::Nixl);
+        config.prefill_decode.remote_prefill_min_tokens = 24;
+        config.prefill_decode.handoff_timeout_ms = 50;
+    })
+    .await;
+    for (path, body) in generating(6, true) {
+        let answer = decided(&cluster, path, &body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        assert_eq!(decision(&answer, "split"), "yes", "{path}");
+    }
+    let seen = cluster.engines[1].handoffs().await;
+    assert_eq!((seen.received, seen.aborted_decode_legs), (3, 0));
+    let used = ["outcome=\"used\""];
+    assert_eq!(cluster.metric("warmroute_handoffs_total", &used).await, 3.0);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_there_in_time_is_late_and_no_failed_handoff() {
+    for connector in [NIXL, worker::Connector::Mooncake] {
+        let cluster = pairs(1, connector, fast(), |config| {
+            config.relay.answer_timeout_ms = 1_000;
+        })
+        .await;
+        let hangs = Faults {
+            handoff: HandoffFaults {
+                transfer_hangs: true,
+                ..HandoffFaults::default()
+            },
+            ..Faults::default()
+        };
+        cluster.engines[1].fault(hangs).await;
+        let [(path, body), ..] = generating(6, false);
+        let answer = cluster.post(path, body).await;
+        assert_eq!(answer.status, 504, "{connector:?}: {}", answer.text());
+        let failed = ["outcome=\"failed\""];
+        assert_eq!(
+            cluster.metric("warmroute_handoffs_total", &failed).await,
+            0.0
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_a_decode_engine_fails_at_is_computed_by_one_prefill_worker_at_most() {
+    let cluster = pairs(3, NIXL, fast(), |_| {}).await;
+    for engine in &cluster.engines[3..] {
+        let fails = Faults {
+            refuse: Some(500),
+            ..Faults::default()
+        };
+        engine.fault(fails).await;
+    }
+    for (number, (path, body)) in generating(6, false).into_iter().enumerate() {
+        let answer = cluster.post(path, body).await;
+        assert_eq!(answer.status, 500, "{path}: {}", answer.text());
+        let mut legs = 0;
+        for engine in &cluster.engines[..3] {
+            legs += engine.handoffs().await.prefill_legs;
+        }
+        assert_eq!(legs, number as u64 + 1, "{path}");
+    }
 }
 
 #[tokio::test]
