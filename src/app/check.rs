@@ -194,7 +194,7 @@ fn tell(
     out: &mut impl Write,
 ) -> io::Result<()> {
     let not_proved = pairs.not_proved();
-    writeln!(out, "\n{} pairs, by {connector}", pairs.count)?;
+    writeln!(out, "\nPairs, by {connector}: {}", pairs.count)?;
     for unable in &pairs.unable {
         let all: Vec<String> = unable
             .such_as
