@@ -644,6 +644,13 @@ async fn an_owner_cut_off_from_the_store_stops_and_no_response_is_left_behind() 
     })
     .await;
     pair.redis.wake();
+    // A connection that hung may still be being replaced.
+    eventually("the store answers again", async || {
+        let answer = client::get(pair.b.api, &path(&two)).await;
+        assert!([200, 503].contains(&answer.status), "{}", answer.text());
+        answer.status == 200
+    })
+    .await;
     let last = ended(&pair.b, &two).await;
     assert_eq!(last["status"], "failed");
     let (rest, is_whole) = live.rest().await;
