@@ -64,7 +64,7 @@ mod tests {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
         for text in [
-            "ipc:///tmp/x",
+            "ipc://engine.sock",
             "tcp://host",
             "tcp://:5",
             "tcp://h:0",

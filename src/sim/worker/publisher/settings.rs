@@ -181,7 +181,7 @@ mod tests {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
         for text in [
-            "ipc:///tmp/x",
+            "ipc://engine.sock",
             "tcp://:1",
             "tcp://x:70000",
             "x:1",
