@@ -6,6 +6,9 @@
 //! comes next begins with a new first leg. And nothing of the second leg passes before its first token,
 //! since until then the blocks may not have come.
 
+mod families;
+mod settings;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +16,13 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use bytes::BytesMut;
-use prometheus::Histogram;
-use prometheus::HistogramVec;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use serde::Deserialize;
-use serde::Serialize;
 use tracing::debug;
 use tracing::warn;
 
+pub(super) use self::families::Families;
+pub(super) use self::families::OfModel;
+pub use self::settings::OnPrefillFailure;
+pub use self::settings::Settings;
 use super::Job;
 use super::Relay;
 use super::attempt::Failure;
@@ -53,166 +54,14 @@ use crate::fleet::handoff::Connector;
 use crate::fleet::handoff::host;
 use crate::fleet::handoff::pairs::Pairs;
 use crate::fleet::load::InFlight;
-use crate::ids::Model;
 use crate::ids::WorkerId;
 use crate::observe;
 use crate::observe::metrics;
 use crate::prompt::Api;
 use crate::routing::pair;
 
-/// What becomes of a request whose prompt no prefill worker has computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnPrefillFailure {
-    /// The decode worker computes the prompt, as an engine does that is alone.
-    #[default]
-    Local,
-    /// It fails, and no decode worker is slowed down by it.
-    Fail,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Settings {
-    /// How engines bring blocks from one to the other; none: requests are never split.
-    pub connector: Option<Connector>,
-    /// Fewer tokens of the prompt than this that the decode worker does not hold: it computes them itself.
-    pub remote_prefill_min_tokens: u32,
-    pub on_prefill_failure: OnPrefillFailure,
-    /// Workers that differ in this label are no pair. Empty: any two may be.
-    pub topology: String,
-    /// How long an engine keeps blocks that nobody fetches; 0 for what the connector's engines do by default.
-    pub lease_ms: u64,
-    /// From sending the decode leg to its first token, where an engine may wait much longer for blocks that
-    /// never come and says nothing of them: Mooncake's.
-    pub handoff_timeout_ms: u64,
-    /// Of the bootstrap servers of Mooncake's prefill workers.
-    pub bootstrap_port: u16,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            connector: None,
-            remote_prefill_min_tokens: pair::Settings::default().remote_prefill_min_tokens,
-            // A slow answer is better than none.
-            on_prefill_failure: OnPrefillFailure::Local,
-            topology: String::new(),
-            lease_ms: 0,
-            // Blocks come in a second; this is a queue at the decode worker in which few wait.
-            handoff_timeout_ms: 30_000,
-            // VLLM_MOONCAKE_BOOTSTRAP_PORT
-            bootstrap_port: 8_998,
-        }
-    }
-}
-
-impl Settings {
-    /// How long an engine keeps what nobody fetches.
-    fn lease(&self, connector: Connector) -> Duration {
-        Duration::from_millis(match (self.lease_ms, connector) {
-            // kv_lease_duration
-            (0, Connector::Nixl) => 30_000,
-            // VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
-            (0, Connector::Mooncake) => 480_000,
-            (own, _) => own,
-        })
-    }
-}
-
 /// How often it is looked whether a prefill worker's process is still there.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// Seconds from a hand-over within this process to a long prompt in a long queue.
-const PART_SECONDS: &[f64] = &[
-    0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-    5.0, 10.0, 30.0, 60.0, 120.0,
-];
-
-/// What is counted of split requests.
-#[derive(Clone, Debug)]
-pub(super) struct Families {
-    splits: IntCounterVec,
-    handoffs: IntCounterVec,
-    parts: HistogramVec,
-    pinned_forgotten: IntCounter,
-}
-
-impl Families {
-    pub(super) fn new(registry: &metrics::Registry) -> Self {
-        Self {
-            splits: registry.counters(
-                "warmroute_splits_total",
-                "Tries by whether they were split over a prefill and a decode worker: yes, or why not.",
-                &["model", "split"],
-            ),
-            handoffs: registry.counters(
-                "warmroute_handoffs_total",
-                "Prompts computed by one worker for another, by what became of them: used; refused by the decode worker; \
-                 failed between the two; abandoned, so that blocks stay pinned until the lease ends, unless they were \
-                 fetched for an answer that is not streamed and whose client left; or, where nothing was handed over, \
-                 why.",
-                &["model", "outcome"],
-            ),
-            parts: registry.histograms(
-                "warmroute_split_ttft_seconds",
-                "Parts of the time to the first token of a split request: queue (to the sending of the prefill leg), \
-                 prefill (to its answer), handoff (to the sending of the decode leg), decode (to its first token; to \
-                 its answer where that is not streamed).",
-                PART_SECONDS,
-                &["model", "part"],
-            ),
-            pinned_forgotten: registry.counter(
-                "warmroute_pinned_handoffs_forgotten_total",
-                "Handoffs that still kept blocks and are not counted as pinned any more, since a worker had too many.",
-            ),
-        }
-    }
-}
-
-/// One model's, resolved once.
-#[derive(Debug)]
-pub(super) struct OfModel {
-    families: Families,
-    name: Model,
-    split: IntCounter,
-    used: IntCounter,
-    queue: Histogram,
-    prefill: Histogram,
-    handoff: Histogram,
-    decode: Histogram,
-}
-
-impl OfModel {
-    pub(super) fn new(families: &Families, name: &Model) -> Self {
-        let part = |part| families.parts.with_label_values(&[&**name, part]);
-        Self {
-            split: families.splits.with_label_values(&[&**name, "yes"]),
-            used: families.handoffs.with_label_values(&[&**name, "used"]),
-            queue: part("queue"),
-            prefill: part("prefill"),
-            handoff: part("handoff"),
-            decode: part("decode"),
-            families: families.clone(),
-            name: name.clone(),
-        }
-    }
-
-    /// Counts a try that is not split.
-    pub(super) fn on_whole(&self, why: &str) {
-        self.families
-            .splits
-            .with_label_values(&[&*self.name, why])
-            .inc();
-    }
-
-    fn on_handoff(&self, outcome: &str) {
-        self.families
-            .handoffs
-            .with_label_values(&[&*self.name, outcome])
-            .inc();
-    }
-}
 
 /// How requests are split; the relay has it where they are.
 #[derive(Debug)]
