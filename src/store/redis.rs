@@ -16,6 +16,7 @@ mod breaker;
 mod conversations;
 mod keys;
 mod link;
+mod owners;
 mod packed;
 mod reply;
 mod responses;

@@ -1,0 +1,418 @@
+//! Who runs what: owners' leases, what each was seen to run, and what nobody runs any more.
+
+use std::collections::HashSet;
+use std::time::Duration;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use tracing::warn;
+
+use super::Redis;
+use super::Request;
+use super::ask::Kind;
+use super::keys::member;
+use super::keys::parse_member;
+use super::keys::parse_owner;
+use super::reply::Reply;
+use super::scripts::Call;
+use super::scripts::Name;
+use crate::store::Adoption;
+use crate::store::Cas;
+use crate::store::Error;
+use crate::store::Fence;
+use crate::store::Key;
+use crate::store::Lost;
+use crate::store::Orphan;
+use crate::store::Owner;
+use crate::store::Status;
+use crate::store::record::Adopted;
+
+/// How long a silent owner with nothing left is still looked at.
+const OWNER_KEPT_S: u64 = 3_600;
+
+impl Redis {
+    /// The note that keeps an owner on the list of those that are looked after.
+    pub(super) fn owner_seen(&self, owner: Owner) -> redis::Cmd {
+        let mut note = redis::cmd("ZADD");
+        note.arg(self.keys.owners())
+            .arg(seconds())
+            .arg(owner.to_string());
+        note
+    }
+
+    pub(super) async fn beat_lease(
+        &self,
+        owner: Owner,
+        name: String,
+        lease: Duration,
+    ) -> Result<(), Error> {
+        let mut set = redis::cmd("SET");
+        set.arg(self.keys.lease(owner))
+            .arg(name)
+            .arg("PX")
+            .arg(lease.as_millis() as u64);
+        self.ask(Kind::Write, Request::Command(set)).await?;
+        let note = self.owner_seen(owner);
+        self.ask(Kind::Write, Request::Command(note)).await?;
+        Ok(())
+    }
+
+    pub(super) async fn end_lease(&self, owner: Owner) -> Result<(), Error> {
+        let mut delete = redis::cmd("DEL");
+        delete.arg(self.keys.lease(owner));
+        self.ask(Kind::Write, Request::Command(delete)).await?;
+        Ok(())
+    }
+
+    async fn is_alive(&self, owner: Owner) -> Result<bool, Error> {
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(self.keys.lease(owner));
+        let value = self.ask(Kind::Read, Request::Command(exists)).await?;
+        Ok(value == redis::Value::Int(1))
+    }
+
+    pub(super) async fn check_running(
+        &self,
+        running: Vec<(Key, Fence)>,
+    ) -> Result<Vec<(Key, Lost)>, Error> {
+        let states = running.iter().map(|(key, _)| *key);
+        let states = self.states(states.collect()).await?;
+        let mut lost = Vec::new();
+        for ((key, fence), state) in running.into_iter().zip(states) {
+            let why = match state {
+                // Whoever writes to it is told.
+                Err(_) => None,
+                Ok(None) => Some(Lost::Gone),
+                Ok(Some(state)) => match state.owner {
+                    Run::Foreground => Some(Lost::Terminal(state.status)),
+                    Run::Of(owner) if owner != Some(fence.owner) || state.epoch != fence.epoch => {
+                        Some(Lost::Fenced)
+                    }
+                    Run::Of(_) => state
+                        .status
+                        .is_terminal()
+                        .then_some(Lost::Terminal(state.status)),
+                },
+            };
+            lost.extend(why.map(|why| (key, why)));
+        }
+        Ok(lost)
+    }
+
+    /// Status and right of each, all asked at once. One that cannot be read does not keep from the others.
+    async fn states(&self, keys: Vec<Key>) -> Result<Vec<Found>, Error> {
+        let mut asked = Vec::with_capacity(keys.len());
+        for key in keys {
+            let mut command = redis::cmd("HMGET");
+            command
+                .arg(self.keys.record(key))
+                .arg(&["v", "st", "bg", "own", "ep"]);
+            asked.push(self.begin(Kind::Read, Request::Command(command)));
+        }
+        let mut states = Vec::with_capacity(asked.len());
+        for asked in asked {
+            match asked.answer().await.and_then(State::read) {
+                Err(error) if error.retry_after().is_some() => return Err(error),
+                found => states.push(found),
+            }
+        }
+        Ok(states)
+    }
+
+    pub(super) async fn find_orphans(&self, max: usize) -> Result<Vec<Orphan>, Error> {
+        let mut list = redis::cmd("ZRANGE");
+        list.arg(self.keys.owners())
+            .arg(0)
+            .arg(-1)
+            .arg("WITHSCORES");
+        let mut list = Reply::new(self.ask(Kind::Read, Request::Command(list)).await?)?;
+        let mut owners = vec![(None, seconds())];
+        while !list.is_empty() {
+            let owner = list.word()?;
+            let seen = list.word()?.parse::<f64>().unwrap_or(0.0) as u64;
+            owners.extend(parse_owner(&owner).map(|owner| (Some(owner), seen)));
+        }
+        let mut orphans = Vec::new();
+        for (owner, seen) in owners {
+            if orphans.len() >= max {
+                break;
+            }
+            if let Some(owner) = owner
+                && self.is_alive(owner).await?
+            {
+                continue;
+            }
+            let left = max - orphans.len();
+            let is_left = self.left_by(owner, left, &mut orphans).await?;
+            if let Some(owner) = owner
+                && !is_left
+                && seconds().saturating_sub(seen) > OWNER_KEPT_S
+            {
+                let mut forget = redis::cmd("ZREM");
+                forget.arg(self.keys.owners()).arg(owner.to_string());
+                self.later(Request::Command(forget));
+            }
+        }
+        // One that was released may be on two lists for a moment.
+        orphans.sort_by_key(|orphan| orphan.key);
+        orphans.dedup();
+        Ok(orphans)
+    }
+
+    /// What a dead owner left. False if that is nothing. Clears away what has ended or moved on.
+    async fn left_by(
+        &self,
+        owner: Option<Owner>,
+        max: usize,
+        orphans: &mut Vec<Orphan>,
+    ) -> Result<bool, Error> {
+        let mut members = redis::cmd("SRANDMEMBER");
+        members.arg(self.keys.running(owner)).arg(max);
+        let mut reply = Reply::new(self.ask(Kind::Read, Request::Command(members)).await?)?;
+        let mut keys = Vec::new();
+        while !reply.is_empty() {
+            keys.extend(parse_member(&reply.word()?));
+        }
+        let is_any = !keys.is_empty();
+        let states = self.states(keys.clone()).await?;
+        for (key, state) in keys.into_iter().zip(states) {
+            let state = match state {
+                Ok(state) => state,
+                Err(error) => {
+                    warn!(id = %key.id, %error, "a background response cannot be taken over");
+                    continue;
+                }
+            };
+            let running = state.filter(|state| !state.status.is_terminal());
+            match running {
+                // Released ones may still be on the list of who released them.
+                Some(State {
+                    owner: Run::Of(now),
+                    epoch,
+                    ..
+                }) if now == owner || now.is_none() => orphans.push(Orphan {
+                    key,
+                    owner: now,
+                    epoch,
+                }),
+                _ => self.unindex(owner, key),
+            }
+        }
+        Ok(is_any)
+    }
+
+    /// What an owner that lives has on its list and does not run.
+    pub(super) async fn find_strays(
+        &self,
+        owner: Owner,
+        running: Vec<Key>,
+        max: usize,
+    ) -> Result<Vec<(Key, Fence)>, Error> {
+        let mut members = redis::cmd("SMEMBERS");
+        members.arg(self.keys.running(Some(owner)));
+        let mut reply = Reply::new(self.ask(Kind::Read, Request::Command(members)).await?)?;
+        let running: HashSet<Key> = running.into_iter().collect();
+        let mut keys = Vec::new();
+        while !reply.is_empty() {
+            keys.extend(parse_member(&reply.word()?).filter(|key| !running.contains(key)));
+        }
+        // Notes of what was never made stay there: they must not hide the rest.
+        let keys = fastrand::choose_multiple(keys, max);
+        let states = self.states(keys.clone()).await?;
+        let mut strays = Vec::new();
+        for (key, state) in keys.into_iter().zip(states) {
+            match state {
+                Ok(Some(state)) if state.status.is_terminal() => self.unindex(Some(owner), key),
+                Ok(Some(State {
+                    owner: Run::Of(now),
+                    epoch,
+                    ..
+                })) => match now {
+                    Some(now) if now == owner => strays.push((key, Fence { owner, epoch })),
+                    // It was released, and the answer to that got lost.
+                    None => self.list_as_nobodys(owner, key).await?,
+                    Some(_) => {}
+                },
+                // It may be about to be made: its note comes first.
+                Ok(_) => {}
+                Err(error) => {
+                    warn!(id = %key.id, %error, "a background response cannot be handed back");
+                }
+            }
+        }
+        Ok(strays)
+    }
+
+    pub(super) async fn adopt_orphan(&self, orphan: Orphan, by: Owner) -> Result<Adoption, Error> {
+        if let Some(owner) = orphan.owner
+            && self.is_alive(owner).await?
+        {
+            return Ok(Adoption::Raced);
+        }
+        let key = orphan.key;
+        let fence = Fence {
+            owner: by,
+            epoch: orphan.epoch + 1,
+        };
+        self.index(fence, key).await?;
+        let owner = orphan
+            .owner
+            .map_or(String::new(), |owner| owner.to_string());
+        let call = Call::new(Name::ADOPT)
+            .key(self.keys.record(key))
+            .arg(owner)
+            .number(orphan.epoch)
+            .arg(by.to_string())
+            .number(fence.epoch);
+        let mut reply = self.call(Kind::Write, call).await?;
+        let adoption = match reply.word()?.as_str() {
+            "ok" => Adoption::Adopted(Adopted {
+                fence,
+                status: reply.status()?,
+                attempts: reply.count()? as u32,
+                streams: reply.word()? == "1",
+                last_event: reply.last_event()?,
+                request: match reply.bytes()?.filter(|request| !request.is_empty()) {
+                    Some(request) => match self.unpack(request).await {
+                        // It is adopted: who cannot run it ends it.
+                        Err(Error::Unreadable(_)) => Bytes::new(),
+                        request => request?,
+                    },
+                    None => Bytes::new(),
+                },
+            }),
+            "raced" => Adoption::Raced,
+            "terminal" => Adoption::Terminal(reply.status()?),
+            "gone" => Adoption::Gone,
+            other => return Err(reply.unexpected(other)),
+        };
+        // A note of what was not adopted is cleared away by whoever looks through it.
+        if let Adoption::Adopted(_) = adoption {
+            // Somebody may have cleared the first note between it and the adoption.
+            self.index(fence, key).await.map_err(after_a_write)?;
+            if orphan.owner != Some(by) {
+                self.unindex(orphan.owner, key);
+            }
+        }
+        Ok(adoption)
+    }
+
+    pub(super) async fn release_record(&self, key: Key, fence: Fence) -> Result<Cas, Error> {
+        let call = self.by(Name::RELEASE, key, fence);
+        let cas = self.call(Kind::WriteOnce, call).await?.cas()?;
+        if cas == Cas::Done {
+            // Where that fails, its owner finds it among its strays.
+            let _ = self.list_as_nobodys(fence.owner, key).await;
+        }
+        Ok(cas)
+    }
+
+    /// Notes that a released response is nobody's. Until then it stays on its owner's list.
+    async fn list_as_nobodys(&self, owner: Owner, key: Key) -> Result<(), Error> {
+        let mut note = redis::cmd("SADD");
+        note.arg(self.keys.running(None)).arg(member(key));
+        self.ask(Kind::Write, Request::Command(note)).await?;
+        // Not later: it may adopt it again.
+        let mut forget = redis::cmd("SREM");
+        forget.arg(self.keys.running(Some(owner))).arg(member(key));
+        self.ask(Kind::Write, Request::Command(forget)).await?;
+        Ok(())
+    }
+
+    /// Owners with their names and what they run, and how much nobody runs, for operators. What is left
+    /// of a dead owner counts until somebody has looked through it.
+    pub(super) async fn report_owners(&self) -> Result<(serde_json::Value, i64), Error> {
+        let mut list = redis::cmd("ZRANGE");
+        list.arg(self.keys.owners())
+            .arg(0)
+            .arg(-1)
+            .arg("WITHSCORES");
+        let mut released = redis::cmd("SCARD");
+        released.arg(self.keys.running(None));
+        let mut orphans = match self.ask(Kind::Read, Request::Command(released)).await? {
+            redis::Value::Int(count) => count,
+            _ => 0,
+        };
+        let mut list = Reply::new(self.ask(Kind::Read, Request::Command(list)).await?)?;
+        let mut owners = Vec::new();
+        while !list.is_empty() {
+            let owner = list.word()?;
+            let seen = list.word()?.parse::<f64>().unwrap_or(0.0) as u64;
+            let Some(owner) = parse_owner(&owner) else {
+                continue;
+            };
+            let mut name = redis::cmd("GET");
+            name.arg(self.keys.lease(owner));
+            let name = self.ask(Kind::Read, Request::Command(name)).await?;
+            let mut running = redis::cmd("SCARD");
+            running.arg(self.keys.running(Some(owner)));
+            let running = self.ask(Kind::Read, Request::Command(running)).await?;
+            let name =
+                super::reply::bytes(name)?.map(|name| String::from_utf8_lossy(&name).into_owned());
+            let running = match running {
+                redis::Value::Int(count) => count,
+                _ => 0,
+            };
+            if name.is_none() {
+                orphans += running;
+            }
+            owners.push(serde_json::json!({
+                "owner": owner.to_string(),
+                "is_alive": name.is_some(),
+                "beat_s_ago": seconds().saturating_sub(seen),
+                "name": name,
+                "running": running,
+            }));
+        }
+        Ok((owners.into(), orphans))
+    }
+}
+
+struct State {
+    status: Status,
+    owner: Run,
+    epoch: u64,
+}
+
+/// `None`: there is no such response.
+type Found = Result<Option<State>, Error>;
+
+impl State {
+    fn read(said: redis::Value) -> Found {
+        let mut reply = Reply::new(said)?;
+        if reply.version()?.is_none() {
+            return Ok(None);
+        }
+        let status = reply.status()?;
+        let is_background = reply.text()?.is_some();
+        let (owner, epoch) = (reply.owner()?, reply.count()?);
+        let owner = match is_background {
+            true => Run::Of(owner),
+            false => Run::Foreground,
+        };
+        Ok(Some(Self {
+            status,
+            owner,
+            epoch,
+        }))
+    }
+}
+
+enum Run {
+    Foreground,
+    Of(Option<Owner>),
+}
+
+/// Something before it was written: that nothing was done is not so.
+fn after_a_write(error: Error) -> Error {
+    match error {
+        Error::Unavailable { retry_after, why } => Error::Unknown { retry_after, why },
+        other => other,
+    }
+}
+
+/// Of the wall clock. Only for how long nobody has heard of an owner.
+fn seconds() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
+}
