@@ -158,9 +158,13 @@ impl Fleet {
     }
 
     /// As [`Fleet::start`], with engines that are processes of their own.
-    async fn children(connector: Connector, (prefills, decodes): (usize, usize)) -> Self {
-        let prefill = engine(Role::Prefill, connector);
-        let decode = engine(Role::Decode, connector);
+    async fn children(
+        connector: Connector,
+        (prefills, decodes): (usize, usize),
+        adjust: impl Fn(Settings) -> Settings,
+    ) -> Self {
+        let prefill = adjust(engine(Role::Prefill, connector));
+        let decode = adjust(engine(Role::Decode, connector));
         let ps = (0..prefills).map(|place| Engine::child(&format!("p{place}"), &prefill));
         let ds = (0..decodes).map(|place| Engine::child(&format!("d{place}"), &decode));
         let engines = ps.chain(ds).collect();
@@ -436,7 +440,7 @@ async fn a_prefill_worker_that_dies_with_its_answer_or_after_it_costs_no_answer(
 #[tokio::test]
 async fn a_killed_prefill_process_costs_no_answer() {
     for connector in BOTH {
-        let mut fleet = Fleet::children(connector, (2, 1)).await;
+        let mut fleet = Fleet::children(connector, (2, 1), |settings| settings).await;
         fleet.kill("p0").await;
         for (path, body, _) in fleet.kinds(3).into_iter().chain(kinds(1_000, 3)) {
             fleet.is_answered("p0 is killed", path, &body).await;
@@ -605,13 +609,42 @@ async fn a_decode_process_killed_before_its_first_byte_costs_no_answer() {
 }
 
 #[tokio::test]
+async fn a_decode_process_killed_while_it_fetches_costs_no_answer() {
+    for connector in BOTH {
+        let mut fleet = Fleet::children(connector, (1, 2), |settings| settings).await;
+        let hangs = HandoffFaults {
+            transfer_hangs: true,
+            ..HandoffFaults::default()
+        };
+        fleet.decode(0).fault(handoff(hangs)).await;
+        let legs = fleet.decode(0).handoffs().await.decode_legs;
+        let kinds = fleet.kinds(3);
+        let ask = |place: usize| {
+            let (path, body, _) = &kinds[place];
+            fleet.is_answered("d0 is killed", path, body)
+        };
+        let killed = async {
+            eventually("d0 has a leg", async || {
+                fleet.decode(0).handoffs().await.decode_legs > legs
+            })
+            .await;
+            fleet.decode(0).signal("KILL");
+        };
+        tokio::join!(killed, ask(0), ask(1), ask(2), ask(3), ask(4), ask(5));
+        fleet.kill("d0").await;
+        assert!(fleet.outcome("abandoned").await >= 1.0);
+        fleet.is_clean("d0 is killed").await;
+    }
+}
+
+#[tokio::test]
 async fn a_decode_process_killed_in_mid_stream_ends_its_streams_with_an_error() {
     for connector in BOTH {
         let slow = |settings| Settings {
             decode_ms: 20,
             ..settings
         };
-        let mut fleet = Fleet::of(connector, (1, 1), slow, unnoticed).await;
+        let mut fleet = Fleet::children(connector, (1, 1), slow).await;
         let mut open = Vec::new();
         for (path, body, stream) in fleet.kinds(3_000) {
             if stream {
@@ -763,21 +796,11 @@ async fn a_client_that_leaves_during_either_leg_stops_both_engines() {
         .await;
         // During the first: nothing was handed over.
         fleet.prefill(0).fault(hang()).await;
-        for (path, body, stream) in fleet.kinds(3) {
-            let before = fleet.prefill(0).handoffs().await;
-            leaves(&fleet, path, &body, async || {
-                fleet.prefill(0).handoffs().await.prefill_legs > before.prefill_legs
-            })
-            .await;
-            eventually(
-                &format!("{path}, {stream}: the leg is aborted"),
-                async || {
-                    let now = fleet.prefill(0).handoffs().await;
-                    now.aborted_prefill_legs > before.aborted_prefill_legs
-                },
-            )
-            .await;
-        }
+        let (legs, aborted) = (
+            |seen: &Handoffs| seen.prefill_legs,
+            |seen: &Handoffs| seen.aborted_prefill_legs,
+        );
+        each_leaves(&mut fleet, "p0", legs, aborted).await;
         let seen = fleet.sum(|seen| seen.granted - seen.fetched).await;
         assert_eq!(seen, 0);
         fleet.prefill(0).fault(Faults::default()).await;
@@ -791,21 +814,11 @@ async fn a_client_that_leaves_during_either_leg_stops_both_engines() {
             }))
             .await;
         let abandoned = fleet.outcome("abandoned").await;
-        for (path, body, stream) in fleet.kinds(3) {
-            let before = fleet.decode(0).handoffs().await;
-            leaves(&fleet, path, &body, async || {
-                fleet.decode(0).handoffs().await.decode_legs > before.decode_legs
-            })
-            .await;
-            eventually(
-                &format!("{path}, {stream}: the leg is aborted"),
-                async || {
-                    let now = fleet.decode(0).handoffs().await;
-                    now.aborted_decode_legs > before.aborted_decode_legs
-                },
-            )
-            .await;
-        }
+        let (legs, aborted) = (
+            |seen: &Handoffs| seen.decode_legs,
+            |seen: &Handoffs| seen.aborted_decode_legs,
+        );
+        each_leaves(&mut fleet, "d0", legs, aborted).await;
         assert_eq!(fleet.prefill(0).handoffs().await.pinned, 6);
         assert!(fleet.prefill(0).handoffs().await.pinned_blocks > 6);
         eventually("the router counts them", async || {
@@ -817,6 +830,29 @@ async fn a_client_that_leaves_during_either_leg_stops_both_engines() {
         for name in ["p0", "d0"] {
             fleet.cluster.is_worker(name, "requests", 0).await;
         }
+    }
+}
+
+/// A client of each kind leaves while an engine has its leg, and the leg is aborted.
+async fn each_leaves(
+    fleet: &mut Fleet,
+    name: &str,
+    legs: impl Fn(&Handoffs) -> u64,
+    aborted: impl Fn(&Handoffs) -> u64,
+) {
+    for (path, body, stream) in fleet.kinds(3) {
+        let mut engines = fleet.cluster.engines.iter();
+        let engine = engines.find(|engine| engine.name == name).unwrap();
+        let before = engine.handoffs().await;
+        leaves(fleet, path, &body, async || {
+            legs(&engine.handoffs().await) > legs(&before)
+        })
+        .await;
+        eventually(
+            &format!("{path}, {stream}: the leg is aborted"),
+            async || aborted(&engine.handoffs().await) > aborted(&before),
+        )
+        .await;
     }
 }
 
