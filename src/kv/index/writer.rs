@@ -163,7 +163,9 @@ impl Writer {
     pub(super) fn fell(&mut self, shared: &Shared, slot: Slot) {
         self.clear(shared, slot);
         shared.roster.fell(slot);
-        self.trees[slot as usize] = None;
+        if let Some(known) = self.trees[slot as usize].take() {
+            self.trees_bytes -= known.counted_bytes;
+        }
         self.free_slots.insert(slot);
     }
 

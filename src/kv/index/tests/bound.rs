@@ -175,3 +175,25 @@ fn an_index_is_there_while_it_has_trees() {
     drop(second);
     assert_eq!(sizes(&forest), [16]);
 }
+
+#[test]
+fn trees_that_come_and_go_leave_nothing() {
+    let (_forest, index) = index_of(64 << 20);
+    let mut after_some = 0;
+    for round in 0..2_000 {
+        let mut tree = index.plant(WorkerId(round), 0);
+        let number = u64::from(round % 7);
+        tree.store(
+            After::Root(Root(1)),
+            &chain(number, 40),
+            Tier::Gpu,
+            Copies::Counted,
+        )
+        .unwrap();
+        drop(tree);
+        if round == 100 {
+            after_some = index.memory_bytes();
+        }
+    }
+    assert_eq!(index.memory_bytes(), after_some);
+}
