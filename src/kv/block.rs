@@ -91,18 +91,20 @@ impl Path {
     pub fn stretch(self, locals: &[Local]) -> (Self, Self) {
         let base = self.mixed();
         let sum = |locals: &[Local]| {
-            locals.iter().zip(&PLACES).fold(base, |sum, (local, odd)| {
+            let products = locals.iter().zip(&PLACES);
+            products.fold(0u64, |sum, (local, odd)| {
                 sum.wrapping_add(local.0.wrapping_mul(*odd))
             })
         };
-        let last = match <&[Local; STRETCH]>::try_from(locals) {
+        let all = match <&[Local; STRETCH]>::try_from(locals) {
             // Of a known length, it is unrolled.
-            Ok(whole) => (0..STRETCH).fold(base, |sum, place| {
+            Ok(whole) => (0..STRETCH).fold(0u64, |sum, place| {
                 sum.wrapping_add(whole[place].0.wrapping_mul(PLACES[place]))
             }),
             Err(_) => sum(locals),
         };
-        (Self(sum(&locals[..locals.len().min(1)])), Self(last))
+        let first = sum(&locals[..locals.len().min(1)]);
+        (Self(base.wrapping_add(first)), Self(base.wrapping_add(all)))
     }
 
     /// Spread over all bits; also what tables of paths are looked up by.

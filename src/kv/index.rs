@@ -10,6 +10,7 @@ mod holders;
 mod lookup;
 mod names;
 mod pages;
+mod pause;
 mod roster;
 mod simd;
 mod table;

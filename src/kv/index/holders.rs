@@ -111,12 +111,13 @@ impl Sets {
 
     /// Tells apart what one word means at different times; always the same for a single tree's.
     #[inline]
-    pub(super) fn generation(&self, word: u32) -> u64 {
+    pub(super) fn generation(&self, word: u32) -> &AtomicU64 {
+        static ONE: AtomicU64 = AtomicU64::new(0);
+        static NONE: AtomicU64 = AtomicU64::new(u64::MAX);
         if word & SET == 0 {
-            return 0;
+            return &ONE;
         }
-        self.words(word)
-            .map_or(u64::MAX, |words| words[0].load(Acquire))
+        self.words(word).map_or(&NONE, |words| &words[0])
     }
 
     /// Adds who is meant by a word to `members`. Returns the generation read, to compare with

@@ -4,25 +4,24 @@
 //! page and version, the word of the holders and the set's generation are looked at again after what
 //! they stand for was read, and what does not agree is read once more or not used.
 
+mod tally;
+
 use std::sync::atomic::AtomicU32;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::Ordering::Relaxed;
 
-use smallvec::SmallVec;
-
+use self::tally::Tally;
 use super::Depth;
 use super::Shared;
-use super::holders::GROUP;
-use super::holders::Groups;
 use super::holders::Members;
 use super::holders::NOBODY;
-use super::holders::Slot;
 use super::pages::Body;
 use super::pages::FAR;
 use super::pages::Head;
 use super::pages::PageId;
 use super::pages::Version;
-use super::roster::Roll;
+use super::pause::pause;
 use super::simd::prefetch;
 use super::table::Table;
 use crate::kv::block::Local;
@@ -34,32 +33,24 @@ use crate::kv::block::STRETCH;
 /// the writer's thread was put to sleep in it; then its blocks are missed.
 const TRIES: usize = 64;
 
-/// How many stretches ahead a prompt is asked for.
-const AHEAD: usize = 8;
+/// A word that no block has: of a class of sets that there is not.
+const NO_WORD: u32 = u32::MAX;
 
 /// A lookup on its way along a prompt.
 struct Walk<'a> {
     shared: &'a Shared,
-    roll: Roll,
-    /// Trees that hold all blocks so far, and those of them that have all in the GPU.
-    any: Groups,
-    gpu: Groups,
-    /// Those that have the last block on disk only; empty while nobody has.
-    disk: Groups,
-    /// Trees that do not have all in the GPU.
-    lower: SmallVec<[Lower; 4]>,
-    /// The word of holders that nobody of `any` was lost by last, and its generation.
-    last: (u32, u64),
+    tally: Tally<'a>,
+    /// What nobody was lost by last.
+    last: Last<'a>,
+    /// The holders that were read last.
     members: Members,
-    found: &'a mut Vec<Depth>,
 }
 
-/// A tree that does not have all in the GPU.
-struct Lower {
-    slot: Slot,
-    gpu_blocks: u32,
-    /// Blocks on disk only. While the last one is, less where they began: where they end is added.
-    disk_blocks: u32,
+/// A word of holders, where its generation is, and that generation.
+struct Last<'a> {
+    word: u32,
+    now: &'a AtomicU64,
+    then: u64,
 }
 
 enum Next {
@@ -67,69 +58,51 @@ enum Next {
     Over,
 }
 
+/// A page on the way: its head, and where its chain may be [`FAR`] stretches on.
+type At<'a> = (&'a Head, &'a AtomicU32);
+
 impl Shared {
     pub(super) fn overlap(&self, root: Root, locals: &[Local], found: &mut Vec<Depth>) {
-        let starts = self.starts.load();
-        let roll = self.roster.call();
         let mut walk = Walk {
             shared: self,
-            roll,
-            any: Groups::new(),
-            gpu: Groups::new(),
-            disk: Groups::new(),
-            lower: SmallVec::new(),
-            last: (NOBODY, 0),
+            tally: Tally::new(&self.roster, found),
+            last: Last {
+                word: NO_WORD,
+                now: self.sets.generation(NO_WORD),
+                then: 0,
+            },
             members: Members::default(),
-            found,
         };
+        let nowhere = Head::nowhere();
+        let mut at = (&nowhere, &nowhere.next);
         let mut state = Path::start(root);
-        let mut page: Option<(PageId, &Head)> = None;
-        for (number, stretch) in locals.chunks(STRETCH).enumerate() {
-            let depth = (number * STRETCH) as u32;
-            if let Some([first, .., last]) =
-                locals.get((number + AHEAD) * STRETCH..(number + AHEAD + 1) * STRETCH)
-            {
-                prefetch(first);
-                prefetch(last);
-            }
+        let mut depth = 0;
+        let (stretches, rest) = locals.as_chunks::<STRETCH>();
+        for stretch in stretches {
             let (first, last) = state.stretch(stretch);
-            let next = page.and_then(|page| self.page_after(page, first));
-            let Some((at, head)) = next.or_else(|| self.page_at(&starts, first)) else {
-                walk.end(depth);
+            let next = walk
+                .goes_on(at, first, last)
+                .or_else(|| walk.turns(at, state, stretch, depth));
+            let Some(next) = next else {
                 return;
             };
-            page = Some((at, head));
-            let passes = match depth {
-                0 => walk.begins(head, first, last, stretch.len()),
-                _ => walk.passes(head, first, last, stretch.len()),
-            };
-            if !passes {
-                let Some((_, body)) = self.pages.page(at) else {
-                    return;
-                };
-                if depth == 0 && !walk.begin(head, body, first) {
-                    return;
-                }
-                page = walk.stretch((at, head, body), state, stretch, depth);
-                if page.is_none() {
-                    return;
-                }
-            }
+            at = next;
             state = last;
+            depth += STRETCH as u32;
         }
-        walk.end(locals.len() as u32);
+        if !rest.is_empty() {
+            if walk.turns(at, state, rest, depth).is_none() {
+                return;
+            }
+            depth += rest.len() as u32;
+        }
+        walk.tally.end(depth);
     }
 
     /// The page where a chain went on last after a page, if it is the one that begins with a path.
     #[inline]
-    fn page_after(&self, (page, head): (PageId, &Head), first: Path) -> Option<(PageId, &Head)> {
+    fn page_after(&self, head: &Head, first: Path) -> Option<(PageId, &Head)> {
         let next = head.next.load(Relaxed);
-        if let Some((_, far)) = self.pages.ahead(page)
-            && let Some((head, far)) = self.pages.ahead(far.load(Relaxed))
-        {
-            prefetch(head);
-            prefetch(far);
-        }
         let head = self.pages.head(next)?;
         begins_with(head, first).then_some((next, head))
     }
@@ -153,6 +126,55 @@ impl Shared {
 }
 
 impl<'a> Walk<'a> {
+    /// The page after one, where the guess is right, it is just the stretch of these paths, and the same
+    /// trees hold all of it as before: nearly every step of a long way.
+    #[inline]
+    fn goes_on(&self, (head, far): At<'a>, first: Path, last: Path) -> Option<At<'a>> {
+        let pages = &self.shared.pages;
+        if let Some((head, far)) = pages.ahead(far.load(Relaxed)) {
+            prefetch(head);
+            prefetch(far);
+        }
+        let (head, far) = pages.ahead(head.next.load(Relaxed))?;
+        let (version, all) = whole(head, first, last, STRETCH)?;
+        (self.is_last(all) && head.is_still(version)).then_some((head, far))
+    }
+
+    /// Any other step: over the stretch before a block that `state` is the path to. Returns the last page;
+    /// none when it is over.
+    #[inline(never)]
+    fn turns(
+        &mut self,
+        (head, _): At<'a>,
+        state: Path,
+        stretch: &[Local],
+        depth: u32,
+    ) -> Option<At<'a>> {
+        let (first, last) = state.stretch(stretch);
+        let next = self.shared.page_after(head, first);
+        let next = next.or_else(|| self.shared.page_at(&self.shared.starts.load(), first));
+        let Some((at, head)) = next else {
+            self.tally.end(depth);
+            return None;
+        };
+        let passes = match depth {
+            0 => self.begins(head, first, last, stretch.len()),
+            _ => self.passes(head, first, last, stretch.len()),
+        };
+        if passes {
+            return self.shared.pages.ahead(at);
+        }
+        let (_, body) = self.shared.pages.page(at)?;
+        prefetch(&body.paths);
+        prefetch(&body.paths[STRETCH / 2]);
+        prefetch(&body.held);
+        if depth == 0 && !self.begin(head, body, first) {
+            return None;
+        }
+        let last = self.stretch((at, head, body), state, stretch, depth)?;
+        self.shared.pages.ahead(last)
+    }
+
     /// Takes the holders of the first page, if they are the same for all of it and it is just this
     /// stretch: then its blocks need not be looked at.
     #[inline]
@@ -162,32 +184,12 @@ impl<'a> Walk<'a> {
         };
         match self.read(&head.all, all) {
             Some(generation) if head.is_still(version) => {
-                self.take(all, generation);
+                self.tally.begin(&self.members);
+                self.keep(all, generation);
                 true
             }
             _ => false,
         }
-    }
-
-    /// Goes on with `members`.
-    fn take(&mut self, word: u32, generation: u64) {
-        self.any.extend_from_slice(&self.members.gpu);
-        self.gpu.extend_from_slice(&self.members.gpu);
-        if self.members.has_low {
-            for group in 0..self.roll.groups {
-                let low = self.members.low[group];
-                self.any[group] |= low;
-                self.lower.extend(bits(group, low).map(|slot| Lower {
-                    slot,
-                    gpu_blocks: 0,
-                    disk_blocks: 0,
-                }));
-            }
-        }
-        if self.members.has_disk {
-            self.disk.extend_from_slice(&self.members.disk);
-        }
-        self.last = (word, generation);
     }
 
     /// Takes the holders of the first block. False if there are none.
@@ -208,7 +210,8 @@ impl<'a> Walk<'a> {
             if let Some(generation) = self.read(&body.held[0], held)
                 && head.is_still(version)
             {
-                self.take(held, generation);
+                self.tally.begin(&self.members);
+                self.keep(held, generation);
                 return true;
             }
         }
@@ -227,10 +230,10 @@ impl<'a> Walk<'a> {
         let Some(generation) = self.read(&head.all, all) else {
             return false;
         };
-        if !head.is_still(version) || self.loses() {
+        if !head.is_still(version) || self.tally.loses(&self.members) {
             return false;
         }
-        self.last = (all, generation);
+        self.keep(all, generation);
         true
     }
 
@@ -243,7 +246,7 @@ impl<'a> Walk<'a> {
         before: Path,
         stretch: &[Local],
         depth: u32,
-    ) -> Option<(PageId, &'a Head)> {
+    ) -> Option<PageId> {
         let mut paths = [0; STRETCH];
         let mut path = before;
         for (at, local) in stretch.iter().enumerate() {
@@ -257,7 +260,7 @@ impl<'a> Walk<'a> {
             let matched = self.page(head, body, &paths[done..], depth + done as u32)?;
             done += matched;
             if done == paths.len() {
-                return Some((at, head));
+                return Some(at);
             }
             let forks = self.shared.forks.load();
             let next = match matched {
@@ -265,7 +268,7 @@ impl<'a> Walk<'a> {
                 _ => self.shared.page_at(&forks, Path(paths[done])),
             };
             let Some(page) = next.and_then(|(next, _)| self.shared.pages.page(next)) else {
-                self.end(depth + done as u32);
+                self.tally.end(depth + done as u32);
                 return None;
             };
             at = next.map_or(at, |(next, _)| next);
@@ -287,24 +290,43 @@ impl<'a> Walk<'a> {
                 continue;
             };
             // Blocks that were passed before the page changed were there; these go on from them.
-            while at < version.len().min(paths.len()) && body.paths[at].load(Relaxed) == paths[at] {
+            let there = body.paths.get(at..version.len()).unwrap_or_default();
+            let these = there.iter().zip(&paths[at..]);
+            let end = at + these.take_while(|(a, b)| a.load(Relaxed) == **b).count();
+            while at < end {
+                at += self.alike(head, version, &body.held[at..end]);
+                if at == end {
+                    break;
+                }
                 match self.block(head, version, &body.held[at], depth + at as u32) {
                     Ok(Next::GoOn) => at += 1,
                     Ok(Next::Over) => return None,
                     Err(Changed) => break,
                 }
             }
-            if head.is_still(version) {
-                let is_end = at >= version.len().min(paths.len())
-                    || body.paths[at].load(Relaxed) != paths[at];
-                if is_end && head.is_still(version) {
-                    break;
-                }
+            if at == end {
+                break;
             }
         }
         Some(at)
     }
 
+    /// How many blocks, from the first on, are held as the last one was.
+    #[inline]
+    fn alike(&self, head: &Head, version: Version, held: &[AtomicU32]) -> usize {
+        pause();
+        let alike = held
+            .iter()
+            .take_while(|held| held.load(Acquire) == self.last.word)
+            .count();
+        // What the word means is looked at after all of them were.
+        match self.is_last(self.last.word) && head.is_still(version) {
+            true => alike,
+            false => 0,
+        }
+    }
+
+    /// Takes out who does not hold a block.
     fn block(
         &mut self,
         head: &Head,
@@ -314,133 +336,46 @@ impl<'a> Walk<'a> {
     ) -> Result<Next, Changed> {
         pause();
         let word = held.load(Acquire);
-        if self.is_last(word) {
-            return match head.is_still(version) {
-                true => Ok(Next::GoOn),
-                false => Err(Changed),
-            };
-        }
         let generation = self.read(held, word).ok_or(Changed)?;
         if !head.is_still(version) {
             return Err(Changed);
         }
-        self.narrow(depth);
-        self.last = (word, generation);
-        if self.any.iter().all(|group| *group == 0) {
-            return Ok(Next::Over);
+        self.tally.narrow(&self.members, depth);
+        self.keep(word, generation);
+        match self.tally.is_over() {
+            true => Ok(Next::Over),
+            false => Ok(Next::GoOn),
         }
-        Ok(Next::GoOn)
+    }
+
+    fn keep(&mut self, word: u32, generation: u64) {
+        self.last = Last {
+            word,
+            now: self.shared.sets.generation(word),
+            then: generation,
+        };
     }
 
     /// Whether a word means what nobody was lost by last.
     #[inline]
     fn is_last(&self, word: u32) -> bool {
         // A set's generation only rises: the same now as then is the same in between.
-        word == self.last.0 && word != NOBODY && self.shared.sets.generation(word) == self.last.1
+        word == self.last.word && self.last.now.load(Acquire) == self.last.then
     }
 
     /// Reads who is meant by a word into `members`, and that it still is what its place says.
     #[inline]
     fn read(&mut self, place: &AtomicU32, word: u32) -> Option<u64> {
-        self.members.reset(self.roll.groups);
+        self.members.reset(self.tally.groups());
         pause();
         let generation = self.shared.sets.read(word, &mut self.members)?;
         pause();
         // In this order: at the moment of the first load the word was there, and it meant what was
         // read from before until after that.
         let is_there = place.load(Acquire) == word;
-        let is_same = word == NOBODY || self.shared.sets.generation(word) == generation;
+        let is_same =
+            word == NOBODY || self.shared.sets.generation(word).load(Acquire) == generation;
         (is_there && is_same || word == NOBODY).then_some(generation)
-    }
-
-    /// Whether `members` would take anybody out, or say another tier of anybody.
-    #[inline]
-    fn loses(&self) -> bool {
-        let gpu = self.gpu.iter().zip(&self.members.gpu);
-        let lost = gpu.fold(0, |lost, (gpu, held)| lost | (gpu & !held));
-        if !self.members.has_low && self.lower.is_empty() {
-            return lost != 0;
-        }
-        let any = self.any.iter().enumerate();
-        let lost_at_all = any.fold(0, |lost, (group, any)| {
-            let disk = self.members.disk(group) & any;
-            lost | (any & !(self.members.gpu[group] | self.members.low[group]))
-                | (disk ^ self.disk.get(group).copied().unwrap_or(0))
-        });
-        (lost | lost_at_all) != 0
-    }
-
-    /// Reports the trees that are not among `members`.
-    fn narrow(&mut self, depth: u32) {
-        for group in 0..self.roll.groups {
-            let gpu = self.members.gpu[group];
-            let low = match self.members.has_low {
-                true => self.members.low[group],
-                false => 0,
-            };
-            let from_gpu = self.gpu[group] & !gpu;
-            self.gpu[group] &= gpu;
-            let gone = self.any[group] & !(gpu | low);
-            self.any[group] &= gpu | low;
-            for slot in bits(group, from_gpu & !gone) {
-                self.lower.push(Lower {
-                    slot,
-                    gpu_blocks: depth,
-                    disk_blocks: 0,
-                });
-            }
-            if self.members.has_disk || !self.disk.is_empty() {
-                self.narrow_disk(group, depth);
-            }
-            for slot in bits(group, gone) {
-                self.report(slot, depth);
-            }
-        }
-    }
-
-    /// Counts from where on trees have a prompt's blocks on disk only, and up to where.
-    #[inline(never)]
-    fn narrow_disk(&mut self, group: usize, depth: u32) {
-        self.disk.resize(self.any.len(), 0);
-        let now = self.members.disk(group) & self.any[group];
-        let before = std::mem::replace(&mut self.disk[group], now);
-        for slot in bits(group, now ^ before) {
-            let bit = 1 << (slot as usize % GROUP);
-            if let Some(lower) = self.lower.iter_mut().find(|lower| lower.slot == slot) {
-                lower.disk_blocks = match now & bit {
-                    0 => lower.disk_blocks.wrapping_add(depth),
-                    _ => lower.disk_blocks.wrapping_sub(depth),
-                };
-            }
-        }
-    }
-
-    /// Reports all who are left.
-    fn end(&mut self, depth: u32) {
-        if !self.disk.is_empty() {
-            self.members.reset(self.roll.groups);
-            (0..self.disk.len()).for_each(|group| self.narrow_disk(group, depth));
-        }
-        for group in 0..self.any.len() {
-            for slot in bits(group, self.any[group]) {
-                self.report(slot, depth);
-            }
-        }
-    }
-
-    #[inline]
-    fn report(&mut self, slot: Slot, blocks: u32) {
-        let Some((worker, rank)) = self.shared.roster.who(self.roll, slot) else {
-            return;
-        };
-        let lower = self.lower.iter().find(|lower| lower.slot == slot);
-        self.found.push(Depth {
-            worker,
-            rank,
-            blocks,
-            gpu_blocks: lower.map_or(blocks, |lower| lower.gpu_blocks),
-            disk_blocks: lower.map_or(0, |lower| lower.disk_blocks),
-        });
     }
 }
 
@@ -462,43 +397,5 @@ fn whole(head: &Head, first: Path, last: Path, len: usize) -> Option<(Version, u
     is_whole.then_some((version, all))
 }
 
-/// Where a reader may be overtaken. Tests let it be: it waits now and then while the writer goes on,
-/// or the writer goes on right here.
-#[cfg(not(test))]
-#[inline(always)]
-fn pause() {}
-
-#[cfg(test)]
-thread_local! {
-    /// What happens where this thread's readers pause.
-    pub(super) static AT_PAUSE: std::cell::RefCell<Option<Box<dyn FnMut()>>> =
-        const { std::cell::RefCell::new(None) };
-}
-
-#[cfg(test)]
-fn pause() {
-    if let Some(mut at_pause) = AT_PAUSE.take() {
-        at_pause();
-        AT_PAUSE.set(Some(at_pause));
-    }
-    thread_local! {
-        static PASSED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-    }
-    let passed = PASSED.get().wrapping_add(1);
-    PASSED.set(passed);
-    if passed.is_multiple_of(11) {
-        std::thread::yield_now();
-        (0..300).for_each(|_| std::hint::spin_loop());
-    }
-}
-
 /// The page changed while it was read.
 struct Changed;
-
-fn bits(group: usize, mut bits: u64) -> impl Iterator<Item = Slot> {
-    std::iter::from_fn(move || {
-        let bit = (bits != 0).then(|| bits.trailing_zeros())?;
-        bits &= bits - 1;
-        Some((group * GROUP) as Slot + bit)
-    })
-}

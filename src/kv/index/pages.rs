@@ -73,6 +73,14 @@ impl Version {
 const ODD: u64 = 1 << 8;
 
 impl Head {
+    /// Of no page: nothing goes on from it.
+    pub(super) fn nowhere() -> Self {
+        Self {
+            next: AtomicU32::new(NONE),
+            ..Self::default()
+        }
+    }
+
     /// The version to check what is read from here on against; none while the page changes.
     #[inline]
     pub(super) fn version(&self) -> Option<Version> {

@@ -13,10 +13,11 @@ use std::sync::atomic::fence;
 use super::holders::GROUP;
 use super::holders::Slot;
 use super::holders::TREES_MAX;
+use super::pause::pause;
 use crate::ids::WorkerId;
 
-/// Places are made this many at once.
-const PIECE: usize = 64;
+/// Places are made a group at once, so that those of one word of a set lie together.
+const PIECE: usize = GROUP;
 
 #[derive(Debug, Default)]
 struct Place {
@@ -28,7 +29,7 @@ struct Place {
 
 #[derive(Debug)]
 pub(super) struct Roster {
-    pieces: Box<[OnceLock<Box<[Place]>>]>,
+    pieces: Box<[OnceLock<Box<[Place; PIECE]>>]>,
     /// Plantings so far.
     plantings: AtomicU64,
     /// Places that were ever taken.
@@ -63,24 +64,43 @@ impl Roster {
         }
     }
 
-    /// The worker and rank of a number that was read since the roll was called; none where no tree
-    /// that scores is there, or one that was planted later.
+    /// The workers and ranks of some numbers of a group, a bit each, that were read since the roll was
+    /// called; without those where no tree that scores is there, or one that was planted later.
     #[inline]
-    pub(super) fn who(&self, roll: Roll, slot: Slot) -> Option<(WorkerId, u32)> {
-        let place = self.place(slot)?;
-        let planted = place.planted.load(Acquire);
-        let who = place.who.load(Relaxed);
-        fence(Acquire);
-        let is_same = place.planted.load(Relaxed) == planted;
-        let is_scoring = planted & 1 == 1;
-        let was_there = planted >> 1 <= roll.plantings;
-        (is_same && is_scoring && was_there).then_some((WorkerId((who >> 32) as u32), who as u32))
+    pub(super) fn who(
+        &self,
+        roll: Roll,
+        group: usize,
+        mut bits: u64,
+        mut tell: impl FnMut(Slot, WorkerId, u32),
+    ) {
+        let Some(places) = self.pieces.get(group).and_then(OnceLock::get) else {
+            return;
+        };
+        while bits != 0 {
+            let at = bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            let Some(place) = places.get(at) else {
+                return;
+            };
+            let planted = place.planted.load(Acquire);
+            pause();
+            let who = place.who.load(Relaxed);
+            fence(Acquire);
+            let is_same = place.planted.load(Relaxed) == planted;
+            let is_scoring = planted & 1 == 1;
+            let was_there = planted >> 1 <= roll.plantings;
+            if is_same && is_scoring && was_there {
+                let slot = (group * GROUP + at) as Slot;
+                tell(slot, WorkerId((who >> 32) as u32), who as u32);
+            }
+        }
     }
 
     /// Only by the writer, as all below.
     pub(super) fn plant(&self, slot: Slot, worker: WorkerId, rank: u32) {
         self.pieces[slot as usize / PIECE]
-            .get_or_init(|| (0..PIECE).map(|_| Place::default()).collect());
+            .get_or_init(|| Box::new(std::array::from_fn(|_| Place::default())));
         let place = self.place(slot).expect("it was just made");
         let number = self.plantings.load(Relaxed) + 1;
         place.planted.store(0, Relaxed);

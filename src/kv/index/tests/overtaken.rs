@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::kv::index::lookup::AT_PAUSE;
+use crate::kv::index::pause::AT_PAUSE;
 use crate::kv::index::tests::model::Count;
 
 /// Every worker's blocks at one moment.
@@ -38,20 +38,26 @@ fn held(
     })
 }
 
+fn both_of(trees: usize) -> (Arc<Forest>, Rc<RefCell<Both>>) {
+    let (forest, index) = index_of(64 << 20);
+    (forest, Rc::new(RefCell::new(Both::new(index, trees))))
+}
+
 /// Lets the writer do something at the given pause of one lookup. False if there was no such pause.
 fn overtake(
     at: usize,
-    trees: usize,
+    both: &Rc<RefCell<Both>>,
     before: &[Step],
     meanwhile: &[Step],
     prompt: usize,
     blocks: usize,
 ) -> bool {
-    let (_forest, index) = index_of(64 << 20);
-    let mut both = Both::new(index.clone(), trees);
-    before.iter().for_each(|step| both.take(step));
-    let first = moment(&both);
-    let both = Rc::new(RefCell::new(both));
+    let (index, first) = {
+        let mut both = both.borrow_mut();
+        (0..both.trees.len()).for_each(|tree| both.take(&Step::Replant(tree)));
+        before.iter().for_each(|step| both.take(step));
+        (both.index.clone(), moment(&both))
+    };
     let pauses = Rc::new(Cell::new(0));
     AT_PAUSE.set(Some(Box::new({
         let (both, pauses, meanwhile) = (both.clone(), pauses.clone(), meanwhile.to_vec());
@@ -69,6 +75,17 @@ fn overtake(
     let is_over = pauses.get() <= at;
     let moments = [first, moment(&both.borrow())];
     for depth in &found {
+        let of_worker = moments.iter().flatten();
+        let is_of_one_moment =
+            of_worker
+                .filter(|(worker, _)| *worker == depth.worker)
+                .any(|(_, model)| {
+                    let (blocks, gpu_blocks, _) = model.depth(root_of(prompt), &locals[..blocks]);
+                    depth.blocks <= blocks && depth.gpu_blocks <= gpu_blocks
+                });
+        if is_of_one_moment {
+            continue;
+        }
         for block in 1..=depth.blocks as usize {
             assert!(
                 held(&moments, depth.worker, prompt, block, None),
@@ -121,6 +138,70 @@ fn overtaken(trees: usize) -> impl Strategy<Value = (Vec<Step>, Vec<Step>, usize
     )
 }
 
+/// A step of one prompt's first blocks, or of those after its first stretch.
+fn of(tree: usize, prompt: usize, blocks: std::ops::Range<usize>) -> Run {
+    Run {
+        tree,
+        prompt,
+        from: blocks.start,
+        len: blocks.len(),
+        naming: Naming::Common,
+        tier: Tier::Gpu,
+    }
+}
+
+fn store(tree: usize, prompt: usize, blocks: std::ops::Range<usize>) -> Step {
+    Step::Store(of(tree, prompt, blocks), Copies::Unknown)
+}
+
+fn remove(tree: usize, prompt: usize, blocks: std::ops::Range<usize>) -> Step {
+    Step::Remove(of(tree, prompt, blocks), true)
+}
+
+/// All that may come between in three steps where pages pass from one prompt to another, get shorter,
+/// and get other holders: too seldom by chance.
+#[test]
+fn a_reader_overtaken_by_any_three_steps_reports_what_was_there() {
+    const P: usize = 0;
+    const OTHER: usize = 6;
+    let befores = [
+        vec![store(0, P, 0..32), store(1, P, 0..16)],
+        vec![store(0, P, 0..32), store(1, P, 0..32)],
+        vec![store(0, P, 0..32), store(1, P, 0..24)],
+        vec![store(0, P, 0..20), store(1, P, 0..16)],
+        vec![
+            store(0, P, 0..32),
+            store(0, OTHER, 0..16),
+            store(1, OTHER, 0..16),
+        ],
+    ];
+    let steps = [
+        store(0, P, 0..32),
+        store(1, P, 0..32),
+        store(2, P, 0..32),
+        store(0, OTHER, 0..16),
+        store(1, OTHER, 0..16),
+        remove(0, P, 0..32),
+        remove(0, P, 16..32),
+        remove(0, P, 20..32),
+        remove(1, P, 0..32),
+    ];
+    let (_forest, both) = both_of(3);
+    for before in &befores {
+        for number in 0..steps.len().pow(3) {
+            let chosen = [0, 1, 2].map(|place| number / steps.len().pow(place) % steps.len());
+            if chosen[0] == chosen[1] || chosen[1] == chosen[2] {
+                continue;
+            }
+            let meanwhile = chosen.map(|step| steps[step].clone());
+            let mut at = 0;
+            while overtake(at, &both, before, &meanwhile, P, 32) {
+                at += 1;
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
@@ -128,8 +209,9 @@ proptest! {
     fn an_overtaken_reader_reports_what_was_there(
         (before, meanwhile, prompt, blocks) in overtaken(4),
     ) {
+        let (_forest, both) = both_of(4);
         let mut at = 0;
-        while overtake(at, 4, &before, &meanwhile, prompt, blocks) {
+        while overtake(at, &both, &before, &meanwhile, prompt, blocks) {
             at += 1;
         }
     }
