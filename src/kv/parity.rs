@@ -160,6 +160,9 @@ pub enum Turn {
 pub struct Run {
     misses: u32,
     hits: u32,
+    /// When the first check of these misses began, and the newest that agreed.
+    missing_since: Option<Instant>,
+    agreed_at: Option<Instant>,
     alarm_since: Option<Instant>,
     /// The last checks that were evidence, the newest lowest; a bit is set where it agreed.
     last: u128,
@@ -167,16 +170,30 @@ pub struct Run {
 }
 
 impl Run {
-    fn take(&mut self, settings: &Settings, now: Instant, outcome: Outcome) -> Turn {
-        let Some(agrees) = outcome.agrees() else {
-            return Turn::None;
-        };
+    fn take(&mut self, settings: &Settings, now: Instant, begun: Instant, agrees: bool) -> Turn {
+        self.count(begun, agrees);
+        self.turn(settings, now)
+    }
+
+    fn count(&mut self, begun: Instant, agrees: bool) {
         self.last = self.last << 1 | u128::from(agrees);
         self.last_len = (self.last_len + 1).min(u128::BITS);
         (self.hits, self.misses) = match agrees {
             true => (self.hits.saturating_add(1), 0),
             false => (0, self.misses.saturating_add(1)),
         };
+        match agrees {
+            true => {
+                self.missing_since = None;
+                self.agreed_at = self.agreed_at.max(Some(begun));
+            }
+            false => {
+                self.missing_since.get_or_insert(begun);
+            }
+        }
+    }
+
+    fn turn(&mut self, settings: &Settings, now: Instant) -> Turn {
         match self.alarm_since {
             None if self.misses >= settings.raise_after => {
                 self.alarm_since = Some(now);
@@ -226,6 +243,16 @@ pub struct OfSubject {
 }
 
 impl OfSubject {
+    /// Whether a worker agreed all the while that others did not. A confirmation comes at once and a miss
+    /// only after its grace, so that the misses of one burst are in a row though others of it agreed.
+    fn is_contradicted(&self) -> bool {
+        let Some(since) = self.run.missing_since else {
+            return false;
+        };
+        let agrees = |run: &Run| run.misses == 0 && run.agreed_at >= Some(since);
+        self.workers.values().any(agrees)
+    }
+
     /// A worker that has confirmed lately is believed though the others may not have; one that never
     /// does is not, whatever the others do.
     fn trusts(&self, settings: &Settings, worker: WorkerId) -> bool {
@@ -244,18 +271,27 @@ impl Book {
         }
     }
 
-    /// Takes a check's outcome. What turned for all, and for the worker alone.
+    /// Takes the outcome of a check that was begun at `begun`. What turned for all, and for the worker alone.
     pub fn take(
         &mut self,
         now: Instant,
+        begun: Instant,
         subject: &Subject,
         worker: WorkerId,
         outcome: Outcome,
     ) -> (Turn, Turn) {
         let of_subject = self.subjects.entry(subject.clone()).or_default();
         let own = of_subject.workers.entry(worker).or_default();
-        let of_worker = own.take(&self.settings, now, outcome);
-        (of_subject.run.take(&self.settings, now, outcome), of_worker)
+        let Some(agrees) = outcome.agrees() else {
+            return (Turn::None, Turn::None);
+        };
+        let of_worker = own.take(&self.settings, now, begun, agrees);
+        of_subject.run.count(begun, agrees);
+        let of_all = match of_subject.is_contradicted() {
+            true => Turn::None,
+            false => of_subject.run.turn(&self.settings, now),
+        };
+        (of_all, of_worker)
     }
 
     /// Keeps what differed, if that is plainer than what is known: where engine and router go together

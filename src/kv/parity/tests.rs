@@ -18,7 +18,11 @@ fn book() -> Book {
 
 /// What turned, for the model and for the worker.
 fn take(book: &mut Book, worker: u32, outcome: Outcome) -> (Turn, Turn) {
-    book.take(observe::now(), &subject(), WorkerId(worker), outcome)
+    take_of(book, observe::now(), worker, outcome)
+}
+
+fn take_of(book: &mut Book, begun: Instant, worker: u32, outcome: Outcome) -> (Turn, Turn) {
+    book.take(observe::now(), begun, &subject(), WorkerId(worker), outcome)
 }
 
 fn take_all(book: &mut Book, worker: u32, outcome: Outcome, times: u32) -> Vec<(Turn, Turn)> {
@@ -85,6 +89,46 @@ fn one_worker_with_another_template_is_found_among_many_that_agree() {
     assert!(trusts(&book, 9));
 }
 
+/// What agrees is told at once, and what does not only after its grace.
+#[test]
+fn a_burst_over_two_workers_of_which_one_differs_is_no_alarm_of_both() {
+    let mut book = book();
+    let burst = observe::now();
+    for _ in 0..4 {
+        assert_eq!(
+            take_of(&mut book, burst, 1, Outcome::Confirmed),
+            (Turn::None, Turn::None)
+        );
+    }
+    let turns: Vec<(Turn, Turn)> = (0..30)
+        .map(|_| take_of(&mut book, burst, 2, Outcome::Missing))
+        .filter(|turn| *turn != (Turn::None, Turn::None))
+        .collect();
+    assert_eq!(turns, [(Turn::None, Turn::Raised)]);
+    assert!(trusts(&book, 1) && !trusts(&book, 2) && trusts(&book, 3));
+    // The first differs now, too.
+    let later = burst + Duration::from_secs(1);
+    assert_eq!(
+        take_of(&mut book, later, 1, Outcome::Missing),
+        (Turn::Raised, Turn::None)
+    );
+    assert!(!trusts(&book, 1) && !trusts(&book, 3));
+}
+
+#[test]
+fn workers_that_agreed_before_the_first_miss_do_not_keep_the_alarm_down() {
+    let mut book = book();
+    let start = observe::now();
+    for worker in 0..100 {
+        let _ = take_of(&mut book, start, worker, Outcome::Confirmed);
+    }
+    let later = start + Duration::from_secs(1);
+    let turned: Vec<Turn> = (0..20)
+        .map(|worker| take_of(&mut book, later, worker, Outcome::Missing).0)
+        .collect();
+    assert_eq!(turned.last(), Some(&Turn::Raised));
+}
+
 #[test]
 fn where_all_differ_it_shows_before_each_has_been_asked_often() {
     let mut book = book();
@@ -116,7 +160,8 @@ fn a_template_that_differs_is_found_though_texts_as_they_are_agree() {
         ..subject()
     };
     for _ in 0..20 {
-        let _ = book.take(observe::now(), &text, WorkerId(1), Outcome::Confirmed);
+        let now = observe::now();
+        let _ = book.take(now, now, &text, WorkerId(1), Outcome::Confirmed);
         let _ = take(&mut book, 1, Outcome::Missing);
     }
     assert!(!trusts(&book, 1));

@@ -342,7 +342,7 @@ struct Cut {
 /// A check under way.
 struct Pending {
     check: Check,
-    until: Instant,
+    begun: Instant,
     /// As the worker stood when the prompt was computed.
     before: Standing,
     /// The prompt in every size of blocks that its engines have; nearly always one.
@@ -387,7 +387,7 @@ impl Watcher {
     fn begin(&mut self, now: Instant, check: Check, board: &Board) {
         match board.standing(check.worker, check.ranks) {
             Some(before) if before.is_live => self.pending.push(Pending {
-                until: now + self.parity.settings.grace(),
+                begun: now,
                 before,
                 cuts: SmallVec::new(),
                 depth: 0,
@@ -401,10 +401,12 @@ impl Watcher {
     }
 
     fn look(&mut self, now: Instant, forest: &Forest, board: &Board, found: &mut Vec<Depth>) {
+        let grace = self.parity.settings.grace();
         let mut at = 0;
         while at < self.pending.len() {
             let pending = &mut self.pending[at];
-            match pending.look(now, forest, board, found) {
+            let is_over = pending.begun + grace <= now;
+            match pending.look(is_over, forest, board, found) {
                 None => at += 1,
                 Some(outcome) => {
                     let pending = self.pending.swap_remove(at);
@@ -422,7 +424,7 @@ impl Watcher {
         let (subject, worker) = (&prompt.subject, *worker);
         parity.count(subject, outcome);
         let mut book = parity.book.lock();
-        let (of_all, of_worker) = book.take(now, subject, worker, outcome);
+        let (of_all, of_worker) = book.take(now, pending.begun, subject, worker, outcome);
         parity
             .names
             .lock()
@@ -508,7 +510,7 @@ impl Pending {
     /// What it came to, if it is over; an inner none is of a prompt too short to tell anything.
     fn look(
         &mut self,
-        now: Instant,
+        is_over: bool,
         forest: &Forest,
         board: &Board,
         found: &mut Vec<Depth>,
@@ -519,7 +521,6 @@ impl Pending {
             ranks,
             ..
         } = &self.check;
-        let is_over = now >= self.until;
         let standing = board.standing(*worker, *ranks);
         let Some(standing) = standing.filter(|it| it.is_live && it.losses == self.before.losses)
         else {
