@@ -14,7 +14,9 @@ use super::simd::prefetch;
 
 const ENTRIES: usize = 7;
 
-/// An entry is 32 bits of the hash above the page's number plus one; 0 is none.
+/// An entry is the low half of the hash above the page's number plus one; 0 is none. That half gives the
+/// line, too, so that a larger table is made without a look at the pages. What it has left to tell entries
+/// of one line apart is enough: with a million pages one look in 3,000 asks a page for nothing.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Line {
@@ -59,7 +61,10 @@ impl Table {
             let line = &self.lines[at];
             for entry in &line.entries {
                 let entry = entry.load(Acquire);
-                if (entry ^ hash) >> 32 == 0 && entry as u32 != 0 && is_it(entry as u32 - 1) {
+                if (entry >> 32) as u32 == hash as u32
+                    && entry as u32 != 0
+                    && is_it(entry as u32 - 1)
+                {
                     return Some(entry as u32 - 1);
                 }
             }
@@ -72,8 +77,11 @@ impl Table {
     }
 
     pub(super) fn insert(&self, hash: u64, page: PageId) {
-        let new = (hash >> 32 << 32) | (u64::from(page) + 1);
-        let mut at = self.home(hash);
+        self.put(entry(hash, page));
+    }
+
+    fn put(&self, new: u64) {
+        let mut at = self.home(new >> 32);
         loop {
             let line = &self.lines[at];
             let free = line.entries.iter().find(|entry| entry.load(Relaxed) == 0);
@@ -88,7 +96,7 @@ impl Table {
     }
 
     pub(super) fn remove(&self, hash: u64, page: PageId) {
-        let old = (hash >> 32 << 32) | (u64::from(page) + 1);
+        let old = entry(hash, page);
         let home = self.home(hash);
         let mut at = home;
         for _ in 0..self.lines.len() {
@@ -121,9 +129,23 @@ impl Table {
             .map(|entry| entry - 1)
     }
 
+    /// With room for more, and what is in this one. The order of lines is that of hashes in both, so
+    /// this goes along them once.
+    pub(super) fn grown(&self, entries: usize) -> Self {
+        let larger = Self::with_room_for(entries);
+        for line in &self.lines {
+            for entry in &line.entries {
+                match entry.load(Relaxed) {
+                    0 => {}
+                    entry => larger.put(entry),
+                }
+            }
+        }
+        larger
+    }
+
     #[inline]
     fn home(&self, hash: u64) -> usize {
-        // By the low half, since the high one is kept in the entry.
         ((u64::from(hash as u32) * self.lines.len() as u64) >> 32) as usize
     }
 
@@ -137,6 +159,11 @@ impl Table {
     }
 }
 
+#[inline]
+fn entry(hash: u64, page: PageId) -> u64 {
+    hash << 32 | (u64::from(page) + 1)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -148,12 +175,15 @@ mod tests {
     proptest! {
         #[test]
         fn it_holds_what_was_put_in_and_not_taken_out(steps in proptest::collection::vec((0u32..24, any::<bool>()), 1..200)) {
-            let table = Table::with_room_for(10);
+            let mut table = Table::with_room_for(10);
             // Hashes that share lines, and halves.
             let hash = |page: u32| u64::from(page % 5) << 32 | u64::from(page % 3) << 30;
             let mut model = HashMap::new();
             for (page, put) in steps {
-                if put && !table.is_full(model.len() + 1) {
+                if put && table.is_full(model.len() + 1) {
+                    table = table.grown(model.len() + 1);
+                }
+                if put {
                     if model.insert(page, hash(page)).is_none() {
                         table.insert(hash(page), page);
                     }

@@ -330,12 +330,8 @@ impl Writer {
         };
         directory.len += 1;
         if directory.table.is_full(directory.len) {
-            let larger = Table::with_room_for(directory.len + directory.len / 4 + 8);
-            for page in directory.table.pages() {
-                let first = shared.pages.at(page).0.first.load(Relaxed);
-                larger.insert(Path(first).mixed(), page);
-            }
-            directory.table = Arc::new(larger);
+            let room = directory.len + directory.len / 4 + 8;
+            directory.table = Arc::new(directory.table.grown(room));
             directory.table.insert(Path(path).mixed(), page);
             seen.store(directory.table.clone());
         } else {
