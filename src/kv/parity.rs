@@ -8,6 +8,9 @@
 //! confirmations in a row to clear it. What is no evidence (a tree that stopped being whole, a cache
 //! that turned over) is never counted as a miss.
 //!
+//! A confirmation shows at once, and a miss only when its grace is over. So misses in a row of all workers are
+//! no evidence while one of them, in checks that began no earlier, agreed.
+//!
 //! There is one run of checks for each model and way in which its prompts are made, and one for each
 //! worker in it: the common one tells soon when all engines disagree, however many they are; a worker's
 //! tells of one that was started with another template than the rest. Ways are apart because texts that
@@ -41,7 +44,7 @@ pub struct Settings {
     /// none is.
     pub checks_max: u32,
     pub tokens_max: u64,
-    /// Checks in a row, not one of them confirmed, until events count no more.
+    /// Checks in a row, not one of them or of those begun since confirmed, until events count no more.
     pub raise_after: u32,
     /// Confirmed checks in a row until they count again.
     pub clear_after: u32,
@@ -160,7 +163,7 @@ pub enum Turn {
 pub struct Run {
     misses: u32,
     hits: u32,
-    /// When the first check of these misses began, and the newest that agreed.
+    /// When the oldest check of these misses began, and the newest that agreed.
     missing_since: Option<Instant>,
     agreed_at: Option<Instant>,
     alarm_since: Option<Instant>,
@@ -188,9 +191,15 @@ impl Run {
                 self.agreed_at = self.agreed_at.max(Some(begun));
             }
             false => {
-                self.missing_since.get_or_insert(begun);
+                let since = self.missing_since.get_or_insert(begun);
+                *since = begun.min(*since);
             }
         }
+    }
+
+    fn begin_anew(&mut self) {
+        self.misses = 0;
+        self.missing_since = None;
     }
 
     fn turn(&mut self, settings: &Settings, now: Instant) -> Turn {
@@ -243,13 +252,20 @@ pub struct OfSubject {
 }
 
 impl OfSubject {
-    /// Whether a worker agreed all the while that others did not. A confirmation comes at once and a miss
-    /// only after its grace, so that the misses of one burst are in a row though others of it agreed.
+    /// Takes evidence for all workers. A confirmation comes at once and a miss only after its grace, so
+    /// that the misses of one burst are in a row though others of it agreed: a row that a worker which is
+    /// believed contradicts is none, and the next one begins.
+    fn take(&mut self, settings: &Settings, now: Instant, begun: Instant, agrees: bool) -> Turn {
+        self.run.count(begun, agrees);
+        if self.run.misses >= settings.raise_after && self.is_contradicted() {
+            self.run.begin_anew();
+        }
+        self.run.turn(settings, now)
+    }
+
     fn is_contradicted(&self) -> bool {
-        let Some(since) = self.run.missing_since else {
-            return false;
-        };
-        let agrees = |run: &Run| run.misses == 0 && run.agreed_at >= Some(since);
+        let since = self.run.missing_since;
+        let agrees = |run: &Run| !run.is_up() && run.agreed_at.is_some() && run.agreed_at >= since;
         self.workers.values().any(agrees)
     }
 
@@ -286,12 +302,10 @@ impl Book {
             return (Turn::None, Turn::None);
         };
         let of_worker = own.take(&self.settings, now, begun, agrees);
-        of_subject.run.count(begun, agrees);
-        let of_all = match of_subject.is_contradicted() {
-            true => Turn::None,
-            false => of_subject.run.turn(&self.settings, now),
-        };
-        (of_all, of_worker)
+        (
+            of_subject.take(&self.settings, now, begun, agrees),
+            of_worker,
+        )
     }
 
     /// Keeps what differed, if that is plainer than what is known: where engine and router go together

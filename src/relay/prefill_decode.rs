@@ -6,7 +6,7 @@
 //! comes next begins with a new first leg. And nothing of the second leg passes before its first token,
 //! since until then the blocks may not have come.
 
-mod families;
+mod metrics;
 mod settings;
 
 use std::pin::pin;
@@ -19,8 +19,8 @@ use bytes::BytesMut;
 use tracing::debug;
 use tracing::warn;
 
-pub(super) use self::families::Families;
-pub(super) use self::families::OfModel;
+pub(super) use self::metrics::Families;
+pub(super) use self::metrics::OfModel;
 pub use self::settings::OnPrefillFailure;
 pub use self::settings::Settings;
 use super::Job;
@@ -56,7 +56,7 @@ use crate::fleet::handoff::pairs::Pairs;
 use crate::fleet::load::InFlight;
 use crate::ids::WorkerId;
 use crate::observe;
-use crate::observe::metrics;
+use crate::observe::metrics::Registry;
 use crate::prompt::Api;
 use crate::routing::pair;
 
@@ -76,7 +76,7 @@ pub(super) struct PrefillDecode {
 }
 
 impl PrefillDecode {
-    pub(super) fn new(settings: &Settings, registry: &metrics::Registry) -> Option<Self> {
+    pub(super) fn new(settings: &Settings, registry: &Registry) -> Option<Self> {
         let connector = settings.connector?;
         Some(Self {
             connector,

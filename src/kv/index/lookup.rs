@@ -29,8 +29,8 @@ use crate::kv::block::Path;
 use crate::kv::block::Root;
 use crate::kv::block::STRETCH;
 
-/// How often a page that the writer is changing is looked at again. A change takes nanoseconds, unless
-/// the writer's thread was put to sleep in it; then its blocks are missed.
+/// How often a page that the writer is changing is looked at again. A change is some stores, unless the
+/// writer's thread was put to sleep among them; then its blocks are missed.
 const TRIES: usize = 64;
 
 /// A word that no block has: of a class of sets that there is not.
@@ -40,13 +40,13 @@ const NO_WORD: u32 = u32::MAX;
 struct Walk<'a> {
     shared: &'a Shared,
     tally: Tally<'a>,
-    /// What nobody was lost by last.
+    /// Who is left in the tally is among these.
     last: Last<'a>,
     /// The holders that were read last.
     members: Members,
 }
 
-/// A word of holders, where its generation is, and that generation.
+/// A word of holders, where its generation is, and which it was.
 struct Last<'a> {
     word: u32,
     now: &'a AtomicU64,
@@ -140,17 +140,16 @@ impl<'a> Walk<'a> {
         (self.is_last(all) && head.is_still(version)).then_some((head, far))
     }
 
-    /// Any other step: over the stretch before a block that `state` is the path to. Returns the last page;
-    /// none when it is over.
+    /// Any other step, over the stretch that follows `before`. Returns its last page; none when it is over.
     #[inline(never)]
     fn turns(
         &mut self,
         (head, _): At<'a>,
-        state: Path,
+        before: Path,
         stretch: &[Local],
         depth: u32,
     ) -> Option<At<'a>> {
-        let (first, last) = state.stretch(stretch);
+        let (first, last) = before.stretch(stretch);
         let next = self.shared.page_after(head, first);
         let next = next.or_else(|| self.shared.page_at(&self.shared.starts.load(), first));
         let Some((at, head)) = next else {
@@ -171,7 +170,7 @@ impl<'a> Walk<'a> {
         if depth == 0 && !self.begin(head, body, first) {
             return None;
         }
-        let last = self.stretch((at, head, body), state, stretch, depth)?;
+        let last = self.stretch((at, head, body), before, stretch, depth)?;
         self.shared.pages.ahead(last)
     }
 
@@ -263,16 +262,17 @@ impl<'a> Walk<'a> {
                 return Some(at);
             }
             let forks = self.shared.forks.load();
-            let next = match matched {
+            let fork = match matched {
                 0 => None,
                 _ => self.shared.page_at(&forks, Path(paths[done])),
             };
-            let Some(page) = next.and_then(|(next, _)| self.shared.pages.page(next)) else {
+            let Some((next, (next_head, next_body))) =
+                fork.and_then(|(next, _)| Some((next, self.shared.pages.page(next)?)))
+            else {
                 self.tally.end(depth + done as u32);
                 return None;
             };
-            at = next.map_or(at, |(next, _)| next);
-            (head, body) = page;
+            (at, head, body) = (next, next_head, next_body);
         }
     }
 
@@ -304,6 +304,8 @@ impl<'a> Walk<'a> {
                     Err(Changed) => break,
                 }
             }
+            // That there are no more of these was so since `version`: a place is another block's only after
+            // nobody held the one before.
             if at == end {
                 break;
             }
@@ -356,7 +358,7 @@ impl<'a> Walk<'a> {
         };
     }
 
-    /// Whether a word means what nobody was lost by last.
+    /// Whether a word means what the last one did, so that it takes nobody out.
     #[inline]
     fn is_last(&self, word: u32) -> bool {
         // A set's generation only rises: the same now as then is the same in between.
@@ -368,14 +370,16 @@ impl<'a> Walk<'a> {
     fn read(&mut self, place: &AtomicU32, word: u32) -> Option<u64> {
         self.members.reset(self.tally.groups());
         pause();
+        if word == NOBODY {
+            return Some(0);
+        }
         let generation = self.shared.sets.read(word, &mut self.members)?;
         pause();
         // In this order: at the moment of the first load the word was there, and it meant what was
         // read from before until after that.
         let is_there = place.load(Acquire) == word;
-        let is_same =
-            word == NOBODY || self.shared.sets.generation(word).load(Acquire) == generation;
-        (is_there && is_same || word == NOBODY).then_some(generation)
+        let is_same = self.shared.sets.generation(word).load(Acquire) == generation;
+        (is_there && is_same).then_some(generation)
     }
 }
 

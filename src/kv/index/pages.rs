@@ -101,6 +101,13 @@ impl Head {
         (self.state.load(Relaxed) & 0xff) as usize
     }
 
+    /// The writer is about to write past the page's last block, where nobody looks but a reader to whom
+    /// the page is still longer: that one must see what it became since.
+    #[inline]
+    pub(super) fn prepare(&self) {
+        fence(Release);
+    }
+
     /// The writer is about to change which blocks the page has.
     #[inline]
     pub(super) fn open(&self) {

@@ -25,7 +25,7 @@ fn index_of(memory_bytes_max: u64) -> (Arc<Forest>, Arc<Index>) {
 
 /// Where each prompt parts from the first, and which root it has.
 const PROMPTS: [(usize, u64); 7] = [(99, 7), (5, 7), (16, 7), (21, 7), (5, 8), (20, 7), (0, 7)];
-const LENGTH: usize = 40;
+const LENGTH: usize = 72;
 
 fn local_at(prompt: usize, at: usize) -> Local {
     let (parts_at, _) = PROMPTS[prompt];
@@ -214,7 +214,7 @@ impl Both {
 
     fn check_lookups(&self) {
         for prompt in 0..PROMPTS.len() {
-            for blocks in [1, 13, 16, 17, 32, LENGTH] {
+            for blocks in [1, 13, 16, 17, 32, 64, LENGTH] {
                 let locals = &locals_of(prompt)[..blocks];
                 let mut expected = Vec::new();
                 for (_, model, worker) in &self.trees {

@@ -584,7 +584,7 @@ async fn what_a_decode_worker_does_not_understand_is_the_clients_to_know() {
 }
 
 #[tokio::test]
-async fn a_decode_process_killed_before_its_first_byte_costs_no_answer() {
+async fn a_decode_worker_that_dies_before_its_first_byte_costs_no_answer() {
     for connector in BOTH {
         for kind in 0..6 {
             let mut fleet = Fleet::start(connector, (1, 2), unnoticed).await;
@@ -668,7 +668,7 @@ async fn a_decode_process_killed_in_mid_stream_ends_its_streams_with_an_error() 
 }
 
 #[tokio::test]
-async fn a_whole_answer_whose_decode_process_dies_in_it_is_begun_again() {
+async fn a_whole_answer_whose_decode_worker_dies_in_it_is_begun_again() {
     for connector in BOTH {
         for kind in 0..3 {
             let mut fleet = Fleet::start(connector, (1, 2), unnoticed).await;

@@ -166,7 +166,7 @@ fn a_reader_overtaken_by_any_three_steps_reports_what_was_there() {
     const OTHER: usize = 6;
     let befores = [
         vec![store(0, P, 0..32), store(1, P, 0..16)],
-        vec![store(0, P, 0..32), store(1, P, 0..32)],
+        vec![store(0, P, 0..64), store(1, P, 0..64)],
         vec![store(0, P, 0..32), store(1, P, 0..24)],
         vec![store(0, P, 0..20), store(1, P, 0..16)],
         vec![
@@ -195,9 +195,10 @@ fn a_reader_overtaken_by_any_three_steps_reports_what_was_there() {
             }
             let meanwhile = chosen.map(|step| steps[step].clone());
             let mut at = 0;
-            while overtake(at, &both, before, &meanwhile, P, 32) {
+            while overtake(at, &both, before, &meanwhile, P, 64) {
                 at += 1;
             }
+            assert!(at > 3, "it was overtaken {at} times");
         }
     }
 }

@@ -297,7 +297,7 @@ impl Writer {
             if at == head.len() && at < room && placed < blocks.len() {
                 let from = placed;
                 let fits = (room - at).min(blocks.len() - placed);
-                head.open();
+                head.prepare();
                 while placed - from < fits {
                     if !known.has_aliases() {
                         let fits = fits - (placed - from);
@@ -346,6 +346,7 @@ impl Writer {
                     at += 1;
                     placed += 1;
                 }
+                head.open();
                 if at > 0 {
                     head.last.store(body.paths[at - 1].load(Relaxed), Relaxed);
                 }
