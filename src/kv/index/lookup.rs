@@ -79,19 +79,20 @@ impl Shared {
         let mut depth = 0;
         let (stretches, rest) = locals.as_chunks::<STRETCH>();
         for stretch in stretches {
-            let (first, last) = state.stretch(stretch);
+            let ends = state.stretch(stretch);
             let next = walk
-                .goes_on(at, first, last)
-                .or_else(|| walk.turns(at, state, stretch, depth));
+                .goes_on(at, ends)
+                .or_else(|| walk.turns(at, state, ends, stretch, depth));
             let Some(next) = next else {
                 return;
             };
             at = next;
-            state = last;
+            (_, state) = ends;
             depth += STRETCH as u32;
         }
         if !rest.is_empty() {
-            if walk.turns(at, state, rest, depth).is_none() {
+            let ends = state.stretch(rest);
+            if walk.turns(at, state, ends, rest, depth).is_none() {
                 return;
             }
             depth += rest.len() as u32;
@@ -129,7 +130,7 @@ impl<'a> Walk<'a> {
     /// The page after one, where the guess is right, it is just the stretch of these paths, and the same
     /// trees hold all of it as before: nearly every step of a long way.
     #[inline]
-    fn goes_on(&self, (head, far): At<'a>, first: Path, last: Path) -> Option<At<'a>> {
+    fn goes_on(&self, (head, far): At<'a>, (first, last): (Path, Path)) -> Option<At<'a>> {
         let pages = &self.shared.pages;
         if let Some((head, far)) = pages.ahead(far.load(Relaxed)) {
             prefetch(head);
@@ -146,10 +147,10 @@ impl<'a> Walk<'a> {
         &mut self,
         (head, _): At<'a>,
         before: Path,
+        (first, last): (Path, Path),
         stretch: &[Local],
         depth: u32,
     ) -> Option<At<'a>> {
-        let (first, last) = before.stretch(stretch);
         let next = self.shared.page_after(head, first);
         let next = next.or_else(|| self.shared.page_at(&self.shared.starts.load(), first));
         let Some((at, head)) = next else {

@@ -225,6 +225,19 @@ impl Writer {
         self.chunk(page).has_name(page, at, name.0)
     }
 
+    /// Asks for all that is read of a block, or written behind it, at once.
+    #[inline]
+    fn prefetch_block(&self, shared: &Shared, block: BlockId) {
+        let (page, at) = place_of(block);
+        let (head, body) = shared.pages.at(page);
+        let row = &self.chunk(page).rows[page as usize % CHUNK];
+        prefetch(head);
+        prefetch(&body.paths[at]);
+        prefetch(&body.held);
+        prefetch(&row.meta);
+        prefetch(&row.names[at]);
+    }
+
     /// The block that a tree knows by this name.
     #[inline]
     fn resolve(&self, shared: &Shared, known: &Known, slot: Slot, name: Name) -> Option<BlockId> {
@@ -233,12 +246,7 @@ impl Writer {
         }
         let block = self.names.find(name.0, |block| {
             let (page, at) = place_of(block);
-            // What will be read next, all at once.
-            let (head, body) = shared.pages.at(page);
-            prefetch(head);
-            prefetch(&body.held);
-            prefetch(&body.paths[at]);
-            prefetch(self.meta(page));
+            self.prefetch_block(shared, block);
             self.chunk(page).has_name(page, at, name.0)
         })?;
         self.knows_by_own_name(shared, known, slot, block)

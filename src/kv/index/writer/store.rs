@@ -26,7 +26,6 @@ use crate::kv::index::pages::NONE;
 use crate::kv::index::pages::PageId;
 use crate::kv::index::pages::block_id;
 use crate::kv::index::pages::place_of;
-use crate::kv::index::simd::prefetch;
 use crate::kv::radix::After;
 use crate::kv::radix::Copies;
 use crate::kv::radix::NewBlock;
@@ -91,7 +90,7 @@ impl Writer {
                 }
                 let guess = known.end(name);
                 if guess != NONE {
-                    self.prefetch_end(shared, guess);
+                    self.prefetch_block(shared, guess);
                 }
                 let block = self
                     .is_guess(shared, known, slot, guess, name)
@@ -146,19 +145,6 @@ impl Writer {
             known.set_end(last.name, end.block);
         }
         Ok(())
-    }
-
-    /// Asks for what a store after a block reads and writes, all at once.
-    #[inline]
-    fn prefetch_end(&self, shared: &Shared, block: BlockId) {
-        let (page, at) = place_of(block);
-        let (head, body) = shared.pages.at(page);
-        let row = &self.chunk(page).rows[page as usize % CHUNK];
-        prefetch(head);
-        prefetch(&body.paths[at]);
-        prefetch(&body.held);
-        prefetch(&row.meta);
-        prefetch(&row.names[at]);
     }
 
     /// The pages of the stretches up to one page's, as they were once: guesses.
