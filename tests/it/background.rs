@@ -35,6 +35,7 @@ use warmroute::store::redis::Redis;
 
 use crate::client;
 use crate::client::Answer;
+use crate::client::Open;
 use crate::cluster;
 use crate::cluster::Engine;
 use crate::cluster::Router;
@@ -160,6 +161,15 @@ fn path(response: &Value) -> String {
     format!("{PATH}/{}", response["id"].as_str().unwrap())
 }
 
+/// A stream that tells of its output already, what it told, and its response.
+async fn telling(router: &Router, tokens: usize) -> (Open, String, Value) {
+    let body = ask(tokens, json!({"stream": true})).to_string();
+    let mut live = client::open(router.api, "POST", PATH, &[], body).await;
+    let begun = live.until("output_text.delta").await;
+    let response = part(&begun, 0)[0].1["response"].clone();
+    (live, begun, response)
+}
+
 async fn get(router: &Router, response: &Value) -> Value {
     let answer = client::get(router.api, &path(response)).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -277,16 +287,13 @@ async fn what_is_not_stored_can_be_polled_and_is_nobodys_past() {
 async fn a_cancel_on_another_router_ends_the_engines_work_and_keeps_what_there_is() {
     let pair = Pair::new(unhurried()).await;
     for streams in [false, true] {
-        let body = ask(2_000, json!({"stream": streams}));
         let mut open = None;
         let response = if streams {
-            let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
-            let begun = live.until("output_text.delta").await;
-            let response = part(&begun, 0)[0].1["response"].clone();
+            let (live, begun, response) = telling(&pair.a, 2_000).await;
             open = Some((live, begun));
             response
         } else {
-            create(&pair.a, &body).await
+            create(&pair.a, &ask(2_000, json!({"stream": false}))).await
         };
         pair.runs(1).await;
         eventually("it has begun", async || {
@@ -376,10 +383,7 @@ async fn a_stream_goes_on_from_any_event_on_any_router_for_any_number_of_readers
 #[tokio::test]
 async fn no_stream_begins_after_a_number_that_no_event_can_have() {
     let pair = Pair::new(unhurried()).await;
-    let body = ask(2_000, json!({"stream": true}));
-    let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
-    let begun = live.until("output_text.delta").await;
-    let response = part(&begun, 0)[0].1["response"].clone();
+    let (_live, _, response) = telling(&pair.a, 2_000).await;
     for router in [&pair.a, &pair.b] {
         for after in [(1 << 53) + 1, u64::MAX] {
             let path = format!("{}?stream=true&starting_after={after}", path(&response));
@@ -402,10 +406,7 @@ fn record_name(redis: &Server) -> String {
 #[tokio::test]
 async fn a_stream_that_can_never_be_read_on_ends() {
     let pair = Pair::new(unhurried()).await;
-    let body = ask(2_000, json!({"stream": true}));
-    let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
-    let begun = live.until("output_text.delta").await;
-    let response = part(&begun, 0)[0].1["response"].clone();
+    let (_live, _, response) = telling(&pair.a, 2_000).await;
     let path = format!("{}?stream=true", path(&response));
     let mut reading = client::open(pair.b.api, "GET", &path, &[], String::new()).await;
     reading.until("output_text.delta").await;
@@ -487,9 +488,7 @@ async fn a_cancelled_response_is_told_elsewhere_with_what_there_was() {
         config.responses.background.poll_ms = 10;
     })
     .await;
-    let body = ask(2_000, json!({"stream": true}));
-    let mut first = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
-    let response = part(&first.until("output_text.delta").await, 0)[0].1["response"].clone();
+    let (_first, _, response) = telling(&pair.a, 2_000).await;
     let follow = format!("{}?stream=true", path(&response));
     let mut live = client::open(pair.b.api, "GET", &follow, &[], String::new()).await;
     let begun = live.until("output_text.delta").await;
@@ -568,11 +567,8 @@ async fn what_a_killed_router_ran_unseen_is_run_again() {
 #[tokio::test]
 async fn what_a_killed_router_was_telling_fails_with_what_was_told() {
     let pair = Pair::with_child(unhurried(), short_lease).await;
-    let body = ask(2_000, json!({"stream": true}));
-    let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
-    let begun = live.until("output_text.delta").await;
+    let (_live, begun, response) = telling(&pair.a, 2_000).await;
     let seen = part(&begun, 0);
-    let response = seen[0].1["response"].clone();
     pair.a.child.as_ref().unwrap().signal("KILL");
     let last = ended(&pair.b, &response).await;
     assert_eq!(
@@ -633,10 +629,7 @@ async fn a_router_that_stops_finishes_what_runs() {
 async fn an_owner_cut_off_from_the_store_stops_and_no_response_is_left_behind() {
     let pair = Pair::with(unhurried(), short_lease).await;
     let one = create(&pair.a, &ask(2_000, json!({}))).await;
-    let body = ask(2_000, json!({"stream": true}));
-    let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
-    let begun = live.until("output_text.delta").await;
-    let two = part(&begun, 0)[0].1["response"].clone();
+    let (mut live, begun, two) = telling(&pair.a, 2_000).await;
     pair.runs(2).await;
     pair.redis.pause();
     within(TAKE_OVER, "its work stops", async || {

@@ -57,14 +57,14 @@ fn unnoticed(config: &mut Config) {
     config.fleet.health.interval_ms = 600_000;
 }
 
-fn refuse(status: u16) -> Faults {
+pub(crate) fn refuse(status: u16) -> Faults {
     Faults {
         refuse: Some(status),
         ..Faults::default()
     }
 }
 
-fn hang() -> Faults {
+pub(crate) fn hang() -> Faults {
     Faults {
         hang: true,
         ..Faults::default()

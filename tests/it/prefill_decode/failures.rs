@@ -26,6 +26,8 @@ use crate::cluster::chat;
 use crate::cluster::eventually;
 use crate::cluster::fast;
 use crate::cluster::within;
+use crate::failures::hang;
+use crate::failures::refuse;
 
 /// Long enough for a fetch on a busy machine, and short enough to wait for its end.
 const LEASE: Duration = Duration::from_secs(10);
@@ -101,23 +103,9 @@ pub(super) fn said(answer: &str) -> String {
     }
 }
 
-pub(super) fn refuse(status: u16) -> Faults {
-    Faults {
-        refuse: Some(status),
-        ..Faults::default()
-    }
-}
-
-fn handoff(handoff: HandoffFaults) -> Faults {
+pub(super) fn handoff(handoff: HandoffFaults) -> Faults {
     Faults {
         handoff,
-        ..Faults::default()
-    }
-}
-
-pub(super) fn hang() -> Faults {
-    Faults {
-        hang: true,
         ..Faults::default()
     }
 }

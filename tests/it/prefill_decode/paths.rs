@@ -12,6 +12,7 @@ use warmroute::sim::worker::HandoffSettings;
 use warmroute::sim::worker::Role;
 use warmroute::sim::worker::Settings;
 
+use super::failures::handoff;
 use crate::client;
 use crate::client::Answer;
 use crate::cluster::Cluster;
@@ -305,13 +306,10 @@ async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends()
     })
     .await;
     cluster.engines[1]
-        .fault(Faults {
-            handoff: HandoffFaults {
-                transfer_hangs: true,
-                ..HandoffFaults::default()
-            },
-            ..Faults::default()
-        })
+        .fault(handoff(HandoffFaults {
+            transfer_hangs: true,
+            ..HandoffFaults::default()
+        }))
         .await;
     let pinned = async || {
         cluster
@@ -451,13 +449,10 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
 #[tokio::test]
 async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
     let cluster = pairs(2, NIXL, fast(), |_| {}).await;
-    let fails = Faults {
-        handoff: HandoffFaults {
-            no_params: true,
-            ..HandoffFaults::default()
-        },
-        ..Faults::default()
-    };
+    let fails = handoff(HandoffFaults {
+        no_params: true,
+        ..HandoffFaults::default()
+    });
     cluster.engines[0].fault(fails).await;
     let split_by = async |number: usize| {
         let body = json!({"model": "sim", "max_tokens": 2,
@@ -485,13 +480,10 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
             let cluster = one_pair(connector).await;
             let alone = Cluster::fast(1).await;
             cluster.engines[1]
-                .fault(Faults {
-                    handoff: HandoffFaults {
-                        transfer_fails_ms: Some(1),
-                        ..HandoffFaults::default()
-                    },
-                    ..Faults::default()
-                })
+                .fault(handoff(HandoffFaults {
+                    transfer_fails_ms: Some(1),
+                    ..HandoffFaults::default()
+                }))
                 .await;
             for (path, body) in generating(6, stream) {
                 let context = format!("{path}, stream {stream}");
@@ -532,13 +524,10 @@ async fn a_decode_leg_that_keeps_silent_is_cancelled_and_the_request_begun_again
     })
     .await;
     let alone = Cluster::fast(1).await;
-    let hangs = Faults {
-        handoff: HandoffFaults {
-            transfer_hangs: true,
-            ..HandoffFaults::default()
-        },
-        ..Faults::default()
-    };
+    let hangs = handoff(HandoffFaults {
+        transfer_hangs: true,
+        ..HandoffFaults::default()
+    });
     cluster.engines[1].fault(hangs).await;
     for (number, (path, body)) in generating(6, true).into_iter().enumerate() {
         let answer = decided(&cluster, path, &body).await;
@@ -598,13 +587,10 @@ async fn an_answer_that_is_not_there_in_time_is_late_and_no_failed_handoff() {
             config.relay.answer_timeout_ms = 1_000;
         })
         .await;
-        let hangs = Faults {
-            handoff: HandoffFaults {
-                transfer_hangs: true,
-                ..HandoffFaults::default()
-            },
-            ..Faults::default()
-        };
+        let hangs = handoff(HandoffFaults {
+            transfer_hangs: true,
+            ..HandoffFaults::default()
+        });
         cluster.engines[1].fault(hangs).await;
         let [(path, body), ..] = generating(6, false);
         let answer = cluster.post(path, body).await;

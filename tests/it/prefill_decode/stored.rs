@@ -8,11 +8,11 @@ use warmroute::sim::worker::Settings;
 
 use super::failures::BOTH;
 use super::failures::Fleet;
-use super::failures::hang;
-use super::failures::refuse;
 use super::failures::said;
 use super::failures::unnoticed;
 use crate::cluster::eventually;
+use crate::failures::hang;
+use crate::failures::refuse;
 
 const PATH: &str = "/v1/responses";
 
