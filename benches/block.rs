@@ -5,14 +5,8 @@
 use std::hint::black_box;
 use std::num::NonZeroU32;
 
-use criterion::Criterion;
-use criterion::Throughput;
-use criterion::criterion_group;
-use criterion::criterion_main;
-use warmroute::kv::block::Path;
-use warmroute::kv::block::STRETCH;
-use warmroute::kv::block::locals;
-use warmroute::kv::block::root;
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use warmroute::kv::block::{Path, STRETCH, locals, root};
 
 const TOKENS: u32 = 128 * 1024;
 

@@ -6,16 +6,10 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use criterion::Criterion;
-use criterion::criterion_group;
-use criterion::criterion_main;
+use criterion::{Criterion, criterion_group, criterion_main};
 use warmroute::ids::WorkerId;
-use warmroute::kv::block;
-use warmroute::kv::block::Local;
-use warmroute::kv::expected;
-use warmroute::kv::expected::Expected;
-use warmroute::kv::expected::Metrics;
-use warmroute::kv::expected::Settings;
+use warmroute::kv::block::{self, Local};
+use warmroute::kv::expected::{self, Expected, Metrics, Settings};
 use warmroute::observe::metrics::Registry;
 
 /// A system prompt of `system` blocks that all share, and blocks of one's own up to `blocks`.

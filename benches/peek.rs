@@ -4,14 +4,10 @@
 
 use std::hint::black_box;
 
-use criterion::Criterion;
-use criterion::Throughput;
-use criterion::criterion_group;
-use criterion::criterion_main;
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use serde_json::json;
 use warmroute::kv::block;
-use warmroute::prompt;
-use warmroute::prompt::Api;
+use warmroute::prompt::{self, Api};
 
 fn peek(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("peek");

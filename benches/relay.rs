@@ -5,19 +5,15 @@
 
 use std::net::SocketAddr;
 
-use criterion::Criterion;
-use criterion::criterion_group;
-use criterion::criterion_main;
-use http_body_util::BodyExt;
-use http_body_util::Full;
+use criterion::{Criterion, criterion_group, criterion_main};
+use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use serde_json::json;
 use tokio::net::TcpListener;
 use warmroute::app::App;
 use warmroute::config::Config;
 use warmroute::fleet::discovery::Listed;
-use warmroute::http::client::Pool;
-use warmroute::http::client::Settings;
+use warmroute::http::client::{Pool, Settings};
 use warmroute::http::drain::Tasks;
 use warmroute::sim::worker;
 

@@ -15,23 +15,15 @@ use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
 
-use criterion::BatchSize;
-use criterion::Criterion;
-use criterion::Throughput;
-use criterion::criterion_group;
-use criterion::criterion_main;
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use serde_json::Map;
 use warmroute::app::process;
 use warmroute::observe::metrics::Registry;
 use warmroute::prompt::Api;
-use warmroute::prompt::cache;
-use warmroute::prompt::cache::Cache;
-use warmroute::prompt::render::Options;
-use warmroute::prompt::render::Renderer;
-use warmroute::prompt::render::Templates;
+use warmroute::prompt::cache::{self, Cache};
+use warmroute::prompt::render::{Options, Renderer, Templates};
 use warmroute::prompt::template::Template;
-use warmroute::prompt::tokenizer;
-use warmroute::prompt::tokenizer::Tokenizer;
+use warmroute::prompt::tokenizer::{self, Tokenizer};
 use warmroute::prompt::vocabulary::Vocabulary;
 
 const WORDS: &[&str] = &[

@@ -9,28 +9,21 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use http_body_util::BodyExt;
-use http_body_util::Limited;
-use hyper::Method;
-use hyper::Request;
-use hyper::Response;
-use hyper::StatusCode;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper::header;
-use hyper::header::HeaderValue;
+use hyper::header::{self, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 use serde_json::json;
 
 use self::fleet::FleetMetrics;
 pub use self::kv::KvPages;
 pub use self::responses::ResponsesPage;
-use crate::http;
 use crate::http::drain::Tasks;
-use crate::observe;
 use crate::observe::metrics::Registry;
-use crate::prompt;
-use crate::prompt::Api;
+use crate::prompt::{self, Api};
 use crate::relay::Relay;
+use crate::{http, observe};
 
 /// What the page at `/` tells somebody who looks in.
 const PATHS: &str = "\

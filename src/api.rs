@@ -1,51 +1,33 @@
 //! The OpenAI surface: which paths there are, what a request must look like, how answers and errors
 //! are dressed. Never sees a worker.
 
-pub mod error;
 pub mod foretell;
 mod models;
 mod request_id;
-pub mod responses;
-mod splice;
-pub mod tenant;
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
-use hyper::Method;
-use hyper::Request;
-use hyper::Response;
-use hyper::body::Body as _;
-use hyper::body::Incoming;
-use hyper::header::ALLOW;
-use hyper::header::AUTHORIZATION;
-use hyper::header::HeaderValue;
+use hyper::body::{Body as _, Incoming};
+use hyper::header::{ALLOW, AUTHORIZATION, HeaderValue};
+use hyper::{Method, Request, Response};
 use prometheus::IntCounterVec;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tracing::debug;
 
-use self::error::ApiError;
-use self::responses::Call;
-use self::responses::Endpoint;
-use self::responses::Found;
-use self::responses::Mode;
-use self::responses::Responses;
-use self::tenant::Admitted;
-use self::tenant::Tenants;
-use crate::http;
 use crate::http::client::origin_form;
 use crate::ids::RequestId;
-use crate::observe;
 use crate::observe::metrics::Registry;
-use crate::prompt;
-use crate::prompt::Api;
-use crate::relay;
-use crate::relay::Relay;
+use crate::openai::error::ApiError;
+use crate::openai::splice;
+use crate::openai::tenant::{self, Admitted, Tenants};
+use crate::prompt::{self, Api};
+use crate::relay::{self, Relay};
+use crate::responses::{self, Call, Endpoint, Found, Mode, Responses};
+use crate::{http, observe};
 
 /// Limits of requests, beyond those of connections.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -16,25 +16,21 @@ pub mod metrics;
 pub mod service;
 mod settings;
 
-use std::io;
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tracing::info;
-use tracing::warn;
+use tracing::{info, warn};
 
 pub use self::settings::Settings;
-use crate::http::carriers::Carriers;
-use crate::http::drain::Tasks;
-use crate::http::drain::stop_signal;
+use crate::http::drain::{Tasks, stop_signal};
+use crate::http::io_threads::Carriers;
 use crate::http::server;
 use crate::kv::source::Source;
 use crate::kv::stream;
-use crate::kv::zmq;
-use crate::kv::zmq::Zmq;
+use crate::kv::zmq::{self, Zmq};
 use crate::observe::metrics::Registry;
 
 /// For calls to be told that they end.

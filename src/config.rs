@@ -7,42 +7,20 @@ mod tokenizer;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use self::check::NoConnector;
-use self::document::Document;
-use self::document::Outside;
-use self::document::Problems;
-pub use self::tokenizer::From;
-pub use self::tokenizer::Loaded;
-pub use self::tokenizer::Tokenizer;
-use crate::api;
-use crate::api::responses;
-use crate::api::tenant;
-use crate::fleet::Member;
-use crate::fleet::Role;
-use crate::fleet::breaker;
+use self::document::{Document, Outside, Problems};
+pub use self::tokenizer::{From, Loaded, Tokenizer};
 use crate::fleet::discovery::Listed;
-use crate::fleet::events;
-use crate::fleet::health;
-use crate::http::client;
-use crate::http::server;
-use crate::kv::expected;
-use crate::kv::forest;
-use crate::kv::grpc;
-use crate::kv::parity;
-use crate::kv::predicted;
-use crate::kv::stream;
-use crate::kv::zmq;
-use crate::observe;
-use crate::relay;
-use crate::relay::ModelSettings;
-use crate::relay::PerModel;
-use crate::routing;
-use crate::routing::Policy;
-use crate::routing::TierCredit;
+use crate::fleet::{Member, Role, breaker, events, health};
+use crate::http::{client, server};
+use crate::kv::{expected, forest, grpc, parity, predicted, stream, zmq};
+use crate::openai::tenant;
+use crate::relay::{self, ModelSettings, PerModel};
+use crate::routing::{self, Policy, TierCredit};
 use crate::secret::Secret;
+use crate::{api, observe, responses};
 
 /// The whole configuration, as `config.yaml` documents it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

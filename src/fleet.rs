@@ -12,31 +12,25 @@ pub mod load;
 pub mod probe;
 pub mod registry;
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use arc_swap::ArcSwapOption;
 use hyper::header::HeaderValue;
 use rustc_hash::FxHashMap;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use self::breaker::SharedBreaker;
-use self::events::Endpoint;
-use self::events::Events;
-use self::handoff::Peer;
-use self::handoff::Shape;
+use self::events::{Endpoint, Events};
+use self::handoff::{Peer, Shape};
 use self::health::Health;
 use self::load::Load;
 use crate::http::client;
-use crate::ids::Model;
-use crate::ids::WorkerId;
+use crate::ids::{Model, WorkerId};
 
 /// What a worker does of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,16 +1,15 @@
 //! Transport: bodies, listeners, connections. Knows nothing of models, workers or routing.
 
-pub mod carriers;
 pub mod client;
 pub mod drain;
 pub mod grpc;
+pub mod io_threads;
 pub mod server;
 pub mod sse;
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
-use http_body_util::Full;
 use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
 
 /// Why a body broke off. Opaque: nobody downstream acts on the difference.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;

@@ -4,8 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use sha2::Digest;
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 
 /// One worker for as long as the fleet lists it. A worker that leaves and comes back gets a new
 /// number, so nothing learnt of the old process can be taken for the new one's.

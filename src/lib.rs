@@ -6,19 +6,23 @@ pub mod secret;
 
 pub mod http;
 
-pub mod carrier;
 pub mod fleet;
 pub mod kv;
 pub mod prompt;
+pub mod state_token;
 pub mod store;
 
 pub mod routing;
 
 pub mod relay;
 
+pub mod openai;
+
 pub mod admin;
-pub mod api;
 pub mod bridge;
+pub mod responses;
+
+pub mod api;
 
 pub mod config;
 

@@ -1,23 +1,16 @@
 //! The command line: arguments -> a router, a check, a demo, a replay, one pretend engine, or a tap.
 
-use std::io;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
-use clap::Subcommand;
+use clap::{Parser, Subcommand};
 use tokio::runtime;
-use warmroute::app::App;
-use warmroute::app::check;
-use warmroute::app::process;
-use warmroute::bridge;
-use warmroute::config::Config;
-use warmroute::config::document;
+use warmroute::app::{App, check, process};
+use warmroute::config::{Config, document};
 use warmroute::http::drain::stop_signal;
 use warmroute::kv::zmq;
-use warmroute::observe;
-use warmroute::sim;
+use warmroute::{bridge, observe, sim};
 
 /// Codes of sysexits.h, which service managers know.
 const USAGE: u8 = 64;

@@ -3,9 +3,7 @@
 pub mod metrics;
 
 use std::io::IsTerminal;
-use std::time::Instant;
-use std::time::SystemTime;
-use std::time::UNIX_EPOCH;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 

@@ -16,11 +16,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de;
-use serde::de::DeserializeSeed;
-use serde::de::IgnoredAny;
-use serde::de::MapAccess;
-use serde::de::Visitor;
+use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use self::blocks::Cutter;

@@ -30,27 +30,19 @@ pub mod view;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hyper::HeaderMap;
-use hyper::Uri;
 use hyper::header::HeaderName;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use serde::Deserialize;
-use serde::Serialize;
+use hyper::{HeaderMap, Uri};
+use prometheus::{IntCounter, IntCounterVec};
+use serde::{Deserialize, Serialize};
 
 use self::budget::RetryBudget;
-pub use self::explain::Explanation;
-pub use self::explain::Score;
-pub use self::held::Caches;
-pub use self::held::KnownBy;
-pub use self::model::KeySource;
-pub use self::model::ModelSettings;
+pub use self::explain::{Explanation, Score};
+pub use self::held::{Caches, KnownBy};
 use self::model::Models;
-pub use self::model::PerModel;
+pub use self::model::{KeySource, ModelSettings, PerModel};
 use self::prefill_decode::PrefillDecode;
 use self::tokens::Tokens;
 use crate::fleet::registry::Registry;

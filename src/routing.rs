@@ -8,11 +8,9 @@ pub mod pair;
 pub mod policy;
 pub mod sticky;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-pub use self::policy::Policy;
-pub use self::policy::decide;
+pub use self::policy::{Policy, decide};
 
 /// How a model's requests are spread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -31,49 +31,24 @@ pub mod record;
 pub mod redis;
 mod settings;
 
-use std::fmt;
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use bytes::Bytes;
 use serde::Serialize;
 
-pub use self::cancel::Cursor;
-pub use self::cancel::Notice;
-pub use self::conversation::Claim;
-pub use self::conversation::Item;
-pub use self::conversation::Items;
-pub use self::conversation::Lock;
-pub use self::conversation::NewConversation;
-pub use self::conversation::One;
-pub use self::conversation::Page;
-pub use self::conversation::Put;
-pub use self::log::Batch;
-pub use self::log::Events;
-pub use self::record::Adoption;
-pub use self::record::Amend;
-pub use self::record::Cancel;
-pub use self::record::Cancelled;
-pub use self::record::Cas;
-pub use self::record::Deleted;
-pub use self::record::Fence;
-pub use self::record::Final;
-pub use self::record::Hint;
-pub use self::record::NewRecord;
-pub use self::record::Owner;
-pub use self::record::Past;
-pub use self::record::Record;
-pub use self::record::Status;
-pub use self::record::Token;
-pub use self::settings::Keep;
-pub use self::settings::Kind;
-pub use self::settings::Settings;
-use crate::ids::ConversationId;
-use crate::ids::ResponseId;
-use crate::ids::Tenant;
+pub use self::cancel::{Cursor, Notice};
+pub use self::conversation::{Claim, Item, Items, Lock, NewConversation, One, Page, Put};
+pub use self::log::{Batch, Events};
+pub use self::record::{
+    Adoption, Amend, Cancel, Cancelled, Cas, Deleted, Fence, Final, Hint, NewRecord, Owner, Past,
+    Record, Status, Token,
+};
+pub use self::settings::{Keep, Kind, Settings};
+use crate::ids::{ConversationId, ResponseId, Tenant};
 use crate::observe::metrics::Registry;
 
 /// A response, as its tenant may ask for it.

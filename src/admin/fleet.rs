@@ -8,10 +8,8 @@ use prometheus::IntGaugeVec;
 use serde::Serialize;
 
 use super::pairs::PairsRow;
-use crate::fleet::Role;
-use crate::fleet::Worker;
-use crate::fleet::breaker;
 use crate::fleet::health::Health;
+use crate::fleet::{Role, Worker, breaker};
 use crate::observe::metrics::Registry;
 use crate::relay::Relay;
 

@@ -6,16 +6,12 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::ids::WorkerId;
-use crate::kv::event::Name;
-use crate::kv::event::Tier;
-use crate::kv::forest::Forest;
-use crate::kv::forest::Key;
+use crate::kv::event::{Name, Tier};
+use crate::kv::forest::{Forest, Key};
 use crate::kv::index::Index;
-use crate::kv::parity;
-use crate::kv::parity::Parity;
+use crate::kv::parity::{self, Parity};
 use crate::kv::radix::Listed;
-use crate::kv::subscriber::Board;
-use crate::kv::subscriber::Status;
+use crate::kv::subscriber::{Board, Status};
 
 /// Where the pages read.
 #[derive(Debug)]

@@ -10,8 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::prompt::Api;
-use crate::store;
-use crate::store::ResponseStore;
+use crate::store::{self, ResponseStore};
 
 /// What the API counts of responses, when it is asked.
 type Counts = Box<dyn Fn() -> Value + Send + Sync>;

@@ -5,13 +5,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
-use super::responses::Mode;
-use super::responses::Responses;
-use super::splice;
-use super::tenant::Listed;
-use super::tenant::Salt;
 use crate::ids::Tenant;
+use crate::openai::splice;
+use crate::openai::tenant::{Listed, Salt};
 use crate::prompt::Api;
+use crate::responses::{Mode, Responses};
 
 /// Foretells for anybody, whose key it does not ask for.
 #[derive(Debug)]

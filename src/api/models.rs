@@ -1,12 +1,11 @@
 //! `/v1/models`, merged over the fleet. Each entry is one worker's own, byte for byte.
 
 use hyper::Response;
-use hyper::header;
-use hyper::header::HeaderValue;
+use hyper::header::{self, HeaderValue};
 
-use super::error::ApiError;
 use crate::fleet::Snapshot;
 use crate::http;
+use crate::openai::error::ApiError;
 
 pub(super) fn list(fleet: &Snapshot) -> Response<http::Body> {
     let cards: Vec<&str> = fleet

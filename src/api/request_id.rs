@@ -1,11 +1,10 @@
 //! The client's `x-request-id`: taken if it is harmless, and given back.
 
 use hyper::HeaderMap;
-use hyper::header::HeaderName;
-use hyper::header::HeaderValue;
+use hyper::header::{HeaderName, HeaderValue};
 
-use super::error::ApiError;
 use crate::ids::RequestId;
+use crate::openai::error::ApiError;
 
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer than any scheme in use; what is longer is an accident or an attack on somebody's logs.

@@ -1,8 +1,7 @@
 //! `check --live`: asks every worker how it is, and tries handing over between them.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::io::Write;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,17 +9,12 @@ use tokio::task::JoinSet;
 
 use super::discoveries::Discoveries;
 use crate::config::Config;
-use crate::fleet::Role;
-use crate::fleet::Snapshot;
-use crate::fleet::Status;
-use crate::fleet::Worker;
 use crate::fleet::discovery::Discovery;
-use crate::fleet::handoff::Connector;
-use crate::fleet::handoff::mismatch;
 use crate::fleet::handoff::pairs::Pairs;
+use crate::fleet::handoff::{Connector, mismatch};
 use crate::fleet::health::Health;
-use crate::fleet::probe;
 use crate::fleet::registry::Registry;
+use crate::fleet::{Role, Snapshot, Status, Worker, probe};
 use crate::ids::WorkerId;
 use crate::relay::trial;
 

@@ -3,14 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config;
-use crate::config::Config;
-use crate::fleet::Member;
-use crate::fleet::Role;
-use crate::fleet::discovery::bearer;
+use crate::config::{self, Config};
 use crate::fleet::discovery::dns::Dns;
 use crate::fleet::discovery::file::File;
-use crate::fleet::discovery::shared;
+use crate::fleet::discovery::{bearer, shared};
+use crate::fleet::{Member, Role};
 
 /// The workers that the configuration lists itself, and who lists others.
 pub(super) struct Discoveries {

@@ -1,34 +1,25 @@
 //! Joins fleet and cache knowledge: whose events are followed, from where, and for how long.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tracing::warn;
 
 use crate::config::Events;
-use crate::fleet::Snapshot;
-use crate::fleet::Worker;
 use crate::fleet::events::Endpoint;
 use crate::fleet::load::Reported;
-use crate::fleet::load::ranks::Rank;
-use crate::fleet::load::ranks::Ranks;
+use crate::fleet::load::ranks::{Rank, Ranks};
 use crate::fleet::registry::Registry;
+use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
 use crate::http::drain::keyed::Keyed;
-use crate::ids::Model;
-use crate::ids::WorkerId;
+use crate::ids::{Model, WorkerId};
 use crate::kv::event;
-use crate::kv::grpc;
-use crate::kv::grpc::Grpc;
-use crate::kv::subscriber;
-use crate::kv::subscriber::Shared;
-use crate::kv::subscriber::Subject;
-use crate::kv::zmq;
-use crate::kv::zmq::Zmq;
+use crate::kv::grpc::{self, Grpc};
+use crate::kv::subscriber::{self, Shared, Subject};
+use crate::kv::zmq::{self, Zmq};
 use crate::observe;
 
 /// One subscriber. When any of this changes, it starts over with an empty tree.
@@ -197,13 +188,9 @@ mod tests {
 
     use super::*;
     use crate::fleet::events;
-    use crate::fleet::registry::tests::facts;
-    use crate::fleet::registry::tests::member;
-    use crate::fleet::registry::tests::registry;
-    use crate::kv::forest;
-    use crate::kv::forest::Forest;
-    use crate::kv::grpc::tests::Servicer;
-    use crate::kv::grpc::tests::load_of;
+    use crate::fleet::registry::tests::{facts, member, registry};
+    use crate::kv::forest::{self, Forest};
+    use crate::kv::grpc::tests::{Servicer, load_of};
     use crate::kv::stream;
     use crate::kv::subscriber::Board;
     use crate::observe::metrics;

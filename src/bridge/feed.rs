@@ -7,20 +7,14 @@
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tonic::Status;
 
-use super::life::Joining;
-use super::life::Life;
-use super::life::Limits;
-use super::life::Listing;
-use super::life::Start;
+use super::life::{Joining, Life, Limits, Listing, Start};
 use super::metrics::Metrics;
 use crate::kv::event::Batch;
 

@@ -5,25 +5,14 @@
 //! is missing, a new life begins, in which nobody can go on from the old one.
 
 use std::sync::Arc;
-use std::time::SystemTime;
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use tracing::debug;
-use tracing::error;
-use tracing::info;
-use tracing::warn;
+use tracing::{debug, error, info, warn};
 
 use super::feed::Feed;
-use crate::kv::event::Batch;
-use crate::kv::event::Event;
-use crate::kv::source::Frame;
-use crate::kv::source::Said;
-use crate::kv::source::Source;
-use crate::kv::stream;
-use crate::kv::stream::State;
-use crate::kv::stream::Step;
-use crate::kv::stream::Steps;
-use crate::kv::stream::Stream;
+use crate::kv::event::{Batch, Event};
+use crate::kv::source::{Frame, Said, Source};
+use crate::kv::stream::{self, State, Step, Steps, Stream};
 use crate::observe;
 
 /// Inputs in a row after which others on the thread have their turn, and time is looked at, though more
@@ -240,9 +229,9 @@ mod tests {
     use std::sync::atomic::AtomicU64;
     use std::sync::atomic::Ordering::Relaxed;
 
-    use super::super::life::Limits;
-    use super::super::metrics::Metrics;
     use super::*;
+    use crate::bridge::life::Limits;
+    use crate::bridge::metrics::Metrics;
     use crate::observe::metrics::Registry;
 
     /// Always has something to say, and never an answer.

@@ -6,19 +6,13 @@
 
 mod list;
 
-use std::collections::HashMap;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
 use self::list::List;
-use crate::kv::event::Event;
-use crate::kv::event::ExtraKey;
-use crate::kv::event::Medium;
-use crate::kv::event::Name;
-use crate::kv::event::Place;
-use crate::kv::event::Stored;
+use crate::kv::event::{Event, ExtraKey, Medium, Name, Place, Stored};
 
 /// A block beside its tokens, with its share of the tables.
 const BLOCK_BYTES: usize = 160;

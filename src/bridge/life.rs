@@ -6,8 +6,7 @@
 //! alone, even one that does not know of epochs.
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 
@@ -15,8 +14,7 @@ use super::held::Held;
 use super::history::History;
 use crate::http::grpc::frame;
 use crate::kv::event::Batch;
-use crate::kv::protobuf::Untranslatable;
-use crate::kv::protobuf::encode_batch;
+use crate::kv::protobuf::{Untranslatable, encode_batch};
 use crate::kv::source::Chunk;
 
 /// Bytes of events in one part of a snapshot: readers commonly refuse messages above 4 MiB.

@@ -1,8 +1,6 @@
 //! What the bridge counts.
 
-use prometheus::IntCounter;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
+use prometheus::{IntCounter, IntGauge, IntGaugeVec};
 
 use crate::observe::metrics::Registry;
 

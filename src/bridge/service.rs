@@ -3,39 +3,26 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream;
-use hyper::Method;
-use hyper::Request;
-use hyper::Response;
-use hyper::StatusCode;
 use hyper::body::Incoming;
-use hyper::header;
-use hyper::header::HeaderValue;
+use hyper::header::{self, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
 use prost::Message;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Interval;
 use tonic::Status;
 use tracing::info;
 
-use super::feed::Feed;
-use super::feed::Joined;
-use super::feed::Place;
+use super::feed::{Feed, Joined, Place};
 use super::metrics::Metrics;
-use crate::http::Body;
 use crate::http::drain::Tasks;
-use crate::http::full;
-use crate::http::grpc;
-use crate::kv::grpc::EPOCH_METADATA;
-use crate::kv::grpc::LAST_METADATA;
-use crate::kv::grpc::RANK_METADATA;
-use crate::kv::protobuf;
-use crate::kv::protobuf::Service;
+use crate::http::{Body, full, grpc};
+use crate::kv::grpc::{EPOCH_METADATA, LAST_METADATA, RANK_METADATA};
+use crate::kv::protobuf::{self, Service};
 use crate::observe::metrics::Registry;
 
 /// A question is a number, or a service's name.

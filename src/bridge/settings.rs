@@ -2,8 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::kv::zmq::Endpoint;
-use crate::kv::zmq::Target;
+use crate::kv::zmq::{Endpoint, Target};
 
 /// Serve one engine's cache events over gRPC, to any number of routers.
 ///
@@ -114,8 +113,7 @@ fn endpoint(text: &str) -> Result<Endpoint, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Args;
-    use clap::FromArgMatches;
+    use clap::{Args, FromArgMatches};
 
     use super::*;
 

@@ -1,36 +1,23 @@
 //! The bridge and our own source over real sockets, with an engine that does as it is told.
 
-use std::collections::BTreeMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
-use clap::FromArgMatches;
+use clap::{Args, FromArgMatches};
 use hyper::Request;
-use hyper_util::rt::TokioExecutor;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use super::*;
 use crate::http::full;
-use crate::kv::event::Batch;
-use crate::kv::event::Event;
-use crate::kv::event::Name;
-use crate::kv::event::Removed;
-use crate::kv::event::Stored;
-use crate::kv::grpc;
-use crate::kv::grpc::Grpc;
-use crate::kv::grpc::Servicer;
-use crate::kv::source::Frame;
-use crate::kv::source::Said;
-use crate::kv::source::Undecodable;
-use crate::kv::stream::Step;
-use crate::kv::stream::Stream;
+use crate::kv::event::{Batch, Event, Name, Removed, Stored};
+use crate::kv::grpc::{self, Grpc, Servicer};
+use crate::kv::source::{Frame, Said, Undecodable};
+use crate::kv::stream::{Step, Stream};
 use crate::observe;
 
 /// An engine, and its end of a source.

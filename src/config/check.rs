@@ -4,21 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 
-use super::Config;
-use super::Dns;
-use super::Events;
-use super::Fleet;
-use super::document::Document;
-use super::document::Problems;
-use super::tokenizer;
-use crate::api::responses::Mode;
-use crate::api::tenant;
+use super::document::{Document, Problems};
+use super::{Config, Dns, Events, Fleet, tokenizer};
 use crate::fleet::Role;
 use crate::fleet::discovery::bearer;
-use crate::observe;
+use crate::openai::tenant;
 use crate::relay::KeySource;
+use crate::responses::Mode;
 use crate::routing::TierCredit;
-use crate::store;
+use crate::{observe, store};
 
 pub(super) fn check(mut document: Document<'_>) -> Result<Config, Problems> {
     let config: Option<Config> = document.read();

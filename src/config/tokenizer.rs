@@ -6,17 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use serde::Deserialize;
-use serde::Serialize;
-use serde_json::Map;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use tracing::warn;
 
-use super::Config;
-use super::ModelOverride;
 use super::document::Document;
-use crate::prompt::folder;
-use crate::prompt::folder::Folder;
+use super::{Config, ModelOverride};
+use crate::prompt::folder::{self, Folder};
 use crate::prompt::render::Options;
 use crate::prompt::template::ContentFormat;
 use crate::relay::tokens::Source;

@@ -10,14 +10,11 @@ use std::sync::Arc;
 
 use hyper::Uri;
 use hyper::header::HeaderValue;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use super::Member;
-use super::Role;
-use super::events;
 use super::registry::Registry;
+use super::{Member, Role, events};
 use crate::secret::Secret;
 
 /// Tells who belongs to the fleet, again and again.

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Ranks that one worker may have; vLLM's own fleets stay far below.
 const RANKS_MAX: u32 = 64;

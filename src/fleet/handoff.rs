@@ -8,11 +8,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::Status;
-use super::Worker;
+use super::{Status, Worker};
 
 /// How engines bring blocks from one to the other. Each is an arm here and a file under `relay/handoff`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How often workers are asked, and how many answers it takes to believe them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

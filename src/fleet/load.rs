@@ -4,10 +4,8 @@
 pub mod ranks;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
 use std::time::Instant;
 
 use parking_lot::Mutex;

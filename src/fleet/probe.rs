@@ -10,27 +10,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tracing::debug;
-use tracing::info;
-use tracing::warn;
+use tracing::{debug, info, warn};
 
-use super::Facts;
-use super::Role;
-use super::Worker;
-use super::events;
-use super::events::Endpoint;
-use super::events::Events;
-use super::handoff;
-use super::handoff::Peer;
-use super::health;
-use super::health::Health;
+use super::events::{self, Endpoint, Events};
+use super::handoff::{self, Peer};
+use super::health::{self, Health};
 use super::load::Reported;
 use super::registry::Registry;
+use super::{Facts, Role, Worker};
 use crate::http::client;
 use crate::http::drain::Tasks;
 use crate::http::drain::keyed::Keyed;
-use crate::ids::Model;
-use crate::ids::WorkerId;
+use crate::ids::{Model, WorkerId};
 use crate::observe;
 
 /// Answers to a probe are small; `/metrics` of an engine with many models is the longest.

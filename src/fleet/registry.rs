@@ -1,33 +1,20 @@
 //! Membership, health and facts -> a new immutable [`Snapshot`], swapped in on every change.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
-use std::collections::btree_map;
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use arc_swap::ArcSwap;
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
-use tracing::info;
-use tracing::warn;
+use tracing::{info, warn};
 
-use super::Facts;
-use super::Group;
-use super::Member;
-use super::Role;
-use super::Snapshot;
-use super::Status;
-use super::Worker;
-use super::breaker;
-use super::breaker::SharedBreaker;
-use super::handoff::Peer;
-use super::handoff::Shape;
+use super::breaker::{self, SharedBreaker};
+use super::handoff::{Peer, Shape};
 use super::health::Health;
 use super::load::Load;
+use super::{Facts, Group, Member, Role, Snapshot, Status, Worker};
 use crate::http::client;
 use crate::ids::WorkerId;
 

@@ -4,38 +4,26 @@
 //! between threads for every frame, and dropping an answer half-way closes the socket in the same
 //! instant, which is what stops the engine's work.
 
-use std::fmt;
-use std::future::Future;
-use std::future::poll_fn;
-use std::io;
-use std::pin::Pin;
-use std::pin::pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Waker;
-use std::time::Duration;
-use std::time::Instant;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use bytes::Bytes;
-use http_body::Body as _;
-use http_body::Frame;
-use http_body::SizeHint;
-use http_body_util::BodyExt;
-use http_body_util::Full;
-use hyper::Request;
-use hyper::Response;
-use hyper::Uri;
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
+use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 
 use super::BodyError;
-use super::carriers;
+use crate::http::io_threads;
 use crate::observe;
 
 /// Limits of the connections to one worker.
@@ -224,7 +212,7 @@ impl Pool {
     }
 
     fn shard(&self) -> &Mutex<Vec<Idle>> {
-        &self.idle[carriers::index() % SHARDS]
+        &self.idle[io_threads::index() % SHARDS]
     }
 
     fn is_old(&self, idle: &Idle, now: Instant) -> bool {

@@ -5,15 +5,12 @@ pub mod keyed;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::signal::unix::SignalKind;
-use tokio::signal::unix::signal;
-use tokio_util::sync::CancellationToken;
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TrackedFuture;
 

@@ -3,27 +3,18 @@
 //! send the same framed ones without a copy.
 
 use std::pin::Pin;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
-use bytes::BufMut;
-use bytes::Bytes;
-use bytes::BytesMut;
+use bytes::{BufMut, Bytes, BytesMut};
 use futures_core::Stream;
 use http_body::Frame;
-use http_body_util::BodyExt;
-use http_body_util::Limited;
-use hyper::HeaderMap;
-use hyper::Request;
-use hyper::Response;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper::header;
-use hyper::header::HeaderValue;
-use tonic::Code;
-use tonic::Status;
+use hyper::header::{self, HeaderValue};
+use hyper::{HeaderMap, Request, Response};
+use tonic::{Code, Status};
 
-use super::Body;
-use super::BodyError;
+use super::{Body, BodyError};
 
 /// No compression flag, and the length.
 const HEAD_BYTES: usize = 5;

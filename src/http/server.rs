@@ -4,42 +4,29 @@
 mod activity;
 
 use std::convert::Infallible;
-use std::future::Future;
-use std::future::poll_fn;
-use std::pin::Pin;
-use std::pin::pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::Frame;
-use http_body::SizeHint;
-use hyper::Request;
-use hyper::Response;
+use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
+use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use serde::Deserialize;
-use serde::Serialize;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
+use prometheus::{IntCounter, IntCounterVec, IntGauge};
+use serde::{Deserialize, Serialize};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tracing::debug;
-use tracing::warn;
+use tracing::{debug, warn};
 
-use self::activity::Activity;
-use self::activity::Verdict;
-use self::activity::Watched;
-use super::Body;
-use super::BodyError;
-use super::carriers::Carriers;
+use self::activity::{Activity, Verdict, Watched};
 use super::drain::Tasks;
+use super::{Body, BodyError};
+use crate::http::io_threads::Carriers;
 use crate::observe;
 use crate::observe::metrics::Registry;
 

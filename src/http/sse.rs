@@ -3,8 +3,7 @@
 //! `Aligner` lets bytes pass in whole events, so that a stream which breaks off can still be ended
 //! cleanly; `Decoder` reads events out of bytes however they were cut.
 
-use bytes::Bytes;
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 
 /// Passes bytes on, unchanged and in order, up to the last complete event, and holds the rest back.
 ///

@@ -8,19 +8,11 @@ mod extra;
 
 use std::num::NonZeroU32;
 
-use rustc_hash::FxHashMap;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::block;
-use super::event::Event;
-use super::event::Medium;
-use super::event::Name;
-use super::event::Place;
-use super::event::Removed;
-use super::event::Stored;
-use super::event::Tier;
-use super::radix::After;
-use super::radix::NewBlock;
+use super::event::{Event, Medium, Name, Place, Removed, Stored, Tier};
+use super::radix::{After, NewBlock};
 
 /// More groups, or unknown media, than any engine has: past it, what is new is not learnt.
 const LEARNT_MAX: usize = 64;

@@ -8,8 +8,7 @@ use std::num::NonZeroU32;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::ids::Block;
-use crate::ids::BlockHash;
+use crate::ids::{Block, BlockHash};
 
 /// Where chains of one adapter and salt begin. Blocks of different roots share nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

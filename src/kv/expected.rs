@@ -11,25 +11,17 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use dashmap::DashMap;
-use dashmap::Entry;
-use prometheus::IntCounter;
-use prometheus::IntGauge;
+use dashmap::{DashMap, Entry};
+use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxBuildHasher;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::Holder;
-use super::Overlap;
-use super::block::Local;
-use super::block::Path;
-use super::block::Root;
-use crate::ids::BlockHash;
-use crate::ids::WorkerId;
+use super::block::{Local, Path, Root};
+use super::{Holder, Overlap};
+use crate::ids::{BlockHash, WorkerId};
 use crate::observe::metrics::Registry;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,26 +1,22 @@
 //! The indexes, one for each model and block size, under one bound on their memory.
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::sync::Weak;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use prometheus::IntCounter;
-use prometheus::IntGauge;
+use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxHashMap;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use tracing::warn;
 
 use super::index::Index;
 use super::index::budget::Budget;
 use super::radix::Listed;
-use crate::ids::Model;
-use crate::ids::WorkerId;
+use crate::ids::{Model, WorkerId};
 use crate::observe::metrics::Registry;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -16,35 +16,22 @@ mod up;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::Future;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::Sleep;
-use tonic::Code;
-use tonic::Status;
+use tonic::{Code, Status};
 
-use self::link::Call;
-use self::link::Link;
-use self::link::Target;
-use self::link::is_history_gone;
+use self::link::{Call, Link, Target, is_history_gone};
 pub use self::metrics::Metrics;
-use self::up::Heard;
-use self::up::Up;
-use self::up::explain;
+use self::up::{Heard, Up, explain};
 use super::event::Load;
-use super::protobuf;
-use super::protobuf::Message;
-use super::protobuf::Service;
-use super::source::Frame;
-use super::source::Said;
-use super::source::Source;
+use super::protobuf::{self, Message, Service};
+use super::source::{Frame, Said, Source};
 
 /// In the answer's head: names the engine's process. Only our own bridge sends it.
 pub const EPOCH_METADATA: &str = "x-warmroute-epoch";

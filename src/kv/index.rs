@@ -16,33 +16,22 @@ mod simd;
 mod table;
 mod writer;
 
-use std::sync::Arc;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tracing::warn;
 
-use self::budget::Account;
-use self::budget::Budget;
+use self::budget::{Account, Budget};
 use self::holders::Sets;
-use self::pages::CHUNK;
-use self::pages::Pages;
+use self::pages::{CHUNK, Pages};
 use self::roster::Roster;
 use self::table::Table;
 use self::writer::Writer;
-use super::block::Local;
-use super::block::Root;
-use super::event::Name;
-use super::event::Tier;
-use super::forest::Forest;
-use super::forest::Metrics;
-use super::radix::After;
-use super::radix::Copies;
-use super::radix::Listed;
-use super::radix::NewBlock;
-use super::radix::Tree;
-use super::radix::UnknownParent;
+use super::block::{Local, Root};
+use super::event::{Name, Tier};
+use super::forest::{Forest, Metrics};
+use super::radix::{After, Copies, Listed, NewBlock, Tree, UnknownParent};
 use crate::ids::WorkerId;
 
 /// How many of a prompt's first blocks one rank of a worker holds.

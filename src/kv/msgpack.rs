@@ -7,16 +7,8 @@
 pub mod encode;
 mod read;
 
-use self::read::Cursor;
-use self::read::Read;
-use super::event::Batch;
-use super::event::Event;
-use super::event::ExtraKey;
-use super::event::Medium;
-use super::event::Name;
-use super::event::Place;
-use super::event::Removed;
-use super::event::Stored;
+use self::read::{Cursor, Read};
+use super::event::{Batch, Event, ExtraKey, Medium, Name, Place, Removed, Stored};
 use super::source::Undecodable;
 
 /// Far above what a scheduler step can do: each takes some 300 bytes here.

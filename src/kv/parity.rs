@@ -19,21 +19,14 @@
 pub mod difference;
 pub mod watcher;
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use self::difference::Difference;
-pub use self::watcher::Check;
-pub use self::watcher::Parity;
-pub use self::watcher::Prompt;
-pub use self::watcher::Status;
-pub use self::watcher::Words;
-use crate::ids::Model;
-use crate::ids::WorkerId;
+pub use self::watcher::{Check, Parity, Prompt, Status, Words};
+use crate::ids::{Model, WorkerId};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

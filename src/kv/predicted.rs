@@ -8,24 +8,18 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use hashlink::LinkedHashMap;
 use parking_lot::Mutex;
-use prometheus::IntCounter;
-use prometheus::IntGauge;
+use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxBuildHasher;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::Holder;
-use super::Overlap;
-use crate::ids::Block;
-use crate::ids::BlockHash;
-use crate::ids::WorkerId;
+use super::{Holder, Overlap};
+use crate::ids::{Block, BlockHash, WorkerId};
 use crate::observe::metrics::Registry;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -10,18 +10,14 @@ mod write;
 
 use bytes::Bytes;
 use prost::Message as _;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use self::wire::smg::grpc::common as message;
-use super::event::Batch;
-use super::event::Load;
-use super::source::Chunk;
-use super::source::Undecodable;
+use super::event::{Batch, Load};
+use super::source::{Chunk, Undecodable};
 
 pub use self::digest::digest;
-pub use self::write::Untranslatable;
-pub use self::write::encode_batch;
+pub use self::write::{Untranslatable, encode_batch};
 
 /// The services that serve events, each for its own engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

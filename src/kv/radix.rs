@@ -4,10 +4,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::block::Local;
-use super::block::Root;
-use super::event::Name;
-use super::event::Tier;
+use super::block::{Local, Root};
+use super::event::{Name, Tier};
 use super::index::Index;
 
 /// One rank's blocks. They lie in the index that it was planted in, beside everybody else's.

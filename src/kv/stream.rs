@@ -14,20 +14,11 @@ mod memory;
 mod moves;
 mod words;
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use held::Held;
 use memory::Memory;
-pub use words::Counts;
-pub use words::Doubt;
-pub use words::Numbered;
-pub use words::Reason;
-pub use words::Reset;
-pub use words::Settings;
-pub use words::State;
-pub use words::Step;
-pub use words::Steps;
+pub use words::{Counts, Doubt, Numbered, Reason, Reset, Settings, State, Step, Steps};
 
 /// A question is put twice before it counts as not answered.
 const QUESTIONS_MAX: u32 = 2;

@@ -5,16 +5,8 @@ use std::fmt::Write;
 
 use serde_json::json;
 
-use super::event::Batch;
-use super::event::Event;
-use super::event::ExtraKey;
-use super::event::Medium;
-use super::event::Name;
-use super::event::Place;
-use super::event::Removed;
-use super::event::Stored;
-use super::source::Frame;
-use super::source::Said;
+use super::event::{Batch, Event, ExtraKey, Medium, Name, Place, Removed, Stored};
+use super::source::{Frame, Said};
 
 /// Names of more blocks than this are shown by the first and the last.
 const NAMES_SHOWN: usize = 2;

@@ -38,23 +38,16 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use serde::Deserialize;
-use serde::Serialize;
-use tokio::time::Instant;
-use tokio::time::sleep_until;
+use prometheus::{IntCounter, IntCounterVec};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep_until};
 
 pub use self::endpoint::Endpoint;
 
-use self::connection::Connection;
-use self::connection::End;
+use self::connection::{Connection, End};
 use self::frame::Answer;
-use self::zmtp::Fault;
-use self::zmtp::Parts;
-use self::zmtp::Role;
-use super::source::Said;
-use super::source::Source;
+use self::zmtp::{Fault, Parts, Role};
+use super::source::{Said, Source};
 use crate::observe::metrics::Registry;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

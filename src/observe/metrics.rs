@@ -3,17 +3,11 @@
 //! Each part owns a struct of its metrics and is handed the registry when it is built. Handles with
 //! labels are resolved once (a worker, a model), so that a request only adds to atomics.
 
-use prometheus::Encoder;
-use prometheus::GaugeVec;
-use prometheus::HistogramOpts;
-use prometheus::HistogramVec;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
-use prometheus::Opts;
-use prometheus::TextEncoder;
 use prometheus::core::Collector;
+use prometheus::{
+    Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, TextEncoder,
+};
 
 /// Seconds, from a cache hit on a small model to a long prompt in a long queue.
 pub const TTFT_SECONDS: &[f64] = &[

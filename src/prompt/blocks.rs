@@ -2,9 +2,7 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::LocalBlock;
-use super::Prompt;
-use super::Section;
+use super::{LocalBlock, Prompt, Section};
 
 /// The seed that the field's routers use for block hashes.
 const SEED: u64 = 1337;

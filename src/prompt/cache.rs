@@ -7,11 +7,9 @@
 
 use hashlink::LinkedHashMap;
 use parking_lot::Mutex;
-use prometheus::IntCounter;
-use prometheus::IntGauge;
+use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxBuildHasher;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::observe::metrics::Registry;

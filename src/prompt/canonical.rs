@@ -5,11 +5,7 @@
 
 use std::fmt;
 
-use serde::de;
-use serde::de::DeserializeSeed;
-use serde::de::MapAccess;
-use serde::de::SeqAccess;
-use serde::de::Visitor;
+use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 
 use super::Section;
 use super::blocks::Cutter;

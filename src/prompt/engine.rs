@@ -8,30 +8,19 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hashlink::LinkedHashMap;
-use http_body_util::BodyExt;
-use http_body_util::Full;
-use http_body_util::Limited;
-use hyper::Request;
-use hyper::StatusCode;
-use hyper::header;
-use hyper::header::HeaderValue;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::header::{self, HeaderValue};
+use hyper::{Request, StatusCode};
 use parking_lot::Mutex;
-use rustc_hash::FxBuildHasher;
-use rustc_hash::FxHashMap;
-use serde::Deserialize;
-use serde::Deserializer;
-use serde::Serialize;
-use serde::de::IgnoredAny;
-use serde::de::MapAccess;
-use serde::de::Visitor;
+use rustc_hash::{FxBuildHasher, FxHashMap};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
-use tokio::sync::Semaphore;
-use tokio::sync::SemaphorePermit;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::Api;

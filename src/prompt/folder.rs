@@ -5,20 +5,13 @@
 //! before `tokenizer_config.json` for the template, `special_tokens_map.json` only where the
 //! configuration lists no added tokens.
 
-use std::fmt;
-use std::fs;
-use std::io;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
 
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::render::Options;
-use super::render::Renderer;
-use super::render::Templates;
-use super::template;
-use super::template::Template;
+use super::render::{Options, Renderer, Templates};
+use super::template::{self, Template};
 use super::vocabulary::Vocabulary;
 
 const SPECIAL_TOKENS: &[&str] = &[

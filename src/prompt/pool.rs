@@ -3,17 +3,13 @@
 //! They are few because each keeps caches of a vocabulary's words, of about 100 MB once it has seen
 //! much text. What finds the queue full is told so at once; what waited in vain is not begun.
 
-use std::io;
-use std::panic::AssertUnwindSafe;
-use std::panic::catch_unwind;
-use std::sync::Arc;
-use std::sync::mpsc;
-use std::thread;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, mpsc};
+use std::{io, thread};
 
 use parking_lot::Mutex;
 use prometheus::IntGauge;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::observe::metrics::Registry;

@@ -12,14 +12,11 @@ mod responses;
 
 use std::fmt;
 
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use self::message::StandIn;
 use super::Api;
-use super::template;
-use super::template::ContentFormat;
-use super::template::Template;
+use super::template::{self, ContentFormat, Template};
 
 /// Arguments that `apply_chat_template` keeps for itself: a template never sees them.
 const NOT_FOR_TEMPLATES: &[&str] = &[

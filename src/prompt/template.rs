@@ -7,9 +7,8 @@ mod python;
 
 use std::fmt;
 
-use minijinja::Environment;
-use minijinja::Value;
 use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Value};
 
 pub use self::format::ContentFormat;
 

@@ -1,6 +1,5 @@
 use proptest::prelude::*;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 

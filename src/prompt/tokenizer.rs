@@ -9,16 +9,11 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use prometheus::IntCounter;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Api;
-use super::cache::Cache;
-use super::cache::VocabularyId;
-use super::render::Prompt;
-use super::render::Renderer;
-use super::render::Text;
-use super::render::Unknown;
+use super::cache::{Cache, VocabularyId};
+use super::render::{Prompt, Renderer, Text, Unknown};
 use super::vocabulary::Vocabulary;
 use crate::observe::metrics::Registry;
 

@@ -6,8 +6,7 @@
 
 mod cuts;
 
-use std::panic::AssertUnwindSafe;
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde_json::Value;
 

@@ -4,8 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use tower::retry::budget::Budget;
-use tower::retry::budget::TpsBudget;
+use tower::retry::budget::{Budget, TpsBudget};
 
 use super::Settings;
 

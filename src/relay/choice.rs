@@ -6,19 +6,14 @@ use std::time::Instant;
 use super::Relay;
 use super::handoff::NotSplit;
 use super::held::Held;
-use super::plan::Excluded;
-use super::plan::Plan;
-use super::prefill_decode::OnPrefillFailure;
-use super::prefill_decode::PrefillDecode;
-use super::view::LiveView;
-use super::view::Task;
+use super::plan::{Excluded, Plan};
+use super::prefill_decode::{OnPrefillFailure, PrefillDecode};
+use super::view::{LiveView, Task};
 use crate::fleet::Worker;
 use crate::fleet::handoff::Peer;
 use crate::ids::WorkerId;
-use crate::routing;
-use crate::routing::Decision;
-use crate::routing::pair;
-use crate::routing::pair::Whole;
+use crate::routing::pair::{self, Whole};
+use crate::routing::{self, Decision};
 
 /// Who gets a request.
 #[derive(Debug)]

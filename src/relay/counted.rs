@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hyper::StatusCode;
-use prometheus::HistogramVec;
-use prometheus::IntCounterVec;
-use prometheus::IntGaugeVec;
+use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
 
 use super::model::ModelState;
 use crate::observe::metrics;

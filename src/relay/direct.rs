@@ -8,18 +8,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http_body::Body;
 use http_body_util::Full;
-use hyper::Method;
-use hyper::Request;
-use hyper::StatusCode;
 use hyper::http::response;
+use hyper::{Method, Request, StatusCode};
 use tokio::time::Sleep;
 
-use super::Job;
 use super::attempt::Failure;
-use super::headers;
+use super::{Job, headers};
 use crate::fleet::Worker;
-use crate::http::client;
-use crate::http::client::EngineBody;
+use crate::http::client::{self, EngineBody};
 
 /// The beginning of an engine's answer.
 pub(super) struct Answer {

@@ -6,32 +6,21 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use serde::Serialize;
 
-use super::Error;
-use super::Relay;
-use super::choice::Failed;
-use super::choice::Unsplit;
-use super::held;
-use super::held::KnownBy;
+use super::choice::{Failed, Unsplit};
+use super::held::{self, KnownBy};
 use super::plan::Plan;
 use super::prefill_decode::PrefillDecode;
 use super::tokens::Found;
-use super::view::LiveView;
-use super::view::Task;
-use crate::fleet::Role;
-use crate::fleet::Status;
-use crate::fleet::breaker;
+use super::view::{LiveView, Task};
+use super::{Error, Relay};
 use crate::fleet::health::Health;
+use crate::fleet::{Role, Status, breaker};
 use crate::kv::index::Depth;
 use crate::kv::subscriber::TreeState;
 use crate::observe;
-use crate::prompt::Api;
-use crate::prompt::Peek;
-use crate::routing;
-use crate::routing::Cached;
-use crate::routing::Decision;
-use crate::routing::View;
-use crate::routing::cost;
-use crate::routing::cost::Terms;
+use crate::prompt::{Api, Peek};
+use crate::routing::cost::{self, Terms};
+use crate::routing::{self, Cached, Decision, View};
 
 /// What `explain` answers.
 #[derive(Debug, Serialize)]

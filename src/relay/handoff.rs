@@ -13,13 +13,11 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-pub use self::legs::Legs;
-pub use self::legs::NotSplit;
+pub use self::legs::{Legs, NotSplit};
 #[cfg(test)]
 pub(super) use self::tests::recorded;
 use super::meter;
-use crate::fleet::handoff::Connector;
-use crate::fleet::handoff::Peer;
+use crate::fleet::handoff::{Connector, Peer};
 use crate::prompt::Api;
 
 /// A prefill leg's answer is not longer: a million tokens in blocks of 16 are half a megabyte of numbers.

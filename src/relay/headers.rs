@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use hyper::HeaderMap;
-use hyper::header;
-use hyper::header::HeaderName;
-use hyper::header::HeaderValue;
+use hyper::header::{self, HeaderName, HeaderValue};
 
 use crate::fleet::Worker;
 use crate::http::HOP_BY_HOP;

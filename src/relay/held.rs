@@ -10,27 +10,16 @@ use serde::Serialize;
 use smallvec::SmallVec;
 
 use crate::fleet::Group;
-use crate::ids::Block;
-use crate::ids::WorkerId;
+use crate::ids::{Block, WorkerId};
 use crate::kv::Holder;
-use crate::kv::block;
-use crate::kv::block::Local;
-use crate::kv::block::Root;
-use crate::kv::expected;
-use crate::kv::expected::Expected;
-use crate::kv::expected::Marks;
+use crate::kv::block::{self, Local, Root};
+use crate::kv::expected::{self, Expected, Marks};
 use crate::kv::forest::Forest;
-use crate::kv::index::Depth;
-use crate::kv::index::Index;
-use crate::kv::parity;
-use crate::kv::parity::Made;
-use crate::kv::parity::Parity;
-use crate::kv::parity::Subject;
+use crate::kv::index::{Depth, Index};
+use crate::kv::parity::{self, Made, Parity, Subject};
 use crate::kv::predicted::Predicted;
-use crate::kv::subscriber::Board;
-use crate::kv::subscriber::Seats;
-use crate::routing::Cached;
-use crate::routing::TierCredit;
+use crate::kv::subscriber::{Board, Seats};
+use crate::routing::{Cached, TierCredit};
 
 /// What is known of the workers' caches.
 #[derive(Clone, Debug)]

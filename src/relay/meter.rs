@@ -8,8 +8,7 @@ use hyper::StatusCode;
 use memchr::memmem;
 use serde::Deserialize;
 
-use super::counted::Counted;
-use super::counted::End;
+use super::counted::{Counted, End};
 use super::running::Running;
 use crate::prompt::Api;
 

@@ -8,26 +8,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use arc_swap::ArcSwap;
 use hyper::HeaderMap;
 use hyper::header::HeaderName;
-use prometheus::Histogram;
-use prometheus::IntCounter;
-use prometheus::IntGauge;
+use prometheus::{Histogram, IntCounter, IntGauge};
 use rustc_hash::FxHashMap;
 use tracing::warn;
 
-use super::counted::End;
-use super::counted::Families;
+use super::counted::{End, Families};
 use super::prefill_decode;
 use crate::fleet::Worker;
-use crate::ids::Block;
-use crate::ids::Model;
-use crate::observe;
-use crate::observe::metrics;
-use crate::prompt::Api;
-use crate::prompt::Peek;
-use crate::routing;
-use crate::routing::Decision;
-use crate::routing::Reason;
-use crate::routing::sticky;
+use crate::ids::{Block, Model};
+use crate::observe::{self, metrics};
+use crate::prompt::{Api, Peek};
+use crate::routing::{self, Decision, Reason, sticky};
 
 /// What models are told of routing: each its own, the others a common one.
 #[derive(Clone, Debug)]

@@ -2,39 +2,25 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::HeaderMap;
 use smallvec::SmallVec;
 
-use super::Error;
-use super::Relay;
-use super::handoff::Legs;
-use super::handoff::NotSplit;
-use super::held::Exact;
-use super::held::Held;
-use super::held::Prompt;
+use super::handoff::{Legs, NotSplit};
+use super::held::{Exact, Held, Prompt};
 use super::model::ModelState;
 use super::report::Report;
-use super::tell_tokens;
 use super::tokens::Found;
-use crate::fleet::Group;
-use crate::fleet::Snapshot;
-use crate::fleet::Worker;
+use super::{Error, Relay, tell_tokens};
+use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::WorkerId;
-use crate::kv;
-use crate::kv::expected::Coming;
-use crate::kv::expected::Expected;
-use crate::kv::parity::Check;
-use crate::kv::parity::Made;
-use crate::kv::parity::Parity;
+use crate::kv::expected::{Coming, Expected};
+use crate::kv::parity::{Check, Made, Parity};
 use crate::kv::subscriber::Board;
-use crate::prompt;
-use crate::prompt::Api;
-use crate::prompt::Peek;
-use crate::routing;
+use crate::prompt::{self, Api, Peek};
+use crate::{kv, routing};
 
 /// How long a client should wait where no worker is healthy: about half of what it takes a worker to
 /// be found healthy again.

@@ -80,12 +80,10 @@ fn names_mode(xargs: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
-    use crate::prompt;
-    use crate::prompt::Api;
+    use crate::prompt::{self, Api};
 
     fn asked(body: &str) -> Option<String> {
         let peek = prompt::peek(Api::Completions, body.as_bytes(), 64).unwrap();

@@ -9,8 +9,7 @@ use smallvec::SmallVec;
 
 use crate::fleet::Worker;
 use crate::fleet::load::InFlight;
-use crate::ids::Block;
-use crate::ids::WorkerId;
+use crate::ids::{Block, WorkerId};
 use crate::kv::expected::Coming;
 use crate::kv::parity::Check;
 use crate::kv::predicted::Predicted;

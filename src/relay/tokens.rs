@@ -3,38 +3,29 @@
 //! Short prompts are tokenised where the request is, long ones on threads of their own. Whatever goes
 //! wrong or takes too long leaves the request to be routed by prediction, and is counted.
 
-use std::fmt;
-use std::io;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
-use prometheus::Histogram;
-use prometheus::IntCounter;
+use prometheus::{Histogram, IntCounter};
 use rustc_hash::FxHashMap;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tracing::debug;
 
 use crate::fleet::Group;
-use crate::fleet::breaker;
-use crate::fleet::breaker::SharedBreaker;
+use crate::fleet::breaker::{self, SharedBreaker};
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::prompt::Api;
-use crate::prompt::cache;
-use crate::prompt::cache::Cache;
-use crate::prompt::engine;
-use crate::prompt::engine::Engine;
+use crate::prompt::cache::{self, Cache};
+use crate::prompt::engine::{self, Engine};
 use crate::prompt::folder::Folder;
-use crate::prompt::pool;
-use crate::prompt::pool::Pool;
+use crate::prompt::pool::{self, Pool};
 use crate::prompt::render::Unknown;
-use crate::prompt::tokenizer;
-use crate::prompt::tokenizer::Tokenizer;
+use crate::prompt::tokenizer::{self, Tokenizer};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

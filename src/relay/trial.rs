@@ -3,30 +3,19 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
-use http_body_util::Full;
-use http_body_util::Limited;
-use hyper::HeaderMap;
-use hyper::Method;
-use hyper::Request;
-use hyper::header;
-use hyper::header::HeaderValue;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::header::{self, HeaderValue};
+use hyper::{HeaderMap, Method, Request};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::handoff::ANSWER_BYTES_MAX;
-use super::handoff::Legs;
-use super::handoff::Transfer;
-use super::headers;
-use super::meter;
-use crate::fleet::Worker;
-use crate::fleet::handoff::Connector;
-use crate::fleet::handoff::host;
-use crate::fleet::probe;
+use super::handoff::{ANSWER_BYTES_MAX, Legs, Transfer};
+use super::{headers, meter};
+use crate::fleet::handoff::{Connector, host};
+use crate::fleet::{Worker, probe};
 use crate::ids::RequestId;
 use crate::observe;
 use crate::prompt::Api;

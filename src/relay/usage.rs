@@ -4,12 +4,8 @@
 
 use std::sync::LazyLock;
 
-use bytes::Bytes;
-use bytes::BytesMut;
-use memchr::memchr;
-use memchr::memchr2;
-use memchr::memchr3;
-use memchr::memmem;
+use bytes::{Bytes, BytesMut};
+use memchr::{memchr, memchr2, memchr3, memmem};
 
 static CACHED: LazyLock<memmem::Finder<'static>> =
     LazyLock::new(|| memmem::Finder::new("\"cached_tokens\""));

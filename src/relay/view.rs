@@ -5,16 +5,12 @@ use std::time::Instant;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::held::Held;
-use super::held::Holders;
-use crate::fleet::Group;
-use crate::fleet::Worker;
+use super::held::{Held, Holders};
 use crate::fleet::handoff::Connector;
+use crate::fleet::{Group, Worker};
 use crate::ids::WorkerId;
 use crate::prompt::Api;
-use crate::routing::Cached;
-use crate::routing::State;
-use crate::routing::View;
+use crate::routing::{Cached, State, View};
 
 /// What a worker of the view is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,10 +2,7 @@
 
 use serde::Serialize;
 
-use super::Cached;
-use super::Request;
-use super::Settings;
-use super::State;
+use super::{Cached, Request, Settings, State};
 
 /// What a cost adds up from.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -15,19 +15,10 @@
 
 use std::cmp::Ordering;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::Cached;
-use super::Decision;
-use super::Policy;
-use super::Reason;
-use super::Request;
-use super::State;
-use super::View;
-use super::cost;
-use super::policy;
+use super::{Cached, Decision, Policy, Reason, Request, State, View, cost, policy};
 
 /// When requests are split over two workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,19 +2,10 @@
 
 use std::iter;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::Cached;
-use super::Decision;
-use super::Reason;
-use super::Request;
-use super::Settings;
-use super::State;
-use super::View;
-use super::cost;
-use super::sticky;
+use super::{Cached, Decision, Reason, Request, Settings, State, View, cost, sticky};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -8,26 +8,18 @@ mod stage;
 mod user;
 mod workload;
 
-use std::io;
-use std::io::Write;
+use std::io::{self, Write};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use self::stage::Cast;
-use self::stage::MODEL;
-use self::stage::Ports;
-use self::stage::Stage;
-use crate::http::client;
-use crate::http::client::Pool;
-use crate::http::drain::Tasks;
-use crate::http::drain::stop_signal;
+use self::stage::{Cast, MODEL, Ports, Stage};
+use crate::http::client::{self, Pool};
+use crate::http::drain::{Tasks, stop_signal};
 use crate::observe;
 use crate::routing::Policy;
 use crate::sim::progress::Progress;
-use crate::sim::report;
-use crate::sim::report::Outcome;
-use crate::sim::report::Tally;
+use crate::sim::report::{self, Outcome, Tally};
 
 /// Between two looks at how far a run has come.
 const TICK: Duration = Duration::from_millis(200);

@@ -12,14 +12,9 @@ use std::collections::VecDeque;
 use std::iter::Sum;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use self::cache::Cache;
-use self::cache::Change;
-use self::cache::Held;
-use self::cache::Label;
-use self::cache::Path;
+use self::cache::{Cache, Change, Held, Label, Path};
 use self::kept::Kept;
 
 #[derive(Clone, Debug)]

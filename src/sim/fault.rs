@@ -4,8 +4,7 @@
 pub mod handoff;
 pub mod kv;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use self::handoff::HandoffFaults;
 use self::kv::KvFaults;

@@ -1,12 +1,9 @@
 //! What a run looks like while it lasts: a bar on a terminal, a line now and then elsewhere.
 
 use std::io::IsTerminal;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use indicatif::ProgressBar;
-use indicatif::ProgressDrawTarget;
-use indicatif::ProgressStyle;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);

@@ -15,31 +15,24 @@ mod told;
 mod workload;
 
 use std::fs::File;
-use std::io;
-use std::io::BufReader;
-use std::io::Write;
+use std::io::{self, BufReader, Write};
 use std::num::NonZeroU32;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::json;
 
 use self::line::Line;
-use self::result::Report;
-use self::result::Row;
-use self::result::TraceFacts;
+use self::result::{Report, Row, TraceFacts};
 use self::router::Knowledge;
 use self::run::Fleet;
-use self::workload::Job;
-use self::workload::Shape;
+use self::workload::{Job, Shape};
 use crate::config::Config;
 use crate::observe;
 use crate::sim::progress::Progress;
 use crate::sim::report;
-use crate::sim::trace;
-use crate::sim::trace::Entry;
+use crate::sim::trace::{self, Entry};
 
 /// Between two looks at how far a replay has come, in requests.
 const SHOW_EVERY: usize = 64;

@@ -14,36 +14,21 @@ mod run;
 mod shop;
 mod voice;
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use tracing::trace;
 
-use self::faults::Fault;
-use self::faults::Faults;
-use self::readers::Ledger;
-use self::readers::Reader;
-use self::run::Run;
-use self::run::Word;
-use self::shop::Ask;
-use self::shop::Said;
-use self::shop::Shop;
+use self::faults::{Fault, Faults};
+use self::readers::{Ledger, Reader};
+use self::run::{Run, Word};
+use self::shop::{Ask, Said, Shop};
 use super::world::World;
-use crate::api::responses::background::table::Bounds;
-use crate::api::responses::background::table::Table;
-use crate::ids::ResponseId;
-use crate::ids::Root;
-use crate::ids::Tenant;
-use crate::store::Cursor;
-use crate::store::Keep;
-use crate::store::Key;
-use crate::store::Orphan;
-use crate::store::Owner;
-use crate::store::lease;
+use crate::ids::{ResponseId, Root, Tenant};
+use crate::responses::background::table::{Bounds, Table};
+use crate::store::{Cursor, Keep, Key, Orphan, Owner, lease};
 
 const REPLICAS: usize = 3;
 /// Responses at most.

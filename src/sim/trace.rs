@@ -6,9 +6,7 @@
 //! ```
 
 use std::fmt;
-use std::io;
-use std::io::BufRead;
-use std::io::Read;
+use std::io::{self, BufRead, Read};
 use std::num::NonZeroU32;
 use std::time::Duration;
 

@@ -31,26 +31,19 @@ use std::net::SocketAddr;
 use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::SystemTime;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tracing::warn;
 
-pub use self::handoff::Connector;
-pub use self::handoff::Handoffs;
-pub use self::handoff::Role;
-pub use self::handoff::Settings as HandoffSettings;
+pub use self::handoff::{Connector, Handoffs, Role, Settings as HandoffSettings};
 pub use self::ranks::Truth;
-pub use self::seen::Arrival;
-pub use self::seen::Stats;
+pub use self::seen::{Arrival, Stats};
 use self::serve::Entrance;
 pub use self::settings::Settings;
-use crate::sim::engine::Counters;
-use crate::sim::engine::Gauges;
+use crate::sim::engine::{Counters, Gauges};
 use crate::sim::fault::Faults;
 
 /// How long to wait when the system gives no connection, say because too many files are open.

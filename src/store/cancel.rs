@@ -63,9 +63,7 @@ impl Notices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::ResponseId;
-    use crate::ids::Root;
-    use crate::ids::Tenant;
+    use crate::ids::{ResponseId, Root, Tenant};
 
     fn notice(own: u128) -> Notice {
         Notice {

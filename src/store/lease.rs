@@ -4,11 +4,9 @@
 //! sent, and leaves a twentieth to clocks that do not run alike. An owner that could not renew in time
 //! stops all it runs, since another may run it now.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

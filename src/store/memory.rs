@@ -13,56 +13,23 @@ mod shard;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::Adoption;
-use super::Amend;
-use super::Asked;
-use super::Batch;
-use super::Cancel;
-use super::Cancelled;
-use super::Cas;
-use super::Claim;
-use super::ConversationKey;
-use super::Cursor;
-use super::Deleted;
-use super::Error;
-use super::Events;
-use super::Fence;
-use super::Final;
-use super::Health;
-use super::History;
-use super::HistoryMax;
-use super::Item;
-use super::Items;
-use super::Key;
-use super::Lock;
-use super::Lost;
-use super::NewConversation;
-use super::NewRecord;
-use super::Notice;
-use super::One;
-use super::Orphan;
-use super::Owner;
-use super::Page;
-use super::Put;
-use super::Record;
-use super::Report;
-use super::ResponseStore;
-use super::Token;
 use super::cancel::What;
-use super::meters::Meters;
-use super::meters::Op;
-use super::meters::Outcome;
+use super::meters::{Meters, Op, Outcome};
 use super::record::Begin;
 use super::settings::Keep;
+use super::{
+    Adoption, Amend, Asked, Batch, Cancel, Cancelled, Cas, Claim, ConversationKey, Cursor, Deleted,
+    Error, Events, Fence, Final, Health, History, HistoryMax, Item, Items, Key, Lock, Lost,
+    NewConversation, NewRecord, Notice, One, Orphan, Owner, Page, Put, Record, Report,
+    ResponseStore, Token,
+};
 use crate::ids::Root;
 use crate::observe;
 use crate::observe::metrics::Registry;

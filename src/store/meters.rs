@@ -2,21 +2,9 @@
 
 use std::time::Instant;
 
-use prometheus::Histogram;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 
-use super::Adoption;
-use super::Cancelled;
-use super::Cas;
-use super::Deleted;
-use super::Error;
-use super::History;
-use super::Items;
-use super::Lock;
-use super::One;
-use super::Put;
+use super::{Adoption, Cancelled, Cas, Deleted, Error, History, Items, Lock, One, Put};
 use crate::observe;
 use crate::observe::metrics::Registry;
 

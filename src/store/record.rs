@@ -6,8 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::log::Batch;
-use crate::ids::Model;
-use crate::ids::ResponseId;
+use crate::ids::{Model, ResponseId};
 
 /// Where a response is in its life. The last four are terminal: nothing follows them but deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

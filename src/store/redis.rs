@@ -32,60 +32,24 @@ use bytes::Bytes;
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use super::Adoption;
-use super::Amend;
-use super::Asked;
-use super::Batch;
-use super::Cancel;
-use super::Cancelled;
-use super::Cas;
-use super::Claim;
-use super::ConversationKey;
-use super::Cursor;
-use super::Deleted;
-use super::Error;
-use super::Events;
-use super::Fence;
-use super::Final;
-use super::Health;
-use super::History;
-use super::HistoryMax;
-use super::Item;
-use super::Items;
-use super::Key;
-use super::Lock;
-use super::Lost;
-use super::NewConversation;
-use super::NewRecord;
-use super::Notice;
-use super::One;
-use super::Orphan;
-use super::Owner;
-use super::Page;
-use super::Put;
-use super::Record;
-use super::Report;
-use super::ResponseStore;
-use super::Token;
-use super::meters::Meters;
-use super::meters::Op;
+use super::meters::{Meters, Op};
 use super::settings::Keep;
-use crate::http::carriers;
-use crate::http::carriers::Aside;
+use super::{
+    Adoption, Amend, Asked, Batch, Cancel, Cancelled, Cas, Claim, ConversationKey, Cursor, Deleted,
+    Error, Events, Fence, Final, Health, History, HistoryMax, Item, Items, Key, Lock, Lost,
+    NewConversation, NewRecord, Notice, One, Orphan, Owner, Page, Put, Record, Report,
+    ResponseStore, Token,
+};
+use crate::http::io_threads::{self, Aside};
 use crate::observe::metrics::Registry;
-use ask::Asking;
-use ask::Kind;
-use ask::Request;
+use ask::{Asking, Kind, Request};
 use breaker::State;
 use conversations::How;
 use keys::Keys;
 use link::Link;
 use reply::Reply;
 use scripts::Call;
-pub use settings::Breaker;
-pub use settings::Mode;
-pub use settings::Settings;
-pub use settings::Tls;
+pub use settings::{Breaker, Mode, Settings, Tls};
 use target::Target;
 
 /// Whoever reads no notices for so long has stopped.
@@ -164,7 +128,7 @@ impl Redis {
     }
 
     async fn ask(&self, kind: Kind, request: Request) -> Result<redis::Value, Error> {
-        match self.link.place_of(carriers::index()) {
+        match self.link.place_of(io_threads::index()) {
             link::SHARED => self.begin(kind, request).answer().await,
             own => self.asking.ask(own, kind, &request).await,
         }

@@ -2,12 +2,9 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::lease;
-use super::memory;
-use super::redis;
+use super::{lease, memory, redis};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

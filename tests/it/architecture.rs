@@ -2,17 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// From the lowest. Siblings of one layer do not import each other.
 const LAYERS: &[&[&str]] = &[
     &["ids", "observe", "secret"],
     &["http"],
-    &["carrier", "fleet", "kv", "prompt", "store"],
+    &["fleet", "kv", "prompt", "state_token", "store"],
     &["routing"],
     &["relay"],
-    &["api", "admin", "bridge"],
+    &["openai"],
+    &["admin", "bridge", "responses"],
+    &["api"],
     &["config"],
     &["app"],
     &["sim"],
@@ -47,6 +48,9 @@ fn an_import_from_a_higher_layer_or_a_sibling_is_found() {
         wrong("kv", "use crate::ids::Block;\nuse crate::kv::block;"),
         0
     );
+    let grouped =
+        "use crate::{\n    ids::{Block, Root},\n    fleet::{self, Worker},\n    relay,\n};";
+    assert_eq!(wrong("kv", grouped), 2);
 }
 
 /// `from -> to` for each import that goes the wrong way.
@@ -71,17 +75,37 @@ fn top_module(src: &Path, file: &Path) -> Option<String> {
     (!matches!(module, "lib" | "main")).then(|| module.to_owned())
 }
 
-/// The name right after each `crate::`. One `use` line names one module.
+/// The top-level modules that a text names: the name after each `crate::`, or each name of a group
+/// `crate::{a, b::C}`.
 fn imports(text: &str) -> Vec<String> {
-    text.split("crate::")
-        .skip(1)
-        .map(|rest| {
-            let name = rest.chars();
-            name.take_while(|c| c.is_alphanumeric() || *c == '_')
-                .collect()
+    let paths = text.split("crate::").skip(1);
+    paths
+        .flat_map(|rest| match rest.strip_prefix('{') {
+            Some(group) => group_members(group).map(first_name).collect(),
+            None => vec![first_name(rest)],
         })
-        .inspect(|name: &String| assert!(!name.is_empty(), "one `use crate::…` line per module"))
         .collect()
+}
+
+/// The paths of a group at its own level: `b::{C, D}` in it is one.
+fn group_members(group: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 1;
+    let end = group.find(|c| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        depth == 0
+    });
+    let inside = &group[..end.expect("every group ends")];
+    let mut depth = 0;
+    let members = inside.split(move |c| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        depth == 0 && c == ','
+    });
+    members.map(str::trim).filter(|member| !member.is_empty())
+}
+
+fn first_name(path: &str) -> String {
+    let is_of_name = |c: &char| c.is_alphanumeric() || *c == '_';
+    path.chars().take_while(is_of_name).collect()
 }
 
 fn rust_files(dir: &Path) -> Vec<PathBuf> {

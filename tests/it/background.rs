@@ -7,42 +7,21 @@ mod races;
 
 use std::time::Duration;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use warmroute::config::Config;
-use warmroute::ids::ResponseId;
-use warmroute::ids::Root;
-use warmroute::ids::Tenant;
+use warmroute::ids::{ResponseId, Root, Tenant};
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
-use warmroute::store::Fence;
-use warmroute::store::Hint;
-use warmroute::store::Keep;
-use warmroute::store::Key;
-use warmroute::store::Kind;
-use warmroute::store::NewRecord;
-use warmroute::store::Owner;
-use warmroute::store::ResponseStore;
-use warmroute::store::Status;
-use warmroute::store::Token;
-use warmroute::store::record::Begin;
-use warmroute::store::record::Content;
-use warmroute::store::record::Retention;
-use warmroute::store::redis;
-use warmroute::store::redis::Redis;
+use warmroute::store::record::{Begin, Content, Retention};
+use warmroute::store::redis::{self, Redis};
+use warmroute::store::{
+    Fence, Hint, Keep, Key, Kind, NewRecord, Owner, ResponseStore, Status, Token,
+};
 
-use crate::client;
-use crate::client::Answer;
-use crate::client::Open;
-use crate::cluster;
-use crate::cluster::Engine;
-use crate::cluster::Router;
-use crate::cluster::eventually;
-use crate::cluster::fast;
-use crate::cluster::unhurried;
-use crate::cluster::within;
+use crate::client::{self, Answer, Open};
+use crate::cluster::{self, Engine, Router, eventually, fast, unhurried, within};
 use crate::redis_server::Server;
 
 const PATH: &str = "/v1/responses";

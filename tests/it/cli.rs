@@ -1,7 +1,6 @@
 //! The command line: what it prints, and the codes it ends with.
 
-use std::process::Command;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use crate::cluster::Removed;
 

@@ -4,17 +4,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
-use http_body_util::Full;
-use hyper::HeaderMap;
-use hyper::Request;
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper_util::rt::TokioExecutor;
-use hyper_util::rt::TokioIo;
+use hyper::{HeaderMap, Request};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::Value;
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// No answer takes this long; it only tells a hang from an answer.
 pub(crate) const HANG: Duration = Duration::from_secs(30);

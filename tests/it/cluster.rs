@@ -1,40 +1,26 @@
 //! Pretend engines and a router in front of them, in this process or as real ones.
 
 use std::fmt::Write as _;
-use std::io::BufRead;
-use std::io::BufReader;
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::Child;
-use std::process::ChildStdout;
-use std::process::Command;
-use std::process::ExitStatus;
-use std::process::Stdio;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use warmroute::app::App;
-use warmroute::config::Config;
-use warmroute::config::document;
+use warmroute::config::{Config, document};
 use warmroute::fleet::Role;
 use warmroute::fleet::discovery::Listed;
 use warmroute::sim::fault::Faults;
-use warmroute::sim::worker;
-use warmroute::sim::worker::Handoffs;
-use warmroute::sim::worker::Settings;
-use warmroute::sim::worker::Stats;
-use warmroute::sim::worker::Truth;
-use warmroute::sim::worker::publisher;
-use warmroute::sim::worker::publisher::Bound;
+use warmroute::sim::worker::publisher::{self, Bound};
+use warmroute::sim::worker::{self, Handoffs, Settings, Stats, Truth};
 
-use crate::client;
-use crate::client::Answer;
-use crate::client::Open;
+use crate::client::{self, Answer, Open};
 
 /// The only wait: polls until the condition holds, and gives up after far longer than it can take.
 pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {

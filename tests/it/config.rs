@@ -3,12 +3,8 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use warmroute::config::Config;
-use warmroute::config::Tokenizer;
-use warmroute::config::document::Document;
-use warmroute::config::document::Outside;
-use warmroute::config::document::to_yaml;
-use warmroute::config::parse_workers;
+use warmroute::config::document::{Document, Outside, to_yaml};
+use warmroute::config::{Config, Tokenizer, parse_workers};
 use warmroute::routing::Policy;
 
 const DOCUMENTED: &str = include_str!("../../config.yaml");

@@ -2,32 +2,19 @@
 
 use std::time::Duration;
 
-use hyper_util::rt::TokioExecutor;
-use hyper_util::rt::TokioIo;
-use serde_json::Value;
-use serde_json::json;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use warmroute::config::Config;
 use warmroute::routing::Policy;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 
-use crate::client;
-use crate::client::Answer;
-use crate::client::HANG;
-use crate::cluster::Cluster;
-use crate::cluster::Engine;
-use crate::cluster::Removed;
-use crate::cluster::Router;
-use crate::cluster::chat;
-use crate::cluster::config;
-use crate::cluster::eventually;
-use crate::cluster::fast;
-use crate::cluster::generating;
-use crate::cluster::unhurried;
-use crate::cluster::within;
+use crate::client::{self, Answer, HANG};
+use crate::cluster::{
+    Cluster, Engine, Removed, Router, chat, config, eventually, fast, generating, unhurried, within,
+};
 use crate::stub::Stub;
 
 const CHAT: &str = "/v1/chat/completions";

@@ -1,25 +1,16 @@
 //! Pairs of prefill and decode workers: what `check --live --handoff` finds of them, and what the router knows.
 
 use std::net::SocketAddr;
-use std::process::Command;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 use tokio::task::JoinHandle;
 use warmroute::config::Config;
 use warmroute::sim::fault::Faults;
-use warmroute::sim::worker;
-use warmroute::sim::worker::Connector;
-use warmroute::sim::worker::HandoffSettings;
-use warmroute::sim::worker::Handoffs;
-use warmroute::sim::worker::Role;
-use warmroute::sim::worker::Settings;
+use warmroute::sim::worker::{self, Connector, HandoffSettings, Handoffs, Role, Settings};
 
 use crate::client;
-use crate::cluster::Removed;
-use crate::cluster::Router;
-use crate::cluster::eventually;
-use crate::cluster::fast;
+use crate::cluster::{Removed, Router, eventually, fast};
 
 /// A pretend engine that hands over or takes.
 struct Side {

@@ -1,23 +1,15 @@
 //! What a client sends reaches the engine, and what the engine says reaches the client.
 
-use serde_json::Value;
-use serde_json::json;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::client;
-use crate::client::HANG;
-use crate::cluster::Cluster;
-use crate::cluster::Router;
-use crate::cluster::chat;
-use crate::cluster::fast;
-use crate::cluster::generating;
-use crate::cluster::unhurried;
+use crate::client::{self, HANG};
+use crate::cluster::{Cluster, Router, chat, fast, generating, unhurried};
 use crate::stub::Stub;
 
 /// Digests as the engine writes them.

@@ -3,9 +3,7 @@
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::Child;
-use std::process::Command;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 
 use crate::cluster::eventually;
 

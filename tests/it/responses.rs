@@ -1,22 +1,15 @@
 //! The Responses API over the memory store, as a client sees it.
 
-use serde_json::Value;
-use serde_json::json;
-use warmroute::api::responses::Mode;
-use warmroute::api::responses::OnStoreDown;
-use warmroute::api::responses::ReasoningEvents;
-use warmroute::api::tenant::Listed;
+use serde_json::{Value, json};
 use warmroute::config::Config;
+use warmroute::openai::tenant::Listed;
+use warmroute::responses::{Mode, OnStoreDown, ReasoningEvents};
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::store::Kind;
 
-use crate::client;
-use crate::client::Answer;
-use crate::cluster::Cluster;
-use crate::cluster::eventually;
-use crate::cluster::fast;
-use crate::cluster::unhurried;
+use crate::client::{self, Answer};
+use crate::cluster::{Cluster, eventually, fast, unhurried};
 use crate::redis_server::Server;
 use crate::stub::Stub;
 

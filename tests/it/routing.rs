@@ -1,21 +1,14 @@
 //! Where requests go, and whether the router can say why.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::routing::Policy;
 use warmroute::sim::fault::Faults;
 
 use crate::client;
-use crate::cluster::Cluster;
-use crate::cluster::chat;
-use crate::cluster::eventually;
-use crate::cluster::fast;
-use crate::cluster::generating;
-use crate::cluster::unhurried;
+use crate::cluster::{Cluster, chat, eventually, fast, generating, unhurried};
 
 const CHAT: &str = "/v1/chat/completions";
 

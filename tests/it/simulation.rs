@@ -1,13 +1,11 @@
 //! Replicas over one store, thousands of times, each time with other faults: what `src/ARCHITECTURE.md` says
 //! of background responses is true after each step.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use warmroute::observe;
-use warmroute::sim::replicas;
-use warmroute::sim::replicas::Met;
+use warmroute::sim::replicas::{self, Met};
 
 const SEEDS: u64 = 3_000;
 

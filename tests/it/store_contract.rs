@@ -10,33 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use warmroute::http::carriers::Carrying;
-use warmroute::ids::ConversationId;
-use warmroute::ids::ResponseId;
-use warmroute::ids::Root;
-use warmroute::ids::Tenant;
+use warmroute::http::io_threads::Carrying;
+use warmroute::ids::{ConversationId, ResponseId, Root, Tenant};
 use warmroute::observe::metrics::Registry;
-use warmroute::store::Batch;
-use warmroute::store::Cancel;
-use warmroute::store::ConversationKey;
-use warmroute::store::Fence;
-use warmroute::store::Final;
-use warmroute::store::Hint;
-use warmroute::store::HistoryMax;
-use warmroute::store::Keep;
-use warmroute::store::Key;
-use warmroute::store::NewRecord;
-use warmroute::store::Owner;
-use warmroute::store::Past;
-use warmroute::store::ResponseStore;
-use warmroute::store::Status;
-use warmroute::store::Token;
 use warmroute::store::memory::Memory;
-use warmroute::store::record::Begin;
-use warmroute::store::record::Content;
-use warmroute::store::record::Retention;
-use warmroute::store::redis;
-use warmroute::store::redis::Redis;
+use warmroute::store::record::{Begin, Content, Retention};
+use warmroute::store::redis::{self, Redis};
+use warmroute::store::{
+    Batch, Cancel, ConversationKey, Fence, Final, Hint, HistoryMax, Keep, Key, NewRecord, Owner,
+    Past, ResponseStore, Status, Token,
+};
 
 use crate::redis_server::Server;
 

@@ -6,16 +6,13 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::Mutex;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use warmroute::config::Config;
 use warmroute::fleet::discovery::Listed;
 
 use crate::client;
-use crate::cluster;
-use crate::cluster::Router;
+use crate::cluster::{self, Router};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Stub {

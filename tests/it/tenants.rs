@@ -1,17 +1,12 @@
 //! Whose requests they are: API keys, what engines see of them, and salts that keep caches apart.
 
-use serde_json::Value;
-use serde_json::json;
-use warmroute::api::tenant::Listed;
+use serde_json::{Value, json};
+use warmroute::openai::tenant::Listed;
 use warmroute::secret::Secret;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::client;
-use crate::client::Answer;
-use crate::cluster::Cluster;
-use crate::cluster::chat;
-use crate::cluster::fast;
-use crate::cluster::generating;
+use crate::client::{self, Answer};
+use crate::cluster::{Cluster, chat, fast, generating};
 
 fn tenant(name: &str, keys: &[&str], salt: &str) -> Listed {
     Listed {

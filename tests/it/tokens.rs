@@ -1,29 +1,19 @@
 //! Prompts as token ids: every API is routed by what engines tell of their caches, and nothing waits
 //! for it longer than it may.
 
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-use serde_json::json;
-use warmroute::api::responses::Mode;
-use warmroute::config::Config;
-use warmroute::config::From;
-use warmroute::config::ModelOverride;
-use warmroute::config::Tokenizer;
+use serde_json::{Value, json};
+use warmroute::config::{Config, From, ModelOverride, Tokenizer};
 use warmroute::fleet::discovery::Listed;
 use warmroute::fleet::events;
+use warmroute::responses::Mode;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::client;
-use crate::cluster::Cluster;
-use crate::cluster::Engine;
-use crate::cluster::Router;
-use crate::cluster::config;
-use crate::cluster::eventually;
-use crate::cluster::telling;
+use crate::cluster::{Cluster, Engine, Router, config, eventually, telling};
 
 /// A model's folder that goes with the test.
 #[derive(Debug)]

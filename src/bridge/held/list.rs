@@ -1,14 +1,7 @@
 //! Held blocks written down as events, in parts, with as few events as they fit in.
 
-use super::Block;
-use super::Kind;
-use super::KindId;
-use super::keys_bytes;
-use crate::kv::event::Event;
-use crate::kv::event::Name;
-use crate::kv::event::Place;
-use crate::kv::event::Removed;
-use crate::kv::event::Stored;
+use super::{Block, Kind, KindId, keys_bytes};
+use crate::kv::event::{Event, Name, Place, Removed, Stored};
 
 /// The list as it is written.
 pub(super) struct List {

@@ -3,12 +3,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::kv::event::Event;
-use crate::kv::event::Name;
-use crate::kv::event::Removed;
-use crate::kv::event::Stored;
-use crate::kv::protobuf::Message;
-use crate::kv::protobuf::decode_batch;
+use crate::kv::event::{Event, Name, Removed, Stored};
+use crate::kv::protobuf::{Message, decode_batch};
 
 const LIMITS: Limits = Limits {
     history_batches: 5,

@@ -7,9 +7,8 @@ use std::time::Duration;
 use hyper::header::HeaderValue;
 
 use super::Discovery;
-use crate::fleet::Member;
-use crate::fleet::Role;
 use crate::fleet::events::Events;
+use crate::fleet::{Member, Role};
 
 #[derive(Debug)]
 pub struct Dns {

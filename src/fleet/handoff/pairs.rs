@@ -3,13 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Connector;
-use super::Mismatch;
-use super::Shape;
-use crate::fleet::Role;
-use crate::fleet::Snapshot;
-use crate::fleet::Status;
+use super::{Connector, Mismatch, Shape};
 use crate::fleet::health::Health;
+use crate::fleet::{Role, Snapshot, Status};
 use crate::ids::Model;
 
 /// So many are named for each reason.
@@ -156,14 +152,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fleet::Facts;
-    use crate::fleet::Member;
-    use crate::fleet::handoff::Peer;
-    use crate::fleet::handoff::mismatch;
+    use crate::fleet::handoff::{Peer, mismatch};
     use crate::fleet::registry::Registry;
-    use crate::fleet::registry::tests::facts;
-    use crate::fleet::registry::tests::member;
-    use crate::fleet::registry::tests::registry;
+    use crate::fleet::registry::tests::{facts, member, registry};
+    use crate::fleet::{Facts, Member};
 
     /// Role, model, block size, version, zone; whether its bootstrap server answers.
     type Row = (usize, usize, usize, usize, usize, bool);

@@ -3,13 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tracing::info;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::Connector;
-use super::pairs;
-use super::pairs::NAMED_MAX;
-use super::pairs::Pairs;
+use super::pairs::{self, NAMED_MAX, Pairs};
 use crate::fleet::registry::Registry;
 
 /// Workers come one by one; what is said of them waits until they are there.

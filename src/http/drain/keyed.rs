@@ -3,17 +3,14 @@
 //! They are meant to run until they are not wanted any more. One that ends before (it panicked) is told
 //! of as an error and started anew, after a pause.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::Instant;
-use tokio::time::sleep_until;
-use tokio_util::sync::CancellationToken;
-use tokio_util::sync::DropGuard;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::error;
 
 use super::Tasks;

@@ -3,7 +3,7 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::super::event::ExtraKey;
+use crate::kv::event::ExtraKey;
 
 /// Apart from that of tokens.
 const SEED: u64 = 1338;

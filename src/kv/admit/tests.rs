@@ -1,5 +1,5 @@
-use super::super::event::ExtraKey;
 use super::*;
+use crate::kv::event::ExtraKey;
 
 fn stored(change: impl FnOnce(&mut Stored)) -> Event {
     let mut stored = Stored {

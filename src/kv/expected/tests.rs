@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
-use super::super::block;
 use super::*;
+use crate::kv::block;
 use crate::observe;
 
 const A: WorkerId = WorkerId(1);

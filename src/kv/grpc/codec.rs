@@ -1,15 +1,9 @@
 //! Messages pass as the bytes they are: digests and bounds need those, and who decodes them can say
 //! what is wrong without ending the call.
 
-use bytes::Buf;
-use bytes::BufMut;
-use bytes::Bytes;
+use bytes::{Buf, BufMut, Bytes};
 use tonic::Status;
-use tonic::codec::Codec;
-use tonic::codec::DecodeBuf;
-use tonic::codec::Decoder;
-use tonic::codec::EncodeBuf;
-use tonic::codec::Encoder;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Raw;

@@ -4,38 +4,27 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::Request;
-use hyper::Response;
-use hyper::Uri;
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper::http::uri::PathAndQuery;
-use hyper_util::rt::TokioIo;
-use hyper_util::rt::TokioTimer;
+use hyper::{Request, Response, Uri};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use socket2::SockRef;
-use socket2::TcpKeepalive;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tonic::Code;
-use tonic::Status;
-use tonic::Streaming;
 use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::metadata::MetadataValue;
+use tonic::{Code, Status, Streaming};
 
-use super::EPOCH_METADATA;
-use super::LAST_METADATA;
-use super::RANK_METADATA;
-use super::Settings;
 use super::codec::Raw;
-use crate::kv::protobuf::Service;
-use crate::kv::protobuf::encode_request;
+use super::{EPOCH_METADATA, LAST_METADATA, RANK_METADATA, Settings};
+use crate::kv::protobuf::{Service, encode_request};
 
 /// Where to subscribe.
 #[derive(Clone, Debug)]

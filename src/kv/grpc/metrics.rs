@@ -1,9 +1,7 @@
 //! What sources over gRPC count.
 
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use tonic::Code;
-use tonic::Status;
+use prometheus::{IntCounter, IntCounterVec};
+use tonic::{Code, Status};
 
 use crate::observe::metrics::Registry;
 

@@ -2,19 +2,14 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use tonic::Status;
 
 use super::Doing;
-use super::link::Call;
-use super::link::Link;
-use super::link::chain;
-use super::link::is_history_gone;
-use crate::kv::source::Frame;
-use crate::kv::source::Said;
+use super::link::{Call, Link, chain, is_history_gone};
+use crate::kv::source::{Frame, Said};
 
 /// A connection that stands.
 pub(super) struct Up {

@@ -6,11 +6,8 @@
 //! when nobody does; a set's generation tells a reader that it read one that was reused meanwhile.
 
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Acquire;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::Ordering::Release;
-use std::sync::atomic::fence;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, fence};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;

@@ -6,28 +6,17 @@
 
 mod tally;
 
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Acquire;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use self::tally::Tally;
-use super::Depth;
-use super::Shared;
-use super::holders::Members;
-use super::holders::NOBODY;
-use super::pages::Body;
-use super::pages::FAR;
-use super::pages::Head;
-use super::pages::PageId;
-use super::pages::Version;
+use super::holders::{Members, NOBODY};
+use super::pages::{Body, FAR, Head, PageId, Version};
 use super::pause::pause;
 use super::simd::prefetch;
 use super::table::Table;
-use crate::kv::block::Local;
-use crate::kv::block::Path;
-use crate::kv::block::Root;
-use crate::kv::block::STRETCH;
+use super::{Depth, Shared};
+use crate::kv::block::{Local, Path, Root, STRETCH};
 
 /// How often a page that the writer is changing is looked at again. A change is some stores, unless the
 /// writer's thread was put to sleep among them; then its blocks are missed.

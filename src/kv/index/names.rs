@@ -8,8 +8,7 @@
 
 mod segment;
 
-use self::segment::LINES_BYTES;
-use self::segment::Segment;
+use self::segment::{LINES_BYTES, Segment};
 use super::pages::BlockId;
 use super::simd::prefetch;
 

@@ -10,12 +10,8 @@
 //! two different versions. Holders of a block that stays are one atomic word and change any time.
 
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Acquire;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::Ordering::Release;
-use std::sync::atomic::fence;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 use super::holders::NOBODY;
 use crate::kv::block::STRETCH;

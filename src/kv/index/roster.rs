@@ -3,16 +3,10 @@
 //! the tree before are never taken for those of the next.
 
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Acquire;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::Ordering::Release;
-use std::sync::atomic::fence;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU64, AtomicUsize, fence};
 
-use super::holders::GROUP;
-use super::holders::Slot;
-use super::holders::TREES_MAX;
+use super::holders::{GROUP, Slot, TREES_MAX};
 use super::pause::pause;
 use crate::ids::WorkerId;
 

@@ -15,8 +15,7 @@
 pub(super) fn prefetch<T>(it: &T) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::_MM_HINT_T0;
-        use std::arch::x86_64::_mm_prefetch;
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         #[expect(
             unsafe_code,
             reason = "a hint that reads nothing, of a place that is there"
@@ -34,13 +33,10 @@ pub(super) fn prefetch<T>(it: &T) {
 pub(super) fn places_of(value: u32, all: &[u32; 8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::_mm_cmpeq_epi32;
-        use std::arch::x86_64::_mm_movemask_epi8;
-        use std::arch::x86_64::_mm_packs_epi16;
-        use std::arch::x86_64::_mm_packs_epi32;
-        use std::arch::x86_64::_mm_set_epi32;
-        use std::arch::x86_64::_mm_set1_epi32;
-        use std::arch::x86_64::_mm_setzero_si128;
+        use std::arch::x86_64::{
+            _mm_cmpeq_epi32, _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32, _mm_set_epi32,
+            _mm_set1_epi32, _mm_setzero_si128,
+        };
         // The loads become two.
         let [a, b, c, d, e, f, g, h] = all.map(u32::cast_signed);
         #[expect(

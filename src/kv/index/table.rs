@@ -5,9 +5,7 @@
 //! stays. A full table is replaced by a larger one; readers of the old one finish there.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Acquire;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::pages::PageId;
 use super::simd::prefetch;

@@ -9,27 +9,16 @@ mod tree;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::Shared;
-use super::holders::Mark;
-use super::holders::NOBODY;
-use super::holders::Registry;
-use super::holders::Slot;
-use super::holders::TREES_MAX;
+use super::holders::{Mark, NOBODY, Registry, Slot, TREES_MAX};
 use super::names::Names;
-use super::pages::BlockId;
-use super::pages::CHUNK;
-use super::pages::NONE;
-use super::pages::PageId;
-use super::pages::Pages;
-use super::pages::place_of;
+use super::pages::{BlockId, CHUNK, NONE, PageId, Pages, place_of};
 use super::simd::prefetch;
 use super::table::Table;
 use crate::ids::WorkerId;
-use crate::kv::block::Path;
-use crate::kv::block::STRETCH;
+use crate::kv::block::{Path, STRETCH};
 use crate::kv::event::Name;
 pub(super) use tree::Known;
 

@@ -1,16 +1,9 @@
 //! A batch -> the bytes that an engine publishes for it, in each layout that engines use or have used.
 //! The pretend engine speaks with it, and the decoder is tested with it.
 
-use rmp::encode;
-use rmp::encode::ByteBuf;
+use rmp::encode::{self, ByteBuf};
 
-use crate::kv::event::Batch;
-use crate::kv::event::Event;
-use crate::kv::event::ExtraKey;
-use crate::kv::event::Medium;
-use crate::kv::event::Name;
-use crate::kv::event::Removed;
-use crate::kv::event::Stored;
+use crate::kv::event::{Batch, Event, ExtraKey, Medium, Name, Removed, Stored};
 
 /// How one release and its settings lay a batch out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

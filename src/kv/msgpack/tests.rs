@@ -1,10 +1,7 @@
 use proptest::option::of as some;
 use proptest::prelude::*;
 
-use super::encode::Events;
-use super::encode::Hashes;
-use super::encode::Layout;
-use super::encode::encode;
+use super::encode::{Events, Hashes, Layout, encode};
 use super::*;
 
 const LAYOUTS: [Layout; 4] = [

@@ -3,44 +3,26 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use prometheus::GaugeVec;
-use prometheus::IntCounterVec;
-use prometheus::IntGaugeVec;
-use rustc_hash::FxHashMap;
-use rustc_hash::FxHashSet;
+use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 use smallvec::SmallVec;
 use tokio::sync::mpsc;
-use tracing::info;
-use tracing::warn;
+use tracing::{info, warn};
 
-use super::Book;
-use super::Made;
-use super::Outcome;
-use super::Run;
-use super::Settings;
-use super::Subject;
-use super::Turn;
 use super::difference::Difference;
-use crate::ids::Model;
-use crate::ids::WorkerId;
-use crate::kv::block;
-use crate::kv::block::Local;
-use crate::kv::block::Root;
+use super::{Book, Made, Outcome, Run, Settings, Subject, Turn};
+use crate::ids::{Model, WorkerId};
+use crate::kv::block::{self, Local, Root};
 use crate::kv::forest::Forest;
-use crate::kv::index::Depth;
-use crate::kv::index::Index;
-use crate::kv::subscriber::Board;
-use crate::kv::subscriber::Standing;
+use crate::kv::index::{Depth, Index};
+use crate::kv::subscriber::{Board, Standing};
 use crate::observe;
 use crate::observe::metrics::Registry;
 

@@ -2,10 +2,7 @@
 //! load, which is as of the moment of sending.
 
 use bytes::Buf;
-use prost::encoding::DecodeContext;
-use prost::encoding::WireType;
-use prost::encoding::decode_key;
-use prost::encoding::skip_field;
+use prost::encoding::{DecodeContext, WireType, decode_key, skip_field};
 use xxhash_rust::xxh3::Xxh3;
 
 /// The field of `KvEventBatch` that is left out.

@@ -1,22 +1,11 @@
 //! A message -> events.
 
 use super::Message;
-use super::message;
-use super::message::KvCacheLocality;
-use super::message::KvCacheTier;
 use super::message::kv_block_extra_key::Key;
 use super::message::kv_cache_event::Data;
-use crate::kv::event::Batch;
-use crate::kv::event::Event;
-use crate::kv::event::ExtraKey;
-use crate::kv::event::Load;
-use crate::kv::event::Medium;
-use crate::kv::event::Name;
-use crate::kv::event::Place;
-use crate::kv::event::Removed;
-use crate::kv::event::Stored;
-use crate::kv::source::Chunk;
-use crate::kv::source::Undecodable;
+use super::message::{self, KvCacheLocality, KvCacheTier};
+use crate::kv::event::{Batch, Event, ExtraKey, Load, Medium, Name, Place, Removed, Stored};
+use crate::kv::source::{Chunk, Undecodable};
 
 pub(super) fn message(message: message::KvEventBatch) -> Result<Message, Undecodable> {
     let rank = message.dp_rank.map(u32::try_from).transpose();

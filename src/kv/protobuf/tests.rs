@@ -1,13 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kv::event::Event;
-use crate::kv::event::ExtraKey;
-use crate::kv::event::Medium;
-use crate::kv::event::Name;
-use crate::kv::event::Place;
-use crate::kv::event::Removed;
-use crate::kv::event::Stored;
+use crate::kv::event::{Event, ExtraKey, Medium, Name, Place, Removed, Stored};
 
 fn word() -> impl Strategy<Value = Box<str>> {
     "[a-z]{0,4}".prop_map(Into::into)

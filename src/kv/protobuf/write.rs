@@ -5,19 +5,10 @@ use std::fmt;
 use bytes::Bytes;
 use prost::Message as _;
 
-use super::message;
-use super::message::KvCacheLocality;
-use super::message::KvCacheTier;
 use super::message::kv_block_extra_key::Key;
 use super::message::kv_cache_event::Data;
-use crate::kv::event::Batch;
-use crate::kv::event::Event;
-use crate::kv::event::ExtraKey;
-use crate::kv::event::Medium;
-use crate::kv::event::Name;
-use crate::kv::event::Place;
-use crate::kv::event::Removed;
-use crate::kv::event::Stored;
+use super::message::{self, KvCacheLocality, KvCacheTier};
+use crate::kv::event::{Batch, Event, ExtraKey, Medium, Name, Place, Removed, Stored};
 use crate::kv::source::Chunk;
 
 /// Why an event has no message that says the same.

@@ -2,16 +2,9 @@
 
 use std::time::Instant;
 
-use super::Phase;
-use super::QUESTIONS_MAX;
-use super::Question;
-use super::Stream;
-use super::follows;
 use super::memory::Known;
-use super::words::Numbered;
-use super::words::Reason;
-use super::words::Reset;
-use super::words::Steps;
+use super::words::{Numbered, Reason, Reset, Steps};
+use super::{Phase, QUESTIONS_MAX, Question, Stream, follows};
 
 impl<T> Stream<T> {
     pub fn on_replayed(&mut self, now: Instant, frame: Numbered<T>) -> Steps<T> {

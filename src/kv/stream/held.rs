@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::words::Numbered;
-use super::words::Settings;
+use super::words::{Numbered, Settings};
 
 #[derive(Clone, Debug)]
 pub(super) struct Held<T> {

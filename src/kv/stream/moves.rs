@@ -1,26 +1,14 @@
 //! The moves that a stream's inputs are made of.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::super::source::Chunk;
-use super::Answer;
-use super::CONTRADICTIONS_MAX;
-use super::Listing;
-use super::Phase;
-use super::QUESTIONS_MAX;
-use super::Question;
-use super::REFUSALS_MAX;
-use super::Stream;
-use super::follows;
 use super::memory::Known;
-use super::words::Doubt;
-use super::words::Numbered;
-use super::words::Reason;
-use super::words::Reset;
-use super::words::State;
-use super::words::Step;
-use super::words::Steps;
+use super::words::{Doubt, Numbered, Reason, Reset, State, Step, Steps};
+use super::{
+    Answer, CONTRADICTIONS_MAX, Listing, Phase, QUESTIONS_MAX, Question, REFUSALS_MAX, Stream,
+    follows,
+};
+use crate::kv::source::Chunk;
 
 impl<T> Stream<T> {
     /// A live batch while nothing speaks against the process.

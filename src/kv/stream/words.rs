@@ -2,13 +2,11 @@
 
 use std::time::Instant;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::super::event::Batch;
-use super::super::source::Chunk;
-use super::super::source::Frame;
+use crate::kv::event::Batch;
+use crate::kv::source::{Chunk, Frame};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -1,31 +1,22 @@
 //! Where every rank's subscriber says how it stands: for operators, and for routing.
 
-use std::collections::BTreeMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
-use arc_swap::Guard;
+use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::super::event::Batch;
-use super::super::event::Event;
-use super::super::event::Tier;
-use super::super::parity::difference::Heard;
-use super::super::radix::Copies;
-use super::super::stream::Counts;
-use super::super::stream::Reason;
-use super::super::stream::State;
 use super::rate::Rate;
 use crate::ids::WorkerId;
+use crate::kv::event::{Batch, Event, Tier};
+use crate::kv::parity::difference::Heard;
+use crate::kv::radix::Copies;
+use crate::kv::stream::{Counts, Reason, State};
 use crate::observe;
 
 /// How one rank of one worker stands.

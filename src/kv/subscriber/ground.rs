@@ -4,21 +4,11 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::super::admit::Admit;
-use super::super::admit::Change;
-use super::super::admit::Filtered;
-use super::super::admit::Harm;
-use super::super::admit::harm_of_store;
-use super::super::event::Batch;
-use super::super::event::Event;
-use super::super::event::Name;
-use super::super::event::Tier;
-use super::super::forest::Forest;
-use super::super::radix::After;
-use super::super::radix::Copies;
-use super::super::radix::Tree;
-use crate::ids::Model;
-use crate::ids::WorkerId;
+use crate::ids::{Model, WorkerId};
+use crate::kv::admit::{Admit, Change, Filtered, Harm, harm_of_store};
+use crate::kv::event::{Batch, Event, Name, Tier};
+use crate::kv::forest::Forest;
+use crate::kv::radix::{After, Copies, Tree};
 
 /// What one batch did.
 #[derive(Debug, Default)]

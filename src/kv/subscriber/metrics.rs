@@ -3,20 +3,14 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use prometheus::Gauge;
-use prometheus::GaugeVec;
-use prometheus::Histogram;
-use prometheus::HistogramVec;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
-use prometheus::IntGauge;
-use prometheus::IntGaugeVec;
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+};
 use rustc_hash::FxHashMap;
 
-use super::super::admit::Filtered;
-use super::super::event::Tier;
-use super::super::stream::Counts;
-use super::super::stream::Reset;
+use crate::kv::admit::Filtered;
+use crate::kv::event::Tier;
+use crate::kv::stream::{Counts, Reset};
 use crate::observe::metrics::Registry;
 
 /// Seconds, from an idle router beside its engine to one that cannot keep up.

@@ -1,7 +1,6 @@
 //! How many things happened lately, a second.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Long enough to be read, short enough to be now.
 const SECONDS: usize = 10;

@@ -1,18 +1,13 @@
 //! What a subscriber tells of itself: counters, the board, logs.
 
-use std::time::Instant;
-use std::time::SystemTime;
-use std::time::UNIX_EPOCH;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use tracing::info;
-use tracing::warn;
+use tracing::{info, warn};
 
-use super::super::event::Batch;
-use super::super::event::Tier;
-use super::super::source::Frame;
-use super::TELL;
-use super::Task;
 use super::ground::Tally;
+use super::{TELL, Task};
+use crate::kv::event::{Batch, Tier};
+use crate::kv::source::Frame;
 use crate::observe;
 
 impl Task {

@@ -3,23 +3,12 @@ use std::num::NonZeroU32;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::super::admit::Filtered;
-use super::super::block;
-use super::super::event::Event;
-use super::super::event::Medium;
-use super::super::event::Name;
-use super::super::event::Place;
-use super::super::event::Removed;
-use super::super::event::Stored;
-use super::super::event::Tier;
-use super::super::forest;
-use super::super::radix::After;
-use super::super::radix::Copies;
-use super::super::radix::NewBlock;
-use super::super::source::Chunk;
-use super::super::source::Frame;
-use super::super::source::Undecodable;
 use super::*;
+use crate::kv::admit::Filtered;
+use crate::kv::event::{Event, Medium, Name, Place, Removed, Stored, Tier};
+use crate::kv::radix::{After, Copies, NewBlock};
+use crate::kv::source::{Chunk, Frame, Undecodable};
+use crate::kv::{block, forest};
 use crate::observe::metrics::Registry;
 
 /// Says what the test says, and tells it what was asked.

@@ -1,8 +1,7 @@
 //! Something that goes wrong again and again, and is worth a word in the log when it does so in
 //! another way.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What comes from engines must not fill a log, whatever it is.
 const PAUSE: Duration = Duration::from_secs(10);

@@ -4,28 +4,17 @@
 //! Holds no queue. What is not asked for stays in the sockets' buffers, and then with the peer: a
 //! publisher that may not wait drops messages, which shows as a gap in their numbers.
 
-use std::fmt;
-use std::io;
 use std::time::Duration;
+use std::{fmt, io};
 
 use bytes::BytesMut;
-use socket2::SockRef;
-use socket2::TcpKeepalive;
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
-use tokio::time::sleep_until;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Endpoint;
-use super::Settings;
-use super::zmtp::Bounds;
-use super::zmtp::Fault;
-use super::zmtp::Heard;
-use super::zmtp::Parts;
-use super::zmtp::Role;
-use super::zmtp::Session;
+use super::zmtp::{Bounds, Fault, Heard, Parts, Role, Session};
+use super::{Endpoint, Settings};
 
 /// Read at once; a batch of a busy engine is smaller.
 const READ_BYTES: usize = 64 * 1_024;

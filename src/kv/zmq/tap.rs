@@ -1,17 +1,11 @@
 //! `warmroute kv tap`: one engine's cache events on standard output, until it cannot be written to.
 
-use std::io;
-use std::io::Write;
+use std::io::{self, Write};
 use std::time::SystemTime;
 
-use super::Metrics;
-use super::Settings;
-use super::Target;
-use super::Zmq;
-use crate::kv::source::Said;
-use crate::kv::source::Source;
-use crate::kv::tap::Style;
-use crate::kv::tap::Tap;
+use super::{Metrics, Settings, Target, Zmq};
+use crate::kv::source::{Said, Source};
+use crate::kv::tap::{Style, Tap};
 use crate::observe::metrics::Registry;
 
 /// Prints what `target` says. A reader that has gone (`| head`) is no error.

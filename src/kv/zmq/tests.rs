@@ -3,22 +3,13 @@
 
 use std::net::SocketAddr;
 
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpListener;
-use tokio::net::TcpSocket;
-use tokio::net::TcpStream;
-use zeromq::PubSocket;
-use zeromq::RouterSocket;
-use zeromq::Socket;
-use zeromq::SocketRecv;
-use zeromq::SocketSend;
-use zeromq::ZmqMessage;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
 use super::*;
 use crate::kv::event::Batch;
-use crate::kv::msgpack::encode::Layout;
-use crate::kv::msgpack::encode::encode;
+use crate::kv::msgpack::encode::{Layout, encode};
 
 const ANY: &str = "tcp://127.0.0.1:0";
 

@@ -6,10 +6,7 @@
 
 use std::fmt;
 
-use bytes::Buf;
-use bytes::BufMut;
-use bytes::Bytes;
-use bytes::BytesMut;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use smallvec::SmallVec;
 
 /// The frames of one message.

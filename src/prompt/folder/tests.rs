@@ -2,8 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::prompt::Api;
-use crate::prompt::render::Prompt;
-use crate::prompt::render::Unknown;
+use crate::prompt::render::{Prompt, Unknown};
 
 /// A folder that goes with the test.
 struct Model(PathBuf);

@@ -1,12 +1,9 @@
 //! A chat completion's body, as its template is given it.
 
 use serde::Deserialize;
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::Chat;
-use super::Options;
-use super::Unknown;
+use super::{Chat, Options, Unknown};
 
 #[derive(Deserialize)]
 struct Body {

@@ -4,9 +4,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::Prompt;
-use super::Text;
-use super::Unknown;
+use super::{Prompt, Text, Unknown};
 
 #[derive(Deserialize)]
 struct Body {

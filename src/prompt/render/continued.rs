@@ -1,8 +1,7 @@
 //! A last message that the model is to go on with: the template renders it as finished, and what it
 //! puts after the message's own text is cut off again, as `transformers` does it.
 
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::Unknown;
 

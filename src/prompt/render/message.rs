@@ -1,8 +1,7 @@
 //! A conversation's messages as vLLM hands them to a template: contents as one text or as parts, call
 //! arguments as objects, only the keys that it knows.
 
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::Unknown;
 use crate::prompt::template::ContentFormat;

@@ -2,12 +2,9 @@
 //! one message may be several (what an assistant thought, said and called).
 
 use serde::Deserialize;
-use serde_json::Map;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::Chat;
-use super::Options;
-use super::Unknown;
+use super::{Chat, Options, Unknown};
 
 #[derive(Deserialize)]
 struct Body {

@@ -5,14 +5,9 @@
 //! a loop over that one's `content` means parts. A macro's parameter counts when a message's content is
 //! handed to it. Loops or sets that unpack several names make the engine give up, and so do we: text.
 
-use minijinja::machinery::ast::CallArg;
-use minijinja::machinery::ast::Expr;
-use minijinja::machinery::ast::ForLoop;
-use minijinja::machinery::ast::Macro;
-use minijinja::machinery::ast::Stmt;
+use minijinja::machinery::ast::{CallArg, Expr, ForLoop, Macro, Stmt};
 use minijinja::syntax::SyntaxConfig;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How a message's content is handed to a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,13 +5,8 @@
 use std::fmt::Write;
 
 use jiff::tz::TimeZone;
-use minijinja::Environment;
-use minijinja::Error;
-use minijinja::ErrorKind;
-use minijinja::State;
-use minijinja::Value;
-use minijinja::value::Kwargs;
-use minijinja::value::ValueKind;
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 /// JSON in JSON: beyond any schema, and before our own stack ends.
 const DEPTH_MAX: usize = 128;

@@ -1,12 +1,9 @@
 use proptest::prelude::*;
-use serde_json::Map;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::*;
 use crate::prompt::cache;
-use crate::prompt::render::Options;
-use crate::prompt::render::Templates;
+use crate::prompt::render::{Options, Templates};
 use crate::prompt::template::Template;
 use crate::prompt::vocabulary::tests::vocabulary;
 

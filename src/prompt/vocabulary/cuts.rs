@@ -14,8 +14,7 @@
 //! is made in texts without added tokens, at the first such place after `PIECE_BYTES`: what is added at
 //! the end of a text moves no earlier cut.
 
-use aho_corasick::AhoCorasick;
-use aho_corasick::MatchKind;
+use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 
 /// Long enough that finding a piece costs little beside its length, short enough that a turn that

@@ -137,11 +137,7 @@ mod tests {
     use super::*;
     use crate::fleet::breaker;
     use crate::relay::KnownBy;
-    use crate::routing::Cached;
-    use crate::routing::Request;
-    use crate::routing::Settings;
-    use crate::routing::State;
-    use crate::routing::cost;
+    use crate::routing::{Cached, Request, Settings, State, cost};
 
     fn score(name: &str, cached: Cached, pending_tokens: u64) -> Score {
         let state = State {

@@ -6,17 +6,11 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use serde::Deserialize;
-use serde::de;
-use serde::de::DeserializeSeed;
-use serde::de::IgnoredAny;
-use serde::de::MapAccess;
-use serde::de::Visitor;
+use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
-use super::Params;
-use super::Transfer;
-use super::dialect;
+use super::{Params, Transfer, dialect};
 use crate::prompt::Api;
 
 /// Why a request must run on one worker.

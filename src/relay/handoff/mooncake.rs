@@ -1,12 +1,7 @@
 //! vLLM's `MooncakeConnector`: both legs carry one id, which the router makes, and the decode leg says
 //! where the prefill worker is met. The prefill leg's answer says nothing of it.
 
-use super::Answer;
-use super::Dialect;
-use super::Told;
-use super::Transfer;
-use super::Unhanded;
-use super::quoted;
+use super::{Answer, Dialect, Told, Transfer, Unhanded, quoted};
 
 #[derive(Debug)]
 pub(super) struct Mooncake;

@@ -7,12 +7,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Answer;
-use super::Dialect;
-use super::Told;
-use super::Transfer;
-use super::Unhanded;
-use super::quoted;
+use super::{Answer, Dialect, Told, Transfer, Unhanded, quoted};
 
 #[derive(Debug)]
 pub(super) struct Nixl;

@@ -1,7 +1,6 @@
 use bytes::Bytes;
 use proptest::prelude::*;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 

@@ -1,16 +1,12 @@
 //! What is read of the two legs' answers before anything is passed on: all of the first, and of the second up to
 //! its first token.
 
-use bytes::Bytes;
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 
 use super::Unopened;
 use crate::prompt::Api;
-use crate::relay::direct;
-use crate::relay::handoff;
-use crate::relay::headers;
-use crate::relay::opening::Opening;
-use crate::relay::opening::Seen;
+use crate::relay::opening::{Opening, Seen};
+use crate::relay::{direct, handoff, headers};
 
 /// The rest of an answer, behind its first piece, within its limits.
 pub(super) async fn read_whole(answer: &mut direct::Answer) -> Result<Bytes, direct::Error> {

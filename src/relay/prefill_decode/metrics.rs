@@ -1,9 +1,6 @@
 //! What is counted of split requests: of all, and of each model.
 
-use prometheus::Histogram;
-use prometheus::HistogramVec;
-use prometheus::IntCounter;
-use prometheus::IntCounterVec;
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
 
 use crate::ids::Model;
 use crate::observe::metrics;

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::fleet::handoff::Connector;
 use crate::routing::pair;

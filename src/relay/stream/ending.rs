@@ -2,8 +2,7 @@
 
 use bytes::Bytes;
 use memchr::memmem;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::http::sse;
 use crate::prompt::Api;

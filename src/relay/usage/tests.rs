@@ -1,11 +1,9 @@
 use proptest::prelude::*;
-use serde_json::Map;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
-use super::super::handoff::recorded;
 use super::*;
 use crate::fleet::handoff::Connector;
+use crate::relay::handoff::recorded;
 
 /// What passes of an answer that comes in pieces of these lengths, again and again.
 fn passed(answer: &[u8], is_events: bool, cached_tokens: u64, lengths: &[usize]) -> Vec<u8> {

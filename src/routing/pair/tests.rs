@@ -1,9 +1,8 @@
 use proptest::prelude::*;
 
-use super::super::Settings as Routing;
-use super::super::policy::tests::ALL;
-use super::super::policy::tests::Table;
 use super::*;
+use crate::routing::Settings as Routing;
+use crate::routing::policy::tests::{ALL, Table};
 
 const SETTINGS: Settings = Settings {
     remote_prefill_min_tokens: 256,

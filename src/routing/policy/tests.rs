@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
-use super::super::State;
 use super::*;
+use crate::routing::State;
 
 /// The plainest view: a table.
 #[derive(Clone, Debug, Default)]

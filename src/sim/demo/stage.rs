@@ -1,23 +1,20 @@
 //! A fleet of pretend engines and a router in front of it, all in this process and on real sockets.
 
 use std::io;
-use std::net::Ipv4Addr;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 
 use crate::app::App;
-use crate::config;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::fleet::Role;
 use crate::fleet::discovery::Listed;
 use crate::fleet::handoff::Connector;
 use crate::http::drain::Tasks;
 use crate::relay::prefill_decode;
-use crate::routing;
-use crate::routing::Policy;
+use crate::routing::{self, Policy};
 use crate::sim::worker;
 
 pub(super) const MODEL: &str = "sim";

@@ -4,19 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
-use http_body_util::Full;
-use hyper::Request;
-use hyper::StatusCode;
-use hyper::header;
+use http_body_util::{BodyExt, Full};
+use hyper::{Request, StatusCode, header};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::stage::MODEL;
-use super::workload::Dialogue;
-use super::workload::User;
-use crate::http::client;
-use crate::http::client::Pool;
+use super::workload::{Dialogue, User};
+use crate::http::client::{self, Pool};
 use crate::http::sse::Decoder;
 use crate::observe;
 use crate::sim::report::Sample;

@@ -5,13 +5,11 @@
 //! requests that compute the same content fill two blocks under one name, so a name can be stored
 //! several times and is removed once for each copy. The cache knows nothing of time or requests.
 
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The name of a full block: a chain over its own tokens and all tokens before it.

@@ -1,7 +1,6 @@
 //! The ways in which a handoff between engines can go wrong. Plain data, as the other faults.
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// In JSON, a switch that is not named is off.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

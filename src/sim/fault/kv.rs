@@ -3,8 +3,7 @@
 
 use std::num::NonZeroU64;
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// In JSON, a switch that is not named is off.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,8 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::lru::Lru;
-use super::workload::Job;
-use super::workload::tokens_of;
+use super::workload::{Job, tokens_of};
 use crate::ids::BlockHash;
 
 #[derive(Debug)]
@@ -82,10 +81,9 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use super::super::workload;
-    use super::super::workload::tests::entry;
-    use super::super::workload::tests::shape;
     use super::*;
+    use crate::sim::replay::workload;
+    use crate::sim::replay::workload::tests::{entry, shape};
 
     #[test]
     fn prompts_are_computed_in_turn_and_only_what_is_not_cached() {

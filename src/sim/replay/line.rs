@@ -3,8 +3,7 @@
 use std::str::FromStr;
 
 use super::formula::Formula;
-use crate::routing;
-use crate::routing::Policy;
+use crate::routing::{self, Policy};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Line {

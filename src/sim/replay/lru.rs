@@ -3,8 +3,7 @@
 use hashlink::LinkedHashMap;
 use rustc_hash::FxBuildHasher;
 
-use crate::ids::Block;
-use crate::ids::BlockHash;
+use crate::ids::{Block, BlockHash};
 
 /// Who holds a block holds all before it, since a prompt's end grows old before its start.
 #[derive(Debug)]

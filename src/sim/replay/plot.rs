@@ -5,9 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use super::line::Line;
-use super::result::Report;
-use super::result::Row;
-use super::result::seconds;
+use super::result::{Report, Row, seconds};
 use crate::routing::Policy;
 use crate::sim::report;
 
@@ -221,10 +219,10 @@ fn line(x1: f64, y1: f64, x2: f64, y2: f64, class: &str) -> String {
 mod tests {
     use serde_json::Value;
 
-    use super::super::formula::Formula;
-    use super::super::result::TraceFacts;
-    use super::super::result::tests::row;
     use super::*;
+    use crate::sim::replay::formula::Formula;
+    use crate::sim::replay::result::TraceFacts;
+    use crate::sim::replay::result::tests::row;
 
     fn report(policies: Vec<Row>) -> Report {
         Report {

@@ -172,11 +172,11 @@ pub(super) fn seconds(seconds: f64) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::formula::Formula;
     use super::*;
     use crate::routing::Policy;
+    use crate::sim::replay::formula::Formula;
 
-    pub(in super::super) fn row(line: Line, first_ms: &[u64]) -> Row {
+    pub(in crate::sim::replay) fn row(line: Line, first_ms: &[u64]) -> Row {
         let first_tokens = first_ms.iter().copied().map(Duration::from_millis);
         let outcome = Outcome {
             first_tokens: first_tokens.collect(),

@@ -2,8 +2,7 @@
 //! real decision over both.
 
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -11,20 +10,12 @@ use smallvec::SmallVec;
 use super::formula::Candidate;
 use super::line::Line;
 use super::told::Told;
-use super::workload::Job;
-use super::workload::tokens_of;
+use super::workload::{Job, tokens_of};
 use crate::ids::WorkerId;
-use crate::kv::expected;
-use crate::kv::expected::Coming;
-use crate::kv::expected::Expected;
-use crate::kv::predicted;
-use crate::kv::predicted::Predicted;
+use crate::kv::expected::{self, Coming, Expected};
+use crate::kv::predicted::{self, Predicted};
 use crate::observe::metrics::Registry;
-use crate::routing;
-use crate::routing::Cached;
-use crate::routing::Request;
-use crate::routing::State;
-use crate::routing::View;
+use crate::routing::{self, Cached, Request, State, View};
 
 /// What routers know of caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]

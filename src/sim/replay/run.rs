@@ -2,18 +2,12 @@
 //! it when they would.
 
 use std::num::NonZeroU32;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::engine::Change;
-use super::engine::Computed;
-use super::engine::Engine;
-use super::router;
-use super::router::News;
-use super::router::Router;
+use super::engine::{Change, Computed, Engine};
+use super::router::{self, News, Router};
 use super::told::Told;
-use super::workload;
-use super::workload::Job;
+use super::workload::{self, Job};
 use crate::sim::world::World;
 
 /// Between two clean-ups of the routers, which have them every second or so.

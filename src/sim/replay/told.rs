@@ -5,21 +5,13 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::engine::Change;
-use super::workload::Job;
-use super::workload::tokens_of;
-use crate::ids::BlockHash;
-use crate::ids::Model;
-use crate::ids::WorkerId;
+use super::workload::{Job, tokens_of};
+use crate::ids::{BlockHash, Model, WorkerId};
 use crate::kv::block::Root;
-use crate::kv::event::Name;
-use crate::kv::event::Tier;
-use crate::kv::forest::Forest;
-use crate::kv::forest::Settings;
+use crate::kv::event::{Name, Tier};
+use crate::kv::forest::{Forest, Settings};
 use crate::kv::index::Index;
-use crate::kv::radix::After;
-use crate::kv::radix::Copies;
-use crate::kv::radix::NewBlock;
-use crate::kv::radix::Tree;
+use crate::kv::radix::{After, Copies, NewBlock, Tree};
 use crate::observe::metrics::Registry;
 
 #[derive(Debug)]
@@ -89,11 +81,10 @@ fn name(path: BlockHash) -> Name {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::lru::Lru;
-    use super::super::workload;
-    use super::super::workload::tests::entry;
-    use super::super::workload::tests::shape;
     use super::*;
+    use crate::sim::replay::lru::Lru;
+    use crate::sim::replay::workload;
+    use crate::sim::replay::workload::tests::{entry, shape};
 
     proptest! {
         /// Through stores and removals, what is known is what the caches hold.

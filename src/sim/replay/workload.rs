@@ -8,11 +8,8 @@ use fastrand::Rng;
 
 use super::lru::Lru;
 use crate::ids::Block;
-use crate::kv::block;
-use crate::kv::block::Local;
-use crate::kv::block::Root;
-use crate::kv::expected;
-use crate::kv::expected::Marks;
+use crate::kv::block::{self, Local, Root};
+use crate::kv::expected::{self, Marks};
 use crate::sim::trace::Entry;
 
 /// One request of the replay.
@@ -109,7 +106,7 @@ pub(super) fn tokens_of(prompt: &[Block], blocks: usize) -> u32 {
 pub(super) mod tests {
     use super::*;
 
-    pub(in super::super) fn entry(at_ms: u64, tokens: u32, blocks: &[u64]) -> Entry {
+    pub(in crate::sim::replay) fn entry(at_ms: u64, tokens: u32, blocks: &[u64]) -> Entry {
         Entry {
             at: Duration::from_millis(at_ms),
             input_tokens: tokens,
@@ -118,7 +115,7 @@ pub(super) mod tests {
         }
     }
 
-    pub(in super::super) fn shape() -> Shape {
+    pub(in crate::sim::replay) fn shape() -> Shape {
         Shape {
             block_tokens: NonZeroU32::new(10).unwrap(),
             speed: 1.0,

@@ -1,9 +1,7 @@
 //! What must be true at each step, and at the end.
 
-use super::Broken;
-use super::Fleet;
-use crate::store::Key;
-use crate::store::Status;
+use super::{Broken, Fleet};
+use crate::store::{Key, Status};
 
 impl Fleet {
     pub(super) fn is_settled(&mut self) -> bool {

@@ -1,24 +1,12 @@
 //! Who begins, cancels and deletes responses.
 
-use super::Broken;
-use super::Event;
-use super::Fleet;
-use super::REPLICAS;
-use super::To;
-use super::What;
-use super::key;
 use super::run::hint;
 use super::shop::Ask;
-use crate::api::responses::background::course::Course;
-use crate::api::responses::background::log;
-use crate::store;
-use crate::store::Cancel;
-use crate::store::Fence;
-use crate::store::NewRecord;
-use crate::store::Token;
-use crate::store::record::Begin;
-use crate::store::record::Content;
-use crate::store::record::Retention;
+use super::{Broken, Event, Fleet, REPLICAS, To, What, key};
+use crate::responses::background::course::Course;
+use crate::responses::background::log;
+use crate::store::record::{Begin, Content, Retention};
+use crate::store::{self, Cancel, Fence, NewRecord, Token};
 
 impl Fleet {
     /// A replica that takes requests.

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use super::CALM;
-use super::REPLICAS;
 use super::shop::Ask;
+use super::{CALM, REPLICAS};
 
 /// One thing that goes wrong.
 #[derive(Clone, Copy, Debug)]

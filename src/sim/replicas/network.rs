@@ -2,22 +2,11 @@
 
 use std::time::Duration;
 
-use super::Broken;
-use super::CALM;
-use super::Event;
-use super::Fleet;
-use super::PAUSE;
-use super::To;
-use super::What;
 use super::faults::Fault;
-use super::key;
-use super::shop::Ask;
-use super::shop::Said;
-use crate::api::responses::background::course::Stop;
-use crate::api::responses::background::course::Then;
-use crate::store;
-use crate::store::Adoption;
-use crate::store::Cancelled;
+use super::shop::{Ask, Said};
+use super::{Broken, CALM, Event, Fleet, PAUSE, To, What, key};
+use crate::responses::background::course::{Stop, Then};
+use crate::store::{self, Adoption, Cancelled};
 
 impl Fleet {
     /// On its way to the store.

@@ -3,33 +3,14 @@
 
 use std::time::Duration;
 
-use super::ATTEMPTS_MAX;
-use super::Broken;
-use super::Event;
-use super::Fleet;
-use super::NUMBERS;
-use super::To;
-use super::What;
-use super::key;
-use super::run::Act;
-use super::run::Run;
-use super::run::Word;
-use super::shop::Ask;
-use super::shop::Said;
-use crate::api::responses::background::course::Course;
-use crate::api::responses::background::course::Stop;
-use crate::api::responses::background::plan::Left;
-use crate::api::responses::background::plan::Plan;
-use crate::api::responses::background::plan::plan;
-use crate::api::responses::background::table::Refused;
-use crate::store;
-use crate::store::Cursor;
-use crate::store::Fence;
-use crate::store::Key;
-use crate::store::Orphan;
-use crate::store::Owner;
-use crate::store::Status;
+use super::run::{Act, Run, Word};
+use super::shop::{Ask, Said};
+use super::{ATTEMPTS_MAX, Broken, Event, Fleet, NUMBERS, To, What, key};
+use crate::responses::background::course::{Course, Stop};
+use crate::responses::background::plan::{Left, Plan, plan};
+use crate::responses::background::table::Refused;
 use crate::store::lease::Step;
+use crate::store::{self, Cursor, Fence, Key, Orphan, Owner, Status};
 
 impl Fleet {
     pub(super) fn on_replica(&mut self, at: usize, what: What) -> Result<(), Broken> {

@@ -2,23 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::Broken;
-use super::Event;
-use super::Fleet;
-use super::REPLICAS;
-use super::To;
-use super::shop::Ask;
-use super::shop::Said;
-use super::voice;
-use super::voice::END;
-use super::voice::Heard;
-use crate::api::responses::background::course::FIRST_EVENTS;
-use crate::api::responses::background::course::Tail;
-use crate::api::responses::background::reading::Next;
-use crate::api::responses::background::reading::Reading;
-use crate::store::Key;
-use crate::store::Status;
+use super::shop::{Ask, Said};
+use super::voice::{self, END, Heard};
+use super::{Broken, Event, Fleet, REPLICAS, To};
+use crate::responses::background::course::{FIRST_EVENTS, Tail};
+use crate::responses::background::reading::{Next, Reading};
 use crate::store::log::Kept;
+use crate::store::{Key, Status};
 
 /// Read at once from memory.
 const TAIL_BYTES: usize = 64;

@@ -4,22 +4,12 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::shop::Ask;
-use super::shop::Said;
+use super::shop::{Ask, Said};
 use super::voice::Voice;
-use crate::api::responses::background::course::Course;
-use crate::api::responses::background::course::Step;
-use crate::api::responses::background::course::Stop;
-use crate::api::responses::background::course::Then;
-use crate::api::responses::background::log;
-use crate::store::Amend;
-use crate::store::Fence;
-use crate::store::Final;
-use crate::store::Hint;
-use crate::store::Key;
-use crate::store::Status;
-use crate::store::Token;
+use crate::responses::background::course::{Course, Step, Stop, Then};
+use crate::responses::background::log;
 use crate::store::record::Content;
+use crate::store::{Amend, Fence, Final, Hint, Key, Status, Token};
 
 /// What an engine says.
 #[derive(Clone, Copy, Debug)]

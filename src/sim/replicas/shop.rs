@@ -3,43 +3,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering;
-use std::task::Context;
-use std::task::Poll;
-use std::task::Waker;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use super::Broken;
-use crate::api::responses::background::log;
 use crate::observe::metrics::Registry;
-use crate::store;
-use crate::store::Adoption;
-use crate::store::Amend;
-use crate::store::Asked;
-use crate::store::Batch;
-use crate::store::Cancel;
-use crate::store::Cancelled;
-use crate::store::Cas;
-use crate::store::Cursor;
-use crate::store::Deleted;
-use crate::store::Events;
-use crate::store::Fence;
-use crate::store::Final;
-use crate::store::Keep;
-use crate::store::Key;
-use crate::store::Lost;
-use crate::store::NewRecord;
-use crate::store::Notice;
-use crate::store::Orphan;
-use crate::store::Owner;
-use crate::store::Record;
-use crate::store::ResponseStore;
-use crate::store::Status;
+use crate::responses::background::log;
 use crate::store::log::Kept;
-use crate::store::memory;
-use crate::store::memory::Memory;
+use crate::store::memory::{self, Memory};
+use crate::store::{
+    self, Adoption, Amend, Asked, Batch, Cancel, Cancelled, Cas, Cursor, Deleted, Events, Fence,
+    Final, Keep, Key, Lost, NewRecord, Notice, Orphan, Owner, Record, ResponseStore, Status,
+};
 
 /// What a store is asked.
 #[derive(Clone, Debug)]

@@ -2,14 +2,10 @@
 
 use serde::Serialize;
 
-use super::ask::Api;
-use super::ask::Ask;
-use super::completions;
-use super::handoff::Handed;
-use super::handoff::Received;
+use super::ask::{Api, Ask};
+use super::handoff::{Handed, Received};
 use super::problem::Problem;
-use super::responses;
-use super::tokenizer;
+use super::{completions, responses, tokenizer};
 use crate::sim::engine::Event;
 
 pub(crate) const FINGERPRINT: &str = "vllm-0.32.0-sim";

@@ -12,12 +12,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use self::output::Frame;
-use self::output::Output;
+use self::output::{Frame, Output};
 use super::handoff::Asked;
 use super::problem::Problem;
-use super::tokenizer;
-use super::tokenizer::Turn;
+use super::tokenizer::{self, Turn};
 use crate::sim::engine::cache::Label;
 
 /// Without a limit in the request. Real servers go on to the end of the context; a demo should not.

@@ -4,29 +4,23 @@
 //! learns of it.
 
 use std::collections::VecDeque;
-use std::fmt;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
-use std::task::Poll;
+use std::task::{Context, Poll};
+use std::{fmt, io};
 
 use bytes::Bytes;
-use hyper::body::Body;
-use hyper::body::Frame;
-use hyper::body::SizeHint;
+use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 
 use super::Shared;
 use super::answer::Transcript;
 use super::driver::Ticket;
-use super::generate::Start;
-use super::generate::Started;
+use super::generate::{Start, Started};
 use super::handoff::Grant;
 use super::problem::Problem;
 use super::seen::InFlight;
-use crate::sim::fault::Ending;
-use crate::sim::fault::Faults;
+use crate::sim::fault::{Ending, Faults};
 
 #[derive(Debug)]
 pub(crate) struct AnswerBody {

@@ -2,12 +2,8 @@
 
 use serde::Serialize;
 
-use super::answer::FINGERPRINT;
-use super::answer::Transcript;
-use super::answer::Usage;
-use super::answer::json;
-use super::ask::Api;
-use super::ask::UsageReport;
+use super::answer::{FINGERPRINT, Transcript, Usage, json};
+use super::ask::{Api, UsageReport};
 use super::handoff::Handed;
 
 pub(super) const DONE: &str = "data: [DONE]\n\n";

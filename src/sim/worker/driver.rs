@@ -9,18 +9,11 @@ use std::task::Poll;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::publisher::Outlet;
 use super::ranks::Truth;
-use crate::sim::engine::Counters;
-use crate::sim::engine::Engine;
-use crate::sim::engine::Event;
-use crate::sim::engine::Gauges;
-use crate::sim::engine::Refused;
-use crate::sim::engine::Request;
-use crate::sim::engine::RequestKey;
+use crate::sim::engine::{Counters, Engine, Event, Gauges, Refused, Request, RequestKey};
 
 pub(crate) struct Driver {
     /// By which other engines know it; a new one in each process.

@@ -6,36 +6,20 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::StatusCode;
-use hyper::header;
 use hyper::http::request::Parts;
+use hyper::{StatusCode, header};
 
-use super::Shared;
 use super::answer::Transcript;
-use super::ask;
-use super::ask::Api;
-use super::ask::Ask;
-use super::ask::Context;
-use super::body::AnswerBody;
-use super::body::Events;
+use super::ask::{self, Api, Ask, Context};
+use super::body::{AnswerBody, Events};
 use super::driver::Ticket;
-use super::handoff;
-use super::handoff::Asked;
-use super::handoff::Connector;
-use super::handoff::Grant;
-use super::handoff::Leg;
-use super::handoff::Received;
-use super::lists;
+use super::handoff::{self, Asked, Connector, Grant, Leg, Received};
 use super::problem::Problem;
 use super::seen::InFlight;
-use super::serve;
-use super::serve::Answer;
-use super::serve::LastAnswer;
-use super::tokenizer;
-use crate::sim::engine::Refused;
-use crate::sim::engine::Request;
-use crate::sim::fault::Ending;
-use crate::sim::fault::Faults;
+use super::serve::{self, Answer, LastAnswer};
+use super::{Shared, lists, tokenizer};
+use crate::sim::engine::{Refused, Request};
+use crate::sim::fault::{Ending, Faults};
 
 /// A request on its way into the engine: at once, or once another engine's blocks are here.
 pub(crate) type Start = Pin<Box<dyn Future<Output = Result<Started, Problem>> + Send + Sync>>;

@@ -15,24 +15,15 @@ use std::sync::Arc;
 
 use hashlink::LruCache;
 use parking_lot::Mutex;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-pub(crate) use self::blocks::blocks;
-pub(crate) use self::blocks::bootstrap_page;
-pub(crate) use self::blocks::release;
-pub(crate) use self::fetch::Received;
-pub(crate) use self::fetch::give_up;
-pub(crate) use self::fetch::receive;
+pub(crate) use self::blocks::{blocks, bootstrap_page, release};
+pub(crate) use self::fetch::{Received, give_up, receive};
 pub(crate) use self::grant::Grant;
-pub(crate) use self::params::Asked;
-pub(crate) use self::params::Handed;
-pub(crate) use self::params::Leg;
-pub use self::settings::Connector;
-pub use self::settings::Role;
-pub use self::settings::Settings;
+pub(crate) use self::params::{Asked, Handed, Leg};
+pub use self::settings::{Connector, Role, Settings};
 use super::driver::Driver;
 use crate::sim::engine::RequestKey;
 

@@ -1,14 +1,10 @@
 //! The small answers: models, version, tokens. Pure.
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Settings;
 use super::answer::json;
-use super::ask;
-use super::ask::Api;
-use super::ask::Ask;
-use super::ask::Tokenize;
+use super::ask::{self, Api, Ask, Tokenize};
 use super::problem::Problem;
 
 pub(crate) const VERSION: &str = r#"{"version":"0.32.0"}"#;

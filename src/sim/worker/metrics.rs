@@ -2,9 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::sim::engine::Counters;
-use crate::sim::engine::Gauges;
-use crate::sim::engine::Settings;
+use crate::sim::engine::{Counters, Gauges, Settings};
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=1.0.0; charset=utf-8";
 

@@ -9,19 +9,15 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-use super::ask::Api;
-use super::ask::Prompt;
-use super::ask::Tokenize;
+use super::ask::{Api, Prompt, Tokenize};
 use super::problem::Problem;
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::prompt;
-use crate::prompt::cache;
-use crate::prompt::cache::Cache;
+use crate::prompt::cache::{self, Cache};
 use crate::prompt::folder::Folder;
 use crate::prompt::render::Options;
-use crate::prompt::tokenizer;
-use crate::prompt::tokenizer::Tokenizer;
+use crate::prompt::tokenizer::{self, Tokenizer};
 
 #[derive(Debug)]
 pub(crate) struct OwnTokens(Arc<Tokenizer>);

@@ -5,19 +5,14 @@ use std::io;
 use std::sync::Arc;
 
 use hyper::http::request::Parts;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::Shared;
 use super::answer::json;
-use super::ask;
-use super::ask::Prompt;
-use super::generate;
+use super::ask::{self, Prompt};
 use super::problem::Problem;
-use super::serve;
-use super::serve::Answer;
-use super::tokenizer;
+use super::serve::{self, Answer};
+use super::{Shared, generate, tokenizer};
 use crate::sim::engine::Request;
 use crate::sim::fault::Faults;
 

@@ -10,27 +10,21 @@ mod log;
 mod settings;
 mod sockets;
 
-use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use self::gate::Cutter;
-use self::log::Log;
-use self::log::Numbered;
-pub use self::settings::Endpoint;
-pub use self::settings::Hashes;
-pub use self::settings::Layout;
-pub use self::settings::Settings;
+use self::log::{Log, Numbered};
+pub use self::settings::{Endpoint, Hashes, Layout, Settings};
 use self::sockets::Guarded;
 pub(super) use self::sockets::Publisher;
 use crate::kv::msgpack::encode;

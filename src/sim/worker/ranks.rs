@@ -3,26 +3,19 @@
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hyper::HeaderMap;
-use serde::Deserialize;
-use serde::Serialize;
-use serde_json::Map;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use tokio::task::JoinSet;
 
 use super::driver::Driver;
 use super::problem::Problem;
-use super::publisher;
-use super::publisher::Outlet;
-use super::publisher::Publisher;
+use super::publisher::{self, Outlet, Publisher};
 use super::settings::Settings;
-use crate::sim::engine::Counters;
-use crate::sim::engine::Engine;
-use crate::sim::engine::Gauges;
 use crate::sim::engine::cache::Held;
+use crate::sim::engine::{Counters, Engine, Gauges};
 use crate::sim::fault::kv::KvFaults;
 
 #[derive(Debug)]

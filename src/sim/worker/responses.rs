@@ -6,8 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use self::items::Item;
-use super::answer::Transcript;
-use super::answer::json;
+use super::answer::{Transcript, json};
 use super::handoff::Handed;
 
 // A field of type `()` is always null.

@@ -1,7 +1,6 @@
 //! What the worker remembers of its requests, for tests to look at.
 
-use std::collections::BTreeMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 

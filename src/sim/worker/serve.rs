@@ -3,40 +3,26 @@
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
-use http_body_util::Limited;
-use hyper::Method;
-use hyper::Request;
-use hyper::Response;
-use hyper::StatusCode;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper::header;
-use hyper::header::HeaderValue;
+use hyper::header::{self, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tracing::debug;
 
-use super::Shared;
 use super::answer::json;
-use super::ask;
-use super::ask::Api;
-use super::body::AnswerBody;
-use super::body::CloseAfter;
-use super::generate;
-use super::handoff;
-use super::lists;
-use super::metrics;
-use super::pooling;
+use super::ask::{self, Api};
+use super::body::{AnswerBody, CloseAfter};
 use super::problem::Problem;
-use super::tokenizer;
+use super::{Shared, generate, handoff, lists, metrics, pooling, tokenizer};
 use crate::sim::fault::Faults;
 
 pub(crate) type Answer = Response<AnswerBody>;

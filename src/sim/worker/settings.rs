@@ -1,14 +1,11 @@
 //! The arguments of a pretend engine.
 
-use std::net::Ipv4Addr;
-use std::net::SocketAddr;
-use std::num::NonZeroU16;
-use std::num::NonZeroU32;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::handoff;
-use super::publisher;
+use super::{handoff, publisher};
 use crate::sim::engine;
 use crate::sim::fault::Faults;
 

@@ -7,9 +7,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use xxhash_rust::xxh3::Xxh3;
-use xxhash_rust::xxh3::xxh3_64;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
 const TOKEN_BYTES: usize = 4;
 const VOCABULARY: u64 = 150_000;

@@ -1,7 +1,6 @@
 //! One conversation as it lies in memory.
 
-use std::collections::HashSet;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::mem::size_of;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,18 +8,8 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::room::Cost;
-use crate::store::Claim;
-use crate::store::Error;
-use crate::store::Item;
-use crate::store::Items;
-use crate::store::Lock;
-use crate::store::NewConversation;
-use crate::store::One;
-use crate::store::Page;
-use crate::store::Put;
-use crate::store::Token;
-use crate::store::conversation::Order;
-use crate::store::conversation::TOKENS_MAX;
+use crate::store::conversation::{Order, TOKENS_MAX};
+use crate::store::{Claim, Error, Item, Items, Lock, NewConversation, One, Page, Put, Token};
 
 /// As for a response: node, table, allocator.
 const OVERHEAD_BYTES: usize = size_of::<Conversation>() + 56 + 36 + 64;

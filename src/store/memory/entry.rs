@@ -7,33 +7,14 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::room::Cost;
-use crate::ids::ResponseId;
-use crate::ids::Root;
-use crate::store::Adoption;
-use crate::store::Amend;
-use crate::store::Batch;
-use crate::store::Cancel;
-use crate::store::Cas;
-use crate::store::Events;
-use crate::store::Fence;
-use crate::store::Final;
-use crate::store::Hint;
-use crate::store::Lost;
-use crate::store::NewRecord;
-use crate::store::Orphan;
-use crate::store::Owner;
-use crate::store::Record;
-use crate::store::Status;
-use crate::store::Token;
-use crate::store::log;
-use crate::store::log::Append;
-use crate::store::log::Kept;
-use crate::store::record::Adopted;
-use crate::store::record::Background;
-use crate::store::record::Begin;
-use crate::store::record::Content;
-use crate::store::record::Retention;
+use crate::ids::{ResponseId, Root};
+use crate::store::log::{self, Append, Kept};
+use crate::store::record::{Adopted, Background, Begin, Content, Retention};
 use crate::store::settings::Keep;
+use crate::store::{
+    Adoption, Amend, Batch, Cancel, Cas, Events, Fence, Final, Hint, Lost, NewRecord, Orphan,
+    Owner, Record, Status, Token,
+};
 
 /// What a record takes beside its values: its node in the map (key, links), its place in the table
 /// (which doubles when it is full), and what the allocator adds to node and values. `benches/store.rs`

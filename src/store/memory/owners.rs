@@ -1,17 +1,12 @@
 //! Leases and notices of the owners within one process: as a rule that is one.
 
-use std::collections::HashMap;
-use std::collections::HashSet;
-use std::time::Duration;
-use std::time::Instant;
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::store::Cursor;
-use crate::store::Notice;
-use crate::store::Owner;
 use crate::store::cancel::Notices;
+use crate::store::{Cursor, Notice, Owner};
 
 #[derive(Debug, Default)]
 pub(super) struct Owners(HashMap<Owner, State>);

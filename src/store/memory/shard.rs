@@ -1,11 +1,8 @@
 //! The responses and conversations of some roots: running ones, and the others in order of use.
 
-use std::collections::HashMap;
-use std::collections::HashSet;
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hashlink::LinkedHashMap;
@@ -14,32 +11,13 @@ use rustc_hash::FxBuildHasher;
 use super::conversation::Conversation;
 use super::entry::Response;
 use super::room::Room;
-use crate::store::Adoption;
-use crate::store::Batch;
-use crate::store::Cancel;
-use crate::store::Cancelled;
-use crate::store::Cas;
-use crate::store::ConversationKey;
-use crate::store::Deleted;
-use crate::store::Error;
-use crate::store::Events;
-use crate::store::Fence;
-use crate::store::Final;
-use crate::store::History;
-use crate::store::HistoryMax;
-use crate::store::Key;
-use crate::store::Lost;
-use crate::store::NewConversation;
-use crate::store::NewRecord;
-use crate::store::Orphan;
-use crate::store::Owner;
-use crate::store::Past;
-use crate::store::Record;
-use crate::store::Token;
-use crate::store::Turn;
-use crate::store::Turns;
 use crate::store::record::Amend;
 use crate::store::settings::Keep;
+use crate::store::{
+    Adoption, Batch, Cancel, Cancelled, Cas, ConversationKey, Deleted, Error, Events, Fence, Final,
+    History, HistoryMax, Key, Lost, NewConversation, NewRecord, Orphan, Owner, Past, Record, Token,
+    Turn, Turns,
+};
 
 /// Expired things looked at in one call, so that none takes long.
 const SWEEP_MAX: usize = 4;

@@ -1,18 +1,14 @@
 use std::sync::Arc;
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ids::ResponseId;
-use crate::ids::Tenant;
-use crate::store::Hint;
-use crate::store::Status;
+use crate::ids::{ResponseId, Tenant};
 use crate::store::log::Kept;
-use crate::store::record::Content;
-use crate::store::record::Retention;
+use crate::store::record::{Content, Retention};
+use crate::store::{Hint, Status};
 
 /// A store whose clock stands still until it is moved.
 struct Paused {

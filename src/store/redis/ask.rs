@@ -4,32 +4,17 @@
 //! it there; else it runs on the store's thread, and who asks waits for a message.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::AcqRel;
-use std::sync::atomic::Ordering::Acquire;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::Ordering::Release;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis::Cmd;
-use redis::ErrorKind;
-use redis::RedisError;
-use redis::ServerErrorKind;
-use redis::Value;
+use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::timeout_at;
 use tracing::warn;
 
-use super::breaker::Breaker;
-use super::breaker::State;
-use super::breaker::Step;
-use super::link::Joined;
-use super::link::Link;
-use super::link::SHARED;
-use super::link::told;
+use super::breaker::{Breaker, State, Step};
+use super::link::{Joined, Link, SHARED, told};
 use super::scripts::Call;
 use super::settings::Settings;
 use crate::observe;

@@ -1,31 +1,16 @@
 //! Responses that run in the background: their transitions, their log, and what their owners are told of them.
 
-use super::Redis;
-use super::Request;
 use super::ask::Kind;
 use super::keys::parse_member;
-use super::reply::Reply;
-use super::reply::odd;
-use super::reply::write_hint;
+use super::reply::{Reply, odd, write_hint};
 use super::responses::Writer;
-use super::scripts::Call;
-use super::scripts::Name;
-use crate::store::Amend;
-use crate::store::Batch;
-use crate::store::Cancel;
-use crate::store::Cancelled;
-use crate::store::Cas;
-use crate::store::Cursor;
-use crate::store::Error;
-use crate::store::Events;
-use crate::store::Fence;
-use crate::store::Final;
-use crate::store::Key;
-use crate::store::Notice;
-use crate::store::Owner;
-use crate::store::cancel::NOTICES_MAX;
-use crate::store::cancel::What;
+use super::scripts::{Call, Name};
+use super::{Redis, Request};
+use crate::store::cancel::{NOTICES_MAX, What};
 use crate::store::log::Kept;
+use crate::store::{
+    Amend, Batch, Cancel, Cancelled, Cas, Cursor, Error, Events, Fence, Final, Key, Notice, Owner,
+};
 
 impl Redis {
     /// A call that begins with record, log and the writer's right.

@@ -1,7 +1,6 @@
 //! When to stop asking Redis, and when to try again: closed, open, half open.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::settings;
 

@@ -2,31 +2,16 @@
 
 use bytes::Bytes;
 
-use super::Redis;
-use super::Request;
 use super::ask::Kind;
-use super::packed::BATCH_BYTES;
-use super::packed::Field;
-use super::reply::Reply;
-use super::reply::odd;
-use super::responses::TORN_MAX;
-use super::responses::first_bytes;
-use super::scripts::Arg;
-use super::scripts::Call;
-use super::scripts::Name;
-use crate::store::Claim;
-use crate::store::ConversationKey;
-use crate::store::Error;
-use crate::store::Item;
-use crate::store::Items;
-use crate::store::Lock;
-use crate::store::NewConversation;
-use crate::store::One;
-use crate::store::Page;
-use crate::store::Put;
-use crate::store::Token;
-use crate::store::conversation::Order;
-use crate::store::conversation::TOKENS_MAX;
+use super::packed::{BATCH_BYTES, Field};
+use super::reply::{Reply, odd};
+use super::responses::{TORN_MAX, first_bytes};
+use super::scripts::{Arg, Call, Name};
+use super::{Redis, Request};
+use crate::store::conversation::{Order, TOKENS_MAX};
+use crate::store::{
+    Claim, ConversationKey, Error, Item, Items, Lock, NewConversation, One, Page, Put, Token,
+};
 
 /// What puts items into a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,8 @@
 //! Names of the keys. All of one root carry its tag `{tenant:root}`, by which a cluster puts them into
 //! one slot.
 
-use crate::ids::ResponseId;
-use crate::ids::Root;
-use crate::ids::Tenant;
-use crate::ids::hex;
-use crate::store::ConversationKey;
-use crate::store::Key;
-use crate::store::Owner;
+use crate::ids::{ResponseId, Root, Tenant, hex};
+use crate::store::{ConversationKey, Key, Owner};
 
 /// What a key has beside prefix and kind.
 const DIGITS: usize = 70;

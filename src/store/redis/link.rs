@@ -2,22 +2,17 @@
 //! of each carrier that has its own, driven there, and one of all others.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use prometheus::IntCounter;
 use redis::RedisError;
 use tokio::sync::watch;
-use tracing::debug;
-use tracing::info;
-use tracing::warn;
+use tracing::{debug, info, warn};
 
-use super::target::Target;
-use super::target::Wire;
+use super::target::{Target, Wire};
 use crate::observe;
 
 /// The place of the connection that is nobody's own.

@@ -1,31 +1,18 @@
 //! Who runs what: owners' leases, what each was seen to run, and what nobody runs any more.
 
 use std::collections::HashSet;
-use std::time::Duration;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use tracing::warn;
 
-use super::Redis;
-use super::Request;
 use super::ask::Kind;
-use super::keys::member;
-use super::keys::parse_member;
-use super::keys::parse_owner;
+use super::keys::{member, parse_member, parse_owner};
 use super::reply::Reply;
-use super::scripts::Call;
-use super::scripts::Name;
-use crate::store::Adoption;
-use crate::store::Cas;
-use crate::store::Error;
-use crate::store::Fence;
-use crate::store::Key;
-use crate::store::Lost;
-use crate::store::Orphan;
-use crate::store::Owner;
-use crate::store::Status;
+use super::scripts::{Call, Name};
+use super::{Redis, Request};
 use crate::store::record::Adopted;
+use crate::store::{Adoption, Cas, Error, Fence, Key, Lost, Orphan, Owner, Status};
 
 /// How long a silent owner with nothing left is still looked at.
 const OWNER_KEPT_S: u64 = 3_600;

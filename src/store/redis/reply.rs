@@ -4,11 +4,7 @@ use std::vec;
 
 use redis::Value;
 
-use crate::store::Cas;
-use crate::store::Error;
-use crate::store::Hint;
-use crate::store::Owner;
-use crate::store::Status;
+use crate::store::{Cas, Error, Hint, Owner, Status};
 
 use super::keys::parse_owner;
 

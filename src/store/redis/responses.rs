@@ -2,46 +2,22 @@
 
 use bytes::Bytes;
 
-use super::Redis;
-use super::Request;
 use super::ask::Kind;
-use super::closing;
-use super::keys::member;
-use super::keys::pack_chain;
-use super::keys::unpack_chain;
-use super::packed::BATCH_BYTES;
-use super::packed::LARGE_BYTES;
-use super::packed::PIECES_AT_A_TIME;
-use super::packed::Packed;
-use super::packed::bytes_to_unpack;
-use super::packed::is_elsewhere;
-use super::packed::pieces;
-use super::packed::unpack;
-use super::reply::Reply;
-use super::reply::bytes;
-use super::reply::odd;
-use super::reply::read_hint;
-use super::reply::write_hint;
-use super::scripts::Call;
-use super::scripts::Name;
+use super::keys::{member, pack_chain, unpack_chain};
+use super::packed::{
+    BATCH_BYTES, LARGE_BYTES, PIECES_AT_A_TIME, Packed, bytes_to_unpack, is_elsewhere, pieces,
+    unpack,
+};
+use super::reply::{Reply, bytes, odd, read_hint, write_hint};
+use super::scripts::{Call, Name};
+use super::{Redis, Request, closing};
 use crate::ids::ResponseId;
 use crate::observe;
-use crate::store::Deleted;
-use crate::store::Error;
-use crate::store::Fence;
-use crate::store::History;
-use crate::store::HistoryMax;
-use crate::store::Key;
-use crate::store::NewRecord;
-use crate::store::Past;
-use crate::store::Record;
-use crate::store::Turn;
-use crate::store::Turns;
 use crate::store::cancel::What;
-use crate::store::record::Background;
-use crate::store::record::Begin;
-use crate::store::record::Content;
-use crate::store::record::Retention;
+use crate::store::record::{Background, Begin, Content, Retention};
+use crate::store::{
+    Deleted, Error, Fence, History, HistoryMax, Key, NewRecord, Past, Record, Turn, Turns,
+};
 
 /// After so long between index and record, somebody may have cleared the index.
 const INDEX_FRESH_MS: u128 = 1_000;

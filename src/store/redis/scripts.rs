@@ -5,14 +5,10 @@ use std::io::Write as _;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use redis::Cmd;
-use redis::RedisWrite as _;
-use redis::Script;
-use serde_json::Value;
-use serde_json::json;
+use redis::{Cmd, RedisWrite as _, Script};
+use serde_json::{Value, json};
 
-use super::packed::Field;
-use super::packed::RAW;
+use super::packed::{Field, RAW};
 
 /// A script by its place in [`ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,6 @@
 //! Where Redis is and how long it is waited for.
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::secret::Secret;
 

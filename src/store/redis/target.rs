@@ -1,35 +1,22 @@
 //! What is connected to: one server, the master that sentinels name, or a cluster.
 
-use std::fmt;
-use std::fs;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use std::{fmt, fs};
 
-use redis::AsyncConnectionConfig;
-use redis::Client;
-use redis::ClientTlsConfig;
-use redis::Cmd;
-use redis::ConnectionAddr;
-use redis::ConnectionInfo;
-use redis::IntoConnectionInfo;
-use redis::RedisConnectionInfo;
-use redis::RedisResult;
-use redis::TlsCertificates;
-use redis::Value;
-use redis::aio::ConnectionLike;
-use redis::aio::MultiplexedConnection;
-use redis::cluster::ClusterClient;
-use redis::cluster::ClusterClientBuilder;
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::io::tcp::TcpSettings;
-use redis::sentinel::SentinelClientBuilder;
-use redis::sentinel::SentinelServerType;
+use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo,
+    IntoConnectionInfo, RedisConnectionInfo, RedisResult, TlsCertificates, Value,
+};
 use socket2::TcpKeepalive;
 
-use super::settings::Mode;
-use super::settings::Settings;
-use super::settings::address;
+use super::settings::{Mode, Settings, address};
 
 /// How often the cluster library sends an operation anew, after a redirection among them. The whole
 /// has its deadline beside that.

@@ -4,11 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use warmroute::carrier::Content;
-use warmroute::carrier::Key;
-use warmroute::carrier::Kind;
-use warmroute::carrier::Ring;
-use warmroute::carrier::Settings;
+use warmroute::state_token::{Content, Key, Kind, Ring, Settings};
 use warmroute::ids::Tenant;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;

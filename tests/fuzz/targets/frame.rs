@@ -3,15 +3,10 @@
 
 #![no_main]
 
-use bytes::Bytes;
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use warmroute::kv::zmq::frame;
-use warmroute::kv::zmq::zmtp::Bounds;
-use warmroute::kv::zmq::zmtp::Fault;
-use warmroute::kv::zmq::zmtp::Heard;
-use warmroute::kv::zmq::zmtp::Role;
-use warmroute::kv::zmq::zmtp::Session;
+use warmroute::kv::zmq::zmtp::{Bounds, Fault, Heard, Role, Session};
 
 // The first byte chooses: the role, whether the handshake is done already, and the pieces.
 fuzz_target!(|bytes: &[u8]| {

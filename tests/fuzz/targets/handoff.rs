@@ -8,11 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
-use warmroute::fleet::handoff::Connector;
-use warmroute::fleet::handoff::Peer;
+use warmroute::fleet::handoff::{Connector, Peer};
 use warmroute::prompt::Api;
-use warmroute::relay::handoff::Legs;
-use warmroute::relay::handoff::Transfer;
+use warmroute::relay::handoff::{Legs, Transfer};
 use warmroute::relay::usage::TrueUsage;
 
 fuzz_target!(|input: &[u8]| {

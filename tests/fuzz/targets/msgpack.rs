@@ -4,12 +4,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use warmroute::kv::event::Batch;
-use warmroute::kv::event::Event;
+use warmroute::kv::event::{Batch, Event};
 use warmroute::kv::msgpack;
-use warmroute::kv::msgpack::encode::Events;
-use warmroute::kv::msgpack::encode::Hashes;
-use warmroute::kv::msgpack::encode::Layout;
+use warmroute::kv::msgpack::encode::{Events, Hashes, Layout};
 
 fuzz_target!(|payload: &[u8]| {
     let Ok(batch) = msgpack::decode(payload) else {

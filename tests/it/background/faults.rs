@@ -1,30 +1,13 @@
 //! What becomes of background responses when routers, Redis or engines are lost: each has one end,
 //! which every router tells.
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use warmroute::sim::fault::Faults;
 
-use super::PATH;
-use super::TAKE_OVER;
-use super::ask;
-use super::cancel;
-use super::create;
-use super::events;
-use super::fleet::Fleet;
-use super::fleet::end;
-use super::fleet::ends_once;
-use super::fleet::replayed;
-use super::fleet::told;
-use super::get;
-use super::part;
-use super::path;
-use super::said;
-use crate::client;
-use crate::client::Open;
-use crate::cluster::eventually;
-use crate::cluster::unhurried;
-use crate::cluster::within;
+use super::fleet::{Fleet, end, ends_once, replayed, told};
+use super::{PATH, TAKE_OVER, ask, cancel, create, events, get, part, path, said};
+use crate::client::{self, Open};
+use crate::cluster::{eventually, unhurried, within};
 use crate::redis_server::Server;
 
 /// A stream that the first router runs: what it said up to some event, and its response.

@@ -8,20 +8,9 @@ use serde_json::Value;
 use warmroute::config::Config;
 use warmroute::sim::worker::Settings;
 
-use super::PATH;
-use super::TAKE_OVER;
-use super::is_up;
-use super::over;
-use super::part;
-use super::path;
-use super::patient;
-use super::short_lease;
-use crate::client;
-use crate::client::Open;
-use crate::cluster::Engine;
-use crate::cluster::Router;
-use crate::cluster::eventually;
-use crate::cluster::within;
+use super::{PATH, TAKE_OVER, is_up, over, part, path, patient, short_lease};
+use crate::client::{self, Open};
+use crate::cluster::{Engine, Router, eventually, within};
 use crate::redis_server::Server;
 
 const END: &str = "data: [DONE]\n\n";

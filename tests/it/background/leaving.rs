@@ -1,31 +1,16 @@
 //! Routers that are asked to stop.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use serde_json::Value;
-use serde_json::json;
-use tokio::task::JoinSet;
-use tokio::task::LocalSet;
+use serde_json::{Value, json};
+use tokio::task::{JoinSet, LocalSet};
 
-use super::PATH;
-use super::ask;
-use super::create;
-use super::fleet::Fleet;
-use super::fleet::Places;
-use super::fleet::begun;
-use super::fleet::end;
-use super::fleet::ends_once;
-use super::fleet::followed;
-use super::fleet::replayed;
-use super::get;
-use super::said;
+use super::fleet::{Fleet, Places, begun, end, ends_once, followed, replayed};
+use super::{PATH, ask, create, get, said};
 use crate::client;
-use crate::cluster::Router;
-use crate::cluster::eventually;
-use crate::cluster::unhurried;
+use crate::cluster::{Router, eventually, unhurried};
 use crate::redis_server::Server;
 
 async fn has_ended(router: &mut Router) {

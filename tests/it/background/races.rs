@@ -1,27 +1,15 @@
 //! Cancels and ends that come at the same time.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::PATH;
-use super::Pair;
-use super::ask;
-use super::cancel;
-use super::events;
-use super::fleet::end;
-use super::fleet::ends_once;
-use super::part;
-use super::patient;
-use super::streamed_again;
-use crate::client;
-use crate::client::Open;
+use super::fleet::{end, ends_once};
+use super::{PATH, Pair, ask, cancel, events, part, patient, streamed_again};
+use crate::client::{self, Open};
 use crate::cluster::fast;
 
 /// Some seconds' worth; the store alone has ten thousand of its own.

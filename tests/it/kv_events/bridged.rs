@@ -1,19 +1,8 @@
 //! A bridge that is killed, one that several routers follow, and a router that comes late to it.
 
-use super::followed::Bridge;
-use super::followed::Followed;
-use super::followed::Prompt;
-use super::followed::Wire;
-use super::followed::held;
-use super::followed::quick;
-use super::followed::scored;
-use super::followed::small;
+use super::followed::{Bridge, Followed, Prompt, Wire, held, quick, scored, small};
 use crate::client;
-use crate::cluster::Cluster;
-use crate::cluster::Engine;
-use crate::cluster::Router;
-use crate::cluster::eventually;
-use crate::cluster::telling;
+use crate::cluster::{Cluster, Engine, Router, eventually, telling};
 
 fn prompts(families: std::ops::Range<u32>) -> impl Iterator<Item = Prompt> {
     families.map(|family| Prompt::new(family, 30 + family % 7 * 40))

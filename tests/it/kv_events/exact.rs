@@ -2,20 +2,11 @@
 
 use serde_json::json;
 use warmroute::sim::worker::Settings;
-use warmroute::sim::worker::publisher;
-use warmroute::sim::worker::publisher::Hashes;
-use warmroute::sim::worker::publisher::Layout;
+use warmroute::sim::worker::publisher::{self, Hashes, Layout};
 
-use super::followed::BOTH;
-use super::followed::Followed;
-use super::followed::Prompt;
-use super::followed::Row;
-use super::followed::Wire;
-use super::followed::held;
-use super::followed::small;
+use super::followed::{BOTH, Followed, Prompt, Row, Wire, held, small};
 use crate::client;
-use crate::cluster::Engine;
-use crate::cluster::telling;
+use crate::cluster::{Engine, telling};
 
 fn written(layout: Layout, hashes: Hashes) -> Settings {
     let settings = small(telling());

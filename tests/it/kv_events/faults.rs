@@ -6,20 +6,10 @@ use serde_json::Value;
 use warmroute::kv::stream::Settings as Stream;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::kv::KvFaults;
-use warmroute::sim::worker::Settings;
-use warmroute::sim::worker::publisher;
+use warmroute::sim::worker::{Settings, publisher};
 
-use super::followed::Followed;
-use super::followed::Last;
-use super::followed::Prompt;
-use super::followed::Wire;
-use super::followed::held;
-use super::followed::scored;
-use super::followed::small;
-use super::followed::stale;
-use crate::cluster::Engine;
-use crate::cluster::eventually;
-use crate::cluster::telling;
+use super::followed::{Followed, Last, Prompt, Wire, held, scored, small, stale};
+use crate::cluster::{Engine, eventually, telling};
 
 /// How it stands with a cache after the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

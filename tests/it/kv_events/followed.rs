@@ -5,23 +5,14 @@ use std::io::BufRead;
 use std::net::SocketAddr;
 use std::process::Command;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::discovery::Listed;
 use warmroute::fleet::events;
-use warmroute::sim::worker::Settings;
-use warmroute::sim::worker::Truth;
-use warmroute::sim::worker::publisher;
+use warmroute::sim::worker::{Settings, Truth, publisher};
 
 use crate::client;
-use crate::cluster::Cluster;
-use crate::cluster::Decided;
-use crate::cluster::Engine;
-use crate::cluster::Killed;
-use crate::cluster::Router;
-use crate::cluster::config;
-use crate::cluster::eventually;
+use crate::cluster::{Cluster, Decided, Engine, Killed, Router, config, eventually};
 
 /// How a router hears of an engine's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,14 +5,8 @@ use warmroute::config::Config;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::kv::KvFaults;
 
-use super::followed::Followed;
-use super::followed::Prompt;
-use super::followed::Row;
-use super::followed::Wire;
-use super::followed::small;
-use crate::cluster::Engine;
-use crate::cluster::eventually;
-use crate::cluster::telling;
+use super::followed::{Followed, Prompt, Row, Wire, small};
+use crate::cluster::{Engine, eventually, telling};
 
 /// An engine that reads other tokens, from one of a prompt on.
 fn other_tokens(from: usize) -> Faults {

@@ -2,22 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use warmroute::sim::worker::Settings;
-use warmroute::sim::worker::publisher;
+use warmroute::sim::worker::{Settings, publisher};
 
-use super::followed::Followed;
-use super::followed::Last;
-use super::followed::Prompt;
-use super::followed::Wire;
-use super::followed::explain;
-use super::followed::held;
-use super::followed::scored;
-use super::followed::stale;
-use super::followed::status;
-use crate::cluster::Cluster;
-use crate::cluster::Engine;
-use crate::cluster::eventually;
-use crate::cluster::telling;
+use super::followed::{Followed, Last, Prompt, Wire, explain, held, scored, stale, status};
+use crate::cluster::{Cluster, Engine, eventually, telling};
 
 /// Requests that the old process answers; each makes one batch.
 const BEFORE: u32 = 12;

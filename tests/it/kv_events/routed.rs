@@ -3,12 +3,8 @@
 use warmroute::fleet::events;
 use warmroute::sim::worker::Settings;
 
-use super::followed::Followed;
-use super::followed::Prompt;
-use super::followed::Wire;
-use crate::cluster::Engine;
-use crate::cluster::eventually;
-use crate::cluster::telling;
+use super::followed::{Followed, Prompt, Wire};
+use crate::cluster::{Engine, eventually, telling};
 
 /// Blocks are told when they are computed; a burst of siblings comes before that.
 #[tokio::test]

@@ -9,9 +9,7 @@ use warmroute::sim::worker::Settings;
 
 use super::followed::Prompt;
 use crate::client::HANG;
-use crate::cluster::Engine;
-use crate::cluster::Killed;
-use crate::cluster::telling;
+use crate::cluster::{Engine, Killed, telling};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_warmroute");
 

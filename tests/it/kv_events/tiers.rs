@@ -1,20 +1,13 @@
 //! Blocks below the GPU's memory, and trees that are not whole.
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::kv::KvFaults;
 use warmroute::sim::worker::Settings;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::followed::Followed;
-use super::followed::Prompt;
-use super::followed::Wire;
-use super::followed::held;
-use super::followed::scored;
-use crate::cluster::Engine;
-use crate::cluster::eventually;
-use crate::cluster::telling;
+use super::followed::{Followed, Prompt, Wire, held, scored};
+use crate::cluster::{Engine, eventually, telling};
 
 fn in_medium(medium: &str) -> Faults {
     Faults {

@@ -1,24 +1,9 @@
 //! Workers that leave the fleet, and come again: a tree never outlives its worker.
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::followed::BOTH;
-use super::followed::Bridge;
-use super::followed::Prompt;
-use super::followed::Wire;
-use super::followed::explain;
-use super::followed::held;
-use super::followed::over_zmq;
-use super::followed::quick;
-use super::followed::scored;
-use super::followed::status;
-use crate::cluster::Cluster;
-use crate::cluster::Engine;
-use crate::cluster::Removed;
-use crate::cluster::Router;
-use crate::cluster::eventually;
-use crate::cluster::telling;
+use super::followed::{BOTH, Bridge, Prompt, Wire, explain, held, over_zmq, quick, scored, status};
+use crate::cluster::{Cluster, Engine, Removed, Router, eventually, telling};
 
 async fn equals(cluster: &Cluster, engine: &Engine) {
     eventually(

@@ -4,30 +4,18 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::handoff;
 use warmroute::relay::prefill_decode::OnPrefillFailure;
 use warmroute::routing::Policy;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::handoff::HandoffFaults;
-use warmroute::sim::worker::Connector;
-use warmroute::sim::worker::HandoffSettings;
-use warmroute::sim::worker::Handoffs;
-use warmroute::sim::worker::Role;
-use warmroute::sim::worker::Settings;
+use warmroute::sim::worker::{Connector, HandoffSettings, Handoffs, Role, Settings};
 
-use crate::client;
-use crate::client::Answer;
-use crate::cluster::Cluster;
-use crate::cluster::Engine;
-use crate::cluster::chat;
-use crate::cluster::eventually;
-use crate::cluster::fast;
-use crate::cluster::within;
-use crate::failures::hang;
-use crate::failures::refuse;
+use crate::client::{self, Answer};
+use crate::cluster::{Cluster, Engine, chat, eventually, fast, within};
+use crate::failures::{hang, refuse};
 
 /// Long enough for a fetch on a busy machine, and short enough to wait for its end.
 const LEASE: Duration = Duration::from_secs(10);

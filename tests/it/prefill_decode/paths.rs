@@ -1,26 +1,16 @@
 //! What requests over pairs come to while all is well, and what is told of them.
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::handoff::Connector;
 use warmroute::relay::prefill_decode::OnPrefillFailure;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::handoff::HandoffFaults;
-use warmroute::sim::worker;
-use warmroute::sim::worker::HandoffSettings;
-use warmroute::sim::worker::Role;
-use warmroute::sim::worker::Settings;
+use warmroute::sim::worker::{self, HandoffSettings, Role, Settings};
 
 use super::failures::handoff;
-use crate::client;
-use crate::client::Answer;
-use crate::cluster::Cluster;
-use crate::cluster::Engine;
-use crate::cluster::eventually;
-use crate::cluster::fast;
-use crate::cluster::generating;
-use crate::cluster::unhurried;
+use crate::client::{self, Answer};
+use crate::cluster::{Cluster, Engine, eventually, fast, generating, unhurried};
 
 const NIXL: worker::Connector = worker::Connector::Nixl;
 

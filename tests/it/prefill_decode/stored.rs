@@ -1,18 +1,13 @@
 //! Responses that are kept, gone on with, run in the background or cancelled, while engines of pairs fail.
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::handoff::HandoffFaults;
 use warmroute::sim::worker::Settings;
 
-use super::failures::BOTH;
-use super::failures::Fleet;
-use super::failures::said;
-use super::failures::unnoticed;
+use super::failures::{BOTH, Fleet, said, unnoticed};
 use crate::cluster::eventually;
-use crate::failures::hang;
-use crate::failures::refuse;
+use crate::failures::{hang, refuse};
 
 const PATH: &str = "/v1/responses";
 

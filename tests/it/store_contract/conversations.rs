@@ -3,16 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use warmroute::store::Claim;
-use warmroute::store::Error;
-use warmroute::store::Item;
-use warmroute::store::Items;
-use warmroute::store::Lock;
-use warmroute::store::NewConversation;
-use warmroute::store::One;
-use warmroute::store::Page;
-use warmroute::store::Put;
 use warmroute::store::conversation::Order;
+use warmroute::store::{Claim, Error, Item, Items, Lock, NewConversation, One, Page, Put};
 
 use super::*;
 use crate::cluster::eventually;

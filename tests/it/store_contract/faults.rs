@@ -3,25 +3,14 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use tokio::io::AsyncReadExt;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use warmroute::http::carriers::Carrying;
+use warmroute::http::io_threads::Carrying;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
-use warmroute::store::Cas;
-use warmroute::store::Error;
-use warmroute::store::History;
-use warmroute::store::Item;
-use warmroute::store::Items;
-use warmroute::store::NewConversation;
-use warmroute::store::One;
-use warmroute::store::Put;
-use warmroute::store::redis::Mode;
-use warmroute::store::redis::Settings;
-use warmroute::store::redis::Tls;
+use warmroute::store::redis::{Mode, Settings, Tls};
+use warmroute::store::{Cas, Error, History, Item, Items, NewConversation, One, Put};
 
 use super::*;
 use crate::cluster::eventually;

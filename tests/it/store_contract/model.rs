@@ -1,21 +1,13 @@
 //! Random operations on a store against the plainest model of one: a map.
 
-use std::collections::HashMap;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use warmroute::store::Adoption;
-use warmroute::store::Amend;
-use warmroute::store::Cancelled;
-use warmroute::store::Cas;
-use warmroute::store::Deleted;
-use warmroute::store::Error;
-use warmroute::store::Events;
-use warmroute::store::History;
-use warmroute::store::Lost;
-use warmroute::store::Orphan;
 use warmroute::store::log::Kept;
+use warmroute::store::{
+    Adoption, Amend, Cancelled, Cas, Deleted, Error, Events, History, Lost, Orphan,
+};
 
 use super::*;
 

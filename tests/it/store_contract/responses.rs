@@ -2,21 +2,12 @@
 
 use bytes::Bytes;
 use warmroute::ids::Tenant;
-use warmroute::store::Adoption;
-use warmroute::store::Amend;
-use warmroute::store::Cancelled;
-use warmroute::store::Cas;
-use warmroute::store::Cursor;
-use warmroute::store::Deleted;
-use warmroute::store::Error;
-use warmroute::store::History;
-use warmroute::store::HistoryMax;
-use warmroute::store::Lost;
-use warmroute::store::Orphan;
-use warmroute::store::Past;
-use warmroute::store::Status;
 use warmroute::store::cancel::What;
 use warmroute::store::log::Kept;
+use warmroute::store::{
+    Adoption, Amend, Cancelled, Cas, Cursor, Deleted, Error, History, HistoryMax, Lost, Orphan,
+    Past, Status,
+};
 
 use super::*;
 use crate::cluster::eventually;

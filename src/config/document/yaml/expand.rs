@@ -1,9 +1,9 @@
 //! Values that become more than what is written: variables and aliases, within one limit.
 
-use super::super::problems::Position;
-use super::super::scalar::{substitute, typed};
-use super::super::tree::{Data, Name, Node, NodeId, Scalar};
 use super::{Builder, DEPTH_MAX, Stop};
+use crate::config::document::problems::Position;
+use crate::config::document::scalar::{substitute, typed};
+use crate::config::document::tree::{Data, Name, Node, NodeId, Scalar};
 
 /// What aliases and substitutions may add to the text in all; a short file can ask for gigabytes.
 const EXPANSION_BYTES_MAX: usize = 1 << 20;

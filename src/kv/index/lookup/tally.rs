@@ -3,12 +3,8 @@
 use smallvec::SmallVec;
 
 use crate::kv::index::Depth;
-use crate::kv::index::holders::GROUP;
-use crate::kv::index::holders::Groups;
-use crate::kv::index::holders::Members;
-use crate::kv::index::holders::Slot;
-use crate::kv::index::roster::Roll;
-use crate::kv::index::roster::Roster;
+use crate::kv::index::holders::{GROUP, Groups, Members, Slot};
+use crate::kv::index::roster::{Roll, Roster};
 
 pub(super) struct Tally<'a> {
     roster: &'a Roster,

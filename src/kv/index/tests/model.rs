@@ -1,18 +1,10 @@
 //! The literal truth: what each tree holds, in maps, a block being the list of all content up to it.
 
-use std::collections::BTreeMap;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use crate::kv::block::Local;
-use crate::kv::block::Path;
-use crate::kv::block::Root;
-use crate::kv::event::Name;
-use crate::kv::event::Tier;
-use crate::kv::radix::After;
-use crate::kv::radix::Copies;
-use crate::kv::radix::Listed;
-use crate::kv::radix::NewBlock;
-use crate::kv::radix::UnknownParent;
+use crate::kv::block::{Local, Path, Root};
+use crate::kv::event::{Name, Tier};
+use crate::kv::radix::{After, Copies, Listed, NewBlock, UnknownParent};
 
 /// A root and the local hashes from there on.
 pub(super) type Content = Vec<u64>;

@@ -2,8 +2,7 @@
 //! one after the other. What it reports of a worker that nothing happened to is exact; of the others,
 //! every block was held before or after.
 
-use std::cell::Cell;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::*;

@@ -2,16 +2,10 @@
 
 use std::cmp::Reverse;
 
-use super::Chunk;
-use super::Known;
-use super::NAMES_BYTES;
-use super::SIDE_BYTES;
-use super::Writer;
+use super::{Chunk, Known, NAMES_BYTES, SIDE_BYTES, Writer};
 use crate::kv::index::Shared;
 use crate::kv::index::holders::Slot;
-use crate::kv::index::pages::CHUNK;
-use crate::kv::index::pages::PageId;
-use crate::kv::index::pages::Pages;
+use crate::kv::index::pages::{CHUNK, PageId, Pages};
 
 /// What a chunk of pages takes with all that belongs to them.
 const CHUNK_BYTES: usize = CHUNK * Pages::BYTES + Chunk::BYTES + NAMES_BYTES + SIDE_BYTES;

@@ -1,25 +1,16 @@
 //! What a tree holds of blocks that are there, and the names it knows them by.
 
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use super::Known;
-use super::Writer;
-use super::store::Way;
-use super::store::first_copies;
-use super::tree::UNKNOWN;
-use super::tree::mark_of;
+use super::store::{Way, first_copies};
+use super::tree::{UNKNOWN, mark_of};
+use super::{Known, Writer};
 use crate::kv::event::Name;
 use crate::kv::index::Shared;
-use crate::kv::index::holders::Mark;
-use crate::kv::index::holders::NOBODY;
-use crate::kv::index::holders::Slot;
+use crate::kv::index::holders::{Mark, NOBODY, Slot};
 use crate::kv::index::names::Naming;
-use crate::kv::index::pages::BlockId;
-use crate::kv::index::pages::CHUNK;
-use crate::kv::index::pages::place_of;
-use crate::kv::radix::Copies;
-use crate::kv::radix::NewBlock;
+use crate::kv::index::pages::{BlockId, CHUNK, place_of};
+use crate::kv::radix::{Copies, NewBlock};
 
 impl Writer {
     /// A tree holds blocks of one page, from one on that is there, as long as they have these names, and

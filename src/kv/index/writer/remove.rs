@@ -1,26 +1,14 @@
 //! Removing: one copy of each named block, or all that a tree holds; and listing what is left.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use super::Known;
-use super::Row;
-use super::Writer;
-use super::tree::UNKNOWN;
-use super::tree::mark_of;
-use crate::kv::event::Name;
-use crate::kv::event::Tier;
+use super::tree::{UNKNOWN, mark_of};
+use super::{Known, Row, Writer};
+use crate::kv::event::{Name, Tier};
 use crate::kv::index::Shared;
-use crate::kv::index::holders::Mark;
-use crate::kv::index::holders::NOBODY;
-use crate::kv::index::holders::Slot;
-use crate::kv::index::pages::BlockId;
-use crate::kv::index::pages::CHUNK;
-use crate::kv::index::pages::NONE;
-use crate::kv::index::pages::PageId;
-use crate::kv::index::pages::block_id;
-use crate::kv::index::pages::place_of;
+use crate::kv::index::holders::{Mark, NOBODY, Slot};
+use crate::kv::index::pages::{BlockId, CHUNK, NONE, PageId, block_id, place_of};
 use crate::kv::index::simd::prefetch;
 use crate::kv::radix::Listed;
 

@@ -3,33 +3,15 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Known;
-use super::Writer;
-use super::has_fork_bit;
-use super::is_start;
-use super::tree::UNKNOWN;
-use super::tree::mark_of;
-use super::tree::usual;
-use crate::kv::block::Path;
-use crate::kv::block::STRETCH;
+use super::tree::{UNKNOWN, mark_of, usual};
+use super::{Known, Writer, has_fork_bit, is_start};
+use crate::kv::block::{Path, STRETCH};
 use crate::kv::event::Tier;
 use crate::kv::index::Shared;
-use crate::kv::index::holders::Mark;
-use crate::kv::index::holders::Registry;
-use crate::kv::index::holders::Slot;
+use crate::kv::index::holders::{Mark, Registry, Slot};
 use crate::kv::index::names::Naming;
-use crate::kv::index::pages::BlockId;
-use crate::kv::index::pages::Body;
-use crate::kv::index::pages::CHUNK;
-use crate::kv::index::pages::FAR;
-use crate::kv::index::pages::NONE;
-use crate::kv::index::pages::PageId;
-use crate::kv::index::pages::block_id;
-use crate::kv::index::pages::place_of;
-use crate::kv::radix::After;
-use crate::kv::radix::Copies;
-use crate::kv::radix::NewBlock;
-use crate::kv::radix::UnknownParent;
+use crate::kv::index::pages::{BlockId, Body, CHUNK, FAR, NONE, PageId, block_id, place_of};
+use crate::kv::radix::{After, Copies, NewBlock, UnknownParent};
 
 /// Blocks that are placed at once. A longer event is several.
 const PIECE: usize = 256;

@@ -2,12 +2,9 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::kv::event::Name;
-use crate::kv::event::Tier;
+use crate::kv::event::{Name, Tier};
 use crate::kv::index::holders::Mark;
-use crate::kv::index::pages::BlockId;
-use crate::kv::index::pages::NONE;
-use crate::kv::index::pages::PageId;
+use crate::kv::index::pages::{BlockId, NONE, PageId};
 use crate::kv::index::simd::prefetch;
 
 /// Copies of a block in each tier.

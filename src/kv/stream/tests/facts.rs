@@ -1,10 +1,9 @@
 //! The rules one by one, and what the random engine once found.
 
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::super::*;
 use crate::kv::source::Chunk;
+use crate::kv::stream::*;
 
 /// What a batch carries: whose it is, and its number.
 type Carried = (u64, u64);

@@ -1,14 +1,11 @@
 //! An engine that fails in every way it can, a source that notices late, and what must hold all along.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
-use std::collections::VecDeque;
-use std::time::Duration;
-use std::time::Instant;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
 
-use super::super::memory::Memory;
-use super::super::*;
 use crate::kv::source::Chunk;
+use crate::kv::stream::memory::Memory;
+use crate::kv::stream::*;
 
 /// What a batch carries here: what it does to the cache of one process.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,5 @@
 use proptest::prelude::*;
-use serde_json::Map;
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::*;
 use crate::fleet::handoff::Connector;
@@ -83,9 +81,7 @@ fn what_cannot_be_split_runs_on_one_worker() {
     let is_whole = |api, body: &str, why| {
         assert_eq!(legs(api, body).map(|_| ()), Err(why), "{body}");
     };
-    use Api::Chat;
-    use Api::Completions;
-    use Api::Responses;
+    use Api::{Chat, Completions, Responses};
 
     is_whole(Api::Embeddings, r#"{"input":"a"}"#, NotSplit::Api);
     is_whole(Chat, "[]", NotSplit::Body);

@@ -1,7 +1,6 @@
 //! The cache against a literal model: a list of slots with the tokens written out, searched by hand.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 

@@ -1,16 +1,14 @@
 use proptest::prelude::*;
 
-use super::super::formula::Formula;
-use super::super::line::Line;
-use super::super::router::Knowledge;
-use super::super::workload::Shape;
-use super::super::workload::tests::entry;
-use super::super::workload::tests::shape;
 use super::*;
 use crate::kv::predicted;
 use crate::observe;
-use crate::routing;
-use crate::routing::Policy;
+use crate::routing::{self, Policy};
+use crate::sim::replay::formula::Formula;
+use crate::sim::replay::line::Line;
+use crate::sim::replay::router::Knowledge;
+use crate::sim::replay::workload::Shape;
+use crate::sim::replay::workload::tests::{entry, shape};
 
 const OURS: Line = Line::Ours(Policy::CacheAware);
 

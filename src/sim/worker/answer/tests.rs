@@ -1,11 +1,8 @@
 //! The shapes, character by character as a real server wrote them; only the words are ours.
 
 use super::*;
-use crate::sim::worker::ask::Repeated;
-use crate::sim::worker::ask::UsageReport;
-use crate::sim::worker::ask::output::Call;
-use crate::sim::worker::ask::output::Frame;
-use crate::sim::worker::ask::output::Output;
+use crate::sim::worker::ask::output::{Call, Frame, Output};
+use crate::sim::worker::ask::{Repeated, UsageReport};
 
 const WORDS: [&str; 2] = ["ash ", "bay "];
 

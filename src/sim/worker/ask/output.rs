@@ -1,8 +1,7 @@
 //! What a Responses request makes the pretend model do: say something, think first, or call a function.
 //! Pure.
 
-use serde_json::Value;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The shape of an answer; the words in it are generated.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,15 +1,9 @@
 //! What a prefill engine is asked by decode engines and routers: for its blocks, to free them, and who it is.
 
-use serde::Deserialize;
-use serde::Serialize;
-use serde_json::Map;
-use serde_json::Value;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
-use super::Connector;
-use super::Offer;
-use super::State;
-use super::Verdict;
+use super::{Connector, Offer, State, Verdict};
 use crate::sim::worker::Shared;
 
 pub(super) const BLOCKS: &str = "/sim/blocks";

@@ -5,22 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
-use http_body_util::Full;
-use http_body_util::Limited;
-use hyper::Request;
-use hyper::header;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{Request, header};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Asked;
-use super::Connector;
-use super::blocks::BLOCKS;
-use super::blocks::RELEASE;
-use super::blocks::Wanted;
-use super::fingerprint;
-use crate::http::client;
-use crate::http::client::Pool;
+use super::blocks::{BLOCKS, RELEASE, Wanted};
+use super::{Asked, Connector, fingerprint};
+use crate::http::client::{self, Pool};
 use crate::sim::fault::Faults;
 use crate::sim::worker::Shared;
 use crate::sim::worker::ask::Ask;

@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Connector;
-use super::Handed;
-use super::Offer;
-use super::fingerprint;
+use super::{Connector, Handed, Offer, fingerprint};
 use crate::sim::worker::Shared;
 use crate::sim::worker::answer::Transcript;
 use crate::sim::worker::ask::Api;

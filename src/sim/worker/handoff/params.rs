@@ -1,7 +1,6 @@
 //! `kv_transfer_params` as requests bring them and as a NIXL prefill engine answers with them. Pure.
 
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::settings::Role;

@@ -5,8 +5,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use serde::Deserialize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 // The arguments around these are a group of the same name.
 #[derive(clap::Args, Clone, Debug)]

@@ -1,16 +1,7 @@
 //! What a step did to the cache, as the events that vLLM tells of it. Pure.
 
-use crate::kv::event::Batch;
-use crate::kv::event::Event;
-use crate::kv::event::ExtraKey;
-use crate::kv::event::Medium;
-use crate::kv::event::Name;
-use crate::kv::event::Place;
-use crate::kv::event::Removed;
-use crate::kv::event::Stored;
-use crate::sim::engine::cache::BlockHash;
-use crate::sim::engine::cache::Change;
-use crate::sim::engine::cache::Label;
+use crate::kv::event::{Batch, Event, ExtraKey, Medium, Name, Place, Removed, Stored};
+use crate::sim::engine::cache::{BlockHash, Change, Label};
 
 /// All layers are alike, so there is one cache group.
 const GROUP: u32 = 0;

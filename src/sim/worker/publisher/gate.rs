@@ -11,13 +11,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::net::TcpListener;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::super::accept;
+use crate::sim::worker::accept;
 
 #[derive(Debug)]
 pub(super) struct Gate {

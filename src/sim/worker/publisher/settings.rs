@@ -1,8 +1,7 @@
 //! The arguments about cache events, and the endpoints in them. Pure.
 
 use std::fmt;
-use std::net::Ipv4Addr;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 

@@ -1,27 +1,19 @@
 //! The ZeroMQ sockets of one rank: what is ordered goes out, and who asks is answered.
 
 use std::convert::Infallible;
-use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use bytes::Bytes;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tracing::debug;
-use zeromq::PubSocket;
-use zeromq::RouterSocket;
-use zeromq::Socket;
-use zeromq::SocketRecv;
-use zeromq::SocketSend;
-use zeromq::ZmqMessage;
+use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
-use super::Order;
-use super::Outlet;
-use super::gate::Cutter;
-use super::gate::Gate;
+use super::gate::{Cutter, Gate};
 use super::settings::Layout;
+use super::{Order, Outlet};
 
 /// Before the library's socket is asked again after an error.
 const ERROR_PAUSE: Duration = Duration::from_millis(20);

@@ -2,8 +2,7 @@
 
 use serde::Serialize;
 
-use super::number;
-use super::sse;
+use super::{number, sse};
 use crate::sim::worker::answer::Transcript;
 use crate::sim::worker::ask::output::Frame;
 use crate::sim::worker::tokenizer;

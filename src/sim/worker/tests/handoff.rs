@@ -2,8 +2,7 @@
 
 use serde_json::json;
 
-use super::kv_events::Subscriber;
-use super::kv_events::with_events;
+use super::kv_events::{Subscriber, with_events};
 use super::*;
 use crate::kv::event::Event;
 

@@ -2,13 +2,7 @@
 
 use serde_json::json;
 
-use super::handoff::PATHS;
-use super::handoff::Pair;
-use super::handoff::body;
-use super::handoff::long;
-use super::handoff::settings;
-use super::handoff::text;
-use super::handoff::with;
+use super::handoff::{PATHS, Pair, body, long, settings, text, with};
 use super::*;
 use crate::sim::fault::handoff::HandoffFaults;
 

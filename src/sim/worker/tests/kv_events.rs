@@ -1,28 +1,18 @@
 //! Cache events as a subscriber sees them.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU16;
-use std::num::NonZeroU32;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::ops::Range;
 
 use bytes::Bytes;
 use tokio::time::timeout;
-use zeromq::DealerSocket;
-use zeromq::Socket;
-use zeromq::SocketRecv;
-use zeromq::SocketSend;
-use zeromq::SubSocket;
-use zeromq::ZmqMessage;
+use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
 use super::*;
-use crate::kv::event::Batch;
-use crate::kv::event::Event;
-use crate::kv::event::Name;
+use crate::kv::event::{Batch, Event, Name};
 use crate::kv::msgpack;
 
-use crate::sim::worker::publisher::Hashes;
-use crate::sim::worker::publisher::Layout;
+use crate::sim::worker::publisher::{Hashes, Layout};
 
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
 /// For what should not come.

@@ -4,15 +4,9 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 
 use tokio::time::timeout;
-use zeromq::Socket;
-use zeromq::SocketRecv;
+use zeromq::{Socket, SocketRecv};
 
-use super::kv_events::Asker;
-use super::kv_events::LIMIT;
-use super::kv_events::MOMENT;
-use super::kv_events::Subscriber;
-use super::kv_events::sequences;
-use super::kv_events::with_events;
+use super::kv_events::{Asker, LIMIT, MOMENT, Subscriber, sequences, with_events};
 use super::*;
 use crate::sim::fault::kv::KvFaults;
 

@@ -1,0 +1,203 @@
+//! What goes wrong -> status and body in OpenAI's shape. The only place that knows both.
+
+mod responses;
+
+use std::time::Duration;
+
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::{Method, Response, StatusCode};
+use serde_json::json;
+
+use crate::{http, prompt, relay};
+
+/// OpenAI's clients look at it before they look at the status.
+pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// An answer that no engine gave.
+#[derive(Debug)]
+pub struct ApiError {
+    pub status: StatusCode,
+    pub message: String,
+    param: Option<String>,
+    /// Empty for none.
+    pub code: &'static str,
+    retry_after: Option<Duration>,
+    /// What clients should do, whatever the status makes them think.
+    should_retry: Option<bool>,
+    /// Whether it is an engine's, in our words.
+    pub is_engines: bool,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            message: message.into(),
+            param: None,
+            code,
+            retry_after: None,
+            should_retry: None,
+            is_engines: false,
+        }
+    }
+
+    fn param(mut self, param: &str) -> Self {
+        self.param = Some(param.to_owned());
+        self
+    }
+
+    #[cfg(test)]
+    pub fn param_or_empty(&self) -> &str {
+        self.param.as_deref().unwrap_or_default()
+    }
+
+    pub fn not_found_path(method: &Method, path: &str) -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "unknown_url",
+            format!("unknown request URL: {method} {path}"),
+        )
+    }
+
+    pub fn wrong_method(method: &Method, allow: &str) -> Self {
+        let message = format!("{method} is not allowed here; use {allow}");
+        Self::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "method_not_allowed",
+            message,
+        )
+    }
+
+    pub fn too_large(max: u64) -> Self {
+        let message = format!("the request body is larger than {max} bytes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    }
+
+    /// Not 408: SDKs retry that, and would send the same body as slowly again.
+    pub fn slow_body(limit_ms: u64) -> Self {
+        let message = format!("no piece of the request body came for {limit_ms} ms");
+        Self::new(StatusCode::BAD_REQUEST, "request_body_timeout", message)
+    }
+
+    pub fn endless_body(limit: std::time::Duration) -> Self {
+        let message = format!("the request body took longer than {} ms", limit.as_millis());
+        Self::new(StatusCode::BAD_REQUEST, "request_body_timeout", message)
+    }
+
+    pub fn broken_body(error: &hyper::Error) -> Self {
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            "request_body_broken",
+            format!("the request body broke off: {error}"),
+        )
+    }
+
+    pub fn bad_header(name: &str, message: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_header", message).param(name)
+    }
+
+    pub fn no_key() -> Self {
+        let message = "no API key was given; send it as `Authorization: Bearer KEY`";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    pub fn unknown_key() -> Self {
+        let message = "the API key is not known here";
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    pub fn salted_already() -> Self {
+        let message =
+            "`cache_salt` is set by the router for this API key and cannot be part of a request";
+        Self::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).param("cache_salt")
+    }
+
+    pub fn unknown_model(name: &str) -> Self {
+        let message = format!("the model `{name}` does not exist");
+        Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
+    }
+
+    /// The body and headers of the answer.
+    pub fn into_response(self) -> Response<http::Body> {
+        let kind = match self.status {
+            status if status.is_server_error() => "server_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            _ => "invalid_request_error",
+        };
+        let code = Some(self.code).filter(|code| !code.is_empty());
+        let body = json!({"error": {
+            "message": self.message, "type": kind, "param": self.param, "code": code}});
+        let mut response = Response::new(http::full(body.to_string()));
+        *response.status_mut() = self.status;
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        if let Some(pause) = self.retry_after {
+            response.headers_mut().insert(
+                header::RETRY_AFTER,
+                HeaderValue::from(pause.as_secs().max(1)),
+            );
+        }
+        if let Some(should) = self.should_retry {
+            response.headers_mut().insert(
+                SHOULD_RETRY,
+                HeaderValue::from_static(if should { "true" } else { "false" }),
+            );
+        }
+        response
+    }
+}
+
+impl From<prompt::Error> for ApiError {
+    fn from(error: prompt::Error) -> Self {
+        let message = error.to_string();
+        let bad = |code| Self::new(StatusCode::BAD_REQUEST, code, message);
+        match error {
+            prompt::Error::Json(_) => bad("invalid_json"),
+            prompt::Error::Type { param, .. } => bad("invalid_type").param(param),
+            prompt::Error::Forbidden(param) => bad("unsupported_parameter").param(param),
+        }
+    }
+}
+
+impl From<relay::Error> for ApiError {
+    fn from(error: relay::Error) -> Self {
+        let message = error.to_string();
+        match error {
+            relay::Error::UnknownModel { .. } => {
+                Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
+            }
+            relay::Error::NoModel { .. } => Self::new(
+                StatusCode::BAD_REQUEST,
+                "missing_required_parameter",
+                message,
+            )
+            .param("model"),
+            relay::Error::NoWorker { retry_after, .. }
+            | relay::Error::NoPrefill { retry_after, .. } => {
+                let error = Self::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "no_healthy_worker",
+                    message,
+                );
+                Self {
+                    retry_after: Some(retry_after),
+                    ..error
+                }
+            }
+            relay::Error::Unreachable { .. } => {
+                Self::new(StatusCode::BAD_GATEWAY, "engine_unreachable", message)
+            }
+            relay::Error::TimedOut { .. } => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message)
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! A field put into a body, whose other bytes stay as they are. Pure.
+
+use bytes::{Bytes, BytesMut};
+
+/// The JSON object `body` with `field` (as in `"name":1`) before all others. Anything else comes back as
+/// it was.
+pub fn first_field(body: &Bytes, field: &str) -> Bytes {
+    let is_blank = |byte: &u8| b" \t\r\n".contains(byte);
+    let Some(open) = body.iter().position(|byte| !is_blank(byte)) else {
+        return body.clone();
+    };
+    let (start, rest) = body.split_at(open + 1);
+    if body[open] != b'{' {
+        return body.clone();
+    }
+    let is_empty = rest.iter().find(|byte| !is_blank(byte)) == Some(&b'}');
+    let mut spliced = BytesMut::with_capacity(body.len() + field.len() + 1);
+    spliced.extend_from_slice(start);
+    spliced.extend_from_slice(field.as_bytes());
+    if !is_empty {
+        spliced.extend_from_slice(b",");
+    }
+    spliced.extend_from_slice(rest);
+    spliced.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prompt::{self, Api};
+
+    #[test]
+    fn a_field_goes_first_and_the_rest_stays() {
+        let check = |body: &'static str, expected: &str| {
+            let spliced = first_field(&Bytes::from_static(body.as_bytes()), r#""s":"x""#);
+            assert_eq!(spliced, expected);
+        };
+        check(r#"{"a": 1.00}"#, r#"{"s":"x","a": 1.00}"#);
+        check(" \n{ \"a\":1 } ", " \n{\"s\":\"x\", \"a\":1 } ");
+        check("{}", r#"{"s":"x"}"#);
+        check("{ }", r#"{"s":"x" }"#);
+        check("[{}]", "[{}]");
+        check("", "");
+    }
+
+    #[test]
+    fn what_is_seen_of_a_salted_body_is_a_part_of_it() {
+        let body = Bytes::from_static(br#"{"vllm_xargs":{"a":1},"messages":[]}"#);
+        let salted = first_field(&body, r#""cache_salt":"s""#);
+        let peek = prompt::peek(Api::Chat, &salted, 64).unwrap();
+        assert_eq!(
+            (peek.cache_salt.as_deref(), peek.cache_salts),
+            (Some("s"), 1)
+        );
+        let xargs = peek.vllm_xargs.unwrap().as_bytes().as_ptr_range();
+        let whole = salted.as_ptr_range();
+        assert!(whole.start < xargs.start && xargs.end < whole.end);
+        let twice = first_field(&salted, r#""cache_salt":"t""#);
+        let peek = prompt::peek(Api::Chat, &twice, 64).unwrap();
+        assert_eq!(peek.cache_salts, 2);
+    }
+}

@@ -1,0 +1,311 @@
+//! Whose request it is: the key in `authorization: Bearer ...` -> a tenant.
+//!
+//! Only digests of keys are kept. A key is found by its digest, so the time that takes tells nothing
+//! of the keys there are.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hyper::{HeaderMap, header};
+use prometheus::IntCounter;
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::error::ApiError;
+use crate::ids::Tenant;
+use crate::observe::metrics::Registry;
+use crate::secret::Secret;
+
+/// One tenant as the configuration lists it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Listed {
+    pub name: String,
+    /// Each the key itself, or `sha256:` and its digest in hex.
+    #[serde(default)]
+    pub keys: Vec<Secret>,
+    /// Sent to engines with whatever of this tenant generates; none if empty.
+    #[serde(default)]
+    pub cache_salt: Secret,
+}
+
+const NAME_BYTES_MAX: usize = 64;
+/// vLLM's own limit.
+const SALT_BYTES_MAX: usize = 1_024;
+const DIGEST: &str = "sha256:";
+
+type KeyDigest = [u8; 32];
+
+/// What is wrong with a list: the place in it, as in `[0].name`, and a message without any key.
+pub fn check(listed: &[Listed]) -> Vec<(String, String)> {
+    let mut problems = Vec::new();
+    let mut names = BTreeMap::new();
+    let mut keys = BTreeMap::new();
+    for (place, tenant) in listed.iter().enumerate() {
+        let mut wrong =
+            |at: String, message: String| problems.push((format!("[{place}]{at}"), message));
+        let name = &tenant.name;
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(is_plain) {
+            let message = format!(
+                "`{name}` must be 1 to {NAME_BYTES_MAX} of A-Z, a-z, 0-9, `-`, `_` and `.`"
+            );
+            wrong(".name".to_owned(), message);
+        } else if let Some(first) = names.insert(name, place) {
+            wrong(
+                ".name".to_owned(),
+                format!("`{name}` is tenants[{first}] already"),
+            );
+        }
+        if tenant.keys.is_empty() {
+            wrong(
+                ".keys".to_owned(),
+                "has none; nobody could use it".to_owned(),
+            );
+        }
+        for (number, key) in tenant.keys.iter().enumerate() {
+            let at = format!(".keys[{number}]");
+            match digest(key) {
+                Err(why) => wrong(at, why.to_owned()),
+                Ok(digest) => {
+                    if let Some(first) = keys.insert(digest, place) {
+                        wrong(at, format!("is a key of tenants[{first}] already"));
+                    }
+                }
+            }
+        }
+        if tenant.cache_salt.expose().len() > SALT_BYTES_MAX {
+            let message = format!("must have up to {SALT_BYTES_MAX} bytes");
+            wrong(".cache_salt".to_owned(), message);
+        }
+    }
+    problems
+}
+
+fn digest(key: &Secret) -> Result<KeyDigest, &'static str> {
+    let text = key.expose();
+    if let Some(hex) = text.strip_prefix(DIGEST) {
+        return from_hex(hex).ok_or("must be `sha256:` and 64 hex digits");
+    }
+    if text.is_empty() {
+        return Err("is empty");
+    }
+    // What no header could carry, and a blank at an end, which a header would lose.
+    if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("has characters that no bearer token can have");
+    }
+    Ok(Sha256::digest(text).into())
+}
+
+fn from_hex(text: &str) -> Option<KeyDigest> {
+    let mut digest = [0; 32];
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    if pairs.len() != digest.len() || !rest.is_empty() {
+        return None;
+    }
+    for (byte, [high, low]) in digest.iter_mut().zip(pairs) {
+        let digit = |of: u8| char::from(of).to_digit(16);
+        *byte = u8::try_from(digit(*high)? << 4 | digit(*low)?).ok()?;
+    }
+    Some(digest)
+}
+
+/// A tenant that may go on.
+#[derive(Clone, Debug)]
+pub struct Admitted {
+    pub tenant: Tenant,
+    /// `cache_salt` for engines, as JSON.
+    pub cache_salt: Option<Arc<Salt>>,
+    requests: IntCounter,
+}
+
+/// A salt as the field of a body.
+#[derive(Debug, PartialEq)]
+pub struct Salt {
+    /// `"cache_salt":"..."`.
+    pub field: String,
+}
+
+/// Everybody who may ask for anything.
+#[derive(Debug)]
+pub enum Tenants {
+    /// Nobody is asked who it is.
+    One(Admitted),
+    /// By the digest of a key.
+    Known(FxHashMap<KeyDigest, Admitted>),
+}
+
+impl Tenants {
+    /// Of a list that [`check`] finds nothing wrong with; a key that it would complain of is left out.
+    pub fn new(listed: &[Listed], registry: &Registry) -> Self {
+        let requests = registry.counters(
+            "warmroute_tenant_requests_total",
+            "Requests, by the tenant whose key they came with (`default` where there are no tenants).",
+            &["tenant"],
+        );
+        let admitted = |name: &str, salt: &Secret| Admitted {
+            tenant: Tenant::of(name),
+            cache_salt: Salt::of(salt).map(Arc::new),
+            requests: requests.with_label_values(&[name]),
+        };
+        if listed.is_empty() {
+            return Self::One(admitted(Tenant::DEFAULT, &Secret::default()));
+        }
+        let mut known = FxHashMap::default();
+        for tenant in listed {
+            let admitted = admitted(&tenant.name, &tenant.cache_salt);
+            for digest in tenant.keys.iter().filter_map(|key| digest(key).ok()) {
+                known.insert(digest, admitted.clone());
+            }
+        }
+        Self::Known(known)
+    }
+
+    /// Whether keys are asked for; they are then not passed on.
+    pub fn ask_for_keys(&self) -> bool {
+        matches!(self, Self::Known(_))
+    }
+
+    /// The tenant of a request, and counts it.
+    pub fn admit(&self, headers: &HeaderMap) -> Result<&Admitted, ApiError> {
+        let admitted = match self {
+            Self::One(admitted) => admitted,
+            Self::Known(known) => {
+                let key = bearer(headers).ok_or_else(ApiError::no_key)?;
+                known
+                    .get(&KeyDigest::from(Sha256::digest(key)))
+                    .ok_or_else(ApiError::unknown_key)?
+            }
+        };
+        admitted.requests.inc();
+        Ok(admitted)
+    }
+}
+
+impl Salt {
+    /// `None` for an empty text.
+    pub fn of(text: &Secret) -> Option<Self> {
+        let value = serde_json::Value::from(text.expose());
+        (!text.is_empty()).then(|| Self {
+            field: format!("\"cache_salt\":{value}"),
+        })
+    }
+}
+
+/// The token of the only `authorization` header. Two of them might mean two things to two readers.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let value = values.next().filter(|_| values.next().is_none())?;
+    let (scheme, token) = value.as_bytes().split_at_checked(b"Bearer ".len())?;
+    let token = token.trim_ascii();
+    (scheme.eq_ignore_ascii_case(b"Bearer ") && !token.is_empty()).then_some(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    fn tenant(name: &str, keys: &[&str]) -> Listed {
+        Listed {
+            name: name.to_owned(),
+            keys: keys.iter().copied().map(Secret::new).collect(),
+            ..Listed::default()
+        }
+    }
+
+    /// SHA-256 of `sk-example`.
+    const DIGESTED: &str =
+        "sha256:f2d4b279b82ad92867af5878fe7482caebdd7b75499868d0362a6e63ff51f046";
+
+    fn check_bearer(lines: &[&str], expected: Option<&str>) {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(header::AUTHORIZATION, HeaderValue::from_str(line).unwrap());
+        }
+        assert_eq!(bearer(&headers), expected.map(str::as_bytes), "{lines:?}");
+    }
+
+    #[test]
+    fn a_key_is_the_one_bearer_token() {
+        check_bearer(&[], None);
+        check_bearer(&["Bearer k"], Some("k"));
+        check_bearer(&["bearer   k "], Some("k"));
+        check_bearer(&["Bearer"], None);
+        check_bearer(&["Bearer  "], None);
+        check_bearer(&["Bearerk"], None);
+        check_bearer(&["Basic azpr"], None);
+        check_bearer(&["Bearer k", "Bearer k"], None);
+    }
+
+    #[test]
+    fn a_request_is_its_keys_tenant_and_counted() {
+        let registry = Registry::default();
+        let listed = [tenant("a", &["sk-a", DIGESTED]), tenant("b", &["sk-b"])];
+        assert_eq!(check(&listed), []);
+        let tenants = Tenants::new(&listed, &registry);
+        let of = |key: &str| {
+            let mut headers = HeaderMap::new();
+            let value = HeaderValue::from_str(&format!("Bearer {key}")).unwrap();
+            headers.insert(header::AUTHORIZATION, value);
+            tenants
+                .admit(&headers)
+                .map(|admitted| admitted.tenant)
+                .map_err(|error| error.code)
+        };
+        assert_eq!(of("sk-a").unwrap(), Tenant::of("a"));
+        assert_eq!(of("sk-example").unwrap(), Tenant::of("a"));
+        assert_eq!(of("sk-b").unwrap(), Tenant::of("b"));
+        for wrong in ["sk-", "sk-c", "SK-A", DIGESTED, "sk-a\u{e9}"] {
+            assert_eq!(of(wrong), Err("invalid_api_key"), "{wrong}");
+        }
+        assert!(tenants.ask_for_keys());
+        let page = registry.text();
+        assert!(
+            page.contains("warmroute_tenant_requests_total{tenant=\"a\"} 2"),
+            "{page}"
+        );
+    }
+
+    #[test]
+    fn without_tenants_everybody_is_one() {
+        let tenants = Tenants::new(&[], &Registry::default());
+        let admitted = tenants.admit(&HeaderMap::new()).unwrap();
+        assert_eq!(admitted.tenant, Tenant::default());
+        assert_eq!(admitted.cache_salt, None);
+        assert!(!tenants.ask_for_keys());
+    }
+
+    #[test]
+    fn all_that_is_wrong_with_a_list_is_told_without_its_keys() {
+        let listed = [
+            tenant("a b", &["x"]),
+            tenant("c", &[]),
+            tenant("c", &["", "two words", "sha256:12", "x"]),
+            Listed {
+                cache_salt: Secret::new("s".repeat(1_025)),
+                ..tenant("d", &["y", "y"])
+            },
+        ];
+        let problems = check(&listed);
+        let places: Vec<&str> = problems.iter().map(|(place, _)| &**place).collect();
+        let expected = [
+            "[0].name",
+            "[1].keys",
+            "[2].name",
+            "[2].keys[0]",
+            "[2].keys[1]",
+            "[2].keys[2]",
+            "[2].keys[3]",
+            "[3].keys[1]",
+            "[3].cache_salt",
+        ];
+        assert_eq!(places, expected);
+        assert!(
+            problems
+                .iter()
+                .all(|(_, message)| !message.contains("two words"))
+        );
+    }
+}

@@ -1,0 +1,179 @@
+//! The beginning of a background response: its record is there before its client hears of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::{HeaderMap, Response};
+use tokio::sync::oneshot;
+use tracing::warn;
+
+use super::Seat;
+use super::course::Course;
+use super::kept::Kept;
+use super::reader::{self, Reader};
+use super::run::{self, Job};
+use crate::ids::Tenant;
+use crate::openai::error::ApiError;
+use crate::responses::create::own_headers;
+use crate::responses::item::Ids;
+use crate::responses::object::{Shape, with_output};
+use crate::responses::past::Access;
+use crate::responses::prepared::Prepared;
+use crate::responses::request::Create;
+use crate::responses::stored::json;
+use crate::responses::{Call, Responses, retry};
+use crate::store::record::{Begin, Content, Retention};
+use crate::store::{self, Fence, Hint, Key, NewRecord, Status, Token};
+use crate::{http, observe};
+
+impl Responses {
+    pub(in crate::responses) async fn create_in_background(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        create: &Create<'_>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let tenant = call.admitted.tenant;
+        let now_s = observe::unix_s().unsigned_abs();
+        call.salt(create)?;
+        // Without a store nobody would ever hear of it: there is no other way to serve it.
+        let admitted = self.store.admit().await;
+        admitted.map_err(|error| ApiError::of_store(&error))?;
+        self.background.held().await?;
+        let opener = self.opener(call, create, now_s);
+        let mut past = self
+            .past(&create.before, &opener, Access::Exclusive)
+            .await?;
+        let mut lock = past.conversation.as_mut().and_then(|it| it.lock.take());
+        let is_in_conversation = past.conversation.is_some();
+        let prepared = self.prepare(create, past, &opener, true, create.store);
+        let ready = prepared.await.and_then(|prepared| {
+            let is_portable = prepared.carry.is_none() && !is_in_conversation;
+            self.ready(call, create, prepared, is_portable, tenant)
+        });
+        let (record, mut job, seat) = match ready {
+            Ok(ready) => ready,
+            Err(error) => {
+                if let Some(lock) = lock {
+                    lock.release().await;
+                }
+                return Err(error);
+            }
+        };
+        job.conversation = lock.take();
+        let key = seat.key;
+        let response = record.content.response.clone();
+        let run = seat.run.clone();
+        // A client that leaves now may have been told: what was begun is run.
+        let (begun, is_begun) = oneshot::channel();
+        self.tasks
+            .spawn(begin(self.clone(), record, job, seat, begun));
+        let is_begun = is_begun.await.unwrap_or(Err(store::Error::Unknown {
+            retry_after: Duration::from_secs(1),
+            why: "the router is stopping".into(),
+        }));
+        is_begun.map_err(|error| ApiError::of_store(&error))?;
+        if !create.stream {
+            return Ok(json(with_output(&response, b"[]")));
+        }
+        self.background.count_reader("live");
+        let mut answer = Response::new(reader::body(Reader::new(
+            self.clone(),
+            key,
+            None,
+            Some(run),
+        )));
+        *answer.headers_mut() = HeaderMap::new();
+        own_headers(answer.headers_mut(), true);
+        Ok(answer)
+    }
+
+    /// All that is stored of it first, what is to be done for it, and its place here.
+    fn ready(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        create: &Create<'_>,
+        mut prepared: Prepared,
+        is_portable: bool,
+        tenant: Tenant,
+    ) -> Result<(NewRecord, Job, Seat), ApiError> {
+        let salt = call.salt(create)?;
+        let input = std::mem::take(&mut prepared.input);
+        let header = prepared.header();
+        let kept = Kept::new(create, &header, salt, is_portable, input);
+        let kept = kept.ok_or_else(|| ApiError::wrong_value("input", "it cannot be kept"))?;
+        let response = Shape::new(create, &header, Ids::of(prepared.id)).running(Status::Queued);
+        let key = Key {
+            tenant,
+            id: prepared.id,
+        };
+        let fence = Fence::first(self.background.owner());
+        let seat = self
+            .background
+            .sit(key, fence, Course::new(create.stream, 0))
+            .map_err(|refused| self.background.refusal(refused))?;
+        let record = NewRecord {
+            token: Token(fastrand::u64(..)),
+            past: prepared.past.chain.take(),
+            hint: Hint {
+                model: (&*create.model).into(),
+                worker: None,
+            },
+            input: prepared.own.json(),
+            content: Content {
+                response: response.into(),
+                output: b"[]".as_slice().into(),
+            },
+            begin: Begin::Background {
+                fence,
+                retention: match create.store {
+                    true => Retention::Stored,
+                    false => Retention::Ephemeral,
+                },
+                streams: create.stream,
+                request: kept.write(),
+            },
+        };
+        let job = Job {
+            kept,
+            headers: call.headers.clone(),
+            id: call.id,
+            own: prepared.take_own(),
+            conversation: None,
+            carry: prepared.carry.take(),
+        };
+        Ok((record, job, seat))
+    }
+}
+
+async fn begin(
+    responses: Arc<Responses>,
+    record: NewRecord,
+    job: Job,
+    seat: Seat,
+    begun: oneshot::Sender<Result<(), store::Error>>,
+) {
+    let key = seat.key;
+    let created = retry::while_unknown(|| responses.store.create(key, record.clone())).await;
+    let is_created = created.is_ok();
+    let is_unknown = matches!(created, Err(store::Error::Unknown { .. }));
+    if is_created {
+        let _ = begun.send(created);
+        responses.background.table.lock().on_stored(key);
+        run::spawn(responses, job, seat);
+        return;
+    }
+    if let Some(lock) = job.conversation {
+        lock.release().await;
+    }
+    let _ = begun.send(created);
+    // It may be there, owned by us: nobody was told of it, so nobody misses it.
+    while is_unknown && !responses.tasks.is_stopping() {
+        match responses.store.delete(key).await {
+            Ok(_) => return,
+            Err(error) => {
+                warn!(id = %key.id, %error, "a response that was not begun may be in the store")
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}

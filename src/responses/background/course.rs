@@ -1,0 +1,494 @@
+//! One background response in its owner's hands: what to do next, whatever the store answers. Pure.
+//!
+//! ```text
+//! making ──▶ ending ──▶ over           all was said: its end is stored, and what comes before it
+//!   │ ├────▶ failing ─▶ ending         it took too long, or there is no time left
+//!   │ ├────▶ cutting ─▶ (recalling) ─▶ amending ─▶ over    it was cancelled: its output is what was told of it
+//!   │ ├────▶ releasing ▶ over          nobody was told anything: any replica may begin it again
+//!   │ └────▶ over                      another replica has it, or may have it
+//! recalling ─▶ failing                 another replica told events of it: read first, they are its output
+//! ```
+
+use bytes::Bytes;
+
+use super::log::{self, Log};
+use crate::store::{self, Batch, Cas, Events, Status};
+
+/// The events that are made before an engine has said anything of an answer: whoever begins a response
+/// again tells the same.
+pub(crate) const FIRST_EVENTS: u64 = 3;
+
+const STOPPED: &str = "The router that ran this response was stopped.";
+const TOO_LONG: &str = "The response took too long.";
+const REFUSED: &str = "The response could not be stored.";
+
+/// Why a response stops before its engine has said all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// It was cancelled or deleted.
+    Ended,
+    /// Another replica has it, or may have it.
+    Lost,
+    /// This replica is stopping.
+    Draining,
+    /// It ran for too long.
+    TooLong,
+    /// The store will not take its events.
+    Refused,
+}
+
+impl Stop {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Ended => "ended",
+            Self::Lost => "lost",
+            Self::Draining => "draining",
+            Self::TooLong => "too_long",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// What to do now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Step {
+    /// Has an engine make it, and hears it.
+    Listen,
+    /// Tells the store that an engine has begun it.
+    Start,
+    Append(Batch),
+    /// Reads events that another replica stored, beyond this number.
+    Recall {
+        after: Option<u64>,
+    },
+    /// Makes the end of a response that failed, for this reason. `is_recalled`: after the events that were
+    /// read, which are another replica's.
+    Fail {
+        why: &'static str,
+        is_recalled: bool,
+    },
+    /// Makes the end of a response of which nothing can be kept, with this number.
+    Shorten {
+        number: u64,
+    },
+    /// Stores its end, with these events.
+    Finalize(Option<Batch>),
+    /// Reads the record of a response that should have been cancelled.
+    Cut,
+    /// Leaves in it what was told.
+    Amend,
+    /// Hands it back.
+    Release,
+    /// Nothing more.
+    Leave,
+}
+
+/// When to take the next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Then {
+    Now,
+    /// The store could not be asked: after a while.
+    Later,
+}
+
+/// What a reader where it runs is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tail<'a> {
+    /// Stored events up to `last`. `is_end`: it has ended, and there are no more.
+    Here {
+        text: &'a [u8],
+        last: Option<u64>,
+        is_end: bool,
+    },
+    /// These are to be read from the store.
+    Elsewhere,
+    /// All is to be read from the store from now on.
+    Left,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Making,
+    /// `why` it fails afterwards; `None`: it was cancelled.
+    Recalling {
+        why: Option<&'static str>,
+    },
+    Failing {
+        why: &'static str,
+    },
+    /// Its last event is made.
+    Ending,
+    Shortening,
+    /// Its last event is made again, without what the store would not take.
+    EndingShort,
+    Cutting,
+    Amending,
+    Releasing,
+    Over {
+        is_told: bool,
+    },
+}
+
+/// One response's way.
+#[derive(Debug)]
+pub(crate) struct Course {
+    streams: bool,
+    phase: Phase,
+    /// Whether an engine has begun it, and whether the store was told so.
+    is_begun: bool,
+    is_started: bool,
+    is_recalled: bool,
+    log: Log,
+    /// The event that ends it in place of all that is not stored.
+    short: Option<Batch>,
+    why: Option<Stop>,
+}
+
+impl Course {
+    /// Of a response of which `stored` events are in the store.
+    pub(crate) fn new(streams: bool, stored: u64) -> Self {
+        Self {
+            streams,
+            phase: Phase::Making,
+            is_begun: false,
+            is_started: false,
+            is_recalled: false,
+            log: Log::after(stored),
+            short: None,
+            why: None,
+        }
+    }
+
+    /// Of one that another replica began, and nobody can go on with.
+    pub(crate) fn failing(streams: bool, stored: u64, why: &'static str) -> Self {
+        let is_recalled = streams && stored > 0;
+        let phase = match is_recalled {
+            true => Phase::Recalling { why: Some(why) },
+            false => Phase::Failing { why },
+        };
+        Self {
+            phase,
+            is_recalled,
+            ..Self::new(streams, stored)
+        }
+    }
+
+    pub(crate) fn next(&self) -> Step {
+        match self.phase {
+            Phase::Making | Phase::Ending if self.is_begun && !self.is_started => Step::Start,
+            Phase::Making => self.batch().map_or(Step::Listen, Step::Append),
+            Phase::Recalling { .. } => Step::Recall {
+                after: self.log.made().checked_sub(1),
+            },
+            Phase::Failing { why } => Step::Fail {
+                why,
+                is_recalled: self.is_recalled,
+            },
+            Phase::Ending => Step::Finalize(self.batch()),
+            Phase::EndingShort => Step::Finalize(self.short.clone()),
+            Phase::Shortening => Step::Shorten {
+                number: self.log.stored(),
+            },
+            Phase::Cutting => Step::Cut,
+            Phase::Amending => Step::Amend,
+            Phase::Releasing => Step::Release,
+            Phase::Over { .. } => Step::Leave,
+        }
+    }
+
+    fn batch(&self) -> Option<Batch> {
+        self.log.batch().filter(|_| self.streams)
+    }
+
+    /// An engine has begun to answer.
+    pub(crate) fn on_begun(&mut self) {
+        self.is_begun = true;
+    }
+
+    pub(crate) fn is_begun(&self) -> bool {
+        self.is_begun
+    }
+
+    /// Events were made.
+    pub(crate) fn on_events(&mut self, text: &[u8]) {
+        if self.streams {
+            self.log.push(text);
+        }
+    }
+
+    /// The last event was made.
+    pub(crate) fn on_last_event(&mut self, text: &[u8]) {
+        match self.phase {
+            Phase::Making | Phase::Failing { .. } => {
+                self.on_events(text);
+                self.phase = Phase::Ending;
+            }
+            Phase::Shortening => {
+                let number = self.log.stored();
+                self.short = self.streams.then(|| Batch {
+                    first: number,
+                    last: number,
+                    bytes: Bytes::copy_from_slice(text),
+                });
+                self.phase = Phase::EndingShort;
+            }
+            // It was stopped in between.
+            _ => {}
+        }
+    }
+
+    /// It must not go on as it does.
+    pub(crate) fn on_stop(&mut self, why: Stop) {
+        self.phase = match (self.phase, why) {
+            (Phase::Over { .. }, _) => return,
+            (_, Stop::Lost) => Phase::Over { is_told: false },
+            (Phase::Making | Phase::Recalling { why: Some(_) }, Stop::Ended) => Phase::Cutting,
+            // Whoever takes it over fails it just as well.
+            (Phase::Recalling { why: Some(_) }, Stop::Draining) => Phase::Releasing,
+            (Phase::Making, Stop::Draining) if self.is_unseen() => Phase::Releasing,
+            (Phase::Making, Stop::Draining) => Phase::Failing { why: STOPPED },
+            (Phase::Making, Stop::TooLong) => Phase::Failing { why: TOO_LONG },
+            (Phase::Making, Stop::Refused) => Phase::Failing { why: REFUSED },
+            // What ends already is stopped by the store's word alone.
+            _ => return,
+        };
+        self.why = Some(why);
+    }
+
+    /// Whether nobody was told anything that another replica would not tell as well.
+    fn is_unseen(&self) -> bool {
+        !self.streams || self.log.stored() <= FIRST_EVENTS
+    }
+
+    pub(crate) fn on_started(&mut self, said: &Result<Cas, store::Error>) -> Then {
+        match said {
+            Ok(Cas::Gone | Cas::Terminal(_)) => self.on_ended_elsewhere(),
+            Ok(Cas::Fenced) => self.on_lost(),
+            Ok(_) => self.is_started = true,
+            Err(error) if error.retry_after().is_some() => return Then::Later,
+            Err(_) => {
+                // Its end says more than this, and the store has its last word there.
+                self.is_started = true;
+                self.on_stop(Stop::Refused);
+            }
+        }
+        Then::Now
+    }
+
+    /// What the store says to events up to `last`.
+    pub(crate) fn on_appended(&mut self, last: u64, said: &Result<Cas, store::Error>) -> Then {
+        match said {
+            Ok(Cas::Done | Cas::Duplicate { .. }) => self.log.on_stored(last),
+            Ok(Cas::Overflow) => {
+                self.log.on_overflow();
+                self.log.on_stored(last);
+            }
+            Ok(Cas::Gap { last }) => self.on_gap(*last),
+            Ok(Cas::Gone | Cas::Terminal(_)) => self.on_ended_elsewhere(),
+            Ok(Cas::Fenced) => self.on_lost(),
+            Err(error) if error.retry_after().is_some() => return Then::Later,
+            Err(_) => self.on_stop(Stop::Refused),
+        }
+        Then::Now
+    }
+
+    /// Events of another replica; `None`: there is no such response any more.
+    pub(crate) fn on_recalled(&mut self, said: &Result<Option<Events>, store::Error>) -> Then {
+        let Phase::Recalling { why } = self.phase else {
+            return Then::Now;
+        };
+        let read = match said {
+            Ok(Some(read)) => read,
+            Ok(None) => {
+                self.leave();
+                return Then::Now;
+            }
+            Err(error) if error.retry_after().is_some() => return Then::Later,
+            Err(_) => {
+                // What cannot be read is not part of its output.
+                self.on_all_recalled(why);
+                return Then::Now;
+            }
+        };
+        let told = read.batches.iter();
+        for batch in told.filter(|batch| &*batch.bytes != log::CANCELLED) {
+            let after = self.log.made().checked_sub(1);
+            self.log
+                .push(log::beyond(&batch.bytes, batch.first, after).0);
+        }
+        if read.batches.is_empty() || self.log.made() >= self.log.stored() {
+            self.on_all_recalled(why);
+        }
+        Then::Now
+    }
+
+    fn on_all_recalled(&mut self, why: Option<&'static str>) {
+        if self.log.stored_text().is_none() {
+            self.log.on_overflow_at(self.log.stored());
+        }
+        self.phase = match why {
+            Some(why) => Phase::Failing { why },
+            None => Phase::Amending,
+        };
+    }
+
+    /// What the store says to the end.
+    pub(crate) fn on_finalized(&mut self, said: &Result<Cas, store::Error>) -> Then {
+        let is_short = match self.phase {
+            Phase::Ending => false,
+            Phase::EndingShort => true,
+            _ => return Then::Now,
+        };
+        match said {
+            Ok(Cas::Done) if is_short => self.leave(),
+            Ok(Cas::Done) => {
+                if let Some(batch) = self.batch() {
+                    self.log.on_stored(batch.last);
+                }
+                self.phase = Phase::Over { is_told: true };
+            }
+            Ok(Cas::Terminal(Status::Cancelled)) => self.phase = Phase::Cutting,
+            Ok(Cas::Terminal(_) | Cas::Gone) => self.leave(),
+            Ok(Cas::Fenced) => self.on_lost(),
+            // It was about to be stored when it was given up: what stands for it has a later number.
+            Ok(Cas::Gap { last: Some(last) } | Cas::Duplicate { last }) if is_short => {
+                self.log.on_stored(*last);
+                self.phase = Phase::Shortening;
+            }
+            Ok(Cas::Gap { last }) => self.on_gap(*last),
+            Ok(Cas::Duplicate { last }) => self.log.on_stored(*last),
+            Ok(Cas::Overflow) => self.log.on_overflow(),
+            Err(store::Error::TooLarge { .. }) if !is_short => self.phase = Phase::Shortening,
+            // Where it will not take this end at any time, there is no shorter one.
+            Err(error) => return self.later(error),
+        }
+        Then::Now
+    }
+
+    /// The record of a response that should have been cancelled: its status, and its last event's number.
+    pub(crate) fn on_record(
+        &mut self,
+        said: &Result<Option<(Status, Option<u64>)>, store::Error>,
+    ) -> Then {
+        if self.phase != Phase::Cutting {
+            return Then::Now;
+        }
+        match said {
+            Ok(Some((Status::Cancelled, last))) => {
+                // The last event is the cancel's.
+                let is_here = self.log.rewind(last.and_then(|last| last.checked_sub(1)));
+                self.phase = match is_here || !self.streams {
+                    true => Phase::Amending,
+                    // Another replica told them.
+                    false => Phase::Recalling { why: None },
+                };
+            }
+            // The store has lost the cancel, and this replica has ended what it ran.
+            Ok(Some((Status::Queued | Status::InProgress, _))) => self.phase = Phase::Releasing,
+            Ok(_) => self.leave(),
+            Err(error) => return self.later(error),
+        }
+        Then::Now
+    }
+
+    pub(crate) fn on_amended(&mut self, said: &Result<Cas, store::Error>) -> Then {
+        match said {
+            Ok(_) => self.leave(),
+            Err(error) => return self.later(error),
+        }
+        Then::Now
+    }
+
+    pub(crate) fn on_released(&mut self, said: &Result<Cas, store::Error>) -> Then {
+        match said {
+            // It was cancelled before it was handed back.
+            Ok(Cas::Terminal(Status::Cancelled)) => self.phase = Phase::Cutting,
+            Ok(_) => self.leave(),
+            Err(error) => return self.later(error),
+        }
+        Then::Now
+    }
+
+    /// The store is asked again, unless that could not help. The end of the lease ends it.
+    fn later(&mut self, error: &store::Error) -> Then {
+        if error.retry_after().is_some() {
+            return Then::Later;
+        }
+        self.leave();
+        Then::Now
+    }
+
+    /// Nobody does anything for it here any more.
+    pub(crate) fn on_left(&mut self) {
+        if !self.is_over() {
+            self.leave();
+        }
+    }
+
+    fn on_gap(&mut self, last: Option<u64>) {
+        if !self.log.rewind(last) {
+            // What is missing was another replica's to tell. Whoever takes it over reads what there is.
+            self.why = Some(Stop::Lost);
+            self.phase = Phase::Releasing;
+        }
+    }
+
+    fn on_ended_elsewhere(&mut self) {
+        self.why = Some(Stop::Ended);
+        self.phase = Phase::Cutting;
+    }
+
+    fn on_lost(&mut self) {
+        self.why = Some(Stop::Lost);
+        self.leave();
+    }
+
+    fn leave(&mut self) {
+        self.phase = Phase::Over { is_told: false };
+    }
+
+    /// What is stored beyond `after`, as far as it was made here, up to about `bytes_max`.
+    pub(crate) fn tail(&self, after: Option<u64>, bytes_max: usize) -> Tail<'_> {
+        let is_end = self.phase == Phase::Over { is_told: true };
+        match self.log.tail(after, bytes_max) {
+            Some((text, last)) if is_end || !self.is_over() => Tail::Here {
+                text,
+                last: match text.is_empty() {
+                    true => self.log.stored().checked_sub(1),
+                    false => last,
+                },
+                is_end,
+            },
+            _ if self.is_over() => Tail::Left,
+            _ => Tail::Elsewhere,
+        }
+    }
+
+    /// Whether an engine makes it, or is to.
+    pub(crate) fn is_making(&self) -> bool {
+        self.phase == Phase::Making
+    }
+
+    pub(crate) fn streams(&self) -> bool {
+        self.streams
+    }
+
+    /// Why it stopped, if it did.
+    pub(crate) fn why(&self) -> Option<Stop> {
+        self.why
+    }
+
+    pub(crate) fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Whether its owner does nothing more.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests;

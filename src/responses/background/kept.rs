@@ -1,0 +1,110 @@
+//! What a replica needs to begin a response that another one was to make. Pure.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::responses::members::put;
+use crate::responses::object::Header;
+use crate::responses::request::Create;
+
+/// Kept in the store until the response's end. The client's headers are not: they hold its key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Kept {
+    /// Unix seconds.
+    created_at: u64,
+    previous: Option<String>,
+    conversation: Option<String>,
+    store: bool,
+    /// The member by which an engine keeps the tenant's prompts apart.
+    pub(super) salt: Option<String>,
+    /// Whether it has nothing (a conversation's lock, a state to carry) that its first replica alone has.
+    pub(super) is_portable: bool,
+    /// The client's body without its input.
+    client: Box<RawValue>,
+    /// The whole list of items that an engine is sent.
+    input: Box<RawValue>,
+}
+
+impl Kept {
+    pub(super) fn new(
+        create: &Create<'_>,
+        header: &Header<'_>,
+        salt: Option<&str>,
+        is_portable: bool,
+        input: Vec<u8>,
+    ) -> Option<Self> {
+        let mut client = vec![b'{'];
+        for (name, value) in create.members.iter().filter(|(name, _)| *name != "input") {
+            put(&mut client, name, value);
+        }
+        client.push(b'}');
+        let raw = |json| RawValue::from_string(String::from_utf8(json).ok()?).ok();
+        Some(Self {
+            created_at: header.created_at,
+            previous: header.previous.map(str::to_owned),
+            conversation: header.conversation.map(str::to_owned),
+            store: header.store,
+            salt: salt.map(str::to_owned),
+            is_portable,
+            client: raw(client)?,
+            input: raw(input)?,
+        })
+    }
+
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        serde_json::from_slice(bytes).ok()
+    }
+
+    pub(super) fn write(&self) -> Bytes {
+        serde_json::to_vec(self).unwrap_or_default().into()
+    }
+
+    pub(super) fn client(&self) -> &[u8] {
+        self.client.get().as_bytes()
+    }
+
+    pub(super) fn input(&self) -> &[u8] {
+        self.input.get().as_bytes()
+    }
+
+    pub(super) fn header<'a>(&'a self, id: &'a str) -> Header<'a> {
+        Header {
+            id,
+            created_at: self.created_at,
+            previous: self.previous.as_deref(),
+            conversation: self.conversation.as_deref(),
+            store: self.store,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_replica_reads_what_one_has_kept() {
+        let body = br#"{"model":"m","input":"long","background":true,"temperature":0.50}"#;
+        let create = Create::read(body).unwrap();
+        let header = Header {
+            id: "resp_1",
+            created_at: 7,
+            previous: Some("resp_0"),
+            conversation: None,
+            store: true,
+        };
+        let kept = Kept::new(&create, &header, Some("\"s\":1"), true, b"[1]".to_vec()).unwrap();
+        let read = Kept::read(&kept.write()).unwrap();
+        assert_eq!(
+            read.client(),
+            br#"{"model":"m","background":true,"temperature":0.50}"#
+        );
+        assert_eq!(
+            (read.input(), read.salt.as_deref()),
+            (&b"[1]"[..], Some("\"s\":1"))
+        );
+        assert_eq!(read.header("resp_1").previous, Some("resp_0"));
+        assert!(Kept::read(b"{}").is_none());
+    }
+}

@@ -1,0 +1,141 @@
+//! What an engine is sent: the client's own body without what is the router's business. Pure.
+
+use bytes::Bytes;
+
+use super::members::{put, put_text};
+use super::request::Create;
+
+/// Members that engines must not see, or see only as the router says.
+const CUT: [&str; 18] = [
+    "input",
+    "store",
+    "stream",
+    "stream_options",
+    "background",
+    "previous_response_id",
+    "previous_response",
+    "previous_input_messages",
+    "conversation",
+    "prompt",
+    "include",
+    "truncation",
+    "metadata",
+    "context_management",
+    "request_id",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "service_tier",
+];
+
+/// Those that vLLM takes: it refuses a list with any other, so what only hosted tools have stays here.
+const ENGINE_INCLUDES: [&str; 5] = [
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+];
+
+const ENGINE_TIERS: [&str; 5] = [
+    "\"auto\"",
+    "\"default\"",
+    "\"flex\"",
+    "\"scale\"",
+    "\"priority\"",
+];
+
+/// The body of a request for one answer. `input` is the whole list of items; `salt` a member to add.
+pub(super) fn body(create: &Create<'_>, input: &[u8], id: &str, salt: Option<&str>) -> Bytes {
+    written(create, input, id, salt, create.stream)
+}
+
+/// The same for an answer in pieces, whatever the client wants.
+pub(super) fn streamed_body(
+    create: &Create<'_>,
+    input: &[u8],
+    id: &str,
+    salt: Option<&str>,
+) -> Bytes {
+    written(create, input, id, salt, true)
+}
+
+fn written(
+    create: &Create<'_>,
+    input: &[u8],
+    id: &str,
+    salt: Option<&str>,
+    streams: bool,
+) -> Bytes {
+    let mut out = Vec::with_capacity(input.len() + 1024);
+    out.push(b'{');
+    if !id.is_empty() {
+        put(&mut out, "request_id", "");
+        put_text(&mut out, id);
+    }
+    for (name, value) in create.members.iter() {
+        if !CUT.contains(&name) {
+            put(&mut out, name, value);
+        }
+    }
+    let tier = create.members.get("service_tier");
+    if let Some(tier) = tier.filter(|tier| ENGINE_TIERS.contains(tier)) {
+        put(&mut out, "service_tier", tier);
+    }
+    let mut include = Vec::new();
+    for name in &create.include {
+        if ENGINE_INCLUDES.contains(&&**name) {
+            include.extend_from_slice(if include.is_empty() { b"[" } else { b"," });
+            put_text(&mut include, name);
+        }
+    }
+    if !include.is_empty() {
+        include.push(b']');
+        put(&mut out, "include", "");
+        out.extend_from_slice(&include);
+    }
+    put(&mut out, "store", "false");
+    if streams {
+        put(&mut out, "stream", "true");
+    }
+    if let Some(salt) = salt {
+        out.push(b',');
+        out.extend_from_slice(salt.as_bytes());
+    }
+    put(&mut out, "input", "");
+    out.extend_from_slice(input);
+    out.push(b'}');
+    out.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(client: &str, expected: &str) {
+        let create = Create::read(client.as_bytes()).unwrap();
+        let body = body(&create, b"[1]", "resp_1", Some(r#""cache_salt":"s""#));
+        assert_eq!(body, expected, "{client}");
+    }
+
+    #[test]
+    fn what_is_the_clients_passes_byte_for_byte() {
+        check(
+            r#"{"model":"m", "input":"x", "temperature": 0.10, "tools":[ {"name":"f", "x":1e2} ], "odd\u0020key":"\u0041"}"#,
+            r#"{"request_id":"resp_1","model":"m","temperature":0.10,"tools":[ {"name":"f", "x":1e2} ],"odd key":"\u0041","store":false,"cache_salt":"s","input":[1]}"#,
+        );
+    }
+
+    #[test]
+    fn what_is_the_routers_does_not_pass() {
+        check(
+            r#"{"input":"x","model":"m","store":true,"stream":true,"background":false,"truncation":"auto","conversation":"c",
+                "metadata":{"a":"b"},"request_id":null,"stream_options":{"include_obfuscation":true},"service_tier":"turbo",
+                "include":["reasoning.encrypted_content","message.output_text.logprobs","web_search_call.results"]}"#,
+            r#"{"request_id":"resp_1","model":"m","include":["message.output_text.logprobs"],"store":false,"stream":true,"cache_salt":"s","input":[1]}"#,
+        );
+        check(
+            r#"{"input":"x","model":"m","service_tier":"flex","include":["reasoning.encrypted_content"]}"#,
+            r#"{"request_id":"resp_1","model":"m","service_tier":"flex","store":false,"cache_salt":"s","input":[1]}"#,
+        );
+    }
+}

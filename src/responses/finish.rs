@@ -1,0 +1,241 @@
+//! The end of a response: what is stored, what is added to its conversation, what its client is told.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tracing::{debug, warn};
+
+use super::lock::Locked;
+use super::members::{self, Members};
+use super::metrics::InFlight;
+use super::object::{Outcome, Shape, with_member};
+use super::sealing::{LARGE_BYTES, Sealer, joined};
+use super::{OnStoreDown, Responses, retry};
+use crate::ids::Model;
+use crate::observe;
+use crate::openai::error::ApiError;
+use crate::store::record::{Begin, Content};
+use crate::store::{self, Hint, Item, Key, NewRecord, Put, Token};
+
+/// A Response object without its output, and an item of the router's own: as it is added, and as it is done.
+pub(super) type Composed = (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>);
+
+/// What a response that is being made will need at its end.
+#[derive(Debug)]
+pub(super) struct Finish {
+    pub(super) responses: Arc<Responses>,
+    pub(super) key: Key,
+    /// Whether it is kept.
+    pub(super) is_stored: bool,
+    pub(super) past: Option<store::Past>,
+    pub(super) model: Model,
+    pub(super) worker: Option<Arc<str>>,
+    /// Its own input items, one by one.
+    pub(super) own: Vec<Item>,
+    /// The same as one list, with what the client carried before them.
+    pub(super) input: Bytes,
+    pub(super) conversation: Option<Locked>,
+    pub(super) carry: Option<Carry>,
+    /// Whether an answer that could not be stored may still be withheld.
+    pub(super) may_refuse: bool,
+    pub(super) in_flight: InFlight,
+}
+
+/// For a client that keeps the state itself.
+#[derive(Debug)]
+pub(super) struct Carry {
+    pub(super) sealer: Sealer,
+    /// All items before the answer's own, oldest first.
+    pub(super) lists: Vec<Bytes>,
+}
+
+/// Why a response is not kept.
+#[derive(Debug)]
+pub(super) enum Wrong {
+    Store(store::Error),
+    /// Its conversation did not take it.
+    NotAdded(Put),
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Store(error) => error.fmt(f),
+            Self::NotAdded(put) => write!(f, "its conversation did not take it: {put:?}"),
+        }
+    }
+}
+
+/// What a client is told.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// The object without its output.
+    pub(super) response: Bytes,
+    pub(super) outcome: Outcome,
+    /// An item of the router's own at the end of the output: as it is added, and as it is done.
+    pub(super) state: Option<(Vec<u8>, Vec<u8>)>,
+    /// In its place, where the answer may still be an error.
+    pub(super) error: Option<ApiError>,
+    /// Whether it should have been stored.
+    pub(super) is_degraded: bool,
+    /// Whether the item with the state was asked for and is not there.
+    pub(super) is_state_left_out: bool,
+}
+
+impl Finish {
+    /// `place` is where an item would be that follows the output.
+    pub(super) async fn run(mut self, shape: Shape, mut outcome: Outcome, place: usize) -> Ended {
+        let responses = self.responses.clone();
+        let (response, state) = self.compose(&shape, &mut outcome, place).await;
+        let mut response = Bytes::from(response);
+        let is_state_left_out =
+            state.is_none() && self.carry.is_some() && outcome.status.is_continuable();
+        if is_state_left_out {
+            debug!(id = %self.key.id, "the state is too large to go with the response");
+        }
+        let is_kept = self.keep(&response, &outcome).await;
+        let is_added = match is_kept {
+            Ok(()) => self.add_to_conversation(&outcome).await,
+            Err(_) => Ok(()),
+        };
+        if let Some(lock) = self.conversation.take() {
+            lock.release().await;
+        }
+        if is_added.is_err() {
+            self.forget().await;
+        }
+        responses.metrics.on_end(outcome.status);
+        let mut ended = Ended {
+            response: Bytes::new(),
+            outcome,
+            state,
+            error: None,
+            is_degraded: false,
+            is_state_left_out,
+        };
+        let wrong = is_kept.err().or(is_added.err());
+        if let Some(error) = wrong {
+            warn!(id = %self.key.id, %error, "response was made and not stored");
+            ended.is_degraded = true;
+            let unstored = with_member(&response, "store", "false");
+            response = with_member(&unstored, "conversation", "null").into();
+            if self.may_refuse && responses.settings.on_store_down == OnStoreDown::Fail {
+                responses.metrics.on_lost();
+                ended.error = Some(match error {
+                    // No later try would fare better.
+                    Wrong::Store(error @ store::Error::TooLarge { .. }) => {
+                        ApiError::of_store(&error)
+                    }
+                    Wrong::Store(_) | Wrong::NotAdded(_) => ApiError::not_stored(),
+                });
+            } else {
+                responses.metrics.on_degraded();
+            }
+        }
+        drop(self.in_flight);
+        ended.response = response;
+        ended
+    }
+
+    /// What it ends as.
+    pub(super) async fn compose(
+        &self,
+        shape: &Shape,
+        outcome: &mut Outcome,
+        place: usize,
+    ) -> Composed {
+        let response = shape.ended(outcome, observe::unix_s().unsigned_abs());
+        let state = self.state(shape, outcome, place).await;
+        if let Some((_, done)) = &state {
+            outcome.told = Some(joined(&[outcome.told(), &[b"[", &**done, b"]"].concat()]).into());
+        }
+        (response, state)
+    }
+
+    async fn state(
+        &self,
+        shape: &Shape,
+        outcome: &Outcome,
+        place: usize,
+    ) -> Option<(Vec<u8>, Vec<u8>)> {
+        let carry = self
+            .carry
+            .as_ref()
+            .filter(|_| outcome.status.is_continuable())?;
+        let mut lists = carry.lists.clone();
+        lists.push(Bytes::copy_from_slice(&outcome.output));
+        let bytes: usize = lists.iter().map(Bytes::len).sum();
+        let (sealer, ids) = (carry.sealer.clone(), shape.ids.clone());
+        let seal = move || {
+            let lists: Vec<&[u8]> = lists.iter().map(|list| &**list).collect();
+            sealer.state(&ids, place, &joined(&lists))
+        };
+        match bytes < LARGE_BYTES {
+            true => seal(),
+            false => self.responses.aside.run(seal).await.flatten(),
+        }
+    }
+
+    /// One write, and only then is anybody told of the end.
+    async fn keep(&self, response: &Bytes, outcome: &Outcome) -> Result<(), Wrong> {
+        if !self.is_stored {
+            return Ok(());
+        }
+        let record = NewRecord {
+            token: Token(fastrand::u64(..)),
+            past: self.past.clone(),
+            hint: Hint {
+                model: self.model.clone(),
+                worker: self.worker.clone(),
+            },
+            input: self.input.clone(),
+            content: Content {
+                response: response.clone(),
+                output: Bytes::copy_from_slice(&outcome.output),
+            },
+            begin: Begin::Finished {
+                status: outcome.status,
+            },
+        };
+        let store = &self.responses.store;
+        let kept = retry::until_known(|| store.create(self.key, record.clone())).await;
+        kept.map_err(Wrong::Store)
+    }
+
+    /// Takes back what was stored: its client is told that nothing is.
+    async fn forget(&self) {
+        if !self.is_stored {
+            return;
+        }
+        let store = &self.responses.store;
+        if let Err(error) = retry::until_known(|| store.delete(self.key)).await {
+            warn!(id = %self.key.id, %error, "response is stored though its conversation did not take it");
+        }
+    }
+
+    pub(super) async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), Wrong> {
+        // What failed leaves no trace.
+        if !outcome.status.is_continuable() {
+            return Ok(());
+        }
+        let Some(lock) = self.conversation.take() else {
+            return Ok(());
+        };
+        let output = std::str::from_utf8(&outcome.output).ok();
+        let output = output.and_then(members::list).unwrap_or_default();
+        let output = output.into_iter().filter_map(|raw| {
+            let id = Members::parse(raw).ok()?.text("id")?;
+            Some(Item {
+                id: id.into(),
+                json: Bytes::copy_from_slice(raw.as_bytes()),
+            })
+        });
+        let items = self.own.drain(..).chain(output).collect();
+        match lock.commit(items).await {
+            Ok(Put::Done) => Ok(()),
+            Ok(put) => Err(Wrong::NotAdded(put)),
+            Err(error) => Err(Wrong::Store(error)),
+        }
+    }
+}

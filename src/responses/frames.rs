@@ -1,0 +1,237 @@
+//! An engine's bytes -> its events, without copying those that came whole. Pure.
+
+use std::borrow::Cow;
+
+use memchr::{memchr, memmem};
+
+use crate::http::sse;
+
+/// One event: its name (empty where it has none) and its data.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Frame<'a> {
+    pub(super) name: Cow<'a, str>,
+    pub(super) data: Cow<'a, str>,
+}
+
+/// Cuts a stream into events.
+#[derive(Debug)]
+pub(super) struct Frames {
+    reader: Reader,
+    event_bytes_max: usize,
+}
+
+#[derive(Debug)]
+enum Reader {
+    /// Lines that end in LF: an event is what lies before an empty line.
+    Blocks { held: Vec<u8> },
+    /// Lines that end in other ways too.
+    Lines(Box<sse::Decoder>),
+}
+
+/// An event is longer than may be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct TooLong;
+
+impl Frames {
+    pub(super) fn new(event_bytes_max: usize) -> Self {
+        Self {
+            reader: Reader::Blocks { held: Vec::new() },
+            event_bytes_max,
+        }
+    }
+
+    /// Calls `on` with each event that `bytes` complete, for as long as it answers true.
+    pub(super) fn push(
+        &mut self,
+        bytes: &[u8],
+        mut on: impl FnMut(Frame<'_>) -> bool,
+    ) -> Result<(), TooLong> {
+        if let Reader::Blocks { held } = &mut self.reader
+            && memchr(b'\r', bytes).is_some()
+        {
+            let held = std::mem::take(held);
+            let mut decoder = Box::new(sse::Decoder::bounded(self.event_bytes_max));
+            // What is held has no whole event.
+            decoder.push(&held, &mut Vec::new());
+            self.reader = Reader::Lines(decoder);
+        }
+        let held = match &mut self.reader {
+            Reader::Blocks { held } => held,
+            Reader::Lines(decoder) => {
+                let mut events = Vec::new();
+                decoder.push(bytes, &mut events);
+                for event in events {
+                    let frame = Frame {
+                        name: Cow::Owned(event.event),
+                        data: one_line(Cow::Owned(event.data)),
+                    };
+                    if !on(frame) {
+                        return Ok(());
+                    }
+                }
+                return match decoder.overflowed() {
+                    true => Err(TooLong),
+                    false => Ok(()),
+                };
+            }
+        };
+        let mut whole = std::mem::take(held);
+        // An event's end may lie across two pieces.
+        let mut searched = whole.len().saturating_sub(1);
+        let text = if whole.is_empty() {
+            bytes
+        } else {
+            whole.extend_from_slice(bytes);
+            &whole
+        };
+        let mut begin = 0;
+        while let Some(end) = memmem::find(&text[searched..], b"\n\n") {
+            let end = searched + end;
+            if let Some(frame) = read(&text[begin..end])
+                && !on(frame)
+            {
+                return Ok(());
+            }
+            begin = end + 2;
+            searched = begin;
+        }
+        if text.len() - begin > self.event_bytes_max {
+            return Err(TooLong);
+        }
+        *held = if whole.is_empty() {
+            bytes[begin..].to_vec()
+        } else {
+            whole.drain(..begin);
+            whole
+        };
+        Ok(())
+    }
+}
+
+fn read(block: &[u8]) -> Option<Frame<'_>> {
+    let mut name = Cow::Borrowed("");
+    let mut data: Option<Cow<'_, str>> = None;
+    let mut rest = block;
+    while !rest.is_empty() {
+        let end = memchr(b'\n', rest).unwrap_or(rest.len());
+        let line = &rest[..end];
+        rest = rest.get(end + 1..).unwrap_or_default();
+        if let Some(value) = field(line, b"data") {
+            data = Some(match data {
+                None => value,
+                Some(before) => Cow::Owned([&*before, "\n", &*value].concat()),
+            });
+        } else if let Some(value) = field(line, b"event") {
+            name = value;
+        }
+    }
+    data.map(|data| Frame {
+        name,
+        data: one_line(data),
+    })
+}
+
+fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<Cow<'a, str>> {
+    let rest = line.strip_prefix(name)?;
+    let value = match rest.strip_prefix(b":") {
+        Some(value) => value.strip_prefix(b" ").unwrap_or(value),
+        None if rest.is_empty() => rest,
+        None => return None,
+    };
+    Some(String::from_utf8_lossy(value))
+}
+
+/// Data over several lines is JSON with white space in it, which may be any.
+fn one_line(data: Cow<'_, str>) -> Cow<'_, str> {
+    if data.contains(['\n', '\r']) {
+        Cow::Owned(data.replace(['\n', '\r'], " "))
+    } else {
+        data
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read_all(pieces: &[&[u8]]) -> Vec<(String, String)> {
+        let mut frames = Frames::new(1 << 20);
+        let mut all = Vec::new();
+        for piece in pieces {
+            frames
+                .push(piece, |frame| {
+                    all.push((frame.name.into_owned(), frame.data.into_owned()));
+                    true
+                })
+                .unwrap();
+        }
+        all
+    }
+
+    fn pair(name: &str, data: &str) -> (String, String) {
+        (name.to_owned(), data.to_owned())
+    }
+
+    #[test]
+    fn events_are_read_whatever_ends_their_lines() {
+        for text in [
+            "event: a\ndata: 1\ndata: 2\n\n: ping\n\ndata:3\n\n",
+            "event: a\r\ndata: 1\r\ndata: 2\r\n\r\n: ping\r\n\r\ndata:3\r\n\r\n",
+        ] {
+            let expected = [pair("a", "1 2"), pair("", "3")];
+            assert_eq!(read_all(&[text.as_bytes()]), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_event_past_the_bound_is_an_error() {
+        let mut frames = Frames::new(8);
+        assert_eq!(frames.push(b"data: 123", |_| true), Err(TooLong));
+    }
+
+    #[test]
+    fn nothing_is_read_after_the_reader_has_enough() {
+        let mut frames = Frames::new(100);
+        let mut seen = 0;
+        let stop_at_once = |_: Frame<'_>| {
+            seen += 1;
+            false
+        };
+        frames
+            .push(b"data: 1\n\ndata: 2\n\n", stop_at_once)
+            .unwrap();
+        assert_eq!(seen, 1);
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_gives_the_same_events(
+            lines in proptest::collection::vec("(data|event|id|)(:|: )[a-z]{0,6}(\n|\n\n|\n\n\n)", 0..20),
+            crlf: bool,
+            cuts in proptest::collection::vec(any::<usize>(), 0..12),
+        ) {
+            let mut text = lines.concat();
+            if crlf {
+                text = text.replace('\n', "\r\n");
+            }
+            let text = text.into_bytes();
+            let mut places: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
+            places.push(text.len());
+            places.sort_unstable();
+            let mut begin = 0;
+            let pieces: Vec<&[u8]> = places.into_iter().map(|end| {
+                let piece = &text[begin..end];
+                begin = end;
+                piece
+            }).collect();
+            let cut = read_all(&pieces);
+            prop_assert_eq!(&cut, &read_all(&[&text]));
+            let mut events = Vec::new();
+            sse::Decoder::default().push(&text, &mut events);
+            let plain: Vec<(String, String)> = events.into_iter().map(|event| (event.event, event.data.replace('\n', " "))).collect();
+            prop_assert_eq!(cut, plain);
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! A request's input -> the items that are kept: each with an id, a type and a status, its content in
+//! parts, and all else as it came. Pure.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+
+use bytes::Bytes;
+
+use super::item::{Ids, Item, Kind, joined_text, owner};
+use super::members::{self, Members, put, put_string, put_text};
+use super::request::is_id_byte;
+use super::sealing::{Brought, Opener, is_ours};
+use crate::ids::ResponseId;
+use crate::openai::error::ApiError;
+use crate::store;
+
+const ID_LENGTH_MAX: usize = 256;
+const CALL_ID_LENGTH_MAX: usize = 64;
+
+/// The caller's own input, normalised: what is stored, listed and sent.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Own {
+    /// Each a JSON object with an id.
+    pub(super) items: Vec<OwnItem>,
+}
+
+#[derive(Debug, PartialEq)]
+pub(super) struct OwnItem {
+    pub(super) id: String,
+    pub(super) json: String,
+}
+
+impl From<OwnItem> for store::Item {
+    fn from(item: OwnItem) -> Self {
+        Self {
+            id: item.id.into(),
+            json: item.json.into(),
+        }
+    }
+}
+
+/// Items that `item_reference`s name, as they were stored.
+pub(super) type Referenced = HashMap<String, String>;
+
+/// What an input is read with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading<'a> {
+    pub(super) ids: &'a Ids,
+    pub(super) referenced: &'a Referenced,
+    /// Of them, each as often as it is referred to.
+    pub(super) referenced_bytes_max: u64,
+    pub(super) opener: &'a Opener<'a>,
+    /// Whether fine ids of the caller's own are kept. Where items of several requests lie together, two
+    /// could be the same.
+    pub(super) keeps_ids: bool,
+    /// What errors call the list.
+    pub(super) param: &'a str,
+}
+
+impl Own {
+    /// Normalises `input` as it is written (a string or a list).
+    pub(super) fn read(input: Option<&str>, with: &Reading<'_>) -> Result<Self, ApiError> {
+        let Reading {
+            ids,
+            referenced,
+            referenced_bytes_max,
+            opener,
+            keeps_ids,
+            param,
+        } = *with;
+        let mut own = Self::default();
+        let Some(input) = input else {
+            return Ok(own);
+        };
+        if input.starts_with('"') {
+            let id = ids.input("msg", 0);
+            let content = [r#"[{"type":"input_text","text":"#, input, "}]"];
+            own.items.push(OwnItem {
+                json: message(&id, "\"user\"", &content, None),
+                id,
+            });
+            return Ok(own);
+        }
+        let items = members::objects(input).ok_or_else(|| no_items(input, param))?;
+        let mut used = HashSet::new();
+        let mut referenced_bytes = 0;
+        for (place, members) in items.into_iter().enumerate() {
+            let at = || format!("{param}[{place}]");
+            let mut item = Item::of(members, &at)?;
+            if item.kind == Kind::Reference {
+                let id = item
+                    .id()
+                    .ok_or_else(|| ApiError::missing_parameter(&format!("{}.id", at())))?;
+                let raw = referenced
+                    .get(&*id)
+                    .ok_or_else(|| ApiError::unknown_item(&id))?;
+                // A few bytes may stand for many, and may be there many times.
+                referenced_bytes += raw.len() as u64;
+                if referenced_bytes > referenced_bytes_max {
+                    let max = referenced_bytes_max;
+                    return Err(ApiError::too_long_history("bytes", max));
+                }
+                item = Item::read(raw, &at())?;
+            }
+            let mut id_of = |item: &Item<'_>| {
+                let id = item.id().filter(|id| {
+                    keeps_ids
+                        && (1..=ID_LENGTH_MAX).contains(&id.len())
+                        && id.bytes().all(is_id_byte)
+                });
+                match id {
+                    Some(id) if used.insert(id.to_string()) => id.into_owned(),
+                    Some(_) | None => ids.input(item.prefix(), place),
+                }
+            };
+            let sealed = match item.kind {
+                Kind::Reasoning => item.members.text("encrypted_content"),
+                _ => None,
+            };
+            let (id, json) = match sealed.filter(|sealed| is_ours(sealed)) {
+                None => {
+                    let id = id_of(&item);
+                    let json = normalised(&item, &id, &at)?;
+                    (id, json)
+                }
+                Some(sealed) => match opener.item(&sealed)? {
+                    Brought::Nothing => continue,
+                    Brought::Item(raw) => {
+                        let item = Item::read(&raw, &at())?;
+                        let id = id_of(&item);
+                        let json = normalised(&item, &id, &at)?;
+                        (id, json)
+                    }
+                },
+            };
+            own.items.push(OwnItem { id, json });
+        }
+        Ok(own)
+    }
+
+    /// As a JSON array.
+    pub(super) fn json(&self) -> Bytes {
+        let length = self
+            .items
+            .iter()
+            .map(|item| item.json.len() + 1)
+            .sum::<usize>();
+        let mut json = Vec::with_capacity(length + 2);
+        json.push(b'[');
+        for (place, item) in self.items.iter().enumerate() {
+            if place > 0 {
+                json.push(b',');
+            }
+            json.extend_from_slice(item.json.as_bytes());
+        }
+        json.push(b']');
+        json.into()
+    }
+}
+
+/// The ids that a list of items refers to.
+pub(super) fn references(input: Option<&str>) -> HashSet<String> {
+    // Most requests have none, and this spares them a look at each item.
+    let Some(input) = input.filter(|it| it.starts_with('[')) else {
+        return HashSet::new();
+    };
+    let items = members::list(input).unwrap_or_default();
+    let found = items.into_iter().filter_map(|raw| {
+        let item = Members::parse(raw).ok()?;
+        let is_reference = match item.text("type") {
+            Some(name) => name == "item_reference",
+            None => item.get("role").is_none(),
+        };
+        is_reference.then(|| item.text("id")).flatten()
+    });
+    found.map(Cow::into_owned).collect()
+}
+
+/// The stored responses that have what is referred to, each with whether it is in its output.
+pub(super) fn owners(references: &HashSet<String>) -> HashSet<(ResponseId, bool)> {
+    references.iter().filter_map(|id| owner(id)).collect()
+}
+
+/// Adds those of a stored list's items that are referred to.
+pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut Referenced) {
+    let Some(items) = std::str::from_utf8(list).ok().and_then(members::list) else {
+        return;
+    };
+    for raw in items {
+        let id = Members::parse(raw).ok().and_then(|it| it.text("id"));
+        if let Some(id) = id.filter(|id| wanted.contains(&**id)) {
+            found.insert(id.into_owned(), raw.to_owned());
+        }
+    }
+}
+
+/// What is wrong with a list that does not have objects alone.
+fn no_items(input: &str, param: &str) -> ApiError {
+    let items = members::list(input);
+    let wrong = items.and_then(|items| items.iter().position(|item| !item.starts_with('{')));
+    match wrong {
+        Some(place) => ApiError::wrong_type(&format!("{param}[{place}]"), "an object"),
+        None => ApiError::wrong_type(param, "a string or a list of items"),
+    }
+}
+
+/// `content` comes in pieces.
+fn message(id: &str, role: &str, content: &[&str], rest: Option<&Members<'_>>) -> String {
+    let length: usize = content.iter().map(|piece| piece.len()).sum();
+    let mut out = Vec::with_capacity(96 + id.len() + length);
+    out.extend_from_slice(br#"{"id":"#);
+    put_text(&mut out, id);
+    put(&mut out, "type", "\"message\"");
+    put(&mut out, "role", role);
+    put(&mut out, "status", "\"completed\"");
+    put(&mut out, "content", "");
+    for piece in content {
+        out.extend_from_slice(piece.as_bytes());
+    }
+    for (name, value) in rest.into_iter().flat_map(Members::iter) {
+        if !matches!(name, "id" | "type" | "role" | "status" | "content") && value != "null" {
+            put(&mut out, name, value);
+        }
+    }
+    out.push(b'}');
+    into_string(out)
+}
+
+/// What was put together from pieces of valid UTF-8 is valid.
+fn into_string(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_default()
+}
+
+/// An item as it is kept: with an id, a type and a status, content in parts; all else as it came.
+fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<String, ApiError> {
+    let of = |name: &str| item.members.get(name);
+    let string = |name: &str| match of(name) {
+        None => Err(ApiError::missing_parameter(&format!("{}.{name}", at()))),
+        Some(raw) if !raw.starts_with('"') => Err(ApiError::wrong_type(
+            &format!("{}.{name}", at()),
+            "a string",
+        )),
+        Some(raw) => Ok(raw),
+    };
+    match item.kind {
+        Kind::Message => {
+            let role = string("role")?;
+            let kind = match role {
+                "\"assistant\"" => "output_text",
+                "\"user\"" | "\"system\"" | "\"developer\"" => "input_text",
+                _ => {
+                    let why = "it is none of 'user', 'assistant', 'system', 'developer'";
+                    return Err(ApiError::wrong_value(&format!("{}.role", at()), why));
+                }
+            };
+            let parts;
+            let content: &[&str] = match of("content") {
+                None => {
+                    return Err(ApiError::missing_parameter(&format!("{}.content", at())));
+                }
+                Some(text) if text.starts_with('"') => {
+                    let rest = match kind {
+                        "output_text" => r#","annotations":[],"logprobs":[]"#,
+                        _ => "",
+                    };
+                    parts = [r#"[{"type":""#, kind, r#"","text":"#, text, rest, "}]"];
+                    &parts
+                }
+                Some(list) => {
+                    // Of what a user says the engine is the judge; what a model said is put together here.
+                    let is_readable =
+                        kind == "input_text" || joined_text(list, "").is_some() || is_empty(list);
+                    if !list.starts_with('[') || !is_readable {
+                        let param = format!("{}.content", at());
+                        return Err(ApiError::wrong_type(&param, "a string or a list of parts"));
+                    }
+                    parts = [list, "", "", "", "", ""];
+                    &parts
+                }
+            };
+            return Ok(message(id, role, content, Some(&item.members)));
+        }
+        Kind::FunctionCall => {
+            string("name")?;
+            string("arguments")?;
+            check_call_id(string("call_id")?, at)?;
+        }
+        Kind::CustomToolCall => {
+            string("name")?;
+            string("input")?;
+            check_call_id(string("call_id")?, at)?;
+        }
+        Kind::FunctionCallOutput | Kind::CustomToolCallOutput => {
+            check_call_id(string("call_id")?, at)?;
+            if of("output").is_none() {
+                return Err(ApiError::missing_parameter(&format!("{}.output", at())));
+            }
+        }
+        Kind::Compaction => {
+            // None of ours: nothing here writes such items.
+            let content = item.members.text("encrypted_content").unwrap_or_default();
+            return Err(ApiError::unreadable_content(&content));
+        }
+        Kind::Reasoning
+        | Kind::ClientCall
+        | Kind::ClientCallOutput
+        | Kind::McpCall
+        | Kind::CodeInterpreterCall
+        | Kind::FileSearchCall
+        | Kind::Silent
+        | Kind::Reference => {}
+    }
+    let mut out = Vec::with_capacity(128);
+    out.extend_from_slice(br#"{"id":"#);
+    put_text(&mut out, id);
+    put_string(&mut out, "type", item.name);
+    let status = of("status").unwrap_or("\"completed\"");
+    if item.kind != Kind::Reasoning || of("status").is_some() {
+        put(&mut out, "status", status);
+    }
+    for (name, value) in item.members.iter() {
+        if !matches!(name, "id" | "type" | "status") && value != "null" {
+            put(&mut out, name, value);
+        }
+    }
+    out.push(b'}');
+    Ok(into_string(out))
+}
+
+fn is_empty(list: &str) -> bool {
+    members::objects(list).is_some_and(|parts| parts.is_empty())
+}
+
+fn check_call_id(raw: &str, at: &dyn Fn() -> String) -> Result<(), ApiError> {
+    let id = members::text(raw).unwrap_or_default();
+    if id.is_empty() || id.chars().count() > CALL_ID_LENGTH_MAX {
+        let why = format!("it must have 1 to {CALL_ID_LENGTH_MAX} characters");
+        return Err(ApiError::wrong_value(&format!("{}.call_id", at()), why));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,537 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::ids::Root;
+use crate::responses::sent::{EngineInput, UnsupportedItems, shortened};
+
+fn ids() -> Ids {
+    Ids::of(ResponseId::new(Root(1), 2))
+}
+
+fn read(input: &str, referenced: &Referenced) -> Result<Own, ApiError> {
+    let registry = crate::observe::metrics::Registry::default();
+    let ring =
+        crate::state_token::Ring::new(crate::state_token::Settings::default(), [7; 32], &registry);
+    let ring = ring.unwrap();
+    let opener = Opener {
+        ring: &ring,
+        tenant: crate::ids::Tenant::default(),
+        now_s: 1,
+        model: "m",
+        plain_bytes: Default::default(),
+    };
+    let reading = Reading {
+        ids: &ids(),
+        referenced,
+        referenced_bytes_max: 1_000_000,
+        opener: &opener,
+        keeps_ids: true,
+        param: "input",
+    };
+    Own::read(Some(input), &reading)
+}
+
+fn own(input: &Value) -> Result<Own, ApiError> {
+    read(&input.to_string(), &Referenced::new())
+}
+
+/// What an engine is sent of some lists of stored items.
+fn engine(lists: &[Value]) -> Result<Value, ApiError> {
+    let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
+    for list in lists {
+        input.add_list(list.to_string().as_bytes())?;
+    }
+    Ok(serde_json::from_slice(&input.finish()?).unwrap())
+}
+
+fn normalised(input: Value) -> Value {
+    serde_json::from_slice(&own(&input).unwrap().json()).unwrap()
+}
+
+fn user(text: &str) -> Value {
+    json!({"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]})
+}
+
+fn call(id: &str) -> Value {
+    json!({"type": "function_call", "call_id": id, "name": "f", "arguments": "{ }"})
+}
+
+fn output(id: &str) -> Value {
+    json!({"type": "function_call_output", "call_id": id, "output": "1"})
+}
+
+#[test]
+fn a_text_is_one_message_of_the_user() {
+    let id = ids().input("msg", 0);
+    assert_eq!(
+        normalised(json!("hi \"you\"\n")),
+        json!([{"id": id, "type": "message", "role": "user", "status": "completed",
+            "content": [{"type": "input_text", "text": "hi \"you\"\n"}]}])
+    );
+}
+
+#[test]
+fn every_item_gets_an_id_and_keeps_a_fine_one_that_is_its_own() {
+    let items = normalised(json!([
+        {"role": "user", "content": "a", "id": "mine"},
+        {"role": "user", "content": "b", "id": "mine"},
+        {"role": "user", "content": "c", "id": "with space"},
+        {"type": "reasoning", "summary": []},
+        call("call_1"),
+        output("call_1"),
+    ]));
+    let found: Vec<&str> = items
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it["id"].as_str().unwrap())
+        .collect();
+    let minted = |prefix: &str, place| ids().input(prefix, place);
+    assert_eq!(found[0], "mine");
+    assert_eq!(found[1], minted("msg", 1));
+    assert_eq!(found[2], minted("msg", 2));
+    assert_eq!(found[3], minted("rs", 3));
+    assert_eq!(found[4], minted("fc", 4));
+    assert_eq!(found[5], minted("fco", 5));
+}
+
+#[test]
+fn an_item_keeps_what_it_came_with() {
+    let item = json!({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}], "extra": {"a": [1]}});
+    let kept = &normalised(json!([item]))[0];
+    assert_eq!(kept["extra"], json!({"a": [1]}));
+    assert_eq!(kept["output"], item["output"]);
+    assert_eq!(kept["status"], "completed");
+    let phase = json!([{"role": "assistant", "content": "x", "phase": "commentary", "status": "incomplete"}]);
+    let kept = &normalised(phase)[0];
+    assert_eq!(
+        (&kept["phase"], &kept["status"]),
+        (&json!("commentary"), &json!("completed"))
+    );
+    assert_eq!(kept["content"][0]["type"], "output_text");
+}
+
+#[test]
+fn bad_items_are_told_by_their_place() {
+    let check = |item: Value, code: &str, param: &str| {
+        let error = own(&json!([user("x"), item])).unwrap_err();
+        assert_eq!(
+            (error.code, error.param_or_empty()),
+            (code, param),
+            "{item}"
+        );
+    };
+    check(json!(7), "invalid_type", "input[1]");
+    check(json!({"type": "poem"}), "invalid_value", "input[1]");
+    check(
+        json!({"role": "poet", "content": "x"}),
+        "invalid_value",
+        "input[1].role",
+    );
+    check(
+        json!({"role": "user"}),
+        "missing_required_parameter",
+        "input[1].content",
+    );
+    check(
+        json!({"role": "user", "content": 7}),
+        "invalid_type",
+        "input[1].content",
+    );
+    check(
+        json!({"role": "assistant", "content": ["x"]}),
+        "invalid_type",
+        "input[1].content",
+    );
+    check(
+        json!({"type": "function_call", "name": "f", "arguments": "{}"}),
+        "missing_required_parameter",
+        "input[1].call_id",
+    );
+    check(
+        json!({"type": "function_call", "name": "f", "call_id": "c", "arguments": {}}),
+        "invalid_type",
+        "input[1].arguments",
+    );
+    check(
+        json!({"type": "function_call_output", "call_id": "c"}),
+        "missing_required_parameter",
+        "input[1].output",
+    );
+    check(output(&"x".repeat(65)), "invalid_value", "input[1].call_id");
+    check(
+        json!({"type": "compaction", "encrypted_content": "abc"}),
+        "invalid_encrypted_content",
+        "",
+    );
+}
+
+#[test]
+fn an_engine_gets_items_without_ids_and_nothing_to_go_on_with() {
+    let stored = json!([
+        {"id": "msg_1", "type": "message", "role": "assistant", "status": "incomplete", "phase": "final_answer", "content": [
+            {"type": "output_text", "text": "a\n", "annotations": [{"type": "url_citation"}], "logprobs": []},
+            {"type": "refusal", "refusal": "b"}]},
+        {"id": "rs_1", "type": "reasoning", "status": null, "summary": [], "content": [
+            {"type": "reasoning_text", "text": "x"}, {"type": "reasoning_text", "text": "y"}], "encrypted_content": "sealed"},
+    ]);
+    assert_eq!(
+        engine(&[stored]).unwrap(),
+        json!([
+            {"type": "message", "role": "assistant", "status": "completed",
+             "content": [{"type": "output_text", "text": "a\nb", "annotations": []}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x\ny"}]},
+        ])
+    );
+}
+
+#[test]
+fn arguments_keep_their_bytes() {
+    let raw = r#"[{"type":"function_call","call_id":"c","name":"f","arguments":"{\"a\":1.0,  \"b\":\u0022x\u0022}"}]"#;
+    let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
+    input.add_list(raw.as_bytes()).unwrap();
+    let sent = String::from_utf8(input.finish().unwrap()).unwrap();
+    assert_eq!(sent, raw);
+}
+
+#[test]
+fn a_conversations_start_is_the_same_bytes_in_every_turn() {
+    let first = own(&json!("hello")).unwrap();
+    let mut alone = EngineInput::new(UnsupportedItems::Convert, 0);
+    alone.add_own(&first).unwrap();
+    let alone = alone.finish().unwrap();
+    let mut later = EngineInput::new(UnsupportedItems::Convert, 0);
+    later.add_list(&first.json()).unwrap();
+    later
+        .add_own(&own(&json!([user("more")])).unwrap())
+        .unwrap();
+    let later = later.finish().unwrap();
+    assert!(later.starts_with(&alone[..alone.len() - 1]));
+}
+
+#[test]
+fn an_easy_message_and_its_long_form_are_sent_as_one() {
+    let easy = own(&json!([{"role": "user", "content": "x"}])).unwrap();
+    let long = own(&json!([user("x")])).unwrap();
+    let text = own(&json!("x")).unwrap();
+    let sent = |own: &Own| {
+        let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
+        input.add_own(own).unwrap();
+        input.finish().unwrap()
+    };
+    assert_eq!(sent(&easy), sent(&long));
+    assert_eq!(sent(&easy), sent(&text));
+}
+
+#[test]
+fn calls_and_outputs_must_be_paired() {
+    let check = |list: Value, message: &str| {
+        let said = engine(std::slice::from_ref(&list))
+            .err()
+            .map(|error| error.message);
+        assert_eq!(said.as_deref().unwrap_or_default(), message, "{list}");
+    };
+    check(json!([call("a"), output("a")]), "");
+    check(
+        json!([call("a"), call("b"), output("b"), output("a"), user("x")]),
+        "",
+    );
+    check(json!([user("x"), call("a")]), "");
+    check(json!([user("x"), call("a"), call("b")]), "");
+    check(
+        json!([output("a")]),
+        "No tool call found for function call output with call_id a.",
+    );
+    check(
+        json!([output("a"), call("a")]),
+        "No tool call found for function call output with call_id a.",
+    );
+    check(
+        json!([call("a"), user("x")]),
+        "No tool output found for function call a.",
+    );
+    check(
+        json!([call("a"), call("b"), output("a")]),
+        "No tool output found for function call b.",
+    );
+    let custom = json!({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"});
+    check(
+        json!([custom, user("x")]),
+        "No tool output found for custom tool call c.",
+    );
+}
+
+#[test]
+fn a_call_and_its_output_may_lie_in_different_turns() {
+    let turns = [json!([user("x")]), json!([call("a")]), json!([output("a")])];
+    assert_eq!(engine(&turns).unwrap().as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn thoughts_that_cannot_be_read_are_refused_and_empty_ones_left_out() {
+    let sealed = json!([{"type": "reasoning", "summary": [], "encrypted_content": "gAAAAABoISQ24OyVRYbk=="}]);
+    let error = engine(&[sealed]).unwrap_err();
+    assert_eq!(error.code, "invalid_encrypted_content");
+    assert_eq!(
+        error.message,
+        "The encrypted content gAAAAABo...bk== could not be verified."
+    );
+    let nothing = json!([{"type": "reasoning", "summary": [], "content": []}, user("x")]);
+    assert_eq!(engine(&[nothing]).unwrap(), json!([user("x")]));
+    let summary = json!([{"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": null}]);
+    assert_eq!(
+        engine(&[summary]).unwrap(),
+        json!([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}])
+    );
+}
+
+#[test]
+fn hosted_tools_are_shown_as_functions_where_they_have_a_text() {
+    let items = json!([
+        {"type": "mcp_call", "id": "mcp_1", "name": "roll", "arguments": "{\"n\":1}", "output": "4", "server_label": "d"},
+        {"type": "code_interpreter_call", "id": "ci_1", "code": "1+1", "outputs": [{"type": "logs", "logs": "2\n"}]},
+        {"type": "web_search_call", "id": "ws_1", "action": {"type": "search"}},
+        {"type": "shell_call", "id": "sh_1", "call_id": "c", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a"}]},
+    ]);
+    assert_eq!(
+        engine(std::slice::from_ref(&items)).unwrap(),
+        json!([
+            {"type": "function_call", "call_id": "mcp_1", "name": "roll", "arguments": "{\"n\":1}"},
+            {"type": "function_call_output", "call_id": "mcp_1", "output": "4"},
+            {"type": "function_call", "call_id": "ci_1", "name": "code_interpreter", "arguments": "{\"code\":\"1+1\"}"},
+            {"type": "function_call_output", "call_id": "ci_1", "output": "2\n"},
+            {"type": "function_call", "call_id": "c", "name": "shell_call", "arguments": "{\"commands\":[\"ls\"]}"},
+            {"type": "function_call_output", "call_id": "c", "output": "[{\"stdout\":\"a\"}]"},
+        ])
+    );
+    let mut strict = EngineInput::new(UnsupportedItems::Reject, 0);
+    assert_eq!(
+        strict
+            .add_list(items.to_string().as_bytes())
+            .unwrap_err()
+            .code,
+        "invalid_value"
+    );
+}
+
+#[test]
+fn a_reference_stands_for_the_item_it_names() {
+    let input =
+        json!([{"type": "item_reference", "id": "msg_1"}, {"id": "fc_1"}, user("x")]).to_string();
+    let expected = ["msg_1", "fc_1"].map(str::to_owned);
+    assert_eq!(references(Some(&input)), HashSet::from(expected));
+    assert_eq!(references(Some("\"text\"")), HashSet::new());
+    let mut found = Referenced::new();
+    let stored = json!([{"id": "msg_1", "type": "message", "role": "assistant", "content": []}, {"id": "other"}]);
+    collect(
+        stored.to_string().as_bytes(),
+        &references(Some(&input)),
+        &mut found,
+    );
+    assert_eq!(found.len(), 1);
+    let error = read(&input, &found).unwrap_err();
+    assert!(
+        error
+            .message
+            .starts_with("Item with id 'fc_1' not found. Items are not persisted")
+    );
+    collect(
+        br#"[{"id":"fc_1","type":"function_call","call_id":"c","name":"f","arguments":""}]"#,
+        &references(Some(&input)),
+        &mut found,
+    );
+    let own = read(&input, &found).unwrap();
+    assert_eq!(own.items[0].id, "msg_1");
+}
+
+#[test]
+fn a_list_that_is_too_long_loses_its_older_half_and_keeps_pairs_together() {
+    let short = |list: &Value| {
+        let short = shortened(list.to_string().as_bytes())?;
+        Some(serde_json::from_slice::<Value>(&short).unwrap())
+    };
+    let system = json!({"type": "message", "role": "system", "content": "s"});
+    let list = json!([
+        system,
+        user("1"),
+        call("a"),
+        user("2"),
+        output("a"),
+        user("3"),
+        call("b"),
+        output("b")
+    ]);
+    let first = short(&list).unwrap();
+    assert_eq!(
+        first,
+        json!([system, user("2"), user("3"), call("b"), output("b")])
+    );
+    let second = short(&first).unwrap();
+    assert_eq!(second, json!([system, user("3"), call("b"), output("b")]));
+    assert_eq!(short(&second), None);
+    assert_eq!(short(&json!([call("a"), output("a")])), None);
+}
+
+/// Any item, well made or not.
+fn any_item() -> impl Strategy<Value = Value> {
+    let text = "[a-z\"\\\\\u{e9} ]{0,6}";
+    prop_oneof![
+        text.prop_map(|text| user(&text)),
+        text.prop_map(|text| json!({"role": "assistant", "content": text})),
+        (0..4_u8).prop_map(|id| call(&format!("c{id}"))),
+        (0..4_u8).prop_map(|id| output(&format!("c{id}"))),
+        text.prop_map(|text| json!({"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]})),
+        (0..24_usize, text).prop_map(|(kind, text)| {
+            let names = ["mcp_call", "web_search_call", "shell_call", "shell_call_output", "item_reference", "compaction"];
+            json!({"type": names[kind % names.len()], "id": text, "call_id": text, "name": text, "arguments": text, "output": text})
+        }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_is_sent_does_not_depend_on_how_turns_are_cut(items in proptest::collection::vec(any_item(), 0..12), cut in 0..12_usize) {
+        let Ok(own) = own(&Value::Array(items)) else { return Ok(()) };
+        let stored: Vec<Value> = serde_json::from_slice(&own.json()).unwrap();
+        let cut = cut.min(stored.len());
+        let whole = engine(&[Value::Array(stored.clone())]);
+        let parts = engine(&[Value::Array(stored[..cut].to_vec()), Value::Array(stored[cut..].to_vec())]);
+        prop_assert_eq!(whole.is_ok(), parts.is_ok());
+        if let (Ok(whole), Ok(parts)) = (whole, parts) {
+            prop_assert_eq!(whole, parts);
+        }
+    }
+
+    #[test]
+    fn normalising_twice_changes_nothing(items in proptest::collection::vec(any_item(), 0..8)) {
+        let Ok(once) = own(&Value::Array(items)) else { return Ok(()) };
+        let ids_of = |own: &Own| own.items.iter().map(|item| item.id.clone()).collect::<HashSet<_>>();
+        let text = String::from_utf8(once.json().to_vec()).unwrap();
+        let twice = read(&text, &Referenced::new()).unwrap();
+        prop_assert_eq!(ids_of(&once).len(), once.items.len());
+        prop_assert_eq!(once, twice);
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let text = String::from_utf8_lossy(&bytes);
+        let _ = read(&text, &Referenced::new());
+        let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
+        let _ = input.add_list(&bytes);
+        references(Some(&text));
+        collect(&bytes, &HashSet::from(["x".to_owned()]), &mut Referenced::new());
+    }
+}
+
+#[test]
+fn fifty_thousand_items_are_read_in_one_go() {
+    const COUNT: usize = 50_000;
+    let mut items = vec![user("go")];
+    items.extend((0..COUNT).map(|it| call(&format!("c{it}"))));
+    // In their order, which is the one that a search from the end is slowest at.
+    items.extend((0..COUNT).map(|it| output(&format!("c{it}"))));
+    items.push(user("on"));
+    let list = Value::from(items).to_string();
+    let mut input = EngineInput::new(UnsupportedItems::Convert, list.len());
+    input.add_list(list.as_bytes()).unwrap();
+    let list = input.finish().unwrap();
+    let left = shortened(&list).unwrap();
+    // The half of all that is old, and the outputs of the calls among it.
+    let left: Vec<Value> = serde_json::from_slice(&left).unwrap();
+    assert_eq!(left.len(), 1);
+    let references: Vec<Value> = (0..COUNT)
+        .map(|it| json!({"type": "item_reference", "id": ids().output("fc", it)}))
+        .collect();
+    let wanted = references_of(&Value::from(references));
+    assert_eq!(wanted.len(), COUNT);
+    let kept: Vec<Value> = (0..COUNT)
+        .map(|it| json!({"id": ids().output("fc", it), "type": "function_call"}))
+        .collect();
+    let mut found = Referenced::new();
+    collect(
+        Value::from(kept).to_string().as_bytes(),
+        &wanted,
+        &mut found,
+    );
+    assert_eq!(found.len(), COUNT);
+    assert_eq!(owners(&wanted).len(), 2);
+}
+
+fn references_of(input: &Value) -> HashSet<String> {
+    references(Some(&input.to_string()))
+}
+
+#[test]
+fn all_that_a_request_brings_sealed_has_one_bound() {
+    let registry = crate::observe::metrics::Registry::default();
+    let settings = crate::state_token::Settings {
+        plain_bytes_max: 10_000,
+        ..Default::default()
+    };
+    let ring = crate::state_token::Ring::new(settings, [7; 32], &registry).unwrap();
+    let sealed = |kind: crate::state_token::Kind| {
+        let text = "x".repeat(4_000);
+        let thought =
+            json!([{"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}]);
+        let content = crate::state_token::Content {
+            kind,
+            response_id: "resp_1",
+            model: "m",
+            items: &thought.to_string(),
+        };
+        let text = ring
+            .seal(1, crate::ids::Tenant::default(), &content)
+            .unwrap();
+        json!({"type": "reasoning", "summary": [], "encrypted_content": text})
+    };
+    let count = |kind: crate::state_token::Kind, count: usize| {
+        let opener = Opener {
+            ring: &ring,
+            tenant: crate::ids::Tenant::default(),
+            now_s: 1,
+            model: "m",
+            plain_bytes: Default::default(),
+        };
+        let reading = Reading {
+            ids: &ids(),
+            referenced: &Referenced::new(),
+            referenced_bytes_max: 0,
+            opener: &opener,
+            keeps_ids: true,
+            param: "input",
+        };
+        let input = Value::from(vec![sealed(kind); count]).to_string();
+        Own::read(Some(&input), &reading).map(|own| own.items.len())
+    };
+    assert_eq!(count(crate::state_token::Kind::Reasoning, 2).unwrap(), 2);
+    let error = count(crate::state_token::Kind::Reasoning, 3).unwrap_err();
+    assert_eq!(
+        (error.status.as_u16(), error.param_or_empty()),
+        (400, "input")
+    );
+    assert!(error.message.contains("10000 bytes"), "{}", error.message);
+    // What is in the input already is not unpacked.
+    assert_eq!(count(crate::state_token::Kind::Turn, 100).unwrap(), 0);
+}
+
+#[test]
+fn what_is_referred_to_again_and_again_has_a_bound() {
+    let mut kept = user(&"x".repeat(1_000));
+    kept["id"] = "msg_1".into();
+    let referenced = Referenced::from([("msg_1".to_owned(), kept.to_string())]);
+    let refer = |times: usize| {
+        let reference = json!({"type": "item_reference", "id": "msg_1"});
+        read(
+            &Value::from(vec![reference; times]).to_string(),
+            &referenced,
+        )
+    };
+    assert_eq!(refer(500).unwrap().items.len(), 500);
+    let error = refer(1_000).unwrap_err();
+    assert_eq!(
+        (error.code, error.status.as_u16()),
+        ("context_length_exceeded", 400)
+    );
+}

@@ -1,0 +1,243 @@
+//! One item of a conversation: its kind, its id, its parts. Pure.
+//!
+//! Ids that are minted here name the response or the conversation that they were made for, so that an
+//! item can be found by its id alone.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use super::members::{self, Members};
+use crate::ids::ResponseId;
+use crate::openai::error::ApiError;
+
+/// What the router does with an item goes by this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Message,
+    Reasoning,
+    FunctionCall,
+    FunctionCallOutput,
+    CustomToolCall,
+    CustomToolCallOutput,
+    /// Another tool's call that a client answers, by `call_id`; engines know it as a function.
+    ClientCall,
+    ClientCallOutput,
+    /// Calls that were answered where they were made.
+    McpCall,
+    CodeInterpreterCall,
+    FileSearchCall,
+    /// Nothing in it that a model could be shown.
+    Silent,
+    Compaction,
+    Reference,
+}
+
+/// Every type that is known, with the prefix of its ids.
+const TYPES: [(&str, Kind, &str); 24] = [
+    ("message", Kind::Message, "msg"),
+    ("reasoning", Kind::Reasoning, "rs"),
+    ("function_call", Kind::FunctionCall, "fc"),
+    ("function_call_output", Kind::FunctionCallOutput, "fco"),
+    ("custom_tool_call", Kind::CustomToolCall, "ctc"),
+    (
+        "custom_tool_call_output",
+        Kind::CustomToolCallOutput,
+        "ctco",
+    ),
+    ("local_shell_call", Kind::ClientCall, "lsh"),
+    ("local_shell_call_output", Kind::ClientCallOutput, "lsho"),
+    ("shell_call", Kind::ClientCall, "sh"),
+    ("shell_call_output", Kind::ClientCallOutput, "sho"),
+    ("apply_patch_call", Kind::ClientCall, "apc"),
+    ("apply_patch_call_output", Kind::ClientCallOutput, "apco"),
+    ("tool_search_call", Kind::Silent, "tsc"),
+    ("tool_search_output", Kind::Silent, "tso"),
+    ("mcp_call", Kind::McpCall, "mcp"),
+    ("mcp_list_tools", Kind::Silent, "mcpl"),
+    ("mcp_approval_request", Kind::Silent, "mcpr"),
+    ("mcp_approval_response", Kind::Silent, "mcpa"),
+    ("code_interpreter_call", Kind::CodeInterpreterCall, "ci"),
+    ("file_search_call", Kind::FileSearchCall, "fs"),
+    ("web_search_call", Kind::Silent, "ws"),
+    ("image_generation_call", Kind::Silent, "ig"),
+    ("compaction", Kind::Compaction, "cmp"),
+    ("item_reference", Kind::Reference, "ref"),
+];
+
+/// One item, as it is written.
+#[derive(Clone, Debug)]
+pub(super) struct Item<'a> {
+    pub(super) kind: Kind,
+    /// Its type's name.
+    pub(super) name: &'static str,
+    pub(super) members: Members<'a>,
+}
+
+impl<'a> Item<'a> {
+    /// Reads an item; `param` names it in the error.
+    pub(super) fn read(raw: &'a str, param: &str) -> Result<Self, ApiError> {
+        let members = Members::parse(raw).map_err(|_| ApiError::wrong_type(param, "an object"))?;
+        Self::of(members, &|| param.to_owned())
+    }
+
+    /// As [`Item::read`], of an object that is read already.
+    pub(super) fn of(members: Members<'a>, at: &dyn Fn() -> String) -> Result<Self, ApiError> {
+        let name = match members.get("type") {
+            Some(raw) => match members::text(raw) {
+                Some(name) => name,
+                None => return Err(ApiError::wrong_type(&format!("{}.type", at()), "a string")),
+            },
+            None if members.get("role").is_some() => Cow::Borrowed("message"),
+            None if members.get("id").is_some() => Cow::Borrowed("item_reference"),
+            None => return Err(ApiError::missing_parameter(&format!("{}.type", at()))),
+        };
+        let Some((name, kind, _)) = TYPES.iter().find(|(known, _, _)| *known == name) else {
+            let why = format!("items of type '{name}' are not supported");
+            return Err(ApiError::wrong_value(&at(), why));
+        };
+        Ok(Self {
+            kind: *kind,
+            name,
+            members,
+        })
+    }
+
+    pub(super) fn id(&self) -> Option<Cow<'a, str>> {
+        self.members.text("id")
+    }
+
+    pub(super) fn prefix(&self) -> &'static str {
+        prefix(self.name)
+    }
+}
+
+/// The prefix of ids of items of a type.
+pub(super) fn prefix(name: &str) -> &'static str {
+    let known = TYPES.iter().find(|(known, _, _)| *known == name);
+    known.map_or("item", |(_, _, prefix)| prefix)
+}
+
+/// Mints the ids of one response's items, or of those put into a conversation together.
+#[derive(Clone, Debug)]
+pub(super) struct Ids {
+    /// Hex digits.
+    base: String,
+}
+
+/// Where an item's place begins to count: output items and input items have ids of their own.
+const INPUT: usize = 0x8000;
+const BASE_LENGTH: usize = 48;
+
+impl Ids {
+    pub(super) fn of(response: ResponseId) -> Self {
+        let mut base = response.to_string();
+        base.drain(..ResponseId::PREFIX.len());
+        Self { base }
+    }
+
+    /// For items that belong to no response.
+    pub(super) fn random(random: u128) -> Self {
+        Self {
+            base: format!("{random:032x}"),
+        }
+    }
+
+    pub(super) fn output(&self, prefix: &str, place: usize) -> String {
+        self.id(prefix, place)
+    }
+
+    pub(super) fn input(&self, prefix: &str, place: usize) -> String {
+        self.id(prefix, INPUT + place)
+    }
+
+    fn id(&self, prefix: &str, place: usize) -> String {
+        let mut id = String::with_capacity(prefix.len() + 1 + self.base.len() + 4);
+        // Writing to memory cannot fail.
+        let _ = write!(id, "{prefix}_{}{place:04x}", self.base);
+        id
+    }
+}
+
+/// Which response an item id was minted for, and whether it is one of its output items.
+pub(super) fn owner(id: &str) -> Option<(ResponseId, bool)> {
+    let (_, digits) = id.rsplit_once('_')?;
+    let (base, place) = digits.split_at_checked(BASE_LENGTH)?;
+    let response = format!("{}{base}", ResponseId::PREFIX).parse().ok()?;
+    let place = usize::from_str_radix(place, 16).ok()?;
+    Some((response, place < INPUT))
+}
+
+/// The text of a list of parts as an escaped JSON string without its quotes: each part's `text` (or
+/// `refusal`), joined by `between`. `None` where nothing of it is text.
+pub(super) fn joined_text<'a>(content: &'a str, between: &str) -> Option<Cow<'a, str>> {
+    if let Some(text) = members::escaped(content) {
+        return Some(Cow::Borrowed(text));
+    }
+    let mut joined: Option<Cow<'a, str>> = None;
+    for part in members::objects(content)? {
+        let text = part.get("text").or_else(|| part.get("refusal"));
+        let Some(text) = text.and_then(members::escaped) else {
+            continue;
+        };
+        joined = Some(match joined {
+            None => Cow::Borrowed(text),
+            Some(before) => Cow::Owned([&*before, between, text].concat()),
+        });
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Root;
+
+    #[test]
+    fn an_item_says_what_it_is_or_is_taken_for_what_it_looks_like() {
+        let kind = |raw: &str| Item::read(raw, "input[0]").map(|item| item.kind);
+        assert_eq!(
+            kind(r#"{"role":"user","content":"x"}"#).unwrap(),
+            Kind::Message
+        );
+        assert_eq!(kind(r#"{"type":"reasoning"}"#).unwrap(), Kind::Reasoning);
+        assert_eq!(kind(r#"{"id":"msg_1"}"#).unwrap(), Kind::Reference);
+        let check = |raw: &str, code: &str, param: &str| {
+            let error = kind(raw).unwrap_err();
+            assert_eq!((error.code, error.param_or_empty()), (code, param), "{raw}");
+        };
+        check("7", "invalid_type", "input[0]");
+        check("{}", "missing_required_parameter", "input[0].type");
+        check(r#"{"type":7}"#, "invalid_type", "input[0].type");
+        check(r#"{"type":"poem"}"#, "invalid_value", "input[0]");
+    }
+
+    #[test]
+    fn an_id_tells_whose_item_it_is() {
+        let response = ResponseId::new(Root(7), 9);
+        let ids = Ids::of(response);
+        let output = ids.output("msg", 2);
+        assert_eq!(output, format!("msg_{}0002", &response.to_string()[5..]));
+        assert_eq!(owner(&output), Some((response, true)));
+        assert_eq!(owner(&ids.input("fco", 0)), Some((response, false)));
+        for foreign in [
+            "",
+            "msg_",
+            "msg_12",
+            "rs_abc",
+            &Ids::random(7).output("msg", 0),
+            "é",
+        ] {
+            assert_eq!(owner(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn the_text_of_parts_is_joined_as_it_is_written() {
+        let parts = r#"[{"type":"output_text","text":"a\n"},{"type":"refusal","refusal":"\u0062"},{"x":1}]"#;
+        assert_eq!(joined_text(parts, "").unwrap(), r"a\n\u0062");
+        assert_eq!(joined_text(parts, r"\n").unwrap(), r"a\n\n\u0062");
+        assert_eq!(joined_text(r#""plain""#, "").unwrap(), "plain");
+        assert_eq!(joined_text("[]", ""), None);
+        assert_eq!(joined_text("7", ""), None);
+    }
+}

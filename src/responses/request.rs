@@ -1,0 +1,417 @@
+//! The body of a create, checked: what the router acts on has a type, the rest stays as it is written. Pure.
+
+use std::borrow::Cow;
+
+use super::members::{self, Members};
+use crate::openai::error::ApiError;
+use crate::prompt;
+
+/// What a client may ask to be included.
+const INCLUDES: [&str; 8] = [
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+];
+const METADATA_PAIRS_MAX: usize = 16;
+const METADATA_KEY_MAX: usize = 64;
+const METADATA_VALUE_MAX: usize = 512;
+
+/// Members that belong between router and engine: a client's own could crash an engine or take over
+/// somebody else's request.
+const ROUTERS_OWN: [&str; 3] = ["request_id", "kv_transfer_params", "ec_transfer_params"];
+
+/// One create.
+#[derive(Debug)]
+pub(super) struct Create<'a> {
+    /// The whole body.
+    pub(super) members: Members<'a>,
+    pub(super) model: Cow<'a, str>,
+    /// A string or a list, as it is written.
+    pub(super) input: Option<&'a str>,
+    pub(super) before: Before<'a>,
+    pub(super) store: bool,
+    pub(super) stream: bool,
+    pub(super) background: bool,
+    /// What the client wants back, each as it is written, without quotes.
+    pub(super) include: Vec<Cow<'a, str>>,
+    pub(super) truncation: Truncation,
+    /// Whether there is something to say without any item.
+    pub(super) may_be_empty: bool,
+}
+
+/// What the request goes on from.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Before<'a> {
+    Nothing,
+    Response(Cow<'a, str>),
+    /// A response object that the client kept itself, as it is written.
+    Carried(&'a str),
+    Conversation(Cow<'a, str>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Truncation {
+    /// Too long is an error.
+    Disabled,
+    /// Too long loses its oldest items.
+    Auto,
+}
+
+impl<'a> Create<'a> {
+    pub(super) fn read(body: &'a [u8]) -> Result<Self, ApiError> {
+        Self::checked(parse(body)?, true)
+    }
+
+    /// As [`Create::read`], of a request to count tokens: nothing of it is required.
+    pub(super) fn read_count(body: &'a [u8]) -> Result<Self, ApiError> {
+        Self::checked(parse(body)?, false)
+    }
+
+    fn checked(members: Members<'a>, creates: bool) -> Result<Self, ApiError> {
+        for own in ROUTERS_OWN {
+            if members.get(own).is_some() {
+                return Err(ApiError::routers_own(own));
+            }
+        }
+        // Now, and not once an engine is to be asked: by then a background response has been promised.
+        for (_, xargs) in members.iter().filter(|(name, _)| *name == "vllm_xargs") {
+            prompt::check_xargs(xargs)?;
+        }
+        for (param, why) in [
+            (
+                "prompt",
+                "is not supported: send the text itself as `input` and `instructions`",
+            ),
+            (
+                "context_management",
+                "is not supported: compaction is the client's own",
+            ),
+            (
+                "previous_input_messages",
+                "is not supported: send `input` or `previous_response_id`",
+            ),
+        ] {
+            if members.get(param).is_some_and(|it| it != "[]") {
+                return Err(ApiError::unsupported(param, why));
+            }
+        }
+        let model = match members.get("model") {
+            None if creates => return Err(ApiError::missing_parameter("model")),
+            None => Cow::Borrowed(""),
+            Some(raw) => string("model", raw)?,
+        };
+        if let Some(raw) = members.get("instructions") {
+            string("instructions", raw)?;
+        }
+        if let Some(raw) = members.get("metadata") {
+            check_metadata(raw)?;
+        }
+        let before = before(&members)?;
+        let input = members.get("input");
+        match input {
+            None if creates && before == Before::Nothing => {
+                return Err(ApiError::missing_parameter("input"));
+            }
+            Some(raw) if !raw.starts_with(['"', '[']) => {
+                return Err(ApiError::wrong_type("input", "a string or a list of items"));
+            }
+            None | Some(_) => {}
+        }
+        let background = flag(&members, "background", false)?;
+        if background && matches!(before, Before::Carried(_)) {
+            return Err(ApiError::mutually_exclusive(
+                "previous_response",
+                "background",
+            ));
+        }
+        let is_given = |name: &str| members.get(name).is_some_and(|it| it != "[]");
+        Ok(Self {
+            model,
+            input,
+            may_be_empty: !creates && (is_given("instructions") || is_given("tools")),
+            store: flag(&members, "store", true)?,
+            stream: flag(&members, "stream", false)?,
+            background,
+            include: include(&members)?,
+            truncation: truncation(&members)?,
+            before,
+            members,
+        })
+    }
+
+    pub(super) fn includes(&self, what: &str) -> bool {
+        self.include.iter().any(|it| it == what)
+    }
+}
+
+/// Reads a body, which must be one JSON object.
+pub(super) fn parse(body: &[u8]) -> Result<Members<'_>, ApiError> {
+    let text = std::str::from_utf8(body).map_err(|error| ApiError::bad_json(&error))?;
+    Members::parse(text).map_err(|error| ApiError::bad_json(&error))
+}
+
+fn string<'a>(param: &str, raw: &'a str) -> Result<Cow<'a, str>, ApiError> {
+    members::text(raw).ok_or_else(|| ApiError::wrong_type(param, "a string"))
+}
+
+fn flag(members: &Members<'_>, param: &str, default: bool) -> Result<bool, ApiError> {
+    match members.get(param) {
+        None => Ok(default),
+        Some("true") => Ok(true),
+        Some("false") => Ok(false),
+        Some(_) => Err(ApiError::wrong_type(param, "true or false")),
+    }
+}
+
+fn before<'a>(members: &Members<'a>) -> Result<Before<'a>, ApiError> {
+    let mut found: Option<(&str, Before<'a>)> = None;
+    for param in ["previous_response_id", "conversation", "previous_response"] {
+        let Some(raw) = members.get(param) else {
+            continue;
+        };
+        let before = match param {
+            "previous_response_id" => Before::Response(id(param, string(param, raw)?)?),
+            "conversation" => Before::Conversation(conversation_id(raw)?),
+            _ if !raw.starts_with('{') => {
+                return Err(ApiError::wrong_type(param, "a response object"));
+            }
+            _ => Before::Carried(raw),
+        };
+        if let Some((other, _)) = found {
+            return Err(ApiError::mutually_exclusive(param, other));
+        }
+        found = Some((param, before));
+    }
+    Ok(found.map_or(Before::Nothing, |(_, before)| before))
+}
+
+/// A conversation is named by its id, or by an object that has it.
+fn conversation_id(raw: &str) -> Result<Cow<'_, str>, ApiError> {
+    let named = if raw.starts_with('{') {
+        Members::parse(raw).ok().and_then(|it| it.text("id"))
+    } else {
+        members::text(raw)
+    };
+    let named = named
+        .ok_or_else(|| ApiError::wrong_type("conversation", "an id, or an object with one"))?;
+    id("conversation", named)
+}
+
+/// An id's characters are checked before anybody looks for it.
+pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiError> {
+    /// Longer than any id of ours, or of OpenAI's.
+    const LENGTH_MAX: usize = 256;
+    let is_fine = (1..=LENGTH_MAX).contains(&id.len()) && id.bytes().all(is_id_byte);
+    match is_fine {
+        true => Ok(id),
+        false => Err(ApiError::malformed_id(param, &id)),
+    }
+}
+
+/// For an id: whoever guesses one may ask for what it names.
+pub(super) fn random() -> Result<u128, ApiError> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
+    Ok(u128::from_ne_bytes(random))
+}
+
+pub(super) fn is_id_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')
+}
+
+pub(super) fn check_metadata(raw: &str) -> Result<(), ApiError> {
+    let wrong = |why: String| Err(ApiError::wrong_value("metadata", why));
+    let Ok(pairs) = Members::parse(raw) else {
+        return Err(ApiError::wrong_type("metadata", "an object of strings"));
+    };
+    if pairs.len() > METADATA_PAIRS_MAX {
+        return wrong(format!("it may have {METADATA_PAIRS_MAX} pairs"));
+    }
+    for (key, value) in pairs.iter() {
+        let Some(value) = members::text(value) else {
+            return Err(ApiError::wrong_type(&format!("metadata.{key}"), "a string"));
+        };
+        if key.chars().count() > METADATA_KEY_MAX {
+            return wrong(format!("a key may have {METADATA_KEY_MAX} characters"));
+        }
+        if value.chars().count() > METADATA_VALUE_MAX {
+            return wrong(format!("a value may have {METADATA_VALUE_MAX} characters"));
+        }
+    }
+    Ok(())
+}
+
+fn include<'a>(members: &Members<'a>) -> Result<Vec<Cow<'a, str>>, ApiError> {
+    let Some(raw) = members.get("include") else {
+        return Ok(Vec::new());
+    };
+    let names = members::list(raw).ok_or_else(|| ApiError::wrong_type("include", "a list"))?;
+    let mut include = Vec::with_capacity(names.len().min(INCLUDES.len()));
+    for (place, raw) in names.into_iter().enumerate() {
+        let param = || format!("include[{place}]");
+        let name = string(&param(), raw)?;
+        if !INCLUDES.contains(&&*name) {
+            let known = INCLUDES.join("', '");
+            let why = format!("'{name}' is none of '{known}'");
+            return Err(ApiError::wrong_value(&param(), why));
+        }
+        if !include.contains(&name) {
+            include.push(name);
+        }
+    }
+    Ok(include)
+}
+
+fn truncation(members: &Members<'_>) -> Result<Truncation, ApiError> {
+    match members.get("truncation") {
+        None | Some("\"disabled\"") => Ok(Truncation::Disabled),
+        Some("\"auto\"") => Ok(Truncation::Auto),
+        Some(_) => Err(ApiError::wrong_value(
+            "truncation",
+            "it is none of 'auto', 'disabled'",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said of a body: `code param`, or nothing if it is fine.
+    fn check(body: &str, expected: &str) {
+        let said = match Create::read(body.as_bytes()) {
+            Ok(_) => String::new(),
+            Err(error) => format!("{} {}", error.code, error.param_or_empty()),
+        };
+        assert_eq!(said, expected, "{body}");
+    }
+
+    fn with(members: &str) -> String {
+        format!(r#"{{"model":"m","input":"x",{members}}}"#)
+    }
+
+    #[test]
+    fn a_request_says_by_itself_what_is_to_be_done() {
+        let body = with(r#""stream":true,"store":null,"include":["message.output_text.logprobs"]"#);
+        let create = Create::read(body.as_bytes()).unwrap();
+        assert_eq!((&*create.model, create.input), ("m", Some("\"x\"")));
+        assert!(create.store && create.stream && !create.background);
+        assert!(create.includes("message.output_text.logprobs"));
+        assert_eq!(create.before, Before::Nothing);
+    }
+
+    #[test]
+    fn each_mistake_has_its_code_and_param() {
+        check("[]", "invalid_json ");
+        check(r#"{"model":"m","input":"x"} x"#, "invalid_json ");
+        check(r#"{"input":"x"}"#, "missing_required_parameter model");
+        check(r#"{"model":7,"input":"x"}"#, "invalid_type model");
+        check(r#"{"model":"m"}"#, "missing_required_parameter input");
+        check(r#"{"model":"m","input":7}"#, "invalid_type input");
+        check(&with(r#""stream":1"#), "invalid_type stream");
+        check(&with(r#""store":"no""#), "invalid_type store");
+        check(
+            &with(r#""instructions":["a"]"#),
+            "invalid_type instructions",
+        );
+        check(&with(r#""truncation":"half""#), "invalid_value truncation");
+        check(&with(r#""include":["all"]"#), "invalid_value include[0]");
+        check(&with(r#""include":"all""#), "invalid_type include");
+        check(
+            &with(r#""prompt":{"id":"p"}"#),
+            "unsupported_parameter prompt",
+        );
+        check(
+            &with(r#""context_management":[{"type":"compaction"}]"#),
+            "unsupported_parameter context_management",
+        );
+        check(&with(r#""context_management":[]"#), "");
+    }
+
+    #[test]
+    fn what_belongs_between_router_and_engine_is_refused_by_name() {
+        for own in ROUTERS_OWN {
+            let said = format!("unsupported_parameter {own}");
+            check(&with(&format!(r#""{own}":"x""#)), &said);
+            check(&with(&format!(r#""{own}":null"#)), "");
+        }
+        check(
+            &with(r#""\u0072equest_id":"x""#),
+            "unsupported_parameter request_id",
+        );
+        for name in ["kv_transfer_params", "ec_transfer_params"] {
+            let said = format!("unsupported_parameter vllm_xargs.{name}");
+            let xargs = format!(r#""vllm_xargs":{{"{name}":null}}"#);
+            check(&with(&xargs), &said);
+            check(&with(&format!(r#""vllm_xargs":null,{xargs}"#)), &said);
+            // Of two the engine gets the last.
+            check(&with(&format!(r#"{xargs},"vllm_xargs":null"#)), "");
+        }
+        check(&with(r#""vllm_xargs":{"a":1}"#), "");
+    }
+
+    #[test]
+    fn there_is_one_thing_to_go_on_from() {
+        let previous = r#""previous_response_id":"resp_1""#;
+        let conversation = r#""conversation":{"id":"conv_1"}"#;
+        let carried = r#""previous_response":{"id":"resp_1"}"#;
+        for (body, param) in [
+            (format!("{previous},{conversation}"), "conversation"),
+            (format!("{previous},{carried}"), "previous_response"),
+            (format!("{conversation},{carried}"), "previous_response"),
+        ] {
+            let said = format!("mutually_exclusive_parameters {param}");
+            check(&with(&body), &said);
+        }
+        check(&format!(r#"{{"model":"m",{previous}}}"#), "");
+        check(&format!(r#"{{"model":"m",{conversation}}}"#), "");
+        check(
+            &with(&format!(r#"{carried},"background":true"#)),
+            "mutually_exclusive_parameters previous_response",
+        );
+    }
+
+    #[test]
+    fn an_id_is_looked_at_before_it_is_looked_for() {
+        let previous = |id: &str| with(&format!(r#""previous_response_id":"{id}""#));
+        check(&previous("resp_a-B9"), "");
+        check(&previous("resp a"), "invalid_value previous_response_id");
+        check(&previous(""), "invalid_value previous_response_id");
+        check(&previous("resp_é"), "invalid_value previous_response_id");
+        check(
+            &with(r#""conversation":"a/b""#),
+            "invalid_value conversation",
+        );
+        check(
+            &with(r#""conversation":{"x":1}"#),
+            "invalid_type conversation",
+        );
+    }
+
+    #[test]
+    fn metadata_has_its_limits() {
+        let metadata = |pairs: String| with(&format!(r#""metadata":{{{pairs}}}"#));
+        let pairs = |count: usize| {
+            let pairs: Vec<String> = (0..count).map(|it| format!(r#""k{it}":"v""#)).collect();
+            pairs.join(",")
+        };
+        check(&metadata(pairs(16)), "");
+        check(&metadata(pairs(17)), "invalid_value metadata");
+        check(
+            &metadata(format!(r#""{}":"v""#, "k".repeat(65))),
+            "invalid_value metadata",
+        );
+        check(&metadata(format!(r#""k":"{}""#, "é".repeat(512))), "");
+        check(
+            &metadata(format!(r#""k":"{}""#, "é".repeat(513))),
+            "invalid_value metadata",
+        );
+        check(&metadata(r#""k":1"#.to_owned()), "invalid_type metadata.k");
+        check(&with(r#""metadata":[]"#), "invalid_type metadata");
+    }
+}

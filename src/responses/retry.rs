@@ -1,0 +1,107 @@
+//! Writes that come at the end of what cannot be done again are tried more than once.
+
+use std::time::Duration;
+
+use crate::store::{self, Asked};
+
+/// Before each further try: two seconds in all, which a failover of the store takes about.
+const PAUSES: [Duration; 3] = [
+    Duration::from_millis(100),
+    Duration::from_millis(500),
+    Duration::from_millis(1_400),
+];
+
+/// Does a write until the store says what became of it. It must carry a token, for it may be done twice.
+pub(super) async fn until_known<'a, T>(
+    write: impl Fn() -> Asked<'a, T>,
+) -> Result<T, store::Error> {
+    let mut pauses = PAUSES.into_iter();
+    loop {
+        let error = match write().await {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        let may_help = matches!(
+            error,
+            store::Error::Unavailable { .. } | store::Error::Unknown { .. }
+        );
+        match pauses.next().filter(|_| may_help) {
+            Some(pause) => tokio::time::sleep(pause).await,
+            None => return Err(error),
+        }
+    }
+}
+
+/// Does a write again, with its token, for as long as the store does not say what became of it. What was
+/// surely not done is the client's own to try again.
+pub(super) async fn while_unknown<'a, T>(
+    write: impl Fn() -> Asked<'a, T>,
+) -> Result<T, store::Error> {
+    let mut pauses = PAUSES.into_iter();
+    let mut unknown = None;
+    loop {
+        let error = match write().await {
+            Err(error @ store::Error::Unknown { .. }) => error,
+            // This try did nothing, and an earlier one may have.
+            Err(error @ store::Error::Unavailable { .. }) => match unknown {
+                Some(earlier) => earlier,
+                None => return Err(error),
+            },
+            said => return said,
+        };
+        let Some(pause) = pauses.next() else {
+            return Err(error);
+        };
+        unknown = Some(error);
+        tokio::time::sleep(pause).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn unknown() -> store::Error {
+        store::Error::Unknown {
+            retry_after: Duration::from_secs(1),
+            why: "slow".into(),
+        }
+    }
+
+    fn unavailable() -> store::Error {
+        store::Error::Unavailable {
+            retry_after: Duration::from_secs(1),
+            why: "down".into(),
+        }
+    }
+
+    /// What is made of these answers, and how many of them were asked for.
+    async fn check(answers: Vec<Result<u8, store::Error>>) -> (Result<u8, store::Error>, usize) {
+        let answers = RefCell::new(answers.into_iter());
+        let asked = RefCell::new(0);
+        let said = while_unknown(|| {
+            *asked.borrow_mut() += 1;
+            let answer = answers.borrow_mut().next().unwrap();
+            Box::pin(async { answer })
+        })
+        .await;
+        let asked = *asked.borrow();
+        (said, asked)
+    }
+
+    #[tokio::test]
+    async fn a_write_of_unknown_outcome_is_done_again_until_that_is_known() {
+        assert_eq!(check(vec![Err(unknown()), Ok(7)]).await, (Ok(7), 2));
+        assert_eq!(
+            check(vec![Err(unavailable())]).await,
+            (Err(unavailable()), 1)
+        );
+        let first = vec![Err(unknown()), Err(unavailable()), Ok(7)];
+        assert_eq!(check(first).await, (Ok(7), 3));
+        let mut never = vec![Err(unknown())];
+        never.resize(PAUSES.len() + 1, Err(unavailable()));
+        assert_eq!(check(never).await, (Err(unknown()), PAUSES.len() + 1));
+    }
+}

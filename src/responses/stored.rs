@@ -1,0 +1,127 @@
+//! Responses that are kept: told again, listed, forgotten.
+
+use std::sync::Arc;
+
+use hyper::Response;
+use hyper::header::{self, HeaderValue};
+
+use super::Responses;
+use super::object::{with_member, with_output};
+use super::page::{self, Query};
+use crate::http;
+use crate::ids::{ResponseId, Tenant};
+use crate::openai::error::ApiError;
+use crate::store::{Deleted, Key, Record};
+
+/// Of an event: what JSON numbers hold exactly, and the store counts with.
+const NUMBER_MAX: u64 = 1 << 53;
+
+impl Responses {
+    pub(super) async fn retrieve(
+        self: &Arc<Self>,
+        tenant: Tenant,
+        id: &str,
+        query: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let is_stream = page::flag(query, "stream")?;
+        let after = page::parameter(query, "starting_after");
+        if !is_stream && after.is_some() {
+            let why = "it needs `stream` set to true";
+            return Err(ApiError::wrong_value("starting_after", why));
+        }
+        let after = match after.map(|after| after.parse::<u64>()) {
+            None => None,
+            Some(Ok(after)) if after > NUMBER_MAX => {
+                let why = format!("it must be at most {NUMBER_MAX}");
+                return Err(ApiError::wrong_value("starting_after", why));
+            }
+            Some(Ok(after)) => Some(after),
+            Some(Err(_)) => return Err(ApiError::wrong_type("starting_after", "a number")),
+        };
+        let record = self.record(tenant, id).await?;
+        if is_stream {
+            return self.stream_again(key(tenant, id)?, record, after).await;
+        }
+        Ok(json(told(&record)))
+    }
+
+    pub(super) async fn delete(
+        &self,
+        tenant: Tenant,
+        id: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let key = key(tenant, id)?;
+        let deleted = self.store.delete(key).await;
+        match deleted.map_err(|error| ApiError::of_store(&error))? {
+            Deleted::Done { .. } => {
+                let text = format!(r#"{{"id":"{id}","object":"response.deleted","deleted":true}}"#);
+                Ok(json(text))
+            }
+            Deleted::Gone => Err(ApiError::unknown_response(id)),
+        }
+    }
+
+    /// Only what runs in the background can be cancelled; the others end with their connection.
+    pub(super) async fn cancel(
+        &self,
+        tenant: Tenant,
+        id: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let record = self.record(tenant, id).await?;
+        if record.background.is_none() {
+            return Err(ApiError::foreground_cancel());
+        }
+        if record.status.is_terminal() {
+            return Ok(json(told(&record)));
+        }
+        self.cancel_in_background(key(tenant, id)?, &record).await?;
+        // What it is now: another one may have been faster.
+        Ok(json(told(&self.record(tenant, id).await?)))
+    }
+
+    pub(super) async fn input_items(
+        &self,
+        tenant: Tenant,
+        id: &str,
+        query: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let query = Query::read(query)?;
+        let key = key(tenant, id)?;
+        let items = self.store.input(key).await;
+        let items = items
+            .map_err(|error| ApiError::of_store(&error))?
+            .ok_or_else(|| ApiError::unknown_response(id))?;
+        Ok(json(page::of_list(&items, &query)?))
+    }
+
+    async fn record(&self, tenant: Tenant, id: &str) -> Result<Record, ApiError> {
+        let record = self.store.get(key(tenant, id)?).await;
+        let record = record.map_err(|error| ApiError::of_store(&error))?;
+        record.ok_or_else(|| ApiError::unknown_response(id))
+    }
+}
+
+/// What we never gave out is not there.
+fn key(tenant: Tenant, id: &str) -> Result<Key, ApiError> {
+    let id: ResponseId = id.parse().map_err(|_| ApiError::unknown_response(id))?;
+    Ok(Key { tenant, id })
+}
+
+/// A record as its client sees it.
+fn told(record: &Record) -> Vec<u8> {
+    let content = &record.content;
+    if record.status.is_terminal() {
+        return with_output(&content.response, &content.output);
+    }
+    // Written when it was created, and not since.
+    let status = format!("\"{}\"", record.status);
+    let response = with_member(&content.response, "status", &status);
+    with_output(&response, &content.output)
+}
+
+pub(super) fn json(body: impl Into<bytes::Bytes>) -> Response<http::Body> {
+    let mut response = Response::new(http::full(body));
+    let kind = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,108 @@
+//! Items packed and unpacked, within bounds that are known beforehand. Pure.
+
+use serde::{Deserialize, Serialize};
+use zstd::bulk;
+
+use super::Reason;
+
+/// Smaller bodies are not worth it.
+const PACKED_BYTES_MIN: usize = 1 << 10;
+const LEVEL: i32 = 3;
+/// What unpacks to more than so many times its size is a bomb, or so repetitive that it was left as it
+/// was: conversations come to about 5, tables of numbers to 20.
+const RATIO_MAX: usize = 200;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Form {
+    None,
+    Zstd,
+}
+
+/// A body as a carrier has it.
+#[derive(Debug)]
+pub(super) struct Packed {
+    pub(super) form: Form,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Packed {
+    pub(super) fn pack(plain: &[u8]) -> Self {
+        let compressed = match plain.len() {
+            0..PACKED_BYTES_MIN => None,
+            _ => bulk::compress(plain, LEVEL).ok(),
+        };
+        let is_worth_it = |packed: &Vec<u8>| {
+            packed.len() < plain.len() && packed.len() * RATIO_MAX >= plain.len()
+        };
+        match compressed.filter(is_worth_it) {
+            Some(bytes) => Self {
+                form: Form::Zstd,
+                bytes,
+            },
+            None => Self {
+                form: Form::None,
+                bytes: plain.to_vec(),
+            },
+        }
+    }
+
+    /// The plain bytes, which must be `plain_bytes` many: no more is ever set aside.
+    pub(super) fn unpack(self, plain_bytes: usize) -> Result<Vec<u8>, Reason> {
+        let plain = match self.form {
+            Form::None => self.bytes,
+            Form::Zstd if plain_bytes > self.bytes.len().saturating_mul(RATIO_MAX) => {
+                return Err(Reason::Size);
+            }
+            Form::Zstd => {
+                bulk::decompress(&self.bytes, plain_bytes).map_err(|_| Reason::Content)?
+            }
+        };
+        match plain.len() == plain_bytes {
+            true => Ok(plain),
+            false => Err(Reason::Content),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn random(bytes: u32) -> Vec<u8> {
+        let digest = |at: u32| xxhash_rust::xxh3::xxh3_64(&at.to_le_bytes()) as u8;
+        (0..bytes).map(digest).collect()
+    }
+
+    #[test]
+    fn what_is_packed_unpacks_whatever_it_is() {
+        let cases = [
+            (Vec::new(), Form::None),
+            (b"[]".to_vec(), Form::None),
+            (random(1_000).repeat(20), Form::Zstd),
+            (random(10_000), Form::None),
+            // So repetitive that it would look like a bomb.
+            (vec![b'a'; 1 << 20], Form::None),
+        ];
+        for (plain, form) in cases {
+            let packed = Packed::pack(&plain);
+            assert_eq!(packed.form, form, "{} bytes", plain.len());
+            assert_eq!(packed.unpack(plain.len()), Ok(plain));
+        }
+    }
+
+    #[test]
+    fn a_bomb_is_not_set_off() {
+        let packed = |plain: &[u8]| Packed {
+            form: Form::Zstd,
+            bytes: bulk::compress(plain, LEVEL).unwrap(),
+        };
+        let bomb = packed(&vec![b'a'; 1 << 20]);
+        assert_eq!(bomb.unpack(1 << 20), Err(Reason::Size));
+        let text = random(1_000).repeat(4);
+        assert_eq!(packed(&text).unpack(4_000), Ok(text.clone()));
+        // It says less than it has, and more.
+        assert_eq!(packed(&text).unpack(3_999), Err(Reason::Content));
+        assert_eq!(packed(&text).unpack(4_001), Err(Reason::Content));
+    }
+}
