@@ -1,0 +1,90 @@
+//! The [`Relay`]: what all requests share. Each step of a request is an `impl Relay` in a file of its own.
+
+use std::sync::Arc;
+
+use prometheus::{IntCounter, IntCounterVec};
+
+use super::budget::RetryBudget;
+use super::held::Caches;
+use super::model::{ModelSettings, Models};
+use super::prefill_decode::{self, PrefillDecode};
+use super::settings::Settings;
+use super::tokens::Tokens;
+use crate::fleet::registry::Registry;
+use crate::kv::predicted::Predicted;
+use crate::observe::metrics;
+
+/// What is counted of requests as a whole; `model` has what is counted for each model.
+#[derive(Clone, Debug)]
+pub(super) struct Metrics {
+    pub(super) retries: IntCounterVec,
+    pub(super) retries_refused: IntCounter,
+    pub(super) reports: IntCounterVec,
+}
+
+/// The relay, shared by all requests.
+#[derive(Debug)]
+pub struct Relay {
+    pub(super) settings: Settings,
+    pub(super) fleet: Arc<Registry>,
+    pub(super) caches: Caches,
+    pub(super) models: Models,
+    pub(super) tokens: Arc<Tokens>,
+    pub(super) budget: RetryBudget,
+    /// None where requests are never split.
+    pub(super) prefill_decode: Option<PrefillDecode>,
+    pub(super) metrics: Metrics,
+}
+
+impl Relay {
+    pub fn new(
+        settings: Settings,
+        fleet: Arc<Registry>,
+        caches: Caches,
+        models: ModelSettings,
+        prefill_decode: &prefill_decode::Settings,
+        tokens: Arc<Tokens>,
+        registry: &metrics::Registry,
+    ) -> Self {
+        let prefill_decode = PrefillDecode::new(prefill_decode, registry);
+        let families = prefill_decode.as_ref().map(|it| it.families.clone());
+        Self {
+            budget: RetryBudget::new(&settings),
+            settings,
+            fleet,
+            caches,
+            models: Models::new(models, families, registry),
+            prefill_decode,
+            tokens,
+            metrics: Metrics {
+                retries: registry.counters(
+                    "warmroute_retries_total",
+                    "Tries after the first, by why.",
+                    &["reason"],
+                ),
+                retries_refused: registry.counter(
+                    "warmroute_retries_refused_total",
+                    "Retries that the retry budget did not allow.",
+                ),
+                reports: registry.counters(
+                    "warmroute_kv_reports_asked_total",
+                    "Requests that asked an engine to tell again what it held of their prompt.",
+                    &["model", "outcome"],
+                ),
+            },
+        }
+    }
+
+    pub fn fleet(&self) -> &Registry {
+        &self.fleet
+    }
+
+    pub fn predicted(&self) -> &Predicted {
+        &self.caches.predicted
+    }
+
+    /// Length of a prompt's first blocks, for [`crate::prompt::peek`].
+    pub fn block_bytes(&self) -> u32 {
+        self.caches.predicted.settings().block_bytes
+    }
+}
