@@ -26,7 +26,7 @@ use crate::fleet::discovery::{self, Discovery};
 use crate::fleet::handoff::{Connector, watch};
 use crate::fleet::{probe, registry};
 use crate::http::drain::Tasks;
-use crate::http::io_threads::{Aside, Carriers};
+use crate::http::io_threads::{IoThreads, OffloadThread};
 use crate::http::server;
 use crate::ids::WorkerId;
 use crate::kv::expected::{self, Expected};
@@ -58,9 +58,9 @@ pub struct App {
     admin_server: Arc<AdminServer>,
     drain_timeout: Duration,
     /// Draining connections run there after the listeners are gone.
-    _carriers: Carriers,
+    _io_threads: IoThreads,
     /// Follows the workers' events.
-    _listener: Aside,
+    _listener: OffloadThread,
 }
 
 impl App {
@@ -83,7 +83,7 @@ impl App {
         let metrics = Registry::default();
         let tasks = Tasks::default();
         let admin_tasks = Tasks::default();
-        let carriers = Carriers::start(config.runtime.threads)?;
+        let io_threads = IoThreads::start(config.runtime.threads)?;
         let fleet = registry::Registry::new(
             config.fleet.connections.clone(),
             config.fleet.breaker.clone(),
@@ -152,7 +152,7 @@ impl App {
                 })
             },
         };
-        let listener = Aside::start("kv-events")?;
+        let listener = OffloadThread::start("kv-events")?;
         let following = events::follow(
             fleet.clone(),
             shared,
@@ -163,21 +163,9 @@ impl App {
             },
             tasks.clone(),
         );
-        let stopped = tasks.stopped();
-        tasks.spawn_on(listener.runtime(), async move {
-            tokio::select! {
-                () = following => {}
-                () = stopped => {}
-            }
-        });
+        tasks.spawn_until_stopped_on(listener.runtime(), following);
         let watching = watcher.run(forest.clone(), board.clone());
-        let stopped = tasks.stopped();
-        tasks.spawn_on(listener.runtime(), async move {
-            tokio::select! {
-                () = watching => {}
-                () = stopped => {}
-            }
-        });
+        tasks.spawn_until_stopped_on(listener.runtime(), watching);
         tasks.spawn_until_stopped(forget_lost_caches(
             fleet.clone(),
             relay.clone(),
@@ -185,7 +173,7 @@ impl App {
             expected,
         ));
 
-        let store = store::open(&config.responses.store, carriers.count(), &metrics)?;
+        let store = store::open(&config.responses.store, io_threads.count(), &metrics)?;
         let responses = Responses::new(
             config.responses.clone(),
             store.clone(),
@@ -215,7 +203,7 @@ impl App {
             config.api.connections.clone(),
             server::Metrics::new(&metrics),
             move |request| api_server.clone().handle(request),
-            carriers.clone(),
+            io_threads.clone(),
             tasks.clone(),
         ));
         let handler = admin_server.clone();
@@ -228,7 +216,7 @@ impl App {
             },
             server::Metrics::new(&Registry::default()),
             move |request| handler.clone().handle(request),
-            carriers.clone(),
+            io_threads.clone(),
             admin_tasks.clone(),
         ));
         info!(api = %api_address, admin = %admin_address, "listening");
@@ -240,7 +228,7 @@ impl App {
             fleet,
             admin_server,
             drain_timeout: Duration::from_millis(config.api.drain_timeout_ms),
-            _carriers: carriers,
+            _io_threads: io_threads,
             _listener: listener,
         })
     }

@@ -26,7 +26,7 @@ use tracing::{info, warn};
 
 pub use self::settings::Settings;
 use crate::http::drain::{Tasks, stop_signal};
-use crate::http::io_threads::Carriers;
+use crate::http::io_threads::IoThreads;
 use crate::http::server;
 use crate::kv::source::Source;
 use crate::kv::stream;
@@ -52,7 +52,7 @@ pub struct Bridge {
     feeds: Vec<Arc<feed::Feed>>,
     tasks: Tasks,
     /// Connections run there.
-    _carriers: Carriers,
+    _io_threads: IoThreads,
 }
 
 impl Bridge {
@@ -78,7 +78,7 @@ impl Bridge {
         let address = listener.local_addr()?;
         let metrics = metrics::Metrics::new(&registry);
         let tasks = Tasks::default();
-        let carriers = Carriers::start(0)?;
+        let io_threads = IoThreads::start(0)?;
         let limits = life::Limits {
             history_batches: settings.history_batches_max,
             history_bytes: settings.history_bytes_max,
@@ -112,14 +112,14 @@ impl Bridge {
             },
             server::Metrics::new(&registry),
             move |request| served.clone().answer(request),
-            carriers.clone(),
+            io_threads.clone(),
             tasks.clone(),
         ));
         Ok(Self {
             address,
             feeds,
             tasks,
-            _carriers: carriers,
+            _io_threads: io_threads,
         })
     }
 

@@ -4,6 +4,7 @@ pub mod client;
 pub mod drain;
 pub mod grpc;
 pub mod io_threads;
+pub mod keyed_tasks;
 pub mod server;
 pub mod sse;
 

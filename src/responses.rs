@@ -51,7 +51,7 @@ pub use self::sent::UnsupportedItems;
 pub use self::settings::{Mode, OnStoreDown, Settings};
 use crate::http;
 use crate::http::drain::Tasks;
-use crate::http::io_threads::Aside;
+use crate::http::io_threads::OffloadThread;
 use crate::ids::RequestId;
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
@@ -71,7 +71,7 @@ pub struct Responses {
     metrics: Metrics,
     background: Arc<Background>,
     /// Where large states are sealed and opened. What waits for it is at most one of each request.
-    aside: Aside,
+    aside: OffloadThread,
 }
 
 /// What of a request is told to who carries it to an engine.
@@ -128,7 +128,7 @@ impl Responses {
             tasks,
             metrics: Metrics::new(registry),
             background,
-            aside: Aside::start("carried-state")?,
+            aside: OffloadThread::start("carried-state")?,
         }))
     }
 

@@ -14,7 +14,7 @@ use crate::fleet::load::ranks::{Rank, Ranks};
 use crate::fleet::registry::Registry;
 use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
-use crate::http::drain::keyed::Keyed;
+use crate::http::keyed_tasks::KeyedTasks;
 use crate::ids::{Model, WorkerId};
 use crate::kv::event;
 use crate::kv::grpc::{self, Grpc};
@@ -23,7 +23,7 @@ use crate::kv::zmq::{self, Zmq};
 use crate::observe;
 
 /// One subscriber. When any of this changes, it starts over with an empty tree.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Wanted {
     worker: WorkerId,
     rank: u32,
@@ -47,7 +47,7 @@ pub(super) async fn follow(
     tasks: Tasks,
 ) {
     let mut changes = fleet.changes();
-    let mut subscribers = Keyed::new(tasks);
+    let mut subscribers = KeyedTasks::new(tasks);
     let mut lives: BTreeMap<WorkerId, watch::Sender<u64>> = BTreeMap::new();
     let mut loads: BTreeMap<WorkerId, Arc<Ranks>> = BTreeMap::new();
     loop {
@@ -73,7 +73,7 @@ pub(super) async fn follow(
             let load = load.or_insert_with(|| Ranks::new(status.worker.clone()));
             load.set_count(ranks.get(&status.worker.id).copied().unwrap_or(0));
         }
-        subscribers.keep(&wanted, |wanted| {
+        subscribers.set_keys(&wanted, |wanted| {
             let subject = Subject {
                 worker: wanted.worker,
                 name: workers
@@ -100,7 +100,7 @@ pub(super) async fn follow(
                     return;
                 }
             }
-            () = subscribers.ended() => {}
+            () = subscribers.restart_due() => {}
         }
     }
 }

@@ -20,7 +20,7 @@ use super::registry::Registry;
 use super::{Facts, Role, Worker};
 use crate::http::client;
 use crate::http::drain::Tasks;
-use crate::http::drain::keyed::Keyed;
+use crate::http::keyed_tasks::KeyedTasks;
 use crate::ids::{Model, WorkerId};
 use crate::observe;
 
@@ -43,7 +43,7 @@ pub async fn run(
     tasks: Tasks,
 ) {
     let mut changes = registry.changes();
-    let mut probes = Keyed::new(tasks);
+    let mut probes = KeyedTasks::new(tasks);
     loop {
         let snapshot = registry.snapshot().clone();
         let listed: BTreeMap<WorkerId, &Arc<Worker>> = snapshot
@@ -51,7 +51,7 @@ pub async fn run(
             .iter()
             .map(|status| (status.worker.id, &status.worker))
             .collect();
-        probes.keep(&listed.keys().copied().collect(), |id| {
+        probes.set_keys(&listed.keys().copied().collect(), |id| {
             let registry = registry.clone();
             probe(listed[id].clone(), registry, settings.clone(), bootstrap)
         });
@@ -61,7 +61,7 @@ pub async fn run(
                     return;
                 }
             }
-            () = probes.ended() => {}
+            () = probes.restart_due() => {}
         }
     }
 }

@@ -71,7 +71,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// More carriers than these share shards, and wake each other now and then.
+/// With more I/O threads than this, some share a shard and contend for its lock.
 const SHARDS: usize = 32;
 
 /// The connections to one address.
@@ -79,7 +79,7 @@ const SHARDS: usize = 32;
 pub struct Pool {
     address: String,
     settings: Settings,
-    /// By carrier: a connection is driven by the thread that opened it.
+    /// By I/O thread: a connection is driven by the thread that opened it.
     idle: [Mutex<Vec<Idle>>; SHARDS],
 }
 

@@ -1,6 +1,4 @@
-//! One signal to stop, and the tasks that must have ended afterwards.
-
-pub mod keyed;
+//! The process's stop signal, and the tasks that the drain waits for.
 
 use std::future::Future;
 use std::io;
@@ -25,48 +23,61 @@ pub async fn stop_signal() -> io::Result<()> {
     Ok(())
 }
 
-/// Spawns every task of the process, tells them to stop, and waits for them.
+/// Spawns and tracks tasks, asks them to stop, and waits until they have ended.
 #[derive(Clone, Debug, Default)]
 pub struct Tasks {
+    /// Cancelled when the drain begins: finish what runs, take nothing new.
     stop: CancellationToken,
-    /// The same fact as `stop`, for those who look at it on each poll: asking the token takes a lock.
+    /// Set together with `stop`, for connections, which read it on each poll: the token takes a lock.
     stopping: Arc<AtomicBool>,
     tracker: TaskTracker,
-    /// Dropped futures end at once; this one ends those that outlive the drain.
+    /// Cancelled when the drain timeout is over: ends the tasks that still run.
     abort: CancellationToken,
 }
 
 impl Tasks {
     /// Runs `task` until it ends. It should end soon after [`Tasks::stopped`].
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.spawn_on(&Handle::current(), task);
-    }
-
-    /// As [`Tasks::spawn`], on another runtime than the caller's.
-    pub fn spawn_on(&self, runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) {
         let abort = self.abort.clone();
-        drop(runtime.spawn(self.tracker.track_future(async move {
+        drop(self.tracker.spawn(async move {
             tokio::select! {
                 biased;
                 () = task => {}
                 () = abort.cancelled() => {}
             }
-        })));
+        }));
     }
 
-    /// Runs `task` until it ends or the process should stop: for what only watches and may be dropped.
+    /// Runs `task` until it ends or the drain begins: for tasks with nothing to finish, such as probes.
     pub fn spawn_until_stopped(&self, task: impl Future<Output = ()> + Send + 'static) {
+        drop(tokio::spawn(self.track_until_stopped(task)));
+    }
+
+    /// As [`Tasks::spawn_until_stopped`], on another runtime than the caller's.
+    pub fn spawn_until_stopped_on(
+        &self,
+        runtime: &Handle,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        drop(runtime.spawn(self.track_until_stopped(task)));
+    }
+
+    /// The future to spawn for a task that is dropped when the drain begins, and that the drain waits for.
+    pub fn track_until_stopped(
+        &self,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> + Send + 'static {
         let stopped = self.stopped();
-        self.spawn(async move {
+        self.tracker.track_future(async move {
             tokio::select! {
                 () = task => {}
                 () = stopped => {}
             }
-        });
+        })
     }
 
-    /// Makes the drain wait for a task that runs elsewhere. It must look at [`Tasks::is_aborted`]
-    /// itself: connections poll often, and are not wrapped.
+    /// Makes the drain wait for a task that the caller spawns. The task must check
+    /// [`Tasks::is_aborted`] itself: connections poll often, so they are not wrapped.
     pub fn track<F: Future>(&self, task: F) -> TrackedFuture<F> {
         self.tracker.track_future(task)
     }
@@ -75,12 +86,12 @@ impl Tasks {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Resolves when the process should stop taking new work.
+    /// Resolves when the drain begins.
     pub fn stopped(&self) -> WaitForCancellationFutureOwned {
         self.stop.clone().cancelled_owned()
     }
 
-    /// Resolves when the time to finish is over.
+    /// Resolves when the drain timeout is over.
     pub fn aborted(&self) -> WaitForCancellationFutureOwned {
         self.abort.clone().cancelled_owned()
     }
@@ -89,14 +100,14 @@ impl Tasks {
         self.abort.is_cancelled()
     }
 
-    /// Tells everyone to stop. A second call does nothing.
+    /// Begins the drain. A second call does nothing.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.stop.cancel();
     }
 
-    /// Waits until every task has ended, for `limit` at most; then ends the rest. Returns how many
-    /// had to be ended.
+    /// Waits until every task has ended, but no longer than `limit`; then aborts the rest. Returns how
+    /// many were aborted.
     pub async fn drain(&self, limit: Duration) -> usize {
         self.stop();
         self.tracker.close();
@@ -108,7 +119,7 @@ impl Tasks {
         }
         let left = self.tracker.len();
         self.abort.cancel();
-        // Whoever is left was told to drop what it does; that takes a poll, not time.
+        // An aborted task ends at its next poll.
         let _ = tokio::time::timeout(Duration::from_secs(1), self.tracker.wait()).await;
         left
     }

@@ -1,8 +1,8 @@
-//! The threads that carry connections, each with a runtime of its own.
+//! The threads that serve connections. Each has a single-threaded runtime of its own.
 //!
-//! A connection stays on its thread with all that it does, engine connections included: no task moves,
-//! no thread wakes another for a token. On two cores this took a third off the CPU of a stream
-//! beside one runtime that shares its tasks among its threads.
+//! A connection stays on its thread together with everything it does, engine connections included: no
+//! task moves between threads, and no thread wakes another one for a token. On two cores this took a
+//! third off the CPU cost of a stream, compared with one runtime that shares its tasks among its threads.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -19,115 +19,75 @@ thread_local! {
     static INDEX: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Which carrier the calling thread is, from 1; 0 for any other thread.
+/// The calling I/O thread's number, from 1; 0 on any other thread.
 pub fn index() -> usize {
     INDEX.get()
 }
 
-/// The calling thread is a carrier for as long as this lives. What is polled on it must stay on it.
+/// Makes the calling thread count as an I/O thread for as long as this lives. Do not move it, or a
+/// future that was polled under it, to another thread.
 #[derive(Debug)]
-pub struct Carrying {
+pub struct IoThreadScope {
     before: usize,
 }
 
-impl Carrying {
-    pub fn begin(number: usize) -> Self {
+impl IoThreadScope {
+    pub fn enter(number: usize) -> Self {
         Self {
             before: INDEX.replace(number),
         }
     }
 }
 
-impl Drop for Carrying {
+impl Drop for IoThreadScope {
     fn drop(&mut self) {
         INDEX.set(self.before);
     }
 }
 
-/// A set of carriers. They end when the last clone is gone.
+/// The pool of I/O threads. They end when the last clone is dropped.
 #[derive(Clone, Debug)]
-pub struct Carriers(Arc<Inner>);
+pub struct IoThreads(Arc<Vec<IoThread>>);
 
 #[derive(Debug)]
-struct Inner {
-    carriers: Vec<Carrier>,
-    _ends: Vec<DropGuard>,
-}
-
-/// One more thread with a runtime of its own, for work in the background that must not delay those
-/// that carry. It ends when this is dropped.
-#[derive(Debug)]
-pub struct Aside {
-    runtime: runtime::Handle,
-    _end: DropGuard,
-}
-
-impl Aside {
-    pub fn start(name: &str) -> io::Result<Self> {
-        let (runtime, end) = start_thread(name.to_owned(), 0)?;
-        Ok(Self {
-            runtime,
-            _end: end.drop_guard(),
-        })
-    }
-
-    pub fn runtime(&self) -> &runtime::Handle {
-        &self.runtime
-    }
-
-    /// Does there what would hold a carrier up, one after the other. `None` if the thread has ended.
-    pub async fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Option<T> {
-        self.runtime.spawn(async move { work() }).await.ok()
-    }
-}
-
-#[derive(Debug)]
-struct Carrier {
-    runtime: runtime::Handle,
+struct IoThread {
+    thread: RuntimeThread,
     connections: Arc<AtomicUsize>,
 }
 
-/// Counts a connection on its carrier for as long as it lives.
-struct Seat(Arc<AtomicUsize>);
+/// Counts a connection on its I/O thread for as long as it lives.
+struct ConnectionCount(Arc<AtomicUsize>);
 
-impl Drop for Seat {
+impl Drop for ConnectionCount {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
 }
 
-impl Carriers {
-    /// Starts `count` threads; 0 for one a core.
+impl IoThreads {
+    /// Starts `count` threads; 0 means one per core.
     pub fn start(count: u32) -> io::Result<Self> {
         let count = match count {
             0 => thread::available_parallelism().map_or(1, usize::from),
             count => count as usize,
         };
-        let mut carriers = Vec::with_capacity(count);
-        let mut ends = Vec::with_capacity(count);
-        for number in 1..=count {
-            let (runtime, end) = start_thread(format!("carrier-{number}"), number)?;
-            ends.push(end.drop_guard());
-            carriers.push(Carrier {
-                runtime,
+        let start = |number| {
+            Ok(IoThread {
+                thread: RuntimeThread::start(format!("io-{number}"), number)?,
                 connections: Arc::default(),
-            });
-        }
-        Ok(Self(Arc::new(Inner {
-            carriers,
-            _ends: ends,
-        })))
+            })
+        };
+        let threads: io::Result<_> = (1..=count).map(start).collect();
+        Ok(Self(Arc::new(threads?)))
     }
 
     pub fn count(&self) -> usize {
-        self.0.carriers.len()
+        self.0.len()
     }
 
-    /// Gives a connection to the carrier that has the fewest. `serve` makes the task that runs there.
-    pub(super) fn carry<F>(
+    /// Moves a connection to the I/O thread with the fewest connections. `serve` makes the task that
+    /// runs there.
+    pub(super) fn spawn_connection<F>(
         &self,
         stream: TcpStream,
         serve: impl FnOnce(TcpStream) -> F + Send + 'static,
@@ -135,43 +95,73 @@ impl Carriers {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let least = self
-            .0
-            .carriers
-            .iter()
-            .min_by_key(|carrier| carrier.connections.load(Relaxed));
-        let carrier = least.expect("there is at least one carrier");
-        // Out of this runtime's poll set, into the other's.
+        let threads = self.0.iter();
+        let least = threads.min_by_key(|it| it.connections.load(Relaxed));
+        let least = least.expect("there is at least one I/O thread");
+        // Deregisters the socket from this runtime, so that the other one can register it.
         let stream = stream.into_std()?;
-        carrier.connections.fetch_add(1, Relaxed);
-        let seat = Seat(carrier.connections.clone());
-        let handle = carrier.runtime.spawn(async move {
-            let _seat = seat;
-            // Fails only when the process is out of files, and then the client sees a closed socket.
+        least.connections.fetch_add(1, Relaxed);
+        let count = ConnectionCount(least.connections.clone());
+        drop(least.thread.runtime.spawn(async move {
+            let _count = count;
+            // Fails only when the process is out of file descriptors; the client sees a closed socket.
             if let Ok(stream) = TcpStream::from_std(stream) {
                 serve(stream).await;
             }
-        });
-        drop(handle);
+        }));
         Ok(())
     }
 }
 
-/// A thread with a runtime, until the token is cancelled.
-fn start_thread(name: String, number: usize) -> io::Result<(runtime::Handle, CancellationToken)> {
-    let runtime = runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let handle = runtime.handle().clone();
-    let end = CancellationToken::new();
-    let ended = end.clone().cancelled_owned();
-    thread::Builder::new().name(name).spawn(move || {
-        let _carrying = Carrying::begin(number);
-        runtime.block_on(ended);
-        // With it end the tasks that are left on it.
-        drop(runtime);
-    })?;
-    Ok((handle, end))
+/// One more thread with a runtime, for CPU-heavy or background work that must not delay the I/O
+/// threads. It ends when this is dropped.
+#[derive(Debug)]
+pub struct OffloadThread(RuntimeThread);
+
+impl OffloadThread {
+    pub fn start(name: &str) -> io::Result<Self> {
+        RuntimeThread::start(name.to_owned(), 0).map(Self)
+    }
+
+    pub fn runtime(&self) -> &runtime::Handle {
+        &self.0.runtime
+    }
+
+    /// Runs `work` on this thread; calls run one after the other. `None` if the thread has ended.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        self.0.runtime.spawn(async move { work() }).await.ok()
+    }
+}
+
+/// A thread that runs a single-threaded runtime until this is dropped.
+#[derive(Debug)]
+struct RuntimeThread {
+    runtime: runtime::Handle,
+    _stop: DropGuard,
+}
+
+impl RuntimeThread {
+    fn start(name: String, number: usize) -> io::Result<Self> {
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let handle = runtime.handle().clone();
+        let stop = CancellationToken::new();
+        let stopped = stop.clone().cancelled_owned();
+        thread::Builder::new().name(name).spawn(move || {
+            let _scope = IoThreadScope::enter(number);
+            runtime.block_on(stopped);
+            // Drops the tasks that are left.
+            drop(runtime);
+        })?;
+        Ok(Self {
+            runtime: handle,
+            _stop: stop.drop_guard(),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -183,9 +173,9 @@ mod tests {
 
     #[tokio::test]
     async fn connections_are_spread_evenly_and_stay_on_their_thread() {
-        let carriers = Carriers::start(3).unwrap();
+        let threads = IoThreads::start(3).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (tell, mut told) = mpsc::unbounded_channel();
+        let (sender, mut receiver) = mpsc::unbounded_channel();
         let mut clients = Vec::new();
         for _ in 0..6 {
             clients.push(
@@ -194,19 +184,19 @@ mod tests {
                     .unwrap(),
             );
             let (stream, _) = listener.accept().await.unwrap();
-            let tell = tell.clone();
+            let sender = sender.clone();
             let serve = move |stream: TcpStream| async move {
                 let before = index();
                 tokio::task::yield_now().await;
-                tell.send((before, index())).unwrap();
-                // Keeps its seat until the client leaves.
+                sender.send((before, index())).unwrap();
+                // Stays open until the client leaves.
                 let _ = stream.readable().await;
             };
-            carriers.carry(stream, serve).unwrap();
+            threads.spawn_connection(stream, serve).unwrap();
         }
         let mut counts = [0; 4];
         for _ in 0..6 {
-            let (before, after) = told.recv().await.unwrap();
+            let (before, after) = receiver.recv().await.unwrap();
             assert_eq!(before, after);
             counts[before] += 1;
         }

@@ -26,7 +26,7 @@ use tracing::{debug, warn};
 use self::activity::{Activity, Verdict, Watched};
 use super::drain::Tasks;
 use super::{Body, BodyError};
-use crate::http::io_threads::Carriers;
+use crate::http::io_threads::IoThreads;
 use crate::observe;
 use crate::observe::metrics::Registry;
 
@@ -91,14 +91,14 @@ impl Metrics {
     }
 }
 
-/// Accepts until told to stop. Each connection is carried by one of `carriers`, and `tasks` waits for
+/// Accepts until told to stop. Each connection runs on one of `io_threads`, and `tasks` waits for
 /// it: on the stop signal it finishes what it has begun and closes.
 pub async fn serve<H, F>(
     listener: TcpListener,
     settings: Settings,
     metrics: Metrics,
     handler: H,
-    carriers: Carriers,
+    io_threads: IoThreads,
     tasks: Tasks,
 ) where
     H: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
@@ -135,7 +135,7 @@ pub async fn serve<H, F>(
             tasks.clone(),
         );
         let tracker = tasks.clone();
-        let carried = carriers.carry(stream, move |stream| {
+        let carried = io_threads.spawn_connection(stream, move |stream| {
             tracker.track(async move {
                 connection(stream, settings, metrics, handler, tasks).await;
                 drop((slot, open));

@@ -40,7 +40,7 @@ use super::{
     NewConversation, NewRecord, Notice, One, Orphan, Owner, Page, Put, Record, Report,
     ResponseStore, Token,
 };
-use crate::http::io_threads::{self, Aside};
+use crate::http::io_threads::{self, OffloadThread};
 use crate::observe::metrics::Registry;
 use ask::{Asking, Kind, Request};
 use breaker::State;
@@ -66,9 +66,9 @@ pub struct Redis {
     compress_min: u64,
     meters: Meters,
     /// The thread that the connection for all others lives on. It ends with the store.
-    aside: Aside,
+    aside: OffloadThread,
     /// Where large values are packed. What waits for it is at most one value of each operation.
-    packer: Aside,
+    packer: OffloadThread,
 }
 
 /// An operation under way on the store's thread. Dropping it does not take it back.
@@ -116,8 +116,8 @@ impl Redis {
             mode: settings.mode,
             compress_min: settings.compress_bytes_min,
             meters,
-            aside: Aside::start("redis")?,
-            packer: Aside::start("redis-values")?,
+            aside: OffloadThread::start("redis")?,
+            packer: OffloadThread::start("redis-values")?,
         })
     }
 

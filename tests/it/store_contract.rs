@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use warmroute::http::io_threads::Carrying;
+use warmroute::http::io_threads::IoThreadScope;
 use warmroute::ids::{ConversationId, ResponseId, Root, Tenant};
 use warmroute::observe::metrics::Registry;
 use warmroute::store::memory::Memory;
@@ -87,7 +87,7 @@ async fn on_each_with(keep: &Keep, check: impl AsyncFn(&Pair)) {
     eprintln!("in Redis");
     check(&in_redis(keep).await).await;
     eprintln!("in Redis, asked on a carrier");
-    let _carrying = Carrying::begin(1);
+    let _scope = IoThreadScope::enter(1);
     check(&in_redis(keep).await).await;
 }
 

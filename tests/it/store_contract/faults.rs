@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use warmroute::http::io_threads::Carrying;
+use warmroute::http::io_threads::IoThreadScope;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
 use warmroute::store::redis::{Mode, Settings, Tls};
@@ -41,7 +41,7 @@ fn may_be_written<T>(result: &Result<T, Error>) -> bool {
 async fn over_each(check: impl AsyncFn()) {
     check().await;
     eprintln!("asked on a carrier");
-    let _carrying = Carrying::begin(1);
+    let _scope = IoThreadScope::enter(1);
     check().await;
 }
 
@@ -513,21 +513,21 @@ async fn connections_that_were_cut_are_made_anew_and_whoever_asks_does_not_notic
     let key = new_key();
     store.create(key, finished()).await.unwrap();
     {
-        let _carrying = Carrying::begin(1);
+        let _scope = IoThreadScope::enter(1);
         assert!(store.get(key).await.unwrap().is_some());
         assert_eq!(connections().await, 2);
         // A carrier beyond those that have one of their own.
-        let _carrying = Carrying::begin(7);
+        let _scope = IoThreadScope::enter(7);
         assert!(store.get(key).await.unwrap().is_some());
         assert_eq!(connections().await, 2);
     }
     for round in 1..=5 {
         server.cli(&["client", "kill", "type", "normal"]);
-        let _carrying = Carrying::begin(round % 2);
+        let _scope = IoThreadScope::enter(round % 2);
         for _ in 0..3 {
             assert!(store.get(key).await.unwrap().is_some());
         }
-        drop(_carrying);
+        drop(_scope);
         assert!(store.create(new_key(), finished()).await.is_ok());
         assert!(store.health().is_up);
     }
@@ -572,15 +572,15 @@ async fn a_connection_that_hangs_alone_is_made_anew_while_others_answer() {
     let store = open(&settings, &keep());
     let key = new_key();
     {
-        let _carrying = Carrying::begin(1);
+        let _scope = IoThreadScope::enter(1);
         store.create(key, finished()).await.unwrap();
     }
     assert!(store.get(key).await.unwrap().is_some());
     hang.send(1).unwrap();
     eventually("the carrier is answered again", async || {
-        let carrying = Carrying::begin(1);
+        let scope = IoThreadScope::enter(1);
         let is_answered = store.get(key).await.is_ok();
-        drop(carrying);
+        drop(scope);
         assert!(store.get(key).await.unwrap().is_some());
         is_answered
     })
@@ -601,7 +601,7 @@ async fn a_carrier_that_gets_no_connection_of_its_own_goes_with_the_others() {
     let other = TcpStream::connect(address.trim_end_matches('/'))
         .await
         .unwrap();
-    let _carrying = Carrying::begin(1);
+    let _scope = IoThreadScope::enter(1);
     for _ in 0..100 {
         assert!(store.get(key).await.unwrap().is_some());
     }
@@ -622,7 +622,7 @@ async fn who_stops_waiting_holds_no_place_and_breaks_no_connection() {
         ..at(&server)
     };
     let store = open(&settings, &keep());
-    let _carrying = Carrying::begin(1);
+    let _scope = IoThreadScope::enter(1);
     let key = new_key();
     store.create(key, finished()).await.unwrap();
     for round in 0..1_000 {
