@@ -87,7 +87,12 @@ impl<K: Ord + Hash + Clone + Debug + Send + 'static> KeyedTasks<K> {
         *restart_at = Some(Instant::now() + self.restart_pause);
         if !self.tasks.is_stopping() {
             let pause = self.restart_pause;
-            error!(?key, error, ?pause, "background task exited; restarting it after a pause");
+            error!(
+                ?key,
+                error,
+                ?pause,
+                "background task exited; restarting it after a pause"
+            );
         }
     }
 }
