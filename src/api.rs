@@ -26,7 +26,7 @@ use crate::openai::splice;
 use crate::openai::tenant::{self, Admitted, Tenants};
 use crate::prompt::{self, Api};
 use crate::relay::{self, Relay};
-use crate::responses::{self, Call, Endpoint, Found, Mode, Responses};
+use crate::responses::{self, ClientRequest, Endpoint, Mode, Responses, RouteMatch};
 use crate::{http, observe};
 
 /// Limits of requests, beyond those of connections.
@@ -74,10 +74,10 @@ enum Route {
 
 fn route(method: &Method, path: &str, mode: Mode) -> Route {
     if mode == Mode::Stateful {
-        match responses::find(method, path) {
-            Found::Endpoint(endpoint) => return Route::Responses(endpoint),
-            Found::WrongMethod(allow) => return Route::WrongMethod { allow },
-            Found::Nothing => {}
+        match responses::route(method, path) {
+            RouteMatch::Endpoint(endpoint) => return Route::Responses(endpoint),
+            RouteMatch::WrongMethod(allow) => return Route::WrongMethod { allow },
+            RouteMatch::NotFound => {}
         }
     }
     let (found, allow) = match path {
@@ -201,7 +201,7 @@ impl ApiServer {
             %id, client_id = ?client_id, tenant = %admitted.tenant, ?endpoint, bytes = body.len(),
             "request"
         );
-        let call = Call {
+        let call = ClientRequest {
             headers: &head.headers,
             query: head.uri.query().unwrap_or_default(),
             body,
@@ -373,6 +373,9 @@ mod tests {
             Route::Relay(Api::Responses)
         );
         assert_eq!(found(&Method::GET, "/v1/responses/x"), Route::NotFound);
-        assert_eq!(found(&Method::POST, "/v1/conversations"), Route::NotFound);
+        assert_eq!(
+            found(&Method::POST, "/v1/conversations"),
+            Route::NotFound
+        );
     }
 }

@@ -40,7 +40,7 @@ use crate::observe::metrics::Registry;
 use crate::relay::tokens::Tokens;
 use crate::relay::{Caches, Relay};
 use crate::responses::{Mode, Responses};
-use crate::state_token::Ring;
+use crate::state_token::KeyRing;
 use crate::store::{self, ResponseStore};
 
 /// For the operator's pages that are being sent when the drain is over.
@@ -178,7 +178,7 @@ impl App {
             config.responses.clone(),
             store.clone(),
             relay.clone(),
-            Arc::new(ring(config, &metrics)?),
+            Arc::new(key_ring(config, &metrics)?),
             tasks.clone(),
             &metrics,
         )?;
@@ -281,7 +281,7 @@ fn responses_page(
 }
 
 /// What signs the state that clients keep.
-fn ring(config: &Config, metrics: &Registry) -> io::Result<Ring> {
+fn key_ring(config: &Config, metrics: &Registry) -> io::Result<KeyRing> {
     let settings = config.responses.carrier.clone();
     let settings = settings.within(config.api.requests.body_bytes_max);
     let mut own = [0; 32];
@@ -293,7 +293,8 @@ fn ring(config: &Config, metrics: &Registry) -> io::Result<Ring> {
         );
     }
     // The configuration was checked.
-    Ring::new(settings, own, metrics).map_err(|problems| io::Error::other(format!("{problems:?}")))
+    KeyRing::new(settings, own, metrics)
+        .map_err(|problems| io::Error::other(format!("{problems:?}")))
 }
 
 fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {

@@ -6,28 +6,28 @@
 //! ```
 
 pub(crate) mod background;
+mod client_state;
+mod conversation_lock;
 mod conversations;
-mod count;
 mod create;
-mod engine;
+mod engine_body;
+mod engine_error;
+mod engine_events;
+mod engine_input;
 mod events;
-mod failure;
 mod finish;
-mod frames;
+mod history;
 mod input;
+mod input_tokens;
 mod item;
-mod lock;
 mod members;
 mod metrics;
 mod object;
 mod page;
-mod past;
-mod path;
 mod prepared;
 mod request;
 mod retry;
-mod sealing;
-mod sent;
+mod routes;
 mod settings;
 mod stored;
 mod stream;
@@ -43,11 +43,11 @@ use serde::Serialize;
 
 use self::background::Background;
 pub use self::background::Settings as BackgroundSettings;
+pub use self::engine_input::UnsupportedItems;
 pub use self::events::ReasoningEvents;
 use self::metrics::Metrics;
-pub(crate) use self::path::{Endpoint, Found, find};
-use self::request::Create;
-pub use self::sent::UnsupportedItems;
+use self::request::CreateRequest;
+pub(crate) use self::routes::{Endpoint, RouteMatch, route};
 pub use self::settings::{Mode, OnStoreDown, Settings};
 use crate::http;
 use crate::http::drain::Tasks;
@@ -57,7 +57,7 @@ use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::openai::tenant::Admitted;
 use crate::relay::Relay;
-use crate::state_token::Ring;
+use crate::state_token::KeyRing;
 use crate::store::ResponseStore;
 
 /// The endpoints below `/v1/responses` and `/v1/conversations`.
@@ -66,7 +66,7 @@ pub struct Responses {
     settings: Settings,
     store: Arc<dyn ResponseStore>,
     relay: Arc<Relay>,
-    ring: Arc<Ring>,
+    key_ring: Arc<KeyRing>,
     tasks: Tasks,
     metrics: Metrics,
     background: Arc<Background>,
@@ -76,7 +76,7 @@ pub struct Responses {
 
 /// What of a request is told to who carries it to an engine.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asking<'a> {
+pub(super) struct RequestContext<'a> {
     pub(super) headers: &'a HeaderMap,
     pub(super) id: RequestId,
     pub(super) begun: Instant,
@@ -84,7 +84,7 @@ pub(super) struct Asking<'a> {
 
 /// One request, read.
 #[derive(Debug)]
-pub(super) struct Call<'a> {
+pub(super) struct ClientRequest<'a> {
     pub(super) headers: &'a HeaderMap,
     pub(super) query: &'a str,
     pub(super) body: Bytes,
@@ -109,7 +109,7 @@ impl Responses {
         settings: Settings,
         store: Arc<dyn ResponseStore>,
         relay: Arc<Relay>,
-        ring: Arc<Ring>,
+        key_ring: Arc<KeyRing>,
         tasks: Tasks,
         registry: &Registry,
     ) -> io::Result<Arc<Self>> {
@@ -124,7 +124,7 @@ impl Responses {
             settings,
             store,
             relay,
-            ring,
+            key_ring,
             tasks,
             metrics: Metrics::new(registry),
             background,
@@ -157,7 +157,7 @@ impl Responses {
     pub(super) async fn answer(
         self: &Arc<Self>,
         endpoint: &Endpoint,
-        call: &Call<'_>,
+        call: &ClientRequest<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let tenant = call.admitted.tenant;
         match endpoint {
@@ -183,9 +183,9 @@ impl Responses {
     }
 }
 
-impl Call<'_> {
-    fn asking(&self) -> Asking<'_> {
-        Asking {
+impl ClientRequest<'_> {
+    fn context(&self) -> RequestContext<'_> {
+        RequestContext {
             headers: self.headers,
             id: self.id,
             begun: self.begun,
@@ -193,7 +193,7 @@ impl Call<'_> {
     }
 
     /// The member by which an engine keeps this tenant's prompts apart.
-    fn salt(&self, create: &Create<'_>) -> Result<Option<&str>, ApiError> {
+    fn salt(&self, create: &CreateRequest<'_>) -> Result<Option<&str>, ApiError> {
         let Some(salt) = &self.admitted.cache_salt else {
             return Ok(None);
         };

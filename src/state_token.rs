@@ -19,7 +19,7 @@
 mod body;
 mod header;
 mod key;
-mod refusal;
+mod rejection;
 
 use std::fmt;
 
@@ -30,9 +30,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use self::body::Packed;
-use self::header::{Header, Layer};
+use self::header::{Encryption, Header};
 pub use self::key::Key;
-pub use self::refusal::{Reason, Refused, TooLarge};
+pub use self::rejection::{RejectReason, Rejected, TooLarge};
 use crate::ids::Tenant;
 use crate::observe::metrics::Registry;
 use crate::secret::Secret;
@@ -85,8 +85,8 @@ impl Settings {
     pub fn check(&self) -> Result<Vec<Key>, Vec<(String, String)>> {
         let mut problems = Vec::new();
         let mut keys: Vec<Key> = Vec::new();
-        for (place, secret) in self.keys.iter().enumerate() {
-            let at = format!("keys[{place}]");
+        for (key_index, secret) in self.keys.iter().enumerate() {
+            let at = format!("keys[{key_index}]");
             match Key::parse(secret) {
                 Ok(key) => match keys.iter().position(|other| other.id() == key.id()) {
                     Some(_) => problems.push((at, "is listed twice".to_owned())),
@@ -143,7 +143,7 @@ pub struct Content<'a> {
 
 /// What was in a carrier.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Opened {
+pub struct Payload {
     pub kind: Kind,
     pub response_id: String,
     pub model: String,
@@ -162,15 +162,15 @@ pub struct Verified<'a> {
     pub plain_bytes: u64,
     response_id: String,
     issued_s: u64,
-    form: body::Form,
+    compression: body::Compression,
     body: &'a str,
     /// The whole.
     text: &'a str,
     /// Of the key that it was signed with.
-    place: usize,
+    key_index: usize,
 }
 
-impl Opened {
+impl Payload {
     /// The items one by one, as they stand.
     pub fn each(&self) -> Vec<&RawValue> {
         // Checked when it was opened.
@@ -186,7 +186,7 @@ struct Metrics {
     too_large: IntCounter,
     sealed_bytes: IntCounter,
     opened_bytes: IntCounter,
-    refused: [IntCounter; Reason::ALL.len()],
+    refused: [IntCounter; RejectReason::ALL.len()],
 }
 
 impl Metrics {
@@ -212,8 +212,12 @@ impl Metrics {
             "The keys of carriers: the active one signs, the others only open. Always 1.",
             &["key", "use"],
         );
-        for (place, key) in keys.iter().enumerate() {
-            let used = if place == 0 { "active" } else { "open_only" };
+        for (key_index, key) in keys.iter().enumerate() {
+            let used = if key_index == 0 {
+                "active"
+            } else {
+                "open_only"
+            };
             info.with_label_values(&[key.id(), used]).set(1);
         }
         Self {
@@ -223,25 +227,25 @@ impl Metrics {
             too_large: carriers.with_label_values(&["too_large"]),
             sealed_bytes: bytes.with_label_values(&["sealed"]),
             opened_bytes: bytes.with_label_values(&["opened"]),
-            refused: Reason::ALL.map(|reason| refused.with_label_values(&[reason.as_str()])),
+            refused: RejectReason::ALL.map(|reason| refused.with_label_values(&[reason.as_str()])),
         }
     }
 }
 
 /// The keys of this router and what it does with them: seals with the first, opens with any.
-pub struct Ring {
+pub struct KeyRing {
     keys: Vec<Key>,
     settings: Settings,
     metrics: Metrics,
 }
 
-impl fmt::Debug for Ring {
+impl fmt::Debug for KeyRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").field("keys", &self.keys).finish()
+        f.debug_struct("KeyRing").field("keys", &self.keys).finish()
     }
 }
 
-impl Ring {
+impl KeyRing {
     /// `own` is the key where none is configured: random bytes, so that such a router's carriers die with it.
     /// Fails as [`Settings::check`] does.
     pub fn new(
@@ -276,7 +280,7 @@ impl Ring {
     }
 
     /// Signs items for a tenant at `now_s` (seconds since 1970). `content.items` must be a JSON array.
-    pub fn seal(
+    pub fn issue(
         &self,
         now_s: u64,
         tenant: Tenant,
@@ -284,7 +288,7 @@ impl Ring {
     ) -> Result<String, TooLarge> {
         let sealed = self
             .fits(content.items.len())
-            .and_then(|()| self.seal_within(now_s, tenant, content));
+            .and_then(|()| self.issue_within(now_s, tenant, content));
         match &sealed {
             Ok(text) => {
                 self.metrics.sealed.inc();
@@ -295,7 +299,7 @@ impl Ring {
         sealed
     }
 
-    fn seal_within(
+    fn issue_within(
         &self,
         now_s: u64,
         tenant: Tenant,
@@ -310,9 +314,9 @@ impl Ring {
             m: content.model.to_owned(),
             iat: now_s,
             exp: now_s.saturating_add(self.settings.expiry_s),
-            z: packed.form,
+            z: packed.compression,
             n: content.items.len() as u64,
-            enc: Layer::None,
+            enc: Encryption::None,
         };
         let text = self.sign(tenant, &header.to_json(), &packed.bytes);
         let max = self.settings.bytes_max;
@@ -337,28 +341,30 @@ impl Ring {
     }
 
     /// Opens a carrier of this tenant at `now_s` (seconds since 1970). Any other text, however made, is
-    /// a refusal.
-    pub fn open(&self, now_s: u64, tenant: Tenant, text: &str) -> Result<Opened, Refused> {
+    /// a rejection.
+    pub fn open(&self, now_s: u64, tenant: Tenant, text: &str) -> Result<Payload, Rejected> {
         let verified = self.verify(now_s, tenant, text)?;
         self.unpack(verified)
     }
 
-    /// The first half of [`Ring::open`]: what its header says, before anything large is made of it.
+    /// The first half of [`KeyRing::open`]: what its header says, before anything large is made of it.
     pub fn verify<'a>(
         &self,
         now_s: u64,
         tenant: Tenant,
         text: &'a str,
-    ) -> Result<Verified<'a>, Refused> {
+    ) -> Result<Verified<'a>, Rejected> {
         self.verify_text(now_s, tenant, text)
-            .map_err(|reason| self.refuse(reason, text))
+            .map_err(|reason| self.reject(reason, text))
     }
 
     /// The second half of it.
-    pub fn unpack(&self, verified: Verified<'_>) -> Result<Opened, Refused> {
-        let Verified { text, place, .. } = verified;
-        let opened = unpack(verified).map_err(|reason| self.refuse(reason, text))?;
-        match place {
+    pub fn unpack(&self, verified: Verified<'_>) -> Result<Payload, Rejected> {
+        let Verified {
+            text, key_index, ..
+        } = verified;
+        let opened = unpack(verified).map_err(|reason| self.reject(reason, text))?;
+        match key_index {
             0 => self.metrics.opened.inc(),
             _ => self.metrics.opened_with_older_key.inc(),
         }
@@ -371,9 +377,9 @@ impl Ring {
         self.settings.plain_bytes_max
     }
 
-    fn refuse(&self, reason: Reason, text: &str) -> Refused {
+    fn reject(&self, reason: RejectReason, text: &str) -> Rejected {
         self.metrics.refused[reason as usize].inc();
-        Refused::new(reason, text)
+        Rejected::new(reason, text)
     }
 
     fn verify_text<'a>(
@@ -381,9 +387,9 @@ impl Ring {
         now_s: u64,
         tenant: Tenant,
         text: &'a str,
-    ) -> Result<Verified<'a>, Reason> {
+    ) -> Result<Verified<'a>, RejectReason> {
         if text.len() as u64 > self.settings.bytes_max {
-            return Err(Reason::Size);
+            return Err(RejectReason::TooLarge);
         }
         let Parts {
             key_id,
@@ -391,30 +397,32 @@ impl Ring {
             body,
             mac,
             signed,
-        } = Parts::of(text).ok_or(Reason::Form)?;
+        } = Parts::of(text).ok_or(RejectReason::Malformed)?;
         let mut keys = self.keys.iter();
-        let place = keys.position(|key| key.id() == key_id).ok_or(Reason::Key)?;
-        if !self.keys[place].verifies(tenant, signed.as_bytes(), &mac) {
-            return Err(Reason::Signature);
+        let key_index = keys
+            .position(|key| key.id() == key_id)
+            .ok_or(RejectReason::UnknownKey)?;
+        if !self.keys[key_index].verifies(tenant, signed.as_bytes(), &mac) {
+            return Err(RejectReason::BadSignature);
         }
         // From here on it is what some replica wrote. Bounds still hold: a key may leak.
         let header = decode(header)?;
-        let header = Header::from_json(&header).ok_or(Reason::Content)?;
-        if header.v != header::VERSION || header.enc != Layer::None {
-            return Err(Reason::Content);
+        let header = Header::from_json(&header).ok_or(RejectReason::Unreadable)?;
+        if header.v != header::VERSION || header.enc != Encryption::None {
+            return Err(RejectReason::Unreadable);
         }
         if header.t != tenant.as_str() {
-            return Err(Reason::Tenant);
+            return Err(RejectReason::WrongTenant);
         }
         // Both the time it was given and the time that holds today, which may have been made shorter.
         let expires_s = header
             .exp
             .min(header.iat.saturating_add(self.settings.expiry_s));
         if now_s > expires_s.saturating_add(CLOCK_SKEW_S) {
-            return Err(Reason::Expired);
+            return Err(RejectReason::Expired);
         }
         if header.n > self.settings.plain_bytes_max {
-            return Err(Reason::Size);
+            return Err(RejectReason::TooLarge);
         }
         Ok(Verified {
             kind: header.k,
@@ -422,24 +430,24 @@ impl Ring {
             plain_bytes: header.n,
             response_id: header.rid,
             issued_s: header.iat,
-            form: header.z,
+            compression: header.z,
             body,
             text,
-            place,
+            key_index,
         })
     }
 }
 
-fn unpack(verified: Verified<'_>) -> Result<Opened, Reason> {
+fn unpack(verified: Verified<'_>) -> Result<Payload, RejectReason> {
     let packed = Packed {
-        form: verified.form,
+        compression: verified.compression,
         bytes: decode(verified.body)?,
     };
-    let plain_bytes = usize::try_from(verified.plain_bytes).map_err(|_| Reason::Size)?;
+    let plain_bytes = usize::try_from(verified.plain_bytes).map_err(|_| RejectReason::TooLarge)?;
     let items = packed.unpack(plain_bytes)?;
-    let items = String::from_utf8(items).map_err(|_| Reason::Content)?;
-    serde_json::from_str::<Vec<&RawValue>>(&items).map_err(|_| Reason::Content)?;
-    Ok(Opened {
+    let items = String::from_utf8(items).map_err(|_| RejectReason::Unreadable)?;
+    serde_json::from_str::<Vec<&RawValue>>(&items).map_err(|_| RejectReason::Unreadable)?;
+    Ok(Payload {
         kind: verified.kind,
         response_id: verified.response_id,
         model: verified.model,
@@ -476,8 +484,10 @@ impl<'a> Parts<'a> {
     }
 }
 
-fn decode(text: &str) -> Result<Vec<u8>, Reason> {
-    URL_SAFE_NO_PAD.decode(text).map_err(|_| Reason::Content)
+fn decode(text: &str) -> Result<Vec<u8>, RejectReason> {
+    URL_SAFE_NO_PAD
+        .decode(text)
+        .map_err(|_| RejectReason::Unreadable)
 }
 
 #[cfg(test)]

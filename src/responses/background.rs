@@ -5,19 +5,19 @@
 //! owner: beat (else stop all), notices (stop one), sweep (take over what others lost)
 //! ```
 
-mod begin;
 mod cancel;
-pub(crate) mod course;
-mod kept;
+mod create;
 pub(crate) mod log;
 mod metrics;
 mod owner;
-pub(crate) mod plan;
+pub(crate) mod read_position;
 mod reader;
-pub(crate) mod reading;
 mod run;
+pub(crate) mod run_state;
+pub(crate) mod run_table;
 mod settings;
-pub(crate) mod table;
+mod stored_request;
+pub(crate) mod take_over;
 mod unreadable;
 
 use std::sync::{Arc, OnceLock};
@@ -28,11 +28,11 @@ use prometheus::Histogram;
 use serde::Serialize;
 use tokio::sync::{Notify, watch};
 
-use self::course::{Course, Stop};
 use self::metrics::Metrics;
 pub(super) use self::owner::own;
+use self::run_state::{RunState, StopReason};
+use self::run_table::{Bounds, RunRefusal, RunTable};
 pub use self::settings::Settings;
-use self::table::{Bounds, Refused, Table};
 use crate::http::drain::Tasks;
 use crate::observe;
 use crate::observe::metrics::Registry;
@@ -52,7 +52,7 @@ pub(super) struct Background {
     is_held: watch::Sender<bool>,
     /// The lease may be due.
     wakes: Notify,
-    table: Mutex<Table<Arc<Run>>>,
+    table: Mutex<RunTable<Arc<Run>>>,
     metrics: Metrics,
     tasks: Tasks,
 }
@@ -61,8 +61,8 @@ pub(super) struct Background {
 #[derive(Debug)]
 struct Run {
     fence: Fence,
-    course: Mutex<Course>,
-    stop: watch::Sender<Option<Stop>>,
+    state: Mutex<RunState>,
+    stop: watch::Sender<Option<StopReason>>,
     /// Changes when there is more to read.
     news: watch::Sender<u64>,
     /// When it was asked to be cancelled.
@@ -71,17 +71,17 @@ struct Run {
 
 /// A place among what runs here, until it is dropped.
 #[derive(Debug)]
-struct Seat {
+struct RunGuard {
     background: Arc<Background>,
     key: Key,
     run: Arc<Run>,
 }
 
-impl Drop for Seat {
+impl Drop for RunGuard {
     fn drop(&mut self) {
         let _ = self.background.table.lock().leave(self.key);
         self.background.metrics.running.dec();
-        self.run.course.lock().on_left();
+        self.run.state.lock().on_left();
         self.run.news.send_modify(|news| *news += 1);
     }
 }
@@ -132,7 +132,7 @@ impl Background {
             running_per_tenant_max: settings.running_per_tenant_max,
         };
         let owner = Owner(fastrand::u64(..));
-        let table = Table::new(observe::now(), bounds, &lease, owner);
+        let table = RunTable::new(observe::now(), bounds, &lease, owner);
         Arc::new(Self {
             settings,
             lease,
@@ -154,9 +154,9 @@ impl Background {
         // A course may be busy for a while; nobody who looks for another one waits for it.
         let (mut queued, mut log_bytes) = (0, 0);
         for run in &runs {
-            let course = run.course.lock();
-            queued += usize::from(!course.is_begun());
-            log_bytes += course.log().stored_bytes();
+            let state = run.state.lock();
+            queued += usize::from(!state.is_begun());
+            log_bytes += state.log().stored_bytes();
         }
         Counts {
             owner,
@@ -187,28 +187,33 @@ impl Background {
     }
 
     /// Takes a place for a response, whose record need not be there yet.
-    fn sit(self: &Arc<Self>, key: Key, fence: Fence, course: Course) -> Result<Seat, Refused> {
+    fn sit(
+        self: &Arc<Self>,
+        key: Key,
+        fence: Fence,
+        state: RunState,
+    ) -> Result<RunGuard, RunRefusal> {
         let run = Arc::new(Run {
             fence,
-            course: Mutex::new(course),
+            state: Mutex::new(state),
             stop: watch::Sender::new(None),
             news: watch::Sender::new(0),
             cancelled: OnceLock::new(),
         });
-        let sat = match self.tasks.is_stopping() {
-            true => Err(Refused::NotOwned),
+        let admitted = match self.tasks.is_stopping() {
+            true => Err(RunRefusal::NotOwner),
             false => {
                 let now = observe::now();
                 self.table.lock().sit(now, key, fence, run.clone())
             }
         };
-        if let Err(refused) = sat {
+        if let Err(refused) = admitted {
             self.refuse(refused.as_str());
             return Err(refused);
         }
         self.metrics.running.inc();
         self.wakes.notify_one();
-        Ok(Seat {
+        Ok(RunGuard {
             background: self.clone(),
             key,
             run,
@@ -216,12 +221,12 @@ impl Background {
     }
 
     /// What a client is told whose response was not begun.
-    fn refusal(&self, refused: Refused) -> ApiError {
+    fn refusal(&self, refused: RunRefusal) -> ApiError {
         let pause = Duration::from_secs(1);
         match refused {
-            Refused::NotOwned | Refused::Seated => ApiError::store_unavailable(pause),
-            Refused::Full => ApiError::background_full(pause),
-            Refused::TenantFull => {
+            RunRefusal::NotOwner | RunRefusal::AlreadyRunning => ApiError::store_unavailable(pause),
+            RunRefusal::ReplicaFull => ApiError::background_full(pause),
+            RunRefusal::TenantFull => {
                 let max = self.settings.running_per_tenant_max;
                 ApiError::too_much_background(max, pause)
             }
@@ -241,14 +246,14 @@ impl Background {
         if let Some(run) = self.find(key) {
             let _ = run.cancelled.set(asked);
         }
-        self.stop(key, Stop::Ended);
+        self.stop(key, StopReason::Cancelled);
     }
 
-    fn stop(&self, key: Key, why: Stop) {
+    fn stop(&self, key: Key, why: StopReason) {
         if let Some(run) = self.find(key) {
             // What is lost stays lost.
             run.stop.send_if_modified(|told| {
-                let is_new = *told != Some(Stop::Lost);
+                let is_new = *told != Some(StopReason::LeaseLost);
                 if is_new {
                     *told = Some(why);
                 }

@@ -4,14 +4,14 @@ use std::sync::atomic::AtomicU64;
 
 use hyper::Response;
 
-use super::input::{Own, Reading, Referenced};
+use super::client_state::StateReader;
+use super::input::{InputContext, NewInput, ReferencedItems};
 use super::item::Ids;
 use super::members::{self, Members, put, put_text};
 use super::object::with_member;
 use super::page::{self, Query};
-use super::sealing::Opener;
 use super::stored::json;
-use super::{Call, Responses, request, retry};
+use super::{ClientRequest, Responses, request, retry};
 use crate::ids::{ConversationId, Root, Tenant};
 use crate::openai::error::ApiError;
 use crate::store::{self, ConversationKey, Item, Items, NewConversation, One, Page, Put, Token};
@@ -23,7 +23,7 @@ const ITEMS_MAX: usize = 20;
 type Answer = Result<Response<http::Body>, ApiError>;
 
 impl Responses {
-    pub(super) async fn create_conversation(&self, call: &Call<'_>) -> Answer {
+    pub(super) async fn create_conversation(&self, call: &ClientRequest<'_>) -> Answer {
         // All of it may be left out, and so may the body.
         let body = if call.body.is_empty() {
             b"{}"
@@ -61,7 +61,7 @@ impl Responses {
         ))
     }
 
-    pub(super) async fn update_conversation(&self, call: &Call<'_>, id: &str) -> Answer {
+    pub(super) async fn update_conversation(&self, call: &ClientRequest<'_>, id: &str) -> Answer {
         let members = request::parse(&call.body)?;
         let metadata = metadata(&members)?;
         let metadata = metadata.ok_or_else(|| ApiError::missing_parameter("metadata"))?;
@@ -92,7 +92,11 @@ impl Responses {
         }
     }
 
-    pub(super) async fn add_conversation_items(&self, call: &Call<'_>, id: &str) -> Answer {
+    pub(super) async fn add_conversation_items(
+        &self,
+        call: &ClientRequest<'_>,
+        id: &str,
+    ) -> Answer {
         let members = request::parse(&call.body)?;
         if members.get("items").is_none() {
             return Err(ApiError::missing_parameter("items"));
@@ -147,7 +151,11 @@ impl Responses {
     }
 
     /// The `items` of a body, normalised.
-    fn items_of(&self, call: &Call<'_>, members: &Members<'_>) -> Result<Vec<Item>, ApiError> {
+    fn items_of(
+        &self,
+        call: &ClientRequest<'_>,
+        members: &Members<'_>,
+    ) -> Result<Vec<Item>, ApiError> {
         let raw = members.get("items");
         let count = raw.map(|raw| members::list(raw).map(|items| items.len()));
         match count {
@@ -158,23 +166,23 @@ impl Responses {
             }
             Some(Some(_)) | None => {}
         }
-        let opener = Opener {
-            ring: &self.ring,
+        let state_reader = StateReader {
+            key_ring: &self.key_ring,
             tenant: call.admitted.tenant,
             now_s: observe::unix_s().unsigned_abs(),
             model: "",
             plain_bytes: AtomicU64::new(0),
         };
-        let reading = Reading {
+        let reading = InputContext {
             ids: &Ids::random(request::random()?),
-            referenced: &Referenced::new(),
+            referenced: &ReferencedItems::new(),
             referenced_bytes_max: 0,
-            opener: &opener,
+            state_reader: &state_reader,
             // Another request may have brought the same.
             keeps_ids: false,
             param: "items",
         };
-        let own = Own::read(raw, &reading)?;
+        let own = NewInput::read(raw, &reading)?;
         Ok(own.items.into_iter().map(Item::from).collect())
     }
 }

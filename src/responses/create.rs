@@ -9,18 +9,20 @@ use http_body_util::BodyExt;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{HeaderMap, Response, Uri};
 
-use super::events::{Events, Limits};
-use super::finish::{Carry, Finish};
-use super::input::{Own, Reading};
+use super::client_state::{StateReader, StateSigner, joined};
+use super::conversation_lock::ConversationLock;
+use super::engine_input::{self, EngineInput};
+use super::events::{EventOptions, EventRewriter};
+use super::finish::{ClientState, Finisher};
+use super::history::{Access, History};
+use super::input::{InputContext, NewInput};
 use super::item::Ids;
-use super::lock::Locked;
 use super::members::Members;
-use super::object::{Outcome, Shape, with_output};
-use super::past::{Access, Past};
-use super::request::{self, Before, Create, Truncation};
-use super::sealing::{Opener, Sealer, joined};
-use super::sent::{self, EngineInput};
-use super::{Asking, Call, OnStoreDown, Responses, engine, failure, stream};
+use super::object::{Outcome, ResponseTemplate, with_output};
+use super::request::{self, CreateRequest, Parent, Truncation};
+use super::{
+    ClientRequest, OnStoreDown, RequestContext, Responses, engine_body, engine_error, stream,
+};
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::prompt::{self, Api};
@@ -38,9 +40,9 @@ const ERROR_BYTES_MAX: usize = 64 << 10;
 const SEALED_REASONING: &str = "reasoning.encrypted_content";
 
 /// A request's input with all that comes before it.
-pub(super) struct Expanded {
-    pub(super) past: Past,
-    pub(super) own: Own,
+pub(super) struct ExpandedInput {
+    pub(super) past: History,
+    pub(super) own: NewInput,
     /// The list of items that an engine is sent.
     pub(super) input: Vec<u8>,
 }
@@ -48,21 +50,21 @@ pub(super) struct Expanded {
 impl Responses {
     pub(super) async fn create(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &ClientRequest<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let create = Create::read(&call.body)?;
+        let create = CreateRequest::read(&call.body)?;
         if create.background {
             return self.create_in_background(call, &create).await;
         }
         let now_s = observe::unix_s().unsigned_abs();
         call.salt(&create)?;
         let is_stored = self.admit(&create).await?;
-        let opener = self.opener(call, &create, now_s);
+        let state_reader = self.state_reader(call, &create, now_s);
         let mut past = self
-            .past(&create.before, &opener, Access::Exclusive)
+            .past(&create.parent, &state_reader, Access::Exclusive)
             .await?;
         let mut lock = past.conversation.as_mut().and_then(|it| it.lock.take());
-        let made = self.make(call, &create, past, &opener, &mut lock, is_stored);
+        let made = self.make(call, &create, past, &state_reader, &mut lock, is_stored);
         let made = made.await;
         if let Some(lock) = lock.filter(|_| made.is_err()) {
             lock.release().await;
@@ -73,17 +75,17 @@ impl Responses {
     /// `lock` is taken by what ends the response; if it never comes to that, it stays.
     async fn make(
         self: &Arc<Self>,
-        call: &Call<'_>,
-        create: &Create<'_>,
-        past: Past,
-        opener: &Opener<'_>,
-        lock: &mut Option<Locked>,
+        call: &ClientRequest<'_>,
+        create: &CreateRequest<'_>,
+        past: History,
+        state_reader: &StateReader<'_>,
+        lock: &mut Option<ConversationLock>,
         is_stored: bool,
     ) -> Result<Response<http::Body>, ApiError> {
         let salt = call.salt(create)?;
-        let prepared = self.prepare(create, past, opener, is_stored, is_stored);
+        let prepared = self.prepare(create, past, state_reader, is_stored, is_stored);
         let mut prepared = prepared.await?;
-        let shape = Shape::new(create, &prepared.header(), Ids::of(prepared.id));
+        let template = ResponseTemplate::new(create, &prepared.meta(), Ids::of(prepared.id));
         let in_flight = self.metrics.begin(is_stored);
         let input = std::mem::take(&mut prepared.input);
         let answer = self.answered(call, create, input, &prepared.name, salt);
@@ -91,10 +93,10 @@ impl Responses {
 
         let (mut head, engine) = answer.into_parts();
         let served_by = head.extensions.get::<ServedBy>();
-        let finish = Finish {
+        let finish = Finisher {
             responses: self.clone(),
             key: Key {
-                tenant: opener.tenant,
+                tenant: state_reader.tenant,
                 id: prepared.id,
             },
             is_stored,
@@ -107,32 +109,36 @@ impl Responses {
             },
             own: prepared.take_own(),
             conversation: lock.take(),
-            carry: prepared.carry.take(),
+            client_state: prepared.client_state.take(),
             may_refuse: !create.stream,
             in_flight,
         };
         let is_degraded = create.store && !is_stored;
         own_headers(&mut head.headers, create.stream);
         if create.stream {
-            let sealer = finish.carry.as_ref().map(|carry| carry.sealer.clone());
-            let sealer = sealer.or_else(|| self.sealer(create, opener, &prepared.name));
-            let events = Events::new(shape, self.limits(), sealer);
+            let state_signer = finish
+                .client_state
+                .as_ref()
+                .map(|client_state| client_state.state_signer.clone());
+            let state_signer =
+                state_signer.or_else(|| self.state_signer(create, state_reader, &prepared.name));
+            let events = EventRewriter::new(template, self.limits(), state_signer);
             let mut response = Response::new(stream::body(engine, events, finish));
             *response.headers_mut() = head.headers;
             mark(&mut response, is_degraded);
             return Ok(response);
         }
-        let sealer = self.sealer(create, opener, &prepared.name);
+        let state_signer = self.state_signer(create, state_reader, &prepared.name);
         let whole = collect(engine, self.limits().bytes_max).await;
-        let read = whole.and_then(|whole| read_whole(&whole, shape, sealer.as_ref()));
-        let (shape, outcome, place) = match read {
+        let read = whole.and_then(|whole| read_whole(&whole, template, state_signer.as_ref()));
+        let (template, outcome, place) = match read {
             Ok(read) => read,
             Err(error) => {
                 *lock = finish.conversation;
                 return Err(error);
             }
         };
-        let ended = finish.run(shape, outcome, place).await;
+        let ended = finish.run(template, outcome, place).await;
         if let Some(error) = ended.error {
             return Err(error);
         }
@@ -155,18 +161,20 @@ impl Responses {
         salt: Option<&str>,
     ) -> Result<Bytes, String> {
         let foretold = async {
-            let create = Create::read(&body)?;
-            let opener = Opener {
-                ring: &self.ring,
+            let create = CreateRequest::read(&body)?;
+            let state_reader = StateReader {
+                key_ring: &self.key_ring,
                 tenant,
                 now_s: observe::unix_s().unsigned_abs(),
                 model: &create.model,
                 plain_bytes: AtomicU64::new(0),
             };
-            let past = self.past(&create.before, &opener, Access::ReadOnly).await?;
+            let past = self
+                .past(&create.parent, &state_reader, Access::ReadOnly)
+                .await?;
             let ids = Ids::random(request::random()?);
-            let expanded = self.expand(&create, past, &ids, &opener).await?;
-            Ok(engine::body(&create, &expanded.input, "", salt))
+            let expanded = self.expand(&create, past, &ids, &state_reader).await?;
+            Ok(engine_body::body(&create, &expanded.input, "", salt))
         };
         foretold.await.map_err(|error: ApiError| error.message)
     }
@@ -174,32 +182,32 @@ impl Responses {
     /// An engine's answer; of a conversation that is too long to what is left of it, if the client wants that.
     async fn answered(
         &self,
-        call: &Call<'_>,
-        create: &Create<'_>,
+        call: &ClientRequest<'_>,
+        create: &CreateRequest<'_>,
         mut input: Vec<u8>,
         id: &str,
         salt: Option<&str>,
     ) -> Result<Response<http::Body>, ApiError> {
         loop {
-            let body = engine::body(create, &input, id, salt);
-            let asked = self.ask_response(&call.asking(), body).await;
+            let body = engine_body::body(create, &input, id, salt);
+            let asked = self.ask_response(&call.context(), body).await;
             let error = match asked {
-                Err(error) if error.code == failure::TOO_LONG => error,
+                Err(error) if error.code == engine_error::TOO_LONG => error,
                 answered => return answered,
             };
             // Each time about half of it, so a few tries at most.
             let shorter = match create.truncation {
                 Truncation::Disabled => None,
-                Truncation::Auto => sent::shortened(&input),
+                Truncation::Auto => engine_input::shortened(&input),
             };
             input = shorter.ok_or(error)?;
         }
     }
 
     /// Whether the response will be stored, before anything is begun for it.
-    async fn admit(&self, create: &Create<'_>) -> Result<bool, ApiError> {
+    async fn admit(&self, create: &CreateRequest<'_>) -> Result<bool, ApiError> {
         // What comes before it lies in the store as well.
-        let needs_store = matches!(create.before, Before::Response(_) | Before::Conversation(_));
+        let needs_store = matches!(create.parent, Parent::Response(_) | Parent::Conversation(_));
         if !create.store && !needs_store {
             return Ok(false);
         }
@@ -216,17 +224,19 @@ impl Responses {
     /// Reads what the input refers to, and puts all together.
     pub(super) async fn expand(
         &self,
-        create: &Create<'_>,
-        past: Past,
+        create: &CreateRequest<'_>,
+        past: History,
         ids: &Ids,
-        opener: &Opener<'_>,
-    ) -> Result<Expanded, ApiError> {
-        let referenced = self.referenced(create.input, &past, opener.tenant).await?;
-        let reading = Reading {
+        state_reader: &StateReader<'_>,
+    ) -> Result<ExpandedInput, ApiError> {
+        let referenced = self
+            .referenced(create.input, &past, state_reader.tenant)
+            .await?;
+        let reading = InputContext {
             ids,
             referenced: &referenced,
             referenced_bytes_max: self.settings.history_bytes_max,
-            opener,
+            state_reader,
             keeps_ids: past.conversation.is_none(),
             param: "input",
         };
@@ -237,7 +247,7 @@ impl Responses {
         for list in &past.lists {
             input.add_list(list)?;
         }
-        if create.before != Before::Nothing {
+        if create.parent != Parent::None {
             self.metrics.on_history(input.len(), before);
         }
         input.add_own(&own)?;
@@ -245,15 +255,15 @@ impl Responses {
             return Err(ApiError::missing_parameter("input"));
         }
         let input = input.finish()?;
-        Ok(Expanded { past, own, input })
+        Ok(ExpandedInput { past, own, input })
     }
 
     /// Whether what is to be kept fits in, before an engine is asked; the answer comes on top.
     pub(super) fn check_size(
         &self,
         is_stored: bool,
-        past: &Past,
-        own: &Own,
+        past: &History,
+        own: &NewInput,
     ) -> Result<(), ApiError> {
         let own: usize = own.items.iter().map(|item| item.json.len() + 1).sum();
         let record = past.carried.as_ref().map_or(0, Bytes::len) + own;
@@ -267,48 +277,54 @@ impl Responses {
         }
     }
 
-    pub(super) fn carry(
+    pub(super) fn client_state(
         &self,
-        create: &Create<'_>,
-        opener: &Opener<'_>,
+        create: &CreateRequest<'_>,
+        state_reader: &StateReader<'_>,
         id: &str,
-        past: &Past,
-        own: &Own,
-    ) -> Result<Option<Carry>, ApiError> {
-        let Some(sealer) = self.sealer(create, opener, id).filter(|_| !create.store) else {
+        past: &History,
+        own: &NewInput,
+    ) -> Result<Option<ClientState>, ApiError> {
+        let Some(state_signer) = self
+            .state_signer(create, state_reader, id)
+            .filter(|_| !create.store)
+        else {
             return Ok(None);
         };
         let mut lists = past.lists.clone();
         lists.push(own.json());
         let bytes = lists.iter().map(Bytes::len).sum();
-        let room = self.ring.has_room(bytes);
+        let room = self.key_ring.has_room(bytes);
         room.map_err(|why| ApiError::too_large_to_carry(&why))?;
-        Ok(Some(Carry { sealer, lists }))
+        Ok(Some(ClientState {
+            state_signer,
+            lists,
+        }))
     }
 
-    pub(super) fn sealer(
+    pub(super) fn state_signer(
         &self,
-        create: &Create<'_>,
-        opener: &Opener<'_>,
+        create: &CreateRequest<'_>,
+        state_reader: &StateReader<'_>,
         id: &str,
-    ) -> Option<Sealer> {
-        create.includes(SEALED_REASONING).then(|| Sealer {
-            ring: self.ring.clone(),
-            tenant: opener.tenant,
-            now_s: opener.now_s,
+    ) -> Option<StateSigner> {
+        create.includes(SEALED_REASONING).then(|| StateSigner {
+            key_ring: self.key_ring.clone(),
+            tenant: state_reader.tenant,
+            now_s: state_reader.now_s,
             response: id.to_owned(),
             model: create.model.clone().into_owned(),
         })
     }
 
-    pub(super) fn opener<'a>(
+    pub(super) fn state_reader<'a>(
         &'a self,
-        call: &Call<'_>,
-        create: &'a Create<'_>,
+        call: &ClientRequest<'_>,
+        create: &'a CreateRequest<'_>,
         now_s: u64,
-    ) -> Opener<'a> {
-        Opener {
-            ring: &self.ring,
+    ) -> StateReader<'a> {
+        StateReader {
+            key_ring: &self.key_ring,
             tenant: call.admitted.tenant,
             now_s,
             model: &create.model,
@@ -316,8 +332,8 @@ impl Responses {
         }
     }
 
-    pub(super) fn limits(&self) -> Limits {
-        Limits {
+    pub(super) fn limits(&self) -> EventOptions {
+        EventOptions {
             bytes_max: usize::try_from(self.settings.answer_bytes_max).unwrap_or(usize::MAX),
             reasoning: self.settings.reasoning_events,
         }
@@ -325,7 +341,7 @@ impl Responses {
 
     pub(super) async fn ask_response(
         &self,
-        call: &Asking<'_>,
+        call: &RequestContext<'_>,
         body: Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
         self.ask(call, Api::Responses, "/v1/responses", body).await
@@ -334,7 +350,7 @@ impl Responses {
     /// Has an engine answer a body of ours; an answer that is an error becomes one of ours.
     pub(super) async fn ask(
         &self,
-        call: &Asking<'_>,
+        call: &RequestContext<'_>,
         api: Api,
         path: &'static str,
         body: Bytes,
@@ -354,9 +370,9 @@ impl Responses {
         if status.is_success() {
             return Ok(answer);
         }
-        let pause = failure::pause(answer.headers());
+        let pause = engine_error::pause(answer.headers());
         let said = collect(answer.into_body(), ERROR_BYTES_MAX).await;
-        let mut error = failure::of_engine(status, &said.unwrap_or_default());
+        let mut error = engine_error::of_engine(status, &said.unwrap_or_default());
         error.pause(pause);
         Err(error)
     }
@@ -376,7 +392,7 @@ fn engine_headers(headers: &HeaderMap) -> Cow<'_, HeaderMap> {
 }
 
 /// How much a client's own input is.
-fn call_bytes(create: &Create<'_>) -> usize {
+fn call_bytes(create: &CreateRequest<'_>) -> usize {
     create.input.map_or(0, str::len)
 }
 
@@ -415,17 +431,17 @@ pub(super) async fn collect(mut body: http::Body, bytes_max: usize) -> Result<By
 /// Takes an engine's whole answer apart; the last is the number of its items.
 fn read_whole(
     whole: &[u8],
-    mut shape: Shape,
-    sealer: Option<&Sealer>,
-) -> Result<(Shape, Outcome, usize), ApiError> {
+    mut template: ResponseTemplate,
+    state_signer: Option<&StateSigner>,
+) -> Result<(ResponseTemplate, Outcome, usize), ApiError> {
     let wrong = || ApiError::engine_broken("the engine's answer is no response object");
     let text = std::str::from_utf8(whole).map_err(|_| wrong())?;
     let members = Members::parse(text).map_err(|_| wrong())?;
-    shape.learn(&members);
+    template.learn(&members);
     let mut outcome = Outcome::of_engine(&members).ok_or_else(wrong)?;
-    let count = outcome.read_output(&members, &shape.ids, sealer);
+    let count = outcome.read_output(&members, &template.ids, state_signer);
     let count = count.ok_or_else(wrong)?;
-    Ok((shape, outcome, count))
+    Ok((template, outcome, count))
 }
 
 /// An engine's headers pass, but for those that describe the body that we made another one of.

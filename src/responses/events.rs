@@ -4,7 +4,7 @@
 //! Deltas pass as they are but for their number, their item's id and, if it was wrong, their place. The
 //! first events and the last are made here. A stream has exactly one end, whatever comes.
 
-mod open;
+mod open_item;
 
 use std::io::Write as _;
 
@@ -12,14 +12,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
-use self::open::Open;
-use super::frames::{Frame, Frames};
+use self::open_item::OpenItem;
+use super::client_state::StateSigner;
+use super::engine_events::{EngineEvent, EngineEvents};
 use super::members::{self, Members, put_text};
-use super::object::{List, Outcome, Shape, put_item, put_part, with_output};
-use super::sealing::Sealer;
+use super::object::{Outcome, OutputItems, ResponseTemplate, put_item, put_part, with_output};
 use crate::store::Status;
 
-/// The names of the events that carry what a model thinks.
+/// The names of the events that client_state what a model thinks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReasoningEvents {
@@ -33,7 +33,7 @@ pub enum ReasoningEvents {
 
 /// How a stream is read and written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct EventOptions {
     /// Of one event of an engine, and of what its items hold together.
     pub(super) bytes_max: usize,
     pub(super) reasoning: ReasoningEvents,
@@ -41,26 +41,26 @@ pub(super) struct Limits {
 
 /// One stream.
 #[derive(Debug)]
-pub(super) struct Events {
-    frames: Option<Frames>,
-    stream: Stream,
+pub(super) struct EventRewriter {
+    frames: Option<EngineEvents>,
+    stream: StreamState,
 }
 
 #[derive(Debug)]
-struct Stream {
-    pub(super) shape: Shape,
-    limits: Limits,
+struct StreamState {
+    pub(super) template: ResponseTemplate,
+    limits: EventOptions,
     phase: Phase,
     /// The number of the next event.
     next: u64,
     /// Items that were added, whether they are done or not.
     added: usize,
-    open: SmallVec<[Open; 2]>,
+    open: SmallVec<[OpenItem; 2]>,
     /// Those that are done.
-    done: List,
-    sealer: Option<Sealer>,
+    done: OutputItems,
+    state_signer: Option<StateSigner>,
     /// The last item that is done: it is told as completed once something follows it.
-    held: Option<Held>,
+    held: Option<DoneItem>,
     bytes: usize,
     is_background: bool,
 }
@@ -77,7 +77,7 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct Held {
+struct DoneItem {
     place: usize,
     /// The item as the engine writes it.
     item: String,
@@ -85,7 +85,7 @@ struct Held {
 
 /// What is looked at of an event. All of it borrows from the event's text.
 #[derive(Deserialize)]
-struct Seen<'a> {
+struct EventFields<'a> {
     #[serde(borrow, rename = "type")]
     kind: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -119,7 +119,7 @@ fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawVa
 }
 
 /// What takes the place of a member's value.
-enum New<'a> {
+enum Replacement<'a> {
     Number(u64),
     Json(&'a [u8]),
 }
@@ -128,20 +128,24 @@ const TORN: &str = "the engine ended the stream before the answer's end";
 const UNREADABLE: &str = "the engine sent an event that cannot be read";
 const TOO_LONG: &str = "the answer is longer than the router allows";
 
-impl Events {
-    /// With a sealer a client is given its model's thoughts sealed, too.
-    pub(super) fn new(shape: Shape, limits: Limits, sealer: Option<Sealer>) -> Self {
+impl EventRewriter {
+    /// With a state_signer a client is given its model's thoughts sealed, too.
+    pub(super) fn new(
+        template: ResponseTemplate,
+        limits: EventOptions,
+        state_signer: Option<StateSigner>,
+    ) -> Self {
         Self {
-            frames: Some(Frames::new(limits.bytes_max)),
-            stream: Stream {
-                shape,
+            frames: Some(EngineEvents::new(limits.bytes_max)),
+            stream: StreamState {
+                template,
                 limits,
                 phase: Phase::Waiting,
                 next: 0,
                 added: 0,
                 open: SmallVec::new(),
-                done: List::default(),
-                sealer,
+                done: OutputItems::default(),
+                state_signer,
                 held: None,
                 bytes: 0,
                 is_background: false,
@@ -181,7 +185,7 @@ impl Events {
         }
     }
 
-    /// As [`Events::cut`], from events that were told.
+    /// As [`EventRewriter::cut`], from events that were told.
     pub(super) fn cut_again(mut self, told: &[u8]) -> Outcome {
         self.push(told, &mut Vec::new());
         self.cut()
@@ -211,8 +215,8 @@ impl Events {
         Some(self.stream.fail(TORN, out))
     }
 
-    pub(super) fn shape(&self) -> &Shape {
-        &self.stream.shape
+    pub(super) fn template(&self) -> &ResponseTemplate {
+        &self.stream.template
     }
 
     /// An item of the router's own, after the engine's.
@@ -246,44 +250,48 @@ impl Events {
     }
 }
 
-impl Stream {
-    fn on_event(&mut self, frame: &Frame<'_>, out: &mut Vec<u8>) -> Option<Outcome> {
+impl StreamState {
+    fn on_event(&mut self, frame: &EngineEvent<'_>, out: &mut Vec<u8>) -> Option<Outcome> {
         if frame.data == "[DONE]" {
             return Some(self.fail(TORN, out));
         }
-        let Ok(seen) = serde_json::from_str::<Seen<'_>>(&frame.data) else {
+        let Ok(fields) = serde_json::from_str::<EventFields<'_>>(&frame.data) else {
             return Some(self.fail(UNREADABLE, out));
         };
-        let kind = seen.kind.and_then(|raw| members::text(raw.get()));
+        let kind = fields.kind.and_then(|raw| members::text(raw.get()));
         let name = match &*frame.name {
             "" => kind.as_deref().unwrap_or_default(),
             name => name,
         };
         if name.ends_with(".delta") && self.phase == Phase::Running && self.held.is_none() {
-            return self.on_delta(name, &frame.data, &seen, out);
+            return self.on_delta(name, &frame.data, &fields, out);
         }
         match name {
             "response.completed" | "response.incomplete" | "response.failed" => {
-                let ended = seen.response.and_then(|raw| Members::parse(raw.get()).ok());
+                let ended = fields
+                    .response
+                    .and_then(|raw| Members::parse(raw.get()).ok());
                 let Some(ended) = ended else {
                     return Some(self.fail(UNREADABLE, out));
                 };
                 self.begin(Some(&ended), out);
                 return Some(self.on_ended(&ended, out));
             }
-            "error" => return Some(self.fail_as(&seen, out)),
-            "" if seen.error.is_some() => return Some(self.fail_as(&seen, out)),
+            "error" => return Some(self.fail_as(&fields, out)),
+            "" if fields.error.is_some() => return Some(self.fail_as(&fields, out)),
             "" => return Some(self.fail(UNREADABLE, out)),
             _ => {}
         }
-        let announced = seen.response.and_then(|raw| Members::parse(raw.get()).ok());
+        let announced = fields
+            .response
+            .and_then(|raw| Members::parse(raw.get()).ok());
         self.begin(announced.as_ref(), out);
         self.release(Status::Completed, out);
         match name {
             "response.created" | "response.queued" | "response.in_progress" => None,
-            "response.output_item.added" => self.on_added(&frame.data, &seen, out),
-            "response.output_item.done" => self.on_done(&seen, out),
-            _ => self.on_delta(name, &frame.data, &seen, out),
+            "response.output_item.added" => self.on_added(&frame.data, &fields, out),
+            "response.output_item.done" => self.on_done(&fields, out),
+            _ => self.on_delta(name, &frame.data, &fields, out),
         }
     }
 
@@ -298,9 +306,9 @@ impl Stream {
         let is_announced = self.phase == Phase::Announced;
         self.phase = Phase::Running;
         if let Some(announced) = announced {
-            self.shape.learn(announced);
+            self.template.learn(announced);
         }
-        let response = self.shape.open(Status::InProgress);
+        let response = self.template.open(Status::InProgress);
         if !is_announced {
             self.tell_response("response.created", &response, out);
         }
@@ -312,37 +320,43 @@ impl Stream {
             return;
         }
         self.phase = Phase::Announced;
-        let response = self.shape.open(Status::Queued);
+        let response = self.template.open(Status::Queued);
         self.tell_response("response.created", &response, out);
         self.tell_response("response.queued", &response, out);
     }
 
-    fn on_added(&mut self, data: &str, seen: &Seen<'_>, out: &mut Vec<u8>) -> Option<Outcome> {
-        let Some(item) = seen.item.map(RawValue::get) else {
+    fn on_added(
+        &mut self,
+        data: &str,
+        fields: &EventFields<'_>,
+        out: &mut Vec<u8>,
+    ) -> Option<Outcome> {
+        let Some(item) = fields.item.map(RawValue::get) else {
             return Some(self.fail(UNREADABLE, out));
         };
         let place = self.added;
         let mut told = Vec::with_capacity(item.len() + 64);
-        let written = put_item(&mut told, item, &self.shape.ids, place, "in_progress");
-        let Some(open) = written.and_then(|_| Open::new(item, index(seen), place, &self.shape.ids))
+        let written = put_item(&mut told, item, &self.template.ids, place, "in_progress");
+        let Some(open) =
+            written.and_then(|_| OpenItem::new(item, index(fields), place, &self.template.ids))
         else {
             return Some(self.fail(UNREADABLE, out));
         };
         self.added += 1;
         self.open.push(open);
         let edits = [
-            (seen.item, New::Json(&told)),
-            (seen.output_index, New::Number(place as u64)),
+            (fields.item, Replacement::Json(&told)),
+            (fields.output_index, Replacement::Number(place as u64)),
         ];
-        self.rewrite("response.output_item.added", data, seen, edits, out);
+        self.rewrite("response.output_item.added", data, fields, edits, out);
         None
     }
 
-    fn on_done(&mut self, seen: &Seen<'_>, out: &mut Vec<u8>) -> Option<Outcome> {
-        let Some(item) = seen.item.map(RawValue::get) else {
+    fn on_done(&mut self, fields: &EventFields<'_>, out: &mut Vec<u8>) -> Option<Outcome> {
+        let Some(item) = fields.item.map(RawValue::get) else {
             return Some(self.fail(UNREADABLE, out));
         };
-        let at = index(seen);
+        let at = index(fields);
         let open = self.open.iter().position(|open| open.index == at);
         let Some(open) = open else {
             // An item that was never added, or is done twice, would confuse every reader.
@@ -353,7 +367,7 @@ impl Stream {
         if self.bytes > self.limits.bytes_max {
             return Some(self.fail(TOO_LONG, out));
         }
-        self.held = Some(Held {
+        self.held = Some(DoneItem {
             place: open.place,
             item: item.to_owned(),
         });
@@ -362,20 +376,20 @@ impl Stream {
 
     /// Tells of the item that is done.
     fn release(&mut self, status: Status, out: &mut Vec<u8>) {
-        let Some(Held { place, item }) = self.held.take() else {
+        let Some(DoneItem { place, item }) = self.held.take() else {
             return;
         };
         let is_cut = status != Status::Completed;
         let status = if is_cut { "incomplete" } else { "completed" };
         let mut told = Vec::with_capacity(item.len() + 64);
-        if let Some(kind) = put_item(&mut told, &item, &self.shape.ids, place, status) {
+        if let Some(kind) = put_item(&mut told, &item, &self.template.ids, place, status) {
             self.tell_done(&kind, place, told, out);
         }
     }
 
     fn tell_done(&mut self, kind: &str, place: usize, item: Vec<u8>, out: &mut Vec<u8>) {
-        let sealer = self.sealer.as_ref().filter(|_| kind == "reasoning");
-        let sealed = sealer.and_then(|sealer| sealer.reasoning(&item));
+        let state_signer = self.state_signer.as_ref().filter(|_| kind == "reasoning");
+        let sealed = state_signer.and_then(|state_signer| state_signer.reasoning(&item));
         let told = sealed.as_ref().unwrap_or(&item);
         self.tell_item("response.output_item.done", place, told, out);
         self.done.push(item, sealed);
@@ -393,10 +407,10 @@ impl Stream {
         &mut self,
         name: &str,
         data: &str,
-        seen: &Seen<'_>,
+        fields: &EventFields<'_>,
         out: &mut Vec<u8>,
     ) -> Option<Outcome> {
-        let at = index(seen);
+        let at = index(fields);
         let mut id: Option<&[u8]> = None;
         let mut place = None;
         let mut content = None;
@@ -404,10 +418,10 @@ impl Stream {
         let mut open = std::mem::take(&mut self.open);
         if let Some(open) = open.iter_mut().rev().find(|open| open.index == at) {
             match name {
-                "response.content_part.added" => open.begin_part(seen.part.map(RawValue::get)),
+                "response.content_part.added" => open.begin_part(fields.part.map(RawValue::get)),
                 "response.content_part.done" => open.end_part(),
                 _ => {
-                    if let Some(delta) = seen.delta.and_then(|it| members::escaped(it.get())) {
+                    if let Some(delta) = fields.delta.and_then(|it| members::escaped(it.get())) {
                         self.bytes += open.push(name, delta);
                     }
                 }
@@ -416,29 +430,29 @@ impl Stream {
             place = Some(open.place as u64);
             content = open.content_index();
         }
-        if let Some(raw) = seen.part {
+        if let Some(raw) = fields.part {
             put_part(&mut part, raw.get());
         }
         let edits = [
             (
-                seen.item_id.filter(|_| id.is_some()),
-                New::Json(id.unwrap_or_default()),
+                fields.item_id.filter(|_| id.is_some()),
+                Replacement::Json(id.unwrap_or_default()),
             ),
             (
-                misplaced(seen.output_index, place),
-                New::Number(place.unwrap_or_default()),
+                misplaced(fields.output_index, place),
+                Replacement::Number(place.unwrap_or_default()),
             ),
             (
-                misplaced(seen.content_index, content),
-                New::Number(content.unwrap_or_default()),
+                misplaced(fields.content_index, content),
+                Replacement::Number(content.unwrap_or_default()),
             ),
-            (seen.part, New::Json(&part)),
+            (fields.part, Replacement::Json(&part)),
             (
-                seen.logprobs.filter(|it| it.get() == "null"),
-                New::Json(b"[]"),
+                fields.logprobs.filter(|it| it.get() == "null"),
+                Replacement::Json(b"[]"),
             ),
         ];
-        self.rewrite(name, data, seen, edits, out);
+        self.rewrite(name, data, fields, edits, out);
         self.open = open;
         if self.bytes > self.limits.bytes_max {
             return Some(self.fail(TOO_LONG, out));
@@ -468,8 +482,8 @@ impl Stream {
         if told.is_none_or(|items| items.len() <= self.added) {
             (outcome.output, outcome.told) = self.done.finish();
         } else {
-            let (ids, sealer) = (&self.shape.ids, self.sealer.as_ref());
-            if outcome.read_output(ended, ids, sealer).is_none() {
+            let (ids, state_signer) = (&self.template.ids, self.state_signer.as_ref());
+            if outcome.read_output(ended, ids, state_signer).is_none() {
                 return self.fail(UNREADABLE, out);
             }
         }
@@ -477,10 +491,10 @@ impl Stream {
         outcome
     }
 
-    fn fail_as(&mut self, seen: &Seen<'_>, out: &mut Vec<u8>) -> Outcome {
-        let error = seen.error.and_then(|raw| Members::parse(raw.get()).ok());
+    fn fail_as(&mut self, fields: &EventFields<'_>, out: &mut Vec<u8>) -> Outcome {
+        let error = fields.error.and_then(|raw| Members::parse(raw.get()).ok());
         let nested = error.and_then(|error| error.text("message"));
-        let flat = || seen.message.and_then(|raw| members::text(raw.get()));
+        let flat = || fields.message.and_then(|raw| members::text(raw.get()));
         match nested.or_else(flat) {
             Some(message) => self.fail(&message, out),
             None => self.fail("the engine failed", out),
@@ -521,7 +535,7 @@ impl Stream {
             }
             let mut item = Vec::new();
             let raw = open.item();
-            if let Some(kind) = put_item(&mut item, &raw, &self.shape.ids, open.place, status) {
+            if let Some(kind) = put_item(&mut item, &raw, &self.template.ids, open.place, status) {
                 self.tell_done(&kind, open.place, item, out);
             }
         }
@@ -565,8 +579,8 @@ impl Stream {
         &mut self,
         name: &str,
         data: &str,
-        seen: &Seen<'_>,
-        edits: [(Option<&RawValue>, New<'_>); N],
+        fields: &EventFields<'_>,
+        edits: [(Option<&RawValue>, Replacement<'_>); N],
         out: &mut Vec<u8>,
     ) {
         let number = self.number();
@@ -581,10 +595,10 @@ impl Stream {
             kind.extend_from_slice(renamed.as_bytes());
             kind.push(b'"');
         }
-        let mut all: SmallVec<[(usize, usize, New<'_>); 8]> = SmallVec::new();
+        let mut all: SmallVec<[(usize, usize, Replacement<'_>); 8]> = SmallVec::new();
         let own = [
-            (seen.sequence_number, New::Number(number)),
-            (seen.kind.filter(|_| is_renamed), New::Json(&kind)),
+            (fields.sequence_number, Replacement::Number(number)),
+            (fields.kind.filter(|_| is_renamed), Replacement::Json(&kind)),
         ];
         for (raw, new) in own.into_iter().chain(edits) {
             if let Some(raw) = raw {
@@ -598,15 +612,15 @@ impl Stream {
         for (begin, end, new) in &all {
             out.extend_from_slice(&data.as_bytes()[passed..*begin]);
             match new {
-                New::Number(number) => {
+                Replacement::Number(number) => {
                     let _ = write!(out, "{number}");
                 }
-                New::Json(json) => out.extend_from_slice(json),
+                Replacement::Json(json) => out.extend_from_slice(json),
             }
             passed = *end;
         }
         let rest = data[passed..].trim_end();
-        if seen.sequence_number.is_some() {
+        if fields.sequence_number.is_some() {
             out.extend_from_slice(rest.as_bytes());
         } else {
             out.extend_from_slice(rest.strip_suffix('}').unwrap_or(rest).as_bytes());
@@ -624,8 +638,8 @@ fn misplaced(raw: Option<&RawValue>, place: Option<u64>) -> Option<&RawValue> {
 }
 
 /// Where the engine puts the item.
-fn index(seen: &Seen<'_>) -> Option<u64> {
-    seen.output_index?.get().parse().ok()
+fn index(fields: &EventFields<'_>) -> Option<u64> {
+    fields.output_index?.get().parse().ok()
 }
 
 /// A JSON string.

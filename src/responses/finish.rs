@@ -6,11 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tracing::{debug, warn};
 
-use super::lock::Locked;
+use super::client_state::{LARGE_BYTES, StateSigner, joined};
+use super::conversation_lock::ConversationLock;
 use super::members::{self, Members};
 use super::metrics::InFlight;
-use super::object::{Outcome, Shape, with_member};
-use super::sealing::{LARGE_BYTES, Sealer, joined};
+use super::object::{Outcome, ResponseTemplate, with_member};
 use super::{OnStoreDown, Responses, retry};
 use crate::ids::Model;
 use crate::observe;
@@ -19,11 +19,11 @@ use crate::store::record::{Begin, Content};
 use crate::store::{self, Hint, Item, Key, NewRecord, Put, Token};
 
 /// A Response object without its output, and an item of the router's own: as it is added, and as it is done.
-pub(super) type Composed = (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>);
+pub(super) type FinalResponse = (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>);
 
 /// What a response that is being made will need at its end.
 #[derive(Debug)]
-pub(super) struct Finish {
+pub(super) struct Finisher {
     pub(super) responses: Arc<Responses>,
     pub(super) key: Key,
     /// Whether it is kept.
@@ -35,8 +35,8 @@ pub(super) struct Finish {
     pub(super) own: Vec<Item>,
     /// The same as one list, with what the client carried before them.
     pub(super) input: Bytes,
-    pub(super) conversation: Option<Locked>,
-    pub(super) carry: Option<Carry>,
+    pub(super) conversation: Option<ConversationLock>,
+    pub(super) client_state: Option<ClientState>,
     /// Whether an answer that could not be stored may still be withheld.
     pub(super) may_refuse: bool,
     pub(super) in_flight: InFlight,
@@ -44,21 +44,21 @@ pub(super) struct Finish {
 
 /// For a client that keeps the state itself.
 #[derive(Debug)]
-pub(super) struct Carry {
-    pub(super) sealer: Sealer,
+pub(super) struct ClientState {
+    pub(super) state_signer: StateSigner,
     /// All items before the answer's own, oldest first.
     pub(super) lists: Vec<Bytes>,
 }
 
 /// Why a response is not kept.
 #[derive(Debug)]
-pub(super) enum Wrong {
+pub(super) enum NotKept {
     Store(store::Error),
     /// Its conversation did not take it.
     NotAdded(Put),
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for NotKept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Store(error) => error.fmt(f),
@@ -69,7 +69,7 @@ impl fmt::Display for Wrong {
 
 /// What a client is told.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct FinishedResponse {
     /// The object without its output.
     pub(super) response: Bytes,
     pub(super) outcome: Outcome,
@@ -83,14 +83,19 @@ pub(super) struct Ended {
     pub(super) is_state_left_out: bool,
 }
 
-impl Finish {
+impl Finisher {
     /// `place` is where an item would be that follows the output.
-    pub(super) async fn run(mut self, shape: Shape, mut outcome: Outcome, place: usize) -> Ended {
+    pub(super) async fn run(
+        mut self,
+        template: ResponseTemplate,
+        mut outcome: Outcome,
+        place: usize,
+    ) -> FinishedResponse {
         let responses = self.responses.clone();
-        let (response, state) = self.compose(&shape, &mut outcome, place).await;
+        let (response, state) = self.compose(&template, &mut outcome, place).await;
         let mut response = Bytes::from(response);
         let is_state_left_out =
-            state.is_none() && self.carry.is_some() && outcome.status.is_continuable();
+            state.is_none() && self.client_state.is_some() && outcome.status.is_continuable();
         if is_state_left_out {
             debug!(id = %self.key.id, "the state is too large to go with the response");
         }
@@ -106,7 +111,7 @@ impl Finish {
             self.forget().await;
         }
         responses.metrics.on_end(outcome.status);
-        let mut ended = Ended {
+        let mut ended = FinishedResponse {
             response: Bytes::new(),
             outcome,
             state,
@@ -124,10 +129,10 @@ impl Finish {
                 responses.metrics.on_lost();
                 ended.error = Some(match error {
                     // No later try would fare better.
-                    Wrong::Store(error @ store::Error::TooLarge { .. }) => {
+                    NotKept::Store(error @ store::Error::TooLarge { .. }) => {
                         ApiError::of_store(&error)
                     }
-                    Wrong::Store(_) | Wrong::NotAdded(_) => ApiError::not_stored(),
+                    NotKept::Store(_) | NotKept::NotAdded(_) => ApiError::not_stored(),
                 });
             } else {
                 responses.metrics.on_degraded();
@@ -141,12 +146,12 @@ impl Finish {
     /// What it ends as.
     pub(super) async fn compose(
         &self,
-        shape: &Shape,
+        template: &ResponseTemplate,
         outcome: &mut Outcome,
         place: usize,
-    ) -> Composed {
-        let response = shape.ended(outcome, observe::unix_s().unsigned_abs());
-        let state = self.state(shape, outcome, place).await;
+    ) -> FinalResponse {
+        let response = template.ended(outcome, observe::unix_s().unsigned_abs());
+        let state = self.state(template, outcome, place).await;
         if let Some((_, done)) = &state {
             outcome.told = Some(joined(&[outcome.told(), &[b"[", &**done, b"]"].concat()]).into());
         }
@@ -155,21 +160,21 @@ impl Finish {
 
     async fn state(
         &self,
-        shape: &Shape,
+        template: &ResponseTemplate,
         outcome: &Outcome,
         place: usize,
     ) -> Option<(Vec<u8>, Vec<u8>)> {
-        let carry = self
-            .carry
+        let client_state = self
+            .client_state
             .as_ref()
             .filter(|_| outcome.status.is_continuable())?;
-        let mut lists = carry.lists.clone();
+        let mut lists = client_state.lists.clone();
         lists.push(Bytes::copy_from_slice(&outcome.output));
         let bytes: usize = lists.iter().map(Bytes::len).sum();
-        let (sealer, ids) = (carry.sealer.clone(), shape.ids.clone());
+        let (state_signer, ids) = (client_state.state_signer.clone(), template.ids.clone());
         let seal = move || {
             let lists: Vec<&[u8]> = lists.iter().map(|list| &**list).collect();
-            sealer.state(&ids, place, &joined(&lists))
+            state_signer.state(&ids, place, &joined(&lists))
         };
         match bytes < LARGE_BYTES {
             true => seal(),
@@ -178,7 +183,7 @@ impl Finish {
     }
 
     /// One write, and only then is anybody told of the end.
-    async fn keep(&self, response: &Bytes, outcome: &Outcome) -> Result<(), Wrong> {
+    async fn keep(&self, response: &Bytes, outcome: &Outcome) -> Result<(), NotKept> {
         if !self.is_stored {
             return Ok(());
         }
@@ -200,7 +205,7 @@ impl Finish {
         };
         let store = &self.responses.store;
         let kept = retry::until_known(|| store.create(self.key, record.clone())).await;
-        kept.map_err(Wrong::Store)
+        kept.map_err(NotKept::Store)
     }
 
     /// Takes back what was stored: its client is told that nothing is.
@@ -214,7 +219,7 @@ impl Finish {
         }
     }
 
-    pub(super) async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), Wrong> {
+    pub(super) async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), NotKept> {
         // What failed leaves no trace.
         if !outcome.status.is_continuable() {
             return Ok(());
@@ -234,8 +239,8 @@ impl Finish {
         let items = self.own.drain(..).chain(output).collect();
         match lock.commit(items).await {
             Ok(Put::Done) => Ok(()),
-            Ok(put) => Err(Wrong::NotAdded(put)),
-            Err(error) => Err(Wrong::Store(error)),
+            Ok(put) => Err(NotKept::NotAdded(put)),
+            Err(error) => Err(NotKept::Store(error)),
         }
     }
 }

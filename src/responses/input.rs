@@ -6,10 +6,10 @@ use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 
+use super::client_state::{DecodedItem, StateReader, is_ours};
 use super::item::{Ids, Item, Kind, joined_text, owner};
 use super::members::{self, Members, put, put_string, put_text};
 use super::request::is_id_byte;
-use super::sealing::{Brought, Opener, is_ours};
 use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
 use crate::store;
@@ -19,19 +19,19 @@ const CALL_ID_LENGTH_MAX: usize = 64;
 
 /// The caller's own input, normalised: what is stored, listed and sent.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Own {
+pub(super) struct NewInput {
     /// Each a JSON object with an id.
-    pub(super) items: Vec<OwnItem>,
+    pub(super) items: Vec<InputItem>,
 }
 
 #[derive(Debug, PartialEq)]
-pub(super) struct OwnItem {
+pub(super) struct InputItem {
     pub(super) id: String,
     pub(super) json: String,
 }
 
-impl From<OwnItem> for store::Item {
-    fn from(item: OwnItem) -> Self {
+impl From<InputItem> for store::Item {
+    fn from(item: InputItem) -> Self {
         Self {
             id: item.id.into(),
             json: item.json.into(),
@@ -40,16 +40,16 @@ impl From<OwnItem> for store::Item {
 }
 
 /// Items that `item_reference`s name, as they were stored.
-pub(super) type Referenced = HashMap<String, String>;
+pub(super) type ReferencedItems = HashMap<String, String>;
 
 /// What an input is read with.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reading<'a> {
+pub(super) struct InputContext<'a> {
     pub(super) ids: &'a Ids,
-    pub(super) referenced: &'a Referenced,
+    pub(super) referenced: &'a ReferencedItems,
     /// Of them, each as often as it is referred to.
     pub(super) referenced_bytes_max: u64,
-    pub(super) opener: &'a Opener<'a>,
+    pub(super) state_reader: &'a StateReader<'a>,
     /// Whether fine ids of the caller's own are kept. Where items of several requests lie together, two
     /// could be the same.
     pub(super) keeps_ids: bool,
@@ -57,14 +57,14 @@ pub(super) struct Reading<'a> {
     pub(super) param: &'a str,
 }
 
-impl Own {
+impl NewInput {
     /// Normalises `input` as it is written (a string or a list).
-    pub(super) fn read(input: Option<&str>, with: &Reading<'_>) -> Result<Self, ApiError> {
-        let Reading {
+    pub(super) fn read(input: Option<&str>, with: &InputContext<'_>) -> Result<Self, ApiError> {
+        let InputContext {
             ids,
             referenced,
             referenced_bytes_max,
-            opener,
+            state_reader,
             keeps_ids,
             param,
         } = *with;
@@ -75,7 +75,7 @@ impl Own {
         if input.starts_with('"') {
             let id = ids.input("msg", 0);
             let content = [r#"[{"type":"input_text","text":"#, input, "}]"];
-            own.items.push(OwnItem {
+            own.items.push(InputItem {
                 json: message(&id, "\"user\"", &content, None),
                 id,
             });
@@ -123,9 +123,9 @@ impl Own {
                     let json = normalised(&item, &id, &at)?;
                     (id, json)
                 }
-                Some(sealed) => match opener.item(&sealed)? {
-                    Brought::Nothing => continue,
-                    Brought::Item(raw) => {
+                Some(sealed) => match state_reader.item(&sealed)? {
+                    DecodedItem::Nothing => continue,
+                    DecodedItem::Item(raw) => {
                         let item = Item::read(&raw, &at())?;
                         let id = id_of(&item);
                         let json = normalised(&item, &id, &at)?;
@@ -133,7 +133,7 @@ impl Own {
                     }
                 },
             };
-            own.items.push(OwnItem { id, json });
+            own.items.push(InputItem { id, json });
         }
         Ok(own)
     }
@@ -182,7 +182,7 @@ pub(super) fn owners(references: &HashSet<String>) -> HashSet<(ResponseId, bool)
 }
 
 /// Adds those of a stored list's items that are referred to.
-pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut Referenced) {
+pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut ReferencedItems) {
     let Some(items) = std::str::from_utf8(list).ok().and_then(members::list) else {
         return;
     };

@@ -9,15 +9,15 @@ use std::io::Write as _;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::client_state::StateSigner;
 use super::item::{self, Ids};
 use super::members::{self, Members, put, put_string, put_text};
-use super::request::Create;
-use super::sealing::Sealer;
+use super::request::CreateRequest;
 use crate::store::Status;
 
 /// What of a Response does not change while it is made.
 #[derive(Clone, Debug)]
-pub(super) struct Shape {
+pub(super) struct ResponseTemplate {
     /// Unix seconds.
     created_at: u64,
     /// Members up to the sampling parameters.
@@ -31,7 +31,7 @@ pub(super) struct Shape {
 
 /// Who asks for what, beyond the request itself.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Header<'a> {
+pub(super) struct ResponseMeta<'a> {
     pub(super) id: &'a str,
     /// Unix seconds.
     pub(super) created_at: u64,
@@ -135,19 +135,19 @@ impl Outcome {
         &mut self,
         members: &Members<'_>,
         ids: &Ids,
-        sealer: Option<&Sealer>,
+        state_signer: Option<&StateSigner>,
     ) -> Option<usize> {
         let items = members.get("output").and_then(members::list);
         let items = items.unwrap_or_default();
-        let mut list = List::default();
+        let mut list = OutputItems::default();
         for (place, raw) in items.iter().enumerate() {
             // Only the last one can have been cut.
             let is_cut = self.status != Status::Completed && place + 1 == items.len();
             let status = if is_cut { "incomplete" } else { "completed" };
             let mut item = Vec::with_capacity(raw.len() + 192);
             let kind = put_item(&mut item, raw, ids, place, status)?;
-            let sealed = sealer.filter(|_| kind == "reasoning");
-            let sealed = sealed.and_then(|sealer| sealer.reasoning(&item));
+            let sealed = state_signer.filter(|_| kind == "reasoning");
+            let sealed = sealed.and_then(|state_signer| state_signer.reasoning(&item));
             list.push(item, sealed);
         }
         (self.output, self.told) = list.finish();
@@ -164,11 +164,11 @@ impl Outcome {
 
 /// Output items, as they are kept and as they are told.
 #[derive(Clone, Debug, Default)]
-pub(super) struct List {
+pub(super) struct OutputItems {
     items: Vec<(Vec<u8>, Option<Vec<u8>>)>,
 }
 
-impl List {
+impl OutputItems {
     pub(super) fn push(&mut self, kept: Vec<u8>, told: Option<Vec<u8>>) {
         self.items.push((kept, told));
     }
@@ -202,8 +202,8 @@ fn array<'a>(items: impl Iterator<Item = &'a [u8]> + Clone) -> Vec<u8> {
     out
 }
 
-impl Shape {
-    pub(super) fn new(create: &Create<'_>, header: &Header<'_>, ids: Ids) -> Self {
+impl ResponseTemplate {
+    pub(super) fn new(create: &CreateRequest<'_>, header: &ResponseMeta<'_>, ids: Ids) -> Self {
         let members = &create.members;
         let of = |name: &str| members.get(name);
         let mut head = Vec::with_capacity(512);

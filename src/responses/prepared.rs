@@ -2,36 +2,36 @@
 //! begun for it.
 
 use super::Responses;
-use super::create::Expanded;
-use super::finish::Carry;
-use super::input::Own;
+use super::client_state::StateReader;
+use super::create::ExpandedInput;
+use super::finish::ClientState;
+use super::history::History;
+use super::input::NewInput;
 use super::item::Ids;
-use super::object::Header;
-use super::past::Past;
-use super::request::{self, Create};
-use super::sealing::Opener;
+use super::object::ResponseMeta;
+use super::request::{self, CreateRequest};
 use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
 use crate::store::Item;
 
-pub(super) struct Prepared {
+pub(super) struct PreparedResponse {
     pub(super) id: ResponseId,
     /// The same, as clients and engines know it.
     pub(super) name: String,
-    pub(super) past: Past,
-    pub(super) own: Own,
+    pub(super) past: History,
+    pub(super) own: NewInput,
     /// The list of items that an engine is sent.
     pub(super) input: Vec<u8>,
-    pub(super) carry: Option<Carry>,
+    pub(super) client_state: Option<ClientState>,
     previous: Option<String>,
     conversation: Option<String>,
     created_at: u64,
     store: bool,
 }
 
-impl Prepared {
-    pub(super) fn header(&self) -> Header<'_> {
-        Header {
+impl PreparedResponse {
+    pub(super) fn meta(&self) -> ResponseMeta<'_> {
+        ResponseMeta {
             id: &self.name,
             created_at: self.created_at,
             previous: self.previous.as_deref(),
@@ -56,20 +56,22 @@ impl Responses {
     /// `is_kept`: there will be a record of it; `store` is what its client is told of that.
     pub(super) async fn prepare(
         &self,
-        create: &Create<'_>,
-        past: Past,
-        opener: &Opener<'_>,
+        create: &CreateRequest<'_>,
+        past: History,
+        state_reader: &StateReader<'_>,
         is_kept: bool,
         store: bool,
-    ) -> Result<Prepared, ApiError> {
+    ) -> Result<PreparedResponse, ApiError> {
         let id = ResponseId::new(past.root, request::random()?);
         let name = id.to_string();
-        let expanded = self.expand(create, past, &Ids::of(id), opener).await?;
-        let Expanded { past, own, input } = expanded;
+        let expanded = self
+            .expand(create, past, &Ids::of(id), state_reader)
+            .await?;
+        let ExpandedInput { past, own, input } = expanded;
         self.check_size(is_kept, &past, &own)?;
-        let carry = self.carry(create, opener, &name, &past, &own)?;
+        let client_state = self.client_state(create, state_reader, &name, &past, &own)?;
         let previous = past.chain.as_ref().and_then(|chain| chain.chain.last());
-        Ok(Prepared {
+        Ok(PreparedResponse {
             id,
             previous: previous.map(ResponseId::to_string),
             conversation: past.conversation.as_ref().map(|it| it.id.to_string()),
@@ -77,8 +79,8 @@ impl Responses {
             past,
             own,
             input,
-            carry,
-            created_at: opener.now_s,
+            client_state,
+            created_at: state_reader.now_s,
             store,
         })
     }

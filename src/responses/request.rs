@@ -27,13 +27,13 @@ const ROUTERS_OWN: [&str; 3] = ["request_id", "kv_transfer_params", "ec_transfer
 
 /// One create.
 #[derive(Debug)]
-pub(super) struct Create<'a> {
+pub(super) struct CreateRequest<'a> {
     /// The whole body.
     pub(super) members: Members<'a>,
     pub(super) model: Cow<'a, str>,
     /// A string or a list, as it is written.
     pub(super) input: Option<&'a str>,
-    pub(super) before: Before<'a>,
+    pub(super) parent: Parent<'a>,
     pub(super) store: bool,
     pub(super) stream: bool,
     pub(super) background: bool,
@@ -46,11 +46,11 @@ pub(super) struct Create<'a> {
 
 /// What the request goes on from.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Before<'a> {
-    Nothing,
+pub(super) enum Parent<'a> {
+    None,
     Response(Cow<'a, str>),
     /// A response object that the client kept itself, as it is written.
-    Carried(&'a str),
+    ClientHeld(&'a str),
     Conversation(Cow<'a, str>),
 }
 
@@ -62,12 +62,12 @@ pub(super) enum Truncation {
     Auto,
 }
 
-impl<'a> Create<'a> {
+impl<'a> CreateRequest<'a> {
     pub(super) fn read(body: &'a [u8]) -> Result<Self, ApiError> {
         Self::checked(parse(body)?, true)
     }
 
-    /// As [`Create::read`], of a request to count tokens: nothing of it is required.
+    /// As [`CreateRequest::read`], of a request to count tokens: nothing of it is required.
     pub(super) fn read_count(body: &'a [u8]) -> Result<Self, ApiError> {
         Self::checked(parse(body)?, false)
     }
@@ -111,10 +111,10 @@ impl<'a> Create<'a> {
         if let Some(raw) = members.get("metadata") {
             check_metadata(raw)?;
         }
-        let before = before(&members)?;
+        let parent = parent(&members)?;
         let input = members.get("input");
         match input {
-            None if creates && before == Before::Nothing => {
+            None if creates && parent == Parent::None => {
                 return Err(ApiError::missing_parameter("input"));
             }
             Some(raw) if !raw.starts_with(['"', '[']) => {
@@ -123,7 +123,7 @@ impl<'a> Create<'a> {
             None | Some(_) => {}
         }
         let background = flag(&members, "background", false)?;
-        if background && matches!(before, Before::Carried(_)) {
+        if background && matches!(parent, Parent::ClientHeld(_)) {
             return Err(ApiError::mutually_exclusive(
                 "previous_response",
                 "background",
@@ -139,7 +139,7 @@ impl<'a> Create<'a> {
             background,
             include: include(&members)?,
             truncation: truncation(&members)?,
-            before,
+            parent,
             members,
         })
     }
@@ -168,26 +168,26 @@ fn flag(members: &Members<'_>, param: &str, default: bool) -> Result<bool, ApiEr
     }
 }
 
-fn before<'a>(members: &Members<'a>) -> Result<Before<'a>, ApiError> {
-    let mut found: Option<(&str, Before<'a>)> = None;
+fn parent<'a>(members: &Members<'a>) -> Result<Parent<'a>, ApiError> {
+    let mut found: Option<(&str, Parent<'a>)> = None;
     for param in ["previous_response_id", "conversation", "previous_response"] {
         let Some(raw) = members.get(param) else {
             continue;
         };
-        let before = match param {
-            "previous_response_id" => Before::Response(id(param, string(param, raw)?)?),
-            "conversation" => Before::Conversation(conversation_id(raw)?),
+        let parent = match param {
+            "previous_response_id" => Parent::Response(id(param, string(param, raw)?)?),
+            "conversation" => Parent::Conversation(conversation_id(raw)?),
             _ if !raw.starts_with('{') => {
                 return Err(ApiError::wrong_type(param, "a response object"));
             }
-            _ => Before::Carried(raw),
+            _ => Parent::ClientHeld(raw),
         };
         if let Some((other, _)) = found {
             return Err(ApiError::mutually_exclusive(param, other));
         }
-        found = Some((param, before));
+        found = Some((param, parent));
     }
-    Ok(found.map_or(Before::Nothing, |(_, before)| before))
+    Ok(found.map_or(Parent::None, |(_, parent)| parent))
 }
 
 /// A conversation is named by its id, or by an object that has it.
@@ -284,7 +284,7 @@ mod tests {
 
     /// What is said of a body: `code param`, or nothing if it is fine.
     fn check(body: &str, expected: &str) {
-        let said = match Create::read(body.as_bytes()) {
+        let said = match CreateRequest::read(body.as_bytes()) {
             Ok(_) => String::new(),
             Err(error) => format!("{} {}", error.code, error.param_or_empty()),
         };
@@ -298,11 +298,11 @@ mod tests {
     #[test]
     fn a_request_says_by_itself_what_is_to_be_done() {
         let body = with(r#""stream":true,"store":null,"include":["message.output_text.logprobs"]"#);
-        let create = Create::read(body.as_bytes()).unwrap();
+        let create = CreateRequest::read(body.as_bytes()).unwrap();
         assert_eq!((&*create.model, create.input), ("m", Some("\"x\"")));
         assert!(create.store && create.stream && !create.background);
         assert!(create.includes("message.output_text.logprobs"));
-        assert_eq!(create.before, Before::Nothing);
+        assert_eq!(create.parent, Parent::None);
     }
 
     #[test]

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use crate::store::{self, Asked};
 
-/// Before each further try: two seconds in all, which a failover of the store takes about.
+/// Parent each further try: two seconds in all, which a failover of the store takes about.
 const PAUSES: [Duration; 3] = [
     Duration::from_millis(100),
     Duration::from_millis(500),
     Duration::from_millis(1_400),
 ];
 
-/// Does a write until the store says what became of it. It must carry a token, for it may be done twice.
+/// Does a write until the store says what became of it. It must client_state a token, for it may be done twice.
 pub(super) async fn until_known<'a, T>(
     write: impl Fn() -> Asked<'a, T>,
 ) -> Result<T, store::Error> {

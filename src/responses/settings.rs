@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::background;
+use super::engine_input::UnsupportedItems;
 use super::events::ReasoningEvents;
-use super::sent::UnsupportedItems;
 use crate::{state_token, store};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

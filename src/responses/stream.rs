@@ -13,8 +13,8 @@ use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 use tokio::time::{Sleep, sleep};
 
-use super::events::Events;
-use super::finish::{Ended, Finish};
+use super::events::EventRewriter;
+use super::finish::{FinishedResponse, Finisher};
 use super::object::Outcome;
 use crate::http::{self, BodyError};
 use crate::observe;
@@ -29,25 +29,25 @@ const REST_BYTES_MAX: usize = 16 << 10;
 /// Nothing to clients, and a sign of life to what is between them and us.
 const COMMENT: &[u8] = b": keep-alive\n\n";
 
-struct Told {
+struct StreamBody {
     /// Gone when it has said all, or is not listened to any more.
     engine: Option<http::Body>,
-    events: Events,
+    events: EventRewriter,
     state: State,
     /// What came after the engine's last event.
     rest_bytes: usize,
-    silence: Option<Silence>,
+    keep_alive: Option<KeepAlive>,
 }
 
 /// How long a stream has said nothing.
-struct Silence {
+struct KeepAlive {
     max: Duration,
     spoke: Instant,
     /// Set once, and again when it is over: words only note the time.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Silence {
+impl KeepAlive {
     /// Ready when it is too long, once for each time that it is.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
@@ -64,19 +64,19 @@ impl Silence {
 }
 
 enum State {
-    Running(Box<Finish>),
-    Ending(Pin<Box<dyn Future<Output = Ended> + Send>>),
+    Running(Box<Finisher>),
+    Ending(Pin<Box<dyn Future<Output = FinishedResponse> + Send>>),
     Ended,
 }
 
-pub(super) fn body(engine: http::Body, events: Events, finish: Finish) -> http::Body {
+pub(super) fn body(engine: http::Body, events: EventRewriter, finish: Finisher) -> http::Body {
     let keep_alive_ms = finish.responses.settings.keep_alive_ms;
-    let told = Told {
+    let told = StreamBody {
         engine: Some(engine),
         events,
         state: State::Running(Box::new(finish)),
         rest_bytes: 0,
-        silence: (keep_alive_ms > 0).then(|| Silence {
+        keep_alive: (keep_alive_ms > 0).then(|| KeepAlive {
             max: Duration::from_millis(keep_alive_ms),
             spoke: observe::now(),
             timer: None,
@@ -85,7 +85,7 @@ pub(super) fn body(engine: http::Body, events: Events, finish: Finish) -> http::
     told.boxed_unsync()
 }
 
-impl Told {
+impl StreamBody {
     fn on_outcome(&mut self, outcome: Outcome) {
         if outcome.status == Status::Failed {
             // It may go on for long, and nobody would hear it.
@@ -93,13 +93,13 @@ impl Told {
         }
         let state = std::mem::replace(&mut self.state, State::Ended);
         if let State::Running(finish) = state {
-            let shape = self.events.shape().clone();
+            let template = self.events.template().clone();
             let place = self.events.place();
-            self.state = State::Ending(Box::pin(finish.run(shape, outcome, place)));
+            self.state = State::Ending(Box::pin(finish.run(template, outcome, place)));
         }
     }
 
-    fn on_ended(&mut self, ended: &Ended) -> Vec<u8> {
+    fn on_ended(&mut self, ended: &FinishedResponse) -> Vec<u8> {
         self.state = State::Ended;
         let mut out =
             Vec::with_capacity(ended.response.len() + ended.outcome.told().len() + SPARE_BYTES);
@@ -170,7 +170,7 @@ impl Told {
     }
 }
 
-impl http_body::Body for Told {
+impl http_body::Body for StreamBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -180,21 +180,21 @@ impl http_body::Body for Told {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         let words = this.poll_words(cx);
-        let Some(silence) = &mut this.silence else {
+        let Some(keep_alive) = &mut this.keep_alive else {
             let words = ready!(words);
             return Poll::Ready((!words.is_empty()).then(|| Ok(Frame::data(words.into()))));
         };
         match words {
             Poll::Ready(words) if words.is_empty() => Poll::Ready(None),
             Poll::Ready(words) => {
-                silence.spoke = observe::now();
+                keep_alive.spoke = observe::now();
                 Poll::Ready(Some(Ok(Frame::data(words.into()))))
             }
-            // Its end is told: all that is awaited is the engine's silence.
+            // Its end is told: all that is awaited is the engine's keep_alive.
             Poll::Pending if matches!(this.state, State::Ended) => Poll::Pending,
             Poll::Pending => {
-                ready!(silence.poll(cx));
-                silence.spoke = observe::now();
+                ready!(keep_alive.poll(cx));
+                keep_alive.spoke = observe::now();
                 Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))))
             }
         }

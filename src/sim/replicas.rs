@@ -27,7 +27,7 @@ use self::run::{Run, Word};
 use self::shop::{Ask, Said, Shop};
 use super::world::World;
 use crate::ids::{ResponseId, Root, Tenant};
-use crate::responses::background::table::{Bounds, Table};
+use crate::responses::background::run_table::{Bounds, RunTable};
 use crate::store::{Cursor, Keep, Key, Orphan, Owner, lease};
 
 const REPLICAS: usize = 3;
@@ -162,7 +162,7 @@ enum To {
     Check,
     Sweep,
     Adopt(Orphan, Owner),
-    Unseated(Key),
+    HandBack(Key),
     Create {
         number: u128,
         tries: u32,
@@ -187,7 +187,7 @@ struct Replica {
     paused_until: Duration,
     is_draining: bool,
     is_aborted: bool,
-    table: Table<Run>,
+    table: RunTable<Run>,
     /// Runs that are over, for readers that came before.
     left: BTreeMap<u64, Run>,
     cursor: (Owner, Cursor),
@@ -307,7 +307,7 @@ impl Fleet {
             paused_until: Duration::ZERO,
             is_draining: false,
             is_aborted: false,
-            table: Table::new(now, bounds, &self.leases, owner),
+            table: RunTable::new(now, bounds, &self.leases, owner),
             left: BTreeMap::new(),
             cursor: (owner, Cursor::default()),
             adopting: BTreeSet::new(),

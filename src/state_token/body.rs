@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use zstd::bulk;
 
-use super::Reason;
+use super::RejectReason;
 
 /// Smaller bodies are not worth it.
 const PACKED_BYTES_MIN: usize = 1 << 10;
@@ -14,7 +14,7 @@ const RATIO_MAX: usize = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Form {
+pub(super) enum Compression {
     None,
     Zstd,
 }
@@ -22,7 +22,7 @@ pub(super) enum Form {
 /// A body as a carrier has it.
 #[derive(Debug)]
 pub(super) struct Packed {
-    pub(super) form: Form,
+    pub(super) compression: Compression,
     pub(super) bytes: Vec<u8>,
 }
 
@@ -37,30 +37,30 @@ impl Packed {
         };
         match compressed.filter(is_worth_it) {
             Some(bytes) => Self {
-                form: Form::Zstd,
+                compression: Compression::Zstd,
                 bytes,
             },
             None => Self {
-                form: Form::None,
+                compression: Compression::None,
                 bytes: plain.to_vec(),
             },
         }
     }
 
     /// The plain bytes, which must be `plain_bytes` many: no more is ever set aside.
-    pub(super) fn unpack(self, plain_bytes: usize) -> Result<Vec<u8>, Reason> {
-        let plain = match self.form {
-            Form::None => self.bytes,
-            Form::Zstd if plain_bytes > self.bytes.len().saturating_mul(RATIO_MAX) => {
-                return Err(Reason::Size);
+    pub(super) fn unpack(self, plain_bytes: usize) -> Result<Vec<u8>, RejectReason> {
+        let plain = match self.compression {
+            Compression::None => self.bytes,
+            Compression::Zstd if plain_bytes > self.bytes.len().saturating_mul(RATIO_MAX) => {
+                return Err(RejectReason::TooLarge);
             }
-            Form::Zstd => {
-                bulk::decompress(&self.bytes, plain_bytes).map_err(|_| Reason::Content)?
+            Compression::Zstd => {
+                bulk::decompress(&self.bytes, plain_bytes).map_err(|_| RejectReason::Unreadable)?
             }
         };
         match plain.len() == plain_bytes {
             true => Ok(plain),
-            false => Err(Reason::Content),
+            false => Err(RejectReason::Unreadable),
         }
     }
 }
@@ -77,16 +77,16 @@ mod tests {
     #[test]
     fn what_is_packed_unpacks_whatever_it_is() {
         let cases = [
-            (Vec::new(), Form::None),
-            (b"[]".to_vec(), Form::None),
-            (random(1_000).repeat(20), Form::Zstd),
-            (random(10_000), Form::None),
+            (Vec::new(), Compression::None),
+            (b"[]".to_vec(), Compression::None),
+            (random(1_000).repeat(20), Compression::Zstd),
+            (random(10_000), Compression::None),
             // So repetitive that it would look like a bomb.
-            (vec![b'a'; 1 << 20], Form::None),
+            (vec![b'a'; 1 << 20], Compression::None),
         ];
-        for (plain, form) in cases {
+        for (plain, compression) in cases {
             let packed = Packed::pack(&plain);
-            assert_eq!(packed.form, form, "{} bytes", plain.len());
+            assert_eq!(packed.compression, compression, "{} bytes", plain.len());
             assert_eq!(packed.unpack(plain.len()), Ok(plain));
         }
     }
@@ -94,15 +94,15 @@ mod tests {
     #[test]
     fn a_bomb_is_not_set_off() {
         let packed = |plain: &[u8]| Packed {
-            form: Form::Zstd,
+            compression: Compression::Zstd,
             bytes: bulk::compress(plain, LEVEL).unwrap(),
         };
         let bomb = packed(&vec![b'a'; 1 << 20]);
-        assert_eq!(bomb.unpack(1 << 20), Err(Reason::Size));
+        assert_eq!(bomb.unpack(1 << 20), Err(RejectReason::TooLarge));
         let text = random(1_000).repeat(4);
         assert_eq!(packed(&text).unpack(4_000), Ok(text.clone()));
         // It says less than it has, and more.
-        assert_eq!(packed(&text).unpack(3_999), Err(Reason::Content));
-        assert_eq!(packed(&text).unpack(4_001), Err(Reason::Content));
+        assert_eq!(packed(&text).unpack(3_999), Err(RejectReason::Unreadable));
+        assert_eq!(packed(&text).unpack(4_001), Err(RejectReason::Unreadable));
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Kind;
-use super::body::Form;
+use super::body::Compression;
 
 pub(super) const VERSION: u32 = 1;
 
@@ -23,15 +23,15 @@ pub(super) struct Header {
     pub(super) iat: u64,
     pub(super) exp: u64,
     /// How its body is packed, and how many bytes it has unpacked.
-    pub(super) z: Form,
+    pub(super) z: Compression,
     pub(super) n: u64,
-    pub(super) enc: Layer,
+    pub(super) enc: Encryption,
 }
 
 /// What the body is encrypted with. Nothing, so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Layer {
+pub(super) enum Encryption {
     None,
 }
 

@@ -11,15 +11,15 @@ fn secret(first: u8) -> Secret {
     Secret::new(digits)
 }
 
-fn ring(keys: &[u8]) -> Ring {
+fn key_ring(keys: &[u8]) -> KeyRing {
     with(Settings {
         keys: keys.iter().copied().map(secret).collect(),
         ..Settings::default()
     })
 }
 
-fn with(settings: Settings) -> Ring {
-    Ring::new(settings, [7; 32], &Registry::default()).unwrap()
+fn with(settings: Settings) -> KeyRing {
+    KeyRing::new(settings, [7; 32], &Registry::default()).unwrap()
 }
 
 fn turn(items: &str) -> Content<'_> {
@@ -31,24 +31,26 @@ fn turn(items: &str) -> Content<'_> {
     }
 }
 
-fn refusal(ring: &Ring, now_s: u64, tenant: Tenant, text: &str) -> Reason {
-    ring.open(now_s, tenant, text).unwrap_err().reason
+fn refusal(key_ring: &KeyRing, now_s: u64, tenant: Tenant, text: &str) -> RejectReason {
+    key_ring.open(now_s, tenant, text).unwrap_err().reason
 }
 
 #[test]
 fn what_is_sealed_opens_byte_for_byte() {
-    let ring = ring(&[1]);
+    let key_ring = key_ring(&[1]);
     let long: String = (0..5_000).map(|at| format!("story {at}, é😀 ")).collect();
     let long = format!(r#"[{{"text":"{long}"}}]"#);
     for items in ["[]", r#"[ {"type":"message"} , 1.00 ]"#, &long] {
-        let text = ring.seal(NOW, Tenant::default(), &turn(items)).unwrap();
+        let text = key_ring
+            .issue(NOW, Tenant::default(), &turn(items))
+            .unwrap();
         assert!(
             text.starts_with(PREFIX) && text.len() < 30_000,
             "{}",
             text.len()
         );
-        let opened = ring.open(NOW, Tenant::default(), &text).unwrap();
-        let expected = Opened {
+        let opened = key_ring.open(NOW, Tenant::default(), &text).unwrap();
+        let expected = Payload {
             kind: Kind::Turn,
             response_id: "resp_1".to_owned(),
             model: "sim".to_owned(),
@@ -68,7 +70,7 @@ fn a_carrier_of_this_release_opens_in_the_next() {
         "MiOiJub25lIn0.W3sidHlwZSI6Im1lc3NhZ2UiLCJyb2xlIjoidXNlciIsImNvbnRlbnQiOiJoaSJ9XQ.uMsNaK9",
         "O4lQx0mHFaFErBy564XlTdE_FixRYq8k4UEI",
     );
-    let opened = ring(&[1]).open(NOW, Tenant::default(), SEALED).unwrap();
+    let opened = key_ring(&[1]).open(NOW, Tenant::default(), SEALED).unwrap();
     assert_eq!(
         opened.items,
         r#"[{"type":"message","role":"user","content":"hi"}]"#
@@ -78,8 +80,13 @@ fn a_carrier_of_this_release_opens_in_the_next() {
 
 #[test]
 fn keys_rotate_without_a_gap() {
-    let (a, ab, ba, b) = (ring(&[1]), ring(&[1, 100]), ring(&[100, 1]), ring(&[100]));
-    let sealed = |by: &Ring| by.seal(NOW, Tenant::default(), &turn("[1]")).unwrap();
+    let (a, ab, ba, b) = (
+        key_ring(&[1]),
+        key_ring(&[1, 100]),
+        key_ring(&[100, 1]),
+        key_ring(&[100]),
+    );
+    let sealed = |by: &KeyRing| by.issue(NOW, Tenant::default(), &turn("[1]")).unwrap();
     // Everywhere first to open with, then to sign with, then alone.
     for (by, opens, refuse) in [
         (&a, vec![&a, &ab, &ba], vec![&b]),
@@ -88,32 +95,38 @@ fn keys_rotate_without_a_gap() {
         (&b, vec![&ab, &ba, &b], vec![&a]),
     ] {
         let text = sealed(by);
-        for ring in opens {
+        for key_ring in opens {
             assert_eq!(
-                ring.open(NOW, Tenant::default(), &text).unwrap().items,
+                key_ring.open(NOW, Tenant::default(), &text).unwrap().items,
                 "[1]"
             );
         }
-        for ring in refuse {
-            assert_eq!(refusal(ring, NOW, Tenant::default(), &text), Reason::Key);
+        for key_ring in refuse {
+            assert_eq!(
+                refusal(key_ring, NOW, Tenant::default(), &text),
+                RejectReason::UnknownKey
+            );
         }
     }
 }
 
 #[test]
 fn another_tenants_carrier_is_as_a_forged_one() {
-    let ring = ring(&[1]);
-    let text = ring.seal(NOW, Tenant::of("a"), &turn("[1]")).unwrap();
-    let foreign = ring.open(NOW, Tenant::of("b"), &text).unwrap_err();
-    assert_eq!(foreign.reason, Reason::Signature);
+    let key_ring = key_ring(&[1]);
+    let text = key_ring.issue(NOW, Tenant::of("a"), &turn("[1]")).unwrap();
+    let foreign = key_ring.open(NOW, Tenant::of("b"), &text).unwrap_err();
+    assert_eq!(foreign.reason, RejectReason::BadSignature);
     let (start, _) = text.rsplit_once('.').unwrap();
     let forged = format!("{start}.{}{}", "A".repeat(39), &text[text.len() - 4..]);
-    let refused = ring.open(NOW, Tenant::of("a"), &forged).unwrap_err();
+    let refused = key_ring.open(NOW, Tenant::of("a"), &forged).unwrap_err();
     assert_eq!(refused.to_string(), foreign.to_string());
     // Even if it were signed for this tenant, the header would tell.
     let header = br#"{"v":1,"k":"turn","rid":"r","t":"0","m":"","iat":1800000000,"exp":1900000000,"z":"none","n":2,"enc":"none"}"#;
-    let text = ring.sign(Tenant::of("a"), header, b"[]");
-    assert_eq!(refusal(&ring, NOW, Tenant::of("a"), &text), Reason::Tenant);
+    let text = key_ring.sign(Tenant::of("a"), header, b"[]");
+    assert_eq!(
+        refusal(&key_ring, NOW, Tenant::of("a"), &text),
+        RejectReason::WrongTenant
+    );
 }
 
 #[test]
@@ -126,12 +139,13 @@ fn a_carrier_expires() {
         })
     };
     let (short, long) = (ring_of(1_000), ring_of(1_000_000));
-    let text = long.seal(NOW, Tenant::default(), &turn("[]")).unwrap();
-    let expired = |ring: &Ring, now_s| {
-        ring.open(now_s, Tenant::default(), &text)
+    let text = long.issue(NOW, Tenant::default(), &turn("[]")).unwrap();
+    let expired = |key_ring: &KeyRing, now_s| {
+        key_ring
+            .open(now_s, Tenant::default(), &text)
             .is_err_and(|refused| {
                 assert!(refused.to_string().ends_with("has expired."), "{refused}");
-                refused.reason == Reason::Expired
+                refused.reason == RejectReason::Expired
             })
     };
     // The clock of the replica that made it may be ahead of ours.
@@ -145,7 +159,7 @@ fn a_carrier_expires() {
 
 #[test]
 fn what_is_too_large_is_refused_and_never_cut() {
-    let ring = with(Settings {
+    let key_ring = with(Settings {
         keys: vec![secret(1)],
         bytes_max: 4 << 10,
         plain_bytes_max: 64 << 10,
@@ -155,33 +169,39 @@ fn what_is_too_large_is_refused_and_never_cut() {
         let text: String = (0..bytes).map(filler).collect();
         format!("[\"{text}\"]")
     };
-    let seal = |items: &str| ring.seal(NOW, Tenant::default(), &turn(items));
+    let issue = |items: &str| key_ring.issue(NOW, Tenant::default(), &turn(items));
     let random =
         |at: usize| char::from(b'a' + (xxhash_rust::xxh3::xxh3_64(&at.to_le_bytes()) % 26) as u8);
-    assert!(seal(&items(2_000, &random)).is_ok());
-    let text = seal(&items(20_000, &random)).unwrap_err();
+    assert!(issue(&items(2_000, &random)).is_ok());
+    let text = issue(&items(20_000, &random)).unwrap_err();
     assert_eq!(text, TooLarge::Text { max: 4 << 10 });
-    let plain = seal(&items(70_000, &|_| 'a')).unwrap_err();
+    let plain = issue(&items(70_000, &|_| 'a')).unwrap_err();
     assert_eq!(plain, TooLarge::Items { max: 64 << 10 });
-    assert_eq!(ring.has_room(65_537), Err(plain));
-    assert_eq!(ring.has_room(65_536), Ok(()));
+    assert_eq!(key_ring.has_room(65_537), Err(plain));
+    assert_eq!(key_ring.has_room(65_536), Ok(()));
     // What was sealed under a larger limit.
-    let roomy = super::tests::ring(&[1]);
+    let roomy = super::tests::key_ring(&[1]);
     let text = roomy
-        .seal(NOW, Tenant::default(), &turn(&items(20_000, &random)))
+        .issue(NOW, Tenant::default(), &turn(&items(20_000, &random)))
         .unwrap();
-    assert_eq!(refusal(&ring, NOW, Tenant::default(), &text), Reason::Size);
+    assert_eq!(
+        refusal(&key_ring, NOW, Tenant::default(), &text),
+        RejectReason::TooLarge
+    );
     let pattern = |at: usize| random(at % 1_000);
     let text = roomy
-        .seal(NOW, Tenant::default(), &turn(&items(70_000, &pattern)))
+        .issue(NOW, Tenant::default(), &turn(&items(70_000, &pattern)))
         .unwrap();
     assert!(text.len() < 4 << 10);
-    assert_eq!(refusal(&ring, NOW, Tenant::default(), &text), Reason::Size);
+    assert_eq!(
+        refusal(&key_ring, NOW, Tenant::default(), &text),
+        RejectReason::TooLarge
+    );
 }
 
 #[test]
 fn signed_nonsense_is_a_refusal() {
-    let ring = ring(&[1]);
+    let key_ring = key_ring(&[1]);
     let tenant = Tenant::default();
     let header = |change: &dyn Fn(&mut serde_json::Value)| {
         let mut header = serde_json::json!({
@@ -192,15 +212,16 @@ fn signed_nonsense_is_a_refusal() {
         serde_json::to_vec(&header).unwrap()
     };
     let open = |header: &[u8], body: &[u8]| {
-        let text = ring.sign(tenant, header, body);
-        ring.open(NOW, tenant, &text)
+        let text = key_ring.sign(tenant, header, body);
+        key_ring
+            .open(NOW, tenant, &text)
             .map_err(|refused| refused.reason)
     };
     assert!(open(&header(&|_| ()), b"[]").is_ok());
     for body in [&b"{}"[..], b"[", b"\xff\xff", b"", b"[] ", b"01"] {
         assert_eq!(
             open(&header(&|_| ()), body),
-            Err(Reason::Content),
+            Err(RejectReason::Unreadable),
             "{body:?}"
         );
     }
@@ -218,56 +239,68 @@ fn signed_nonsense_is_a_refusal() {
         let header = header(&|header| header[name] = value.clone());
         assert_eq!(
             open(&header, b"[]"),
-            Err(Reason::Content),
+            Err(RejectReason::Unreadable),
             "{name}: {value}"
         );
     }
     assert_eq!(
         open(&header(&|it| it["n"] = u64::MAX.into()), b"[]"),
-        Err(Reason::Size)
+        Err(RejectReason::TooLarge)
     );
-    assert_eq!(open(b"", b""), Err(Reason::Content));
-    assert_eq!(open(b"\xff", b"[]"), Err(Reason::Content));
+    assert_eq!(open(b"", b""), Err(RejectReason::Unreadable));
+    assert_eq!(open(b"\xff", b"[]"), Err(RejectReason::Unreadable));
 }
 
 #[test]
 fn foreign_texts_are_refused_and_shown_by_their_ends() {
-    let ring = ring(&[1]);
+    let key_ring = key_ring(&[1]);
     let check = |text: &str, reason, shown: &str| {
-        let refused = ring.open(NOW, Tenant::default(), text).unwrap_err();
+        let refused = key_ring.open(NOW, Tenant::default(), text).unwrap_err();
         assert_eq!(refused.reason, reason, "{text}");
         let message = format!("The encrypted content {shown} could not be verified.");
         assert_eq!(refused.to_string(), message);
     };
-    check("", Reason::Form, "");
-    check("....", Reason::Form, "....");
-    check("gAAAAABlZm9yZWlnbg==", Reason::Form, "gAAAAABl...bg==");
-    check("ééééééééééééééééé", Reason::Form, "éééééééé...éééé");
-    check("wrc1.a.b.c.d", Reason::Form, "wrc1.a.b.c.d");
+    check("", RejectReason::Malformed, "");
+    check("....", RejectReason::Malformed, "....");
+    check(
+        "gAAAAABlZm9yZWlnbg==",
+        RejectReason::Malformed,
+        "gAAAAABl...bg==",
+    );
+    check(
+        "ééééééééééééééééé",
+        RejectReason::Malformed,
+        "éééééééé...éééé",
+    );
+    check("wrc1.a.b.c.d", RejectReason::Malformed, "wrc1.a.b.c.d");
     let mac = "A".repeat(43);
     check(
         &format!("wrc1.00000000.e30.W10.{mac}"),
-        Reason::Key,
+        RejectReason::UnknownKey,
         "wrc1.000...AAAA",
     );
     check(
         &format!("wrc1.00000000.e30.W10.x.{mac}"),
-        Reason::Form,
+        RejectReason::Malformed,
         "wrc1.000...AAAA",
     );
-    check(&"A".repeat((4 << 20) + 1), Reason::Size, "AAAAAAAA...AAAA");
+    check(
+        &"A".repeat((4 << 20) + 1),
+        RejectReason::TooLarge,
+        "AAAAAAAA...AAAA",
+    );
 }
 
 #[test]
 fn a_ring_without_configured_keys_has_its_own() {
-    let of = |own| Ring::new(Settings::default(), own, &Registry::default()).unwrap();
+    let of = |own| KeyRing::new(Settings::default(), own, &Registry::default()).unwrap();
     let text = of([1; 32])
-        .seal(NOW, Tenant::default(), &turn("[]"))
+        .issue(NOW, Tenant::default(), &turn("[]"))
         .unwrap();
     assert!(of([1; 32]).open(NOW, Tenant::default(), &text).is_ok());
     assert_eq!(
         refusal(&of([2; 32]), NOW, Tenant::default(), &text),
-        Reason::Key
+        RejectReason::UnknownKey
     );
 }
 
@@ -285,7 +318,7 @@ fn all_that_is_wrong_with_the_settings_is_told() {
         plain_bytes_max: u64::MAX,
     };
     let problems = settings.check().unwrap_err();
-    let places: Vec<&str> = problems.iter().map(|(place, _)| &**place).collect();
+    let places: Vec<&str> = problems.iter().map(|(key_index, _)| &**key_index).collect();
     assert_eq!(
         places,
         [
@@ -297,7 +330,7 @@ fn all_that_is_wrong_with_the_settings_is_told() {
             "plain_bytes_max"
         ]
     );
-    let keys = (0..17).map(|place| secret(place * 3)).collect();
+    let keys = (0..17).map(|key_index| secret(key_index * 3)).collect();
     let many = Settings {
         keys,
         ..Settings::default()
@@ -312,12 +345,12 @@ fn what_is_done_is_counted() {
         keys: vec![secret(1), secret(100)],
         ..Settings::default()
     };
-    let both = Ring::new(settings, [0; 32], &registry).unwrap();
-    let older = ring(&[100])
-        .seal(NOW, Tenant::default(), &turn("[]"))
+    let both = KeyRing::new(settings, [0; 32], &registry).unwrap();
+    let older = key_ring(&[100])
+        .issue(NOW, Tenant::default(), &turn("[]"))
         .unwrap();
     both.open(NOW, Tenant::default(), &older).unwrap();
-    let text = both.seal(NOW, Tenant::default(), &turn("[]")).unwrap();
+    let text = both.issue(NOW, Tenant::default(), &turn("[]")).unwrap();
     both.open(NOW, Tenant::default(), &text).unwrap();
     both.open(NOW, Tenant::of("b"), &text).unwrap_err();
     let page = registry.text();
@@ -342,30 +375,30 @@ fn items() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn any_items_come_back(items in items(), tenant in ".*") {
-        let ring = ring(&[1]);
+        let key_ring = key_ring(&[1]);
         let tenant = Tenant::of(&tenant);
-        let text = ring.seal(NOW, tenant, &turn(&items)).unwrap();
-        prop_assert_eq!(ring.open(NOW, tenant, &text).unwrap().items, items);
+        let text = key_ring.issue(NOW, tenant, &turn(&items)).unwrap();
+        prop_assert_eq!(key_ring.open(NOW, tenant, &text).unwrap().items, items);
     }
 
     #[test]
     fn a_changed_byte_never_opens(items in items(), at in any::<prop::sample::Index>(), byte in 0..128u8) {
-        let ring = ring(&[1]);
-        let text = ring.seal(NOW, Tenant::default(), &turn(&items)).unwrap();
+        let key_ring = key_ring(&[1]);
+        let text = key_ring.issue(NOW, Tenant::default(), &turn(&items)).unwrap();
         let mut bytes = text.clone().into_bytes();
         bytes[at.index(text.len())] = byte;
         let changed = String::from_utf8(bytes).unwrap();
         prop_assume!(changed != text);
-        let refused = ring.open(NOW, Tenant::default(), &changed).unwrap_err();
-        prop_assert!(matches!(refused.reason, Reason::Form | Reason::Key | Reason::Signature));
+        let refused = key_ring.open(NOW, Tenant::default(), &changed).unwrap_err();
+        prop_assert!(matches!(refused.reason, RejectReason::Malformed | RejectReason::UnknownKey | RejectReason::BadSignature));
     }
 
     #[test]
     fn what_is_cut_lengthened_or_put_together_never_opens(
         items in items(), at in any::<prop::sample::Index>(), other in ".{0,3}",
     ) {
-        let ring = ring(&[1]);
-        let text = ring.seal(NOW, Tenant::default(), &turn(&items)).unwrap();
+        let key_ring = key_ring(&[1]);
+        let text = key_ring.issue(NOW, Tenant::default(), &turn(&items)).unwrap();
         let at = at.index(text.len());
         let (start, end) = text.split_at(at);
         let mut changes = vec![start.to_owned(), end.to_owned(), format!("{end}{start}")];
@@ -374,16 +407,16 @@ proptest! {
             changes.push(format!("{text}{other}"));
         }
         for changed in changes.iter().filter(|changed| **changed != text) {
-            prop_assert!(ring.open(NOW, Tenant::default(), changed).is_err(), "{}", changed);
+            prop_assert!(key_ring.open(NOW, Tenant::default(), changed).is_err(), "{}", changed);
         }
     }
 }
 
 #[test]
 fn every_byte_of_a_carrier_counts() {
-    let ring = ring(&[1]);
-    let text = ring
-        .seal(NOW, Tenant::default(), &turn(r#"["x"]"#))
+    let key_ring = key_ring(&[1]);
+    let text = key_ring
+        .issue(NOW, Tenant::default(), &turn(r#"["x"]"#))
         .unwrap();
     for at in 0..text.len() {
         for bit in 0..7 {
@@ -391,7 +424,7 @@ fn every_byte_of_a_carrier_counts() {
             bytes[at] ^= 1 << bit;
             let changed = String::from_utf8(bytes).unwrap();
             assert!(
-                ring.open(NOW, Tenant::default(), &changed).is_err(),
+                key_ring.open(NOW, Tenant::default(), &changed).is_err(),
                 "{changed}"
             );
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hyper::StatusCode;
 
 use super::ApiError;
-use crate::state_token::Refused;
+use crate::state_token::Rejected;
 use crate::store;
 
 impl ApiError {
@@ -134,8 +134,8 @@ impl ApiError {
         Self::bad("invalid_encrypted_content", "", message)
     }
 
-    pub fn refused_content(refused: &Refused) -> Self {
-        Self::bad("invalid_encrypted_content", "", refused.to_string())
+    pub fn rejected_state_token(rejected: &Rejected) -> Self {
+        Self::bad("invalid_encrypted_content", "", rejected.to_string())
     }
 
     pub fn too_large_to_carry(why: &dyn Display) -> Self {

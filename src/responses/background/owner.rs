@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use super::course::{Course, Stop};
-use super::kept::Kept;
-use super::plan::{self, Left, Plan};
 use super::run::{self, Job};
-use super::table::{Refused, Table};
+use super::run_state::{RunState, StopReason};
+use super::run_table::{RunRefusal, RunTable};
+use super::stored_request::StoredRequest;
+use super::take_over::{self, OrphanState, TakeOver};
 use super::{Background, Run, unreadable};
 use crate::observe;
 use crate::responses::Responses;
@@ -33,14 +33,14 @@ impl Background {
     }
 
     /// Asks the lease, and does what its loss means: all that runs stops.
-    fn on_lease(&self, ask: impl FnOnce(&mut Table<Arc<Run>>, Instant, Owner) -> Step) -> Step {
+    fn on_lease(&self, ask: impl FnOnce(&mut RunTable<Arc<Run>>, Instant, Owner) -> Step) -> Step {
         let now = observe::now();
         let mut table = self.table.lock();
         let step = ask(&mut table, now, Owner(fastrand::u64(..)));
         if step == Step::Stop {
             warn!("the lease on background work was lost; all of it stops here");
             for run in table.runs() {
-                run.stop.send_replace(Some(Stop::Lost));
+                run.stop.send_replace(Some(StopReason::LeaseLost));
             }
         }
         let is_held = table.is_held(now);
@@ -82,7 +82,7 @@ async fn beat(responses: &Responses) {
                     said = &mut beat => {
                         // Where the lease was lost, all was told so.
                         let is_done = said.is_ok();
-                        let _ = background.on_lease(|table, now, next| table.on_beat(now, owner, is_done, next));
+                        let _ = background.on_lease(|table, now, next| table.on_heartbeat(now, owner, is_done, next));
                         break;
                     }
                     () = sleep(pause) => {
@@ -122,7 +122,7 @@ async fn listen(responses: &Responses) {
                 let asked = now.checked_sub(Duration::from_millis(ago)).unwrap_or(now);
                 match notice.what {
                     What::Cancelled => background.on_cancelled(notice.key, asked),
-                    What::Deleted => background.stop(notice.key, Stop::Ended),
+                    What::Deleted => background.stop(notice.key, StopReason::Cancelled),
                 }
             }
         }
@@ -158,8 +158,8 @@ async fn sweep(responses: &Arc<Responses>) {
         if !*background.is_held.borrow() {
             continue;
         }
-        let doubtful = background.table.lock().doubtful();
-        for orphan in doubtful {
+        let unconfirmed = background.table.lock().unconfirmed();
+        for orphan in unconfirmed {
             adopt(responses, orphan).await;
         }
         let (by, running) = {
@@ -168,15 +168,15 @@ async fn sweep(responses: &Arc<Responses>) {
         };
         // A run may have ended without an end, and nobody else looks while its owner lives.
         let strays = responses.store.strays(by, running, ORPHANS_MAX).await;
-        let unseated = {
+        let to_hand_back = {
             let mut table = background.table.lock();
             table.on_strays(by, &strays.unwrap_or_default());
-            table.unseated()
+            table.to_hand_back()
         };
-        for (key, fence) in unseated {
+        for (key, fence) in to_hand_back {
             release(responses, key, fence).await;
         }
-        if !background.table.lock().doubtful().is_empty() {
+        if !background.table.lock().unconfirmed().is_empty() {
             continue;
         }
         let orphans = responses.store.orphans(ORPHANS_MAX).await;
@@ -186,7 +186,7 @@ async fn sweep(responses: &Arc<Responses>) {
             taken += usize::from(adopt(responses, orphan).await);
         }
         let has_room = background.table.lock().has_room();
-        is_more_left = has_room && plan::is_more_left(found, taken, ORPHANS_MAX);
+        is_more_left = has_room && take_over::is_more_left(found, taken, ORPHANS_MAX);
     }
 }
 
@@ -203,34 +203,41 @@ async fn adopt(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     let background = &responses.background;
     let by = {
         let table = background.table.lock();
-        if !table.may_adopt(&orphan) {
+        if !table.may_take_over(&orphan) {
             return false;
         }
         table.owner()
     };
     let said = responses.store.adopt(orphan, by).await;
-    background.table.lock().on_adoption(by, orphan, &said);
+    background.table.lock().on_take_over(by, orphan, &said);
     let Ok(Adoption::Adopted(adopted)) = said else {
         return false;
     };
-    let kept = Kept::read(&adopted.request);
-    let left = Left {
+    let kept = StoredRequest::read(&adopted.request);
+    let orphan_state = OrphanState {
         is_portable: kept.as_ref().is_some_and(|kept| kept.is_portable),
         streams: adopted.streams,
         stored: adopted.last_event.map_or(0, |last| last + 1),
         attempts: adopted.attempts,
     };
-    let (action, course) = match plan::plan(&left, background.settings.attempts_max) {
-        Plan::Run => ("rerun", Course::new(left.streams, left.stored)),
-        Plan::Fail(why) => ("failed", Course::failing(left.streams, left.stored, why)),
-    };
-    let seat = match background.sit(orphan.key, adopted.fence, course) {
-        Ok(seat) => seat,
-        Err(Refused::Seated) => return false,
+    let (action, state) =
+        match take_over::take_over(&orphan_state, background.settings.attempts_max) {
+            TakeOver::Rerun => (
+                "rerun",
+                RunState::new(orphan_state.streams, orphan_state.stored),
+            ),
+            TakeOver::Fail(why) => (
+                "failed",
+                RunState::failing(orphan_state.streams, orphan_state.stored, why),
+            ),
+        };
+    let guard = match background.sit(orphan.key, adopted.fence, state) {
+        Ok(guard) => guard,
+        Err(RunRefusal::AlreadyRunning) => return false,
         Err(_) => {
             // No room after all: to be adopted by anyone.
             let key = orphan.key;
-            background.table.lock().on_unseated(key, adopted.fence);
+            background.table.lock().hand_back(key, adopted.fence);
             release(responses, key, adopted.fence).await;
             return false;
         }
@@ -243,8 +250,8 @@ async fn adopt(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         .with_label_values(&[action])
         .inc();
     match kept {
-        Some(kept) => run::spawn(responses.clone(), Job::adopted(kept), seat),
-        None => unreadable::spawn(responses.clone(), seat),
+        Some(kept) => run::spawn(responses.clone(), Job::adopted(kept), guard),
+        None => unreadable::spawn(responses.clone(), guard),
     }
     true
 }

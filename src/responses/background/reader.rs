@@ -15,8 +15,8 @@ use hyper::Response;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::course::Tail;
-use super::reading::{Next, Reading};
+use super::read_position::{Next, ReadPosition};
+use super::run_state::Tail;
 use super::{Background, Run};
 use crate::http::{self, BodyError};
 use crate::observe;
@@ -37,7 +37,7 @@ const DONE: &[u8] = b"data: [DONE]\n\n";
 pub(super) struct Reader {
     responses: Arc<Responses>,
     key: Key,
-    reading: Reading,
+    reading: ReadPosition,
     /// Where the response runs here: what is stored is told from memory, and there is no need to ask.
     here: Option<Here>,
     spoke: Instant,
@@ -95,7 +95,7 @@ impl Reader {
         Self {
             responses,
             key,
-            reading: Reading::new(after),
+            reading: ReadPosition::new(after),
             here,
             spoke: observe::now(),
             is_over: false,
@@ -158,14 +158,14 @@ impl Reader {
     /// What is stored and told from memory; `None` where it is to be read from the store.
     fn read_here(&mut self) -> Option<(Vec<u8>, Next)> {
         let run = self.here.as_ref()?.run.clone();
-        let course = run.course.lock();
-        match course.tail(self.reading.after(), READ_BYTES as usize) {
-            Tail::Here { text, last, is_end } => {
+        let state = run.state.lock();
+        match state.tail(self.reading.after(), READ_BYTES as usize) {
+            Tail::InMemory { text, last, is_end } => {
                 let next = self.reading.on_tail(text, last, is_end);
                 Some((text.to_vec(), next))
             }
-            Tail::Elsewhere => None,
-            Tail::Left => {
+            Tail::InStore => None,
+            Tail::NotRunning => {
                 self.here = None;
                 None
             }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::course::Stop;
-use super::{Seat, reader};
+use super::run_state::StopReason;
+use super::{RunGuard, reader};
 use crate::responses::Responses;
 use crate::responses::object::{with_member, with_output};
 use crate::store::record::Content;
@@ -17,26 +17,26 @@ use crate::store::{self, Batch, Cas, Final, Record, Status, Token};
 const PAUSE: Duration = Duration::from_millis(200);
 const ERROR: &str = r#"{"code":"server_error","message":"The replica that ran this response was lost, and what it kept cannot be read."}"#;
 
-pub(super) fn spawn(responses: Arc<Responses>, seat: Seat) {
+pub(super) fn spawn(responses: Arc<Responses>, guard: RunGuard) {
     responses
         .tasks
         .clone()
-        .spawn(async move { end(&responses, &seat).await });
+        .spawn(async move { end(&responses, &guard).await });
 }
 
 /// Ends it so, where it sits.
-pub(super) async fn end(responses: &Responses, seat: &Seat) {
-    warn!(id = %seat.key.id, "what a lost replica kept of a response cannot be read");
-    let mut stop = seat.run.stop.subscribe();
+pub(super) async fn end(responses: &Responses, guard: &RunGuard) {
+    warn!(id = %guard.key.id, "what a lost replica kept of a response cannot be read");
+    let mut stop = guard.run.stop.subscribe();
     tokio::select! {
         biased;
-        _ = stop.wait_for(|why| *why == Some(Stop::Lost)) => {}
-        () = fail(responses, seat) => {}
+        _ = stop.wait_for(|why| *why == Some(StopReason::LeaseLost)) => {}
+        () = fail(responses, guard) => {}
     }
 }
 
-async fn fail(responses: &Responses, seat: &Seat) {
-    let (key, fence) = (seat.key, seat.run.fence);
+async fn fail(responses: &Responses, guard: &RunGuard) {
+    let (key, fence) = (guard.key, guard.run.fence);
     let token = Token(fastrand::u64(..));
     loop {
         let said = match responses.store.get(key).await {

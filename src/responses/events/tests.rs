@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::ids::{ResponseId, Root};
 use crate::responses::item::Ids;
-use crate::responses::object::Header;
-use crate::responses::request::Create;
+use crate::responses::object::ResponseMeta;
+use crate::responses::request::CreateRequest;
 
 const RECORDED: &[u8] = include_bytes!("../../../tests/fixtures/vllm-0.32/responses_stream.sse");
 const RECORDED_DECODE: &[u8] =
@@ -17,23 +17,23 @@ fn response() -> ResponseId {
     ResponseId::new(Root(1), 2)
 }
 
-fn machine(reasoning: ReasoningEvents) -> Events {
+fn machine(reasoning: ReasoningEvents) -> EventRewriter {
     let body = r#"{"model":"tiny","input":"x","tools":[{"type":"function","name":"f"}]}"#;
-    let create = Create::read(body.as_bytes()).unwrap();
+    let create = CreateRequest::read(body.as_bytes()).unwrap();
     let id = response().to_string();
-    let header = Header {
+    let header = ResponseMeta {
         id: &id,
         created_at: 7,
         previous: None,
         conversation: None,
         store: true,
     };
-    let shape = Shape::new(&create, &header, Ids::of(response()));
-    let limits = Limits {
+    let template = ResponseTemplate::new(&create, &header, Ids::of(response()));
+    let limits = EventOptions {
         bytes_max: 1 << 20,
         reasoning,
     };
-    Events::new(shape, limits, None)
+    EventRewriter::new(template, limits, None)
 }
 
 /// All that a client is sent, and how the response ended.
@@ -45,7 +45,7 @@ fn run(pieces: &[&[u8]], reasoning: ReasoningEvents) -> (Vec<u8>, Outcome) {
         outcome = outcome.or(events.push(piece, &mut out));
     }
     let outcome = outcome.or_else(|| events.finish(&mut out)).unwrap();
-    let response = events.shape().ended(&outcome, 9);
+    let response = events.template().ended(&outcome, 9);
     events.end(&response, &outcome, &mut out);
     let length = out.len();
     assert_eq!(events.push(b"data: {}\n\n", &mut out), None);

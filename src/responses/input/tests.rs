@@ -3,37 +3,40 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::ids::Root;
-use crate::responses::sent::{EngineInput, UnsupportedItems, shortened};
+use crate::responses::engine_input::{EngineInput, UnsupportedItems, shortened};
 
 fn ids() -> Ids {
     Ids::of(ResponseId::new(Root(1), 2))
 }
 
-fn read(input: &str, referenced: &Referenced) -> Result<Own, ApiError> {
+fn read(input: &str, referenced: &ReferencedItems) -> Result<NewInput, ApiError> {
     let registry = crate::observe::metrics::Registry::default();
-    let ring =
-        crate::state_token::Ring::new(crate::state_token::Settings::default(), [7; 32], &registry);
-    let ring = ring.unwrap();
-    let opener = Opener {
-        ring: &ring,
+    let key_ring = crate::state_token::KeyRing::new(
+        crate::state_token::Settings::default(),
+        [7; 32],
+        &registry,
+    );
+    let key_ring = key_ring.unwrap();
+    let state_reader = StateReader {
+        key_ring: &key_ring,
         tenant: crate::ids::Tenant::default(),
         now_s: 1,
         model: "m",
         plain_bytes: Default::default(),
     };
-    let reading = Reading {
+    let reading = InputContext {
         ids: &ids(),
         referenced,
         referenced_bytes_max: 1_000_000,
-        opener: &opener,
+        state_reader: &state_reader,
         keeps_ids: true,
         param: "input",
     };
-    Own::read(Some(input), &reading)
+    NewInput::read(Some(input), &reading)
 }
 
-fn own(input: &Value) -> Result<Own, ApiError> {
-    read(&input.to_string(), &Referenced::new())
+fn own(input: &Value) -> Result<NewInput, ApiError> {
+    read(&input.to_string(), &ReferencedItems::new())
 }
 
 /// What an engine is sent of some lists of stored items.
@@ -215,7 +218,7 @@ fn an_easy_message_and_its_long_form_are_sent_as_one() {
     let easy = own(&json!([{"role": "user", "content": "x"}])).unwrap();
     let long = own(&json!([user("x")])).unwrap();
     let text = own(&json!("x")).unwrap();
-    let sent = |own: &Own| {
+    let sent = |own: &NewInput| {
         let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
         input.add_own(own).unwrap();
         input.finish().unwrap()
@@ -323,7 +326,7 @@ fn a_reference_stands_for_the_item_it_names() {
     let expected = ["msg_1", "fc_1"].map(str::to_owned);
     assert_eq!(references(Some(&input)), HashSet::from(expected));
     assert_eq!(references(Some("\"text\"")), HashSet::new());
-    let mut found = Referenced::new();
+    let mut found = ReferencedItems::new();
     let stored = json!([{"id": "msg_1", "type": "message", "role": "assistant", "content": []}, {"id": "other"}]);
     collect(
         stored.to_string().as_bytes(),
@@ -407,9 +410,9 @@ proptest! {
     #[test]
     fn normalising_twice_changes_nothing(items in proptest::collection::vec(any_item(), 0..8)) {
         let Ok(once) = own(&Value::Array(items)) else { return Ok(()) };
-        let ids_of = |own: &Own| own.items.iter().map(|item| item.id.clone()).collect::<HashSet<_>>();
+        let ids_of = |own: &NewInput| own.items.iter().map(|item| item.id.clone()).collect::<HashSet<_>>();
         let text = String::from_utf8(once.json().to_vec()).unwrap();
-        let twice = read(&text, &Referenced::new()).unwrap();
+        let twice = read(&text, &ReferencedItems::new()).unwrap();
         prop_assert_eq!(ids_of(&once).len(), once.items.len());
         prop_assert_eq!(once, twice);
     }
@@ -417,11 +420,11 @@ proptest! {
     #[test]
     fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let text = String::from_utf8_lossy(&bytes);
-        let _ = read(&text, &Referenced::new());
+        let _ = read(&text, &ReferencedItems::new());
         let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
         let _ = input.add_list(&bytes);
         references(Some(&text));
-        collect(&bytes, &HashSet::from(["x".to_owned()]), &mut Referenced::new());
+        collect(&bytes, &HashSet::from(["x".to_owned()]), &mut ReferencedItems::new());
     }
 }
 
@@ -449,7 +452,7 @@ fn fifty_thousand_items_are_read_in_one_go() {
     let kept: Vec<Value> = (0..COUNT)
         .map(|it| json!({"id": ids().output("fc", it), "type": "function_call"}))
         .collect();
-    let mut found = Referenced::new();
+    let mut found = ReferencedItems::new();
     collect(
         Value::from(kept).to_string().as_bytes(),
         &wanted,
@@ -470,7 +473,7 @@ fn all_that_a_request_brings_sealed_has_one_bound() {
         plain_bytes_max: 10_000,
         ..Default::default()
     };
-    let ring = crate::state_token::Ring::new(settings, [7; 32], &registry).unwrap();
+    let key_ring = crate::state_token::KeyRing::new(settings, [7; 32], &registry).unwrap();
     let sealed = |kind: crate::state_token::Kind| {
         let text = "x".repeat(4_000);
         let thought =
@@ -481,29 +484,29 @@ fn all_that_a_request_brings_sealed_has_one_bound() {
             model: "m",
             items: &thought.to_string(),
         };
-        let text = ring
-            .seal(1, crate::ids::Tenant::default(), &content)
+        let text = key_ring
+            .issue(1, crate::ids::Tenant::default(), &content)
             .unwrap();
         json!({"type": "reasoning", "summary": [], "encrypted_content": text})
     };
     let count = |kind: crate::state_token::Kind, count: usize| {
-        let opener = Opener {
-            ring: &ring,
+        let state_reader = StateReader {
+            key_ring: &key_ring,
             tenant: crate::ids::Tenant::default(),
             now_s: 1,
             model: "m",
             plain_bytes: Default::default(),
         };
-        let reading = Reading {
+        let reading = InputContext {
             ids: &ids(),
-            referenced: &Referenced::new(),
+            referenced: &ReferencedItems::new(),
             referenced_bytes_max: 0,
-            opener: &opener,
+            state_reader: &state_reader,
             keeps_ids: true,
             param: "input",
         };
         let input = Value::from(vec![sealed(kind); count]).to_string();
-        Own::read(Some(&input), &reading).map(|own| own.items.len())
+        NewInput::read(Some(&input), &reading).map(|own| own.items.len())
     };
     assert_eq!(count(crate::state_token::Kind::Reasoning, 2).unwrap(), 2);
     let error = count(crate::state_token::Kind::Reasoning, 3).unwrap_err();
@@ -520,7 +523,7 @@ fn all_that_a_request_brings_sealed_has_one_bound() {
 fn what_is_referred_to_again_and_again_has_a_bound() {
     let mut kept = user(&"x".repeat(1_000));
     kept["id"] = "msg_1".into();
-    let referenced = Referenced::from([("msg_1".to_owned(), kept.to_string())]);
+    let referenced = ReferencedItems::from([("msg_1".to_owned(), kept.to_string())]);
     let refer = |times: usize| {
         let reference = json!({"type": "item_reference", "id": "msg_1"});
         read(

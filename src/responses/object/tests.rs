@@ -39,17 +39,17 @@ const REQUIRED: [&str; 30] = [
     "safety_identifier",
 ];
 
-fn shape(body: &Value) -> Shape {
+fn template(body: &Value) -> ResponseTemplate {
     let body = body.to_string();
-    let create = Create::read(body.as_bytes()).unwrap();
-    let header = Header {
+    let create = CreateRequest::read(body.as_bytes()).unwrap();
+    let header = ResponseMeta {
         id: "resp_1",
         created_at: 7,
         previous: Some("resp_0"),
         conversation: None,
         store: true,
     };
-    Shape::new(&create, &header, Ids::of(ResponseId::new(Root(1), 2)))
+    ResponseTemplate::new(&create, &header, Ids::of(ResponseId::new(Root(1), 2)))
 }
 
 fn parse(json: &[u8]) -> Value {
@@ -67,11 +67,11 @@ fn outcome(engine: &Value) -> Option<Outcome> {
 
 #[test]
 fn every_required_member_is_there_and_numbers_are_numbers() {
-    let shape = shape(&json!({"model": "m", "input": "x"}));
+    let template = template(&json!({"model": "m", "input": "x"}));
     let failed = Outcome::failed("server_error", "no");
     for object in [
-        parse(&shape.open(Status::InProgress)),
-        parse(&with_output(&shape.ended(&failed, 9), &failed.output)),
+        parse(&template.open(Status::InProgress)),
+        parse(&with_output(&template.ended(&failed, 9), &failed.output)),
     ] {
         for name in REQUIRED.iter().chain(&["prompt_cache_key", "user"]) {
             assert!(object.get(name).is_some(), "{name} in {object}");
@@ -102,7 +102,7 @@ fn every_required_member_is_there_and_numbers_are_numbers() {
 
 #[test]
 fn what_was_asked_for_is_told_again() {
-    let object = parse(&shape(&json!({
+    let object = parse(&template(&json!({
         "model": "m", "input": "x", "instructions": "be \"terse\"", "temperature": 0.25, "top_p": 0.5,
         "metadata": {"k": "v"}, "user": "u", "prompt_cache_key": "p", "max_output_tokens": 16, "service_tier": "auto",
         "reasoning": {"effort": "low"}, "text": {"verbosity": "low", "format": {"type": "json_schema", "name": "s", "schema": {}}},
@@ -147,9 +147,9 @@ fn an_engines_object_is_taken_apart() {
     assert_eq!(output[0]["status"], "incomplete");
     assert_eq!(output[0]["content"][0]["logprobs"], json!([]));
     assert!(output[0].get("phase").is_none());
-    let mut shape = shape(&json!({"model": "tiny", "input": "x"}));
-    shape.learn(&Members::parse(RECORDED).unwrap());
-    let object = parse(&with_output(&shape.ended(&outcome, 9), &outcome.output));
+    let mut template = template(&json!({"model": "tiny", "input": "x"}));
+    template.learn(&Members::parse(RECORDED).unwrap());
+    let object = parse(&with_output(&template.ended(&outcome, 9), &outcome.output));
     assert_eq!(
         (&object["temperature"], &object["completed_at"]),
         (&json!(0.0), &Value::Null)
@@ -176,11 +176,11 @@ fn what_has_not_ended_is_no_outcome() {
 
 #[test]
 fn a_completed_response_says_when() {
-    let shape = shape(&json!({"model": "m", "input": "x"}));
+    let template = template(&json!({"model": "m", "input": "x"}));
     let outcome = outcome(&json!({"status": "completed", "output": []})).unwrap();
-    assert_eq!(parse(&shape.ended(&outcome, 9))["completed_at"], 9);
+    assert_eq!(parse(&template.ended(&outcome, 9))["completed_at"], 9);
     assert_eq!(
-        parse(&shape.ended(&outcome, 3))["completed_at"],
+        parse(&template.ended(&outcome, 3))["completed_at"],
         7,
         "clocks may run backwards"
     );
@@ -188,7 +188,7 @@ fn a_completed_response_says_when() {
 
 #[test]
 fn a_stored_object_can_be_told_with_another_status() {
-    let stored = shape(&json!({"model": "m", "input": "x"})).open(Status::Queued);
+    let stored = template(&json!({"model": "m", "input": "x"})).open(Status::Queued);
     let told = parse(&with_member(&stored, "status", "\"in_progress\""));
     assert_eq!(told["status"], "in_progress");
     assert_eq!(told["id"], "resp_1");
@@ -213,16 +213,17 @@ fn what_a_client_wrote_on_many_lines_is_one_line() {
             r#"   2]}}"#,
         ]
         .join(end);
-        let create = Create::read(body.as_bytes()).unwrap();
-        let header = Header {
+        let create = CreateRequest::read(body.as_bytes()).unwrap();
+        let header = ResponseMeta {
             id: "resp_1",
             created_at: 7,
             previous: None,
             conversation: None,
             store: true,
         };
-        let shape = Shape::new(&create, &header, Ids::of(ResponseId::new(Root(1), 2)));
-        let object = shape.open(Status::InProgress);
+        let template =
+            ResponseTemplate::new(&create, &header, Ids::of(ResponseId::new(Root(1), 2)));
+        let object = template.open(Status::InProgress);
         assert!(!object.contains(&b'\n') && !object.contains(&b'\r'));
         let object = parse(&object);
         assert_eq!(object["instructions"], "a\nb");

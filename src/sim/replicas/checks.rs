@@ -86,7 +86,7 @@ impl Fleet {
                 return Err(Broken::new(self.now(), key, why));
             }
             let found = replica.table.find(key);
-            holders += u32::from(found.is_some_and(|run| run.course.is_making()));
+            holders += u32::from(found.is_some_and(|run| run.state.is_generating()));
         }
         match holders {
             0 | 1 => Ok(()),

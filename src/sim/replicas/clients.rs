@@ -3,8 +3,8 @@
 use super::run::hint;
 use super::shop::Ask;
 use super::{Broken, Event, Fleet, REPLICAS, To, What, key};
-use crate::responses::background::course::Course;
 use crate::responses::background::log;
+use crate::responses::background::run_state::RunState;
 use crate::store::record::{Begin, Content, Retention};
 use crate::store::{self, Cancel, Fence, NewRecord, Token};
 
@@ -23,7 +23,7 @@ impl Fleet {
         let key = key(number);
         let fence = Fence::first(self.replicas[at].table.owner());
         let streams = self.random.u8(..4) > 0;
-        if self.sit(at, key, fence, Course::new(streams, 0)).is_err() {
+        if self.sit(at, key, fence, RunState::new(streams, 0)).is_err() {
             let when = self.now() + self.ms(100..900);
             self.world.set(when, Event::Create(number));
             return;

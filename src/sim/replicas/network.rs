@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::faults::Fault;
 use super::shop::{Ask, Said};
 use super::{Broken, CALM, Event, Fleet, PAUSE, To, What, key};
-use crate::responses::background::course::{Stop, Then};
+use crate::responses::background::run_state::{StopReason, Then};
 use crate::store::{self, Adoption, Cancelled};
 
 impl Fleet {
@@ -103,7 +103,7 @@ impl Fleet {
                 let now = self.instant();
                 let step = self.replicas[at]
                     .table
-                    .on_beat(now, by, said.is_ok(), owner);
+                    .on_heartbeat(now, by, said.is_ok(), owner);
                 self.on_step(at, by, step)?;
                 self.set_lease(at);
             }
@@ -112,8 +112,8 @@ impl Fleet {
                     return Ok(());
                 };
                 return match run.on_said(&said) {
-                    Then::Now => self.drive(at, key),
-                    Then::Later => {
+                    Then::Continue => self.drive(at, key),
+                    Then::RetryLater => {
                         let when = self.now() + PAUSE;
                         let life = self.replicas[at].life;
                         let what = What::Again(key, serial, asked);
@@ -127,7 +127,7 @@ impl Fleet {
                     self.replicas[at].cursor.1 = next;
                 }
                 for notice in notices {
-                    self.stop(at, notice.key, Stop::Ended)?;
+                    self.stop(at, notice.key, StopReason::Cancelled)?;
                 }
             }
             (To::Check, Said::Lost(Ok(lost))) => {
@@ -148,12 +148,12 @@ impl Fleet {
             }
             (To::Adopt(orphan, by), Said::Adopted(said)) => {
                 self.replicas[at].adopting.remove(&orphan.key);
-                self.replicas[at].table.on_adoption(by, orphan, &said);
+                self.replicas[at].table.on_take_over(by, orphan, &said);
                 if let Ok(Adoption::Adopted(adopted)) = said {
                     return self.on_adopted(at, &adopted, orphan.key);
                 }
             }
-            (To::Unseated(key), Said::Cas(said))
+            (To::HandBack(key), Said::Cas(said))
                 if !said
                     .as_ref()
                     .is_err_and(|error| error.retry_after().is_some()) =>
@@ -174,7 +174,7 @@ impl Fleet {
                 self.later(at, 1_000..1_001, What::Retry(to, Box::new(ask)));
             }
             (To::Cancel { number, .. }, Said::Cancelled(Ok(Cancelled::Done { .. }))) => {
-                return self.stop(at, key(number), Stop::Ended);
+                return self.stop(at, key(number), StopReason::Cancelled);
             }
             (To::Cancel { number, tries }, Said::Cancelled(Err(_))) if tries < 3 => {
                 let to = To::Cancel {
@@ -208,8 +208,8 @@ impl Fleet {
                 for key in self.replicas[at].table.keys() {
                     let run = self.replicas[at].table.find(key);
                     // What no engine has begun is handed back at once; the rest has until the end.
-                    if run.is_some_and(|run| !run.course.is_begun()) {
-                        self.stop(at, key, Stop::Draining)?;
+                    if run.is_some_and(|run| !run.state.is_begun()) {
+                        self.stop(at, key, StopReason::Draining)?;
                     }
                 }
                 self.later(at, 2_000..9_000, What::Abort);
@@ -223,7 +223,7 @@ impl Fleet {
                     if table.find(key).is_some_and(|run| run.is_stored)
                         && let Some(mut run) = table.leave(key)
                     {
-                        run.course.on_left();
+                        run.state.on_left();
                         self.met.broken += 1;
                         self.replicas[at].left.insert(run.serial, run);
                     }

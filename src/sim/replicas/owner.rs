@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::run::{Act, Run, Word};
 use super::shop::{Ask, Said};
 use super::{ATTEMPTS_MAX, Broken, Event, Fleet, NUMBERS, To, What, key};
-use crate::responses::background::course::{Course, Stop};
-use crate::responses::background::plan::{Left, Plan, plan};
-use crate::responses::background::table::Refused;
+use crate::responses::background::run_state::{RunState, StopReason};
+use crate::responses::background::run_table::RunRefusal;
+use crate::responses::background::take_over::{OrphanState, TakeOver, take_over};
 use crate::store::lease::Step;
 use crate::store::{self, Cursor, Fence, Key, Orphan, Owner, Status};
 
@@ -30,7 +30,7 @@ impl Fleet {
             What::Sweep => return self.on_sweep(at),
             What::Word(key, serial, word) => {
                 let found = self.find(at, key, serial);
-                let Some(run) = found.filter(|run| run.course.is_making()) else {
+                let Some(run) = found.filter(|run| run.state.is_generating()) else {
                     return Ok(());
                 };
                 run.hear(word);
@@ -49,7 +49,7 @@ impl Fleet {
             What::Abort => {
                 self.replicas[at].is_aborted = true;
                 for key in self.replicas[at].table.keys() {
-                    self.stop(at, key, Stop::Draining)?;
+                    self.stop(at, key, StopReason::Draining)?;
                 }
             }
             What::Exit => {
@@ -83,7 +83,7 @@ impl Fleet {
             Step::Stop => {
                 self.met.lost += 1;
                 for key in self.replicas[at].table.keys() {
-                    self.stop(at, key, Stop::Lost)?;
+                    self.stop(at, key, StopReason::LeaseLost)?;
                 }
             }
             Step::Wait => {}
@@ -131,14 +131,15 @@ impl Fleet {
             self.replicas[at].table.on_strays(owner, &strays);
         }
         let replica = &self.replicas[at];
-        let (unseated, doubtful) = (replica.table.unseated(), replica.table.doubtful());
-        for (key, fence) in unseated {
-            self.send(at, To::Unseated(key), Ask::Release(key, fence));
+        let (to_hand_back, unconfirmed) =
+            (replica.table.to_hand_back(), replica.table.unconfirmed());
+        for (key, fence) in to_hand_back {
+            self.send(at, To::HandBack(key), Ask::Release(key, fence));
         }
-        if doubtful.is_empty() {
+        if unconfirmed.is_empty() {
             self.send(at, To::Sweep, Ask::Orphans);
         }
-        for orphan in doubtful {
+        for orphan in unconfirmed {
             self.adopt(at, orphan);
         }
         Ok(())
@@ -146,7 +147,7 @@ impl Fleet {
 
     pub(super) fn adopt(&mut self, at: usize, orphan: Orphan) {
         let table = &self.replicas[at].table;
-        if table.may_adopt(&orphan) {
+        if table.may_take_over(&orphan) {
             let by = table.owner();
             self.replicas[at].adopting.insert(orphan.key);
             self.send(at, To::Adopt(orphan, by), Ask::Adopt(orphan, by));
@@ -159,24 +160,26 @@ impl Fleet {
         adopted: &store::record::Adopted,
         key: Key,
     ) -> Result<(), Broken> {
-        let left = Left {
+        let orphan_state = OrphanState {
             is_portable: adopted.request.first() == Some(&b'p'),
             streams: adopted.streams,
             stored: adopted.last_event.map_or(0, |last| last + 1),
             attempts: adopted.attempts,
         };
-        let course = match plan(&left, ATTEMPTS_MAX) {
-            Plan::Run => Course::new(left.streams, left.stored),
-            Plan::Fail(why) => Course::failing(left.streams, left.stored, why),
+        let state = match take_over(&orphan_state, ATTEMPTS_MAX) {
+            TakeOver::Rerun => RunState::new(orphan_state.streams, orphan_state.stored),
+            TakeOver::Fail(why) => {
+                RunState::failing(orphan_state.streams, orphan_state.stored, why)
+            }
         };
-        let is_rerun = course.is_making();
-        let sat = self.sit(at, key, adopted.fence, course);
-        if sat == Err(Refused::Seated) {
+        let is_rerun = state.is_generating();
+        let admitted = self.sit(at, key, adopted.fence, state);
+        if admitted == Err(RunRefusal::AlreadyRunning) {
             return Ok(());
         }
-        if sat.is_err() {
-            self.replicas[at].table.on_unseated(key, adopted.fence);
-            self.send(at, To::Unseated(key), Ask::Release(key, adopted.fence));
+        if admitted.is_err() {
+            self.replicas[at].table.hand_back(key, adopted.fence);
+            self.send(at, To::HandBack(key), Ask::Release(key, adopted.fence));
             return Ok(());
         }
         match is_rerun {
@@ -194,7 +197,7 @@ impl Fleet {
         if let Some(run) = table.find_mut(key) {
             run.is_stored = true;
             if is_draining {
-                run.course.on_stop(Stop::Draining);
+                run.state.on_stop(StopReason::Draining);
             }
         }
         self.drive(at, key)
@@ -205,14 +208,14 @@ impl Fleet {
         at: usize,
         key: Key,
         fence: Fence,
-        course: Course,
-    ) -> Result<(), Refused> {
+        state: RunState,
+    ) -> Result<(), RunRefusal> {
         self.names += 1;
-        let run = Run::new(self.names, key, fence, course);
+        let run = Run::new(self.names, key, fence, state);
         let now = self.instant();
         let replica = &mut self.replicas[at];
         if replica.is_draining {
-            return Err(Refused::NotOwned);
+            return Err(RunRefusal::NotOwner);
         }
         replica.table.sit(now, key, fence, run)?;
         self.set_lease(at);
@@ -220,12 +223,12 @@ impl Fleet {
     }
 
     /// Tells a run why it must not go on, and lets it do what follows.
-    pub(super) fn stop(&mut self, at: usize, key: Key, why: Stop) -> Result<(), Broken> {
+    pub(super) fn stop(&mut self, at: usize, key: Key, why: StopReason) -> Result<(), Broken> {
         let Some(run) = self.replicas[at].table.find_mut(key) else {
             return Ok(());
         };
         // One whose record is being made finds out when it is there.
-        if run.stop(why) && (run.is_stored || why == Stop::Lost) {
+        if run.stop(why) && (run.is_stored || why == StopReason::LeaseLost) {
             return self.drive(at, key);
         }
         Ok(())

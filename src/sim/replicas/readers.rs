@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::shop::{Ask, Said};
 use super::voice::{self, END, Heard};
 use super::{Broken, Event, Fleet, REPLICAS, To};
-use crate::responses::background::course::{FIRST_EVENTS, Tail};
-use crate::responses::background::reading::{Next, Reading};
+use crate::responses::background::read_position::{Next, ReadPosition};
+use crate::responses::background::run_state::{FIRST_EVENTS, Tail};
 use crate::store::log::Kept;
 use crate::store::{Key, Status};
 
@@ -20,7 +20,7 @@ pub(super) struct Reader {
     pub(super) is_over: bool,
     /// The replica that it reads at, in this life, and the run that it found there.
     at: Option<(usize, u64, Option<u64>)>,
-    reading: Reading,
+    reading: ReadPosition,
     /// The number of the next event.
     next: u64,
     has_heard: bool,
@@ -36,7 +36,7 @@ impl Reader {
             key,
             is_over: false,
             at: None,
-            reading: Reading::new(after),
+            reading: ReadPosition::new(after),
             next: after.map_or(0, |after| after + 1),
             has_heard: false,
             has_heard_end: false,
@@ -121,7 +121,7 @@ impl Fleet {
                 self.met.resumed += 1;
                 let found = &mut self.readers[reader];
                 if found.has_heard {
-                    found.reading = Reading::new(found.next.checked_sub(1));
+                    found.reading = ReadPosition::new(found.next.checked_sub(1));
                 }
                 None
             }
@@ -153,15 +153,15 @@ impl Fleet {
         if let Some(serial) = run {
             let running = replica.table.find(key).filter(|run| run.serial == serial);
             let running = running.or_else(|| replica.left.get(&serial));
-            match running.map_or(Tail::Left, |run| run.course.tail(after, TAIL_BYTES)) {
-                Tail::Here { text, last, is_end } => {
+            match running.map_or(Tail::NotRunning, |run| run.state.tail(after, TAIL_BYTES)) {
+                Tail::InMemory { text, last, is_end } => {
                     let next = self.readers[reader].reading.on_tail(text, last, is_end);
                     let text = text.to_vec();
                     self.met.told_from_memory += u64::from(!text.is_empty());
                     return self.on_read_here(reader, &text, next);
                 }
-                Tail::Elsewhere => {}
-                Tail::Left => self.readers[reader].at = Some((at, life, None)),
+                Tail::InStore => {}
+                Tail::NotRunning => self.readers[reader].at = Some((at, life, None)),
             }
         }
         self.ask_for(reader, Ask::Events(key, after));

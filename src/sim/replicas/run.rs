@@ -6,8 +6,8 @@ use bytes::Bytes;
 
 use super::shop::{Ask, Said};
 use super::voice::Voice;
-use crate::responses::background::course::{Course, Step, Stop, Then};
 use crate::responses::background::log;
+use crate::responses::background::run_state::{RunState, Step, StopReason, Then};
 use crate::store::record::Content;
 use crate::store::{Amend, Fence, Final, Hint, Key, Status, Token};
 
@@ -34,7 +34,7 @@ pub(super) enum Act {
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) serial: u64,
-    pub(super) course: Course,
+    pub(super) state: RunState,
     /// Whether its record is known to be there.
     pub(super) is_stored: bool,
     key: Key,
@@ -59,10 +59,10 @@ struct End {
 }
 
 impl Run {
-    pub(super) fn new(serial: u64, key: Key, fence: Fence, course: Course) -> Self {
+    pub(super) fn new(serial: u64, key: Key, fence: Fence, state: RunState) -> Self {
         Self {
             serial,
-            course,
+            state,
             is_stored: false,
             key,
             fence,
@@ -81,21 +81,21 @@ impl Run {
     }
 
     /// True if what it waits for is waited for no more.
-    pub(super) fn stop(&mut self, why: Stop) -> bool {
-        let before = self.course.next();
-        self.course.on_stop(why);
-        before != self.course.next()
+    pub(super) fn stop(&mut self, why: StopReason) -> bool {
+        let before = self.state.next();
+        self.state.on_stop(why);
+        before != self.state.next()
     }
 
     pub(super) fn act(&mut self) -> Act {
         let (key, fence) = (self.key, self.fence);
         loop {
-            return Act::Ask(match self.course.next() {
-                Step::Listen if !self.voice.is_announced() => {
-                    self.course.on_events(self.voice.announce().as_bytes());
+            return Act::Ask(match self.state.next() {
+                Step::ReadEngine if !self.voice.is_announced() => {
+                    self.state.on_events(self.voice.announce().as_bytes());
                     continue;
                 }
-                Step::Listen => match self.heard.pop_front() {
+                Step::ReadEngine => match self.heard.pop_front() {
                     Some(word) => {
                         self.on_word(word);
                         continue;
@@ -106,24 +106,24 @@ impl Run {
                         return Act::Engine;
                     }
                 },
-                Step::Start => Ask::Start(key, fence),
+                Step::MarkStarted => Ask::Start(key, fence),
                 Step::Append(batch) => {
                     self.last = batch.last;
                     Ask::Append(key, fence, batch)
                 }
-                Step::Recall { after } => Ask::Events(key, after),
+                Step::ReadStored { after } => Ask::Events(key, after),
                 Step::Fail { is_recalled, .. } => {
                     match is_recalled {
-                        true => self.voice.go_on_at(self.course.log().stored()),
+                        true => self.voice.go_on_at(self.state.log().stored()),
                         false => {
                             let said = self.voice.words(0);
-                            self.course.on_events(said.as_bytes());
+                            self.state.on_events(said.as_bytes());
                         }
                     }
                     self.conclude(Status::Failed);
                     continue;
                 }
-                Step::Shorten { number } => {
+                Step::FailWithoutOutput { number } => {
                     self.voice.go_on_at(number);
                     self.conclude(Status::Failed);
                     if let Some(end) = &mut self.end {
@@ -148,10 +148,10 @@ impl Run {
                         }),
                     )
                 }
-                Step::Cut => Ask::Get(key),
-                Step::Amend => {
-                    let told = self.course.log().stored_text();
-                    let told = told.filter(|_| self.course.streams());
+                Step::ReadCancelled => Ask::Get(key),
+                Step::StorePartial => {
+                    let told = self.state.log().stored_text();
+                    let told = told.filter(|_| self.state.streams());
                     let amend = Amend {
                         content: Content::default(),
                         cut: told.map(log::sealed).unwrap_or_default(),
@@ -159,30 +159,30 @@ impl Run {
                     Ask::Amend(key, fence, amend)
                 }
                 Step::Release => Ask::Release(key, fence),
-                Step::Leave => return Act::Leave,
+                Step::Done => return Act::Leave,
             });
         }
     }
 
     fn on_word(&mut self, word: Word) {
-        self.course.on_begun();
+        self.state.on_begun();
         match word {
             Word::Some(count) => {
                 let said = self.voice.words(count);
-                self.course.on_events(said.as_bytes());
+                self.state.on_events(said.as_bytes());
             }
             Word::Last(status) => {
                 let said = self.voice.words(0);
-                self.course.on_events(said.as_bytes());
+                self.state.on_events(said.as_bytes());
                 self.conclude(status);
             }
         }
     }
 
     fn conclude(&mut self, status: Status) {
-        let text = self.course.log().text().filter(|_| self.course.streams());
+        let text = self.state.log().text().filter(|_| self.state.streams());
         let cut = text.map(log::sealed).unwrap_or_default();
-        self.course.on_last_event(self.voice.end().as_bytes());
+        self.state.on_last_event(self.voice.end().as_bytes());
         self.ends += 1;
         self.end = Some(End {
             token: Token(self.serial * 256 + self.ends),
@@ -192,22 +192,22 @@ impl Run {
     }
 
     pub(super) fn on_said(&mut self, said: &Said) -> Then {
-        match (self.course.next(), said) {
-            (Step::Start, Said::Cas(said)) => self.course.on_started(said),
-            (Step::Append(_), Said::Cas(said)) => self.course.on_appended(self.last, said),
-            (Step::Recall { .. }, Said::Events(said)) => self.course.on_recalled(said),
-            (Step::Finalize(_), Said::Cas(said)) => self.course.on_finalized(said),
-            (Step::Cut, Said::Record(said)) => {
+        match (self.state.next(), said) {
+            (Step::MarkStarted, Said::Cas(said)) => self.state.on_started(said),
+            (Step::Append(_), Said::Cas(said)) => self.state.on_appended(self.last, said),
+            (Step::ReadStored { .. }, Said::Events(said)) => self.state.on_stored_events(said),
+            (Step::Finalize(_), Said::Cas(said)) => self.state.on_finalized(said),
+            (Step::ReadCancelled, Said::Record(said)) => {
                 let said = said.as_ref().map(|found| {
                     let found = found.as_ref()?;
                     let last = found.background.and_then(|it| it.last_event);
                     Some((found.status, last))
                 });
-                self.course.on_record(&said.map_err(Clone::clone))
+                self.state.on_record(&said.map_err(Clone::clone))
             }
-            (Step::Amend, Said::Cas(said)) => self.course.on_amended(said),
-            (Step::Release, Said::Cas(said)) => self.course.on_released(said),
-            _ => Then::Now,
+            (Step::StorePartial, Said::Cas(said)) => self.state.on_partial_stored(said),
+            (Step::Release, Said::Cas(said)) => self.state.on_released(said),
+            _ => Then::Continue,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::responses::background::course::FIRST_EVENTS;
+use crate::responses::background::run_state::FIRST_EVENTS;
 
 /// The name of the event that ends a response.
 pub(super) const END: &str = "end";

@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use warmroute::state_token::{Content, Key, Kind, Ring, Settings};
+use warmroute::state_token::{Content, Key, Kind, KeyRing, Settings};
 use warmroute::ids::Tenant;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
@@ -21,18 +21,18 @@ fuzz_target!(|bytes: &[u8]| {
         plain_bytes_max: 64 << 10,
         ..Settings::default()
     };
-    let ring = Ring::new(settings, [7; 32], &Registry::default()).expect("good settings");
+    let key_ring = KeyRing::new(settings, [7; 32], &Registry::default()).expect("good settings");
     let tenant = Tenant::default();
     let text = String::from_utf8_lossy(rest);
     match choice % 4 {
-        0 => assert!(ring.open(NOW_S, tenant, &text).is_err()),
+        0 => assert!(key_ring.open(NOW_S, tenant, &text).is_err()),
         1 => {
             let _ = Key::parse(&Secret::new(text));
         }
         2 => {
             let (header, body) = rest.split_at(rest.len().min(usize::from(*at)));
-            let signed = ring.sign(tenant, header, body);
-            if let Ok(opened) = ring.open(NOW_S, tenant, &signed) {
+            let signed = key_ring.sign(tenant, header, body);
+            if let Ok(opened) = key_ring.open(NOW_S, tenant, &signed) {
                 assert!(opened.items.len() <= 64 << 10);
                 let _ = opened.each();
             }
@@ -45,16 +45,16 @@ fuzz_target!(|bytes: &[u8]| {
                 model: "sim",
                 items: &items,
             };
-            let Ok(sealed) = ring.seal(NOW_S, tenant, &content) else {
+            let Ok(sealed) = key_ring.issue(NOW_S, tenant, &content) else {
                 return;
             };
-            let opened = ring.open(NOW_S, tenant, &sealed).expect("just sealed");
+            let opened = key_ring.open(NOW_S, tenant, &sealed).expect("just sealed");
             assert_eq!(opened.items, items);
             let mut changed = sealed.into_bytes();
-            let place = usize::from(*at) * 257 % changed.len();
-            changed[place] ^= 1;
+            let key_index = usize::from(*at) * 257 % changed.len();
+            changed[key_index] ^= 1;
             let changed = String::from_utf8_lossy(&changed).into_owned();
-            assert!(ring.open(NOW_S, tenant, &changed).is_err());
+            assert!(key_ring.open(NOW_S, tenant, &changed).is_err());
         }
     }
 });

@@ -4,27 +4,27 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::course::Stop;
+use super::run_state::StopReason;
 use crate::store::lease::{self, Lease, Step};
 use crate::store::{self, Adoption, Fence, Key, Lost, Orphan, Owner};
 
 /// Why a response is not begun here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum RunRefusal {
     /// Its fence is not this replica's, or no longer; or the lease does not hold.
-    NotOwned,
+    NotOwner,
     /// It runs here already.
-    Seated,
-    Full,
+    AlreadyRunning,
+    ReplicaFull,
     TenantFull,
 }
 
-impl Refused {
+impl RunRefusal {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Self::NotOwned => "stopping",
-            Self::Seated => "seated",
-            Self::Full => "replica_full",
+            Self::NotOwner => "not_owner",
+            Self::AlreadyRunning => "already_running",
+            Self::ReplicaFull => "replica_full",
             Self::TenantFull => "tenant_full",
         }
     }
@@ -38,28 +38,28 @@ pub(crate) struct Bounds {
 
 /// See the module. `R` is what a run is driven by.
 #[derive(Debug)]
-pub(crate) struct Table<R> {
+pub(crate) struct RunTable<R> {
     bounds: Bounds,
     leases: lease::Settings,
     /// This life's name. One that lost its lease goes on under another.
     owner: Owner,
     lease: Lease,
-    places: BTreeMap<Key, Place<R>>,
+    runs: BTreeMap<Key, RunEntry<R>>,
     /// Taken over, or not: the store did not say. Nobody else would look, since their owner lives.
-    doubtful: BTreeMap<Key, Orphan>,
+    unconfirmed: BTreeMap<Key, Orphan>,
     /// Ours, and not run here: to be handed back.
-    unseated: BTreeMap<Key, Fence>,
+    to_hand_back: BTreeMap<Key, Fence>,
 }
 
 #[derive(Debug)]
-struct Place<R> {
+struct RunEntry<R> {
     fence: Fence,
     /// Whether its record is known to have been there.
     is_stored: bool,
     run: R,
 }
 
-impl<R> Table<R> {
+impl<R> RunTable<R> {
     pub(crate) fn new(
         now: Instant,
         bounds: Bounds,
@@ -71,9 +71,9 @@ impl<R> Table<R> {
             leases: leases.clone(),
             owner,
             lease: Lease::new(now, leases),
-            places: BTreeMap::new(),
-            doubtful: BTreeMap::new(),
-            unseated: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            unconfirmed: BTreeMap::new(),
+            to_hand_back: BTreeMap::new(),
         }
     }
 
@@ -93,7 +93,13 @@ impl<R> Table<R> {
     }
 
     /// What the store said to a beat of `by`.
-    pub(crate) fn on_beat(&mut self, now: Instant, by: Owner, is_done: bool, next: Owner) -> Step {
+    pub(crate) fn on_heartbeat(
+        &mut self,
+        now: Instant,
+        by: Owner,
+        is_done: bool,
+        next: Owner,
+    ) -> Step {
         if by != self.owner {
             // Of a life that is over.
             return Step::Wait;
@@ -110,8 +116,8 @@ impl<R> Table<R> {
             self.owner = next;
             self.lease = Lease::new(now, &self.leases);
             // The lease that they were taken under ends by itself.
-            self.doubtful.clear();
-            self.unseated.clear();
+            self.unconfirmed.clear();
+            self.to_hand_back.clear();
         }
         step
     }
@@ -121,106 +127,111 @@ impl<R> Table<R> {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.places.len()
+        self.runs.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.places.is_empty()
+        self.runs.is_empty()
     }
 
     pub(crate) fn find(&self, key: Key) -> Option<&R> {
-        self.places.get(&key).map(|place| &place.run)
+        self.runs.get(&key).map(|entry| &entry.run)
     }
 
     pub(crate) fn find_mut(&mut self, key: Key) -> Option<&mut R> {
-        self.places.get_mut(&key).map(|place| &mut place.run)
+        self.runs.get_mut(&key).map(|entry| &mut entry.run)
     }
 
     pub(crate) fn keys(&self) -> Vec<Key> {
-        self.places.keys().copied().collect()
+        self.runs.keys().copied().collect()
     }
 
     pub(crate) fn runs(&self) -> impl Iterator<Item = &R> {
-        self.places.values().map(|place| &place.run)
+        self.runs.values().map(|entry| &entry.run)
     }
 
-    /// Takes a place for a response, whose record need not be there yet.
+    /// Takes a entry for a response, whose record need not be there yet.
     pub(crate) fn sit(
         &mut self,
         now: Instant,
         key: Key,
         fence: Fence,
         run: R,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RunRefusal> {
         let is_owned = self.owner == fence.owner && self.lease.is_held(now);
-        match self.places.get(&key) {
-            Some(place) if place.fence == fence => return Err(Refused::Seated),
+        match self.runs.get(&key) {
+            Some(entry) if entry.fence == fence => return Err(RunRefusal::AlreadyRunning),
             None if is_owned => {}
-            Some(_) | None => return Err(Refused::NotOwned),
+            Some(_) | None => return Err(RunRefusal::NotOwner),
         }
-        if self.places.len() as u64 >= self.bounds.running_max {
-            return Err(Refused::Full);
+        if self.runs.len() as u64 >= self.bounds.running_max {
+            return Err(RunRefusal::ReplicaFull);
         }
-        let own = self.places.keys().filter(|it| it.tenant == key.tenant);
+        let own = self.runs.keys().filter(|it| it.tenant == key.tenant);
         if own.count() as u64 >= self.bounds.running_per_tenant_max {
-            return Err(Refused::TenantFull);
+            return Err(RunRefusal::TenantFull);
         }
         let is_stored = false;
-        let place = Place {
+        let entry = RunEntry {
             fence,
             is_stored,
             run,
         };
-        self.places.insert(key, place);
+        self.runs.insert(key, entry);
         self.lease.hasten(now);
         Ok(())
     }
 
     /// Its record is there.
     pub(crate) fn on_stored(&mut self, key: Key) {
-        if let Some(place) = self.places.get_mut(&key) {
-            place.is_stored = true;
+        if let Some(entry) = self.runs.get_mut(&key) {
+            entry.is_stored = true;
         }
     }
 
     pub(crate) fn leave(&mut self, key: Key) -> Option<R> {
-        self.places.remove(&key).map(|place| place.run)
+        self.runs.remove(&key).map(|entry| entry.run)
     }
 
     /// What the store is asked about.
     pub(crate) fn to_check(&self) -> Vec<(Key, Fence)> {
-        let places = self.places.iter();
-        let stored = places.filter(|(_, place)| place.is_stored);
-        stored.map(|(key, place)| (*key, place.fence)).collect()
+        let runs = self.runs.iter();
+        let stored = runs.filter(|(_, entry)| entry.is_stored);
+        stored.map(|(key, entry)| (*key, entry.fence)).collect()
     }
 
     /// What follows of what the store said of one that it was asked about. It may have been lost and taken over
     /// again since; then it is not what was asked about.
-    pub(crate) fn on_checked(&self, asked: &[(Key, Fence)], key: Key, lost: Lost) -> Option<Stop> {
-        let fence = self.places.get(&key)?.fence;
+    pub(crate) fn on_checked(
+        &self,
+        asked: &[(Key, Fence)],
+        key: Key,
+        lost: Lost,
+    ) -> Option<StopReason> {
+        let fence = self.runs.get(&key)?.fence;
         let is_same = asked.contains(&(key, fence));
         is_same.then_some(match lost {
-            Lost::Fenced => Stop::Lost,
-            Lost::Gone | Lost::Terminal(_) => Stop::Ended,
+            Lost::Fenced => StopReason::LeaseLost,
+            Lost::Gone | Lost::Terminal(_) => StopReason::Cancelled,
         })
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        (self.places.len() as u64) < self.bounds.running_max
+        (self.runs.len() as u64) < self.bounds.running_max
     }
 
     /// Whether there is room for what another replica lost.
-    pub(crate) fn may_adopt(&self, orphan: &Orphan) -> bool {
-        self.has_room() && !self.places.contains_key(&orphan.key)
+    pub(crate) fn may_take_over(&self, orphan: &Orphan) -> bool {
+        self.has_room() && !self.runs.contains_key(&orphan.key)
     }
 
     /// Adoptions to be asked for again before any other, until the store says what became of them.
-    pub(crate) fn doubtful(&self) -> Vec<Orphan> {
-        self.doubtful.values().copied().collect()
+    pub(crate) fn unconfirmed(&self) -> Vec<Orphan> {
+        self.unconfirmed.values().copied().collect()
     }
 
     /// What the store said to an adoption by `by`.
-    pub(crate) fn on_adoption(
+    pub(crate) fn on_take_over(
         &mut self,
         by: Owner,
         orphan: Orphan,
@@ -231,20 +242,20 @@ impl<R> Table<R> {
         }
         match said {
             Err(store::Error::Unknown { .. }) => {
-                self.doubtful.insert(orphan.key, orphan);
+                self.unconfirmed.insert(orphan.key, orphan);
             }
             // Not done now; an earlier try may have been.
             Err(store::Error::Unavailable { .. }) => {}
             _ => {
-                self.doubtful.remove(&orphan.key);
+                self.unconfirmed.remove(&orphan.key);
             }
         }
     }
 
     /// It is this owner's, and cannot be run here.
-    pub(crate) fn on_unseated(&mut self, key: Key, fence: Fence) {
+    pub(crate) fn hand_back(&mut self, key: Key, fence: Fence) {
         if fence.owner == self.owner {
-            self.unseated.insert(key, fence);
+            self.to_hand_back.insert(key, fence);
         }
     }
 
@@ -252,16 +263,16 @@ impl<R> Table<R> {
     /// end is not stored.
     pub(crate) fn on_strays(&mut self, by: Owner, strays: &[(Key, Fence)]) {
         for (key, fence) in strays {
-            let is_known = self.places.contains_key(key) || self.doubtful.contains_key(key);
+            let is_known = self.runs.contains_key(key) || self.unconfirmed.contains_key(key);
             if by == self.owner && !is_known {
-                self.on_unseated(*key, *fence);
+                self.hand_back(*key, *fence);
             }
         }
     }
 
     /// What is to be handed back.
-    pub(crate) fn unseated(&self) -> Vec<(Key, Fence)> {
-        self.unseated
+    pub(crate) fn to_hand_back(&self) -> Vec<(Key, Fence)> {
+        self.to_hand_back
             .iter()
             .map(|(key, fence)| (*key, *fence))
             .collect()
@@ -269,7 +280,7 @@ impl<R> Table<R> {
 
     /// The store said what became of it.
     pub(crate) fn on_released(&mut self, key: Key) {
-        self.unseated.remove(&key);
+        self.to_hand_back.remove(&key);
     }
 }
 
@@ -291,14 +302,14 @@ mod tests {
     }
 
     /// One whose lease holds from `now`.
-    fn table(now: Instant) -> Table<()> {
+    fn table(now: Instant) -> RunTable<()> {
         let bounds = Bounds {
             running_max: 3,
             running_per_tenant_max: 2,
         };
-        let mut table = Table::new(now, bounds, &lease::Settings::default(), OWNER);
+        let mut table = RunTable::new(now, bounds, &lease::Settings::default(), OWNER);
         assert_eq!(table.on_timeout(now, Owner(2)), Step::Beat);
-        assert_eq!(table.on_beat(now, OWNER, true, Owner(2)), Step::Wait);
+        assert_eq!(table.on_heartbeat(now, OWNER, true, Owner(2)), Step::Wait);
         table
     }
 
@@ -310,14 +321,17 @@ mod tests {
         assert_eq!(table.on_timeout(late, Owner(2)), Step::Stop);
         assert_eq!((table.owner(), table.is_held(late)), (Owner(2), false));
         assert_eq!(table.on_timeout(late, Owner(3)), Step::Beat);
-        assert_eq!(table.on_beat(late, OWNER, true, Owner(3)), Step::Wait);
+        assert_eq!(table.on_heartbeat(late, OWNER, true, Owner(3)), Step::Wait);
         assert!(!table.is_held(late));
         let fence = Fence::first(Owner(2));
         assert_eq!(
             table.sit(late, key(1, 1), fence, ()),
-            Err(Refused::NotOwned)
+            Err(RunRefusal::NotOwner)
         );
-        assert_eq!(table.on_beat(late, Owner(2), true, Owner(3)), Step::Wait);
+        assert_eq!(
+            table.on_heartbeat(late, Owner(2), true, Owner(3)),
+            Step::Wait
+        );
         assert_eq!(table.sit(late, key(1, 1), fence, ()), Ok(()));
     }
 
@@ -328,15 +342,18 @@ mod tests {
         let fence = Fence::first(OWNER);
         let mut sit = |tenant, own| table.sit(now, key(tenant, own), fence, ());
         assert_eq!((sit(1, 1), sit(1, 2)), (Ok(()), Ok(())));
-        assert_eq!(sit(1, 3), Err(Refused::TenantFull));
+        assert_eq!(sit(1, 3), Err(RunRefusal::TenantFull));
         assert_eq!(sit(2, 4), Ok(()));
-        assert_eq!(sit(3, 5), Err(Refused::Full));
+        assert_eq!(sit(3, 5), Err(RunRefusal::ReplicaFull));
         assert!(table.leave(key(1, 1)).is_some());
         assert_eq!(table.sit(now, key(3, 5), fence, ()), Ok(()));
-        assert_eq!(table.sit(now, key(3, 5), fence, ()), Err(Refused::Seated));
+        assert_eq!(
+            table.sit(now, key(3, 5), fence, ()),
+            Err(RunRefusal::AlreadyRunning)
+        );
         assert_eq!(
             table.sit(now, key(3, 5), Fence::first(Owner(2)), ()),
-            Err(Refused::NotOwned)
+            Err(RunRefusal::NotOwner)
         );
     }
 
@@ -353,7 +370,7 @@ mod tests {
         let lost = Lost::Fenced;
         assert_eq!(
             table.on_checked(&asked(1), key(1, 1), lost),
-            Some(Stop::Lost)
+            Some(StopReason::LeaseLost)
         );
         assert_eq!(table.on_checked(&asked(0), key(1, 1), lost), None);
     }
@@ -372,12 +389,12 @@ mod tests {
         let retry_after = Duration::from_secs(1);
         let why = "slow".into();
         let unknown = Err(store::Error::Unknown { retry_after, why });
-        table.on_adoption(OWNER, orphan, &unknown);
+        table.on_take_over(OWNER, orphan, &unknown);
         let strays = [key(1, 1), key(1, 2), key(1, 3)].map(|key| (key, fence));
         table.on_strays(Owner(2), &strays);
-        assert_eq!(table.unseated(), []);
+        assert_eq!(table.to_hand_back(), []);
         table.on_strays(OWNER, &strays);
-        assert_eq!(table.unseated(), [(key(1, 3), fence)]);
+        assert_eq!(table.to_hand_back(), [(key(1, 3), fence)]);
     }
 
     #[test]
@@ -389,20 +406,20 @@ mod tests {
             epoch: 1,
         };
         let (retry_after, why) = (Duration::from_secs(1), "down".into());
-        table.on_adoption(
+        table.on_take_over(
             OWNER,
             orphan,
             &Err(store::Error::Unknown { retry_after, why }),
         );
-        assert_eq!(table.doubtful(), [orphan]);
+        assert_eq!(table.unconfirmed(), [orphan]);
         let why = "down".into();
-        table.on_adoption(
+        table.on_take_over(
             OWNER,
             orphan,
             &Err(store::Error::Unavailable { retry_after, why }),
         );
-        assert_eq!(table.doubtful(), [orphan]);
-        table.on_adoption(OWNER, orphan, &Ok(Adoption::Raced));
-        assert_eq!(table.doubtful(), []);
+        assert_eq!(table.unconfirmed(), [orphan]);
+        table.on_take_over(OWNER, orphan, &Ok(Adoption::Raced));
+        assert_eq!(table.unconfirmed(), []);
     }
 }

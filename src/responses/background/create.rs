@@ -7,21 +7,21 @@ use hyper::{HeaderMap, Response};
 use tokio::sync::oneshot;
 use tracing::warn;
 
-use super::Seat;
-use super::course::Course;
-use super::kept::Kept;
+use super::RunGuard;
 use super::reader::{self, Reader};
 use super::run::{self, Job};
+use super::run_state::RunState;
+use super::stored_request::StoredRequest;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::responses::create::own_headers;
+use crate::responses::history::Access;
 use crate::responses::item::Ids;
-use crate::responses::object::{Shape, with_output};
-use crate::responses::past::Access;
-use crate::responses::prepared::Prepared;
-use crate::responses::request::Create;
+use crate::responses::object::{ResponseTemplate, with_output};
+use crate::responses::prepared::PreparedResponse;
+use crate::responses::request::CreateRequest;
 use crate::responses::stored::json;
-use crate::responses::{Call, Responses, retry};
+use crate::responses::{ClientRequest, Responses, retry};
 use crate::store::record::{Begin, Content, Retention};
 use crate::store::{self, Fence, Hint, Key, NewRecord, Status, Token};
 use crate::{http, observe};
@@ -29,8 +29,8 @@ use crate::{http, observe};
 impl Responses {
     pub(in crate::responses) async fn create_in_background(
         self: &Arc<Self>,
-        call: &Call<'_>,
-        create: &Create<'_>,
+        call: &ClientRequest<'_>,
+        create: &CreateRequest<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let tenant = call.admitted.tenant;
         let now_s = observe::unix_s().unsigned_abs();
@@ -39,18 +39,18 @@ impl Responses {
         let admitted = self.store.admit().await;
         admitted.map_err(|error| ApiError::of_store(&error))?;
         self.background.held().await?;
-        let opener = self.opener(call, create, now_s);
+        let state_reader = self.state_reader(call, create, now_s);
         let mut past = self
-            .past(&create.before, &opener, Access::Exclusive)
+            .past(&create.parent, &state_reader, Access::Exclusive)
             .await?;
         let mut lock = past.conversation.as_mut().and_then(|it| it.lock.take());
         let is_in_conversation = past.conversation.is_some();
-        let prepared = self.prepare(create, past, &opener, true, create.store);
+        let prepared = self.prepare(create, past, &state_reader, true, create.store);
         let ready = prepared.await.and_then(|prepared| {
-            let is_portable = prepared.carry.is_none() && !is_in_conversation;
+            let is_portable = prepared.client_state.is_none() && !is_in_conversation;
             self.ready(call, create, prepared, is_portable, tenant)
         });
-        let (record, mut job, seat) = match ready {
+        let (record, mut job, guard) = match ready {
             Ok(ready) => ready,
             Err(error) => {
                 if let Some(lock) = lock {
@@ -60,13 +60,13 @@ impl Responses {
             }
         };
         job.conversation = lock.take();
-        let key = seat.key;
+        let key = guard.key;
         let response = record.content.response.clone();
-        let run = seat.run.clone();
+        let run = guard.run.clone();
         // A client that leaves now may have been told: what was begun is run.
         let (begun, is_begun) = oneshot::channel();
         self.tasks
-            .spawn(begin(self.clone(), record, job, seat, begun));
+            .spawn(begin(self.clone(), record, job, guard, begun));
         let is_begun = is_begun.await.unwrap_or(Err(store::Error::Unknown {
             retry_after: Duration::from_secs(1),
             why: "the router is stopping".into(),
@@ -90,26 +90,27 @@ impl Responses {
     /// All that is stored of it first, what is to be done for it, and its place here.
     fn ready(
         self: &Arc<Self>,
-        call: &Call<'_>,
-        create: &Create<'_>,
-        mut prepared: Prepared,
+        call: &ClientRequest<'_>,
+        create: &CreateRequest<'_>,
+        mut prepared: PreparedResponse,
         is_portable: bool,
         tenant: Tenant,
-    ) -> Result<(NewRecord, Job, Seat), ApiError> {
+    ) -> Result<(NewRecord, Job, RunGuard), ApiError> {
         let salt = call.salt(create)?;
         let input = std::mem::take(&mut prepared.input);
-        let header = prepared.header();
-        let kept = Kept::new(create, &header, salt, is_portable, input);
+        let meta = prepared.meta();
+        let kept = StoredRequest::new(create, &meta, salt, is_portable, input);
         let kept = kept.ok_or_else(|| ApiError::wrong_value("input", "it cannot be kept"))?;
-        let response = Shape::new(create, &header, Ids::of(prepared.id)).running(Status::Queued);
+        let response =
+            ResponseTemplate::new(create, &meta, Ids::of(prepared.id)).running(Status::Queued);
         let key = Key {
             tenant,
             id: prepared.id,
         };
         let fence = Fence::first(self.background.owner());
-        let seat = self
+        let guard = self
             .background
-            .sit(key, fence, Course::new(create.stream, 0))
+            .sit(key, fence, RunState::new(create.stream, 0))
             .map_err(|refused| self.background.refusal(refused))?;
         let record = NewRecord {
             token: Token(fastrand::u64(..)),
@@ -139,9 +140,9 @@ impl Responses {
             id: call.id,
             own: prepared.take_own(),
             conversation: None,
-            carry: prepared.carry.take(),
+            client_state: prepared.client_state.take(),
         };
-        Ok((record, job, seat))
+        Ok((record, job, guard))
     }
 }
 
@@ -149,17 +150,17 @@ async fn begin(
     responses: Arc<Responses>,
     record: NewRecord,
     job: Job,
-    seat: Seat,
+    guard: RunGuard,
     begun: oneshot::Sender<Result<(), store::Error>>,
 ) {
-    let key = seat.key;
+    let key = guard.key;
     let created = retry::while_unknown(|| responses.store.create(key, record.clone())).await;
     let is_created = created.is_ok();
     let is_unknown = matches!(created, Err(store::Error::Unknown { .. }));
     if is_created {
         let _ = begun.send(created);
         responses.background.table.lock().on_stored(key);
-        run::spawn(responses, job, seat);
+        run::spawn(responses, job, guard);
         return;
     }
     if let Some(lock) = job.conversation {

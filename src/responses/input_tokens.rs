@@ -4,12 +4,12 @@ use bytes::Bytes;
 use hyper::{Response, StatusCode};
 
 use super::create::collect;
+use super::history::Access;
 use super::item::Ids;
 use super::members::{self, Members};
-use super::past::Access;
-use super::request::{self, Create};
+use super::request::{self, CreateRequest};
 use super::stored::json;
-use super::{Call, Responses, engine};
+use super::{ClientRequest, Responses, engine_body};
 use crate::openai::error::ApiError;
 use crate::prompt::Api;
 use crate::{http, observe};
@@ -18,14 +18,19 @@ use crate::{http, observe};
 const NO_MEDIA: &str = r#""mm_payload":"none""#;
 
 impl Responses {
-    pub(super) async fn count(&self, call: &Call<'_>) -> Result<Response<http::Body>, ApiError> {
-        let create = Create::read_count(&call.body)?;
+    pub(super) async fn count(
+        &self,
+        call: &ClientRequest<'_>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let create = CreateRequest::read_count(&call.body)?;
         let now_s = observe::unix_s().unsigned_abs();
-        let opener = self.opener(call, &create, now_s);
-        let past = self.past(&create.before, &opener, Access::ReadOnly).await?;
+        let state_reader = self.state_reader(call, &create, now_s);
+        let past = self
+            .past(&create.parent, &state_reader, Access::ReadOnly)
+            .await?;
         let ids = Ids::random(request::random()?);
-        let expanded = self.expand(&create, past, &ids, &opener).await?;
-        let body = engine::body(&create, &expanded.input, "", Some(NO_MEDIA));
+        let expanded = self.expand(&create, past, &ids, &state_reader).await?;
+        let body = engine_body::body(&create, &expanded.input, "", Some(NO_MEDIA));
         let model = Some(&*create.model).filter(|model| !model.is_empty());
         let own = self
             .relay
@@ -38,10 +43,14 @@ impl Responses {
         Ok(json(text))
     }
 
-    async fn ask_for_count(&self, call: &Call<'_>, body: Bytes) -> Result<usize, ApiError> {
+    async fn ask_for_count(
+        &self,
+        call: &ClientRequest<'_>,
+        body: Bytes,
+    ) -> Result<usize, ApiError> {
         let path = "/v1/responses/render";
         // Nothing of it is computed, so nothing of it is held afterwards.
-        let answer = self.ask(&call.asking(), Api::Tokenize, path, body).await;
+        let answer = self.ask(&call.context(), Api::Tokenize, path, body).await;
         let answer = answer.map_err(|error| match error.status {
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED if error.code.is_empty() => {
                 ApiError::cannot_count()

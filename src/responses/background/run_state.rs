@@ -24,27 +24,27 @@ const REFUSED: &str = "The response could not be stored.";
 
 /// Why a response stops before its engine has said all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub(crate) enum StopReason {
     /// It was cancelled or deleted.
-    Ended,
+    Cancelled,
     /// Another replica has it, or may have it.
-    Lost,
+    LeaseLost,
     /// This replica is stopping.
     Draining,
     /// It ran for too long.
-    TooLong,
+    TimeLimit,
     /// The store will not take its events.
-    Refused,
+    StoreRefused,
 }
 
-impl Stop {
+impl StopReason {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Self::Ended => "ended",
-            Self::Lost => "lost",
+            Self::Cancelled => "cancelled",
+            Self::LeaseLost => "lease_lost",
             Self::Draining => "draining",
-            Self::TooLong => "too_long",
-            Self::Refused => "refused",
+            Self::TimeLimit => "time_limit",
+            Self::StoreRefused => "store_refused",
         }
     }
 }
@@ -54,12 +54,12 @@ impl Stop {
 #[must_use]
 pub(crate) enum Step {
     /// Has an engine make it, and hears it.
-    Listen,
+    ReadEngine,
     /// Tells the store that an engine has begun it.
-    Start,
+    MarkStarted,
     Append(Batch),
     /// Reads events that another replica stored, beyond this number.
-    Recall {
+    ReadStored {
         after: Option<u64>,
     },
     /// Makes the end of a response that failed, for this reason. `is_recalled`: after the events that were
@@ -69,62 +69,62 @@ pub(crate) enum Step {
         is_recalled: bool,
     },
     /// Makes the end of a response of which nothing can be kept, with this number.
-    Shorten {
+    FailWithoutOutput {
         number: u64,
     },
     /// Stores its end, with these events.
     Finalize(Option<Batch>),
     /// Reads the record of a response that should have been cancelled.
-    Cut,
+    ReadCancelled,
     /// Leaves in it what was told.
-    Amend,
+    StorePartial,
     /// Hands it back.
     Release,
     /// Nothing more.
-    Leave,
+    Done,
 }
 
 /// When to take the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Then {
-    Now,
+    Continue,
     /// The store could not be asked: after a while.
-    Later,
+    RetryLater,
 }
 
 /// What a reader where it runs is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tail<'a> {
     /// Stored events up to `last`. `is_end`: it has ended, and there are no more.
-    Here {
+    InMemory {
         text: &'a [u8],
         last: Option<u64>,
         is_end: bool,
     },
     /// These are to be read from the store.
-    Elsewhere,
+    InStore,
     /// All is to be read from the store from now on.
-    Left,
+    NotRunning,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    Making,
+    Generating,
     /// `why` it fails afterwards; `None`: it was cancelled.
-    Recalling {
+    ReadingStored {
         why: Option<&'static str>,
     },
     Failing {
         why: &'static str,
     },
     /// Its last event is made.
-    Ending,
-    Shortening,
+    Finalizing,
+    DroppingOutput,
     /// Its last event is made again, without what the store would not take.
-    EndingShort,
-    Cutting,
-    Amending,
+    FinalizingWithoutOutput,
+    ReadingCancelled,
+    StoringPartial,
     Releasing,
     Over {
         is_told: bool,
@@ -133,7 +133,7 @@ enum Phase {
 
 /// One response's way.
 #[derive(Debug)]
-pub(crate) struct Course {
+pub(crate) struct RunState {
     streams: bool,
     phase: Phase,
     /// Whether an engine has begun it, and whether the store was told so.
@@ -143,15 +143,15 @@ pub(crate) struct Course {
     log: Log,
     /// The event that ends it in place of all that is not stored.
     short: Option<Batch>,
-    why: Option<Stop>,
+    why: Option<StopReason>,
 }
 
-impl Course {
+impl RunState {
     /// Of a response of which `stored` events are in the store.
     pub(crate) fn new(streams: bool, stored: u64) -> Self {
         Self {
             streams,
-            phase: Phase::Making,
+            phase: Phase::Generating,
             is_begun: false,
             is_started: false,
             is_recalled: false,
@@ -165,7 +165,7 @@ impl Course {
     pub(crate) fn failing(streams: bool, stored: u64, why: &'static str) -> Self {
         let is_recalled = streams && stored > 0;
         let phase = match is_recalled {
-            true => Phase::Recalling { why: Some(why) },
+            true => Phase::ReadingStored { why: Some(why) },
             false => Phase::Failing { why },
         };
         Self {
@@ -177,24 +177,26 @@ impl Course {
 
     pub(crate) fn next(&self) -> Step {
         match self.phase {
-            Phase::Making | Phase::Ending if self.is_begun && !self.is_started => Step::Start,
-            Phase::Making => self.batch().map_or(Step::Listen, Step::Append),
-            Phase::Recalling { .. } => Step::Recall {
+            Phase::Generating | Phase::Finalizing if self.is_begun && !self.is_started => {
+                Step::MarkStarted
+            }
+            Phase::Generating => self.batch().map_or(Step::ReadEngine, Step::Append),
+            Phase::ReadingStored { .. } => Step::ReadStored {
                 after: self.log.made().checked_sub(1),
             },
             Phase::Failing { why } => Step::Fail {
                 why,
                 is_recalled: self.is_recalled,
             },
-            Phase::Ending => Step::Finalize(self.batch()),
-            Phase::EndingShort => Step::Finalize(self.short.clone()),
-            Phase::Shortening => Step::Shorten {
+            Phase::Finalizing => Step::Finalize(self.batch()),
+            Phase::FinalizingWithoutOutput => Step::Finalize(self.short.clone()),
+            Phase::DroppingOutput => Step::FailWithoutOutput {
                 number: self.log.stored(),
             },
-            Phase::Cutting => Step::Cut,
-            Phase::Amending => Step::Amend,
+            Phase::ReadingCancelled => Step::ReadCancelled,
+            Phase::StoringPartial => Step::StorePartial,
             Phase::Releasing => Step::Release,
-            Phase::Over { .. } => Step::Leave,
+            Phase::Over { .. } => Step::Done,
         }
     }
 
@@ -221,18 +223,18 @@ impl Course {
     /// The last event was made.
     pub(crate) fn on_last_event(&mut self, text: &[u8]) {
         match self.phase {
-            Phase::Making | Phase::Failing { .. } => {
+            Phase::Generating | Phase::Failing { .. } => {
                 self.on_events(text);
-                self.phase = Phase::Ending;
+                self.phase = Phase::Finalizing;
             }
-            Phase::Shortening => {
+            Phase::DroppingOutput => {
                 let number = self.log.stored();
                 self.short = self.streams.then(|| Batch {
                     first: number,
                     last: number,
                     bytes: Bytes::copy_from_slice(text),
                 });
-                self.phase = Phase::EndingShort;
+                self.phase = Phase::FinalizingWithoutOutput;
             }
             // It was stopped in between.
             _ => {}
@@ -240,17 +242,19 @@ impl Course {
     }
 
     /// It must not go on as it does.
-    pub(crate) fn on_stop(&mut self, why: Stop) {
+    pub(crate) fn on_stop(&mut self, why: StopReason) {
         self.phase = match (self.phase, why) {
             (Phase::Over { .. }, _) => return,
-            (_, Stop::Lost) => Phase::Over { is_told: false },
-            (Phase::Making | Phase::Recalling { why: Some(_) }, Stop::Ended) => Phase::Cutting,
+            (_, StopReason::LeaseLost) => Phase::Over { is_told: false },
+            (Phase::Generating | Phase::ReadingStored { why: Some(_) }, StopReason::Cancelled) => {
+                Phase::ReadingCancelled
+            }
             // Whoever takes it over fails it just as well.
-            (Phase::Recalling { why: Some(_) }, Stop::Draining) => Phase::Releasing,
-            (Phase::Making, Stop::Draining) if self.is_unseen() => Phase::Releasing,
-            (Phase::Making, Stop::Draining) => Phase::Failing { why: STOPPED },
-            (Phase::Making, Stop::TooLong) => Phase::Failing { why: TOO_LONG },
-            (Phase::Making, Stop::Refused) => Phase::Failing { why: REFUSED },
+            (Phase::ReadingStored { why: Some(_) }, StopReason::Draining) => Phase::Releasing,
+            (Phase::Generating, StopReason::Draining) if self.is_unseen() => Phase::Releasing,
+            (Phase::Generating, StopReason::Draining) => Phase::Failing { why: STOPPED },
+            (Phase::Generating, StopReason::TimeLimit) => Phase::Failing { why: TOO_LONG },
+            (Phase::Generating, StopReason::StoreRefused) => Phase::Failing { why: REFUSED },
             // What ends already is stopped by the store's word alone.
             _ => return,
         };
@@ -267,14 +271,14 @@ impl Course {
             Ok(Cas::Gone | Cas::Terminal(_)) => self.on_ended_elsewhere(),
             Ok(Cas::Fenced) => self.on_lost(),
             Ok(_) => self.is_started = true,
-            Err(error) if error.retry_after().is_some() => return Then::Later,
+            Err(error) if error.retry_after().is_some() => return Then::RetryLater,
             Err(_) => {
                 // Its end says more than this, and the store has its last word there.
                 self.is_started = true;
-                self.on_stop(Stop::Refused);
+                self.on_stop(StopReason::StoreRefused);
             }
         }
-        Then::Now
+        Then::Continue
     }
 
     /// What the store says to events up to `last`.
@@ -288,28 +292,28 @@ impl Course {
             Ok(Cas::Gap { last }) => self.on_gap(*last),
             Ok(Cas::Gone | Cas::Terminal(_)) => self.on_ended_elsewhere(),
             Ok(Cas::Fenced) => self.on_lost(),
-            Err(error) if error.retry_after().is_some() => return Then::Later,
-            Err(_) => self.on_stop(Stop::Refused),
+            Err(error) if error.retry_after().is_some() => return Then::RetryLater,
+            Err(_) => self.on_stop(StopReason::StoreRefused),
         }
-        Then::Now
+        Then::Continue
     }
 
     /// Events of another replica; `None`: there is no such response any more.
-    pub(crate) fn on_recalled(&mut self, said: &Result<Option<Events>, store::Error>) -> Then {
-        let Phase::Recalling { why } = self.phase else {
-            return Then::Now;
+    pub(crate) fn on_stored_events(&mut self, said: &Result<Option<Events>, store::Error>) -> Then {
+        let Phase::ReadingStored { why } = self.phase else {
+            return Then::Continue;
         };
         let read = match said {
             Ok(Some(read)) => read,
             Ok(None) => {
                 self.leave();
-                return Then::Now;
+                return Then::Continue;
             }
-            Err(error) if error.retry_after().is_some() => return Then::Later,
+            Err(error) if error.retry_after().is_some() => return Then::RetryLater,
             Err(_) => {
                 // What cannot be read is not part of its output.
                 self.on_all_recalled(why);
-                return Then::Now;
+                return Then::Continue;
             }
         };
         let told = read.batches.iter();
@@ -321,7 +325,7 @@ impl Course {
         if read.batches.is_empty() || self.log.made() >= self.log.stored() {
             self.on_all_recalled(why);
         }
-        Then::Now
+        Then::Continue
     }
 
     fn on_all_recalled(&mut self, why: Option<&'static str>) {
@@ -330,16 +334,16 @@ impl Course {
         }
         self.phase = match why {
             Some(why) => Phase::Failing { why },
-            None => Phase::Amending,
+            None => Phase::StoringPartial,
         };
     }
 
     /// What the store says to the end.
     pub(crate) fn on_finalized(&mut self, said: &Result<Cas, store::Error>) -> Then {
         let is_short = match self.phase {
-            Phase::Ending => false,
-            Phase::EndingShort => true,
-            _ => return Then::Now,
+            Phase::Finalizing => false,
+            Phase::FinalizingWithoutOutput => true,
+            _ => return Then::Continue,
         };
         match said {
             Ok(Cas::Done) if is_short => self.leave(),
@@ -349,22 +353,22 @@ impl Course {
                 }
                 self.phase = Phase::Over { is_told: true };
             }
-            Ok(Cas::Terminal(Status::Cancelled)) => self.phase = Phase::Cutting,
+            Ok(Cas::Terminal(Status::Cancelled)) => self.phase = Phase::ReadingCancelled,
             Ok(Cas::Terminal(_) | Cas::Gone) => self.leave(),
             Ok(Cas::Fenced) => self.on_lost(),
             // It was about to be stored when it was given up: what stands for it has a later number.
             Ok(Cas::Gap { last: Some(last) } | Cas::Duplicate { last }) if is_short => {
                 self.log.on_stored(*last);
-                self.phase = Phase::Shortening;
+                self.phase = Phase::DroppingOutput;
             }
             Ok(Cas::Gap { last }) => self.on_gap(*last),
             Ok(Cas::Duplicate { last }) => self.log.on_stored(*last),
             Ok(Cas::Overflow) => self.log.on_overflow(),
-            Err(store::Error::TooLarge { .. }) if !is_short => self.phase = Phase::Shortening,
+            Err(store::Error::TooLarge { .. }) if !is_short => self.phase = Phase::DroppingOutput,
             // Where it will not take this end at any time, there is no shorter one.
             Err(error) => return self.later(error),
         }
-        Then::Now
+        Then::Continue
     }
 
     /// The record of a response that should have been cancelled: its status, and its last event's number.
@@ -372,17 +376,17 @@ impl Course {
         &mut self,
         said: &Result<Option<(Status, Option<u64>)>, store::Error>,
     ) -> Then {
-        if self.phase != Phase::Cutting {
-            return Then::Now;
+        if self.phase != Phase::ReadingCancelled {
+            return Then::Continue;
         }
         match said {
             Ok(Some((Status::Cancelled, last))) => {
                 // The last event is the cancel's.
                 let is_here = self.log.rewind(last.and_then(|last| last.checked_sub(1)));
                 self.phase = match is_here || !self.streams {
-                    true => Phase::Amending,
+                    true => Phase::StoringPartial,
                     // Another replica told them.
-                    false => Phase::Recalling { why: None },
+                    false => Phase::ReadingStored { why: None },
                 };
             }
             // The store has lost the cancel, and this replica has ended what it ran.
@@ -390,34 +394,34 @@ impl Course {
             Ok(_) => self.leave(),
             Err(error) => return self.later(error),
         }
-        Then::Now
+        Then::Continue
     }
 
-    pub(crate) fn on_amended(&mut self, said: &Result<Cas, store::Error>) -> Then {
+    pub(crate) fn on_partial_stored(&mut self, said: &Result<Cas, store::Error>) -> Then {
         match said {
             Ok(_) => self.leave(),
             Err(error) => return self.later(error),
         }
-        Then::Now
+        Then::Continue
     }
 
     pub(crate) fn on_released(&mut self, said: &Result<Cas, store::Error>) -> Then {
         match said {
             // It was cancelled before it was handed back.
-            Ok(Cas::Terminal(Status::Cancelled)) => self.phase = Phase::Cutting,
+            Ok(Cas::Terminal(Status::Cancelled)) => self.phase = Phase::ReadingCancelled,
             Ok(_) => self.leave(),
             Err(error) => return self.later(error),
         }
-        Then::Now
+        Then::Continue
     }
 
     /// The store is asked again, unless that could not help. The end of the lease ends it.
     fn later(&mut self, error: &store::Error) -> Then {
         if error.retry_after().is_some() {
-            return Then::Later;
+            return Then::RetryLater;
         }
         self.leave();
-        Then::Now
+        Then::Continue
     }
 
     /// Nobody does anything for it here any more.
@@ -430,18 +434,18 @@ impl Course {
     fn on_gap(&mut self, last: Option<u64>) {
         if !self.log.rewind(last) {
             // What is missing was another replica's to tell. Whoever takes it over reads what there is.
-            self.why = Some(Stop::Lost);
+            self.why = Some(StopReason::LeaseLost);
             self.phase = Phase::Releasing;
         }
     }
 
     fn on_ended_elsewhere(&mut self) {
-        self.why = Some(Stop::Ended);
-        self.phase = Phase::Cutting;
+        self.why = Some(StopReason::Cancelled);
+        self.phase = Phase::ReadingCancelled;
     }
 
     fn on_lost(&mut self) {
-        self.why = Some(Stop::Lost);
+        self.why = Some(StopReason::LeaseLost);
         self.leave();
     }
 
@@ -453,7 +457,7 @@ impl Course {
     pub(crate) fn tail(&self, after: Option<u64>, bytes_max: usize) -> Tail<'_> {
         let is_end = self.phase == Phase::Over { is_told: true };
         match self.log.tail(after, bytes_max) {
-            Some((text, last)) if is_end || !self.is_over() => Tail::Here {
+            Some((text, last)) if is_end || !self.is_over() => Tail::InMemory {
                 text,
                 last: match text.is_empty() {
                     true => self.log.stored().checked_sub(1),
@@ -461,14 +465,14 @@ impl Course {
                 },
                 is_end,
             },
-            _ if self.is_over() => Tail::Left,
-            _ => Tail::Elsewhere,
+            _ if self.is_over() => Tail::NotRunning,
+            _ => Tail::InStore,
         }
     }
 
     /// Whether an engine makes it, or is to.
-    pub(crate) fn is_making(&self) -> bool {
-        self.phase == Phase::Making
+    pub(crate) fn is_generating(&self) -> bool {
+        self.phase == Phase::Generating
     }
 
     pub(crate) fn streams(&self) -> bool {
@@ -476,7 +480,7 @@ impl Course {
     }
 
     /// Why it stopped, if it did.
-    pub(crate) fn why(&self) -> Option<Stop> {
+    pub(crate) fn why(&self) -> Option<StopReason> {
         self.why
     }
 

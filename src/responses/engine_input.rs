@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::input::Own;
+use super::input::NewInput;
 use super::item::{Item, Kind, joined_text};
 use super::members::{self, Members, put, put_string, put_text};
 use crate::openai::error::ApiError;
@@ -69,7 +69,7 @@ impl EngineInput {
         Ok(())
     }
 
-    pub(super) fn add_own(&mut self, own: &Own) -> Result<(), ApiError> {
+    pub(super) fn add_own(&mut self, own: &NewInput) -> Result<(), ApiError> {
         own.items.iter().try_for_each(|item| self.add(&item.json))
     }
 

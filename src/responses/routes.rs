@@ -23,26 +23,26 @@ pub(crate) enum Endpoint {
 
 /// What a path leads to.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Found {
+pub(crate) enum RouteMatch {
     Endpoint(Endpoint),
     WrongMethod(&'static str),
     /// None of ours.
-    Nothing,
+    NotFound,
 }
 
-pub(crate) fn find(method: &Method, path: &str) -> Found {
+pub(crate) fn route(method: &Method, path: &str) -> RouteMatch {
     let Some(path) = path.strip_prefix("/v1/") else {
-        return Found::Nothing;
+        return RouteMatch::NotFound;
     };
     let mut parts = path.split('/');
     let is_conversation = match parts.next() {
         Some("responses") => false,
         Some("conversations") => true,
-        Some(_) | None => return Found::Nothing,
+        Some(_) | None => return RouteMatch::NotFound,
     };
     let rest: Vec<&str> = parts.collect();
     if rest.iter().any(|part| part.is_empty()) {
-        return Found::Nothing;
+        return RouteMatch::NotFound;
     }
     let rest: Vec<String> = rest.into_iter().map(decoded).collect();
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
@@ -50,29 +50,29 @@ pub(crate) fn find(method: &Method, path: &str) -> Found {
     let endpoint = match (is_conversation, rest.as_slice(), method.as_str()) {
         (false, [], "POST") => Endpoint::Create,
         (false, ["input_tokens"], "POST") => Endpoint::InputTokens,
-        (false, [] | ["input_tokens"], _) => return Found::WrongMethod("POST"),
+        (false, [] | ["input_tokens"], _) => return RouteMatch::WrongMethod("POST"),
         (false, [id], "GET") => Endpoint::Retrieve(own(id)),
         (false, [id], "DELETE") => Endpoint::Delete(own(id)),
-        (false, [_], _) => return Found::WrongMethod("GET, DELETE"),
+        (false, [_], _) => return RouteMatch::WrongMethod("GET, DELETE"),
         (false, [id, "cancel"], "POST") => Endpoint::Cancel(own(id)),
-        (false, [_, "cancel"], _) => return Found::WrongMethod("POST"),
+        (false, [_, "cancel"], _) => return RouteMatch::WrongMethod("POST"),
         (false, [id, "input_items"], "GET") => Endpoint::InputItems(own(id)),
-        (false, [_, "input_items"], _) => return Found::WrongMethod("GET"),
+        (false, [_, "input_items"], _) => return RouteMatch::WrongMethod("GET"),
         (true, [], "POST") => Endpoint::CreateConversation,
-        (true, [], _) => return Found::WrongMethod("POST"),
+        (true, [], _) => return RouteMatch::WrongMethod("POST"),
         (true, [id], "GET") => Endpoint::Conversation(own(id)),
         (true, [id], "POST") => Endpoint::UpdateConversation(own(id)),
         (true, [id], "DELETE") => Endpoint::DeleteConversation(own(id)),
-        (true, [_], _) => return Found::WrongMethod("GET, POST, DELETE"),
+        (true, [_], _) => return RouteMatch::WrongMethod("GET, POST, DELETE"),
         (true, [id, "items"], "POST") => Endpoint::AddItems(own(id)),
         (true, [id, "items"], "GET") => Endpoint::Items(own(id)),
-        (true, [_, "items"], _) => return Found::WrongMethod("GET, POST"),
+        (true, [_, "items"], _) => return RouteMatch::WrongMethod("GET, POST"),
         (true, [id, "items", item], "GET") => Endpoint::Item(own(id), own(item)),
         (true, [id, "items", item], "DELETE") => Endpoint::DeleteItem(own(id), own(item)),
-        (true, [_, "items", _], _) => return Found::WrongMethod("GET, DELETE"),
-        _ => return Found::Nothing,
+        (true, [_, "items", _], _) => return RouteMatch::WrongMethod("GET, DELETE"),
+        _ => return RouteMatch::NotFound,
     };
-    Found::Endpoint(endpoint)
+    RouteMatch::Endpoint(endpoint)
 }
 
 fn decoded(part: &str) -> String {
@@ -86,14 +86,14 @@ mod tests {
 
     #[test]
     fn every_endpoint_has_its_methods_and_the_rest_is_not_ours() {
-        let check = |method: &Method, path: &str, expected: Found| {
-            assert_eq!(find(method, path), expected, "{method} {path}");
+        let check = |method: &Method, path: &str, expected: RouteMatch| {
+            assert_eq!(route(method, path), expected, "{method} {path}");
         };
-        let to = |endpoint| Found::Endpoint(endpoint);
+        let to = |endpoint| RouteMatch::Endpoint(endpoint);
         let (a, b) = ("a".to_owned(), "b".to_owned());
         let (get, post, delete) = (&Method::GET, &Method::POST, &Method::DELETE);
         check(post, "/v1/responses", to(Endpoint::Create));
-        check(get, "/v1/responses", Found::WrongMethod("POST"));
+        check(get, "/v1/responses", RouteMatch::WrongMethod("POST"));
         check(
             post,
             "/v1/responses/input_tokens",
@@ -102,7 +102,11 @@ mod tests {
         check(get, "/v1/responses/a", to(Endpoint::Retrieve(a.clone())));
         check(get, "/v1/responses/%61", to(Endpoint::Retrieve(a.clone())));
         check(delete, "/v1/responses/a", to(Endpoint::Delete(a.clone())));
-        check(post, "/v1/responses/a", Found::WrongMethod("GET, DELETE"));
+        check(
+            post,
+            "/v1/responses/a",
+            RouteMatch::WrongMethod("GET, DELETE"),
+        );
         check(
             post,
             "/v1/responses/a/cancel",
@@ -113,10 +117,10 @@ mod tests {
             "/v1/responses/a/input_items",
             to(Endpoint::InputItems(a.clone())),
         );
-        check(get, "/v1/responses/a/other", Found::Nothing);
-        check(get, "/v1/responses/", Found::Nothing);
-        check(get, "/v1/chat/completions", Found::Nothing);
-        check(get, "/responses/a", Found::Nothing);
+        check(get, "/v1/responses/a/other", RouteMatch::NotFound);
+        check(get, "/v1/responses/", RouteMatch::NotFound);
+        check(get, "/v1/chat/completions", RouteMatch::NotFound);
+        check(get, "/responses/a", RouteMatch::NotFound);
         check(post, "/v1/conversations", to(Endpoint::CreateConversation));
         check(
             delete,
@@ -136,8 +140,8 @@ mod tests {
         check(
             post,
             "/v1/conversations/a/items/b",
-            Found::WrongMethod("GET, DELETE"),
+            RouteMatch::WrongMethod("GET, DELETE"),
         );
-        check(get, "/v1/conversations/a/items/b/c", Found::Nothing);
+        check(get, "/v1/conversations/a/items/b/c", RouteMatch::NotFound);
     }
 }

@@ -8,20 +8,20 @@ use std::task::Poll;
 use bytes::Bytes;
 
 use super::Responses;
-use super::input::{self, Own, Reading, Referenced};
-use super::lock::{self, Locked};
-use super::request::Before;
-use super::sealing::{LARGE_BYTES, Opener};
+use super::client_state::{LARGE_BYTES, StateReader};
+use super::conversation_lock::{self, ConversationLock};
+use super::input::{self, InputContext, NewInput, ReferencedItems};
+use super::request::Parent;
 use crate::ids::{ConversationId, ResponseId, Root, Tenant};
 use crate::openai::error::ApiError;
-use crate::store::{self, Asked, ConversationKey, History, HistoryMax, Items, Key, Lock};
+use crate::store::{self, Asked, ConversationKey, HistoryMax, Items, Key, Lock};
 use crate::{observe, state_token};
 
 /// Of other responses, whose items one input refers to.
 const READS_AT_ONCE: usize = 16;
 
 #[derive(Debug)]
-pub(super) struct Past {
+pub(super) struct History {
     pub(super) root: Root,
     /// JSON arrays of items, oldest first.
     pub(super) lists: Vec<Bytes>,
@@ -36,7 +36,7 @@ pub(super) struct Past {
 pub(super) struct Conversation {
     pub(super) id: ConversationId,
     /// None where it is only looked at.
-    pub(super) lock: Option<Locked>,
+    pub(super) lock: Option<ConversationLock>,
 }
 
 /// Whether a conversation is for this request alone.
@@ -46,7 +46,7 @@ pub(super) enum Access {
     ReadOnly,
 }
 
-impl Past {
+impl History {
     fn new(root: Root) -> Self {
         Self {
             root,
@@ -66,92 +66,96 @@ impl Responses {
     /// Reads all that comes before a request's own input.
     pub(super) async fn past(
         &self,
-        before: &Before<'_>,
-        opener: &Opener<'_>,
+        before: &Parent<'_>,
+        state_reader: &StateReader<'_>,
         access: Access,
-    ) -> Result<Past, ApiError> {
+    ) -> Result<History, ApiError> {
         let begun = observe::now();
         let past = match before {
-            Before::Nothing => return Ok(Past::new(Root(fastrand::u64(..)))),
-            Before::Carried(response) => {
-                let items = Bytes::from(self.carried(response, opener).await?);
-                Past {
+            Parent::None => return Ok(History::new(Root(fastrand::u64(..)))),
+            Parent::ClientHeld(response) => {
+                let items = Bytes::from(self.carried(response, state_reader).await?);
+                History {
                     lists: vec![items.clone()],
                     carried: Some(items),
-                    ..Past::new(Root(fastrand::u64(..)))
+                    ..History::new(Root(fastrand::u64(..)))
                 }
             }
-            Before::Response(id) => self.chain(id, opener.tenant).await?,
-            Before::Conversation(id) => self.conversation(id, opener.tenant, access).await?,
+            Parent::Response(id) => self.chain(id, state_reader.tenant).await?,
+            Parent::Conversation(id) => self.conversation(id, state_reader.tenant, access).await?,
         };
         let took = observe::now().saturating_duration_since(begun);
         self.metrics.on_history_read(took.as_secs_f64());
         Ok(past)
     }
 
-    async fn carried(&self, response: &str, opener: &Opener<'_>) -> Result<String, ApiError> {
+    async fn carried(
+        &self,
+        response: &str,
+        state_reader: &StateReader<'_>,
+    ) -> Result<String, ApiError> {
         if response.len() < LARGE_BYTES {
-            return opener.conversation(response);
+            return state_reader.conversation(response);
         }
         let response = response.to_owned();
-        let open = move |opener: &Opener<'_>| opener.conversation(&response);
-        self.opened_aside(opener, open).await
+        let open = move |state_reader: &StateReader<'_>| state_reader.conversation(&response);
+        self.opened_aside(state_reader, open).await
     }
 
     /// A request's own items; beside the carrier where there may be much to open among them.
     pub(super) async fn own(
         &self,
         input: Option<&str>,
-        with: &Reading<'_>,
-    ) -> Result<Own, ApiError> {
+        with: &InputContext<'_>,
+    ) -> Result<NewInput, ApiError> {
         let is_large = |it: &&str| it.len() >= LARGE_BYTES && it.contains(state_token::PREFIX);
         let Some(input) = input.filter(is_large) else {
-            return Own::read(input, with);
+            return NewInput::read(input, with);
         };
         let (input, param) = (input.to_owned(), with.param.to_owned());
         let (ids, referenced) = (with.ids.clone(), with.referenced.clone());
         let (referenced_bytes_max, keeps_ids) = (with.referenced_bytes_max, with.keeps_ids);
-        let read = move |opener: &Opener<'_>| {
-            let with = Reading {
+        let read = move |state_reader: &StateReader<'_>| {
+            let with = InputContext {
                 ids: &ids,
                 referenced: &referenced,
                 referenced_bytes_max,
-                opener,
+                state_reader,
                 keeps_ids,
                 param: &param,
             };
-            Own::read(Some(&input), &with)
+            NewInput::read(Some(&input), &with)
         };
-        self.opened_aside(with.opener, read).await
+        self.opened_aside(with.state_reader, read).await
     }
 
-    /// Does with an opener as that one what takes long.
+    /// Does with an state_reader as that one what takes long.
     async fn opened_aside<T: Send + 'static>(
         &self,
-        opener: &Opener<'_>,
-        open: impl FnOnce(&Opener<'_>) -> Result<T, ApiError> + Send + 'static,
+        state_reader: &StateReader<'_>,
+        open: impl FnOnce(&StateReader<'_>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let (ring, model) = (self.ring.clone(), opener.model.to_owned());
-        let (tenant, now_s) = (opener.tenant, opener.now_s);
-        let before = opener.plain_bytes.load(Relaxed);
+        let (key_ring, model) = (self.key_ring.clone(), state_reader.model.to_owned());
+        let (tenant, now_s) = (state_reader.tenant, state_reader.now_s);
+        let before = state_reader.plain_bytes.load(Relaxed);
         let work = move || {
-            let opener = Opener {
-                ring: &ring,
+            let state_reader = StateReader {
+                key_ring: &key_ring,
                 tenant,
                 now_s,
                 model: &model,
                 plain_bytes: AtomicU64::new(before),
             };
-            let opened = open(&opener);
-            (opened, opener.plain_bytes.into_inner())
+            let opened = open(&state_reader);
+            (opened, state_reader.plain_bytes.into_inner())
         };
         let done = self.aside.run(work).await;
         let (opened, plain_bytes) = done.ok_or_else(ApiError::stopping)?;
-        opener.plain_bytes.store(plain_bytes, Relaxed);
+        state_reader.plain_bytes.store(plain_bytes, Relaxed);
         opened
     }
 
-    async fn chain(&self, text: &str, tenant: Tenant) -> Result<Past, ApiError> {
+    async fn chain(&self, text: &str, tenant: Tenant) -> Result<History, ApiError> {
         let unknown = || ApiError::unknown_previous(text);
         let id: ResponseId = text.parse().map_err(|_| unknown())?;
         let max = HistoryMax {
@@ -160,20 +164,22 @@ impl Responses {
         };
         let history = self.store.history(Key { tenant, id }, max).await;
         match history.map_err(|error| ApiError::of_store(&error))? {
-            History::Found(found) => {
+            store::History::Found(found) => {
                 let turns = found.turns.into_iter();
-                Ok(Past {
+                Ok(History {
                     lists: turns.flat_map(|turn| [turn.input, turn.output]).collect(),
                     chain: Some(found.past),
-                    ..Past::new(id.root())
+                    ..History::new(id.root())
                 })
             }
             // The asked one, or one that it builds on.
-            History::Missing(missing) => Err(ApiError::unknown_previous(&missing.to_string())),
-            History::Running(status) | History::Ended(status) => {
+            store::History::Missing(missing) => {
+                Err(ApiError::unknown_previous(&missing.to_string()))
+            }
+            store::History::Running(status) | store::History::Ended(status) => {
                 Err(ApiError::unfinished_previous(text, status.as_str()))
             }
-            History::TooLarge { turns, bytes } => Err(self.too_long(turns, bytes)),
+            store::History::TooLarge { turns, bytes } => Err(self.too_long(turns, bytes)),
         }
     }
 
@@ -193,7 +199,7 @@ impl Responses {
         text: &str,
         tenant: Tenant,
         access: Access,
-    ) -> Result<Past, ApiError> {
+    ) -> Result<History, ApiError> {
         let unknown = || ApiError::unknown_conversation(text);
         let id: ConversationId = text.parse().map_err(|_| unknown())?;
         let key = ConversationKey { tenant, id };
@@ -201,7 +207,8 @@ impl Responses {
         let lock = match access {
             Access::ReadOnly => None,
             Access::Exclusive => {
-                let taken = lock::lock(&self.store, key, self.lease(), &self.tasks).await;
+                let taken =
+                    conversation_lock::acquire(&self.store, key, self.lease(), &self.tasks).await;
                 match taken.map_err(of_store)? {
                     Ok(locked) => Some(locked),
                     Err(Lock::Gone) => return Err(unknown()),
@@ -226,10 +233,10 @@ impl Responses {
                     list.extend_from_slice(&item.json);
                 }
                 list.push(b']');
-                return Ok(Past {
+                return Ok(History {
                     lists: vec![list.into()],
                     conversation: Some(Conversation { id, lock }),
-                    ..Past::new(id.root())
+                    ..History::new(id.root())
                 });
             }
             Ok(Items::Gone | Items::UnknownAfter) => unknown(),
@@ -246,10 +253,10 @@ impl Responses {
     pub(super) async fn referenced(
         &self,
         input: Option<&str>,
-        past: &Past,
+        past: &History,
         tenant: Tenant,
-    ) -> Result<Referenced, ApiError> {
-        let mut found = Referenced::new();
+    ) -> Result<ReferencedItems, ApiError> {
+        let mut found = ReferencedItems::new();
         let mut wanted = input::references(input);
         if wanted.is_empty() {
             return Ok(found);

@@ -1,17 +1,17 @@
 //! What to do with a response whose replica was lost: nobody must see two beginnings of it. Pure.
 
-use super::course::FIRST_EVENTS;
+use super::run_state::FIRST_EVENTS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Plan {
-    Run,
+pub(crate) enum TakeOver {
+    Rerun,
     /// What came of it, and no more.
     Fail(&'static str),
 }
 
 /// What is known of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Left {
+pub(crate) struct OrphanState {
     /// Whether all that is needed to begin it is in the store.
     pub(crate) is_portable: bool,
     pub(crate) streams: bool,
@@ -21,14 +21,14 @@ pub(crate) struct Left {
     pub(crate) attempts: u32,
 }
 
-pub(crate) fn plan(left: &Left, attempts_max: u32) -> Plan {
-    if !left.is_portable || (left.streams && left.stored > FIRST_EVENTS) {
-        return Plan::Fail("The replica that ran this response was lost.");
+pub(crate) fn take_over(orphan_state: &OrphanState, attempts_max: u32) -> TakeOver {
+    if !orphan_state.is_portable || (orphan_state.streams && orphan_state.stored > FIRST_EVENTS) {
+        return TakeOver::Fail("The replica that ran this response was lost.");
     }
-    if left.attempts > attempts_max {
-        return Plan::Fail("Every replica that ran this response was lost.");
+    if orphan_state.attempts > attempts_max {
+        return TakeOver::Fail("Every replica that ran this response was lost.");
     }
-    Plan::Run
+    TakeOver::Rerun
 }
 
 /// Whether there is more to take over than was found: whoever has room for it looks again at once, and does not
@@ -51,13 +51,17 @@ mod tests {
     #[test]
     fn what_nobody_saw_is_run_again_and_the_rest_fails() {
         let check = |is_portable, streams, stored, attempts, runs: bool| {
-            let left = Left {
+            let orphan_state = OrphanState {
                 is_portable,
                 streams,
                 stored,
                 attempts,
             };
-            assert_eq!(plan(&left, 3) == Plan::Run, runs, "{left:?}");
+            assert_eq!(
+                take_over(&orphan_state, 3) == TakeOver::Rerun,
+                runs,
+                "{orphan_state:?}"
+            );
         };
         check(true, true, 0, 2, true);
         check(true, true, 3, 2, true);

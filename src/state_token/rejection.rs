@@ -2,44 +2,44 @@
 
 use std::fmt;
 
-/// Why a carrier was not opened. For metrics: a client is told no more than [`Refused`] shows.
+/// Why a carrier was not opened. For metrics: a client is told no more than [`Rejected`] shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum RejectReason {
     /// Not one of ours.
-    Form,
+    Malformed,
     /// Larger than allowed, as text or unpacked.
-    Size,
+    TooLarge,
     /// Of no key that we have.
-    Key,
+    UnknownKey,
     /// Changed, made up, or another tenant's.
-    Signature,
+    BadSignature,
     /// Signed for this tenant, and says another. No replica writes that.
-    Tenant,
+    WrongTenant,
     Expired,
     /// Signed, and not to be read by this release.
-    Content,
+    Unreadable,
 }
 
-impl Reason {
+impl RejectReason {
     pub const ALL: [Self; 7] = [
-        Self::Form,
-        Self::Size,
-        Self::Key,
-        Self::Signature,
-        Self::Tenant,
+        Self::Malformed,
+        Self::TooLarge,
+        Self::UnknownKey,
+        Self::BadSignature,
+        Self::WrongTenant,
         Self::Expired,
-        Self::Content,
+        Self::Unreadable,
     ];
 
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Form => "form",
-            Self::Size => "size",
-            Self::Key => "key",
-            Self::Signature => "signature",
-            Self::Tenant => "tenant",
+            Self::Malformed => "malformed",
+            Self::TooLarge => "too_large",
+            Self::UnknownKey => "unknown_key",
+            Self::BadSignature => "bad_signature",
+            Self::WrongTenant => "wrong_tenant",
             Self::Expired => "expired",
-            Self::Content => "content",
+            Self::Unreadable => "unreadable",
         }
     }
 }
@@ -47,14 +47,14 @@ impl Reason {
 /// A carrier that was not opened. Shows the message for its client, the same for everything but age, so
 /// that it tells nothing of keys and tenants.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
-    pub reason: Reason,
+pub struct Rejected {
+    pub reason: RejectReason,
     /// Its first and last characters, by which a client may know which one it was.
     shown: String,
 }
 
-impl Refused {
-    pub(super) fn new(reason: Reason, text: &str) -> Self {
+impl Rejected {
+    pub(super) fn new(reason: RejectReason, text: &str) -> Self {
         const FIRST: usize = 8;
         const LAST: usize = 4;
         let shown = match text.char_indices().nth(FIRST + LAST) {
@@ -70,10 +70,10 @@ impl Refused {
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = match self.reason {
-            Reason::Expired => "has expired",
+            RejectReason::Expired => "has expired",
             _ => "could not be verified",
         };
         write!(f, "The encrypted content {} {why}.", self.shown)

@@ -7,15 +7,15 @@ use super::item::{self, Ids};
 use super::members::{self, Members, put, put_text};
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
-use crate::state_token::{self, Content, Kind, Opened, Ring, TooLarge, Verified};
+use crate::state_token::{self, Content, KeyRing, Kind, Payload, TooLarge, Verified};
 
 /// To seal or to open so much takes the better part of a millisecond, which a carrier does not wait for.
 pub(super) const LARGE_BYTES: usize = 64 << 10;
 
 /// Opens for one request of one tenant, at one time.
 #[derive(Debug)]
-pub(super) struct Opener<'a> {
-    pub(super) ring: &'a Ring,
+pub(super) struct StateReader<'a> {
+    pub(super) key_ring: &'a KeyRing,
     pub(super) tenant: Tenant,
     /// Seconds since 1970.
     pub(super) now_s: u64,
@@ -26,45 +26,45 @@ pub(super) struct Opener<'a> {
 
 /// What became of an item with sealed content that a client brought back.
 #[derive(Debug)]
-pub(super) enum Brought {
+pub(super) enum DecodedItem {
     /// The item that was in it, as it is written.
     Item(String),
     /// Its items are in the input already, or are of no use to this model.
     Nothing,
 }
 
-impl Opener<'_> {
+impl StateReader<'_> {
     fn verify<'t>(&self, text: &'t str) -> Result<Verified<'t>, ApiError> {
-        self.ring
+        self.key_ring
             .verify(self.now_s, self.tenant, text)
-            .map_err(|refused| ApiError::refused_content(&refused))
+            .map_err(|rejected| ApiError::rejected_state_token(&rejected))
     }
 
     /// A small text may unpack to a large one, and a request may have many.
-    fn unpack(&self, verified: Verified<'_>) -> Result<Opened, ApiError> {
+    fn unpack(&self, verified: Verified<'_>) -> Result<Payload, ApiError> {
         let bytes = verified.plain_bytes;
         let before = self.plain_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let max = self.ring.plain_bytes_max();
+        let max = self.key_ring.plain_bytes_max();
         if before.saturating_add(bytes) > max {
             return Err(ApiError::too_large_to_carry(&TooLarge::Items { max }));
         }
-        self.ring
+        self.key_ring
             .unpack(verified)
-            .map_err(|refused| ApiError::refused_content(&refused))
+            .map_err(|rejected| ApiError::rejected_state_token(&rejected))
     }
 
     /// Opens what an input item has sealed; `text` is what it has.
-    pub(super) fn item(&self, text: &str) -> Result<Brought, ApiError> {
+    pub(super) fn item(&self, text: &str) -> Result<DecodedItem, ApiError> {
         let verified = self.verify(text)?;
         match verified.kind {
             // One model's thoughts mean nothing to another.
-            Kind::Reasoning if verified.model != self.model => Ok(Brought::Nothing),
+            Kind::Reasoning if verified.model != self.model => Ok(DecodedItem::Nothing),
             Kind::Reasoning => {
                 let opened = self.unpack(verified)?;
                 let first = opened.each().first().map(|raw| raw.get().to_owned());
-                Ok(first.map_or(Brought::Nothing, Brought::Item))
+                Ok(first.map_or(DecodedItem::Nothing, DecodedItem::Item))
             }
-            Kind::Turn => Ok(Brought::Nothing),
+            Kind::Turn => Ok(DecodedItem::Nothing),
             Kind::Compaction => Err(ApiError::unreadable_content(text)),
         }
     }
@@ -106,8 +106,8 @@ impl Opener<'_> {
 
 /// Seals what one response gives away.
 #[derive(Clone, Debug)]
-pub(super) struct Sealer {
-    pub(super) ring: Arc<Ring>,
+pub(super) struct StateSigner {
+    pub(super) key_ring: Arc<KeyRing>,
     pub(super) tenant: Tenant,
     /// Seconds since 1970.
     pub(super) now_s: u64,
@@ -115,7 +115,7 @@ pub(super) struct Sealer {
     pub(super) model: String,
 }
 
-impl Sealer {
+impl StateSigner {
     fn seal(&self, kind: Kind, items: &str) -> Option<String> {
         let content = Content {
             kind,
@@ -124,7 +124,7 @@ impl Sealer {
             items,
         };
         // What is too large is counted, and stays away.
-        self.ring.seal(self.now_s, self.tenant, &content).ok()
+        self.key_ring.issue(self.now_s, self.tenant, &content).ok()
     }
 
     /// A reasoning item with itself sealed in it; `None` where it cannot be.

@@ -5,12 +5,12 @@ use bytes::Bytes;
 
 use crate::observe;
 use crate::openai::error::ApiError;
-use crate::responses::background::course::Course;
 use crate::responses::background::log::{self, Log};
-use crate::responses::events::{Events, Limits};
-use crate::responses::finish::{Composed, Finish};
-use crate::responses::object::{Outcome, Shape};
-use crate::responses::sealing::Sealer;
+use crate::responses::background::run_state::RunState;
+use crate::responses::client_state::StateSigner;
+use crate::responses::events::{EventOptions, EventRewriter};
+use crate::responses::finish::{FinalResponse, Finisher};
+use crate::responses::object::{Outcome, ResponseTemplate};
 use crate::store::record::Content;
 use crate::store::{Amend, Batch, Final, Hint, Token};
 
@@ -18,11 +18,11 @@ use crate::store::{Amend, Batch, Final, Hint, Token};
 const MARK: &[u8] = b"data: [DONE]\n\n";
 const TOO_LARGE: &str = "The response is larger than the store allows.";
 
-pub(super) struct Words {
-    shape: Shape,
-    limits: Limits,
-    sealer: Option<Sealer>,
-    events: Events,
+pub(super) struct EventEncoder {
+    template: ResponseTemplate,
+    limits: EventOptions,
+    state_signer: Option<StateSigner>,
+    events: EventRewriter,
     is_announced: bool,
 }
 
@@ -34,13 +34,17 @@ pub(super) struct End {
     cut: Bytes,
 }
 
-impl Words {
-    pub(super) fn new(shape: Shape, limits: Limits, sealer: Option<Sealer>) -> Self {
-        let events = Events::new(shape.clone(), limits, sealer.clone());
+impl EventEncoder {
+    pub(super) fn new(
+        template: ResponseTemplate,
+        limits: EventOptions,
+        state_signer: Option<StateSigner>,
+    ) -> Self {
+        let events = EventRewriter::new(template.clone(), limits, state_signer.clone());
         Self {
-            shape,
+            template,
             limits,
-            sealer,
+            state_signer,
             events: events.in_background(),
             is_announced: false,
         }
@@ -99,32 +103,36 @@ impl Words {
         (Vec::new(), outcome)
     }
 
-    fn again(&self) -> Events {
-        let events = Events::new(self.shape.clone(), self.limits, self.sealer.clone());
+    fn again(&self) -> EventRewriter {
+        let events = EventRewriter::new(
+            self.template.clone(),
+            self.limits,
+            self.state_signer.clone(),
+        );
         events.in_background()
     }
 
     /// The object that it ends as, and an item of the router's own.
-    pub(super) async fn compose(&self, finish: &Finish, outcome: &mut Outcome) -> Composed {
-        let (shape, place) = (self.events.shape(), self.events.place());
-        finish.compose(shape, outcome, place).await
+    pub(super) async fn compose(&self, finish: &Finisher, outcome: &mut Outcome) -> FinalResponse {
+        let (template, place) = (self.events.template(), self.events.place());
+        finish.compose(template, outcome, place).await
     }
 
     /// Its last events.
     pub(super) fn conclude(
         &mut self,
-        course: &mut Course,
-        (response, state): Composed,
+        state: &mut RunState,
+        (response, state_item): FinalResponse,
         outcome: Outcome,
     ) -> End {
         let mut out = Vec::new();
-        if let Some((added, done)) = &state {
+        if let Some((added, done)) = &state_item {
             self.events.add_item(added, done, &mut out);
         }
-        course.on_events(&out);
-        let text = course.log().text().filter(|_| course.streams());
+        state.on_events(&out);
+        let text = state.log().text().filter(|_| state.streams());
         let cut = text.map(log::sealed).unwrap_or_default();
-        self.last(course, &response, &outcome);
+        self.last(state, &response, &outcome);
         End {
             token: Token(fastrand::u64(..)),
             outcome,
@@ -134,11 +142,13 @@ impl Words {
     }
 
     /// Its end without its output, which the store would not keep.
-    pub(super) fn shorten(&mut self, course: &mut Course, number: u64) -> End {
+    pub(super) fn shorten(&mut self, state: &mut RunState, number: u64) -> End {
         let outcome = Outcome::failed("server_error", TOO_LARGE);
-        let response = self.shape.ended(&outcome, observe::unix_s().unsigned_abs());
+        let response = self
+            .template
+            .ended(&outcome, observe::unix_s().unsigned_abs());
         self.events.go_on_at(number);
-        self.last(course, &response, &outcome);
+        self.last(state, &response, &outcome);
         End {
             token: Token(fastrand::u64(..)),
             outcome,
@@ -147,15 +157,15 @@ impl Words {
         }
     }
 
-    fn last(&mut self, course: &mut Course, response: &[u8], outcome: &Outcome) {
+    fn last(&mut self, state: &mut RunState, response: &[u8], outcome: &Outcome) {
         let mut out = Vec::new();
         self.events.end(response, outcome, &mut out);
-        course.on_last_event(out.strip_suffix(MARK).unwrap_or(&out));
+        state.on_last_event(out.strip_suffix(MARK).unwrap_or(&out));
     }
 
     /// What there is of a cancelled response: what its readers were told, and no more.
-    pub(super) fn cut(&mut self, course: &Course, response: Bytes) -> Amend {
-        let told = course.log().stored_text().filter(|_| course.streams());
+    pub(super) fn cut(&mut self, state: &RunState, response: Bytes) -> Amend {
+        let told = state.log().stored_text().filter(|_| state.streams());
         let outcome = match told {
             Some(told) => self.again().cut_again(told),
             None => {
@@ -174,7 +184,7 @@ impl Words {
 }
 
 impl End {
-    pub(super) fn with(&self, batch: Option<Batch>, finish: &Finish) -> Final {
+    pub(super) fn with(&self, batch: Option<Batch>, finish: &Finisher) -> Final {
         Final {
             token: self.token,
             status: self.outcome.status,

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::members::{put, put_text};
-use super::request::Create;
+use super::request::CreateRequest;
 
 /// Members that engines must not see, or see only as the router says.
 const CUT: [&str; 18] = [
@@ -45,13 +45,18 @@ const ENGINE_TIERS: [&str; 5] = [
 ];
 
 /// The body of a request for one answer. `input` is the whole list of items; `salt` a member to add.
-pub(super) fn body(create: &Create<'_>, input: &[u8], id: &str, salt: Option<&str>) -> Bytes {
+pub(super) fn body(
+    create: &CreateRequest<'_>,
+    input: &[u8],
+    id: &str,
+    salt: Option<&str>,
+) -> Bytes {
     written(create, input, id, salt, create.stream)
 }
 
 /// The same for an answer in pieces, whatever the client wants.
 pub(super) fn streamed_body(
-    create: &Create<'_>,
+    create: &CreateRequest<'_>,
     input: &[u8],
     id: &str,
     salt: Option<&str>,
@@ -60,7 +65,7 @@ pub(super) fn streamed_body(
 }
 
 fn written(
-    create: &Create<'_>,
+    create: &CreateRequest<'_>,
     input: &[u8],
     id: &str,
     salt: Option<&str>,
@@ -112,7 +117,7 @@ mod tests {
     use super::*;
 
     fn check(client: &str, expected: &str) {
-        let create = Create::read(client.as_bytes()).unwrap();
+        let create = CreateRequest::read(client.as_bytes()).unwrap();
         let body = body(&create, b"[1]", "resp_1", Some(r#""cache_salt":"s""#));
         assert_eq!(body, expected, "{client}");
     }

@@ -15,7 +15,7 @@ const RENEWALS: u32 = 3;
 
 /// The lock. Dropping it unlocks the conversation.
 #[derive(Debug)]
-pub(super) struct Locked {
+pub(super) struct ConversationLock {
     end: oneshot::Sender<End>,
 }
 
@@ -31,16 +31,16 @@ enum End {
 }
 
 /// Takes a conversation; tells why it could not.
-pub(super) async fn lock(
+pub(super) async fn acquire(
     store: &Arc<dyn ResponseStore>,
     key: ConversationKey,
     lease: Duration,
     tasks: &Tasks,
-) -> Result<Result<Locked, Lock>, store::Error> {
+) -> Result<Result<ConversationLock, Lock>, store::Error> {
     let token = Token(fastrand::u64(..));
     let claim = Claim { token, lease };
     let (end, asked) = oneshot::channel();
-    // Before the lock is asked for: whoever leaves while it is taken must give it back as well.
+    // Parent the lock is asked for: whoever leaves while it is taken must give it back as well.
     let (taken, is_taken) = oneshot::channel();
     tasks.spawn(keep(store.clone(), key, claim, is_taken, asked));
     let lock = store.lock(key, claim).await?;
@@ -49,7 +49,7 @@ pub(super) async fn lock(
     }
     // Who keeps it waits for this word.
     let _ = taken.send(());
-    Ok(Ok(Locked { end }))
+    Ok(Ok(ConversationLock { end }))
 }
 
 async fn keep(
@@ -102,7 +102,7 @@ async fn unlock(store: &Arc<dyn ResponseStore>, key: ConversationKey, token: Tok
     }
 }
 
-impl Locked {
+impl ConversationLock {
     /// Puts items at the conversation's end and gives it back.
     pub(super) async fn commit(self, items: Vec<Item>) -> Result<Put, store::Error> {
         let (done, is_done) = oneshot::channel();

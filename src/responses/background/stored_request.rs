@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::responses::members::put;
-use crate::responses::object::Header;
-use crate::responses::request::Create;
+use crate::responses::object::ResponseMeta;
+use crate::responses::request::CreateRequest;
 
-/// Kept in the store until the response's end. The client's headers are not: they hold its key.
+/// StoredRequest in the store until the response's end. The client's headers are not: they hold its key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct StoredRequest {
     /// Unix seconds.
     created_at: u64,
     previous: Option<String>,
@@ -18,7 +18,7 @@ pub(super) struct Kept {
     store: bool,
     /// The member by which an engine keeps the tenant's prompts apart.
     pub(super) salt: Option<String>,
-    /// Whether it has nothing (a conversation's lock, a state to carry) that its first replica alone has.
+    /// Whether it has nothing (a conversation's lock, a state to client_state) that its first replica alone has.
     pub(super) is_portable: bool,
     /// The client's body without its input.
     client: Box<RawValue>,
@@ -26,10 +26,10 @@ pub(super) struct Kept {
     input: Box<RawValue>,
 }
 
-impl Kept {
+impl StoredRequest {
     pub(super) fn new(
-        create: &Create<'_>,
-        header: &Header<'_>,
+        create: &CreateRequest<'_>,
+        meta: &ResponseMeta<'_>,
         salt: Option<&str>,
         is_portable: bool,
         input: Vec<u8>,
@@ -41,10 +41,10 @@ impl Kept {
         client.push(b'}');
         let raw = |json| RawValue::from_string(String::from_utf8(json).ok()?).ok();
         Some(Self {
-            created_at: header.created_at,
-            previous: header.previous.map(str::to_owned),
-            conversation: header.conversation.map(str::to_owned),
-            store: header.store,
+            created_at: meta.created_at,
+            previous: meta.previous.map(str::to_owned),
+            conversation: meta.conversation.map(str::to_owned),
+            store: meta.store,
             salt: salt.map(str::to_owned),
             is_portable,
             client: raw(client)?,
@@ -68,8 +68,8 @@ impl Kept {
         self.input.get().as_bytes()
     }
 
-    pub(super) fn header<'a>(&'a self, id: &'a str) -> Header<'a> {
-        Header {
+    pub(super) fn meta<'a>(&'a self, id: &'a str) -> ResponseMeta<'a> {
+        ResponseMeta {
             id,
             created_at: self.created_at,
             previous: self.previous.as_deref(),
@@ -86,16 +86,17 @@ mod tests {
     #[test]
     fn another_replica_reads_what_one_has_kept() {
         let body = br#"{"model":"m","input":"long","background":true,"temperature":0.50}"#;
-        let create = Create::read(body).unwrap();
-        let header = Header {
+        let create = CreateRequest::read(body).unwrap();
+        let meta = ResponseMeta {
             id: "resp_1",
             created_at: 7,
             previous: Some("resp_0"),
             conversation: None,
             store: true,
         };
-        let kept = Kept::new(&create, &header, Some("\"s\":1"), true, b"[1]".to_vec()).unwrap();
-        let read = Kept::read(&kept.write()).unwrap();
+        let kept =
+            StoredRequest::new(&create, &meta, Some("\"s\":1"), true, b"[1]".to_vec()).unwrap();
+        let read = StoredRequest::read(&kept.write()).unwrap();
         assert_eq!(
             read.client(),
             br#"{"model":"m","background":true,"temperature":0.50}"#
@@ -104,7 +105,7 @@ mod tests {
             (read.input(), read.salt.as_deref()),
             (&b"[1]"[..], Some("\"s\":1"))
         );
-        assert_eq!(read.header("resp_1").previous, Some("resp_0"));
-        assert!(Kept::read(b"{}").is_none());
+        assert_eq!(read.meta("resp_1").previous, Some("resp_0"));
+        assert!(StoredRequest::read(b"{}").is_none());
     }
 }

@@ -9,9 +9,9 @@ use tokio::time::sleep;
 
 use super::Runner;
 use crate::openai::error::ApiError;
-use crate::responses::background::kept::Kept;
-use crate::responses::request::{Create, Truncation};
-use crate::responses::{Asking, engine, failure, sent};
+use crate::responses::background::stored_request::StoredRequest;
+use crate::responses::request::{CreateRequest, Truncation};
+use crate::responses::{RequestContext, engine_body, engine_error, engine_input};
 use crate::{http, observe};
 
 /// Between two asks for a worker, the first and the longest.
@@ -27,23 +27,23 @@ impl Runner<'_> {
     /// An engine's answer, waited for while there is none to be had.
     pub(super) async fn answered(
         &self,
-        create: &Create<'_>,
-        kept: &Kept,
+        create: &CreateRequest<'_>,
+        kept: &StoredRequest,
         id: &str,
-        asking: &Asking<'_>,
+        context: &RequestContext<'_>,
     ) -> Result<hyper::Response<http::Body>, ApiError> {
         let settings = &self.responses.background.settings;
         let limit = Duration::from_millis(settings.queue_max_ms);
         let mut input = kept.input().to_vec();
         let mut pause = WORKER_PAUSE;
         loop {
-            let body = engine::streamed_body(create, &input, id, kept.salt.as_deref());
-            let error = match self.responses.ask_response(asking, body).await {
+            let body = engine_body::streamed_body(create, &input, id, kept.salt.as_deref());
+            let error = match self.responses.ask_response(context, body).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            if error.code == failure::TOO_LONG && create.truncation == Truncation::Auto {
-                input = sent::shortened(&input).ok_or(error)?;
+            if error.code == engine_error::TOO_LONG && create.truncation == Truncation::Auto {
+                input = engine_input::shortened(&input).ok_or(error)?;
                 continue;
             }
             let may_help = matches!(
@@ -53,7 +53,7 @@ impl Runner<'_> {
                     | StatusCode::SERVICE_UNAVAILABLE
                     | StatusCode::GATEWAY_TIMEOUT
             );
-            let waited = observe::now().saturating_duration_since(asking.begun);
+            let waited = observe::now().saturating_duration_since(context.begun);
             if !may_help || waited + pause > limit {
                 return Err(error);
             }
@@ -64,13 +64,13 @@ impl Runner<'_> {
 }
 
 /// An engine that speaks. Dropping it closes the connection, and the engine stops.
-pub(super) struct Hearing {
+pub(super) struct EngineStream {
     engine: http::Body,
     gathered: Vec<u8>,
     has_begun: bool,
 }
 
-impl Hearing {
+impl EngineStream {
     pub(super) fn new(engine: http::Body) -> Self {
         Self {
             engine,

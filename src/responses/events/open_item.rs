@@ -7,7 +7,7 @@ use crate::responses::item::{self, Ids};
 use crate::responses::members::{Members, put};
 
 #[derive(Debug)]
-pub(super) struct Open {
+pub(super) struct OpenItem {
     /// As the engine counts.
     pub(super) index: Option<u64>,
     pub(super) place: usize,
@@ -45,7 +45,7 @@ enum PartKind {
     Reasoning,
 }
 
-impl Open {
+impl OpenItem {
     pub(super) fn new(item: &str, index: Option<u64>, place: usize, ids: &Ids) -> Option<Self> {
         let kind = Members::parse(item).ok()?.text("type")?;
         Some(Self {

@@ -8,14 +8,14 @@ use crate::http::sse;
 
 /// One event: its name (empty where it has none) and its data.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Frame<'a> {
+pub(super) struct EngineEvent<'a> {
     pub(super) name: Cow<'a, str>,
     pub(super) data: Cow<'a, str>,
 }
 
 /// Cuts a stream into events.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(super) struct EngineEvents {
     reader: Reader,
     event_bytes_max: usize,
 }
@@ -32,7 +32,7 @@ enum Reader {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct TooLong;
 
-impl Frames {
+impl EngineEvents {
     pub(super) fn new(event_bytes_max: usize) -> Self {
         Self {
             reader: Reader::Blocks { held: Vec::new() },
@@ -44,7 +44,7 @@ impl Frames {
     pub(super) fn push(
         &mut self,
         bytes: &[u8],
-        mut on: impl FnMut(Frame<'_>) -> bool,
+        mut on: impl FnMut(EngineEvent<'_>) -> bool,
     ) -> Result<(), TooLong> {
         if let Reader::Blocks { held } = &mut self.reader
             && memchr(b'\r', bytes).is_some()
@@ -61,7 +61,7 @@ impl Frames {
                 let mut events = Vec::new();
                 decoder.push(bytes, &mut events);
                 for event in events {
-                    let frame = Frame {
+                    let frame = EngineEvent {
                         name: Cow::Owned(event.event),
                         data: one_line(Cow::Owned(event.data)),
                     };
@@ -108,7 +108,7 @@ impl Frames {
     }
 }
 
-fn read(block: &[u8]) -> Option<Frame<'_>> {
+fn read(block: &[u8]) -> Option<EngineEvent<'_>> {
     let mut name = Cow::Borrowed("");
     let mut data: Option<Cow<'_, str>> = None;
     let mut rest = block;
@@ -125,7 +125,7 @@ fn read(block: &[u8]) -> Option<Frame<'_>> {
             name = value;
         }
     }
-    data.map(|data| Frame {
+    data.map(|data| EngineEvent {
         name,
         data: one_line(data),
     })
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     fn read_all(pieces: &[&[u8]]) -> Vec<(String, String)> {
-        let mut frames = Frames::new(1 << 20);
+        let mut frames = EngineEvents::new(1 << 20);
         let mut all = Vec::new();
         for piece in pieces {
             frames
@@ -187,22 +187,22 @@ mod tests {
 
     #[test]
     fn an_event_past_the_bound_is_an_error() {
-        let mut frames = Frames::new(8);
+        let mut frames = EngineEvents::new(8);
         assert_eq!(frames.push(b"data: 123", |_| true), Err(TooLong));
     }
 
     #[test]
     fn nothing_is_read_after_the_reader_has_enough() {
-        let mut frames = Frames::new(100);
-        let mut seen = 0;
-        let stop_at_once = |_: Frame<'_>| {
-            seen += 1;
+        let mut frames = EngineEvents::new(100);
+        let mut fields = 0;
+        let stop_at_once = |_: EngineEvent<'_>| {
+            fields += 1;
             false
         };
         frames
             .push(b"data: 1\n\ndata: 2\n\n", stop_at_once)
             .unwrap();
-        assert_eq!(seen, 1);
+        assert_eq!(fields, 1);
     }
 
     proptest! {

@@ -14,7 +14,7 @@ const BEFORE_OUTPUT: u64 = 2;
 
 /// How far one reader is.
 #[derive(Clone, Debug)]
-pub(crate) struct Reading {
+pub(crate) struct ReadPosition {
     /// The last number that was told, or need not be.
     after: Option<u64>,
     has_told: bool,
@@ -36,7 +36,7 @@ pub(crate) enum Next {
     Over,
 }
 
-impl Reading {
+impl ReadPosition {
     pub(crate) fn new(after: Option<u64>) -> Self {
         Self {
             after,
@@ -165,8 +165,8 @@ mod tests {
         }
     }
 
-    fn check(after: Option<u64>, read: &Events, expected: &[u8], next: Next) -> Reading {
-        let mut reading = Reading::new(after);
+    fn check(after: Option<u64>, read: &Events, expected: &[u8], next: Next) -> ReadPosition {
+        let mut reading = ReadPosition::new(after);
         let mut out = Vec::new();
         assert_eq!(reading.on_read(read, 1 << 20, &mut out), next);
         assert_eq!(out, expected);
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn no_number_is_too_large_to_begin_after() {
-        let mut reading = Reading::new(Some(u64::MAX));
+        let mut reading = ReadPosition::new(Some(u64::MAX));
         assert_eq!(reading.next_number(), u64::MAX);
         assert_eq!(reading.on_tail(b"", Some(u64::MAX), false), Next::Wait);
         let log = log::Log::default();
@@ -202,7 +202,7 @@ mod tests {
         let mut out = Vec::new();
         assert_eq!(reading.on_read(&ended, 1 << 20, &mut out), Next::Over);
         assert_eq!(out, event(3));
-        let mut reading = Reading::new(Some(3));
+        let mut reading = ReadPosition::new(Some(3));
         assert_eq!(reading.on_tail(b"", Some(3), true), Next::More);
         assert_eq!(reading.after(), Some(2));
         assert_eq!(reading.on_tail(&event(3), Some(3), true), Next::More);
@@ -236,7 +236,7 @@ mod tests {
     fn the_end_of_what_was_cancelled_waits_for_its_output_for_a_while() {
         let begun = observe::now();
         let bare = ended(Status::Cancelled, 9, "[]");
-        let mut reading = Reading::new(None);
+        let mut reading = ReadPosition::new(None);
         assert!(!reading.is_settled(begun, &bare));
         assert!(!reading.is_settled(begun + OUTPUT_WAIT / 2, &bare));
         let amended = ended(Status::Cancelled, 9, "[{}]");
@@ -244,9 +244,9 @@ mod tests {
         assert!(reading.is_settled(begun + OUTPUT_WAIT, &bare));
         // Nothing was told of these.
         let unbegun = ended(Status::Cancelled, 2, "[]");
-        assert!(Reading::new(None).is_settled(begun, &unbegun));
+        assert!(ReadPosition::new(None).is_settled(begun, &unbegun));
         let empty = ended(Status::Completed, 9, "[]");
-        assert!(Reading::new(None).is_settled(begun, &empty));
+        assert!(ReadPosition::new(None).is_settled(begun, &empty));
     }
 
     #[test]
