@@ -373,9 +373,6 @@ mod tests {
             Route::Relay(Api::Responses)
         );
         assert_eq!(found(&Method::GET, "/v1/responses/x"), Route::NotFound);
-        assert_eq!(
-            found(&Method::POST, "/v1/conversations"),
-            Route::NotFound
-        );
+        assert_eq!(found(&Method::POST, "/v1/conversations"), Route::NotFound);
     }
 }
