@@ -1,4 +1,4 @@
-//! The command line: arguments -> a router, a check, a demo, a replay, one pretend engine, or a tap.
+//! The command line: arguments -> a router, a check, a demo, a replay, one simulated engine, or a tap.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -44,12 +44,12 @@ enum Command {
         #[arg(long, requires = "live")]
         handoff: bool,
     },
-    /// Start pretend engines and a router, send them conversations, and compare two policies.
+    /// Compare two routing policies on simulated engines; needs no GPU and no configuration.
     Demo(sim::demo::Settings),
     Bridge(bridge::Settings),
-    /// Run one pretend engine, which speaks vLLM's HTTP and keeps a prefix cache.
+    /// Run one simulated engine, which speaks vLLM's HTTP API and has a prefix cache.
     Sim(Box<sim::worker::Settings>),
-    /// Replay a trace of requests in virtual time, and compare policies.
+    /// Replay a recorded request trace in virtual time and compare routing policies.
     Replay(Box<sim::replay::Settings>),
     /// Look at what engines tell of their caches.
     #[command(subcommand)]
@@ -125,7 +125,7 @@ fn main() -> ExitCode {
                 run(bridge::run(settings)).map(|()| ExitCode::SUCCESS)
             }
         },
-        Command::Sim(settings) => run(pretend(*settings)).map(|()| ExitCode::SUCCESS),
+        Command::Sim(settings) => run(simulate(*settings)).map(|()| ExitCode::SUCCESS),
         Command::Kv(Kv::Tap {
             zmq,
             replay,
@@ -182,7 +182,7 @@ async fn serve(config: &Config) -> io::Result<()> {
     Ok(())
 }
 
-async fn pretend(settings: sim::worker::Settings) -> io::Result<()> {
+async fn simulate(settings: sim::worker::Settings) -> io::Result<()> {
     let worker = sim::worker::bind(settings).await?;
     let mut stdout = io::stdout();
     writeln!(stdout, "listening on http://{}", worker.addr())?;

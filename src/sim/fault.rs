@@ -1,39 +1,39 @@
-//! The ways in which a pretend engine can misbehave. Plain data: set by arguments at the start, or as
-//! JSON while it runs. What they do to an answer is decided here, and done by the worker.
+//! Faults that a simulated engine can be given: by arguments at its start, or as JSON (`POST /sim/faults`) while it
+//! runs. Pure: decides when a fault strikes an answer; the worker carries it out.
 
-pub mod handoff;
 pub mod kv;
+pub mod transfer;
 
 use serde::{Deserialize, Serialize};
 
-use self::handoff::HandoffFaults;
 use self::kv::KvFaults;
+use self::transfer::TransferFaults;
 
-/// In JSON, a switch that is not named is off.
+/// In JSON, an absent fault is off.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
-    /// Answer every request for model work with this HTTP status (400 to 599).
+    /// Answer every inference request with this HTTP status (400 to 599).
     #[arg(long = "fault-refuse", value_name = "STATUS", value_parser = clap::value_parser!(u16).range(400..600))]
     pub refuse: Option<u16>,
 
-    /// The Retry-After header that goes with a refusal, in seconds.
+    /// Value of the Retry-After header of such an answer, in seconds.
     #[arg(long = "fault-retry-after", value_name = "SECONDS")]
     pub retry_after: Option<u32>,
 
-    /// Accept requests for model work and never answer them.
+    /// Accept inference requests and never answer them.
     #[arg(long = "fault-hang")]
     pub hang: bool,
 
-    /// Drop the connection after this many tokens of an answer.
+    /// Close the connection after this many tokens of an answer.
     #[arg(long = "fault-cut-after-tokens", value_name = "TOKENS")]
     pub cut_after_tokens: Option<usize>,
 
-    /// Send nothing more after this many tokens, and keep the connection open.
+    /// Stop sending after this many tokens of an answer, and keep the connection open.
     #[arg(long = "fault-stall-after-tokens", value_name = "TOKENS")]
     pub stall_after_tokens: Option<usize>,
 
-    /// Report an engine error after this many tokens, as vLLM does when its core dies.
+    /// Report an engine error after this many tokens of an answer, as vLLM does when its engine core dies.
     #[arg(long = "fault-error-after-tokens", value_name = "TOKENS")]
     pub error_after_tokens: Option<usize>,
 
@@ -41,11 +41,11 @@ pub struct Faults {
     #[arg(long = "fault-die-after-tokens", value_name = "TOKENS")]
     pub die_after_tokens: Option<usize>,
 
-    /// End every answer after its first token, as a model may, unless the request says ignore_eos.
+    /// End every answer after its first token with finish reason "stop", unless the request sets ignore_eos.
     #[arg(long = "fault-stop-at-once")]
     pub stop_at_once: bool,
 
-    /// Let requests for model work wait this long, in milliseconds, before the engine sees them.
+    /// Delay every inference request by this long before the engine gets it, in milliseconds.
     #[arg(
         long = "fault-slow-first-ms",
         value_name = "MILLISECONDS",
@@ -53,7 +53,7 @@ pub struct Faults {
     )]
     pub slow_first_ms: u64,
 
-    /// Let questions for a prompt's tokens wait this long, in milliseconds.
+    /// Delay /tokenize and the render endpoints by this long, in milliseconds.
     #[arg(
         long = "fault-slow-tokens-ms",
         value_name = "MILLISECONDS",
@@ -65,40 +65,39 @@ pub struct Faults {
     #[arg(long = "fault-unhealthy")]
     pub unhealthy: bool,
 
-    /// Close every connection after its answer without announcing it in a header.
+    /// Close every connection after one answer, without announcing it in a header.
     #[arg(long = "fault-close-idle")]
     pub close_idle: bool,
 
-    /// Read other tokens out of every prompt than are asked for, from this one on, as with another
-    /// tokenizer.
+    /// Change every prompt's tokens from this index on, as an engine with a different tokenizer would have them.
     #[arg(long = "fault-other-tokens-from", value_name = "TOKEN")]
     pub other_tokens_from: Option<usize>,
 
-    /// Refuse requests with vllm_xargs.
+    /// Reject requests with vllm_xargs.
     #[arg(long = "fault-refuse-xargs")]
     pub refuse_xargs: bool,
 
-    /// Of the cache events.
+    /// Faults of the KV events.
     #[command(flatten)]
     pub kv: KvFaults,
 
-    /// Of prompts that are handed over between engines.
+    /// Faults of KV transfers.
     #[command(flatten)]
-    pub handoff: HandoffFaults,
+    pub transfer: TransferFaults,
 }
 
-/// How an answer ends before its time.
+/// How a fault ends an answer early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum EarlyEnd {
     Cut,
     Stall,
     Error,
-    /// Of the whole process.
+    /// The process ends.
     Death,
 }
 
 impl Faults {
-    /// Reads a set from JSON. The error is a sentence for whoever wrote it.
+    /// Reads the faults from JSON. The error is a message for the client.
     pub fn from_json(text: &[u8]) -> Result<Self, String> {
         let faults: Self = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         match faults.refuse {
@@ -109,18 +108,19 @@ impl Faults {
         }
     }
 
-    /// What becomes of an answer of which this many tokens are out. The first named wins a tie.
-    pub fn ending_after(&self, tokens: usize) -> Option<Ending> {
-        let endings = [
-            (self.cut_after_tokens, Ending::Cut),
-            (self.stall_after_tokens, Ending::Stall),
-            (self.error_after_tokens, Ending::Error),
-            (self.die_after_tokens, Ending::Death),
+    /// How an answer of which this many tokens are sent ends now, if at all. If several faults are due, the first one
+    /// in the list wins.
+    pub fn early_end_after(&self, tokens: usize) -> Option<EarlyEnd> {
+        let ends = [
+            (self.cut_after_tokens, EarlyEnd::Cut),
+            (self.stall_after_tokens, EarlyEnd::Stall),
+            (self.error_after_tokens, EarlyEnd::Error),
+            (self.die_after_tokens, EarlyEnd::Death),
         ];
-        let due = endings
+        let due = ends
             .into_iter()
             .find(|(limit, _)| limit.is_some_and(|limit| tokens >= limit));
-        due.map(|(_, ending)| ending)
+        due.map(|(_, end)| end)
     }
 }
 
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_switch_that_is_not_named_is_off() {
+    fn an_absent_fault_is_off() {
         let faults = Faults::from_json(br#"{"refuse":503}"#).unwrap();
         let expected = Faults {
             refuse: Some(503),
@@ -142,19 +142,19 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelt_switch_and_a_status_that_is_no_error_are_refused() {
+    fn an_unknown_fault_and_a_status_that_is_no_error_are_rejected() {
         Faults::from_json(br#"{"refuze":503}"#).unwrap_err();
         Faults::from_json(br#"{"kv":{"loose_next":2}}"#).unwrap_err();
         Faults::from_json(br#"{"refuse":200}"#).unwrap_err();
     }
 
     #[test]
-    fn an_answer_ends_once_its_tokens_are_out() {
+    fn an_answer_ends_after_the_given_number_of_tokens() {
         let faults = Faults {
             stall_after_tokens: Some(2),
             ..Faults::default()
         };
-        assert_eq!(faults.ending_after(1), None);
-        assert_eq!(faults.ending_after(2), Some(Ending::Stall));
+        assert_eq!(faults.early_end_after(1), None);
+        assert_eq!(faults.early_end_after(2), Some(EarlyEnd::Stall));
     }
 }

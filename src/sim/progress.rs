@@ -1,77 +1,77 @@
-//! What a run looks like while it lasts: a bar on a terminal, a line now and then elsewhere.
+//! Progress of a run on standard error: a bar on a terminal, otherwise a line every few seconds.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Between two lines where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+/// Between two lines when standard error is no terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A line of 80 characters, with the demo's longest message.
+/// With the longest message of the demo this is a line of 80 characters.
 const TEMPLATE: &str = "{prefix} [{bar:16}] {pos:>4}/{len}  {msg}";
 
 #[derive(Debug)]
 pub(super) struct Progress {
     name: String,
     requests: u64,
-    look: Look,
+    display: Display,
 }
 
 #[derive(Debug)]
-enum Look {
+enum Display {
     Bar(ProgressBar),
     Lines { next: Instant },
 }
 
 impl Progress {
     pub(super) fn start(now: Instant, name: &str, requests: u64) -> Self {
-        let look = if std::io::stderr().is_terminal() {
+        let display = if std::io::stderr().is_terminal() {
             let style = ProgressStyle::with_template(TEMPLATE)
                 .unwrap_or_else(|_| ProgressStyle::default_bar())
                 .progress_chars("=> ");
             let target = ProgressDrawTarget::stderr();
-            Look::Bar(
+            Display::Bar(
                 ProgressBar::with_draw_target(Some(requests), target)
                     .with_prefix(name.to_owned())
                     .with_style(style),
             )
         } else {
-            Look::Lines {
-                next: now + LINE_EVERY,
+            Display::Lines {
+                next: now + LINE_INTERVAL,
             }
         };
         Self {
             name: name.to_owned(),
             requests,
-            look,
+            display,
         }
     }
 
     pub(super) fn show(&mut self, now: Instant, done: u64, message: impl FnOnce() -> String) {
-        match &mut self.look {
-            Look::Bar(bar) => {
+        match &mut self.display {
+            Display::Bar(bar) => {
                 bar.set_message(message());
                 bar.set_position(done);
             }
-            Look::Lines { next } if now >= *next => {
-                *next = now + LINE_EVERY;
+            Display::Lines { next } if now >= *next => {
+                *next = now + LINE_INTERVAL;
                 self.line(done, &message());
             }
-            Look::Lines { .. } => {}
+            Display::Lines { .. } => {}
         }
     }
 
     pub(super) fn finish(self, done: u64, message: String) {
-        match &self.look {
-            Look::Bar(bar) => {
+        match &self.display {
+            Display::Bar(bar) => {
                 bar.set_position(done);
                 // Not `finish`, which would fill the bar even if requests are missing.
                 bar.abandon_with_message(message);
-                // It fills its last line and leaves the cursor there.
+                // The bar leaves the cursor at the end of its line.
                 eprintln!();
             }
-            Look::Lines { .. } => self.line(done, &message),
+            Display::Lines { .. } => self.line(done, &message),
         }
     }
 

@@ -1,32 +1,31 @@
-//! What came of a run, and two runs side by side. Pure.
+//! Measurements of a run, and tables and sentences that compare two runs. Pure.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Reasons of failures that are told; what breaks a demo rarely has more than one.
-const REASONS_MAX: usize = 3;
+/// Reasons of failures in the error text; a demo that fails rarely fails for several.
+const MAX_REASONS: usize = 3;
 
-/// What one request's answer told.
+/// Measurements of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Both as the engine's own usage has them.
+    /// Prompt tokens and cached prompt tokens come from the usage that the engine reports.
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     /// From sending the request to the first token of the answer.
-    pub first_token: Duration,
-    /// Between two tokens of the answer.
-    pub gaps: Vec<Duration>,
+    pub time_to_first_token: Duration,
+    pub inter_token_latencies: Vec<Duration>,
 }
 
-/// A run so far.
+/// The sum of the measurements of a run so far.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     prompt_tokens: u64,
     cached_tokens: u64,
-    first_tokens: Vec<Duration>,
-    gaps: Vec<Duration>,
-    /// Reason -> how often.
+    times_to_first_token: Vec<Duration>,
+    inter_token_latencies: Vec<Duration>,
+    /// The number of failed requests, by reason.
     failures: BTreeMap<String, u64>,
 }
 
@@ -36,52 +35,53 @@ impl Tally {
             Ok(sample) => {
                 self.prompt_tokens += sample.prompt_tokens;
                 self.cached_tokens += sample.cached_tokens;
-                self.first_tokens.push(sample.first_token);
-                self.gaps.extend(sample.gaps);
+                self.times_to_first_token.push(sample.time_to_first_token);
+                self.inter_token_latencies
+                    .extend(sample.inter_token_latencies);
             }
             Err(reason) => *self.failures.entry(reason).or_default() += 1,
         }
     }
 
     pub fn requests(&self) -> u64 {
-        self.first_tokens.len() as u64 + self.failed()
+        self.times_to_first_token.len() as u64 + self.failed()
     }
 
     pub fn failed(&self) -> u64 {
         self.failures.values().sum()
     }
 
-    /// `3 x status 503, 1 x no answer`: the most frequent first; empty without failures.
-    pub fn reasons(&self) -> String {
+    /// `3 x status 503, 1 x no answer`: the most frequent reason first; empty without failures.
+    pub fn failure_summary(&self) -> String {
         let mut reasons: Vec<(&String, &u64)> = self.failures.iter().collect();
         reasons.sort_by_key(|(_, count)| Reverse(**count));
         let mut texts: Vec<String> = reasons
             .iter()
-            .take(REASONS_MAX)
+            .take(MAX_REASONS)
             .map(|(reason, count)| format!("{count} x {reason}"))
             .collect();
-        if reasons.len() > REASONS_MAX {
+        if reasons.len() > MAX_REASONS {
             texts.push("and others".to_owned());
         }
         texts.join(", ")
     }
 
-    /// Of all prompt tokens, the part that came out of a cache, 0 to 1.
-    pub fn cached_share(&self) -> f64 {
+    /// Cached prompt tokens divided by all prompt tokens, 0 to 1.
+    pub fn cached_ratio(&self) -> f64 {
         match self.prompt_tokens {
             0 => 0.0,
             tokens => self.cached_tokens as f64 / tokens as f64,
         }
     }
 
-    /// The time to the first token that this many percent of the requests did not exceed.
-    pub fn first_token(&self, percent: u32) -> Duration {
-        percentile(&sorted(&self.first_tokens), percent)
+    /// A percentile over the requests.
+    pub fn time_to_first_token(&self, percent: u32) -> Duration {
+        percentile(&sorted(&self.times_to_first_token), percent)
     }
 
-    /// The time between two tokens that this many percent of all such times did not exceed.
-    pub fn gap(&self, percent: u32) -> Duration {
-        percentile(&sorted(&self.gaps), percent)
+    /// A percentile over all pairs of consecutive tokens of all answers.
+    pub fn inter_token_latency(&self, percent: u32) -> Duration {
+        percentile(&sorted(&self.inter_token_latencies), percent)
     }
 }
 
@@ -91,7 +91,7 @@ fn sorted(times: &[Duration]) -> Vec<Duration> {
     sorted
 }
 
-/// By nearest rank: always a value that was seen. Zero if there is none.
+/// The nearest-rank percentile, which is always one of the values. Zero if there are none.
 pub fn percentile(sorted: &[Duration], percent: u32) -> Duration {
     let rank = (sorted.len() * percent as usize).div_ceil(100).max(1);
     sorted
@@ -101,7 +101,7 @@ pub fn percentile(sorted: &[Duration], percent: u32) -> Duration {
         .unwrap_or_default()
 }
 
-/// A run that is over.
+/// The result of a finished run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub name: &'static str,
@@ -110,87 +110,75 @@ pub struct Outcome {
     pub elapsed: Duration,
 }
 
-/// One row for each measure, one column for each outcome.
+/// One row for each measure, one column for each run.
 pub fn table(outcomes: &[Outcome]) -> String {
-    aligned(&measures(outcomes, Vec::new()))
-}
-
-/// With the times between tokens as well.
-pub fn table_with_gaps(outcomes: &[Outcome]) -> String {
-    let gap = |percent: u32| {
-        let label = format!("time between tokens, p{percent}");
-        row(outcomes, &label, |it| milliseconds(it.tally.gap(percent)))
-    };
-    aligned(&measures(outcomes, vec![gap(50), gap(99)]))
-}
-
-fn measures(outcomes: &[Outcome], more: Vec<Vec<String>>) -> Vec<Vec<String>> {
-    let percentile = |percent: u32| {
-        let label = format!("time to first token, p{percent}");
-        row(outcomes, &label, |it| {
-            milliseconds(it.tally.first_token(percent))
+    type Percentile = fn(&Tally, u32) -> Duration;
+    let percentile = |name: &str, value: Percentile, percent: u32| {
+        row(outcomes, &format!("{name} p{percent}"), |outcome| {
+            milliseconds(value(&outcome.tally, percent))
         })
     };
-    let mut rows = vec![
-        row(outcomes, "", |it| it.name.to_owned()),
-        row(outcomes, "prompt tokens from cache", |it| {
-            percent(it.tally.cached_share())
+    let first_token = |percent| percentile("TTFT", Tally::time_to_first_token, percent);
+    let inter_token =
+        |percent| percentile("inter-token latency", Tally::inter_token_latency, percent);
+    aligned(&[
+        row(outcomes, "", |outcome| outcome.name.to_owned()),
+        row(outcomes, "prompt tokens from cache", |outcome| {
+            percent(outcome.tally.cached_ratio())
         }),
-        percentile(50),
-        percentile(90),
-        percentile(99),
-    ];
-    rows.extend(more);
-    rows.extend([
-        row(outcomes, "requests a worker", |it| {
-            let counts = it.requests_per_worker.iter().map(u64::to_string);
+        first_token(50),
+        first_token(90),
+        first_token(99),
+        inter_token(50),
+        inter_token(99),
+        row(outcomes, "requests per worker", |outcome| {
+            let counts = outcome.requests_per_worker.iter().map(u64::to_string);
             counts.collect::<Vec<_>>().join(" ")
         }),
-        row(outcomes, "total time", |it| {
-            format!("{:.1} s", it.elapsed.as_secs_f64())
+        row(outcomes, "total time", |outcome| {
+            format!("{:.1} s", outcome.elapsed.as_secs_f64())
         }),
-    ]);
-    rows
+    ])
 }
 
-/// Two outcomes in a sentence.
+/// Compares two policies in a sentence.
 pub fn comparison(before: &Outcome, after: &Outcome) -> String {
-    let shares = (before.tally.cached_share(), after.tally.cached_share());
-    let cached = if shares.0 > 0.0 {
-        format!("{:.1} times the share", shares.1 / shares.0)
+    let ratios = (before.tally.cached_ratio(), after.tally.cached_ratio());
+    let cached = if ratios.0 > 0.0 {
+        format!("{:.1} times as many prompt tokens", ratios.1 / ratios.0)
     } else {
-        format!("{} instead of 0 %", percent(shares.1))
+        format!("{} of prompt tokens instead of 0 %", percent(ratios.1))
     };
-    let waited = change(before.tally.first_token(50), after.tally.first_token(50));
     format!(
-        "With {}, engines took {cached} of prompt tokens from cache,\n\
-         and the median time to first token was {waited}, than with {}.",
-        after.name, before.name
-    )
-}
-
-/// Two outcomes that differ in who computes prompts, in a sentence.
-pub fn comparison_of_gaps(before: &Outcome, after: &Outcome) -> String {
-    let (ours, theirs) = (&after.tally, &before.tally);
-    format!(
-        "With {}, the longest times between tokens (p99) were {},\n\
-         and the median time to first token was {}, than with {}.",
+        "With {}, {cached} came from the prefix cache,\n\
+         and the median time to first token (TTFT) was {} than with {}.",
         after.name,
-        change(theirs.gap(99), ours.gap(99)),
-        change(theirs.first_token(50), ours.first_token(50)),
+        change(before, after, |tally| tally.time_to_first_token(50)),
         before.name
     )
 }
 
-/// `2.0 times shorter`.
-fn change(before: Duration, after: Duration) -> String {
-    let (before, after) = (before.as_secs_f64(), after.as_secs_f64());
+/// Compares engines that do everything with disaggregated prefill/decode, in a sentence.
+pub fn disaggregation_comparison(before: &Outcome, after: &Outcome) -> String {
+    format!(
+        "With {}, the p99 inter-token latency was {},\n\
+         and the median time to first token (TTFT) was {} than with {}.",
+        after.name,
+        change(before, after, |tally| tally.inter_token_latency(99)),
+        change(before, after, |tally| tally.time_to_first_token(50)),
+        before.name
+    )
+}
+
+/// `2.0 times lower`.
+fn change(before: &Outcome, after: &Outcome, time: impl Fn(&Tally) -> Duration) -> String {
+    let [before, after] = [before, after].map(|outcome| time(&outcome.tally).as_secs_f64());
     if before <= 0.0 || after <= 0.0 {
         "not measured".to_owned()
     } else if after <= before {
-        format!("{:.1} times shorter", before / after)
+        format!("{:.1} times lower", before / after)
     } else {
-        format!("{:.1} times longer", after / before)
+        format!("{:.1} times higher", after / before)
     }
 }
 
@@ -198,8 +186,8 @@ fn change(before: Duration, after: Duration) -> String {
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -207,8 +195,8 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-pub fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
+pub fn percent(ratio: f64) -> String {
+    format!("{:.1} %", ratio * 100.0)
 }
 
 pub fn milliseconds(time: Duration) -> String {
@@ -221,7 +209,7 @@ fn row(outcomes: &[Outcome], label: &str, cell: impl Fn(&Outcome) -> String) -> 
         .collect()
 }
 
-/// Labels to the left, everything else to the right.
+/// A table whose first column is left-aligned and whose other columns are right-aligned.
 pub fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let widths: Vec<usize> = (0..columns)
@@ -250,8 +238,11 @@ mod tests {
             tally.add(Ok(Sample {
                 prompt_tokens: 100,
                 cached_tokens,
-                first_token: Duration::from_millis(*ms),
-                gaps: vec![Duration::from_millis(10), Duration::from_millis(ms / 10)],
+                time_to_first_token: Duration::from_millis(*ms),
+                inter_token_latencies: vec![
+                    Duration::from_millis(10),
+                    Duration::from_millis(ms / 10),
+                ],
             }));
         }
         Outcome {
@@ -280,8 +271,8 @@ mod tests {
             tally.add(Err(reason.to_owned()));
         }
         assert_eq!((tally.requests(), tally.failed()), (4, 3));
-        assert_eq!(tally.reasons(), "2 x status 503, 1 x no answer");
-        assert_eq!(tally.cached_share(), 0.5);
+        assert_eq!(tally.failure_summary(), "2 x status 503, 1 x no answer");
+        assert_eq!(tally.cached_ratio(), 0.5);
     }
 
     #[test]
@@ -304,44 +295,49 @@ mod tests {
         ];
         let expected = "                           round_robin   cache_aware
 prompt tokens from cache        25.0 %        75.0 %
-time to first token, p50        400 ms         90 ms
-time to first token, p90       1200 ms        100 ms
-time to first token, p99       1200 ms        100 ms
-requests a worker                  2 1           2 1
+TTFT p50                        400 ms         90 ms
+TTFT p90                       1200 ms        100 ms
+TTFT p99                       1200 ms        100 ms
+inter-token latency p50          10 ms         10 ms
+inter-token latency p99         120 ms         10 ms
+requests per worker                2 1           2 1
 total time                       1.2 s         1.2 s
 ";
         assert_eq!(table(&outcomes), expected);
     }
 
     #[test]
-    fn times_between_tokens_are_of_all_answers_together() {
+    fn inter_token_latencies_are_of_all_answers_together() {
         let outcomes = [
             outcome("combined", 25, &[400, 200, 1_200]),
-            outcome("split", 25, &[100, 500, 80]),
+            outcome("disaggregated", 25, &[100, 500, 80]),
         ];
-        let table = table_with_gaps(&outcomes);
+        let table = table(&outcomes);
         let table = table.split_whitespace().collect::<Vec<_>>().join(" ");
         for row in [
-            "time between tokens, p50 10 ms 10 ms",
-            "time between tokens, p99 120 ms 50 ms",
+            "inter-token latency p50 10 ms 10 ms",
+            "inter-token latency p99 120 ms 50 ms",
         ] {
             assert!(table.contains(row), "{table}");
         }
-        let text = comparison_of_gaps(&outcomes[0], &outcomes[1]);
-        assert!(text.contains("(p99) were 2.4 times shorter"), "{text}");
+        let text = disaggregation_comparison(&outcomes[0], &outcomes[1]);
         assert!(
-            text.contains("4.0 times shorter, than with combined"),
+            text.contains("p99 inter-token latency was 2.4 times lower"),
+            "{text}"
+        );
+        assert!(
+            text.contains("4.0 times lower than with combined"),
             "{text}"
         );
     }
 
     #[test]
-    fn the_comparison_says_which_way_it_went() {
+    fn a_comparison_says_which_side_is_better() {
         let slow = outcome("slow", 25, &[400]);
         let fast = outcome("fast", 75, &[100]);
         let text = comparison(&slow, &fast);
-        assert!(text.contains("engines took 3.0 times the share"), "{text}");
-        assert!(text.contains("4.0 times shorter"), "{text}");
-        assert!(comparison(&fast, &slow).contains("4.0 times longer"));
+        assert!(text.contains("3.0 times as many prompt tokens"), "{text}");
+        assert!(text.contains("4.0 times lower"), "{text}");
+        assert!(comparison(&fast, &slow).contains("4.0 times higher"));
     }
 }

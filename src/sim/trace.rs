@@ -1,5 +1,5 @@
-//! Request traces in the format of Mooncake's release: one request a line, with its time, its lengths
-//! and the ids of its prompt's blocks. No text, only what is shared with what. Pure but for reading.
+//! Reads request traces in the format of Mooncake's public traces: one request per line, with its arrival time, its
+//! lengths and the ids of its prompt's blocks. Equal ids mean equal prefixes; there is no text.
 //!
 //! ```json
 //! {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
@@ -12,44 +12,44 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Of one line: a prompt of 50 million tokens in blocks of 512.
-const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Of all requests together; 24 bytes each for as long as a replay lasts.
-const BLOCKS_MAX: usize = 50_000_000;
-/// Since the beginning of time: 30,000 years, within which no sum overflows.
-const TIME_MAX: Duration = Duration::from_secs(1_000_000_000_000);
-/// Longer than any model's context, and short enough for sums of them.
-const TOKENS_MAX: u32 = 100_000_000;
+/// Longest line: enough for a prompt of 50 million tokens in blocks of 512.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+/// Blocks of all requests together; a replay keeps 24 bytes for each.
+const MAX_BLOCKS: usize = 50_000_000;
+/// Latest timestamp: 30,000 years, so that no sum of times overflows.
+const MAX_TIME: Duration = Duration::from_secs(1_000_000_000_000);
+/// Longest prompt or answer: longer than any model's context, and no sum of them overflows.
+const MAX_TOKENS: u32 = 100_000_000;
 
-/// One request.
+/// One request of a trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// Since the trace's first.
+    /// Arrival, relative to the first request of the trace.
     pub at: Duration,
     pub input_tokens: u32,
     pub output_tokens: u32,
-    /// Names of the prompt's full blocks. Equal names stand for equal prefixes.
+    /// Ids of the prompt's full blocks. Equal ids stand for equal prefixes.
     pub blocks: Vec<u64>,
 }
 
-/// What is wrong with a trace.
+/// Why a trace cannot be replayed.
 #[derive(Debug)]
-pub enum Problem {
+pub enum Error {
     Read(io::Error),
-    Line { number: usize, complaint: String },
+    Line { number: usize, message: String },
     Empty,
     TooLong,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Problem::Read(error) => write!(f, "cannot be read: {error}"),
-            Problem::Line { number, complaint } => write!(f, "line {number}: {complaint}"),
-            Problem::Empty => write!(f, "has no requests"),
-            Problem::TooLong => write!(
+            Error::Read(error) => write!(f, "cannot be read: {error}"),
+            Error::Line { number, message } => write!(f, "line {number}: {message}"),
+            Error::Empty => write!(f, "has no requests"),
+            Error::TooLong => write!(
                 f,
-                "has more than {BLOCKS_MAX} blocks in all; take the first requests only"
+                "has more than {MAX_BLOCKS} blocks; replay fewer requests (--requests)"
             ),
         }
     }
@@ -57,46 +57,46 @@ impl fmt::Display for Problem {
 
 #[derive(Deserialize)]
 struct Line {
-    /// Milliseconds; some traces have fractions.
+    /// Milliseconds, which may have a fraction.
     timestamp: f64,
     input_length: u32,
     output_length: u32,
     hash_ids: Vec<u64>,
 }
 
-/// Reads the first `requests_max` requests of a trace, and orders them by time.
+/// Reads the first `max_requests` requests of a trace, and orders them by time.
 pub fn read(
     mut from: impl BufRead,
     block_tokens: NonZeroU32,
-    requests_max: usize,
-) -> Result<Vec<Entry>, Problem> {
+    max_requests: usize,
+) -> Result<Vec<Entry>, Error> {
     let mut entries = Vec::new();
     let mut blocks = 0;
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
         let read = (&mut from)
-            .take(LINE_BYTES_MAX)
+            .take(MAX_LINE_BYTES)
             .read_until(b'\n', &mut line)
-            .map_err(Problem::Read)?;
-        if read == 0 || entries.len() == requests_max {
+            .map_err(Error::Read)?;
+        if read == 0 || entries.len() == max_requests {
             break;
         }
         if line.trim_ascii().is_empty() {
             continue;
         }
         let entry = parse(&line, block_tokens);
-        let entry = entry.map_err(|complaint| Problem::Line { number, complaint })?;
+        let entry = entry.map_err(|message| Error::Line { number, message })?;
         blocks += entry.blocks.len();
-        if blocks > BLOCKS_MAX {
-            return Err(Problem::TooLong);
+        if blocks > MAX_BLOCKS {
+            return Err(Error::TooLong);
         }
         entries.push(entry);
     }
-    // Stable: requests of one moment stay in the order of the trace.
+    // A stable sort: requests with the same time stay in the order of the trace.
     entries.sort_by_key(|entry| entry.at);
     let Some(start) = entries.first().map(|first| first.at) else {
-        return Err(Problem::Empty);
+        return Err(Error::Empty);
     };
     for entry in &mut entries {
         entry.at -= start;
@@ -105,26 +105,26 @@ pub fn read(
 }
 
 fn parse(line: &[u8], block_tokens: NonZeroU32) -> Result<Entry, String> {
-    if line.len() as u64 == LINE_BYTES_MAX && !line.ends_with(b"\n") {
-        return Err(format!("is longer than {LINE_BYTES_MAX} bytes"));
+    if line.len() as u64 == MAX_LINE_BYTES && !line.ends_with(b"\n") {
+        return Err(format!("is longer than {MAX_LINE_BYTES} bytes"));
     }
     let line: Line =
         serde_json::from_slice(line.trim_ascii_end()).map_err(|error| without_line(&error))?;
     let at = Duration::try_from_secs_f64(line.timestamp / 1_000.0)
         .ok()
-        .filter(|at| *at <= TIME_MAX)
-        .ok_or_else(|| format!("timestamp {} is no time", line.timestamp))?;
+        .filter(|at| *at <= MAX_TIME)
+        .ok_or_else(|| format!("timestamp {} is not a valid time", line.timestamp))?;
     for (name, tokens) in [
         ("input_length", line.input_length),
         ("output_length", line.output_length),
     ] {
-        if tokens > TOKENS_MAX {
-            return Err(format!("{name} {tokens} is more than {TOKENS_MAX}"));
+        if tokens > MAX_TOKENS {
+            return Err(format!("{name} {tokens} is more than {MAX_TOKENS}"));
         }
     }
     let full = (line.input_length / block_tokens) as usize;
     let begun = line.input_length.div_ceil(block_tokens.get()) as usize;
-    // The last block of a prompt is seldom full; traces may name it or not.
+    // The last block of a prompt is rarely full; traces may list its id or not.
     if !(full..=begun).contains(&line.hash_ids.len()) {
         return Err(format!(
             "{} hash_ids for {} tokens, which are {begun} blocks of {block_tokens}",
@@ -142,7 +142,7 @@ fn parse(line: &[u8], block_tokens: NonZeroU32) -> Result<Entry, String> {
     })
 }
 
-/// The parser sees one line only, and would call it the first.
+/// Without the line number, which is always 1 because the parser sees one line only.
 fn without_line(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rsplit_once(" at line ") {
@@ -157,7 +157,7 @@ mod tests {
 
     fn trace(text: &str) -> Result<Vec<Entry>, String> {
         let block_tokens = NonZeroU32::new(512).unwrap();
-        read(text.as_bytes(), block_tokens, usize::MAX).map_err(|problem| problem.to_string())
+        read(text.as_bytes(), block_tokens, usize::MAX).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complaint_tells_the_line() {
+    fn an_error_names_the_line() {
         let good = r#"{"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": []}"#;
         let check = |line: &str, expected: &str| {
             let found = trace(&format!("{good}\n\n{line}\n{good}")).unwrap_err();
@@ -186,7 +186,7 @@ mod tests {
         check(r#"{"timestamp": 0}"#, "missing field `input_length`");
         check(
             r#"{"timestamp": -1, "input_length": 10, "output_length": 1, "hash_ids": []}"#,
-            "timestamp -1 is no time",
+            "timestamp -1 is not a valid time",
         );
         check(
             r#"{"timestamp": 0, "input_length": 1025, "output_length": 1, "hash_ids": [1]}"#,

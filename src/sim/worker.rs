@@ -10,7 +10,6 @@ mod body;
 mod completions;
 mod driver;
 mod generate;
-mod handoff;
 mod life;
 mod lists;
 mod metrics;
@@ -24,6 +23,7 @@ mod seen;
 mod serve;
 mod settings;
 mod tokenizer;
+mod transfer;
 
 use std::future::Future;
 use std::io;
@@ -38,11 +38,11 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tracing::warn;
 
-pub use self::handoff::{Connector, Handoffs, Role, Settings as HandoffSettings};
 pub use self::ranks::Truth;
 pub use self::seen::{Arrival, Stats};
 use self::serve::Entrance;
 pub use self::settings::Settings;
+pub use self::transfer::{Connector, Role, Settings as TransferSettings, TransferStats};
 use crate::sim::engine::{Counters, Gauges};
 use crate::sim::fault::Faults;
 
@@ -75,7 +75,7 @@ struct Shared {
     ranks: ranks::Ranks,
     seen: Arc<seen::Seen>,
     faults: Mutex<Faults>,
-    handoffs: handoff::State,
+    transfers: transfer::State,
     life: life::Life,
     own_tokens: Option<own_tokens::OwnTokens>,
     /// Since the Unix epoch.
@@ -86,12 +86,12 @@ struct Shared {
 pub async fn bind(settings: Settings) -> io::Result<Worker> {
     let listener = TcpListener::bind(settings.listen).await?;
     let addr = listener.local_addr()?;
-    let bootstrap = match settings.handoff.role() {
+    let bootstrap = match settings.transfer.role() {
         Some(Role::Prefill | Role::Both)
-            if settings.handoff.connector == Some(Connector::Mooncake) =>
+            if settings.transfer.connector == Some(Connector::Mooncake) =>
         {
             let anywhere = SocketAddr::new(addr.ip(), 0);
-            let address = settings.handoff.bootstrap.unwrap_or(anywhere);
+            let address = settings.transfer.bootstrap.unwrap_or(anywhere);
             Some(TcpListener::bind(address).await?)
         }
         Some(_) | None => None,
@@ -103,7 +103,7 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
         ranks,
         seen: Arc::default(),
         faults: Mutex::new(settings.faults.clone()),
-        handoffs: handoff::State::default(),
+        transfers: transfer::State::default(),
         life: life::Life::default(),
         started: since_epoch(),
         addr,
@@ -199,8 +199,8 @@ impl Handle {
         self.shared.bootstrap
     }
 
-    pub fn handoffs(&self) -> Handoffs {
-        self.shared.handoffs()
+    pub fn kv_transfers(&self) -> TransferStats {
+        self.shared.kv_transfers()
     }
 
     /// Where each rank's cache events are; empty if they are off.
@@ -231,15 +231,15 @@ impl Shared {
         *current = faults;
     }
 
-    fn handoffs(&self) -> Handoffs {
+    fn kv_transfers(&self) -> TransferStats {
         let (gauges, counters) = (self.ranks.gauges(), self.ranks.counters());
-        Handoffs {
+        TransferStats {
             pinned: gauges.kept,
             pinned_blocks: gauges.kept_blocks,
             pinned_blocks_peak: counters.kept_blocks_peak,
             expired: counters.kept_expired,
             received_tokens: counters.received_tokens,
-            ..self.handoffs.counts()
+            ..self.transfers.counts()
         }
     }
 

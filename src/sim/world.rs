@@ -1,21 +1,20 @@
-//! Virtual time: what is to happen, in order. A run of it takes no longer than its computing, and is
-//! the same every time.
+//! Virtual time: a queue of events ordered by time. A simulation on it is deterministic and never waits.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-/// A clock that stands still until the next event, and the events to come. What was set for the same
-/// moment happens in the order in which it was set.
+/// A clock and its scheduled events. The clock moves only when the next event is taken. Events of the same time are
+/// taken in the order in which they were scheduled.
 #[derive(Debug)]
 pub(super) struct World<E> {
     now: Duration,
-    set: u64,
-    coming: BinaryHeap<Reverse<Set<E>>>,
+    scheduled: u64,
+    queue: BinaryHeap<Reverse<Scheduled<E>>>,
 }
 
 #[derive(Debug)]
-struct Set<E> {
+struct Scheduled<E> {
     at: Duration,
     number: u64,
     event: E,
@@ -25,56 +24,56 @@ impl<E> World<E> {
     pub(super) fn new() -> Self {
         Self {
             now: Duration::ZERO,
-            set: 0,
-            coming: BinaryHeap::new(),
+            scheduled: 0,
+            queue: BinaryHeap::new(),
         }
     }
 
-    /// Since the world began.
+    /// Time since the start of the simulation.
     pub(super) fn now(&self) -> Duration {
         self.now
     }
 
-    /// The past is over: what is set for it happens now.
+    /// Schedules an event; one for a past time happens now.
     pub(super) fn set(&mut self, at: Duration, event: E) {
-        let (at, number) = (at.max(self.now), self.set);
-        self.set += 1;
-        self.coming.push(Reverse(Set { at, number, event }));
+        let (at, number) = (at.max(self.now), self.scheduled);
+        self.scheduled += 1;
+        self.queue.push(Reverse(Scheduled { at, number, event }));
     }
 
-    /// Moves the clock on to the next event.
+    /// Takes the next event and moves the clock to its time.
     pub(super) fn next(&mut self) -> Option<E> {
-        let Reverse(next) = self.coming.pop()?;
+        let Reverse(next) = self.queue.pop()?;
         self.now = next.at;
         Some(next.event)
     }
 }
 
-impl<E> Set<E> {
+impl<E> Scheduled<E> {
     fn key(&self) -> (Duration, u64) {
         (self.at, self.number)
     }
 }
 
-impl<E> Ord for Set<E> {
+impl<E> Ord for Scheduled<E> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key().cmp(&other.key())
     }
 }
 
-impl<E> PartialOrd for Set<E> {
+impl<E> PartialOrd for Scheduled<E> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<E> PartialEq for Set<E> {
+impl<E> PartialEq for Scheduled<E> {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl<E> Eq for Set<E> {}
+impl<E> Eq for Scheduled<E> {}
 
 #[cfg(test)]
 mod tests {
@@ -84,7 +83,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn events_come_in_the_order_of_their_times_and_then_of_their_setting(times in proptest::collection::vec(0u64..9, 0..40)) {
+        fn events_are_taken_by_time_and_then_in_the_order_of_scheduling(times in proptest::collection::vec(0u64..9, 0..40)) {
             let mut world = World::new();
             for (number, seconds) in times.iter().enumerate() {
                 world.set(Duration::from_secs(*seconds), number);
@@ -100,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_for_the_past_happens_now() {
+    fn an_event_for_a_past_time_happens_now() {
         let mut world = World::new();
         world.set(Duration::from_secs(5), "late");
         world.next();

@@ -18,7 +18,7 @@ use warmroute::fleet::Role;
 use warmroute::fleet::discovery::Listed;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::publisher::{self, Bound};
-use warmroute::sim::worker::{self, Handoffs, Settings, Stats, Truth};
+use warmroute::sim::worker::{self, Settings, Stats, TransferStats, Truth};
 
 use crate::client::{self, Answer, Open};
 
@@ -48,7 +48,7 @@ pub(crate) fn fast() -> Settings {
 /// As [`fast`], and it tells what its cache holds.
 pub(crate) fn telling() -> Settings {
     Settings {
-        kv: publisher::Settings::anywhere(),
+        kv: publisher::Settings::loopback(),
         ..fast()
     }
 }
@@ -187,7 +187,7 @@ impl Engine {
             .args(["--cache-blocks", &settings.cache_blocks.to_string()])
             .args(["--hash-seed", &settings.hash_seed.to_string()]);
         command.args(event_arguments(settings));
-        command.args(handoff_arguments(settings));
+        command.args(transfer_arguments(settings));
         let (child, printed) = Killed::start(&mut command);
         let mut lines = printed.lines();
         let line = lines.next()?.unwrap();
@@ -198,8 +198,8 @@ impl Engine {
         };
         let events = lines.by_ref().take(usize::from(ranks));
         let events = events.map(|line| bound(&line.unwrap())).collect();
-        let has_bootstrap = settings.handoff.connector == Some(worker::Connector::Mooncake)
-            && settings.handoff.role != Some(worker::Role::Decode);
+        let has_bootstrap = settings.transfer.connector == Some(worker::Connector::Mooncake)
+            && settings.transfer.role != Some(worker::Role::Decode);
         let bootstrap = has_bootstrap.then(|| lines.next().unwrap().unwrap());
         let bootstrap = bootstrap.map(|line| {
             let address = line.trim_start_matches("bootstrap on http://");
@@ -228,18 +228,18 @@ impl Engine {
             Process::Here { handle, .. } => handle.set_faults(faults),
             Process::Child(_) => {
                 let body = serde_json::to_string(&faults).unwrap();
-                let answer = client::post(self.address, "/fault", body).await;
+                let answer = client::post(self.address, "/sim/faults", body).await;
                 assert_eq!(answer.status, 200);
             }
         }
     }
 
     /// What it has seen of prompts that are handed over.
-    pub(crate) async fn handoffs(&self) -> Handoffs {
+    pub(crate) async fn kv_transfers(&self) -> TransferStats {
         match &self.process {
-            Process::Here { handle, .. } => handle.handoffs(),
+            Process::Here { handle, .. } => handle.kv_transfers(),
             Process::Child(_) => {
-                let answer = client::get(self.address, "/sim/handoffs").await;
+                let answer = client::get(self.address, "/sim/kv_transfers").await;
                 serde_json::from_slice(&answer.body).unwrap()
             }
         }
@@ -250,7 +250,7 @@ impl Engine {
         match &self.process {
             Process::Here { handle, .. } => handle.truth(rank),
             Process::Child(_) => {
-                let answer = client::get(self.address, "/held").await;
+                let answer = client::get(self.address, "/sim/cache").await;
                 let mut truths: Vec<Truth> = serde_json::from_slice(&answer.body).unwrap();
                 truths.swap_remove(rank)
             }
@@ -347,24 +347,24 @@ impl Engine {
 
 /// As a router calls it.
 fn role(settings: &Settings) -> Role {
-    match settings.handoff.role() {
+    match settings.transfer.role() {
         None | Some(worker::Role::Both) => Role::Both,
         Some(worker::Role::Prefill) => Role::Prefill,
         Some(worker::Role::Decode) => Role::Decode,
     }
 }
 
-fn handoff_arguments(settings: &Settings) -> Vec<String> {
-    let handoff = &settings.handoff;
+fn transfer_arguments(settings: &Settings) -> Vec<String> {
+    let transfer = &settings.transfer;
     let lower =
         |name: &str, value: &dyn std::fmt::Debug| format!("--kv-{name}={value:?}").to_lowercase();
-    let role = handoff.role.iter().map(|role| lower("role", role));
-    let connector = handoff.connector.iter().map(|it| lower("connector", it));
-    let lease = handoff
+    let role = transfer.role.iter().map(|role| lower("role", role));
+    let connector = transfer.connector.iter().map(|it| lower("connector", it));
+    let lease = transfer
         .lease_ms
         .iter()
-        .map(|ms| format!("--handoff-lease-ms={ms}"));
-    let connect = format!("--handoff-connect-ms={}", handoff.connect_ms);
+        .map(|ms| format!("--kv-transfer-lease-ms={ms}"));
+    let connect = format!("--kv-transfer-connect-ms={}", transfer.connect_ms);
     role.chain(connector)
         .chain(lease)
         .chain([connect])

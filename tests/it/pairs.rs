@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 use warmroute::config::Config;
 use warmroute::sim::fault::Faults;
-use warmroute::sim::worker::{self, Connector, HandoffSettings, Handoffs, Role, Settings};
+use warmroute::sim::worker::{self, Connector, Role, Settings, TransferSettings, TransferStats};
 
 use crate::client;
 use crate::cluster::{Removed, Router, eventually, fast};
@@ -43,18 +43,18 @@ impl Side {
         }
     }
 
-    fn handoffs(&self) -> Handoffs {
-        self.handle.handoffs()
+    fn kv_transfers(&self) -> TransferStats {
+        self.handle.kv_transfers()
     }
 }
 
 fn engine(role: Role, connector: Connector) -> Settings {
     Settings {
-        handoff: HandoffSettings {
+        transfer: TransferSettings {
             role: Some(role),
             connector: Some(connector),
             connect_ms: 50,
-            ..fast().handoff
+            ..fast().transfer
         },
         ..fast()
     }
@@ -159,14 +159,14 @@ async fn check_handoff_proves_every_pair_of_either_connector() {
             line(&printed, "2 not proved").contains("--handoff"),
             "{printed}"
         );
-        assert_eq!(sides[0].handoffs().prefill_legs, 0);
+        assert_eq!(sides[0].kv_transfers().prefill_legs, 0);
 
         let (printed, code) = check(&text, &["--live", "--handoff"]).await;
         assert_eq!(code, 0, "{printed}");
         for pair in ["p0 -> d0 (sim): ok", "p1 -> d0 (sim): ok"] {
             assert!(line(&printed, pair).contains("received"), "{printed}");
         }
-        let [p0, p1, d0] = sides.each_ref().map(Side::handoffs);
+        let [p0, p1, d0] = sides.each_ref().map(Side::kv_transfers);
         assert_eq!((p0.fetched, p1.fetched, d0.received), (1, 1, 2));
         for counts in [p0, p1, d0] {
             assert_eq!(
@@ -205,7 +205,7 @@ async fn check_handoff_says_what_is_wrong_with_a_pair() {
         line(&printed, "p0 -> plain").contains("FAILED: "),
         "{printed}"
     );
-    assert_eq!(wide.handoffs().decode_legs, 0);
+    assert_eq!(wide.kv_transfers().decode_legs, 0);
 
     // A prefill worker that hands nothing over, and one that fails.
     let plain = Side::new("plain", "prefill", fast()).await;
@@ -248,7 +248,7 @@ async fn a_prefill_worker_whose_bootstrap_server_is_silent_is_no_pair() {
         printed.contains("bootstrap server does not answer: p0 -> d0"),
         "{printed}"
     );
-    assert_eq!(hidden.handoffs().prefill_legs, 0);
+    assert_eq!(hidden.kv_transfers().prefill_legs, 0);
 
     // The router learns it, tells it, and forgets it with the process.
     let config = Config::parse("c", &configured("mooncake", &[&p0, &d0])).unwrap();

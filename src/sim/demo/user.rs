@@ -1,4 +1,4 @@
-//! One user: asks, reads the answer as it streams in, thinks, and asks on.
+//! One simulated user: sends a question, reads the streamed answer, pauses, and sends the next question.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,21 +9,21 @@ use hyper::{Request, StatusCode, header};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
-use super::stage::MODEL;
+use super::deployment::MODEL;
 use super::workload::{Dialogue, User};
 use crate::http::client::{self, Pool};
 use crate::http::sse::Decoder;
 use crate::observe;
 use crate::sim::report::Sample;
 
-/// Long past what any answer of the demo takes; without it one lost answer would hang the demo.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Much longer than any answer of the demo takes. Without it a lost answer would hang the demo.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// One event of an answer is a few hundred bytes.
-const EVENT_BYTES_MAX: usize = 1 << 20;
+const MAX_EVENT_BYTES: usize = 1 << 20;
 
-/// Holds all conversations of one user and tells what came of each request. A conversation whose
-/// answer failed is not continued, and none of the user's others begins.
-pub(super) async fn play(
+/// Has all conversations of one user, one after the other, and sends the result of each request to `results`. The
+/// user stops at the first failed request.
+pub(super) async fn run(
     user: User,
     answer_tokens: u32,
     router: Arc<Pool>,
@@ -34,16 +34,16 @@ pub(super) async fn play(
         for turn in conversation.turns {
             tokio::time::sleep(turn.pause).await;
             let body = dialogue.ask(MODEL, &turn.question, answer_tokens);
-            let result = match tokio::time::timeout(ANSWER_LIMIT, ask(&router, body)).await {
+            let result = match tokio::time::timeout(ANSWER_TIMEOUT, ask(&router, body)).await {
                 Ok(result) => result,
-                Err(_) => Err(format!("no whole answer within {ANSWER_LIMIT:?}")),
+                Err(_) => Err(format!("no complete answer within {ANSWER_TIMEOUT:?}")),
             };
             let has_failed = result.is_err();
             let result = result.map(|answer| {
-                dialogue.hear(&answer.text);
+                dialogue.add_answer(&answer.text);
                 answer.sample
             });
-            // Nobody listens any more when the demo is being stopped.
+            // The receiver is gone when the demo is being stopped.
             if results.send(result).await.is_err() || has_failed {
                 return;
             }
@@ -60,7 +60,7 @@ async fn ask(router: &Arc<Pool>, body: String) -> Result<Answer, String> {
     let body = Bytes::from(body);
     let sent = observe::now();
     let response = match router.send(request(router, body.clone())?).await {
-        // A connection that had waited in the pool; the request has not been read.
+        // The engine had closed the pooled connection before it read the request.
         Err(client::Error::Stale(_)) => router.send_anew(request(router, body)?).await,
         other => other,
     };
@@ -68,56 +68,56 @@ async fn ask(router: &Arc<Pool>, body: String) -> Result<Answer, String> {
     let status = response.status();
     let mut body = response.into_body();
     if status != StatusCode::OK {
-        let said = body.collect().await.map(|it| it.to_bytes());
-        return Err(refusal(status, &said.unwrap_or_default()));
+        let body = body.collect().await.map(|body| body.to_bytes());
+        return Err(error_text(status, &body.unwrap_or_default()));
     }
 
-    let mut decoder = Decoder::bounded(EVENT_BYTES_MAX);
+    let mut decoder = Decoder::bounded(MAX_EVENT_BYTES);
     let mut events = Vec::new();
-    let mut transcript = Transcript::default();
-    let mut first_token = None;
-    let mut gaps = Vec::new();
+    let mut answer = StreamedAnswer::default();
+    let mut time_to_first_token = None;
+    let mut inter_token_latencies = Vec::new();
     let mut last_token = sent;
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| format!("stream broke off: {error}"))?;
+        let frame = frame.map_err(|error| format!("stream broken off: {error}"))?;
         decoder.push(frame.data_ref().map_or(&[], |data| &data[..]), &mut events);
-        let heard = transcript.text.len();
+        let text_before = answer.text.len();
         for event in events.drain(..) {
-            transcript.on_event(&event.data)?;
+            answer.on_event(&event.data)?;
         }
-        if transcript.text.len() > heard {
+        if answer.text.len() > text_before {
             let now = observe::now();
             let since = now.saturating_duration_since(last_token);
             last_token = now;
-            match first_token {
-                None => first_token = Some(since),
-                Some(_) => gaps.push(since),
+            match time_to_first_token {
+                None => time_to_first_token = Some(since),
+                Some(_) => inter_token_latencies.push(since),
             }
         }
     }
-    let usage = transcript.usage.filter(|_| transcript.is_done);
-    let (Some(first_token), Some(usage)) = (first_token, usage) else {
+    let usage = answer.usage.filter(|_| answer.is_done);
+    let (Some(time_to_first_token), Some(usage)) = (time_to_first_token, usage) else {
         return Err("stream ended before the answer did".to_owned());
     };
     Ok(Answer {
-        text: transcript.text,
+        text: answer.text,
         sample: Sample {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.prompt_tokens_details.cached_tokens,
-            first_token,
-            gaps,
+            time_to_first_token,
+            inter_token_latencies,
         },
     })
 }
 
-/// The status, and what the error body says if it is one.
-fn refusal(status: StatusCode, body: &[u8]) -> String {
+/// The status and, if the body is an OpenAI error, its message.
+fn error_text(status: StatusCode, body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Body {
-        error: Problem,
+        error: ErrorBody,
     }
     #[derive(Deserialize)]
-    struct Problem {
+    struct ErrorBody {
         message: String,
     }
     match serde_json::from_slice::<Body>(body) {
@@ -134,9 +134,9 @@ fn request(router: &Pool, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
         .map_err(|error| error.to_string())
 }
 
-/// What a streamed answer has told so far.
+/// The content of a streamed chat completion so far.
 #[derive(Default)]
-struct Transcript {
+struct StreamedAnswer {
     text: String,
     usage: Option<Usage>,
     is_done: bool,
@@ -171,14 +171,14 @@ struct Details {
     cached_tokens: u64,
 }
 
-impl Transcript {
+impl StreamedAnswer {
     fn on_event(&mut self, data: &str) -> Result<(), String> {
         if data == "[DONE]" {
             self.is_done = true;
             return Ok(());
         }
         let chunk: Chunk = serde_json::from_str(data)
-            .map_err(|error| format!("an event of the stream cannot be read: {error}"))?;
+            .map_err(|error| format!("invalid event in the stream: {error}"))?;
         if let Some(error) = chunk.error {
             return Err(format!("error in the stream: {error}"));
         }
@@ -196,8 +196,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transcript_gathers_text_and_usage() {
-        let mut transcript = Transcript::default();
+    fn a_streamed_answer_collects_text_and_usage() {
+        let mut answer = StreamedAnswer::default();
         for data in [
             r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#,
             r#"{"choices":[{"delta":{"content":"so "}}]}"#,
@@ -205,26 +205,26 @@ mod tests {
             r#"{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}"#,
             "[DONE]",
         ] {
-            transcript.on_event(data).unwrap();
+            answer.on_event(data).unwrap();
         }
-        assert_eq!(transcript.text, "so it is");
-        assert_eq!(transcript.usage.unwrap().prompt_tokens, 9);
-        assert!(transcript.is_done);
+        assert_eq!(answer.text, "so it is");
+        assert_eq!(answer.usage.unwrap().prompt_tokens, 9);
+        assert!(answer.is_done);
     }
 
     #[test]
-    fn a_refusal_says_what_the_body_says() {
+    fn an_error_text_has_the_status_and_the_message() {
         let body = br#"{"error":{"message":"too long"}}"#;
         assert_eq!(
-            refusal(StatusCode::BAD_REQUEST, body),
+            error_text(StatusCode::BAD_REQUEST, body),
             "status 400: too long"
         );
-        assert_eq!(refusal(StatusCode::BAD_GATEWAY, b"oh"), "status 502");
+        assert_eq!(error_text(StatusCode::BAD_GATEWAY, b"oh"), "status 502");
     }
 
     #[test]
     fn an_error_in_the_stream_is_a_failure() {
-        let error = Transcript::default().on_event(r#"{"error":{"message":"broken"}}"#);
+        let error = StreamedAnswer::default().on_event(r#"{"error":{"message":"broken"}}"#);
         assert!(error.unwrap_err().contains("broken"));
     }
 }

@@ -1,16 +1,16 @@
-//! What the demo's users say: a seed -> users, their conversations, and each turn's request. Pure.
+//! The demo's workload: from a seed, the users, their conversations and their questions. Pure.
 //!
-//! Users come in groups that share a long system prompt, as the users of one product do, and some
-//! products have more users than others. The engines' answers are not in here; they join a
-//! conversation as they come.
+//! The users of a group share a long system prompt, as the users of one product do, and some groups have more users
+//! than others. The engines' answers become part of a conversation at run time.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
 use serde::Serialize;
+use serde_json::json;
 
-/// What the pretend tokenizer and the router's own estimate both take for a token.
+/// Bytes per token, both in the simulated tokenizer and in the router's estimate.
 const TOKEN_BYTES: usize = 4;
 const WORDS: [&str; 32] = [
     "about", "answer", "before", "build", "carry", "change", "clear", "count", "cover", "date",
@@ -21,15 +21,15 @@ const WORDS: [&str; 32] = [
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub(super) struct Settings {
-    /// People who talk to the engines at the same time.
+    /// Users that talk to the engines at the same time.
     #[arg(long, value_name = "USERS", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(super) users: u32,
 
-    /// System prompts; each user belongs to one of them.
+    /// Groups of users; each group has a system prompt of its own.
     #[arg(long, value_name = "GROUPS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub(super) groups: u32,
 
-    /// Conversations that each user has, one after the other; 2 with --disaggregated.
+    /// Conversations per user, one after the other; 2 with --disaggregated.
     #[arg(
         long,
         value_name = "CONVERSATIONS",
@@ -39,7 +39,7 @@ pub(super) struct Settings {
     )]
     pub(super) conversations: u32,
 
-    /// Questions in each conversation; 4 with --disaggregated.
+    /// Questions per conversation; 4 with --disaggregated.
     #[arg(
         long,
         value_name = "TURNS",
@@ -79,8 +79,8 @@ pub(super) struct Settings {
     )]
     pub(super) answer_tokens: u32,
 
-    /// Average time between an answer and the next question, in milliseconds; 1,500 with
-    /// --disaggregated. People take longer.
+    /// Average time between an answer and the next question, in milliseconds; 1,500 with --disaggregated. Real
+    /// users take longer.
     #[arg(
         long,
         value_name = "MILLISECONDS",
@@ -90,7 +90,7 @@ pub(super) struct Settings {
     )]
     pub(super) reading_ms: u64,
 
-    /// Another seed makes other conversations; the same one makes the same.
+    /// Seed of the conversations; the same seed gives the same conversations.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub(super) seed: u64,
 }
@@ -114,7 +114,7 @@ pub(super) struct Conversation {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
-    /// Between the last answer and this question.
+    /// The time between the previous answer and this question.
     pub(super) pause: Duration,
     pub(super) question: String,
 }
@@ -127,9 +127,9 @@ pub(super) fn users(settings: &Settings) -> Vec<User> {
     (0..settings.users as usize)
         .map(|user| {
             let group = group(&mut rng, user, systems.len());
-            let conversations = (0..settings.conversations).map(|place| Conversation {
+            let conversations = (0..settings.conversations).map(|index| Conversation {
                 system: systems[group].clone(),
-                turns: turns(settings, &mut rng, place == 0),
+                turns: turns(settings, &mut rng, index == 0),
             });
             User {
                 conversations: conversations.collect(),
@@ -138,7 +138,7 @@ pub(super) fn users(settings: &Settings) -> Vec<User> {
         .collect()
 }
 
-/// Every group gets a user, and of the other users the first groups get more than the last.
+/// The group of a user: each group gets one user, and the first groups get more of the remaining users.
 fn group(rng: &mut Rng, user: usize, groups: usize) -> usize {
     if user < groups {
         user
@@ -147,12 +147,12 @@ fn group(rng: &mut Rng, user: usize, groups: usize) -> usize {
     }
 }
 
-fn turns(settings: &Settings, rng: &mut Rng, is_arrival: bool) -> Vec<Turn> {
+fn turns(settings: &Settings, rng: &mut Rng, is_first_conversation: bool) -> Vec<Turn> {
     let (average_tokens, average_ms) = (settings.question_tokens, settings.reading_ms);
     (0..settings.turns)
-        .map(|place| {
-            let pause_ms = if is_arrival && place == 0 {
-                // Not all at once.
+        .map(|index| {
+            let pause_ms = if is_first_conversation && index == 0 {
+                // Spread the start of the users.
                 0..=average_ms * 5
             } else {
                 average_ms / 2..=average_ms + average_ms / 2
@@ -183,7 +183,7 @@ struct Message {
     content: String,
 }
 
-/// A conversation as far as it has come.
+/// The messages of a conversation so far.
 #[derive(Clone, Debug)]
 pub(super) struct Dialogue {
     messages: Vec<Message>,
@@ -194,42 +194,28 @@ impl Dialogue {
         let mut dialogue = Self {
             messages: Vec::new(),
         };
-        dialogue.say("system", system);
+        dialogue.push("system", system);
         dialogue
     }
 
-    /// The body of the request that asks the next question.
+    /// Adds the next question and returns the request body for it.
     pub(super) fn ask(&mut self, model: &str, question: &str, answer_tokens: u32) -> String {
-        #[derive(Serialize)]
-        struct Body<'a> {
-            model: &'a str,
-            messages: &'a [Message],
-            max_tokens: u32,
-            stream: bool,
-            stream_options: StreamOptions,
-        }
-        #[derive(Serialize)]
-        struct StreamOptions {
-            include_usage: bool,
-        }
-        self.say("user", question);
-        let body = Body {
-            model,
-            messages: &self.messages,
-            max_tokens: answer_tokens,
-            stream: true,
-            stream_options: StreamOptions {
-                include_usage: true,
-            },
-        };
-        serde_json::to_string(&body).expect("only strings and numbers")
+        self.push("user", question);
+        let body = json!({
+            "model": model,
+            "messages": self.messages,
+            "max_tokens": answer_tokens,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        });
+        body.to_string()
     }
 
-    pub(super) fn hear(&mut self, answer: &str) {
-        self.say("assistant", answer);
+    pub(super) fn add_answer(&mut self, answer: &str) {
+        self.push("assistant", answer);
     }
 
-    fn say(&mut self, role: &'static str, content: &str) {
+    fn push(&mut self, role: &'static str, content: &str) {
         self.messages.push(Message {
             role,
             content: content.to_owned(),
@@ -260,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_makes_the_same_users_and_another_seed_others() {
+    fn users_depend_on_the_seed_only() {
         assert_eq!(users(&settings(1)), users(&settings(1)));
         assert_ne!(users(&settings(1)), users(&settings(2)));
     }
@@ -286,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_as_many_requests_as_was_said() {
+    fn the_number_of_requests_is_known_in_advance() {
         let settings = settings(1);
         let all = users(&settings);
         let conversations = all.iter().flat_map(|user| &user.conversations);
@@ -295,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn each_turn_extends_the_one_before() {
+    fn each_request_extends_the_previous_one() {
         let users = users(&settings(1));
         let conversation = &users[0].conversations[0];
         let mut dialogue = Dialogue::new(&conversation.system);
@@ -306,7 +292,7 @@ mod tests {
             let messages = body["messages"].as_array().unwrap().clone();
             assert!(messages.starts_with(&before));
             assert_eq!(messages.last().unwrap()["content"], *turn.question);
-            dialogue.hear("so it is");
+            dialogue.add_answer("so it is");
             before = messages;
         }
         // System prompt, three questions, and the answers to the first two.

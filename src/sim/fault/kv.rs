@@ -1,15 +1,14 @@
-//! The ways in which a pretend engine's cache events can go wrong. Plain data, as the other faults;
-//! batches are counted from when the set was made. Pure.
+//! Faults of a simulated engine's KV events. Batches are counted from the moment at which the faults are set. Pure.
 
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-/// In JSON, a switch that is not named is off.
+/// In JSON, an absent fault is off.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KvFaults {
-    /// Do not send every n-th batch of cache events.
+    /// Do not send every n-th batch of KV events.
     #[arg(long = "fault-kv-lose-every", value_name = "BATCHES")]
     pub lose_every: Option<NonZeroU64>,
 
@@ -21,7 +20,7 @@ pub struct KvFaults {
     )]
     pub lose_next: u64,
 
-    /// What is not sent cannot be asked for again either.
+    /// Leave batches that were not sent out of replays, too.
     #[arg(long = "fault-kv-lose-for-good")]
     pub lose_for_good: bool,
 
@@ -29,11 +28,11 @@ pub struct KvFaults {
     #[arg(long = "fault-kv-repeat-every", value_name = "BATCHES")]
     pub repeat_every: Option<NonZeroU64>,
 
-    /// Of the next n pairs of batches, send the second first.
+    /// Swap the batches of the next n pairs.
     #[arg(long = "fault-kv-swap-next", value_name = "PAIRS", default_value_t = 0)]
     pub swap_next: u64,
 
-    /// Send the next n batches as bytes that are not a batch, and keep them so.
+    /// Replace the next n batches by invalid bytes, also in replays.
     #[arg(
         long = "fault-kv-garble-next",
         value_name = "BATCHES",
@@ -41,7 +40,7 @@ pub struct KvFaults {
     )]
     pub garble_next: u64,
 
-    /// Send each batch this much later, in milliseconds. Asked for, it is there at once.
+    /// Delay each batch by this long, in milliseconds. Replays are not delayed.
     #[arg(
         long = "fault-kv-delay-ms",
         value_name = "MILLISECONDS",
@@ -49,62 +48,62 @@ pub struct KvFaults {
     )]
     pub delay_ms: u64,
 
-    /// Tell of all blocks as if they lay there: CPU or STORAGE.
+    /// Report this medium for all blocks: CPU or STORAGE.
     #[arg(long = "fault-kv-medium", value_name = "MEDIUM")]
     pub medium: Option<String>,
 
-    /// Cut all event and replay connections, once, when this is switched on.
+    /// Close all event and replay connections once, when this is set.
     #[arg(skip)]
     pub cut: bool,
 
-    /// Cut the event connections before every n-th batch is sent, so that nobody gets it.
+    /// Close the event connections before every n-th batch, so that no subscriber gets it.
     #[arg(long = "fault-kv-cut-every", value_name = "BATCHES")]
     pub cut_every: Option<NonZeroU64>,
 
-    /// Send nothing and answer nothing, and catch up when this is switched off.
+    /// Send no batches and answer no replay requests; catch up when this is cleared.
     #[arg(long = "fault-kv-silent")]
     pub silent: bool,
 
-    /// Cut the connection of whoever asks for batches again.
+    /// Close the connection of every client that requests a replay.
     #[arg(long = "fault-kv-replay-refuse")]
     pub replay_refuse: bool,
 
-    /// Give no more than the last n batches again.
+    /// Replay no more than the last n batches.
     #[arg(long = "fault-kv-replay-last", value_name = "BATCHES")]
     pub replay_last: Option<usize>,
 
-    /// Stop an answer after n batches, without its end; 0: never answer.
+    /// Stop each replay after n batches, without the end marker; with 0, replay requests are not answered.
     #[arg(long = "fault-kv-replay-stop-after", value_name = "BATCHES")]
     pub replay_stop_after: Option<usize>,
 }
 
-/// What becomes of one batch.
+/// What the faults do to one batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fate {
-    /// How often it is sent.
+    /// How often the batch is sent.
     pub times: usize,
-    /// Whether it can be asked for again.
-    pub kept: bool,
+    /// Replays contain the batch.
+    pub replayable: bool,
     pub garbled: bool,
-    /// It is sent after the batch that follows it.
-    pub held_back: bool,
-    /// Subscribers are cut off before it is sent.
+    /// The batch is sent after the next one.
+    pub swapped: bool,
+    /// Subscribers are disconnected before the batch is sent.
     pub cut: bool,
 }
 
-/// What becomes of the answer to a replay request.
+/// What the faults do to the answer to a replay request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Replay {
-    /// How many of the batches, at the front, are left out.
+pub struct ReplayFate {
+    /// How many of the first batches are left out.
     pub skip: usize,
-    /// How many of the others are sent.
+    /// How many of the remaining batches are sent.
     pub take: usize,
-    /// Whether it ends with its end marker.
+    /// Whether the end marker is sent.
     pub ends: bool,
 }
 
 impl KvFaults {
-    /// What becomes of a batch; `count` is 1 for the first.
+    /// What happens to batch number `count`, starting at 1.
     pub fn fate(&self, count: u64) -> Fate {
         let is_nth = |every: Option<NonZeroU64>| every.is_some_and(|every| count % every == 0);
         let lost = count <= self.lose_next || is_nth(self.lose_every);
@@ -115,17 +114,17 @@ impl KvFaults {
         };
         Fate {
             times,
-            kept: !(lost && self.lose_for_good),
+            replayable: !(lost && self.lose_for_good),
             garbled: count <= self.garble_next,
-            held_back: count % 2 == 1 && count.div_ceil(2) <= self.swap_next,
+            swapped: count % 2 == 1 && count.div_ceil(2) <= self.swap_next,
             cut: is_nth(self.cut_every),
         }
     }
 
-    /// What becomes of an answer that would have `batches`.
-    pub fn replay(&self, batches: usize) -> Replay {
+    /// What happens to a replay of `batches` batches.
+    pub fn replay(&self, batches: usize) -> ReplayFate {
         let last = self.replay_last.unwrap_or(usize::MAX).min(batches);
-        Replay {
+        ReplayFate {
             skip: batches - last,
             take: self.replay_stop_after.unwrap_or(usize::MAX).min(last),
             ends: self.replay_stop_after.is_none(),
@@ -137,11 +136,11 @@ impl KvFaults {
 mod tests {
     use super::*;
 
-    const USUAL: Fate = Fate {
+    const NO_FAULT: Fate = Fate {
         times: 1,
-        kept: true,
+        replayable: true,
         garbled: false,
-        held_back: false,
+        swapped: false,
         cut: false,
     };
 
@@ -150,12 +149,12 @@ mod tests {
     }
 
     #[test]
-    fn without_faults_a_batch_is_sent_once_and_kept() {
-        assert_eq!(fates(&KvFaults::default(), 3), [USUAL; 3]);
+    fn without_faults_a_batch_is_sent_once_and_can_be_replayed() {
+        assert_eq!(fates(&KvFaults::default(), 3), [NO_FAULT; 3]);
     }
 
     #[test]
-    fn the_next_are_lost_and_then_every_second() {
+    fn lose_next_and_lose_every_add_up() {
         let faults = KvFaults {
             lose_next: 1,
             lose_every: NonZeroU64::new(2),
@@ -163,32 +162,35 @@ mod tests {
         };
         let times: Vec<usize> = fates(&faults, 4).iter().map(|fate| fate.times).collect();
         assert_eq!(times, [0, 0, 1, 0]);
-        assert!(fates(&faults, 4).iter().all(|fate| fate.kept));
+        assert!(fates(&faults, 4).iter().all(|fate| fate.replayable));
         let faults = KvFaults {
             lose_for_good: true,
             ..faults
         };
-        let kept: Vec<bool> = fates(&faults, 4).iter().map(|fate| fate.kept).collect();
-        assert_eq!(kept, [false, false, true, false]);
+        let replayable: Vec<bool> = fates(&faults, 4)
+            .iter()
+            .map(|fate| fate.replayable)
+            .collect();
+        assert_eq!(replayable, [false, false, true, false]);
     }
 
     #[test]
-    fn the_first_of_each_pair_is_held_back() {
+    fn the_first_batch_of_each_pair_is_swapped() {
         let faults = KvFaults {
             swap_next: 2,
             ..KvFaults::default()
         };
-        let held: Vec<bool> = fates(&faults, 6).iter().map(|it| it.held_back).collect();
-        assert_eq!(held, [true, false, true, false, false, false]);
+        let swapped: Vec<bool> = fates(&faults, 6).iter().map(|fate| fate.swapped).collect();
+        assert_eq!(swapped, [true, false, true, false, false, false]);
     }
 
     #[test]
-    fn an_answer_has_the_last_ones_and_may_stop_without_an_end() {
+    fn a_replay_can_be_cut_at_both_ends() {
         let faults = KvFaults {
             replay_last: Some(3),
             ..KvFaults::default()
         };
-        let replay = |skip, take, ends| Replay { skip, take, ends };
+        let replay = |skip, take, ends| ReplayFate { skip, take, ends };
         assert_eq!(faults.replay(10), replay(7, 3, true));
         assert_eq!(faults.replay(2), replay(0, 2, true));
         let faults = KvFaults {

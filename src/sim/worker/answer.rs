@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::ask::{Api, Ask};
-use super::handoff::{Handed, Received};
 use super::problem::Problem;
+use super::transfer::{Handed, Received};
 use super::{completions, responses, tokenizer};
 use crate::sim::engine::Event;
 

@@ -13,9 +13,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use self::output::{Frame, Output};
-use super::handoff::Asked;
 use super::problem::Problem;
 use super::tokenizer::{self, Turn};
+use super::transfer::Asked;
 use crate::sim::engine::cache::Label;
 
 /// Without a limit in the request. Real servers go on to the end of the context; a demo should not.

@@ -17,10 +17,10 @@ use super::Shared;
 use super::answer::Transcript;
 use super::driver::Ticket;
 use super::generate::{Start, Started};
-use super::handoff::Grant;
 use super::problem::Problem;
 use super::seen::InFlight;
-use crate::sim::fault::{Ending, Faults};
+use super::transfer::Grant;
+use crate::sim::fault::{EarlyEnd, Faults};
 
 #[derive(Debug)]
 pub(crate) struct AnswerBody {
@@ -172,7 +172,7 @@ impl Events {
                 _ => return self.poll_after_the_end(context),
             };
             let tokens = self.transcript.completion_tokens();
-            if let Some(ending) = self.faults.ending_after(tokens) {
+            if let Some(ending) = self.faults.early_end_after(tokens) {
                 self.end_early(ending);
                 continue;
             }
@@ -229,22 +229,22 @@ impl Events {
         self.ready.extend(self.transcript.closing());
     }
 
-    fn end_early(&mut self, ending: Ending) {
+    fn end_early(&mut self, ending: EarlyEnd) {
         let State::Running { ticket, in_flight } = std::mem::replace(&mut self.state, State::Ended)
         else {
             return;
         };
         match ending {
-            Ending::Error => self.fail(&Problem::engine_error()),
-            Ending::Cut => self.state = State::Cutting,
-            Ending::Stall | Ending::Death => {
+            EarlyEnd::Error => self.fail(&Problem::engine_error()),
+            EarlyEnd::Cut => self.state = State::Cutting,
+            EarlyEnd::Stall | EarlyEnd::Death => {
                 self.state = State::Stalled {
                     _ticket: ticket,
                     _in_flight: in_flight,
                 };
             }
         }
-        if ending == Ending::Death {
+        if ending == EarlyEnd::Death {
             self.shared.life.end();
         }
     }

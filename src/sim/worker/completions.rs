@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::answer::{FINGERPRINT, Transcript, Usage, json};
 use super::ask::{Api, UsageReport};
-use super::handoff::Handed;
+use super::transfer::Handed;
 
 pub(super) const DONE: &str = "data: [DONE]\n\n";
 

@@ -13,13 +13,13 @@ use super::answer::Transcript;
 use super::ask::{self, Api, Ask, Context};
 use super::body::{AnswerBody, Events};
 use super::driver::Ticket;
-use super::handoff::{self, Asked, Connector, Grant, Leg, Received};
 use super::problem::Problem;
 use super::seen::InFlight;
 use super::serve::{self, Answer, LastAnswer};
+use super::transfer::{self, Asked, Connector, Grant, Leg, Received};
 use super::{Shared, lists, tokenizer};
 use crate::sim::engine::{Refused, Request};
-use crate::sim::fault::{Ending, Faults};
+use crate::sim::fault::{EarlyEnd, Faults};
 
 /// A request on its way into the engine: at once, or once another engine's blocks are here.
 pub(crate) type Start = Pin<Box<dyn Future<Output = Result<Started, Problem>> + Send + Sync>>;
@@ -42,7 +42,7 @@ pub(crate) async fn answer(
     let asked = Asked::peek(body);
     let leg = asked.leg();
     let in_flight = begin(shared, leg);
-    if faults.handoff.die_at_leg && leg != Leg::Whole {
+    if faults.transfer.die_at_leg && leg != Leg::Whole {
         shared.life.end();
         return std::future::pending().await;
     }
@@ -52,7 +52,7 @@ pub(crate) async fn answer(
     }
     let (leg, connector) = (
         what_to_do(shared, leg, &asked),
-        shared.settings.handoff.connector,
+        shared.settings.transfer.connector,
     );
     let submitted = match read(shared, api, parts, body) {
         Ok(ask) => start(shared, parts, ask, (leg, asked.clone()), &faults),
@@ -63,7 +63,7 @@ pub(crate) async fn answer(
         Err(problem) => {
             let is_refused = (400..500).contains(&problem.status);
             if is_refused && leg == Leg::Decode && connector == Some(Connector::Nixl) {
-                handoff::give_up(&asked).await;
+                transfer::give_up(&asked).await;
             }
             in_flight.refuse();
             return Ok(serve::problem(&problem));
@@ -76,7 +76,7 @@ pub(crate) async fn answer(
             connector,
             transfer_id: asked.transfer_id,
         });
-    let dies_after = faults.handoff.die_after_answer && leg == Leg::Prefill;
+    let dies_after = faults.transfer.die_after_answer && leg == Leg::Prefill;
     let mut answer = if transcript.ask.stream {
         let events = Events::new(shared, transcript, faults, start, in_flight, grant);
         let body = AnswerBody::events(events);
@@ -94,8 +94,8 @@ pub(crate) async fn answer(
 /// Counts a request, and how it ends.
 fn begin(shared: &Arc<Shared>, leg: Leg) -> InFlight {
     let in_flight = shared.seen.begin();
-    let is_misplaced = !leg.is_for(shared.settings.handoff.role());
-    shared.handoffs.count(|counts| {
+    let is_misplaced = !leg.is_for(shared.settings.transfer.role());
+    shared.transfers.count(|counts| {
         counts.wrong_role += u64::from(is_misplaced);
         match leg {
             Leg::Whole => {}
@@ -105,7 +105,7 @@ fn begin(shared: &Arc<Shared>, leg: Leg) -> InFlight {
     });
     let shared = Arc::clone(shared);
     in_flight.on_abort(move || {
-        shared.handoffs.count(|counts| match leg {
+        shared.transfers.count(|counts| match leg {
             Leg::Whole => {}
             Leg::Prefill => counts.aborted_prefill_legs += 1,
             Leg::Decode => counts.aborted_decode_legs += 1,
@@ -116,7 +116,7 @@ fn begin(shared: &Arc<Shared>, leg: Leg) -> InFlight {
 /// A server without a connector does not look at the parameters. One with a connector has an engine that does
 /// not survive parameters for another role, nor NIXL's without blocks.
 fn what_to_do(shared: &Shared, leg: Leg, asked: &Asked) -> Leg {
-    let settings = &shared.settings.handoff;
+    let settings = &shared.settings.transfer;
     let Some(connector) = settings.connector else {
         return Leg::Whole;
     };
@@ -159,7 +159,7 @@ fn start(
         return Err(Problem::engine_error());
     }
     let driver = Arc::clone(shared.ranks.driver(rank));
-    let settings = &shared.settings.handoff;
+    let settings = &shared.settings.transfer;
     let start: Start = match (leg, settings.connector) {
         (Leg::Decode, Some(connector)) => {
             if driver.is_full() {
@@ -167,7 +167,7 @@ fn start(
             }
             let (shared, ask, faults) = (Arc::clone(shared), ask.clone(), faults.clone());
             Box::pin(async move {
-                let received = handoff::receive(&shared, connector, &asked, &ask, &faults).await?;
+                let received = transfer::receive(&shared, connector, &asked, &ask, &faults).await?;
                 let ticket = driver.submit(answers(&ask, &received))?;
                 let received = Some(received);
                 Ok(Started { ticket, received })
@@ -176,7 +176,7 @@ fn start(
         (Leg::Prefill, Some(connector)) => {
             // Mooncake gives up what did not end at its limit.
             let is_kept = connector == Connector::Nixl || !stops;
-            let keep = is_kept && !faults.handoff.no_params;
+            let keep = is_kept && !faults.transfer.no_params;
             let mut requests = requests(&ask);
             for request in &mut requests {
                 request.keep_for = keep.then(|| settings.lease());
@@ -304,11 +304,11 @@ async fn whole(
         }
     };
     loop {
-        match faults.ending_after(transcript.completion_tokens()) {
-            Some(Ending::Cut) => return Err(io::Error::other("cut by a fault switch")),
-            Some(Ending::Stall) => std::future::pending().await,
-            Some(Ending::Error) => return Ok(serve::problem(&Problem::engine_error())),
-            Some(Ending::Death) => {
+        match faults.early_end_after(transcript.completion_tokens()) {
+            Some(EarlyEnd::Cut) => return Err(io::Error::other("cut by a fault switch")),
+            Some(EarlyEnd::Stall) => std::future::pending().await,
+            Some(EarlyEnd::Error) => return Ok(serve::problem(&Problem::engine_error())),
+            Some(EarlyEnd::Death) => {
                 shared.life.end();
                 std::future::pending().await
             }

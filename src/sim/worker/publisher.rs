@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use self::gate::Cutter;
-use self::log::{Log, Numbered};
+use self::log::{Log, NumberedBatch};
 pub use self::settings::{Endpoint, Hashes, Layout, Settings};
 use self::sockets::Guarded;
 pub(super) use self::sockets::Publisher;
@@ -56,7 +56,7 @@ pub(super) struct Outlet {
 
 enum Order {
     Cut,
-    Send { batch: Numbered, due: Instant },
+    Send { batch: NumberedBatch, due: Instant },
 }
 
 /// One rank in the answer to `GET /kv_event_sources`.
@@ -138,11 +138,11 @@ impl Outlet {
         }
         let payload = encode::encode(&batch, self.settings.encoding());
         let mut log = self.log.lock();
-        let sending = log.publish(payload.into());
+        let publication = log.publish(payload.into());
         let delay = Duration::from_millis(self.faults.borrow().delay_ms);
         let due = Instant::now() + delay;
-        let cut = sending.cut.then_some(Order::Cut);
-        let batches = sending.batches.into_iter();
+        let cut = publication.cut.then_some(Order::Cut);
+        let batches = publication.batches.into_iter();
         let send = batches.map(|batch| Order::Send { batch, due });
         // In the order of the numbers, so under the lock. What finds no room is lost to subscribers, as
         // in life; and if nobody serves the sockets any more, nobody listens either.

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use self::items::Item;
 use super::answer::{Transcript, json};
-use super::handoff::Handed;
+use super::transfer::Handed;
 
 // A field of type `()` is always null.
 

@@ -22,7 +22,7 @@ use super::answer::json;
 use super::ask::{self, Api};
 use super::body::{AnswerBody, CloseAfter};
 use super::problem::Problem;
-use super::{Shared, generate, handoff, lists, metrics, pooling, tokenizer};
+use super::{Shared, generate, lists, metrics, pooling, tokenizer, transfer};
 use crate::sim::fault::Faults;
 
 pub(crate) type Answer = Response<AnswerBody>;
@@ -61,7 +61,7 @@ enum Route {
     Seen,
     Held,
     Fault,
-    Handoffs,
+    TransferStats,
     Blocks,
     Release,
     Bootstrap,
@@ -131,7 +131,7 @@ async fn handle(
                 | Route::Seen
                 | Route::Held
                 | Route::Fault
-                | Route::Handoffs
+                | Route::TransferStats
                 | Route::Blocks
                 | Route::Release
                 | Route::Bootstrap
@@ -168,10 +168,10 @@ fn route(entrance: Entrance, path: &str) -> Option<(Method, Route)> {
         "/detokenize" => (Method::POST, Route::Detokenize),
         "/reset_prefix_cache" => (Method::POST, Route::ResetPrefixCache),
         "/kv_event_sources" => (Method::GET, Route::KvEventSources),
-        "/seen" => (Method::GET, Route::Seen),
-        "/held" => (Method::GET, Route::Held),
-        "/fault" => (Method::POST, Route::Fault),
-        "/sim/handoffs" => (Method::GET, Route::Handoffs),
+        "/sim/requests" => (Method::GET, Route::Seen),
+        "/sim/cache" => (Method::GET, Route::Held),
+        "/sim/faults" => (Method::POST, Route::Fault),
+        "/sim/kv_transfers" => (Method::GET, Route::TransferStats),
         "/sim/blocks" => (Method::POST, Route::Blocks),
         "/sim/release" => (Method::POST, Route::Release),
         _ => {
@@ -235,16 +235,16 @@ async fn dispatch(
             }
             Err(message) => problem(&Problem::bad_request(message)),
         },
-        Route::Handoffs => ok(json(&shared.handoffs())),
-        Route::Blocks => match handoff::blocks(shared, body).await {
+        Route::TransferStats => ok(json(&shared.kv_transfers())),
+        Route::Blocks => match transfer::blocks(shared, body).await {
             Ok(answer) => ok(answer),
             Err(unanswered) => return Err(io::Error::other(format!("{unanswered:?}"))),
         },
         Route::Release => {
-            handoff::release(shared, body);
+            transfer::release(shared, body);
             ok("{}")
         }
-        Route::Bootstrap => ok(handoff::bootstrap_page(shared)),
+        Route::Bootstrap => ok(transfer::bootstrap_page(shared)),
         Route::StoredResponse => {
             let below = parts.uri.path().trim_start_matches("/v1/responses/");
             let id = below.trim_end_matches("/cancel");

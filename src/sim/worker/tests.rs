@@ -5,10 +5,10 @@
     reason = "a test waits in real time, for tasks of its own"
 )]
 
-mod handoff;
-mod handoff_failures;
 mod kv_events;
 mod kv_faults;
+mod transfer;
+mod transfer_failures;
 
 use std::time::Instant;
 
@@ -294,13 +294,13 @@ async fn a_stalled_stream_stays_open_until_the_client_leaves() {
 async fn faults_are_switched_while_it_runs() {
     let worker = Running::fast().await;
     let faults = r#"{"refuse":429,"retry_after":7,"unhealthy":true}"#;
-    assert_eq!(worker.post_json("/fault", faults).await["refuse"], 429);
+    assert_eq!(worker.post_json("/sim/faults", faults).await["refuse"], 429);
     let refused = worker.ask("POST", "/v1/embeddings", "{}").await;
     assert!(refused.starts_with("HTTP/1.1 429 ") && refused.contains("retry-after: 7\r\n"));
     let health = worker.ask("GET", "/health", "").await;
     assert!(health.starts_with("HTTP/1.1 503 "));
 
-    worker.post_json("/fault", r#"{"hang":true}"#).await;
+    worker.post_json("/sim/faults", r#"{"hang":true}"#).await;
     let hanging = worker.send("POST", "/v1/completions", "{}").await;
     worker
         .eventually("it hangs", |handle| handle.stats().running == 1)
@@ -310,7 +310,7 @@ async fn faults_are_switched_while_it_runs() {
         .eventually("it is gone", |handle| handle.stats().aborted == 1)
         .await;
 
-    worker.post_json("/fault", "{}").await;
+    worker.post_json("/sim/faults", "{}").await;
     let health = worker.ask("GET", "/health", "").await;
     assert!(health.starts_with("HTTP/1.1 200 ") && health.contains("content-length: 0\r\n"));
     worker.stop().await;
@@ -350,7 +350,7 @@ async fn it_remembers_what_it_was_sent_byte_for_byte() {
     }
     worker.ask("GET", "/health", "").await;
     worker.ask("GET", "/v1/models", "").await;
-    let seen = worker.ask("GET", "/seen", "").await;
+    let seen = worker.ask("GET", "/sim/requests", "").await;
     let (_, seen) = seen.split_once("\r\n\r\n").unwrap();
     let seen: Value = serde_json::from_str(seen).unwrap();
     assert_eq!(seen["requests"], 3);

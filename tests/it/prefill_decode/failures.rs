@@ -10,8 +10,8 @@ use warmroute::fleet::handoff;
 use warmroute::relay::prefill_decode::OnPrefillFailure;
 use warmroute::routing::Policy;
 use warmroute::sim::fault::Faults;
-use warmroute::sim::fault::handoff::HandoffFaults;
-use warmroute::sim::worker::{Connector, HandoffSettings, Handoffs, Role, Settings};
+use warmroute::sim::fault::transfer::TransferFaults;
+use warmroute::sim::worker::{Connector, Role, Settings, TransferSettings, TransferStats};
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, Engine, chat, eventually, fast, within};
@@ -28,12 +28,12 @@ pub(super) const BOTH: [Connector; 2] = [Connector::Nixl, Connector::Mooncake];
 
 pub(super) fn engine(role: Role, connector: Connector) -> Settings {
     Settings {
-        handoff: HandoffSettings {
+        transfer: TransferSettings {
             role: Some(role),
             connector: Some(connector),
             lease_ms: Some(LEASE.as_millis() as u64),
             connect_ms: 50,
-            ..HandoffSettings::default()
+            ..TransferSettings::default()
         },
         ..fast()
     }
@@ -91,9 +91,9 @@ pub(super) fn said(answer: &str) -> String {
     }
 }
 
-pub(super) fn handoff(handoff: HandoffFaults) -> Faults {
+pub(super) fn transfer_faults(transfer: TransferFaults) -> Faults {
     Faults {
-        handoff,
+        transfer,
         ..Faults::default()
     }
 }
@@ -193,10 +193,10 @@ impl Fleet {
         engine.kill().await;
     }
 
-    async fn sum(&self, of: impl Fn(&Handoffs) -> u64) -> u64 {
+    async fn sum(&self, of: impl Fn(&TransferStats) -> u64) -> u64 {
         let mut sum = 0;
         for engine in &self.cluster.engines {
-            sum += of(&engine.handoffs().await);
+            sum += of(&engine.kv_transfers().await);
         }
         sum
     }
@@ -270,7 +270,7 @@ impl Fleet {
             if engine.is_gone() {
                 continue;
             }
-            let seen = engine.handoffs().await;
+            let seen = engine.kv_transfers().await;
             let name = &engine.name;
             assert_eq!(seen.wrong_uses, 0, "{what}: {name}: {seen:?}");
             assert_eq!(seen.wrong_role, 0, "{what}: {name}: {seen:?}");
@@ -284,7 +284,7 @@ impl Fleet {
             &format!("{what}: nothing is pinned"),
             async || {
                 for engine in &self.cluster.engines {
-                    if !engine.is_gone() && engine.handoffs().await.pinned > 0 {
+                    if !engine.is_gone() && engine.kv_transfers().await.pinned > 0 {
                         return false;
                     }
                 }
@@ -339,15 +339,15 @@ async fn what_fails_at_a_prefill_worker_is_computed_by_another() {
             ("resets", reset()),
             (
                 "says nothing of its blocks",
-                handoff(HandoffFaults {
+                transfer_faults(TransferFaults {
                     no_params: true,
-                    ..HandoffFaults::default()
+                    ..TransferFaults::default()
                 }),
             ),
         ];
         for (what, fault) in cases {
             // Mooncake never says anything of them.
-            if connector == Connector::Mooncake && fault.handoff.no_params {
+            if connector == Connector::Mooncake && fault.transfer.no_params {
                 continue;
             }
             let change = if fault.hang { impatient } else { unnoticed };
@@ -355,7 +355,7 @@ async fn what_fails_at_a_prefill_worker_is_computed_by_another() {
             fleet.prefill(0).fault(fault).await;
             let what = format!("{connector:?}: p0 {what}");
             fleet.each_is_answered(&what, 0).await;
-            assert!(fleet.prefill(1).handoffs().await.fetched > 0, "{what}");
+            assert!(fleet.prefill(1).kv_transfers().await.fetched > 0, "{what}");
             fleet.is_unpinned(&what).await;
         }
     }
@@ -394,10 +394,10 @@ async fn a_prefill_worker_that_dies_with_its_answer_or_after_it_costs_no_answer(
                 let what = format!("{connector:?}: p0 dies {what} its answer");
                 fleet
                     .prefill(0)
-                    .fault(handoff(HandoffFaults {
+                    .fault(transfer_faults(TransferFaults {
                         die_at_leg: !after_answer,
                         die_after_answer: after_answer,
-                        ..HandoffFaults::default()
+                        ..TransferFaults::default()
                     }))
                     .await;
                 let mut rounds = 0;
@@ -442,11 +442,11 @@ async fn a_prefill_process_that_comes_again_gets_prompts_as_before() {
     fleet.cluster.engines[0].restart(settings).await;
     fleet.pairs_up().await;
     fleet.cluster.is_worker("p0", "breaker", "closed").await;
-    let legs = fleet.prefill(0).handoffs().await.prefill_legs;
+    let legs = fleet.prefill(0).kv_transfers().await.prefill_legs;
     for (path, body, _) in fleet.kinds(3) {
         fleet.is_answered("p0 is back", path, &body).await;
     }
-    assert_eq!(fleet.prefill(0).handoffs().await.prefill_legs, legs + 6);
+    assert_eq!(fleet.prefill(0).kv_transfers().await.prefill_legs, legs + 6);
 }
 
 #[tokio::test]
@@ -458,11 +458,11 @@ async fn what_a_dead_process_computed_is_not_waited_for() {
             config.prefill_decode.handoff_timeout_ms = 600_000;
         })
         .await;
-        let dies = HandoffFaults {
+        let dies = TransferFaults {
             die_after_answer: true,
-            ..HandoffFaults::default()
+            ..TransferFaults::default()
         };
-        fleet.prefill(0).fault(handoff(dies)).await;
+        fleet.prefill(0).fault(transfer_faults(dies)).await;
         let all = async {
             let mut rounds = 0;
             while !fleet.prefill(0).is_gone() {
@@ -500,7 +500,7 @@ async fn where_no_prefill_worker_is_left_the_decode_worker_computes_or_nobody_do
 }
 
 async fn does_as(policy: OnPrefillFailure, fleet: &Fleet, path: &str, body: &str, stream: bool) {
-    let legs = fleet.decode(0).handoffs().await.decode_legs;
+    let legs = fleet.decode(0).kv_transfers().await.decode_legs;
     match policy {
         OnPrefillFailure::Local => {
             fleet.is_answered("alone", path, body).await;
@@ -514,7 +514,7 @@ async fn does_as(policy: OnPrefillFailure, fleet: &Fleet, path: &str, body: &str
             assert_eq!(fleet.decode(0).generated().await, before);
         }
     }
-    assert_eq!(fleet.decode(0).handoffs().await.decode_legs, legs);
+    assert_eq!(fleet.decode(0).kv_transfers().await.decode_legs, legs);
 }
 
 #[tokio::test]
@@ -530,7 +530,7 @@ async fn what_fails_at_a_decode_worker_begins_again_with_its_prompt() {
             let what = format!("{connector:?}: d0 {what}");
             let answers = fleet.sum(|seen| seen.received).await;
             fleet.each_is_answered(&what, 1).await;
-            let legs = fleet.prefill(0).handoffs().await.prefill_legs;
+            let legs = fleet.prefill(0).kv_transfers().await.prefill_legs;
             let tries = fleet.sum(|seen| seen.decode_legs).await;
             // Never one handoff for two tries.
             assert!(
@@ -548,12 +548,12 @@ async fn what_a_decode_worker_does_not_understand_is_the_clients_to_know() {
     for connector in BOTH {
         let mut fleet = Fleet::start(connector, (1, 1), unnoticed).await;
         fleet.decode(0).fault(refuse(400)).await;
-        let legs = fleet.prefill(0).handoffs().await.prefill_legs;
+        let legs = fleet.prefill(0).kv_transfers().await.prefill_legs;
         for (path, body, stream) in fleet.kinds(3) {
             let answer = fleet.cluster.post(path, body).await;
             assert_eq!(answer.status, 400, "{path}, stream {stream}");
         }
-        let after = fleet.prefill(0).handoffs().await.prefill_legs;
+        let after = fleet.prefill(0).kv_transfers().await.prefill_legs;
         assert_eq!(after, legs + 6, "each once");
         fleet.is_unpinned("refused").await;
     }
@@ -566,9 +566,9 @@ async fn a_decode_worker_that_dies_before_its_first_byte_costs_no_answer() {
             let mut fleet = Fleet::start(connector, (1, 2), unnoticed).await;
             fleet
                 .decode(0)
-                .fault(handoff(HandoffFaults {
+                .fault(transfer_faults(TransferFaults {
                     die_at_leg: true,
-                    ..HandoffFaults::default()
+                    ..TransferFaults::default()
                 }))
                 .await;
             let mut rounds = 0;
@@ -588,12 +588,12 @@ async fn a_decode_worker_that_dies_before_its_first_byte_costs_no_answer() {
 async fn a_decode_process_killed_while_it_fetches_costs_no_answer() {
     for connector in BOTH {
         let mut fleet = Fleet::children(connector, (1, 2), |settings| settings).await;
-        let hangs = HandoffFaults {
+        let hangs = TransferFaults {
             transfer_hangs: true,
-            ..HandoffFaults::default()
+            ..TransferFaults::default()
         };
-        fleet.decode(0).fault(handoff(hangs)).await;
-        let legs = fleet.decode(0).handoffs().await.decode_legs;
+        fleet.decode(0).fault(transfer_faults(hangs)).await;
+        let legs = fleet.decode(0).kv_transfers().await.decode_legs;
         let kinds = fleet.kinds(3);
         let ask = |place: usize| {
             let (path, body, _) = &kinds[place];
@@ -601,7 +601,7 @@ async fn a_decode_process_killed_while_it_fetches_costs_no_answer() {
         };
         let killed = async {
             eventually("d0 has a leg", async || {
-                fleet.decode(0).handoffs().await.decode_legs > legs
+                fleet.decode(0).kv_transfers().await.decode_legs > legs
             })
             .await;
             fleet.decode(0).signal("KILL");
@@ -632,7 +632,7 @@ async fn a_decode_process_killed_in_mid_stream_ends_its_streams_with_an_error() 
                 open.push((path, stream, begun));
             }
         }
-        assert_eq!(fleet.decode(0).handoffs().await.received, 3 + 1);
+        assert_eq!(fleet.decode(0).kv_transfers().await.received, 3 + 1);
         fleet.kill("d0").await;
         for (path, mut stream, begun) in open {
             let (rest, whole) = stream.rest().await;
@@ -671,9 +671,9 @@ async fn a_transfer_that_fails_is_begun_again_in_whatever_shape_it_fails() {
         let mut fleet = Fleet::start(connector, (1, 2), unnoticed).await;
         fleet
             .decode(0)
-            .fault(handoff(HandoffFaults {
+            .fault(transfer_faults(TransferFaults {
                 transfer_fails_ms: Some(5),
-                ..HandoffFaults::default()
+                ..TransferFaults::default()
             }))
             .await;
         let what = format!("{connector:?}: transfers to d0 fail");
@@ -693,9 +693,9 @@ async fn where_every_transfer_fails_the_decode_worker_computes_or_nobody_does() 
         .await;
         fleet
             .decode(0)
-            .fault(handoff(HandoffFaults {
+            .fault(transfer_faults(TransferFaults {
                 transfer_fails_ms: Some(5),
-                ..HandoffFaults::default()
+                ..TransferFaults::default()
             }))
             .await;
         for (path, body, stream) in fleet.kinds(3) {
@@ -724,11 +724,11 @@ async fn one_request_does_not_keep_a_prefill_worker_from_all_others() {
     })
     .await;
     for place in 0..3 {
-        let fails = HandoffFaults {
+        let fails = TransferFaults {
             transfer_fails_ms: Some(5),
-            ..HandoffFaults::default()
+            ..TransferFaults::default()
         };
-        fleet.decode(place).fault(handoff(fails)).await;
+        fleet.decode(place).fault(transfer_faults(fails)).await;
     }
     let (path, body, _) = fleet.kinds(3).swap_remove(0);
     let answer = fleet.cluster.post(path, body).await;
@@ -744,14 +744,14 @@ async fn a_silent_decode_leg_is_cancelled_and_begun_again() {
         let mut fleet = Fleet::start(connector, (1, 2), impatient).await;
         fleet
             .decode(0)
-            .fault(handoff(HandoffFaults {
+            .fault(transfer_faults(TransferFaults {
                 transfer_hangs: true,
-                ..HandoffFaults::default()
+                ..TransferFaults::default()
             }))
             .await;
         let what = format!("{connector:?}: transfers to d0 hang");
         fleet.each_is_answered(&what, 1).await;
-        let seen = fleet.decode(0).handoffs().await;
+        let seen = fleet.decode(0).kv_transfers().await;
         assert_eq!(
             seen.aborted_decode_legs,
             seen.decode_legs - seen.received,
@@ -773,8 +773,8 @@ async fn a_client_that_leaves_during_either_leg_stops_both_engines() {
         // During the first: nothing was handed over.
         fleet.prefill(0).fault(hang()).await;
         let (legs, aborted) = (
-            |seen: &Handoffs| seen.prefill_legs,
-            |seen: &Handoffs| seen.aborted_prefill_legs,
+            |seen: &TransferStats| seen.prefill_legs,
+            |seen: &TransferStats| seen.aborted_prefill_legs,
         );
         each_leaves(&mut fleet, "p0", legs, aborted).await;
         let seen = fleet.sum(|seen| seen.granted - seen.fetched).await;
@@ -784,25 +784,25 @@ async fn a_client_that_leaves_during_either_leg_stops_both_engines() {
         // During the second: blocks are pinned until their lease ends, and the router knows.
         fleet
             .decode(0)
-            .fault(handoff(HandoffFaults {
+            .fault(transfer_faults(TransferFaults {
                 transfer_hangs: true,
-                ..HandoffFaults::default()
+                ..TransferFaults::default()
             }))
             .await;
         let abandoned = fleet.outcome("abandoned").await;
         let (legs, aborted) = (
-            |seen: &Handoffs| seen.decode_legs,
-            |seen: &Handoffs| seen.aborted_decode_legs,
+            |seen: &TransferStats| seen.decode_legs,
+            |seen: &TransferStats| seen.aborted_decode_legs,
         );
         each_leaves(&mut fleet, "d0", legs, aborted).await;
-        assert_eq!(fleet.prefill(0).handoffs().await.pinned, 6);
-        assert!(fleet.prefill(0).handoffs().await.pinned_blocks > 6);
+        assert_eq!(fleet.prefill(0).kv_transfers().await.pinned, 6);
+        assert!(fleet.prefill(0).kv_transfers().await.pinned_blocks > 6);
         eventually("the router counts them", async || {
             fleet.outcome("abandoned").await - abandoned == 6.0
         })
         .await;
         fleet.is_unpinned("clients left").await;
-        assert_eq!(fleet.prefill(0).handoffs().await.expired, 6);
+        assert_eq!(fleet.prefill(0).kv_transfers().await.expired, 6);
         for name in ["p0", "d0"] {
             fleet.cluster.is_worker(name, "requests", 0).await;
         }
@@ -813,20 +813,20 @@ async fn a_client_that_leaves_during_either_leg_stops_both_engines() {
 async fn each_leaves(
     fleet: &mut Fleet,
     name: &str,
-    legs: impl Fn(&Handoffs) -> u64,
-    aborted: impl Fn(&Handoffs) -> u64,
+    legs: impl Fn(&TransferStats) -> u64,
+    aborted: impl Fn(&TransferStats) -> u64,
 ) {
     for (path, body, stream) in fleet.kinds(3) {
         let mut engines = fleet.cluster.engines.iter();
         let engine = engines.find(|engine| engine.name == name).unwrap();
-        let before = engine.handoffs().await;
+        let before = engine.kv_transfers().await;
         leaves(fleet, path, &body, async || {
-            legs(&engine.handoffs().await) > legs(&before)
+            legs(&engine.kv_transfers().await) > legs(&before)
         })
         .await;
         eventually(
             &format!("{path}, {stream}: the leg is aborted"),
-            async || aborted(&engine.handoffs().await) > aborted(&before),
+            async || aborted(&engine.kv_transfers().await) > aborted(&before),
         )
         .await;
     }
@@ -853,7 +853,7 @@ async fn a_client_that_leaves_in_mid_stream_leaves_nothing_behind() {
             if !stream {
                 continue;
             }
-            let before = fleet.decode(0).handoffs().await.aborted_decode_legs;
+            let before = fleet.decode(0).kv_transfers().await.aborted_decode_legs;
             let mut stream = fleet.cluster.open(path, &body).await;
             let mut begun = String::new();
             while said(&begun).is_empty() {
@@ -861,11 +861,11 @@ async fn a_client_that_leaves_in_mid_stream_leaves_nothing_behind() {
             }
             drop(stream);
             eventually("the engine was let go", async || {
-                fleet.decode(0).handoffs().await.aborted_decode_legs > before
+                fleet.decode(0).kv_transfers().await.aborted_decode_legs > before
             })
             .await;
         }
-        assert_eq!(fleet.prefill(0).handoffs().await.pinned, 0);
+        assert_eq!(fleet.prefill(0).kv_transfers().await.pinned, 0);
         fleet.is_clean("clients left").await;
     }
 }
@@ -879,11 +879,11 @@ async fn a_model_that_ends_its_answer_at_once_is_made_to_go_on_where_it_only_com
             ..Faults::default()
         };
         fleet.prefill(0).fault(stops).await;
-        let before = fleet.decode(0).handoffs().await.received;
+        let before = fleet.decode(0).kv_transfers().await.received;
         for (path, body, _) in fleet.kinds(3) {
             fleet.is_answered("it stops", path, &body).await;
         }
-        assert_eq!(fleet.decode(0).handoffs().await.received, before + 6);
+        assert_eq!(fleet.decode(0).kv_transfers().await.received, before + 6);
         fleet.is_unpinned("it stops").await;
     }
 }

@@ -5,10 +5,10 @@ use warmroute::config::Config;
 use warmroute::fleet::handoff::Connector;
 use warmroute::relay::prefill_decode::OnPrefillFailure;
 use warmroute::sim::fault::Faults;
-use warmroute::sim::fault::handoff::HandoffFaults;
-use warmroute::sim::worker::{self, HandoffSettings, Role, Settings};
+use warmroute::sim::fault::transfer::TransferFaults;
+use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
 
-use super::failures::handoff;
+use super::failures::transfer_faults;
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, Engine, eventually, fast, generating, unhurried};
 
@@ -16,11 +16,11 @@ const NIXL: worker::Connector = worker::Connector::Nixl;
 
 fn with_role(settings: Settings, connector: worker::Connector, role: Role) -> Settings {
     Settings {
-        handoff: HandoffSettings {
+        transfer: TransferSettings {
             role: Some(role),
             connector: Some(connector),
             connect_ms: 50,
-            ..HandoffSettings::default()
+            ..TransferSettings::default()
         },
         ..settings
     }
@@ -131,8 +131,8 @@ async fn each_api_is_answered_over_two_workers_as_over_one() {
                 );
             }
         }
-        let prefill = cluster.engines[0].handoffs().await;
-        let decode = cluster.engines[1].handoffs().await;
+        let prefill = cluster.engines[0].kv_transfers().await;
+        let decode = cluster.engines[1].kv_transfers().await;
         assert_eq!((prefill.granted, prefill.fetched), (requests, requests));
         assert_eq!((decode.received, decode.decode_legs), (requests, requests));
         assert_eq!(
@@ -171,7 +171,7 @@ async fn a_decode_worker_that_holds_the_prompt_computes_the_rest_itself() {
         assert_eq!(decision(&second, "worker"), "w1", "{path}");
         assert_eq!(text(path, &first), text(path, &second));
     }
-    assert_eq!(cluster.engines[0].handoffs().await.granted, 3);
+    assert_eq!(cluster.engines[0].kv_transfers().await.granted, 3);
 }
 
 #[tokio::test]
@@ -208,7 +208,7 @@ async fn what_cannot_be_split_runs_whole_and_never_on_a_prefill_worker() {
     }
     let prefill = &cluster.engines[0];
     assert_eq!(prefill.generated().await, 0);
-    let handoffs = prefill.handoffs().await;
+    let handoffs = prefill.kv_transfers().await;
     assert_eq!((handoffs.prefill_legs, handoffs.wrong_role), (0, 0));
 }
 
@@ -296,9 +296,9 @@ async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends()
     })
     .await;
     cluster.engines[1]
-        .fault(handoff(HandoffFaults {
+        .fault(transfer_faults(TransferFaults {
             transfer_hangs: true,
-            ..HandoffFaults::default()
+            ..TransferFaults::default()
         }))
         .await;
     let pinned = async || {
@@ -321,7 +321,7 @@ async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends()
     })
     .await;
     eventually("the engine's part is aborted", async || {
-        cluster.engines[1].handoffs().await.aborted_decode_legs == 1
+        cluster.engines[1].kv_transfers().await.aborted_decode_legs == 1
     })
     .await;
     eventually("the lease ends", async || pinned().await == 0.0).await;
@@ -348,7 +348,7 @@ async fn workers_of_different_places_are_no_pair() {
             other => panic!("{other}"),
         }
     }
-    assert_eq!(cluster.engines[0].handoffs().await.prefill_legs, 0);
+    assert_eq!(cluster.engines[0].kv_transfers().await.prefill_legs, 0);
 }
 
 #[tokio::test]
@@ -408,7 +408,7 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
         again.text()
     );
 
-    let begun = cluster.engines[0].handoffs().await.granted;
+    let begun = cluster.engines[0].kv_transfers().await.granted;
     let body = json!({"model": "sim", "background": true, "max_output_tokens": 2_000,
         "input": "in the background. ".repeat(40)});
     let answer = cluster.post("/v1/responses", body.to_string()).await;
@@ -416,8 +416,8 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
     let id = answer.json()["id"].as_str().unwrap().to_owned();
     let decode = &cluster.engines[1];
     eventually("it runs over a pair", async || {
-        cluster.engines[0].handoffs().await.granted == begun + 1
-            && decode.handoffs().await.received == begun + 1
+        cluster.engines[0].kv_transfers().await.granted == begun + 1
+            && decode.kv_transfers().await.received == begun + 1
     })
     .await;
     let cancelled = cluster
@@ -433,15 +433,15 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
         decode.stats().await.running == 0
     })
     .await;
-    assert_eq!(decode.handoffs().await.wrong_uses, 0);
+    assert_eq!(decode.kv_transfers().await.wrong_uses, 0);
 }
 
 #[tokio::test]
 async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
     let cluster = pairs(2, NIXL, fast(), |_| {}).await;
-    let fails = handoff(HandoffFaults {
+    let fails = transfer_faults(TransferFaults {
         no_params: true,
-        ..HandoffFaults::default()
+        ..TransferFaults::default()
     });
     cluster.engines[0].fault(fails).await;
     let split_by = async |number: usize| {
@@ -470,9 +470,9 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
             let cluster = one_pair(connector).await;
             let alone = Cluster::fast(1).await;
             cluster.engines[1]
-                .fault(handoff(HandoffFaults {
+                .fault(transfer_faults(TransferFaults {
                     transfer_fails_ms: Some(1),
-                    ..HandoffFaults::default()
+                    ..TransferFaults::default()
                 }))
                 .await;
             for (path, body) in generating(6, stream) {
@@ -494,7 +494,7 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
                     answer.text()
                 );
             }
-            let decode = cluster.engines[1].handoffs().await;
+            let decode = cluster.engines[1].kv_transfers().await;
             assert_eq!((decode.received, decode.wrong_uses), (0, 0));
             let failed = ["outcome=\"failed\""];
             assert_eq!(
@@ -514,9 +514,9 @@ async fn a_decode_leg_that_keeps_silent_is_cancelled_and_the_request_begun_again
     })
     .await;
     let alone = Cluster::fast(1).await;
-    let hangs = handoff(HandoffFaults {
+    let hangs = transfer_faults(TransferFaults {
         transfer_hangs: true,
-        ..HandoffFaults::default()
+        ..TransferFaults::default()
     });
     cluster.engines[1].fault(hangs).await;
     for (number, (path, body)) in generating(6, true).into_iter().enumerate() {
@@ -527,7 +527,7 @@ async fn a_decode_leg_that_keeps_silent_is_cancelled_and_the_request_begun_again
         assert_eq!(text(path, &answer), text(path, &expected), "{path}");
         let silent = number as u64 + 1;
         eventually("the silent leg is aborted", async || {
-            cluster.engines[1].handoffs().await.aborted_decode_legs == silent
+            cluster.engines[1].kv_transfers().await.aborted_decode_legs == silent
         })
         .await;
     }
@@ -545,11 +545,11 @@ async fn a_decode_leg_that_keeps_silent_is_cancelled_and_the_request_begun_again
 #[tokio::test]
 async fn blocks_that_come_slowly_are_waited_for_where_the_engine_would_say_that_none_come() {
     let of = |role| Settings {
-        handoff: HandoffSettings {
+        transfer: TransferSettings {
             role: Some(role),
             connector: Some(NIXL),
             tokens_per_second: 50.try_into().unwrap(),
-            ..HandoffSettings::default()
+            ..TransferSettings::default()
         },
         ..fast()
     };
@@ -564,7 +564,7 @@ async fn blocks_that_come_slowly_are_waited_for_where_the_engine_would_say_that_
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
         assert_eq!(decision(&answer, "split"), "yes", "{path}");
     }
-    let seen = cluster.engines[1].handoffs().await;
+    let seen = cluster.engines[1].kv_transfers().await;
     assert_eq!((seen.received, seen.aborted_decode_legs), (3, 0));
     let used = ["outcome=\"used\""];
     assert_eq!(cluster.metric("warmroute_handoffs_total", &used).await, 3.0);
@@ -577,9 +577,9 @@ async fn an_answer_that_is_not_there_in_time_is_late_and_no_failed_handoff() {
             config.relay.answer_timeout_ms = 1_000;
         })
         .await;
-        let hangs = handoff(HandoffFaults {
+        let hangs = transfer_faults(TransferFaults {
             transfer_hangs: true,
-            ..HandoffFaults::default()
+            ..TransferFaults::default()
         });
         cluster.engines[1].fault(hangs).await;
         let [(path, body), ..] = generating(6, false);
@@ -608,7 +608,7 @@ async fn what_a_decode_engine_fails_at_is_computed_by_one_prefill_worker_at_most
         assert_eq!(answer.status, 500, "{path}: {}", answer.text());
         let mut legs = 0;
         for engine in &cluster.engines[..3] {
-            legs += engine.handoffs().await.prefill_legs;
+            legs += engine.kv_transfers().await.prefill_legs;
         }
         assert_eq!(legs, number as u64 + 1, "{path}");
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use warmroute::sim::fault::Faults;
-use warmroute::sim::fault::handoff::HandoffFaults;
+use warmroute::sim::fault::transfer::TransferFaults;
 use warmroute::sim::worker::Settings;
 
 use super::failures::{BOTH, Fleet, said, unnoticed};
@@ -111,9 +111,9 @@ async fn a_background_response_outlives_what_fails_at_either_engine() {
     for connector in BOTH {
         let fleet = Fleet::start(connector, (2, 2), unnoticed).await;
         let fails = Faults {
-            handoff: HandoffFaults {
+            transfer: TransferFaults {
                 transfer_fails_ms: Some(5),
-                ..HandoffFaults::default()
+                ..TransferFaults::default()
             },
             ..Faults::default()
         };
@@ -150,29 +150,29 @@ async fn a_cancelled_response_leaves_either_leg() {
         .await;
         fleet.prefill(0).fault(hang()).await;
         cancelled(&fleet, "leg one", async || {
-            let seen = fleet.prefill(0).handoffs().await;
+            let seen = fleet.prefill(0).kv_transfers().await;
             (seen.prefill_legs, seen.aborted_prefill_legs)
         })
         .await;
         fleet.prefill(0).fault(Faults::default()).await;
-        let hangs = HandoffFaults {
+        let hangs = TransferFaults {
             transfer_hangs: true,
-            ..HandoffFaults::default()
+            ..TransferFaults::default()
         };
         fleet
             .decode(0)
             .fault(Faults {
-                handoff: hangs,
+                transfer: hangs,
                 ..Faults::default()
             })
             .await;
         cancelled(&fleet, "leg two", async || {
-            let seen = fleet.decode(0).handoffs().await;
+            let seen = fleet.decode(0).kv_transfers().await;
             (seen.decode_legs, seen.aborted_decode_legs)
         })
         .await;
         fleet.is_unpinned("cancelled").await;
-        assert_eq!(fleet.prefill(0).handoffs().await.expired, 1);
+        assert_eq!(fleet.prefill(0).kv_transfers().await.expired, 1);
     }
 }
 

@@ -1,5 +1,5 @@
-//! The batches of one rank: their numbers, those that are kept for replays, and which of them go out
-//! when. Pure.
+//! The batches of KV events of one dp rank: their sequence numbers, the replay buffer, and what the faults do to
+//! them. Pure.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -8,58 +8,59 @@ use bytes::Bytes;
 
 use crate::sim::fault::kv::KvFaults;
 
-/// What a garbled batch reads; msgpack has no value that begins so.
+/// The payload of a garbled batch; no msgpack value starts with this byte.
 const GARBLED: &[u8] = &[0xc1, 0xc1];
 
 #[derive(Debug)]
 pub(super) struct Log {
     next: u64,
     first: u64,
-    kept: VecDeque<Numbered>,
-    kept_max: NonZeroUsize,
+    /// The replay buffer.
+    buffer: VecDeque<NumberedBatch>,
+    max_buffered: NonZeroUsize,
     faults: KvFaults,
-    /// Batches since the faults were set.
+    /// The number of batches since the faults were set.
     count: u64,
-    /// What goes out after the next batch.
-    held_back: Vec<Numbered>,
+    /// Batches to send after the next one.
+    swapped: Vec<NumberedBatch>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Numbered {
+pub(super) struct NumberedBatch {
     pub(super) sequence: u64,
     pub(super) payload: Bytes,
 }
 
-/// What to do with the subscribers because of a batch.
+/// What to do when a batch is published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sending {
-    /// First of all, cut them off.
+pub(super) struct Publication {
+    /// Disconnect all subscribers before sending.
     pub(super) cut: bool,
-    pub(super) batches: Vec<Numbered>,
+    pub(super) batches: Vec<NumberedBatch>,
 }
 
 /// The answer to one request for a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Replayed {
-    pub(super) batches: Vec<Numbered>,
-    /// Whether it ends with its end marker.
+    pub(super) batches: Vec<NumberedBatch>,
+    /// Whether the end marker follows.
     pub(super) ends: bool,
 }
 
 impl Log {
-    pub(super) fn new(first: u64, kept_max: NonZeroUsize, faults: KvFaults) -> Self {
+    pub(super) fn new(first: u64, max_buffered: NonZeroUsize, faults: KvFaults) -> Self {
         Self {
             next: first,
             first,
-            kept: VecDeque::new(),
-            kept_max,
+            buffer: VecDeque::new(),
+            max_buffered,
             faults,
             count: 0,
-            held_back: Vec::new(),
+            swapped: Vec::new(),
         }
     }
 
-    pub(super) fn publish(&mut self, payload: Bytes) -> Sending {
+    pub(super) fn publish(&mut self, payload: Bytes) -> Publication {
         self.count += 1;
         let fate = self.faults.fate(self.count);
         let payload = match fate.garbled {
@@ -67,28 +68,28 @@ impl Log {
             false => payload,
         };
         let sequence = self.next;
-        // A test may begin next to the end.
+        // Tests start near the largest number.
         self.next = self.next.wrapping_add(1);
-        let batch = Numbered { sequence, payload };
-        if fate.kept {
-            if self.kept.len() == self.kept_max.get() {
-                self.kept.pop_front();
+        let batch = NumberedBatch { sequence, payload };
+        if fate.replayable {
+            if self.buffer.len() == self.max_buffered.get() {
+                self.buffer.pop_front();
             }
-            self.kept.push_back(batch.clone());
+            self.buffer.push_back(batch.clone());
         }
         let mut batches = vec![batch; fate.times];
-        if fate.held_back {
-            self.held_back.append(&mut batches);
+        if fate.swapped {
+            self.swapped.append(&mut batches);
         } else {
-            batches.append(&mut self.held_back);
+            batches.append(&mut self.swapped);
         }
         let cut = fate.cut;
-        Sending { cut, batches }
+        Publication { cut, batches }
     }
 
-    /// The kept batches from `first` on; from the oldest if that is not kept any more.
+    /// The buffered batches from `first` on, or from the oldest one if `first` is no longer buffered.
     pub(super) fn replay(&self, first: u64) -> Replayed {
-        let wanted = self.kept.iter().filter(|batch| batch.sequence >= first);
+        let wanted = self.buffer.iter().filter(|batch| batch.sequence >= first);
         let replay = self.faults.replay(wanted.clone().count());
         let batches = wanted.skip(replay.skip).take(replay.take).cloned();
         Replayed {
@@ -111,11 +112,11 @@ impl Log {
 mod tests {
     use super::*;
 
-    fn log(first: u64, kept_max: usize, faults: KvFaults) -> Log {
-        Log::new(first, NonZeroUsize::new(kept_max).unwrap(), faults)
+    fn log(first: u64, max_buffered: usize, faults: KvFaults) -> Log {
+        Log::new(first, NonZeroUsize::new(max_buffered).unwrap(), faults)
     }
 
-    /// Publishes so many batches and gives the numbers in the order in which they go out.
+    /// Publishes batches and returns their numbers in the order of sending.
     fn sent(log: &mut Log, batches: usize) -> Vec<u64> {
         let sending = (0..batches).flat_map(|_| log.publish(Bytes::new()).batches);
         sending.map(|batch| batch.sequence).collect()
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_rise_from_the_first() {
+    fn sequence_numbers_start_at_the_given_one() {
         let mut log = log(7, 10, KvFaults::default());
         assert_eq!(log.last_sequence(), None);
         assert_eq!(sent(&mut log, 3), [7, 8, 9]);
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replay_begins_where_asked_or_at_the_oldest_that_is_kept() {
+    fn a_replay_starts_at_the_requested_or_the_oldest_buffered_batch() {
         let mut log = log(0, 3, KvFaults::default());
         sent(&mut log, 5);
         assert_eq!(replayed(&log, 3), [3, 4]);
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_can_be_asked_for_unless_it_is_lost_for_good() {
+    fn a_lost_batch_can_be_replayed_unless_it_is_lost_for_good() {
         let lose = |lose_for_good| KvFaults {
             lose_next: 2,
             lose_for_good,
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_garbled_batch_is_kept_as_it_was_sent() {
+    fn a_garbled_batch_is_garbled_in_replays_too() {
         let mut log = log(
             0,
             10,

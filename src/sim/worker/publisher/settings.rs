@@ -1,4 +1,4 @@
-//! The arguments about cache events, and the endpoints in them. Pure.
+//! Command-line arguments of KV events, and the ZeroMQ endpoints in them. Pure.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -8,34 +8,35 @@ use std::str::FromStr;
 use clap::ValueEnum;
 
 use crate::kv::msgpack::encode;
+use crate::sim::default_arguments;
 
-// The arguments around these are a group of the same name.
+// Without this, clap makes a group of the same name as the outer arguments' group.
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub struct Settings {
-    /// Publish cache events here over ZeroMQ, as tcp://HOST:PORT; `*` is every address, port 0 a free
-    /// one. Data-parallel rank r takes the port that is r higher.
+    /// Publish KV events on this ZeroMQ endpoint, as tcp://HOST:PORT. `*` means all addresses, port 0 a free port.
+    /// Data-parallel rank r uses port PORT + r.
     #[arg(long = "kv-events", value_name = "ENDPOINT")]
     pub events: Option<Endpoint>,
 
-    /// Give published events again to those who ask here.
+    /// Answer replay requests for KV events on this ZeroMQ endpoint.
     #[arg(long = "kv-replay", value_name = "ENDPOINT", requires = "events")]
     pub replay: Option<Endpoint>,
 
-    /// What subscribers see first of each batch.
+    /// Topic of the KV events.
     #[arg(long = "kv-topic", value_name = "TOPIC", default_value = "")]
     pub topic: String,
 
-    /// How events are written: as maps (vLLM 0.24 and later), or as arrays (before; those releases
-    /// leave the topic out of replays).
+    /// Encoding of events: as maps (vLLM 0.24 and later) or as arrays (earlier releases, which also leave the topic
+    /// out of replays).
     #[arg(long = "kv-layout", value_name = "LAYOUT", value_enum, default_value_t = Layout::Map)]
     pub layout: Layout,
 
-    /// How blocks are named: by an integer, or by all bytes of the hash.
+    /// Encoding of block hashes: as an integer, or as all bytes of the hash.
     #[arg(long = "kv-hashes", value_name = "KIND", value_enum, default_value_t = Hashes::Int)]
     pub hashes: Hashes,
 
-    /// Batches that can be asked for again.
+    /// Number of batches that can be replayed.
     #[arg(
         long = "kv-buffer-steps",
         value_name = "BATCHES",
@@ -43,7 +44,7 @@ pub struct Settings {
     )]
     pub buffer_steps: NonZeroUsize,
 
-    /// Number of the first batch. A real engine starts at 0.
+    /// Sequence number of the first batch. A real engine starts at 0.
     #[arg(long = "kv-first-sequence", value_name = "NUMBER", default_value_t = 0)]
     pub first_sequence: u64,
 }
@@ -65,26 +66,17 @@ pub enum Hashes {
     Bytes,
 }
 
-/// `tcp://HOST:PORT`, to be bound.
+/// `tcp://HOST:PORT`, a local endpoint to bind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// As it was written: a name, an address, or `*`.
+    /// As given: a host name, an address, or `*`.
     pub host: String,
     pub port: u16,
 }
 
-/// As without any argument: nothing is published.
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            events: None,
-            replay: None,
-            topic: String::new(),
-            layout: Layout::default(),
-            hashes: Hashes::default(),
-            buffer_steps: BUFFER_STEPS,
-            first_sequence: 0,
-        }
+        default_arguments()
     }
 }
 
@@ -102,8 +94,8 @@ impl Settings {
         }
     }
 
-    /// Events and their replay on this machine only, on free ports.
-    pub fn anywhere() -> Self {
+    /// Events and replays on free ports of the loopback interface.
+    pub fn loopback() -> Self {
         let endpoint = Endpoint::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         Self {
             events: Some(endpoint.clone()),
@@ -114,7 +106,7 @@ impl Settings {
 }
 
 impl Endpoint {
-    /// The endpoint of a data-parallel rank; none if there are not so many ports.
+    /// The endpoint of a dp rank, or none if its port number would be too large.
     pub(crate) fn of_rank(&self, rank: u16) -> Option<Self> {
         let port = match self.port {
             0 => 0,
@@ -126,7 +118,7 @@ impl Endpoint {
         })
     }
 
-    /// What can be bound.
+    /// Host and port to bind.
     pub(crate) fn address(&self) -> (&str, u16) {
         let host = match self.host.as_str() {
             "*" => "0.0.0.0",
@@ -158,7 +150,7 @@ impl FromStr for Endpoint {
                 host: host.to_owned(),
                 port,
             }),
-            Some(_) | None => Err("it should look like tcp://127.0.0.1:5557".to_owned()),
+            Some(_) | None => Err("expected an endpoint such as tcp://127.0.0.1:5557".to_owned()),
         }
     }
 }
@@ -175,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_read_and_written() {
+    fn endpoints_are_parsed_and_formatted() {
         for text in ["tcp://*:5557", "tcp://127.0.0.1:0", "tcp://[::1]:80"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
@@ -191,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_has_a_port_and_any_free_one_stays_any() {
+    fn each_rank_has_its_own_port_and_port_0_stays_0() {
         let of = |port| Endpoint::from(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         assert_eq!(of(5557).of_rank(2), Some(of(5559)));
         assert_eq!(of(0).of_rank(2), Some(of(0)));

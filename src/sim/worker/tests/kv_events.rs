@@ -21,7 +21,7 @@ pub(super) const MOMENT: Duration = Duration::from_millis(100);
 pub(super) fn with_events() -> Settings {
     Settings {
         decode_ms: 1,
-        kv: publisher::Settings::anywhere(),
+        kv: publisher::Settings::loopback(),
         ..Settings::default()
     }
 }
@@ -202,7 +202,7 @@ async fn each_step_is_a_batch_of_its_own_number() {
     let worker = Running::start(Settings {
         kv: publisher::Settings {
             topic: "kv-events".to_owned(),
-            ..publisher::Settings::anywhere()
+            ..publisher::Settings::loopback()
         },
         ..with_events()
     })
@@ -299,7 +299,7 @@ async fn a_replay_begins_where_asked_and_has_an_end() {
         kv: publisher::Settings {
             first_sequence: 50,
             buffer_steps: NonZeroUsize::new(3).unwrap(),
-            ..publisher::Settings::anywhere()
+            ..publisher::Settings::loopback()
         },
         ..with_events()
     })
@@ -379,7 +379,7 @@ async fn older_engines_write_arrays_and_leave_the_topic_out_of_replays() {
             layout: Layout::Array,
             hashes: Hashes::Bytes,
             topic: "t".to_owned(),
-            ..publisher::Settings::anywhere()
+            ..publisher::Settings::loopback()
         },
         ..with_events()
     })
@@ -472,7 +472,7 @@ async fn it_tells_where_its_events_are() {
             events: Some("tcp://*:0".parse().unwrap()),
             replay: None,
             topic: "t".to_owned(),
-            ..publisher::Settings::anywhere()
+            ..publisher::Settings::loopback()
         },
         ..with_events()
     })

@@ -27,26 +27,26 @@ pub(crate) struct Unanswered;
 /// The blocks are on their way for as long as this takes. Dropped before, they stay pinned.
 pub(crate) async fn blocks(shared: &Shared, body: &[u8]) -> Result<String, Unanswered> {
     let wanted: Wanted = serde_json::from_slice(body).map_err(|_| Unanswered)?;
-    let connector = shared.settings.handoff.connector.ok_or(Unanswered)?;
+    let connector = shared.settings.transfer.connector.ok_or(Unanswered)?;
     if !shared.ranks.engine_ids().any(|id| id == wanted.engine_id) {
         return Err(Unanswered);
     }
-    let offer = match (find(&shared.handoffs, connector, &wanted).await, connector) {
+    let offer = match (find(&shared.transfers, connector, &wanted).await, connector) {
         (Verdict::Right(offer), _) => offer,
         (Verdict::Wrong("another prompt"), _) | (_, Connector::Nixl) => {
-            shared.handoffs.count(|counts| counts.wrong_uses += 1);
+            shared.transfers.count(|counts| counts.wrong_uses += 1);
             return Ok(json!({"right": false}).to_string());
         }
         (Verdict::Wrong(_) | Verdict::Unknown, Connector::Mooncake) => {
             // The name means nothing any more, and the decode engine waits for it.
-            shared.handoffs.count(|counts| counts.wrong_uses += 1);
+            shared.transfers.count(|counts| counts.wrong_uses += 1);
             return std::future::pending().await;
         }
     };
-    let settings = &shared.settings.handoff;
+    let settings = &shared.settings.transfer;
     tokio::time::sleep(settings.transfer_time(wanted.missing_tokens)).await;
     offer.driver.release_kept(offer.key);
-    shared.handoffs.count(|counts| counts.fetched += 1);
+    shared.transfers.count(|counts| counts.fetched += 1);
     Ok(json!({"right": true}).to_string())
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn release(shared: &Shared, body: &[u8]) {
     let Ok(wanted) = serde_json::from_slice::<Wanted>(body) else {
         return;
     };
-    let mut offers = shared.handoffs.offers.lock();
+    let mut offers = shared.transfers.offers.lock();
     if let Some(offer) = offers.get_mut(&wanted.name)
         && !offer.is_used
     {
@@ -77,7 +77,7 @@ pub(crate) fn release(shared: &Shared, body: &[u8]) {
         let Offer { driver, key, .. } = offer.clone();
         drop(offers);
         if driver.release_kept(key) {
-            shared.handoffs.count(|counts| counts.released += 1);
+            shared.transfers.count(|counts| counts.released += 1);
         }
     }
 }

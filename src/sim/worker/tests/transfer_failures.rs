@@ -2,22 +2,25 @@
 
 use serde_json::json;
 
-use super::handoff::{PATHS, Pair, body, long, settings, text, with};
+use super::transfer::{PATHS, Pair, body, long, settings, text, with};
 use super::*;
-use crate::sim::fault::handoff::HandoffFaults;
+use crate::sim::fault::transfer::TransferFaults;
 
 const PATH: &str = "/v1/chat/completions";
 
-fn faults(handoff: HandoffFaults) -> Faults {
+fn faults(transfer: TransferFaults) -> Faults {
     Faults {
-        handoff,
+        transfer,
         ..Faults::default()
     }
 }
 
 fn wrong_uses(pair: &Pair) -> (u64, u64) {
     let (prefill, decode) = (&pair.prefill.handle, &pair.decode.handle);
-    (prefill.handoffs().wrong_uses, decode.handoffs().wrong_uses)
+    (
+        prefill.kv_transfers().wrong_uses,
+        decode.kv_transfers().wrong_uses,
+    )
 }
 
 impl Running {
@@ -56,23 +59,25 @@ async fn nixl_parameters_used_twice_or_with_another_prompt_give_wrong_text_and_s
     let other = pair.decode.post_json(PATH, &other).await;
     assert_eq!(text(&other), "BAD BAD BAD ");
     assert_eq!(wrong_uses(&pair), (2, 2));
-    assert_eq!(pair.prefill.handle.handoffs().pinned, 0);
+    assert_eq!(pair.prefill.handle.kv_transfers().pinned, 0);
     pair.stop().await;
 }
 
 #[tokio::test]
 async fn blocks_that_nobody_fetches_are_freed_after_their_time_and_wrong_from_then_on() {
     let mut prefill = settings(Role::Prefill, Connector::Nixl);
-    prefill.handoff.lease_ms = Some(50);
+    prefill.transfer.lease_ms = Some(50);
     let pair = Pair::of(prefill, settings(Role::Decode, Connector::Nixl)).await;
     let prompt = long("late");
     let params = pair.prefill(PATH, &prompt, "").await;
     pair.prefill
-        .eventually("its time is up", |handle| handle.handoffs().expired == 1)
+        .eventually("its time is up", |handle| {
+            handle.kv_transfers().expired == 1
+        })
         .await;
-    let handoffs = pair.prefill.handle.handoffs();
-    assert_eq!((handoffs.pinned, handoffs.pinned_blocks), (0, 0));
-    assert!(handoffs.pinned_blocks_peak > 0);
+    let stats = pair.prefill.handle.kv_transfers();
+    assert_eq!((stats.pinned, stats.pinned_blocks), (0, 0));
+    assert!(stats.pinned_blocks_peak > 0);
     let leg = with(body(PATH, &prompt, 3), &params);
     let late = pair.decode.post_json(PATH, &leg).await;
     assert_eq!(text(&late), "BAD BAD BAD ");
@@ -94,7 +99,7 @@ async fn a_mooncake_decode_leg_without_its_prefill_leg_is_silent() {
     }
     pair.decode
         .eventually("all have left", |handle| {
-            handle.handoffs().aborted_decode_legs == 3
+            handle.kv_transfers().aborted_decode_legs == 3
         })
         .await;
     // A used name is waited for like one that never was, but it is counted.
@@ -121,14 +126,14 @@ async fn mooncake_gives_up_a_prompt_whose_answer_ends_by_itself() {
         .post_json(PATH, &with(leg.clone(), &pair.first("x")))
         .await;
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
-    assert_eq!(pair.prefill.handle.handoffs().granted, 0);
+    assert_eq!(pair.prefill.handle.kv_transfers().granted, 0);
     leg["ignore_eos"] = json!(true);
     let answer = pair
         .prefill
         .post_json(PATH, &with(leg, &pair.first("y")))
         .await;
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
-    assert_eq!(pair.prefill.handle.handoffs().granted, 1);
+    assert_eq!(pair.prefill.handle.kv_transfers().granted, 1);
     pair.stop().await;
 }
 
@@ -155,7 +160,7 @@ async fn a_transfer_from_an_engine_that_is_gone_fails_in_the_shape_of_its_api() 
             (!is_response, !is_response),
             "{stream}"
         );
-        assert_eq!(pair.decode.handle.handoffs().failed_transfers, 2);
+        assert_eq!(pair.decode.handle.kv_transfers().failed_transfers, 2);
         pair.decode.stop().await;
     }
 }
@@ -169,8 +174,8 @@ async fn a_decode_engine_that_refuses_frees_the_blocks() {
     leg["model"] = json!("nope");
     let refused = pair.decode.ask("POST", PATH, &with(leg, &params)).await;
     assert!(refused.starts_with("HTTP/1.1 404 "), "{refused}");
-    let handoffs = pair.prefill.handle.handoffs();
-    assert_eq!((handoffs.released, handoffs.pinned), (1, 0));
+    let stats = pair.prefill.handle.kv_transfers();
+    assert_eq!((stats.released, stats.pinned), (1, 0));
     pair.stop().await;
 }
 
@@ -187,11 +192,11 @@ async fn a_client_that_leaves_a_prefill_leg_leaves_nothing_pinned() {
     drop(stream);
     pair.prefill
         .eventually("it is gone", |handle| {
-            handle.handoffs().aborted_prefill_legs == 1
+            handle.kv_transfers().aborted_prefill_legs == 1
         })
         .await;
-    let handoffs = pair.prefill.handle.handoffs();
-    assert_eq!((handoffs.granted, handoffs.pinned), (0, 0));
+    let stats = pair.prefill.handle.kv_transfers();
+    assert_eq!((stats.granted, stats.pinned), (0, 0));
     assert_eq!(pair.prefill.handle.gauges(), Gauges::default());
     pair.stop().await;
 }
@@ -211,7 +216,7 @@ async fn parameters_at_the_wrong_role_kill_the_engine_and_then_the_process() {
             assert!(answer.contains("EngineCore encountered"), "{answer}");
             let health = worker.ask("GET", "/health", "").await;
             assert!(health.starts_with("HTTP/1.1 503 "), "{health}");
-            assert_eq!(worker.handle.handoffs().wrong_role, 1);
+            assert_eq!(worker.handle.kv_transfers().wrong_role, 1);
             worker.ends_itself().await;
         }
     }
@@ -238,7 +243,7 @@ async fn without_a_connector_parameters_are_not_looked_at_but_counted() {
     let answer = worker.post_json(PATH, &leg).await;
     assert_eq!(answer["usage"]["completion_tokens"], 3);
     assert_eq!(answer["kv_transfer_params"], Value::Null);
-    assert_eq!(worker.handle.handoffs().wrong_role, 1);
+    assert_eq!(worker.handle.kv_transfers().wrong_role, 1);
     worker.stop().await;
 }
 
@@ -247,17 +252,17 @@ async fn it_can_fail_at_each_point() {
     let pair = Pair::start(Connector::Nixl).await;
     let leg = with(body(PATH, &long("p"), 1), &pair.first(""));
 
-    pair.prefill.handle.set_faults(faults(HandoffFaults {
+    pair.prefill.handle.set_faults(faults(TransferFaults {
         no_params: true,
-        ..HandoffFaults::default()
+        ..TransferFaults::default()
     }));
     let answer = pair.prefill.post_json(PATH, &leg).await;
     assert_eq!(answer["kv_transfer_params"], Value::Null);
-    assert_eq!(pair.prefill.handle.handoffs().pinned, 0);
+    assert_eq!(pair.prefill.handle.kv_transfers().pinned, 0);
 
-    pair.prefill.handle.set_faults(faults(HandoffFaults {
+    pair.prefill.handle.set_faults(faults(TransferFaults {
         die_after_answer: true,
-        ..HandoffFaults::default()
+        ..TransferFaults::default()
     }));
     // The answer comes whole, and then nothing more.
     let answer = pair.prefill.post_json(PATH, &leg).await;
@@ -265,17 +270,17 @@ async fn it_can_fail_at_each_point() {
     assert_eq!(params["do_remote_prefill"], true);
     pair.prefill.ends_itself().await;
 
-    pair.decode.handle.set_faults(faults(HandoffFaults {
+    pair.decode.handle.set_faults(faults(TransferFaults {
         transfer_fails_ms: Some(1),
-        ..HandoffFaults::default()
+        ..TransferFaults::default()
     }));
     let leg = with(body(PATH, &long("p"), 3), &params);
     let answer = pair.decode.ask("POST", PATH, &leg).await;
     assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
 
-    pair.decode.handle.set_faults(faults(HandoffFaults {
+    pair.decode.handle.set_faults(faults(TransferFaults {
         die_at_leg: true,
-        ..HandoffFaults::default()
+        ..TransferFaults::default()
     }));
     assert_eq!(pair.decode.ask("POST", PATH, &leg).await, "");
     pair.decode.ends_itself().await;

@@ -27,12 +27,12 @@ pub use self::settings::{Connector, Role, Settings};
 use super::driver::Driver;
 use crate::sim::engine::RequestKey;
 
-/// Handoffs that are remembered, so that a second use can be told from a name that never was.
+/// TransferStats that are remembered, so that a second use can be told from a name that never was.
 const OFFERS_MAX: usize = 65_536;
 
 /// What an engine has seen of handoffs. All but `pinned` and `pinned_blocks` only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Handoffs {
+pub struct TransferStats {
     /// Requests whose blocks wait to be fetched; how many blocks, and the most ever.
     pub pinned: usize,
     pub pinned_blocks: usize,
@@ -63,7 +63,7 @@ pub struct Handoffs {
 
 #[derive(Debug)]
 pub(crate) struct State {
-    counts: Mutex<Handoffs>,
+    counts: Mutex<TransferStats>,
     offers: Mutex<LruCache<String, Offer>>,
     /// Rung when there is a new offer.
     offered: Notify,
@@ -99,12 +99,12 @@ impl Default for State {
 }
 
 impl State {
-    pub(crate) fn count(&self, count: impl FnOnce(&mut Handoffs)) {
+    pub(crate) fn count(&self, count: impl FnOnce(&mut TransferStats)) {
         count(&mut self.counts.lock());
     }
 
     /// Without what the engines count themselves.
-    pub(crate) fn counts(&self) -> Handoffs {
+    pub(crate) fn counts(&self) -> TransferStats {
         *self.counts.lock()
     }
 

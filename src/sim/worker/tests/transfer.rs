@@ -11,11 +11,11 @@ pub(super) const PATHS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", 
 pub(super) fn settings(role: Role, connector: Connector) -> Settings {
     Settings {
         decode_ms: 1,
-        handoff: HandoffSettings {
+        transfer: TransferSettings {
             role: Some(role),
             connector: Some(connector),
             connect_ms: 50,
-            ..HandoffSettings::default()
+            ..TransferSettings::default()
         },
         ..Settings::default()
     }
@@ -67,7 +67,7 @@ impl Pair {
     }
 
     pub(super) async fn of(prefill: Settings, decode: Settings) -> Self {
-        let connector = prefill.handoff.connector.unwrap();
+        let connector = prefill.transfer.connector.unwrap();
         Self {
             prefill: Running::start(prefill).await,
             decode: Running::start(decode).await,
@@ -136,23 +136,23 @@ async fn a_prompt_that_was_handed_over_is_answered_as_one_that_was_not() {
             let expected = whole.post_json(path, &plain).await;
             whole.stop().await;
             let params = pair.prefill(path, &prompt, &format!("x{place}")).await;
-            let handoffs = pair.prefill.handle.handoffs();
-            assert_eq!((handoffs.pinned, handoffs.granted), (1, place as u64 + 1));
-            assert!(handoffs.pinned_blocks > 5, "{handoffs:?}");
+            let stats = pair.prefill.handle.kv_transfers();
+            assert_eq!((stats.pinned, stats.granted), (1, place as u64 + 1));
+            assert!(stats.pinned_blocks > 5, "{stats:?}");
 
             let leg = with(body(path, &prompt, 5), &params);
             let answer = pair.decode.post_json(path, &leg).await;
             assert_eq!(text(&answer), text(&expected), "{answer}");
             assert_eq!(answer["kv_transfer_params"], Value::Null);
-            let handoffs = pair.prefill.handle.handoffs();
-            assert_eq!((handoffs.pinned, handoffs.pinned_blocks), (0, 0));
-            assert_eq!(handoffs.fetched, place as u64 + 1);
+            let stats = pair.prefill.handle.kv_transfers();
+            assert_eq!((stats.pinned, stats.pinned_blocks), (0, 0));
+            assert_eq!(stats.fetched, place as u64 + 1);
         }
         let counters = pair.decode.handle.counters();
-        let handoffs = pair.decode.handle.handoffs();
+        let stats = pair.decode.handle.kv_transfers();
         assert_eq!(counters.received_tokens, counters.prompt_tokens);
-        assert_eq!((handoffs.decode_legs, handoffs.received), (3, 3));
-        assert_eq!((handoffs.wrong_uses, handoffs.wrong_role), (0, 0));
+        assert_eq!((stats.decode_legs, stats.received), (3, 3));
+        assert_eq!((stats.wrong_uses, stats.wrong_role), (0, 0));
         let page = pair.decode.ask("GET", "/metrics", "").await;
         let tokens = counters.received_tokens as f64;
         let line = format!("source=\"external_kv_transfer\"}} {tokens:?}\n");
@@ -186,7 +186,7 @@ async fn a_second_prompt_brings_only_what_is_missing_and_usage_says_what_its_con
                 (Connector::Mooncake, _) => tokens,
             };
             assert_eq!(cached(&answer), (Some(expected), Some(0)), "{connector:?}");
-            let received = pair.decode.handle.handoffs().received_tokens;
+            let received = pair.decode.handle.kv_transfers().received_tokens;
             let missing = if round == 0 { 0 } else { tokens - whole_blocks };
             assert_eq!(received, tokens + missing);
         }
@@ -212,7 +212,7 @@ async fn parameters_show_whole_and_at_the_end_of_a_response_and_in_no_other_stre
         assert_eq!(shows, path == "/v1/responses", "{stream}");
     }
     // Nobody knows where those of two streams are.
-    assert_eq!(pair.prefill.handle.handoffs().pinned, 6);
+    assert_eq!(pair.prefill.handle.kv_transfers().pinned, 6);
     pair.stop().await;
 }
 
@@ -220,7 +220,7 @@ async fn parameters_show_whole_and_at_the_end_of_a_response_and_in_no_other_stre
 async fn a_chat_begins_with_its_role_and_a_response_with_itself_before_the_transfer() {
     let pair = Pair::start(Connector::Nixl).await;
     pair.decode.handle.set_faults(Faults {
-        handoff: crate::sim::fault::handoff::HandoffFaults {
+        transfer: crate::sim::fault::transfer::TransferFaults {
             transfer_hangs: true,
             ..Default::default()
         },
@@ -238,7 +238,7 @@ async fn a_chat_begins_with_its_role_and_a_response_with_itself_before_the_trans
     }
     pair.decode
         .eventually("both are gone", |handle| {
-            handle.handoffs().aborted_decode_legs == 2
+            handle.kv_transfers().aborted_decode_legs == 2
         })
         .await;
     pair.stop().await;
@@ -253,12 +253,12 @@ async fn mooncake_legs_may_come_in_any_order() {
     let leg = with(body(path, &prompt, 5), &params);
     let (answer, _) = tokio::join!(pair.decode.post_json(path, &leg), async {
         pair.decode
-            .eventually("it waits", |handle| handle.handoffs().decode_legs == 1)
+            .eventually("it waits", |handle| handle.kv_transfers().decode_legs == 1)
             .await;
         pair.prefill(path, &prompt, "x").await
     });
     assert_eq!(answer["usage"]["completion_tokens"], 5);
-    assert_eq!(pair.prefill.handle.handoffs().fetched, 1);
+    assert_eq!(pair.prefill.handle.kv_transfers().fetched, 1);
     pair.stop().await;
 }
 

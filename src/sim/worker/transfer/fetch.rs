@@ -39,13 +39,13 @@ pub(crate) async fn receive(
     ask: &Ask,
     faults: &Faults,
 ) -> Result<Received, Problem> {
-    let lease = shared.settings.handoff.lease();
+    let lease = shared.settings.transfer.lease();
     let fetched = async {
-        if faults.handoff.transfer_hangs {
+        if faults.transfer.transfer_hangs {
             // Ends when the client does.
             std::future::pending::<()>().await;
         }
-        if let Some(after_ms) = faults.handoff.transfer_fails_ms {
+        if let Some(after_ms) = faults.transfer.transfer_fails_ms {
             tokio::time::sleep(Duration::from_millis(after_ms)).await;
             return Err(Problem::internal());
         }
@@ -63,7 +63,7 @@ pub(crate) async fn receive(
             .await
             .unwrap_or_else(|_| Err(Problem::internal())),
     };
-    shared.handoffs.count(|counts| match &fetched {
+    shared.transfers.count(|counts| match &fetched {
         Ok(received) => {
             counts.received += 1;
             counts.wrong_uses += u64::from(received.is_wrong);
@@ -102,7 +102,7 @@ async fn nixl(shared: &Shared, asked: &Asked, ask: &Ask) -> Result<Received, Pro
             told_cached_tokens: asked.remote_prefill_cached_tokens.unwrap_or(0),
         }),
         Err(_) => {
-            let limit = Duration::from_millis(shared.settings.handoff.connect_ms);
+            let limit = Duration::from_millis(shared.settings.transfer.connect_ms);
             tokio::time::sleep_until(started + limit).await;
             Err(Problem::internal())
         }

@@ -1,4 +1,4 @@
-//! The arguments about handing prompts over between engines. Pure.
+//! Command-line arguments of KV transfers. Pure.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -7,11 +7,13 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-// The arguments around these are a group of the same name.
+use crate::sim::default_arguments;
+
+// Without this, clap makes a group of the same name as the outer arguments' group.
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub struct Settings {
-    /// What this engine does where prompts and answers are computed by different ones.
+    /// Role of this engine in disaggregated prefill/decode.
     #[arg(
         long = "kv-role",
         value_name = "ROLE",
@@ -20,40 +22,39 @@ pub struct Settings {
     )]
     pub role: Option<Role>,
 
-    /// How blocks get from one engine to the other; without it, every request is computed here.
+    /// KV connector to imitate. Without it the engine transfers nothing and does everything itself.
     #[arg(long = "kv-connector", value_name = "CONNECTOR", value_enum)]
     pub connector: Option<Connector>,
 
-    /// Where a Mooncake prefill engine tells who it is; without it, at a free port of the address that
-    /// requests come to.
+    /// Address of a Mooncake prefill engine's bootstrap server; by default a free port on the listen address.
     #[arg(long = "bootstrap", value_name = "ADDRESS")]
     pub bootstrap: Option<SocketAddr>,
 
-    /// How long a prefill engine keeps blocks that nobody fetches, and a Mooncake decode engine waits for
-    /// them, in milliseconds; without it 30,000 with NIXL and 480,000 with Mooncake, as in vLLM.
-    #[arg(long = "handoff-lease-ms", value_name = "MILLISECONDS")]
+    /// How long a prefill engine keeps blocks for a decode engine to fetch, and how long a Mooncake decode engine
+    /// waits for them, in milliseconds. By default as in vLLM: 30,000 for NIXL, 480,000 for Mooncake.
+    #[arg(long = "kv-transfer-lease-ms", value_name = "MILLISECONDS")]
     pub lease_ms: Option<u64>,
 
-    /// How long a NIXL decode engine tries to reach the prefill engine, in milliseconds.
+    /// How long a NIXL decode engine tries to connect to the prefill engine, in milliseconds.
     #[arg(
-        long = "handoff-connect-ms",
+        long = "kv-transfer-connect-ms",
         value_name = "MILLISECONDS",
         default_value_t = CONNECT_MS
     )]
     pub connect_ms: u64,
 
-    /// Speed at which blocks go from one engine to the other, in tokens a second.
+    /// Transfer speed, in tokens per second.
     #[arg(
-        long = "handoff-tokens-per-second",
+        long = "kv-transfer-tokens-per-second",
         value_name = "TOKENS",
         default_value_t = TOKENS_PER_SECOND
     )]
     pub tokens_per_second: NonZeroU32,
 }
 
-/// vLLM's time limit of a handshake.
+/// vLLM's timeout of a NIXL handshake.
 const CONNECT_MS: u64 = 5_000;
-/// A model of 8 billion parameters has about 128 KiB a token, and 200 Gbit/s carry 190,000 of these.
+/// 200 Gbit/s, with 128 KiB per token as in a model of 8 billion parameters.
 const TOKENS_PER_SECOND: NonZeroU32 = NonZeroU32::new(190_000).expect("it is not zero");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -67,14 +68,14 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Connector {
-    /// The prefill engine's answer says where its blocks are, and under which numbers.
+    /// The prefill engine's answer has the address and the ids of its blocks.
     Nixl,
-    /// Whoever sends the requests names the transfer, and both engines are told the name.
+    /// The router gives both engines the same transfer id.
     Mooncake,
 }
 
 impl Settings {
-    /// A connector without a role is one for both.
+    /// The role; with a connector and no role, [`Role::Both`].
     pub fn role(&self) -> Option<Role> {
         self.connector.map(|_| self.role.unwrap_or(Role::Both))
     }
@@ -93,16 +94,8 @@ impl Settings {
     }
 }
 
-/// As without any argument: nothing is handed over.
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            role: None,
-            connector: None,
-            bootstrap: None,
-            lease_ms: None,
-            connect_ms: CONNECT_MS,
-            tokens_per_second: TOKENS_PER_SECOND,
-        }
+        default_arguments()
     }
 }

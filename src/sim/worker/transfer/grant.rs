@@ -32,7 +32,7 @@ impl Grant {
         match self.connector {
             Connector::Nixl => {
                 let request_id = internal_id(ask.api, &ask.id);
-                self.shared.handoffs.offer(request_id.clone(), offer);
+                self.shared.transfers.offer(request_id.clone(), offer);
                 let tokens = transcript.completion_tokens();
                 Some(Handed {
                     do_remote_prefill: true,
@@ -54,7 +54,7 @@ impl Grant {
             }
             Connector::Mooncake => {
                 if let Some(name) = &self.transfer_id {
-                    self.shared.handoffs.offer(name.clone(), offer);
+                    self.shared.transfers.offer(name.clone(), offer);
                 }
                 None
             }

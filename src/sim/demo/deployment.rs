@@ -1,4 +1,4 @@
-//! A fleet of pretend engines and a router in front of it, all in this process and on real sockets.
+//! A fleet of simulated engines and a router in front of it, in this process and on real sockets.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,28 +19,28 @@ use crate::sim::worker;
 
 pub(super) const MODEL: &str = "sim";
 
-/// Engines in the same process answer their first probe within milliseconds.
-const READY_LIMIT: Duration = Duration::from_secs(10);
-/// Nobody's answers are lost at the end of a demo.
+/// Engines in the same process answer their first health check within milliseconds.
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Short, because no request is running when a deployment is stopped.
 const DRAIN_TIMEOUT_MS: u64 = 1_000;
 
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub(super) struct Settings {
-    /// Pretend engines.
+    /// Number of simulated engines.
     #[arg(long, value_name = "ENGINES", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(super) workers: u32,
 
-    /// Speed at which an engine computes prompts, in tokens a second.
+    /// Prefill speed of an engine, in tokens per second.
     #[arg(long, value_name = "TOKENS", default_value_t = number(16_000))]
     pub(super) prefill_tokens_per_second: NonZeroU32,
 
-    /// Time for one token of every running answer, in milliseconds.
+    /// Duration of a decode step, which generates one token for every running request, in milliseconds.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 10)]
     pub(super) decode_ms: u64,
 
-    /// Size of an engine's prefix cache, in blocks of 16 tokens; 8,192 with --disaggregated, where half the
-    /// engines hold all that is answered.
+    /// Size of an engine's prefix cache, in blocks of 16 tokens; 8,192 with --disaggregated, where the decode
+    /// half of the fleet caches all conversations.
     #[arg(
         long,
         value_name = "BLOCKS",
@@ -66,69 +66,75 @@ impl Settings {
     }
 }
 
-/// Who does what.
+/// The roles of the engines, and the policy that chooses among them.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Cast {
-    /// Each engine computes prompts and answers.
+pub(super) enum Topology {
+    /// Every engine computes prompts and generates answers.
     Combined(Policy),
-    /// The first half of the engines computes prompts, the others answer them.
-    Split,
+    /// The first half of the engines are prefill engines, the others decode engines.
+    Disaggregated,
 }
 
-impl Cast {
-    /// How the engine at this place is called, and what it does.
-    fn part(self, place: u32, engines: u32) -> (String, Role) {
+impl Topology {
+    /// The name and role of the engine with this index.
+    fn worker(self, index: u32, engines: u32) -> (String, Role) {
         let prefill = engines / 2;
         match self {
-            Self::Combined(_) => (format!("engine-{}", place + 1), Role::Both),
-            Self::Split if place < prefill => (format!("prefill-{}", place + 1), Role::Prefill),
-            Self::Split => (format!("decode-{}", place + 1 - prefill), Role::Decode),
+            Self::Combined(_) => (format!("engine-{}", index + 1), Role::Both),
+            Self::Disaggregated if index < prefill => {
+                (format!("prefill-{}", index + 1), Role::Prefill)
+            }
+            Self::Disaggregated => (format!("decode-{}", index + 1 - prefill), Role::Decode),
         }
     }
 
     fn policy(self) -> Policy {
         match self {
             Self::Combined(policy) => policy,
-            Self::Split => Policy::CacheAware,
+            Self::Disaggregated => Policy::CacheAware,
         }
     }
 
-    fn splits(self) -> prefill_decode::Settings {
+    fn prefill_decode(self) -> prefill_decode::Settings {
         prefill_decode::Settings {
             connector: match self {
                 Self::Combined(_) => None,
-                Self::Split => Some(Connector::Nixl),
+                Self::Disaggregated => Some(Connector::Nixl),
             },
             ..prefill_decode::Settings::default()
         }
     }
 }
 
-/// Where the router listens.
+/// The ports that the router listens on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ports {
-    Free,
-    /// Those of the default configuration, or free ones if somebody has them.
-    Usual,
+    Ephemeral,
+    /// Those of the default configuration, or ephemeral ones where those are in use.
+    Default,
 }
 
 #[derive(Debug)]
-pub(super) struct Stage {
+pub(super) struct Deployment {
     router: App,
     engines: Vec<worker::Handle>,
     tasks: Tasks,
 }
 
-impl Stage {
-    /// Starts everything. Caches are empty, and every engine takes requests when this returns.
-    pub(super) async fn start(settings: &Settings, cast: Cast, ports: Ports) -> io::Result<Self> {
+impl Deployment {
+    /// Starts engines with empty caches and a router, and waits until the router has found every engine.
+    pub(super) async fn start(
+        settings: &Settings,
+        topology: Topology,
+        ports: Ports,
+    ) -> io::Result<Self> {
         let tasks = Tasks::default();
         let mut engines = Vec::new();
         let mut workers = Vec::new();
-        for place in 0..settings.workers {
-            let (name, role) = cast.part(place, settings.workers);
+        for index in 0..settings.workers {
+            let (name, role) = topology.worker(index, settings.workers);
             let engine = worker::bind(worker::Settings {
-                handoff: handoff(role),
+                transfer: kv_transfer(role),
                 ..settings.engine()
             })
             .await?;
@@ -151,37 +157,37 @@ impl Stage {
                 ..config::Fleet::default()
             },
             routing: routing::Settings {
-                policy: cast.policy(),
+                policy: topology.policy(),
                 ..routing::Settings::default()
             },
-            prefill_decode: cast.splits(),
+            prefill_decode: topology.prefill_decode(),
             ..Config::default()
         };
         let api = listen(8080, ports).await?;
         let admin = listen(9090, ports).await?;
-        let stage = Self {
+        let deployment = Self {
             router: App::start(&config, api, admin)?,
             engines,
             tasks,
         };
-        stage.ready().await?;
-        Ok(stage)
+        deployment.ready().await?;
+        Ok(deployment)
     }
 
     pub(super) fn router(&self) -> &App {
         &self.router
     }
 
-    /// Answers that each engine has given. Not its requests, among which are the router's probes.
+    /// Generation requests that each engine has finished; health checks and metrics are not among them.
     pub(super) fn requests_per_worker(&self) -> Vec<u64> {
         let engines = self.engines.iter();
         engines.map(|engine| engine.counters().finished).collect()
     }
 
-    /// Prompts that one engine answered and another had computed.
-    pub(super) fn handed_over(&self) -> u64 {
+    /// Prompts that a prefill engine computed and a decode engine received.
+    pub(super) fn kv_transfers(&self) -> u64 {
         let engines = self.engines.iter();
-        engines.map(|engine| engine.handoffs().received).sum()
+        engines.map(|engine| engine.kv_transfers().received).sum()
     }
 
     pub(super) async fn stop(self) {
@@ -194,7 +200,7 @@ impl Stage {
     async fn ready(&self) -> io::Result<()> {
         let fleet = self.router.fleet();
         let mut changes = fleet.changes();
-        let all_take_requests = async {
+        let all_found = async {
             let count = || {
                 let snapshot = fleet.snapshot();
                 snapshot
@@ -207,35 +213,35 @@ impl Stage {
                 let _ = changes.changed().await;
             }
         };
-        tokio::time::timeout(READY_LIMIT, all_take_requests)
+        tokio::time::timeout(READY_TIMEOUT, all_found)
             .await
             .map_err(|_| {
-                let limit = READY_LIMIT.as_secs();
-                io::Error::other(format!(
-                    "the router did not find all its engines within {limit} s"
-                ))
+                let message = format!(
+                    "the router did not find all simulated engines within {READY_TIMEOUT:?}"
+                );
+                io::Error::other(message)
             })
     }
 }
 
-fn handoff(role: Role) -> worker::HandoffSettings {
+fn kv_transfer(role: Role) -> worker::TransferSettings {
     let role = match role {
-        Role::Both => return worker::HandoffSettings::default(),
+        Role::Both => return worker::TransferSettings::default(),
         Role::Prefill => worker::Role::Prefill,
         Role::Decode => worker::Role::Decode,
     };
-    worker::HandoffSettings {
+    worker::TransferSettings {
         role: Some(role),
         connector: Some(worker::Connector::Nixl),
-        ..worker::HandoffSettings::default()
+        ..worker::TransferSettings::default()
     }
 }
 
-async fn listen(usual: u16, ports: Ports) -> io::Result<TcpListener> {
+async fn listen(default: u16, ports: Ports) -> io::Result<TcpListener> {
     let bind = |port: u16| TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     match ports {
-        Ports::Free => bind(0).await,
-        Ports::Usual => match bind(usual).await {
+        Ports::Ephemeral => bind(0).await,
+        Ports::Default => match bind(default).await {
             Ok(listener) => Ok(listener),
             Err(_) => bind(0).await,
         },
