@@ -244,6 +244,7 @@ impl ApiServer {
             body: body.clone(),
             id,
             begun,
+            summary: None,
         };
         Ok(self.relay.run(&job, peek).await?)
     }

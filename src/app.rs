@@ -351,7 +351,7 @@ async fn forget_lost_caches(
         }
         predicted.sweep(observe::now(), |worker| now.contains_key(&worker));
         expected.sweep(observe::now());
-        relay.sweep_pinned(|worker| now.contains_key(&worker));
+        relay.forget_departed_workers(&snapshot);
         lives = now;
         // A request that was still out when its worker left may have recorded it again, and what is
         // old must go though no request comes: look again though nothing changed.

@@ -24,11 +24,11 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use self::breaker::SharedBreaker;
 use self::events::{Endpoint, Events};
 use self::handoff::{Peer, Shape};
 use self::health::Health;
 use self::load::Load;
+use crate::http::circuit_breaker::SharedBreaker;
 use crate::http::client;
 use crate::ids::{Model, WorkerId};
 
@@ -86,9 +86,9 @@ pub struct Worker {
     pub pool: Arc<client::Pool>,
     pub load: Load,
     pub breaker: SharedBreaker,
-    /// Opens when what it had computed for others could not be fetched, several times in a row: it may be
-    /// well, and is asked for no more prompts for a while.
-    pub handoffs: SharedBreaker,
+    /// Open after several KV transfers from this prefill worker failed in a row. Its engine may be healthy; it
+    /// only gets no prefill legs for a while.
+    pub kv_transfer_breaker: SharedBreaker,
     /// Tokens that its prefix cache holds; 0 where it does not say.
     pub cache_tokens: AtomicU64,
     /// It does not take requests that ask it to tell again what it holds.

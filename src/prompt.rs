@@ -23,7 +23,7 @@ use self::blocks::Cutter;
 use self::canonical::Canonical;
 
 /// The request bodies that are understood.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
     Chat,
     Completions,

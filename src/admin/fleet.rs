@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::pairs::PairsRow;
 use crate::fleet::health::Health;
-use crate::fleet::{Role, Worker, breaker};
+use crate::fleet::{Role, Worker};
+use crate::http::circuit_breaker;
 use crate::observe::metrics::Registry;
 use crate::relay::Relay;
 
@@ -37,7 +38,7 @@ struct WorkerRow {
     address: String,
     role: Role,
     health: Health,
-    breaker: breaker::State,
+    circuit_breaker: circuit_breaker::State,
     is_draining: bool,
     version: Option<String>,
     models: Vec<String>,
@@ -59,8 +60,8 @@ struct WorkerRow {
 
 #[derive(Debug, Serialize)]
 struct HandoffsRow {
-    /// Closed where what it computes is fetched.
-    breaker: breaker::State,
+    /// Open after several transfers from it failed in a row.
+    circuit_breaker: circuit_breaker::State,
     /// Not fetched yet, or never, while the engine's lease runs.
     pinned: usize,
     pinned_tokens: u64,
@@ -98,7 +99,7 @@ pub(super) fn page(relay: &Relay, now: Instant) -> Page {
             address: worker.pool.address().to_owned(),
             role: worker.role,
             health: status.health,
-            breaker: worker.breaker.state(),
+            circuit_breaker: worker.breaker.state(),
             is_draining: status.draining,
             version: status.facts.version.clone(),
             models: status
@@ -124,7 +125,7 @@ pub(super) fn page(relay: &Relay, now: Instant) -> Page {
                 .pinned(now, worker.id)
                 .filter(|_| worker.role != Role::Decode)
                 .map(|(pinned, pinned_tokens)| HandoffsRow {
-                    breaker: worker.handoffs.state(),
+                    circuit_breaker: worker.kv_transfer_breaker.state(),
                     pinned,
                     pinned_tokens,
                     bootstrap: worker
@@ -151,7 +152,7 @@ pub(super) fn page(relay: &Relay, now: Instant) -> Page {
 pub(super) struct FleetMetrics {
     up: IntGaugeVec,
     draining: IntGaugeVec,
-    breaker_open: IntGaugeVec,
+    circuit_breaker: IntGaugeVec,
     requests: IntGaugeVec,
     pending_tokens: IntGaugeVec,
     decode_tokens: IntGaugeVec,
@@ -174,9 +175,9 @@ impl FleetMetrics {
                 "warmroute_worker_draining",
                 "1 for a worker that gets nothing new.",
             ),
-            breaker_open: gauges(
-                "warmroute_worker_breaker_open",
-                "1 for a worker whose breaker is not closed.",
+            circuit_breaker: gauges(
+                "warmroute_circuit_breaker_state",
+                "A worker's circuit breaker: 0 closed, 1 half-open, 2 open.",
             ),
             requests: gauges(
                 "warmroute_worker_requests",
@@ -217,7 +218,7 @@ impl FleetMetrics {
         for gauges in [
             &self.up,
             &self.draining,
-            &self.breaker_open,
+            &self.circuit_breaker,
             &self.requests,
             &self.pending_tokens,
             &self.decode_tokens,
@@ -239,8 +240,8 @@ impl FleetMetrics {
             set(&self.up, u64::from(status.health == Health::Up));
             set(&self.draining, u64::from(status.draining));
             set(
-                &self.breaker_open,
-                u64::from(worker.breaker.state() != breaker::State::Closed),
+                &self.circuit_breaker,
+                u64::from(worker.breaker.state().number()),
             );
             set(&self.requests, u64::from(worker.load.own_requests()));
             set(&self.pending_tokens, worker.load.pending_tokens());

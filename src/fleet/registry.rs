@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::breaker::{self, SharedBreaker};
+use super::breaker;
 use super::handoff::{Peer, Shape};
 use super::health::Health;
 use super::load::Load;
@@ -274,8 +274,8 @@ impl Registry {
             bootstrap: member.bootstrap.clone(),
             pool: client::Pool::new(member.address.clone(), self.client.clone()),
             load: Load::default(),
-            breaker: SharedBreaker::new(self.breaker.clone()),
-            handoffs: SharedBreaker::new(self.breaker.clone()),
+            breaker: self.breaker.build(),
+            kv_transfer_breaker: self.breaker.build(),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
             peer: ArcSwapOption::empty(),
@@ -385,7 +385,7 @@ pub(crate) mod tests {
         let registry = Registry::new(
             client::Settings::default(),
             breaker::Settings::default(),
-            100,
+            1_000,
             "",
         );
         registry.set_members("fixed", names.iter().map(|name| member(name)).collect());

@@ -9,19 +9,6 @@ use prometheus::{
     IntGaugeVec, Opts, TextEncoder,
 };
 
-/// Seconds, from a cache hit on a small model to a long prompt in a long queue.
-pub const TTFT_SECONDS: &[f64] = &[
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
-];
-/// Seconds between two tokens of one stream.
-pub const ITL_SECONDS: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 5.0,
-];
-/// Seconds for whole requests.
-pub const REQUEST_SECONDS: &[f64] = &[
-    0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0,
-];
-
 /// Every metric of one process (or of one test).
 #[derive(Clone, Debug, Default)]
 pub struct Registry(prometheus::Registry);

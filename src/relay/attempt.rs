@@ -22,6 +22,9 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Every value of [`Failure::as_str`].
+    pub const REASONS: [&'static str; 5] = ["connect", "broken", "timed_out", "refused", "handoff"];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Failure::Connect => "connect",

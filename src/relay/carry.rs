@@ -13,16 +13,18 @@ use tracing::{debug, warn};
 
 use super::attempt::{Attempts, Failure, Step};
 use super::choice::{Choice, Failed, Unsplit};
-use super::counted::Counted;
 use super::direct::{self, Part};
+use super::metrics::Outcome as RequestOutcome;
 use super::plan::{Excluded, NO_WORKER_RETRY_AFTER, Plan};
 use super::report::{self, Report};
+use super::request_count::RequestCount;
 use super::running::{Belief, Running};
 use super::usage::TrueUsage;
 use super::{DECISION, Error, Job, Relay, ServedBy, headers, meter, stream};
+use crate::fleet::Worker;
 use crate::fleet::load::InFlight;
-use crate::fleet::{Worker, breaker};
 use crate::http::Body;
+use crate::http::circuit_breaker::State;
 use crate::observe;
 use crate::prompt::Peek;
 use crate::routing::Decision;
@@ -125,7 +127,7 @@ impl Relay {
             plan.report = Report::new(&job.body, peek.vllm_xargs);
         }
         drop(peek);
-        let counted = Counted::new(plan.model.clone(), job.api, job.begun);
+        let count = RequestCount::new(plan.model.clone(), job.api, job.begun);
         self.budget.on_request();
         let deadline = job.begun + Duration::from_millis(self.settings.request_timeout_ms);
         let mut attempts = Attempts::new(&self.settings);
@@ -133,6 +135,7 @@ impl Relay {
         // An engine's own refusal, for the client if nobody does better.
         let mut refused = None;
         let mut last = String::new();
+        let mut failed_worker = None;
         let mut lacks_prefill = false;
         loop {
             let now = observe::now();
@@ -159,14 +162,16 @@ impl Relay {
                     // How it ends is judged then; a beginning is enough for a worker on trial.
                     let worker = tried.running.worker();
                     let is_good = !tried.answer.is_failure();
-                    if !is_good || worker.breaker.state() != breaker::State::Closed {
-                        plan.model.judge(worker, is_good);
+                    if !is_good || worker.breaker.state() != State::Closed {
+                        plan.model.report_to_breaker(worker, is_good);
                     }
-                    return Ok(self.pass_on(job, &plan, tried, counted, deadline));
+                    return Ok(self.pass_on(job, &plan, tried, count, deadline));
                 }
                 Outcome::Lost(lost) => lost,
             };
             last = lost.last;
+            let at = lost.at;
+            failed_worker = Some(choice.worker.name.clone());
             // A decode engine that answers an error has had the blocks, or has tried to: another prefill leg
             // would most likely come to the same.
             let is_answered = lost.at == At::Between && lost.answer.is_some();
@@ -183,7 +188,8 @@ impl Relay {
                     debug!(id = %job.id, last, "going on without a handoff");
                 }
                 Step::Retry { after }
-                    if self.may_retry(lost.failure) && observe::now() + after < deadline =>
+                    if self.may_retry(&plan, &choice, at, lost.failure)
+                        && observe::now() + after < deadline =>
                 {
                     debug!(id = %job.id, last, ?after, "trying again");
                     tokio::time::sleep(after).await;
@@ -199,7 +205,7 @@ impl Relay {
             }
         }
         if let Some(refused) = refused {
-            return Ok(self.pass_on(job, &plan, refused, counted, deadline));
+            return Ok(self.pass_on(job, &plan, refused, count, deadline));
         }
         let error = match attempts.tries() {
             0 if lacks_prefill => Error::NoPrefill {
@@ -213,9 +219,17 @@ impl Relay {
             tries if attempts.has_timed_out() => Error::TimedOut { tries },
             tries => Error::Unreachable { tries, last },
         };
+        if let Some(summary) = &job.summary {
+            summary.update(|it| {
+                it.model = Some(plan.group.model.clone());
+                it.worker = failed_worker;
+                it.attempts += attempts.tries();
+                it.outcome = Some(RequestOutcome::WorkerFailed.as_str());
+            });
+        }
         let client_id = job.headers.get("x-request-id");
         warn!(id = %job.id, ?client_id, %error, "request failed");
-        counted.fail();
+        count.fail();
         Err(error)
     }
 
@@ -229,7 +243,7 @@ impl Relay {
         if at != At::Prefill {
             // A worker that is tried again fails the same request, not another one.
             if blame == Blame::Worker && is_new(&failed.whole, &choice.worker) {
-                plan.model.judge(&choice.worker, false);
+                plan.model.report_to_breaker(&choice.worker, false);
             }
             failed.whole.push(choice.worker.id);
         }
@@ -238,9 +252,12 @@ impl Relay {
         {
             let is_new = is_new(&failed.prefill, worker);
             if is_new && blame == Blame::Worker {
-                plan.model.judge(worker, false);
+                plan.model.report_to_breaker(worker, false);
             }
-            if is_new && blame == Blame::Handoffs && worker.handoffs.on_failure(observe::now()) {
+            if is_new
+                && blame == Blame::Handoffs
+                && worker.kv_transfer_breaker.on_failure(observe::now())
+            {
                 warn!(worker = %worker.name, "its handoffs fail; it gets no prompts for a while");
             }
             failed.prefill.push(worker.id);
@@ -259,7 +276,7 @@ impl Relay {
         let now = observe::now();
         let request = &plan.request;
         let (decision, worker) = (choice.decision, &choice.worker);
-        plan.model.on_decision(&plan.prompt.blocks, &decision);
+        plan.model.on_decision(request.prompt_tokens, &decision);
         if let (Some(of_model), Some(Err(why))) = (&plan.model.split, &choice.prefill) {
             of_model.on_whole(why.as_str());
         }
@@ -375,19 +392,19 @@ impl Relay {
         }
         let retry_after = headers::retry_after(&answer.head.headers);
         if let Some(pause) = retry_after {
-            worker.breaker.hold(observe::now() + pause.min(HOLD_MAX));
+            worker.breaker.pause(observe::now() + pause.min(HOLD_MAX));
         }
         Some(Failure::Refused { retry_after })
     }
 
-    fn may_retry(&self, failure: Failure) -> bool {
+    fn may_retry(&self, plan: &Plan, choice: &Choice, at: At, failure: Failure) -> bool {
         let allowed = self.budget.may_retry();
+        let failed = match &choice.prefill {
+            Some(Ok(prefill)) if at == At::Prefill => &prefill.worker,
+            _ => &choice.worker,
+        };
         match allowed {
-            true => self
-                .metrics
-                .retries
-                .with_label_values(&[failure.as_str()])
-                .inc(),
+            true => plan.model.families.on_retry(&failed.name, failure),
             false => self.metrics.retries_refused.inc(),
         }
         allowed
@@ -398,7 +415,7 @@ impl Relay {
         job: &Job<'_>,
         plan: &Plan,
         tried: Tried,
-        counted: Counted,
+        count: RequestCount,
         deadline: Instant,
     ) -> Response<Body> {
         let Tried {
@@ -446,6 +463,19 @@ impl Relay {
                 response.headers_mut().insert(DECISION, value);
             }
         }
+        if let Some(summary) = &job.summary {
+            summary.update(|it| {
+                it.model = Some(plan.group.model.clone());
+                it.worker = Some(running.worker().name.clone());
+                it.reason = Some(decision.reason.as_str());
+                it.status = Some(head.status);
+                it.attempts += tries;
+                it.prefill_worker = match &split {
+                    Some(Ok(split)) => Some(split.prefill.clone()),
+                    _ => None,
+                };
+            });
+        }
         let served_by = ServedBy(running.worker().name.clone());
         response.extensions_mut().insert(served_by);
         let is_events = headers::is_event_stream(response.headers());
@@ -465,7 +495,7 @@ impl Relay {
             deadline,
         };
         let status = head.status;
-        let meter = meter::Meter::new(counted, status, running, is_events);
+        let meter = meter::Meter::new(count, status, running, is_events, job.summary.clone());
         response.map(|()| {
             stream::relay(
                 body, first, timer, limits, job.api, status, is_events, meter, usage, job.id,

@@ -110,19 +110,19 @@ impl Relay {
                 prefill = again.map_or(prefill, |(_, prefill)| prefill);
             }
             let worker = &plan.group.workers[decision.place];
-            let may_pass = worker.breaker.may_pass(now);
+            let may_pass = worker.breaker.may_admit(now);
             // Of several requests that see a breaker ready to probe, one gets through. None is a probe of one
             // worker that another would then keep from being sent.
             if let Some(Ok(decision)) = prefill {
                 let worker = &plan.group.workers[decision.place];
-                let [breaker, handoffs] = [&worker.breaker, &worker.handoffs];
-                let may_both = breaker.may_pass(now) && handoffs.may_pass(now);
-                if !may_both || (may_pass && !(breaker.pass(now) && handoffs.pass(now))) {
+                let [breaker, handoffs] = [&worker.breaker, &worker.kv_transfer_breaker];
+                let may_both = breaker.may_admit(now) && handoffs.may_admit(now);
+                if !may_both || (may_pass && !(breaker.admit(now) && handoffs.admit(now))) {
                     failed.prefill.push(worker.id);
                     continue;
                 }
             }
-            if !may_pass || !worker.breaker.pass(now) {
+            if !may_pass || !worker.breaker.admit(now) {
                 failed.whole.push(worker.id);
                 continue;
             }

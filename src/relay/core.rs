@@ -17,7 +17,6 @@ use crate::observe::metrics;
 /// What is counted of requests as a whole; `model` has what is counted for each model.
 #[derive(Clone, Debug)]
 pub(super) struct Metrics {
-    pub(super) retries: IntCounterVec,
     pub(super) retries_refused: IntCounter,
     pub(super) reports: IntCounterVec,
 }
@@ -57,18 +56,13 @@ impl Relay {
             prefill_decode,
             tokens,
             metrics: Metrics {
-                retries: registry.counters(
-                    "warmroute_retries_total",
-                    "Tries after the first, by why.",
-                    &["reason"],
-                ),
                 retries_refused: registry.counter(
-                    "warmroute_retries_refused_total",
+                    "warmroute_retry_budget_exhausted_total",
                     "Retries that the retry budget did not allow.",
                 ),
                 reports: registry.counters(
-                    "warmroute_kv_reports_asked_total",
-                    "Requests that asked an engine to tell again what it held of their prompt.",
+                    "warmroute_kv_report_requests_total",
+                    "Requests that asked their engine to report again which blocks of their prompt it has cached.",
                     &["model", "outcome"],
                 ),
             },

@@ -14,7 +14,8 @@ use super::tokens::Found;
 use super::view::{LiveView, Task};
 use super::{Error, Relay};
 use crate::fleet::health::Health;
-use crate::fleet::{Role, Status, breaker};
+use crate::fleet::{Role, Status};
+use crate::http::circuit_breaker;
 use crate::kv::index::Depth;
 use crate::kv::subscriber::TreeState;
 use crate::observe;
@@ -75,7 +76,7 @@ pub struct Score {
     pub worker: String,
     pub is_usable: bool,
     pub unusable_because: Option<String>,
-    pub breaker: breaker::State,
+    pub breaker: circuit_breaker::State,
     pub requests: u32,
     pub pending_tokens: u64,
     pub decode_tokens: u64,
@@ -232,12 +233,12 @@ impl Relay {
         let breaker = worker.breaker.state();
         let because = || match breaker {
             _ if !view.is_met(place) => "it is not known where what it computes is to be fetched",
-            breaker::State::Closed if !view.hands_over(place) => {
+            circuit_breaker::State::Closed if !view.hands_over(place) => {
                 "what it computed could not be fetched several times in a row"
             }
-            breaker::State::Closed => "it asked to be left alone for a moment",
-            breaker::State::Open => "its last requests failed, so its breaker is open",
-            breaker::State::Probing => "one request is trying whether it answers again",
+            circuit_breaker::State::Closed => "it asked to be left alone for a moment",
+            circuit_breaker::State::Open => "its last requests failed, so its breaker is open",
+            circuit_breaker::State::HalfOpen => "one request is trying whether it answers again",
         };
         let now = observe::now();
         let trees = self.caches.board.trees(now, worker.id).into_iter();

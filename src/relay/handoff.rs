@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 pub use self::legs::{Legs, NotSplit};
 #[cfg(test)]
 pub(super) use self::tests::recorded;
-use super::meter;
+use super::engine_answer;
 use crate::fleet::handoff::{Connector, Peer};
 use crate::prompt::Api;
 
@@ -97,7 +97,7 @@ impl Transfer {
     pub fn end(self, answer: &[u8]) -> Result<Handed, Unhanded> {
         let read: Answer<'_> = serde_json::from_slice(answer).map_err(|_| Unhanded::Malformed)?;
         let told = dialect(self.connector).read(&self, &read)?;
-        let usage = meter::usage(answer).unwrap_or_default();
+        let usage = engine_answer::last_usage(answer).unwrap_or_default();
         Ok(Handed {
             params: Params(told.fields),
             prompt_tokens: usage.prompt_tokens,

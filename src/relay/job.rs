@@ -8,6 +8,7 @@ use bytes::Bytes;
 use hyper::header::HeaderName;
 use hyper::{HeaderMap, Uri};
 
+use super::summary::SummaryCell;
 use crate::ids::RequestId;
 use crate::prompt::Api;
 
@@ -29,6 +30,8 @@ pub struct Job<'a> {
     pub id: RequestId,
     /// When the request's head had come.
     pub begun: Instant,
+    /// Filled with the request's figures, for an access log.
+    pub summary: Option<SummaryCell>,
 }
 
 /// Why no engine's answer can be passed on.

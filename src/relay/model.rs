@@ -8,16 +8,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use arc_swap::ArcSwap;
 use hyper::HeaderMap;
 use hyper::header::HeaderName;
-use prometheus::{Histogram, IntCounter, IntGauge};
-use rustc_hash::FxHashMap;
-use tracing::warn;
+use prometheus::{IntCounter, IntGauge};
+use rustc_hash::{FxHashMap, FxHashSet};
+use tracing::{info, warn};
 
-use super::counted::{End, Families};
+use super::metrics::Families;
 use super::prefill_decode;
-use crate::fleet::Worker;
-use crate::ids::{Block, Model};
+use super::worker_series::SeriesByWorker;
+use crate::fleet::{Snapshot, Worker};
+use crate::http::circuit_breaker::State;
+use crate::ids::Model;
 use crate::observe::{self, metrics};
-use crate::prompt::{Api, Peek};
+use crate::prompt::Peek;
 use crate::routing::{self, Decision, Reason, sticky};
 
 /// What models are told of routing: each its own, the others a common one.
@@ -68,7 +70,7 @@ impl FromStr for KeySource {
 pub(super) struct Models {
     settings: ModelSettings,
     states: ArcSwap<FxHashMap<Model, Arc<ModelState>>>,
-    families: Families,
+    families: Arc<Families>,
     splits: Option<prefill_decode::Families>,
 }
 
@@ -81,21 +83,15 @@ pub(super) struct ModelState {
     pub(super) name: Model,
     key_sources: Vec<KeySource>,
     tickets: AtomicU64,
-    /// For status 200, which nearly every request has.
-    pub(super) good: [IntCounter; Api::COUNT],
     decisions: [IntCounter; Reason::ALL.len()],
-    pub(super) complete: IntCounter,
-    prompt_blocks: IntCounter,
-    overlap_blocks: IntCounter,
-    overlap_tokens: IntCounter,
+    routed_prompt_tokens: IntCounter,
+    expected_cached_tokens: IntCounter,
     pub(super) in_flight: IntGauge,
-    pub(super) ttft: Histogram,
-    pub(super) itl: Histogram,
-    pub(super) duration: Histogram,
     pub(super) prompt_tokens: IntCounter,
     pub(super) cached_tokens: IntCounter,
-    pub(super) output_tokens: IntCounter,
-    pub(super) families: Families,
+    pub(super) generation_tokens: IntCounter,
+    pub(super) series: SeriesByWorker,
+    pub(super) families: Arc<Families>,
     /// Where requests are split.
     pub(super) split: Option<prefill_decode::OfModel>,
 }
@@ -109,7 +105,7 @@ impl Models {
         Self {
             settings,
             states: ArcSwap::default(),
-            families: Families::new(registry),
+            families: Arc::new(Families::new(registry)),
             splits,
         }
     }
@@ -126,6 +122,16 @@ impl Models {
             states
         });
         state
+    }
+
+    /// Removes the metric series of workers that left the fleet.
+    pub(super) fn remove_workers(&self, fleet: &Snapshot) {
+        let workers = fleet.workers.iter();
+        let listed: FxHashSet<&str> = workers.map(|status| &*status.worker.name).collect();
+        self.families.remove_workers(|name| listed.contains(name));
+        for state in self.states.load().values() {
+            state.series.remove_workers(|name| listed.contains(name));
+        }
     }
 
     fn build(&self, name: &Model) -> ModelState {
@@ -146,29 +152,21 @@ impl Models {
                 .filter_map(|text| text.parse().ok())
                 .collect(),
             tickets: AtomicU64::new(0),
-            good: Api::ALL.map(|api| {
-                families
-                    .requests
-                    .with_label_values(&[name.as_ref(), api.as_str(), "200"])
-            }),
             decisions: Reason::ALL.map(|reason| {
-                families
-                    .decisions
-                    .with_label_values(&[name.as_ref(), reason.as_str()])
+                let labels = [
+                    name.as_ref(),
+                    settings.routing.policy.as_str(),
+                    reason.as_str(),
+                ];
+                families.decisions.with_label_values(&labels)
             }),
-            prompt_blocks: families.prompt_blocks.with_label_values(&label),
-            overlap_blocks: families.overlap_blocks.with_label_values(&label),
-            overlap_tokens: families.overlap_tokens.with_label_values(&label),
-            complete: families
-                .ends
-                .with_label_values(&[name.as_ref(), End::Complete.as_str()]),
+            routed_prompt_tokens: families.routed_prompt_tokens.with_label_values(&label),
+            expected_cached_tokens: families.expected_cached_tokens.with_label_values(&label),
             in_flight: families.in_flight.with_label_values(&label),
-            ttft: families.ttft.with_label_values(&label),
-            itl: families.itl.with_label_values(&label),
-            duration: families.duration.with_label_values(&label),
             prompt_tokens: families.prompt_tokens.with_label_values(&label),
             cached_tokens: families.cached_tokens.with_label_values(&label),
-            output_tokens: families.output_tokens.with_label_values(&label),
+            generation_tokens: families.generation_tokens.with_label_values(&label),
+            series: SeriesByWorker::new(families.clone(), name.clone()),
             routing: settings.routing,
             bytes_per_token: settings.bytes_per_token,
             send_tokens: settings.send_tokens,
@@ -207,30 +205,23 @@ impl ModelState {
         })
     }
 
-    pub(super) fn on_decision(&self, blocks: &[Block], decision: &Decision) {
+    pub(super) fn on_decision(&self, prompt_tokens: u32, decision: &Decision) {
         self.decisions[decision.reason as usize].inc();
-        let held = blocks.partition_point(|block| block.end_tokens <= decision.cached_tokens);
-        self.prompt_blocks.inc_by(blocks.len() as u64);
-        self.overlap_blocks.inc_by(held as u64);
-        self.overlap_tokens
+        self.routed_prompt_tokens.inc_by(u64::from(prompt_tokens));
+        self.expected_cached_tokens
             .inc_by(u64::from(decision.cached_tokens));
     }
 
-    /// Tells a worker's breaker how a request went.
-    pub(super) fn judge(&self, worker: &Worker, is_good: bool) {
+    /// Reports the result of a request to its worker's circuit breaker.
+    pub(super) fn report_to_breaker(&self, worker: &Worker, is_success: bool) {
         let now = observe::now();
-        let changed = if is_good {
-            worker.breaker.on_success(now)
-        } else {
-            worker.breaker.on_failure(now)
-        };
-        if changed {
-            let to = if is_good { "closed" } else { "open" };
-            warn!(worker = %worker.name, to, "breaker changed");
-            self.families
-                .breaker
-                .with_label_values(&[&worker.name, to])
-                .inc();
+        if is_success && worker.breaker.on_success(now) {
+            info!(worker = %worker.name, "circuit breaker closed; the worker takes requests again");
+            self.families.on_breaker_transition(worker, State::Closed);
+        }
+        if !is_success && worker.breaker.on_failure(now) {
+            warn!(worker = %worker.name, "circuit breaker open; the worker gets no requests until a trial request succeeds");
+            self.families.on_breaker_transition(worker, State::Open);
         }
     }
 }

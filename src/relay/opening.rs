@@ -7,7 +7,7 @@ use memchr::memmem;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::meter;
+use super::engine_answer;
 use crate::http::sse::Aligner;
 use crate::prompt::Api;
 
@@ -78,7 +78,7 @@ impl Opening {
         }
         let is_end =
             data == b"[DONE]" || matches!(name, b"response.completed" | b"response.incomplete");
-        if is_end || (!data.is_empty() && meter::is_token(self.api, event)) {
+        if is_end || (!data.is_empty() && engine_answer::is_token(self.api, event)) {
             return Seen::Token;
         }
         Seen::Nothing

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use rustc_hash::FxHashSet;
 use tracing::{debug, warn};
 
 use self::answers::{open, read_whole};
@@ -29,6 +30,7 @@ use super::pinned::{Granted, Pinned};
 use super::plan::Plan;
 use super::running::{Belief, Running};
 use super::{Job, Relay};
+use crate::fleet::Snapshot;
 use crate::fleet::handoff::pairs::Pairs;
 use crate::fleet::handoff::{Connector, host};
 use crate::fleet::load::InFlight;
@@ -105,11 +107,14 @@ impl Relay {
         }
     }
 
-    /// Forgets what workers kept that left.
-    pub fn sweep_pinned(&self, is_there: impl Fn(WorkerId) -> bool) {
+    /// Forgets workers that left the fleet, and removes their metric series.
+    pub fn forget_departed_workers(&self, fleet: &Snapshot) {
         if let Some(it) = &self.prefill_decode {
-            it.pinned.retain(is_there);
+            let workers = fleet.workers.iter();
+            let listed: FxHashSet<WorkerId> = workers.map(|status| status.worker.id).collect();
+            it.pinned.retain(|worker| listed.contains(&worker));
         }
+        self.models.remove_workers(fleet);
     }
 
     /// One try over two workers.
@@ -221,7 +226,7 @@ impl Try<'_> {
         of_model.split.inc();
         // What the prefill worker holds is what nobody has to compute.
         plan.model
-            .on_decision(&plan.prompt.blocks, &prefill.decision);
+            .on_decision(plan.request.prompt_tokens, &prefill.decision);
         debug!(
             id = %job.id,
             worker = %choice.worker.name,
@@ -393,7 +398,7 @@ impl Try<'_> {
             Err(error) => return self.first_failed(&error),
         };
         // Nobody else hears how its answer ended.
-        plan.model.judge(worker, true);
+        plan.model.report_to_breaker(worker, true);
         belief.confirm();
         running.on_first_token(observe::now());
         match transfer.end(&whole) {
@@ -538,7 +543,7 @@ impl Try<'_> {
             ..
         } = *self;
         self.of_model.used.inc();
-        if prefill.worker.handoffs.on_success(now) {
+        if prefill.worker.kv_transfer_breaker.on_success(now) {
             debug!(worker = %prefill.worker.name, "its handoffs succeed again");
         }
         let worker = &choice.worker;

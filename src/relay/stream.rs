@@ -15,8 +15,8 @@ use tokio::time::Sleep;
 use tracing::info;
 
 use self::ending::Ending;
-use super::counted::End;
 use super::meter::Meter;
+use super::metrics::Outcome;
 use super::usage::TrueUsage;
 use crate::http::client::EngineBody;
 use crate::http::sse::Aligner;
@@ -225,7 +225,7 @@ impl Relayed {
             self.on_data(data)
         };
         self.engine = None;
-        let mut end = End::Complete;
+        let mut end = Outcome::Complete;
         if let Some(events) = &mut self.events {
             let held = events.aligner.finish();
             let held = match &mut self.usage {
@@ -240,7 +240,7 @@ impl Relayed {
                 None => held,
                 // Half an event is dropped: nothing could follow it.
                 Some(error) => {
-                    end = End::Engine;
+                    end = Outcome::WorkerFailed;
                     error
                 }
             };
@@ -254,7 +254,7 @@ impl Relayed {
     fn on_broken(
         &mut self,
         data: Bytes,
-        end: End,
+        end: Outcome,
         message: &'static str,
     ) -> Result<Bytes, BodyError> {
         let passed = if data.is_empty() {
@@ -266,7 +266,7 @@ impl Relayed {
         let ending = self.events.as_mut().and_then(|events| events.ending.take());
         if ending.as_ref().is_some_and(Ending::has_end) {
             // All was said before the connection broke.
-            self.meter.on_end(self.last, End::Complete);
+            self.meter.on_end(self.last, Outcome::Complete);
             return Ok(passed);
         }
         self.meter.on_end(observe::now(), end);
@@ -278,7 +278,7 @@ impl Relayed {
         }
     }
 
-    fn poll_limits(&mut self, cx: &mut Context<'_>) -> Poll<(End, &'static str)> {
+    fn poll_limits(&mut self, cx: &mut Context<'_>) -> Poll<(Outcome, &'static str)> {
         loop {
             if self.is_armed && self.timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
@@ -287,10 +287,10 @@ impl Relayed {
             let now = observe::now();
             let silent_at = self.last + self.limits.idle;
             if now >= self.limits.deadline {
-                return Poll::Ready((End::Deadline, TOO_LONG));
+                return Poll::Ready((Outcome::RequestTimeout, TOO_LONG));
             }
             if now >= silent_at {
-                return Poll::Ready((End::Silence, "the engine stopped sending"));
+                return Poll::Ready((Outcome::StreamIdleTimeout, "the engine stopped sending"));
             }
             self.timer
                 .as_mut()
@@ -315,7 +315,7 @@ impl http_body::Body for Relayed {
             }
             // Here too, for a client that is slower than its engine and never waits.
             if this.last >= this.limits.deadline {
-                let end = this.on_broken(Bytes::new(), End::Deadline, TOO_LONG);
+                let end = this.on_broken(Bytes::new(), Outcome::RequestTimeout, TOO_LONG);
                 return Poll::Ready(Some(end.map(Frame::data)));
             }
             let passed = match this.poll_data(cx) {
@@ -323,7 +323,7 @@ impl http_body::Body for Relayed {
                 Poll::Ready(Came::End(data)) => Ok(this.on_end(data)),
                 Poll::Ready(Came::Broken(data)) => this.on_broken(
                     data,
-                    End::Engine,
+                    Outcome::WorkerFailed,
                     "the engine closed its connection before the answer's end",
                 ),
                 Poll::Pending => match this.poll_limits(cx) {
@@ -346,7 +346,8 @@ impl http_body::Body for Relayed {
 impl Drop for Relayed {
     fn drop(&mut self) {
         if self.engine.is_some() {
-            self.meter.on_end(observe::now(), End::Client);
+            self.meter
+                .on_end(observe::now(), Outcome::ClientDisconnected);
         }
     }
 }

@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use tracing::debug;
 
 use crate::fleet::Group;
-use crate::fleet::breaker::{self, SharedBreaker};
+use crate::fleet::breaker;
+use crate::http::circuit_breaker::SharedBreaker;
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::prompt::Api;
@@ -233,7 +234,7 @@ impl Tokens {
                 settings.limits.clone(),
                 metrics.clone(),
             ))),
-            Source::Engine => Of::Engine(SharedBreaker::new(breaker::Settings::default())),
+            Source::Engine => Of::Engine(breaker::Settings::default().build()),
         };
         let models: FxHashMap<String, Of> = sources
             .into_iter()
@@ -373,7 +374,7 @@ impl Tokens {
         if let Some(ids) = self.engine.kept(now, model, api, body) {
             return Ok((found(ids), Made::Kept));
         }
-        let mut well = group.workers.iter().filter(|it| it.breaker.may_pass(now));
+        let mut well = group.workers.iter().filter(|it| it.breaker.may_admit(now));
         let count = well.clone().count();
         let worker = match count {
             0 => None,
@@ -382,7 +383,7 @@ impl Tokens {
         let worker = worker.ok_or(Left::NoEngine)?;
         // First, since the breaker counts on hearing of what it let pass.
         let slot = self.engine.slot(body).map_err(Left::Engine)?;
-        if !breaker.pass(now) {
+        if !breaker.admit(now) {
             return Err(Left::EngineRests);
         }
         let at = engine::Worker {

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::handoff::{ANSWER_BYTES_MAX, Legs, Transfer};
-use super::{headers, meter};
+use super::{engine_answer, headers};
 use crate::fleet::handoff::{Connector, host};
 use crate::fleet::{Worker, probe};
 use crate::ids::RequestId;
@@ -99,7 +99,9 @@ pub async fn run(
         None => None,
     };
     Ok(Proof {
-        prompt_tokens: meter::usage(&second).unwrap_or_default().prompt_tokens,
+        prompt_tokens: engine_answer::last_usage(&second)
+            .unwrap_or_default()
+            .prompt_tokens,
         received_tokens,
         took,
     })

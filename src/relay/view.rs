@@ -82,7 +82,7 @@ impl<'a> LiveView<'a> {
     pub(super) fn hands_over(&self, place: usize) -> bool {
         match self.task {
             Task::Decode => true,
-            Task::Prefill(..) => self.worker(place).handoffs.may_pass(self.now),
+            Task::Prefill(..) => self.worker(place).kv_transfer_breaker.may_admit(self.now),
         }
     }
 
@@ -99,7 +99,7 @@ impl View for LiveView<'_> {
     fn state(&self, place: usize) -> State {
         let worker = self.worker(place);
         let can = self.task == Task::Decode || self.is_met(place) && self.hands_over(place);
-        let is_free = worker.breaker.may_pass(self.now) && !self.excluded.contains(&worker.id);
+        let is_free = worker.breaker.may_admit(self.now) && !self.excluded.contains(&worker.id);
         State {
             is_usable: can && is_free,
             requests: worker.load.requests(),

@@ -364,6 +364,7 @@ impl Responses {
             body: body.clone(),
             id: call.id,
             begun: call.begun,
+            summary: None,
         };
         let answer = self.relay.run(&job, peek).await?;
         let status = answer.status();

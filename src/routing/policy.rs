@@ -22,6 +22,20 @@ pub enum Policy {
     ConsistentHash,
 }
 
+impl Policy {
+    /// As the configuration and metrics name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Policy::CacheAware => "cache_aware",
+            Policy::RoundRobin => "round_robin",
+            Policy::Random => "random",
+            Policy::LeastLoad => "least_load",
+            Policy::PowerOfTwo => "power_of_two",
+            Policy::ConsistentHash => "consistent_hash",
+        }
+    }
+}
+
 /// Chooses a worker. `None` if none can be used.
 pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Option<Decision> {
     let mut draw = Draw(request.seed);

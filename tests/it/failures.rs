@@ -207,9 +207,11 @@ async fn a_stream_that_breaks_off_ends_with_an_error_and_not_in_a_hang() {
             .await;
         }
     }
-    let ends = "warmroute_answer_ends_total";
-    let broken = cluster.metric(ends, &["end=\"engine_broke_off\""]).await;
-    let silent = cluster.metric(ends, &["end=\"engine_silent\""]).await;
+    let ends = "warmroute_requests_total";
+    let broken = cluster.metric(ends, &["outcome=\"worker_failed\""]).await;
+    let silent = cluster
+        .metric(ends, &["outcome=\"stream_idle_timeout\""])
+        .await;
     assert_eq!((broken, silent), (breaks / 2.0, breaks / 2.0));
     cluster.is_worker("w0", "requests", 0).await;
 }
@@ -349,7 +351,9 @@ async fn connections_that_engines_close_while_idle_cost_nobody_anything() {
     }
     assert_eq!(cluster.metric("warmroute_retries_total", &[]).await, 0.0);
     assert_eq!(
-        cluster.metric("warmroute_breaker_changes_total", &[]).await,
+        cluster
+            .metric("warmroute_circuit_breaker_transitions_total", &[])
+            .await,
         0.0
     );
 }
@@ -369,7 +373,11 @@ async fn a_connection_that_closes_under_a_request_costs_nobody_anything() {
         "{}",
         page.text()
     );
-    assert!(!page.text().contains("warmroute_breaker_changes_total{"));
+    assert!(
+        !page
+            .text()
+            .contains("warmroute_circuit_breaker_transitions_total{")
+    );
 }
 
 #[tokio::test]
@@ -381,13 +389,17 @@ async fn a_breaker_opens_after_failures_and_closes_once_the_worker_answers_again
     .await;
     cluster.engines[0].fault(refuse(500)).await;
     for n in 1..=3 {
-        assert_eq!(cluster.worker("w0").await["breaker"], "closed", "{n}");
+        assert_eq!(
+            cluster.worker("w0").await["circuit_breaker"],
+            "closed",
+            "{n}"
+        );
         assert_eq!(cluster.post(CHAT, chat("x", 1, false)).await.status, 500);
     }
-    assert_eq!(cluster.worker("w0").await["breaker"], "open");
+    assert_eq!(cluster.worker("w0").await["circuit_breaker"], "open");
     assert_eq!(
-        cluster.metric("warmroute_worker_breaker_open", &[]).await,
-        1.0
+        cluster.metric("warmroute_circuit_breaker_state", &[]).await,
+        2.0
     );
     let refused = cluster.post(CHAT, chat("x", 1, false)).await;
     assert_eq!(
@@ -401,8 +413,8 @@ async fn a_breaker_opens_after_failures_and_closes_once_the_worker_answers_again
         cluster.post(CHAT, chat("x", 1, false)).await.status == 200
     })
     .await;
-    assert_eq!(cluster.worker("w0").await["breaker"], "closed");
-    let changes = "warmroute_breaker_changes_total";
+    assert_eq!(cluster.worker("w0").await["circuit_breaker"], "closed");
+    let changes = "warmroute_circuit_breaker_transitions_total";
     assert_eq!(
         cluster
             .metric(changes, &["to=\"open\"", "worker=\"w0\""])
@@ -416,7 +428,7 @@ async fn a_breaker_opens_after_failures_and_closes_once_the_worker_answers_again
         1.0
     );
     assert_eq!(
-        cluster.metric("warmroute_worker_breaker_open", &[]).await,
+        cluster.metric("warmroute_circuit_breaker_state", &[]).await,
         0.0
     );
 }
@@ -438,7 +450,7 @@ async fn a_request_that_tries_a_worker_again_counts_as_one_failure() {
         let told = format!("in {tries} tries");
         assert!(answer.text().contains(&told), "{}", answer.text());
         assert_eq!(
-            cluster.worker("w0").await["breaker"],
+            cluster.worker("w0").await["circuit_breaker"],
             expected,
             "request {n}"
         );
@@ -462,7 +474,7 @@ async fn a_worker_whose_streams_keep_breaking_off_is_left_alone() {
         assert_eq!(answer.status, 200);
         ends_with_an_error(CHAT, answer.text());
     }
-    cluster.is_worker("w0", "breaker", "open").await;
+    cluster.is_worker("w0", "circuit_breaker", "open").await;
 }
 
 #[tokio::test]
@@ -478,7 +490,7 @@ async fn a_busy_worker_gets_the_pause_that_it_asked_for() {
         assert_eq!((answer.status, decided.worker.as_str()), (200, "w1"), "{n}");
     }
     assert_eq!(cluster.engines[0].stats().await.refused, 1);
-    assert_eq!(cluster.worker("w0").await["breaker"], "closed");
+    assert_eq!(cluster.worker("w0").await["circuit_breaker"], "closed");
 
     let busy = Faults {
         retry_after: Some(25),
@@ -564,14 +576,16 @@ async fn an_engine_hears_at_once_that_a_client_left() {
         })
         .await;
     }
-    let left = "end=\"client_left\"";
+    let left = "outcome=\"client_disconnected\"";
     eventually("all are counted", async || {
-        cluster.metric("warmroute_answer_ends_total", &[left]).await == aborted as f64
+        cluster.metric("warmroute_requests_total", &[left]).await == aborted as f64
     })
     .await;
     cluster.is_worker("w0", "requests", 0).await;
     assert_eq!(
-        cluster.metric("warmroute_breaker_changes_total", &[]).await,
+        cluster
+            .metric("warmroute_circuit_breaker_transitions_total", &[])
+            .await,
         0.0
     );
 }
@@ -1134,8 +1148,11 @@ async fn a_request_that_takes_longer_than_allowed_ends_with_an_error() {
         let answer = cluster.post(path, body).await;
         ends_with_an_error(path, answer.text());
     }
-    let ends = "warmroute_answer_ends_total";
-    assert_eq!(cluster.metric(ends, &["end=\"deadline\""]).await, 3.0);
+    let ends = "warmroute_requests_total";
+    assert_eq!(
+        cluster.metric(ends, &["outcome=\"request_timeout\""]).await,
+        3.0
+    );
     let (path, body) = &generating(3_000, false)[0];
     let answer = cluster.post(path, body.clone()).await;
     assert_eq!(
@@ -1147,7 +1164,7 @@ async fn a_request_that_takes_longer_than_allowed_ends_with_an_error() {
     })
     .await;
     // Its time is over, which says nothing of the worker.
-    assert_eq!(cluster.worker("w0").await["breaker"], "closed");
+    assert_eq!(cluster.worker("w0").await["circuit_breaker"], "closed");
 }
 
 #[tokio::test]
@@ -1167,7 +1184,9 @@ async fn retries_stop_when_their_budget_is_spent() {
     statuses.sort_unstable();
     assert_eq!(statuses, [200, 200, 503, 503]);
     assert_eq!(
-        cluster.metric("warmroute_retries_refused_total", &[]).await,
+        cluster
+            .metric("warmroute_retry_budget_exhausted_total", &[])
+            .await,
         2.0
     );
     assert_eq!(cluster.metric("warmroute_retries_total", &[]).await, 0.0);

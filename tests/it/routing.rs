@@ -289,12 +289,27 @@ async fn metrics_count_what_happened() {
         1.0,
     )
     .await;
-    is("warmroute_decisions_total", &["reason=\"warmest\""], 1.0).await;
-    is("warmroute_decisions_total", &["reason=\"cold\""], 3.0).await;
+    is(
+        "warmroute_routing_decisions_total",
+        &["reason=\"warmest\""],
+        1.0,
+    )
+    .await;
+    is(
+        "warmroute_routing_decisions_total",
+        &["reason=\"cold\""],
+        3.0,
+    )
+    .await;
     let overlap = second.cached_tokens as f64;
     assert!(overlap > 0.0);
-    is("warmroute_overlap_tokens_total", &[model], overlap).await;
-    is("warmroute_output_tokens_total", &[model], 10.0).await;
+    is(
+        "warmroute_expected_cached_prompt_tokens_total",
+        &[model],
+        overlap,
+    )
+    .await;
+    is("warmroute_generation_tokens_total", &[model], 10.0).await;
     // The embedding's one token is counted, too.
     is(
         "warmroute_prompt_tokens_total",
@@ -312,8 +327,8 @@ async fn metrics_count_what_happened() {
     )
     .await;
     is("warmroute_requests_in_flight", &[model], 0.0).await;
-    is("warmroute_request_seconds_count", &[model], 4.0).await;
-    is("warmroute_ttft_seconds_count", &[model], 0.0).await;
+    is("warmroute_request_duration_seconds_count", &[model], 4.0).await;
+    is("warmroute_time_to_first_token_seconds_count", &[model], 0.0).await;
     is("warmroute_worker_up", &[], 2.0).await;
     is("warmroute_worker_requests", &[], 0.0).await;
     assert!(
@@ -325,10 +340,10 @@ async fn metrics_count_what_happened() {
 
     let mut stream = cluster.open(CHAT, &body.replace("false", "true")).await;
     assert!(stream.rest().await.1);
-    is("warmroute_ttft_seconds_count", &[model], 1.0).await;
+    is("warmroute_time_to_first_token_seconds_count", &[model], 1.0).await;
     assert!(
         cluster
-            .metric("warmroute_itl_seconds_count", &[model])
+            .metric("warmroute_inter_token_latency_seconds_count", &[model])
             .await
             >= 1.0
     );
@@ -345,7 +360,7 @@ async fn metrics_count_what_happened() {
     assert_ne!(decided.worker, first.worker);
     is("warmroute_retries_total", &["reason=\"refused\""], 1.0).await;
     assert_eq!(
-        cluster.metric("warmroute_worker_breaker_open", &[]).await,
+        cluster.metric("warmroute_circuit_breaker_state", &[]).await,
         0.0
     );
 

@@ -135,7 +135,7 @@ fn number(number: impl Into<i128>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::breaker;
+    use crate::http::circuit_breaker;
     use crate::relay::KnownBy;
     use crate::routing::{Cached, Request, Settings, State, cost};
 
@@ -156,7 +156,7 @@ mod tests {
             worker: name.to_owned(),
             is_usable: true,
             unusable_because: None,
-            breaker: breaker::State::Closed,
+            breaker: circuit_breaker::State::Closed,
             requests: 3,
             pending_tokens,
             decode_tokens: 0,

@@ -151,7 +151,7 @@ async fn an_engine_that_is_known_in_part_is_asked_to_tell_again() {
     followed.post(&prompt).await;
     assert!(!was_asked(&followed, &prompt).await);
     let counted = ["model=\"sim\"", "outcome=\"asked\""];
-    let metric = "warmroute_kv_reports_asked_total";
+    let metric = "warmroute_kv_report_requests_total";
     assert_eq!(followed.cluster.metric(metric, &counted).await, 1.0);
 }
 
@@ -175,7 +175,7 @@ async fn an_engine_that_does_not_take_it_gets_the_clients_own_request_and_is_not
         followed.post(&Prompt::new(family, 250)).await;
     }
     let counted = ["model=\"sim\"", "outcome=\"refused\""];
-    let metric = "warmroute_kv_reports_asked_total";
+    let metric = "warmroute_kv_report_requests_total";
     assert_eq!(followed.cluster.metric(metric, &counted).await, 1.0);
     // What is wrong with the client's own is told as the engine tells it.
     let body = json!({"model": "sim", "prompt": vec![7; 100], "max_tokens": 0});

@@ -437,11 +437,17 @@ async fn a_prefill_process_that_comes_again_gets_prompts_as_before() {
     for (path, body, _) in fleet.kinds(3) {
         fleet.is_answered("p0 is gone", path, &body).await;
     }
-    fleet.cluster.is_worker("p0", "breaker", "open").await;
+    fleet
+        .cluster
+        .is_worker("p0", "circuit_breaker", "open")
+        .await;
     let settings = engine(Role::Prefill, Connector::Nixl);
     fleet.cluster.engines[0].restart(settings).await;
     fleet.pairs_up().await;
-    fleet.cluster.is_worker("p0", "breaker", "closed").await;
+    fleet
+        .cluster
+        .is_worker("p0", "circuit_breaker", "closed")
+        .await;
     let legs = fleet.prefill(0).kv_transfers().await.prefill_legs;
     for (path, body, _) in fleet.kinds(3) {
         fleet.is_answered("p0 is back", path, &body).await;
@@ -735,7 +741,7 @@ async fn one_request_does_not_keep_a_prefill_worker_from_all_others() {
     assert!(answer.status >= 500, "{}", answer.text());
     assert!(fleet.outcome("failed").await >= 3.0);
     let row = fleet.cluster.worker("p0").await;
-    assert_eq!(row["handoffs"]["breaker"], "closed");
+    assert_eq!(row["handoffs"]["circuit_breaker"], "closed");
 }
 
 #[tokio::test]

@@ -457,8 +457,8 @@ async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
     }
     // After three in a row it is not asked, but it is not down either.
     let row = cluster.worker("w0").await;
-    assert_eq!(row["handoffs"]["breaker"], "open");
-    assert_eq!(row["breaker"], "closed");
+    assert_eq!(row["handoffs"]["circuit_breaker"], "open");
+    assert_eq!(row["circuit_breaker"], "closed");
     let none = ["outcome=\"no_params\""];
     assert_eq!(cluster.metric("warmroute_handoffs_total", &none).await, 3.0);
 }
@@ -502,7 +502,7 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
                 3.0
             );
             let row = cluster.worker("w1").await;
-            assert_eq!(row["breaker"], "closed");
+            assert_eq!(row["circuit_breaker"], "closed");
         }
     }
 }
@@ -539,7 +539,7 @@ async fn a_decode_leg_that_keeps_silent_is_cancelled_and_the_request_begun_again
     );
     // It may have been a queue.
     let row = cluster.worker("w0").await;
-    assert_eq!(row["handoffs"]["breaker"], "closed");
+    assert_eq!(row["handoffs"]["circuit_breaker"], "closed");
 }
 
 #[tokio::test]

@@ -1,0 +1,341 @@
+//! Circuit breaker: results of requests -> closed, open, half-open. The machine is pure; [`SharedBreaker`] lets
+//! concurrent requests use it without a lock as long as nothing fails.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    Closed,
+    /// No request is admitted.
+    Open,
+    /// One trial request is under way.
+    HalfOpen,
+}
+
+impl State {
+    pub const ALL: [State; 3] = [State::Closed, State::Open, State::HalfOpen];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Closed => "closed",
+            State::Open => "open",
+            State::HalfOpen => "half-open",
+        }
+    }
+
+    /// The value of a state gauge: 0 closed, 1 half-open, 2 open.
+    pub fn number(self) -> u8 {
+        match self {
+            State::Closed => 0,
+            State::HalfOpen => 1,
+            State::Open => 2,
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The circuit breaker of one server.
+#[derive(Clone, Debug)]
+pub struct CircuitBreaker {
+    failure_threshold: u32,
+    open_duration: Duration,
+    state: State,
+    failures: u32,
+    /// When an open breaker admits a trial request, and when a trial request without a result counts as failed.
+    retry_at: Option<Instant>,
+    /// The server asked for no requests until then (Retry-After).
+    paused_until: Option<Instant>,
+}
+
+impl CircuitBreaker {
+    /// Opens after `failure_threshold` failures in a row, and admits a trial request each `open_duration`.
+    pub fn new(failure_threshold: u32, open_duration: Duration) -> Self {
+        Self {
+            failure_threshold: failure_threshold.max(1),
+            open_duration,
+            state: State::Closed,
+            failures: 0,
+            retry_at: None,
+            paused_until: None,
+        }
+    }
+
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// When the next request is admitted; none for at once.
+    pub fn wait(&self, now: Instant) -> Option<Duration> {
+        let opens_at = self.retry_at.filter(|_| self.state != State::Closed);
+        let until = opens_at.max(self.paused_until)?;
+        (until > now).then(|| until - now)
+    }
+
+    /// True if [`CircuitBreaker::admit`] would admit a request now.
+    pub fn may_admit(&self, now: Instant) -> bool {
+        self.wait(now).is_none()
+    }
+
+    /// Admits a request or not. The first one after `open_duration` is the trial request.
+    pub fn admit(&mut self, now: Instant) -> bool {
+        let admits = self.may_admit(now);
+        if self.paused_until.is_some_and(|until| now >= until) {
+            self.paused_until = None;
+        }
+        if admits && self.state != State::Closed {
+            self.state = State::HalfOpen;
+            self.retry_at = Some(now + self.open_duration);
+        }
+        admits
+    }
+
+    /// Returns true if this closed the breaker.
+    pub fn on_success(&mut self) -> bool {
+        if self.state == State::Open {
+            // A request from before the breaker opened says nothing about now.
+            return false;
+        }
+        self.failures = 0;
+        self.retry_at = None;
+        std::mem::replace(&mut self.state, State::Closed) != State::Closed
+    }
+
+    /// Returns true if this opened the breaker.
+    pub fn on_failure(&mut self, now: Instant) -> bool {
+        self.failures = self.failures.saturating_add(1);
+        let opens = match self.state {
+            State::Closed => self.failures >= self.failure_threshold,
+            State::HalfOpen => true,
+            // A request from before the breaker opened.
+            State::Open => false,
+        };
+        if opens {
+            self.state = State::Open;
+            self.retry_at = Some(now + self.open_duration);
+        }
+        opens
+    }
+
+    /// Admits no request until then: the server is well and asked for a pause (Retry-After).
+    pub fn pause(&mut self, until: Instant) {
+        self.paused_until = Some(until);
+    }
+
+    /// True if only a failure or a pause could change anything: closed, without failures, not paused.
+    fn is_quiet(&self, now: Instant) -> bool {
+        self.state == State::Closed
+            && self.failures == 0
+            && self.paused_until.is_none_or(|until| now >= until)
+    }
+}
+
+/// A circuit breaker that concurrent requests share.
+#[derive(Debug)]
+pub struct SharedBreaker {
+    /// False if the machine is closed, without failures and without a pause: then nobody takes its lock.
+    is_active: AtomicBool,
+    machine: Mutex<CircuitBreaker>,
+}
+
+impl SharedBreaker {
+    pub fn new(failure_threshold: u32, open_duration: Duration) -> Self {
+        Self {
+            is_active: AtomicBool::new(false),
+            machine: Mutex::new(CircuitBreaker::new(failure_threshold, open_duration)),
+        }
+    }
+
+    pub fn state(&self) -> State {
+        match self.is_quiet() {
+            true => State::Closed,
+            false => self.machine.lock().state(),
+        }
+    }
+
+    pub fn may_admit(&self, now: Instant) -> bool {
+        self.is_quiet() || self.machine.lock().may_admit(now)
+    }
+
+    pub fn admit(&self, now: Instant) -> bool {
+        self.is_quiet() || self.machine.lock().admit(now)
+    }
+
+    /// Returns true if this closed the breaker.
+    pub fn on_success(&self, now: Instant) -> bool {
+        if self.is_quiet() {
+            return false;
+        }
+        let mut machine = self.machine.lock();
+        let closed = machine.on_success();
+        let is_active = !machine.is_quiet(now);
+        self.is_active.store(is_active, Ordering::Release);
+        closed
+    }
+
+    /// Returns true if this opened the breaker.
+    pub fn on_failure(&self, now: Instant) -> bool {
+        let mut machine = self.machine.lock();
+        self.is_active.store(true, Ordering::Release);
+        machine.on_failure(now)
+    }
+
+    pub fn pause(&self, until: Instant) {
+        self.machine.lock().pause(until);
+        self.is_active.store(true, Ordering::Release);
+    }
+
+    fn is_quiet(&self) -> bool {
+        !self.is_active.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::observe;
+
+    fn breaker() -> (CircuitBreaker, Instant) {
+        (
+            CircuitBreaker::new(3, Duration::from_secs(1)),
+            observe::now(),
+        )
+    }
+
+    #[test]
+    fn only_failures_in_a_row_open_it() {
+        let (mut breaker, now) = breaker();
+        breaker.on_failure(now);
+        breaker.on_failure(now);
+        breaker.on_success();
+        breaker.on_failure(now);
+        breaker.on_failure(now);
+        assert_eq!(breaker.state(), State::Closed);
+        breaker.on_failure(now);
+        assert_eq!(breaker.state(), State::Open);
+        assert!(!breaker.admit(now));
+    }
+
+    #[test]
+    fn an_answer_from_before_it_opened_does_not_close_it() {
+        let (mut breaker, now) = breaker();
+        (0..3).for_each(|_| _ = breaker.on_failure(now));
+        breaker.on_success();
+        assert_eq!(breaker.state(), State::Open);
+    }
+
+    #[test]
+    fn once_open_duration_is_over_one_request_tries() {
+        let (mut breaker, now) = breaker();
+        (0..3).for_each(|_| _ = breaker.on_failure(now));
+        let later = now + Duration::from_secs(1);
+        assert!(breaker.admit(later));
+        assert_eq!(breaker.state(), State::HalfOpen);
+        assert!(!breaker.admit(later));
+        breaker.on_failure(later);
+        assert!(!breaker.admit(later));
+        let later = later + Duration::from_secs(1);
+        assert!(breaker.admit(later));
+        breaker.on_success();
+        assert_eq!(breaker.state(), State::Closed);
+    }
+
+    #[test]
+    fn a_trial_request_that_never_ends_does_not_keep_the_breaker_open() {
+        let (mut breaker, now) = breaker();
+        (0..3).for_each(|_| _ = breaker.on_failure(now));
+        assert!(breaker.admit(now + Duration::from_secs(1)));
+        assert!(breaker.admit(now + Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn a_worker_that_asked_for_a_pause_gets_it() {
+        let (mut breaker, now) = breaker();
+        breaker.pause(now + Duration::from_secs(2));
+        breaker.on_success();
+        assert!(!breaker.admit(now + Duration::from_secs(1)));
+        assert_eq!(breaker.state(), State::Closed);
+        assert!(breaker.admit(now + Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn a_success_does_not_end_a_pause() {
+        let now = observe::now();
+        let shared = SharedBreaker::new(3, Duration::from_secs(5));
+        shared.pause(now + Duration::from_secs(2));
+        shared.on_success(now);
+        assert!(!shared.may_admit(now));
+        shared.on_success(now + Duration::from_secs(2));
+        assert!(shared.is_quiet());
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Wait(u64),
+        Admit,
+        Success,
+        Failure,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            (0u64..1500).prop_map(Step::Wait),
+            Just(Step::Admit),
+            Just(Step::Success),
+            Just(Step::Failure)
+        ];
+        proptest::collection::vec(step, 0..80)
+    }
+
+    proptest! {
+        /// In any order of requests and results: the shared breaker agrees with the machine, and an open breaker
+        /// admits nothing before `open_duration` is over and then one request.
+        #[test]
+        fn an_open_breaker_admits_at_most_one_request_in_open_duration(steps in steps()) {
+            let open = Duration::from_secs(1);
+            let (mut machine, shared) = (CircuitBreaker::new(2, open), SharedBreaker::new(2, open));
+            let mut now = observe::now();
+            let mut quiet_until = None;
+            for step in steps {
+                match step {
+                    Step::Wait(ms) => now += Duration::from_millis(ms),
+                    Step::Admit => {
+                        let was_closed = machine.state() == State::Closed;
+                        let may = machine.may_admit(now);
+                        let admitted = machine.admit(now);
+                        prop_assert_eq!(may, admitted);
+                        prop_assert_eq!(shared.admit(now), admitted);
+                        if !was_closed && admitted {
+                            prop_assert!(quiet_until.is_none_or(|until| now >= until));
+                            quiet_until = Some(now + Duration::from_secs(1));
+                        }
+                    }
+                    Step::Success => {
+                        if machine.state() != State::Open { quiet_until = None; }
+                        prop_assert_eq!(machine.on_success(), shared.on_success(now));
+                    }
+                    Step::Failure => {
+                        let opened = machine.on_failure(now);
+                        prop_assert_eq!(opened, shared.on_failure(now));
+                        if opened {
+                            quiet_until = Some(now + Duration::from_secs(1));
+                        }
+                    }
+                }
+                prop_assert_eq!(machine.state(), shared.state());
+            }
+        }
+    }
+}

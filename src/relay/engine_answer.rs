@@ -1,0 +1,129 @@
+//! What the relay reads of an engine's answer: whether a piece of a stream has a token, and the usage at the end.
+//! Pure.
+
+use std::sync::LazyLock;
+
+use memchr::memmem::{self, Finder};
+use serde::Deserialize;
+
+use crate::prompt::Api;
+
+static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
+static EMPTY_CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"content\":\"\""));
+static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(".delta\""));
+
+/// Tokens of one request, as its engine reports them.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Usage {
+    pub(super) prompt_tokens: u64,
+    pub(super) cached_tokens: u64,
+    pub(super) output_tokens: u64,
+}
+
+/// True if a piece of a stream has a token. What engines send before they compute anything has none: a chat
+/// stream's first chunk with the role, the first events of a response, keep-alive comments.
+pub(super) fn is_token(api: Api, data: &[u8]) -> bool {
+    match api {
+        Api::Responses => DELTA.find(data).is_some(),
+        Api::Chat => {
+            let one_event =
+                data.len() < 2 || memmem::find(&data[..data.len() - 2], b"\n\n").is_none();
+            !(data.starts_with(b":") || (one_event && EMPTY_CONTENT.find(data).is_some()))
+        }
+        _ => !data.starts_with(b":"),
+    }
+}
+
+/// True if a piece of an answer may contain usage.
+pub(super) fn has_usage(data: &[u8]) -> bool {
+    USAGE.find(data).is_some()
+}
+
+/// The last usage in a piece of an answer, with the field names of chat completions or of Responses.
+pub(super) fn last_usage(data: &[u8]) -> Option<Usage> {
+    #[derive(Deserialize)]
+    struct Wire {
+        #[serde(alias = "input_tokens")]
+        prompt_tokens: u64,
+        #[serde(default, alias = "output_tokens")]
+        completion_tokens: u64,
+        #[serde(default, alias = "input_tokens_details")]
+        prompt_tokens_details: Option<Details>,
+    }
+    #[derive(Deserialize)]
+    struct Details {
+        #[serde(default)]
+        cached_tokens: Option<u64>,
+    }
+    let at = memmem::rfind(data, b"\"usage\":")? + b"\"usage\":".len();
+    let wire = serde_json::Deserializer::from_slice(&data[at..])
+        .into_iter::<Wire>()
+        .next()?
+        .ok()?;
+    Some(Usage {
+        prompt_tokens: wire.prompt_tokens,
+        cached_tokens: wire
+            .prompt_tokens_details
+            .and_then(|details| details.cached_tokens)
+            .unwrap_or(0),
+        output_tokens: wire.completion_tokens,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_read_with_the_field_names_of_either_api() {
+        let expected = || Usage {
+            prompt_tokens: 33,
+            cached_tokens: 32,
+            output_tokens: 4,
+        };
+        let chat = br#"{"choices":[],"usage":{"prompt_tokens":33,"total_tokens":37,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":32}},"x":1}"#;
+        let responses = br#"data: {"response":{"usage":{"input_tokens":33,"input_tokens_details":{"cached_tokens":32,"cache_write_tokens":0},"output_tokens":4,"total_tokens":37}}}"#;
+        assert_eq!(last_usage(chat), Some(expected()));
+        assert_eq!(last_usage(responses), Some(expected()));
+        let none =
+            br#"{"usage":{"prompt_tokens":33,"completion_tokens":4,"prompt_tokens_details":null}}"#;
+        assert_eq!(
+            last_usage(none),
+            Some(Usage {
+                cached_tokens: 0,
+                ..expected()
+            })
+        );
+        for bad in [
+            "",
+            "\"usage\":",
+            "\"usage\":null}",
+            "\"usage\":{\"prompt_tokens\":-1}",
+        ] {
+            assert_eq!(last_usage(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_event_sent_before_the_prompt_is_computed_is_no_token() {
+        let role =
+            b"data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+        let token = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+        assert!(!is_token(Api::Chat, role));
+        assert!(is_token(Api::Chat, token));
+        assert!(is_token(Api::Chat, &[&role[..], &token[..]].concat()));
+        assert!(!is_token(Api::Chat, b": ping\n\n"));
+        assert!(!is_token(
+            Api::Responses,
+            b"event: response.created\ndata: {}\n\n"
+        ));
+        assert!(is_token(
+            Api::Responses,
+            b"data: {\"type\":\"response.output_text.delta\"}\n\n"
+        ));
+        assert!(is_token(
+            Api::Completions,
+            b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n"
+        ));
+    }
+}

@@ -1,0 +1,175 @@
+//! Metric families of requests. Most carry the labels `model` and `worker`; [`super::worker_series`] resolves
+//! the children that nearly every request adds to.
+
+use std::sync::atomic::AtomicUsize;
+
+use parking_lot::Mutex;
+use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
+use rustc_hash::FxHashSet;
+
+use super::attempt::Failure;
+use crate::fleet::Worker;
+use crate::http::circuit_breaker::State;
+use crate::observe::metrics;
+
+/// The label `worker` or `status` of a request that no worker answered.
+pub(super) const NONE: &str = "none";
+
+// Each bucket is a line of `/metrics` for each worker: 1,000 workers must fit into 8 MB.
+
+/// From a prefix cache hit on a small model to a long prompt in a long queue.
+const TIME_TO_FIRST_TOKEN_SECONDS: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+const INTER_TOKEN_LATENCY_SECONDS: &[f64] = &[0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.64, 5.0];
+const REQUEST_SECONDS: &[f64] = &[0.25, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Outcome {
+    /// The whole answer went to the client, whatever its status.
+    Complete,
+    ClientDisconnected,
+    /// No worker answered, or the worker's answer broke off.
+    WorkerFailed,
+    /// The worker sent nothing for `stream_idle_timeout`.
+    StreamIdleTimeout,
+    /// The request took longer than `request_timeout`.
+    RequestTimeout,
+}
+
+impl Outcome {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Complete => "complete",
+            Outcome::ClientDisconnected => "client_disconnected",
+            Outcome::WorkerFailed => "worker_failed",
+            Outcome::StreamIdleTimeout => "stream_idle_timeout",
+            Outcome::RequestTimeout => "request_timeout",
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Families {
+    pub(super) requests: IntCounterVec,
+    pub(super) decisions: IntCounterVec,
+    pub(super) routed_prompt_tokens: IntCounterVec,
+    pub(super) expected_cached_tokens: IntCounterVec,
+    pub(super) in_flight: IntGaugeVec,
+    pub(super) time_to_first_token: HistogramVec,
+    pub(super) inter_token_latency: HistogramVec,
+    pub(super) duration: HistogramVec,
+    pub(super) prompt_tokens: IntCounterVec,
+    pub(super) cached_tokens: IntCounterVec,
+    pub(super) generation_tokens: IntCounterVec,
+    /// How many pairs of a model and a worker have series of their own.
+    pub(super) worker_series: AtomicUsize,
+    retries: IntCounterVec,
+    breaker_transitions: IntCounterVec,
+    /// Workers with a series in `retries` or `breaker_transitions`.
+    workers_with_failures: Mutex<FxHashSet<String>>,
+}
+
+impl Families {
+    pub(super) fn new(registry: &metrics::Registry) -> Self {
+        let counters = |name, help, labels: &[&str]| registry.counters(name, help, labels);
+        let of_model = |name, help| registry.counters(name, help, &["model"]);
+        let histograms =
+            |name, help, buckets| registry.histograms(name, help, buckets, &["model", "worker"]);
+        Self {
+            requests: counters(
+                "warmroute_requests_total",
+                "Requests that have ended, by the worker and the HTTP status of the answer (none: no worker \
+                 answered) and by how they ended.",
+                &["model", "api", "worker", "status", "outcome"],
+            ),
+            decisions: counters(
+                "warmroute_routing_decisions_total",
+                "Workers chosen for a request or for a retry, by policy and reason.",
+                &["model", "policy", "reason"],
+            ),
+            routed_prompt_tokens: of_model(
+                "warmroute_routed_prompt_tokens_total",
+                "Prompt tokens of the requests routed, as the router counts or estimates them.",
+            ),
+            expected_cached_tokens: of_model(
+                "warmroute_expected_cached_prompt_tokens_total",
+                "Prompt tokens that the router expected the chosen worker to have in its prefix cache.",
+            ),
+            in_flight: registry.gauges(
+                "warmroute_requests_in_flight",
+                "Requests that have not ended.",
+                &["model"],
+            ),
+            time_to_first_token: histograms(
+                "warmroute_time_to_first_token_seconds",
+                "Time from the head of a streamed request to the first token of its answer.",
+                TIME_TO_FIRST_TOKEN_SECONDS,
+            ),
+            inter_token_latency: histograms(
+                "warmroute_inter_token_latency_seconds",
+                "Time between two pieces of a streamed answer.",
+                INTER_TOKEN_LATENCY_SECONDS,
+            ),
+            duration: histograms(
+                "warmroute_request_duration_seconds",
+                "Time from the head of a request to the end of its answer.",
+                REQUEST_SECONDS,
+            ),
+            prompt_tokens: of_model(
+                "warmroute_prompt_tokens_total",
+                "Prompt tokens, as engines report them.",
+            ),
+            cached_tokens: of_model(
+                "warmroute_cached_prompt_tokens_total",
+                "Prompt tokens that engines report as read from their prefix cache.",
+            ),
+            generation_tokens: of_model(
+                "warmroute_generation_tokens_total",
+                "Generated tokens, as engines report them.",
+            ),
+            worker_series: AtomicUsize::new(0),
+            retries: counters(
+                "warmroute_retries_total",
+                "Retries, by the worker whose attempt failed and by how it failed.",
+                &["worker", "reason"],
+            ),
+            breaker_transitions: counters(
+                "warmroute_circuit_breaker_transitions_total",
+                "State changes of a worker's circuit breaker; to half-open once for each trial request.",
+                &["worker", "to"],
+            ),
+            workers_with_failures: Mutex::default(),
+        }
+    }
+
+    pub(super) fn on_retry(&self, worker: &str, failure: Failure) {
+        self.count_failure(&self.retries, worker, failure.as_str());
+    }
+
+    pub(super) fn on_breaker_transition(&self, worker: &Worker, to: State) {
+        self.count_failure(&self.breaker_transitions, &worker.name, to.as_str());
+    }
+
+    fn count_failure(&self, family: &IntCounterVec, worker: &str, label: &str) {
+        let mut workers = self.workers_with_failures.lock();
+        if !workers.contains(worker) {
+            workers.insert(worker.to_owned());
+        }
+        family.with_label_values(&[worker, label]).inc();
+    }
+
+    /// Removes the failure counters of workers that left the fleet.
+    pub(super) fn remove_workers(&self, is_listed: impl Fn(&str) -> bool) {
+        let mut workers = self.workers_with_failures.lock();
+        for worker in workers.extract_if(|worker| !is_listed(worker)) {
+            // A label value that never occurred has no series to remove.
+            for reason in Failure::REASONS {
+                let _ = self.retries.remove_label_values(&[&*worker, reason]);
+            }
+            for state in State::ALL {
+                let labels = [&*worker, state.as_str()];
+                let _ = self.breaker_transitions.remove_label_values(&labels);
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What one client request came to at the workers, for an access log. Pure.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::StatusCode;
+use parking_lot::Mutex;
+
+use crate::ids::Model;
+
+/// The figures of one client request. Of several attempts and several jobs of one client request, tokens, bytes
+/// and attempts add up; the rest is the last one's.
+#[derive(Clone, Debug, Default)]
+pub struct RequestSummary {
+    pub model: Option<Model>,
+    /// The worker whose answer was passed on, or the last one that was tried.
+    pub worker: Option<Arc<str>>,
+    /// The worker that computed the prompt of a disaggregated request.
+    pub prefill_worker: Option<Arc<str>>,
+    /// Why that worker was chosen.
+    pub reason: Option<&'static str>,
+    /// Of the worker's answer.
+    pub status: Option<StatusCode>,
+    /// How the answer ended, once it has: `complete`, `client_disconnected`, ...
+    pub outcome: Option<&'static str>,
+    /// As the engine reports them, like the next two.
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub generation_tokens: u64,
+    /// Of a streamed answer: from the request's head to the first token.
+    pub time_to_first_token: Option<Duration>,
+    /// Bytes of the worker's answer.
+    pub bytes: u64,
+    /// Attempts at workers; one less are retries.
+    pub attempts: u32,
+}
+
+/// A summary that the relay fills while its request runs. Complete once the answer's body has ended or was dropped.
+#[derive(Clone, Debug, Default)]
+pub struct SummaryCell(Arc<Mutex<RequestSummary>>);
+
+impl SummaryCell {
+    pub fn read(&self) -> RequestSummary {
+        self.0.lock().clone()
+    }
+
+    pub(super) fn update(&self, change: impl FnOnce(&mut RequestSummary)) {
+        change(&mut self.0.lock());
+    }
+}
