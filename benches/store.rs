@@ -26,8 +26,11 @@ use bytes::Bytes;
 use warmroute::ids::{ResponseId, Root, Tenant};
 use warmroute::observe::metrics::Registry;
 use warmroute::store::memory::{Memory, Settings};
-use warmroute::store::record::{Begin, Content};
-use warmroute::store::{Asked, Error, Hint, Keep, Key, NewRecord, ResponseStore, Status, Token};
+use warmroute::store::record::{Content, InitialState};
+use warmroute::store::{
+    Error, IdempotencyToken, Keep, NewRecord, ResponseKey, ResponseStore, RoutingHint, Status,
+    StoreFuture,
+};
 
 const RESPONSES: u64 = 1_000_000;
 const READS: usize = 200_000;
@@ -80,10 +83,10 @@ fn main() {
     }
 }
 
-fn key(number: u64) -> Key {
+fn key(number: u64) -> ResponseKey {
     // Spread as random ids are.
     let root = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    Key {
+    ResponseKey {
         tenant: Tenant::tagged(1),
         id: ResponseId::new(Root(root), number.into()),
     }
@@ -92,9 +95,9 @@ fn key(number: u64) -> Key {
 /// A short turn: 200 bytes of input, 700 of output and object.
 fn create(store: &Memory, number: u64) {
     let record = NewRecord {
-        token: Token(number),
-        past: None,
-        hint: Hint {
+        token: IdempotencyToken(number),
+        parent: None,
+        hint: RoutingHint {
             model: "some-organisation/some-model".into(),
             worker: Some("http://10.0.0.1:8000".into()),
         },
@@ -103,7 +106,7 @@ fn create(store: &Memory, number: u64) {
             response: Bytes::from(vec![b'r'; 400]),
             output: Bytes::from(vec![b'o'; 300]),
         },
-        begin: Begin::Finished {
+        initial: InitialState::Finished {
             status: Status::Completed,
         },
     };
@@ -139,7 +142,7 @@ fn reads(store: &Arc<Memory>, count: u64) -> (std::time::Duration, std::time::Du
 }
 
 /// The memory store never waits.
-fn now<T>(mut asked: Asked<'_, T>) -> Result<T, Error> {
+fn now<T>(mut asked: StoreFuture<'_, T>) -> Result<T, Error> {
     let mut context = Context::from_waker(Waker::noop());
     match asked.as_mut().poll(&mut context) {
         Poll::Ready(result) => result,

@@ -40,12 +40,14 @@ use std::{fmt, io};
 use bytes::Bytes;
 use serde::Serialize;
 
-pub use self::cancel::{Cursor, Notice};
-pub use self::conversation::{Claim, Item, Items, Lock, NewConversation, One, Page, Put};
-pub use self::log::{Batch, Events};
+pub use self::cancel::{Notice, NoticeCursor};
+pub use self::conversation::{
+    Claim, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page, PutOutcome,
+};
+pub use self::log::{EventBatch, LoggedEvents};
 pub use self::record::{
-    Adoption, Amend, Cancel, Cancelled, Cas, Deleted, Fence, Final, Hint, NewRecord, Owner, Past,
-    Record, Status, Token,
+    CancelOutcome, Cancellation, CancelledOutput, Chain, DeleteOutcome, FencingToken, Finalization,
+    IdempotencyToken, NewRecord, Owner, Record, RoutingHint, Status, Takeover, WriteOutcome,
 };
 pub use self::settings::{Keep, Kind, Settings};
 use crate::ids::{ConversationId, ResponseId, Tenant};
@@ -53,7 +55,7 @@ use crate::observe::metrics::Registry;
 
 /// A response, as its tenant may ask for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
+pub struct ResponseKey {
     pub tenant: Tenant,
     pub id: ResponseId,
 }
@@ -89,9 +91,9 @@ pub struct Turns {
     /// Oldest first; the last is the asked one.
     pub turns: Vec<Turn>,
     /// For the record that continues it.
-    pub past: Past,
+    pub chain: Chain,
     /// Of the asked one.
-    pub hint: Hint,
+    pub hint: RoutingHint,
 }
 
 /// Two JSON arrays of items.
@@ -103,14 +105,14 @@ pub struct Turn {
 
 /// How long a history the caller takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HistoryMax {
+pub struct HistoryLimits {
     pub turns: usize,
     pub bytes: u64,
 }
 
 /// A response that an owner ran and has lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lost {
+pub enum OwnershipLoss {
     Gone,
     Fenced,
     Terminal(Status),
@@ -119,10 +121,10 @@ pub enum Lost {
 /// A running response whose owner's lease has run out, or that was released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orphan {
-    pub key: Key,
+    pub key: ResponseKey,
     /// What [`ResponseStore::adopt`] compares with.
     pub owner: Option<Owner>,
-    pub epoch: u64,
+    pub fencing_number: u64,
 }
 
 /// Why a store could not do as it was asked.
@@ -131,12 +133,12 @@ pub enum Error {
     /// It could not be asked, and nothing was done.
     Unavailable {
         retry_after: Duration,
-        why: Arc<str>,
+        reason: Arc<str>,
     },
     /// It was asked and did not answer in time: a write may or may not have been done.
     Unknown {
         retry_after: Duration,
-        why: Arc<str>,
+        reason: Arc<str>,
     },
     /// No room, and nothing that could make way. Nothing was done.
     Full { retry_after: Duration },
@@ -175,9 +177,14 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unavailable { why, .. } => write!(f, "the response store is unavailable: {why}"),
-            Self::Unknown { why, .. } => {
-                write!(f, "the response store did not say whether it wrote: {why}")
+            Self::Unavailable { reason, .. } => {
+                write!(f, "the response store is unavailable: {reason}")
+            }
+            Self::Unknown { reason, .. } => {
+                write!(
+                    f,
+                    "the response store did not say whether it wrote: {reason}"
+                )
             }
             Self::Full { .. } => f.write_str("the response store is full of running responses"),
             Self::TooLarge { bytes, max } => {
@@ -187,7 +194,7 @@ impl fmt::Display for Error {
                 )
             }
             Self::Exists => f.write_str("the id is taken"),
-            Self::Unreadable(why) => write!(f, "the stored record cannot be read: {why}"),
+            Self::Unreadable(reason) => write!(f, "the stored record cannot be read: {reason}"),
         }
     }
 }
@@ -199,7 +206,7 @@ impl std::error::Error for Error {}
 pub struct Health {
     pub is_up: bool,
     /// What was wrong last; empty when it is up.
-    pub why: String,
+    pub reason: String,
 }
 
 /// What an operator is shown.
@@ -213,7 +220,7 @@ pub struct Report {
 
 /// What a store's method returns. It needs a tokio runtime to be polled on, any of the process; once begun
 /// on a carrier it must stay there. Dropping it may leave what it asked for done or undone.
-pub type Asked<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 
 /// Makes the store that the settings ask for, for a process with so many carriers. One in Redis connects
 /// when it is first asked.
@@ -241,107 +248,153 @@ pub fn open(
 pub trait ResponseStore: Send + Sync + fmt::Debug {
     /// Whether work that will be stored should begin: asked before anything is started, so that a
     /// store that is down or full of running work costs no GPU time. Cheap while the store answers.
-    fn admit(&self) -> Asked<'_, ()>;
+    fn admit(&self) -> StoreFuture<'_, ()>;
 
     /// Makes a record, in one write. [`Error::Exists`] if the id is taken, but by the same token.
-    fn create(&self, key: Key, record: NewRecord) -> Asked<'_, ()>;
+    fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()>;
 
     /// The record, without its input.
-    fn get(&self, key: Key) -> Asked<'_, Option<Record>>;
+    fn get(&self, key: ResponseKey) -> StoreFuture<'_, Option<Record>>;
 
     /// The JSON array of the response's own input items. `None` also for what is kept for polling only.
-    fn input(&self, key: Key) -> Asked<'_, Option<Bytes>>;
+    fn input(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>>;
 
     /// All input and output of the chain that ends with `key`, in two reads at most.
-    fn history(&self, key: Key, max: HistoryMax) -> Asked<'_, History>;
+    fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History>;
 
     /// Forgets the response, whatever its status. Its running owner is sent a notice.
-    fn delete(&self, key: Key) -> Asked<'_, Deleted>;
+    fn delete(&self, key: ResponseKey) -> StoreFuture<'_, DeleteOutcome>;
 
     /// Queued to in progress. `Done` also when it is in progress under the same fence.
-    fn start(&self, key: Key, fence: Fence) -> Asked<'_, Cas>;
+    fn start(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome>;
 
     /// Adds events to the log. A batch that was appended before and comes again is `Duplicate`.
-    fn append(&self, key: Key, fence: Fence, batch: Batch) -> Asked<'_, Cas>;
+    fn append(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        batch: EventBatch,
+    ) -> StoreFuture<'_, WriteOutcome>;
 
     /// Ends it: status, content, last events and cut table in one write, unless it has ended.
-    fn finalize(&self, key: Key, fence: Fence, end: Final) -> Asked<'_, Cas>;
+    fn finalize(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        end: Finalization,
+    ) -> StoreFuture<'_, WriteOutcome>;
 
     /// Ends a background response that still runs, and sends its owner a notice.
-    fn cancel(&self, key: Key, cancel: Cancel) -> Asked<'_, Cancelled>;
+    fn cancel(&self, key: ResponseKey, cancel: Cancellation) -> StoreFuture<'_, CancelOutcome>;
 
     /// Adds the partial output to a response that was cancelled while `fence` ran it; once. Anything
     /// else is refused as [`Cas`] says; an amended one is `Terminal(Cancelled)`.
-    fn amend(&self, key: Key, fence: Fence, amend: Amend) -> Asked<'_, Cas>;
+    fn finalize_cancelled(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        amend: CancelledOutput,
+    ) -> StoreFuture<'_, WriteOutcome>;
 
     /// Events with numbers beyond `after` (all if `None`), up to about `bytes_max` at once. `None` for
     /// what is not there or is no background response.
-    fn events(&self, key: Key, after: Option<u64>, bytes_max: u64) -> Asked<'_, Option<Events>>;
+    fn events(
+        &self,
+        key: ResponseKey,
+        after: Option<u64>,
+        bytes_max: u64,
+    ) -> StoreFuture<'_, Option<LoggedEvents>>;
 
     /// Renews the owner's lease for `lease` from now. `name` is for operators.
-    fn beat(&self, owner: Owner, name: &str, lease: Duration) -> Asked<'_, ()>;
+    fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()>;
 
     /// Ends the owner's lease: what it still runs is an orphan at once.
-    fn retire(&self, owner: Owner) -> Asked<'_, ()>;
+    fn end_lease(&self, owner: Owner) -> StoreFuture<'_, ()>;
 
     /// Which of these the caller no longer owns, or have ended.
-    fn check(&self, running: Vec<(Key, Fence)>) -> Asked<'_, Vec<(Key, Lost)>>;
+    fn check_ownership(
+        &self,
+        running: Vec<(ResponseKey, FencingToken)>,
+    ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>>;
 
     /// Running responses that nobody runs, up to about `max`.
-    fn orphans(&self, max: usize) -> Asked<'_, Vec<Orphan>>;
+    fn orphans(&self, max: usize) -> StoreFuture<'_, Vec<Orphan>>;
 
     /// What `owner` has in the store as its own and is not among `running`, up to about `max`: for an owner
     /// that is not sure whether it runs all that it has.
-    fn strays(&self, owner: Owner, running: Vec<Key>, max: usize) -> Asked<'_, Vec<(Key, Fence)>>;
+    fn untracked(
+        &self,
+        owner: Owner,
+        running: Vec<ResponseKey>,
+        max: usize,
+    ) -> StoreFuture<'_, Vec<(ResponseKey, FencingToken)>>;
 
     /// Takes an orphan over if it is still as `orphan` says and its owner's lease has run out.
-    fn adopt(&self, orphan: Orphan, by: Owner) -> Asked<'_, Adoption>;
+    fn take_over(&self, orphan: Orphan, by: Owner) -> StoreFuture<'_, Takeover>;
 
     /// Hands a running response back, to be adopted by anyone at once.
-    fn release(&self, key: Key, fence: Fence) -> Asked<'_, Cas>;
+    fn release(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome>;
 
     /// Notices to `owner` beyond `after`, with the cursor to go on from. To be asked every 50 ms or so
     /// by who runs something; a lost notice is made up for by `check`.
-    fn notices(&self, owner: Owner, after: Cursor) -> Asked<'_, (Vec<Notice>, Cursor)>;
+    fn notices(
+        &self,
+        owner: Owner,
+        after: NoticeCursor,
+    ) -> StoreFuture<'_, (Vec<Notice>, NoticeCursor)>;
 
     /// Makes a conversation. [`Error::Exists`] as with `create`; item ids must differ.
-    fn create_conversation(&self, key: ConversationKey, new: NewConversation) -> Asked<'_, ()>;
+    fn create_conversation(
+        &self,
+        key: ConversationKey,
+        new: NewConversation,
+    ) -> StoreFuture<'_, ()>;
 
     /// The conversation object.
-    fn conversation(&self, key: ConversationKey) -> Asked<'_, Option<Bytes>>;
+    fn conversation(&self, key: ConversationKey) -> StoreFuture<'_, Option<Bytes>>;
 
     /// Replaces the conversation object. False: there is no such conversation.
-    fn update_conversation(&self, key: ConversationKey, object: Bytes) -> Asked<'_, bool>;
+    fn update_conversation(&self, key: ConversationKey, object: Bytes) -> StoreFuture<'_, bool>;
 
     /// Forgets it with its items. False: there was no such conversation.
-    fn delete_conversation(&self, key: ConversationKey) -> Asked<'_, bool>;
+    fn delete_conversation(&self, key: ConversationKey) -> StoreFuture<'_, bool>;
 
     /// Puts items at its end, locked or not.
-    fn add_items(&self, key: ConversationKey, token: Token, items: Vec<Item>) -> Asked<'_, Put>;
+    fn add_items(
+        &self,
+        key: ConversationKey,
+        token: IdempotencyToken,
+        items: Vec<Item>,
+    ) -> StoreFuture<'_, PutOutcome>;
 
     /// Some of its items.
-    fn items(&self, key: ConversationKey, page: Page) -> Asked<'_, Items>;
+    fn items(&self, key: ConversationKey, page: Page) -> StoreFuture<'_, ItemsOutcome>;
 
     /// All of its items, oldest first, unless they have more than `bytes_max` together.
-    fn all_items(&self, key: ConversationKey, bytes_max: u64) -> Asked<'_, Items>;
+    fn all_items(&self, key: ConversationKey, bytes_max: u64) -> StoreFuture<'_, ItemsOutcome>;
 
-    fn item(&self, key: ConversationKey, item: &str) -> Asked<'_, One>;
+    fn item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome>;
 
     /// Deletes an item. `Found` is the conversation object then.
-    fn delete_item(&self, key: ConversationKey, item: &str) -> Asked<'_, One>;
+    fn delete_item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome>;
 
     /// Takes the conversation for one running response.
-    fn lock(&self, key: ConversationKey, claim: Claim) -> Asked<'_, Lock>;
+    fn lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome>;
 
     /// Puts the response's items at its end and unlocks it, in one write.
-    fn commit(&self, key: ConversationKey, token: Token, items: Vec<Item>) -> Asked<'_, Put>;
+    fn commit(
+        &self,
+        key: ConversationKey,
+        token: IdempotencyToken,
+        items: Vec<Item>,
+    ) -> StoreFuture<'_, PutOutcome>;
 
     /// Unlocks it if the lock is the token's.
-    fn unlock(&self, key: ConversationKey, token: Token) -> Asked<'_, ()>;
+    fn unlock(&self, key: ConversationKey, token: IdempotencyToken) -> StoreFuture<'_, ()>;
 
     /// As far as is known without asking: for readiness.
     fn health(&self) -> Health;
 
     /// For operators.
-    fn report(&self) -> Asked<'_, Report>;
+    fn report(&self) -> StoreFuture<'_, Report>;
 }

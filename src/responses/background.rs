@@ -37,7 +37,7 @@ use crate::http::drain::Tasks;
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
-use crate::store::{Fence, Key, Owner, lease};
+use crate::store::{FencingToken, Owner, ResponseKey, lease};
 
 /// How long a create waits for this replica's first beat.
 const FIRST_BEAT: Duration = Duration::from_secs(2);
@@ -60,7 +60,7 @@ pub(super) struct Background {
 /// One response that runs here.
 #[derive(Debug)]
 struct Run {
-    fence: Fence,
+    fence: FencingToken,
     state: Mutex<RunState>,
     stop: watch::Sender<Option<StopReason>>,
     /// Changes when there is more to read.
@@ -73,7 +73,7 @@ struct Run {
 #[derive(Debug)]
 struct RunGuard {
     background: Arc<Background>,
-    key: Key,
+    key: ResponseKey,
     run: Arc<Run>,
 }
 
@@ -189,8 +189,8 @@ impl Background {
     /// Takes a place for a response, whose record need not be there yet.
     fn sit(
         self: &Arc<Self>,
-        key: Key,
-        fence: Fence,
+        key: ResponseKey,
+        fence: FencingToken,
         state: RunState,
     ) -> Result<RunGuard, RunRefusal> {
         let run = Arc::new(Run {
@@ -237,19 +237,19 @@ impl Background {
         self.metrics.refused.with_label_values(&[reason]).inc();
     }
 
-    fn find(&self, key: Key) -> Option<Arc<Run>> {
+    fn find(&self, key: ResponseKey) -> Option<Arc<Run>> {
         self.table.lock().find(key).cloned()
     }
 
     /// It was asked to be cancelled at that time.
-    fn on_cancelled(&self, key: Key, asked: Instant) {
+    fn on_cancelled(&self, key: ResponseKey, asked: Instant) {
         if let Some(run) = self.find(key) {
             let _ = run.cancelled.set(asked);
         }
         self.stop(key, StopReason::Cancelled);
     }
 
-    fn stop(&self, key: Key, why: StopReason) {
+    fn stop(&self, key: ResponseKey, why: StopReason) {
         if let Some(run) = self.find(key) {
             // What is lost stays lost.
             run.stop.send_if_modified(|told| {

@@ -8,7 +8,9 @@ use tokio::sync::oneshot;
 use tracing::{debug, warn};
 
 use crate::http::drain::Tasks;
-use crate::store::{self, Claim, ConversationKey, Item, Lock, Put, ResponseStore, Token};
+use crate::store::{
+    self, Claim, ConversationKey, IdempotencyToken, Item, LockOutcome, PutOutcome, ResponseStore,
+};
 
 /// How many times in a lease it is renewed.
 const RENEWALS: u32 = 3;
@@ -23,7 +25,7 @@ pub(super) struct ConversationLock {
 enum End {
     Commit {
         items: Vec<Item>,
-        done: oneshot::Sender<Result<Put, store::Error>>,
+        done: oneshot::Sender<Result<PutOutcome, store::Error>>,
     },
     Release {
         done: oneshot::Sender<()>,
@@ -36,15 +38,15 @@ pub(super) async fn acquire(
     key: ConversationKey,
     lease: Duration,
     tasks: &Tasks,
-) -> Result<Result<ConversationLock, Lock>, store::Error> {
-    let token = Token(fastrand::u64(..));
+) -> Result<Result<ConversationLock, LockOutcome>, store::Error> {
+    let token = IdempotencyToken(fastrand::u64(..));
     let claim = Claim { token, lease };
     let (end, asked) = oneshot::channel();
     // Parent the lock is asked for: whoever leaves while it is taken must give it back as well.
     let (taken, is_taken) = oneshot::channel();
     tasks.spawn(keep(store.clone(), key, claim, is_taken, asked));
     let lock = store.lock(key, claim).await?;
-    if lock != Lock::Locked {
+    if lock != LockOutcome::Locked {
         return Ok(Err(lock));
     }
     // Who keeps it waits for this word.
@@ -88,14 +90,14 @@ async fn keep(
         }
     };
     let put = super::retry::until_known(|| store.commit(key, claim.token, items.clone())).await;
-    if !matches!(put, Ok(Put::Done)) {
+    if !matches!(put, Ok(PutOutcome::Done)) {
         warn!(id = %key.id, ?put, "response was not added to its conversation");
         unlock(&store, key, claim.token).await;
     }
     let _ = done.send(put);
 }
 
-async fn unlock(store: &Arc<dyn ResponseStore>, key: ConversationKey, token: Token) {
+async fn unlock(store: &Arc<dyn ResponseStore>, key: ConversationKey, token: IdempotencyToken) {
     if let Err(error) = super::retry::until_known(|| store.unlock(key, token)).await {
         // Its lease ends it.
         debug!(id = %key.id, %error, "conversation was not unlocked");
@@ -104,11 +106,11 @@ async fn unlock(store: &Arc<dyn ResponseStore>, key: ConversationKey, token: Tok
 
 impl ConversationLock {
     /// Puts items at the conversation's end and gives it back.
-    pub(super) async fn commit(self, items: Vec<Item>) -> Result<Put, store::Error> {
+    pub(super) async fn commit(self, items: Vec<Item>) -> Result<PutOutcome, store::Error> {
         let (done, is_done) = oneshot::channel();
         let gone = || store::Error::Unknown {
             retry_after: Duration::from_secs(1),
-            why: "the router is stopping".into(),
+            reason: "the router is stopping".into(),
         };
         if self.end.send(End::Commit { items, done }).is_err() {
             return Err(gone());

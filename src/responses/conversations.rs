@@ -14,7 +14,10 @@ use super::stored::json;
 use super::{ClientRequest, Responses, request, retry};
 use crate::ids::{ConversationId, Root, Tenant};
 use crate::openai::error::ApiError;
-use crate::store::{self, ConversationKey, Item, Items, NewConversation, One, Page, Put, Token};
+use crate::store::{
+    self, ConversationKey, IdempotencyToken, Item, ItemOutcome, ItemsOutcome, NewConversation,
+    Page, PutOutcome,
+};
 use crate::{http, observe};
 
 /// Of one request.
@@ -41,7 +44,7 @@ impl Responses {
         put(&mut object, "metadata", metadata.unwrap_or("{}"));
         object.push(b'}');
         let new = NewConversation {
-            token: Token(fastrand::u64(..)),
+            token: IdempotencyToken(fastrand::u64(..)),
             object: object.clone().into(),
             items,
         };
@@ -103,16 +106,16 @@ impl Responses {
         }
         let items = self.items_of(call, &members)?;
         let key = key(call.admitted.tenant, id)?;
-        let token = Token(fastrand::u64(..));
+        let token = IdempotencyToken(fastrand::u64(..));
         let put = retry::while_unknown(|| self.store.add_items(key, token, items.clone())).await;
         match put.map_err(of_write)? {
-            Put::Done => Ok(json(page::of_items(&texts(&items), false))),
-            Put::Gone => Err(ApiError::unknown_conversation(id)),
-            Put::Taken(item) => {
+            PutOutcome::Done => Ok(json(page::of_items(&texts(&items), false))),
+            PutOutcome::Gone => Err(ApiError::unknown_conversation(id)),
+            PutOutcome::Taken(item) => {
                 let why = format!("an item with id '{item}' is there already");
                 Err(ApiError::wrong_value("items", why))
             }
-            Put::Unlocked => Err(ApiError::locked_conversation()),
+            PutOutcome::Unlocked => Err(ApiError::locked_conversation()),
         }
     }
 
@@ -125,10 +128,14 @@ impl Responses {
         };
         let items = self.store.items(key(tenant, id)?, page).await;
         match items.map_err(of_store)? {
-            Items::Found { items, has_more } => Ok(json(page::of_items(&texts(&items), has_more))),
-            Items::Gone => Err(ApiError::unknown_conversation(id)),
-            Items::UnknownAfter => Err(page::unknown_after(&query.after.unwrap_or_default())),
-            Items::TooLarge { .. } => {
+            ItemsOutcome::Found { items, has_more } => {
+                Ok(json(page::of_items(&texts(&items), has_more)))
+            }
+            ItemsOutcome::Gone => Err(ApiError::unknown_conversation(id)),
+            ItemsOutcome::UnknownAfter => {
+                Err(page::unknown_after(&query.after.unwrap_or_default()))
+            }
+            ItemsOutcome::TooLarge { .. } => {
                 let why = "its items are too large for one page; ask for fewer";
                 Err(ApiError::wrong_value("limit", why))
             }
@@ -202,11 +209,11 @@ fn metadata<'a>(members: &Members<'a>) -> Result<Option<&'a str>, ApiError> {
     Ok(metadata)
 }
 
-fn one(found: Result<One, store::Error>, id: &str, item: &str) -> Answer {
+fn one(found: Result<ItemOutcome, store::Error>, id: &str, item: &str) -> Answer {
     match found.map_err(of_store)? {
-        One::Found(found) => Ok(json(found)),
-        One::NoItem => Err(ApiError::unknown_conversation_item(item)),
-        One::Gone => Err(ApiError::unknown_conversation(id)),
+        ItemOutcome::Found(found) => Ok(json(found)),
+        ItemOutcome::NoItem => Err(ApiError::unknown_conversation_item(item)),
+        ItemOutcome::Gone => Err(ApiError::unknown_conversation(id)),
     }
 }
 

@@ -27,7 +27,7 @@ use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::prompt::{self, Api};
 use crate::relay::{self, ServedBy};
-use crate::store::Key;
+use crate::store::ResponseKey;
 use crate::{http, observe};
 
 /// Says that a response is not stored though it was to be.
@@ -95,7 +95,7 @@ impl Responses {
         let served_by = head.extensions.get::<ServedBy>();
         let finish = Finisher {
             responses: self.clone(),
-            key: Key {
+            key: ResponseKey {
                 tenant: state_reader.tenant,
                 id: prepared.id,
             },

@@ -15,8 +15,8 @@ use super::{OnStoreDown, Responses, retry};
 use crate::ids::Model;
 use crate::observe;
 use crate::openai::error::ApiError;
-use crate::store::record::{Begin, Content};
-use crate::store::{self, Hint, Item, Key, NewRecord, Put, Token};
+use crate::store::record::{Content, InitialState};
+use crate::store::{self, IdempotencyToken, Item, NewRecord, PutOutcome, ResponseKey, RoutingHint};
 
 /// A Response object without its output, and an item of the router's own: as it is added, and as it is done.
 pub(super) type FinalResponse = (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>);
@@ -25,10 +25,10 @@ pub(super) type FinalResponse = (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>);
 #[derive(Debug)]
 pub(super) struct Finisher {
     pub(super) responses: Arc<Responses>,
-    pub(super) key: Key,
+    pub(super) key: ResponseKey,
     /// Whether it is kept.
     pub(super) is_stored: bool,
-    pub(super) past: Option<store::Past>,
+    pub(super) past: Option<store::Chain>,
     pub(super) model: Model,
     pub(super) worker: Option<Arc<str>>,
     /// Its own input items, one by one.
@@ -55,7 +55,7 @@ pub(super) struct ClientState {
 pub(super) enum NotKept {
     Store(store::Error),
     /// Its conversation did not take it.
-    NotAdded(Put),
+    NotAdded(PutOutcome),
 }
 
 impl fmt::Display for NotKept {
@@ -188,9 +188,9 @@ impl Finisher {
             return Ok(());
         }
         let record = NewRecord {
-            token: Token(fastrand::u64(..)),
-            past: self.past.clone(),
-            hint: Hint {
+            token: IdempotencyToken(fastrand::u64(..)),
+            parent: self.past.clone(),
+            hint: RoutingHint {
                 model: self.model.clone(),
                 worker: self.worker.clone(),
             },
@@ -199,7 +199,7 @@ impl Finisher {
                 response: response.clone(),
                 output: Bytes::copy_from_slice(&outcome.output),
             },
-            begin: Begin::Finished {
+            initial: InitialState::Finished {
                 status: outcome.status,
             },
         };
@@ -238,7 +238,7 @@ impl Finisher {
         });
         let items = self.own.drain(..).chain(output).collect();
         match lock.commit(items).await {
-            Ok(Put::Done) => Ok(()),
+            Ok(PutOutcome::Done) => Ok(()),
             Ok(put) => Err(NotKept::NotAdded(put)),
             Err(error) => Err(NotKept::Store(error)),
         }

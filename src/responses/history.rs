@@ -14,7 +14,9 @@ use super::input::{self, InputContext, NewInput, ReferencedItems};
 use super::request::Parent;
 use crate::ids::{ConversationId, ResponseId, Root, Tenant};
 use crate::openai::error::ApiError;
-use crate::store::{self, Asked, ConversationKey, HistoryMax, Items, Key, Lock};
+use crate::store::{
+    self, ConversationKey, HistoryLimits, ItemsOutcome, LockOutcome, ResponseKey, StoreFuture,
+};
 use crate::{observe, state_token};
 
 /// Of other responses, whose items one input refers to.
@@ -26,7 +28,7 @@ pub(super) struct History {
     /// JSON arrays of items, oldest first.
     pub(super) lists: Vec<Bytes>,
     /// For the record of what follows.
-    pub(super) chain: Option<store::Past>,
+    pub(super) chain: Option<store::Chain>,
     pub(super) conversation: Option<Conversation>,
     /// Items that the client brought along: nobody stores them but who goes on from them.
     pub(super) carried: Option<Bytes>,
@@ -158,17 +160,17 @@ impl Responses {
     async fn chain(&self, text: &str, tenant: Tenant) -> Result<History, ApiError> {
         let unknown = || ApiError::unknown_previous(text);
         let id: ResponseId = text.parse().map_err(|_| unknown())?;
-        let max = HistoryMax {
+        let max = HistoryLimits {
             turns: usize::try_from(self.settings.history_turns_max).unwrap_or(usize::MAX),
             bytes: self.settings.history_bytes_max,
         };
-        let history = self.store.history(Key { tenant, id }, max).await;
+        let history = self.store.history(ResponseKey { tenant, id }, max).await;
         match history.map_err(|error| ApiError::of_store(&error))? {
             store::History::Found(found) => {
                 let turns = found.turns.into_iter();
                 Ok(History {
                     lists: turns.flat_map(|turn| [turn.input, turn.output]).collect(),
-                    chain: Some(found.past),
+                    chain: Some(found.chain),
                     ..History::new(id.root())
                 })
             }
@@ -211,8 +213,8 @@ impl Responses {
                     conversation_lock::acquire(&self.store, key, self.lease(), &self.tasks).await;
                 match taken.map_err(of_store)? {
                     Ok(locked) => Some(locked),
-                    Err(Lock::Gone) => return Err(unknown()),
-                    Err(Lock::Busy | Lock::Locked) => {
+                    Err(LockOutcome::Gone) => return Err(unknown()),
+                    Err(LockOutcome::Busy | LockOutcome::Locked) => {
                         self.metrics.locked.inc();
                         return Err(ApiError::locked_conversation());
                     }
@@ -222,7 +224,7 @@ impl Responses {
         let bytes_max = self.settings.history_bytes_max;
         let items = self.store.all_items(key, bytes_max).await;
         let wrong = match items.map_err(of_store) {
-            Ok(Items::Found { items, .. }) => {
+            Ok(ItemsOutcome::Found { items, .. }) => {
                 let length = items.iter().map(|item| item.json.len() + 1).sum::<usize>();
                 let mut list = Vec::with_capacity(length + 1);
                 list.push(b'[');
@@ -239,8 +241,8 @@ impl Responses {
                     ..History::new(id.root())
                 });
             }
-            Ok(Items::Gone | Items::UnknownAfter) => unknown(),
-            Ok(Items::TooLarge { bytes }) => self.too_long(0, bytes),
+            Ok(ItemsOutcome::Gone | ItemsOutcome::UnknownAfter) => unknown(),
+            Ok(ItemsOutcome::TooLarge { bytes }) => self.too_long(0, bytes),
             Err(error) => error,
         };
         if let Some(lock) = lock {
@@ -271,11 +273,13 @@ impl Responses {
             return Err(ApiError::too_many_referred_to(owners_max));
         }
         let mut owners = owners.into_iter();
-        let mut reads: Vec<Asked<'_, Option<Bytes>>> = Vec::new();
+        let mut reads: Vec<StoreFuture<'_, Option<Bytes>>> = Vec::new();
         loop {
             let free = READS_AT_ONCE - reads.len();
             for (id, is_output) in owners.by_ref().take(free) {
-                reads.push(Box::pin(self.list_of(Key { tenant, id }, is_output)));
+                reads.push(Box::pin(
+                    self.list_of(ResponseKey { tenant, id }, is_output),
+                ));
             }
             let Some(list) = first(&mut reads).await else {
                 return Ok(found);
@@ -286,7 +290,11 @@ impl Responses {
     }
 
     /// The output of a stored response, or its input.
-    async fn list_of(&self, key: Key, is_output: bool) -> Result<Option<Bytes>, store::Error> {
+    async fn list_of(
+        &self,
+        key: ResponseKey,
+        is_output: bool,
+    ) -> Result<Option<Bytes>, store::Error> {
         if !is_output {
             return self.store.input(key).await;
         }
@@ -296,7 +304,7 @@ impl Responses {
 }
 
 /// What the first of them to be done says; `None` where there are none.
-async fn first<T>(asked: &mut Vec<Asked<'_, T>>) -> Option<Result<T, store::Error>> {
+async fn first<T>(asked: &mut Vec<StoreFuture<'_, T>>) -> Option<Result<T, store::Error>> {
     poll_fn(|cx| {
         for place in 0..asked.len() {
             if let Poll::Ready(said) = asked[place].as_mut().poll(cx) {

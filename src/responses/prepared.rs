@@ -70,7 +70,7 @@ impl Responses {
         let ExpandedInput { past, own, input } = expanded;
         self.check_size(is_kept, &past, &own)?;
         let client_state = self.client_state(create, state_reader, &name, &past, &own)?;
-        let previous = past.chain.as_ref().and_then(|chain| chain.chain.last());
+        let previous = past.chain.as_ref().and_then(|chain| chain.ids.last());
         Ok(PreparedResponse {
             id,
             previous: previous.map(ResponseId::to_string),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::store::{self, Asked};
+use crate::store::{self, StoreFuture};
 
 /// Parent each further try: two seconds in all, which a failover of the store takes about.
 const PAUSES: [Duration; 3] = [
@@ -13,7 +13,7 @@ const PAUSES: [Duration; 3] = [
 
 /// Does a write until the store says what became of it. It must client_state a token, for it may be done twice.
 pub(super) async fn until_known<'a, T>(
-    write: impl Fn() -> Asked<'a, T>,
+    write: impl Fn() -> StoreFuture<'a, T>,
 ) -> Result<T, store::Error> {
     let mut pauses = PAUSES.into_iter();
     loop {
@@ -35,7 +35,7 @@ pub(super) async fn until_known<'a, T>(
 /// Does a write again, with its token, for as long as the store does not say what became of it. What was
 /// surely not done is the client's own to try again.
 pub(super) async fn while_unknown<'a, T>(
-    write: impl Fn() -> Asked<'a, T>,
+    write: impl Fn() -> StoreFuture<'a, T>,
 ) -> Result<T, store::Error> {
     let mut pauses = PAUSES.into_iter();
     let mut unknown = None;
@@ -66,14 +66,14 @@ mod tests {
     fn unknown() -> store::Error {
         store::Error::Unknown {
             retry_after: Duration::from_secs(1),
-            why: "slow".into(),
+            reason: "slow".into(),
         }
     }
 
     fn unavailable() -> store::Error {
         store::Error::Unavailable {
             retry_after: Duration::from_secs(1),
-            why: "down".into(),
+            reason: "down".into(),
         }
     }
 

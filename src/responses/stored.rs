@@ -11,7 +11,7 @@ use super::page::{self, Query};
 use crate::http;
 use crate::ids::{ResponseId, Tenant};
 use crate::openai::error::ApiError;
-use crate::store::{Deleted, Key, Record};
+use crate::store::{DeleteOutcome, Record, ResponseKey};
 
 /// Of an event: what JSON numbers hold exactly, and the store counts with.
 const NUMBER_MAX: u64 = 1 << 53;
@@ -53,11 +53,11 @@ impl Responses {
         let key = key(tenant, id)?;
         let deleted = self.store.delete(key).await;
         match deleted.map_err(|error| ApiError::of_store(&error))? {
-            Deleted::Done { .. } => {
+            DeleteOutcome::Done { .. } => {
                 let text = format!(r#"{{"id":"{id}","object":"response.deleted","deleted":true}}"#);
                 Ok(json(text))
             }
-            Deleted::Gone => Err(ApiError::unknown_response(id)),
+            DeleteOutcome::Gone => Err(ApiError::unknown_response(id)),
         }
     }
 
@@ -102,9 +102,9 @@ impl Responses {
 }
 
 /// What we never gave out is not there.
-fn key(tenant: Tenant, id: &str) -> Result<Key, ApiError> {
+fn key(tenant: Tenant, id: &str) -> Result<ResponseKey, ApiError> {
     let id: ResponseId = id.parse().map_err(|_| ApiError::unknown_response(id))?;
-    Ok(Key { tenant, id })
+    Ok(ResponseKey { tenant, id })
 }
 
 /// A record as its client sees it.

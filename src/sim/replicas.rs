@@ -28,7 +28,7 @@ use self::shop::{Ask, Said, Shop};
 use super::world::World;
 use crate::ids::{ResponseId, Root, Tenant};
 use crate::responses::background::run_table::{Bounds, RunTable};
-use crate::store::{Cursor, Keep, Key, Orphan, Owner, lease};
+use crate::store::{Keep, NoticeCursor, Orphan, Owner, ResponseKey, lease};
 
 const REPLICAS: usize = 3;
 /// Responses at most.
@@ -46,16 +46,16 @@ const PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Broken {
     at: Duration,
-    key: Option<Key>,
-    why: String,
+    key: Option<ResponseKey>,
+    reason: String,
 }
 
 impl Broken {
-    fn new(at: Duration, key: Key, why: impl Into<String>) -> Self {
+    fn new(at: Duration, key: ResponseKey, reason: impl Into<String>) -> Self {
         Self {
             at,
             key: Some(key),
-            why: why.into(),
+            reason: reason.into(),
         }
     }
 }
@@ -63,7 +63,7 @@ impl Broken {
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let own = self.key.map_or(0, |key| key.id.own());
-        write!(f, "at {:?}, response {own}: {}", self.at, self.why)
+        write!(f, "at {:?}, response {own}: {}", self.at, self.reason)
     }
 }
 
@@ -139,9 +139,9 @@ enum What {
     Lease,
     Notices,
     Sweep,
-    Word(Key, u64, Word),
+    Word(ResponseKey, u64, Word),
     /// A run goes on after a pause.
-    Again(Key, u64, u64),
+    Again(ResponseKey, u64, u64),
     Create(u128),
     Retry(To, Box<Ask>),
     Abort,
@@ -154,7 +154,7 @@ enum What {
 enum To {
     Beat(Owner),
     Run {
-        key: Key,
+        key: ResponseKey,
         serial: u64,
         asked: u64,
     },
@@ -162,7 +162,7 @@ enum To {
     Check,
     Sweep,
     Adopt(Orphan, Owner),
-    HandBack(Key),
+    HandBack(ResponseKey),
     Create {
         number: u128,
         tries: u32,
@@ -190,9 +190,9 @@ struct Replica {
     table: RunTable<Run>,
     /// Runs that are over, for readers that came before.
     left: BTreeMap<u64, Run>,
-    cursor: (Owner, Cursor),
+    cursor: (Owner, NoticeCursor),
     /// Asked to be adopted, and not answered.
-    adopting: BTreeSet<Key>,
+    adopting: BTreeSet<ResponseKey>,
     looks: u32,
 }
 
@@ -207,15 +207,15 @@ struct Fleet {
     readers: Vec<Reader>,
     ledger: Ledger,
     /// Whether each response that was begun streams.
-    streams: BTreeMap<Key, bool>,
+    streams: BTreeMap<ResponseKey, bool>,
     /// Whose clients were told.
-    acknowledged: BTreeSet<Key>,
+    acknowledged: BTreeSet<ResponseKey>,
     names: u64,
     met: Met,
 }
 
-fn key(number: u128) -> Key {
-    Key {
+fn key(number: u128) -> ResponseKey {
+    ResponseKey {
         tenant: Tenant::tagged(number as u64 % 2),
         id: ResponseId::new(Root(number as u64), number),
     }
@@ -309,7 +309,7 @@ impl Fleet {
             is_aborted: false,
             table: RunTable::new(now, bounds, &self.leases, owner),
             left: BTreeMap::new(),
-            cursor: (owner, Cursor::default()),
+            cursor: (owner, NoticeCursor::default()),
             adopting: BTreeSet::new(),
             looks: 0,
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::record::Token;
+use super::record::IdempotencyToken;
 
 /// Writes that a conversation remembers by their tokens, of additions and of commits: one that is repeated
 /// after so many others is not known again.
@@ -20,7 +20,7 @@ pub struct Item {
 
 #[derive(Clone, Debug)]
 pub struct NewConversation {
-    pub token: Token,
+    pub token: IdempotencyToken,
     /// The conversation object.
     pub object: Bytes,
     pub items: Vec<Item>,
@@ -29,7 +29,7 @@ pub struct NewConversation {
 /// Outcome of putting items into a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Put {
+pub enum PutOutcome {
     /// Done now, or before, by a write with the same token.
     Done,
     /// No such conversation.
@@ -43,7 +43,7 @@ pub enum Put {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Lock {
+pub enum LockOutcome {
     /// The caller's until it commits or unlocks, or its lease runs out.
     Locked,
     /// Another response runs on it.
@@ -55,7 +55,7 @@ pub enum Lock {
 /// A lock's holder, and for how long from now. Asking again with the same token extends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    pub token: Token,
+    pub token: IdempotencyToken,
     pub lease: Duration,
 }
 
@@ -75,7 +75,7 @@ pub struct Page {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Items {
+pub enum ItemsOutcome {
     Found {
         items: Vec<Item>,
         has_more: bool,
@@ -93,7 +93,7 @@ pub enum Items {
 /// Outcome of asking for, or deleting, one item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum One {
+pub enum ItemOutcome {
     Found(Bytes),
     /// The conversation is there, the item is not.
     NoItem,

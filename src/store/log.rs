@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 /// Consecutive events, encoded by whoever appends them. The store knows their numbers alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct EventBatch {
     /// The numbers of the first and the last event. The first event of a response is 0.
     pub first: u64,
     pub last: u64,
@@ -15,22 +15,22 @@ pub struct Batch {
 
 /// What can be read of a response's events.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Events {
+pub struct LoggedEvents {
     pub status: super::Status,
     /// In order. The first may hold events from before the number asked for.
-    pub batches: Vec<Batch>,
+    pub batches: Vec<EventBatch>,
     /// The number of the last event of all, which may lie beyond these batches.
     pub last: Option<u64>,
     /// What became of the log.
-    pub kept: Kept,
+    pub log: LogState,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum LogState {
     /// Every event from 0 on can be read.
     Whole,
     /// The log is gone after the response's end; its cut table tells the events again.
-    Sealed(Bytes),
+    Expired(Bytes),
     /// The log was full: events are missing, and only the status tells the end.
     Overflowed,
 }
@@ -48,7 +48,7 @@ pub enum Append {
 /// The log itself, for a store that has nothing better.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
-    batches: VecDeque<Batch>,
+    batches: VecDeque<EventBatch>,
     last: Option<u64>,
     bytes: u64,
     overflowed: bool,
@@ -57,7 +57,7 @@ pub struct Log {
 impl Log {
     /// Appends if `batch` begins where the log ends. Once more than `bytes_max` would be kept, what is
     /// kept is dropped and only the numbers go on.
-    pub fn append(&mut self, batch: &Batch, bytes_max: u64) -> Append {
+    pub fn append(&mut self, batch: &EventBatch, bytes_max: u64) -> Append {
         let next = self.last.map_or(0, |last| last + 1);
         if batch.first != next || batch.last < batch.first {
             return match self.last {
@@ -78,13 +78,13 @@ impl Log {
     }
 
     /// The batches with events beyond `after`, up to about `bytes_max`, at least one.
-    pub fn read(&self, after: Option<u64>, bytes_max: u64) -> Vec<Batch> {
+    pub fn read(&self, after: Option<u64>, bytes_max: u64) -> Vec<EventBatch> {
         let from = match after {
             None => 0,
             Some(after) => self.batches.partition_point(|batch| batch.last <= after),
         };
         let mut bytes = 0;
-        let fits = |batch: &&Batch| {
+        let fits = |batch: &&EventBatch| {
             let begins = bytes == 0;
             bytes += (batch.bytes.len() as u64).max(1);
             begins || bytes <= bytes_max
@@ -107,7 +107,7 @@ impl Log {
 
     /// Its bytes with what keeping them costs.
     pub fn cost(&self) -> u64 {
-        const BATCH: usize = size_of::<Batch>() + 24;
+        const BATCH: usize = size_of::<EventBatch>() + 24;
         self.bytes + (self.batches.capacity() * BATCH) as u64
     }
 
@@ -128,8 +128,8 @@ mod tests {
 
     use super::*;
 
-    fn batch(first: u64, last: u64, bytes: usize) -> Batch {
-        Batch {
+    fn batch(first: u64, last: u64, bytes: usize) -> EventBatch {
+        EventBatch {
             first,
             last,
             bytes: vec![b'x'; bytes].into(),

@@ -20,15 +20,16 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::cancel::What;
+use super::cancel::NoticeKind;
 use super::meters::{Meters, Op, Outcome};
-use super::record::Begin;
+use super::record::InitialState;
 use super::settings::Keep;
 use super::{
-    Adoption, Amend, Asked, Batch, Cancel, Cancelled, Cas, Claim, ConversationKey, Cursor, Deleted,
-    Error, Events, Fence, Final, Health, History, HistoryMax, Item, Items, Key, Lock, Lost,
-    NewConversation, NewRecord, Notice, One, Orphan, Owner, Page, Put, Record, Report,
-    ResponseStore, Token,
+    CancelOutcome, Cancellation, CancelledOutput, Claim, ConversationKey, DeleteOutcome, Error,
+    EventBatch, FencingToken, Finalization, Health, History, HistoryLimits, IdempotencyToken, Item,
+    ItemOutcome, ItemsOutcome, LockOutcome, LoggedEvents, NewConversation, NewRecord, Notice,
+    NoticeCursor, Orphan, Owner, OwnershipLoss, Page, PutOutcome, Record, Report, ResponseKey,
+    ResponseStore, StoreFuture, Takeover, WriteOutcome,
 };
 use crate::ids::Root;
 use crate::observe;
@@ -67,12 +68,12 @@ impl Settings {
     pub(super) fn problems(&self) -> Vec<(String, String)> {
         let mut problems = Vec::new();
         if self.records_max < 2 {
-            let why = format!("must be at least 2, not {}", self.records_max);
-            problems.push(("memory.records_max".to_owned(), why));
+            let reason = format!("must be at least 2, not {}", self.records_max);
+            problems.push(("memory.records_max".to_owned(), reason));
         }
         if self.bytes_max < 1 << 20 {
-            let why = format!("must be at least 1048576 bytes, not {}", self.bytes_max);
-            problems.push(("memory.bytes_max".to_owned(), why));
+            let reason = format!("must be at least 1048576 bytes, not {}", self.bytes_max);
+            problems.push(("memory.bytes_max".to_owned(), reason));
         }
         problems
     }
@@ -125,7 +126,7 @@ impl Memory {
         &'a self,
         op: Op,
         answer: impl FnOnce(Instant) -> Result<T, Error> + Send + 'a,
-    ) -> Asked<'a, T> {
+    ) -> StoreFuture<'a, T> {
         let asked = async move { answer((self.clock)()) };
         Box::pin(self.meters.observe(op, asked))
     }
@@ -134,9 +135,9 @@ impl Memory {
     fn at<'a, T: Outcome + Send + 'a>(
         &'a self,
         op: Op,
-        key: Key,
+        key: ResponseKey,
         answer: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
-    ) -> Asked<'a, T> {
+    ) -> StoreFuture<'a, T> {
         self.in_shard(op, Self::place(key.id.root()), answer)
     }
 
@@ -146,7 +147,7 @@ impl Memory {
         op: Op,
         key: ConversationKey,
         answer: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
-    ) -> Asked<'a, T> {
+    ) -> StoreFuture<'a, T> {
         self.in_shard(op, Self::place(key.id.root()), answer)
     }
 
@@ -155,7 +156,7 @@ impl Memory {
         op: Op,
         place: usize,
         answer: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
-    ) -> Asked<'a, T> {
+    ) -> StoreFuture<'a, T> {
         self.ask(op, move |now| {
             let result = {
                 let mut shard = self.shards[place].lock();
@@ -189,12 +190,17 @@ impl Memory {
         self.meters.records.set(self.room.records() as i64);
     }
 
-    fn notify(&self, owner: Option<Owner>, key: Key, what: What) {
+    fn notify(&self, owner: Option<Owner>, key: ResponseKey, what: NoticeKind) {
         if let Some(owner) = owner {
             let at_ms = observe::unix_ms();
-            self.owners
-                .lock()
-                .notify(owner, Notice { key, what, at_ms });
+            self.owners.lock().notify(
+                owner,
+                Notice {
+                    key,
+                    kind: what,
+                    at_ms,
+                },
+            );
         }
     }
 
@@ -208,7 +214,7 @@ impl Memory {
 }
 
 impl ResponseStore for Memory {
-    fn admit(&self) -> Asked<'_, ()> {
+    fn admit(&self) -> StoreFuture<'_, ()> {
         self.ask(Op::Admit, |_| {
             if self.room.is_full_of_running(0) {
                 return Err(Error::Full {
@@ -219,13 +225,13 @@ impl ResponseStore for Memory {
         })
     }
 
-    fn create(&self, key: Key, record: NewRecord) -> Asked<'_, ()> {
+    fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()> {
         self.at(Op::Create, key, move |shard, now| {
             self.check_size(entry::size(&record))?;
             if shard.knows(now, key, record.token)? {
                 return Ok(());
             }
-            let runs = matches!(record.begin, Begin::Background { .. });
+            let runs = matches!(record.initial, InitialState::Background { .. });
             if runs && self.room.is_full_of_running(entry::size(&record) as u64) {
                 return Err(Error::Full {
                     retry_after: FULL_RETRY,
@@ -236,90 +242,113 @@ impl ResponseStore for Memory {
         })
     }
 
-    fn get(&self, key: Key) -> Asked<'_, Option<Record>> {
+    fn get(&self, key: ResponseKey) -> StoreFuture<'_, Option<Record>> {
         self.at(Op::Get, key, move |shard, now| Ok(shard.get(now, key)))
     }
 
-    fn input(&self, key: Key) -> Asked<'_, Option<Bytes>> {
+    fn input(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
         self.at(Op::Input, key, move |shard, now| Ok(shard.input(now, key)))
     }
 
-    fn history(&self, key: Key, max: HistoryMax) -> Asked<'_, History> {
+    fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History> {
         self.at(Op::History, key, move |shard, now| {
             Ok(shard.history(now, key, max))
         })
     }
 
-    fn delete(&self, key: Key) -> Asked<'_, Deleted> {
+    fn delete(&self, key: ResponseKey) -> StoreFuture<'_, DeleteOutcome> {
         self.at(Op::Delete, key, move |shard, now| {
             let deleted = shard.delete(now, key);
-            if let Deleted::Done { owner, .. } = deleted {
-                self.notify(owner, key, What::Deleted);
+            if let DeleteOutcome::Done { owner, .. } = deleted {
+                self.notify(owner, key, NoticeKind::Deleted);
             }
             Ok(deleted)
         })
     }
 
-    fn start(&self, key: Key, fence: Fence) -> Asked<'_, Cas> {
+    fn start(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
         self.at(Op::Start, key, move |shard, now| {
             Ok(shard.start(now, key, fence))
         })
     }
 
-    fn append(&self, key: Key, fence: Fence, batch: Batch) -> Asked<'_, Cas> {
+    fn append(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        batch: EventBatch,
+    ) -> StoreFuture<'_, WriteOutcome> {
         self.at(Op::Append, key, move |shard, now| {
             Ok(shard.append(now, key, fence, &batch))
         })
     }
 
-    fn finalize(&self, key: Key, fence: Fence, end: Final) -> Asked<'_, Cas> {
+    fn finalize(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        end: Finalization,
+    ) -> StoreFuture<'_, WriteOutcome> {
         self.at(Op::Finalize, key, move |shard, now| {
-            self.check_size(entry::content_size(&end.content) + end.cut.len())?;
+            self.check_size(entry::content_size(&end.content) + end.delta_table.len())?;
             Ok(shard.finalize(now, key, fence, end))
         })
     }
 
-    fn cancel(&self, key: Key, cancel: Cancel) -> Asked<'_, Cancelled> {
+    fn cancel(&self, key: ResponseKey, cancel: Cancellation) -> StoreFuture<'_, CancelOutcome> {
         self.at(Op::Cancel, key, move |shard, now| {
             let cancelled = shard.cancel(now, key, cancel);
-            if let Cancelled::Done { owner, .. } = cancelled {
-                self.notify(owner, key, What::Cancelled);
+            if let CancelOutcome::Done { owner, .. } = cancelled {
+                self.notify(owner, key, NoticeKind::Cancelled);
             }
             Ok(cancelled)
         })
     }
 
-    fn amend(&self, key: Key, fence: Fence, amend: Amend) -> Asked<'_, Cas> {
-        self.at(Op::Amend, key, move |shard, now| {
-            self.check_size(entry::content_size(&amend.content) + amend.cut.len())?;
-            Ok(shard.amend(now, key, fence, amend))
+    fn finalize_cancelled(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        amend: CancelledOutput,
+    ) -> StoreFuture<'_, WriteOutcome> {
+        self.at(Op::FinalizeCancelled, key, move |shard, now| {
+            self.check_size(entry::content_size(&amend.content) + amend.delta_table.len())?;
+            Ok(shard.finalize_cancelled(now, key, fence, amend))
         })
     }
 
-    fn events(&self, key: Key, after: Option<u64>, bytes_max: u64) -> Asked<'_, Option<Events>> {
+    fn events(
+        &self,
+        key: ResponseKey,
+        after: Option<u64>,
+        bytes_max: u64,
+    ) -> StoreFuture<'_, Option<LoggedEvents>> {
         self.at(Op::Events, key, move |shard, now| {
             Ok(shard.events(now, key, after, bytes_max))
         })
     }
 
-    fn beat(&self, owner: Owner, name: &str, lease: Duration) -> Asked<'_, ()> {
+    fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()> {
         let name = name.to_owned();
-        self.ask(Op::Beat, move |now| {
-            self.owners.lock().beat(now, owner, name, lease);
+        self.ask(Op::Heartbeat, move |now| {
+            self.owners.lock().heartbeat(now, owner, name, lease);
             Ok(())
         })
     }
 
-    fn retire(&self, owner: Owner) -> Asked<'_, ()> {
-        self.ask(Op::Retire, move |_| {
-            self.owners.lock().retire(owner);
+    fn end_lease(&self, owner: Owner) -> StoreFuture<'_, ()> {
+        self.ask(Op::EndLease, move |_| {
+            self.owners.lock().end_lease(owner);
             Ok(())
         })
     }
 
-    fn check(&self, running: Vec<(Key, Fence)>) -> Asked<'_, Vec<(Key, Lost)>> {
-        self.ask(Op::Check, move |now| {
-            let lost = |(key, fence): (Key, Fence)| {
+    fn check_ownership(
+        &self,
+        running: Vec<(ResponseKey, FencingToken)>,
+    ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>> {
+        self.ask(Op::CheckOwnership, move |now| {
+            let lost = |(key, fence): (ResponseKey, FencingToken)| {
                 let mut shard = self.shards[Self::place(key.id.root())].lock();
                 Some((key, shard.lost(now, key, fence)?))
             };
@@ -327,7 +356,7 @@ impl ResponseStore for Memory {
         })
     }
 
-    fn orphans(&self, max: usize) -> Asked<'_, Vec<Orphan>> {
+    fn orphans(&self, max: usize) -> StoreFuture<'_, Vec<Orphan>> {
         self.ask(Op::Orphans, move |now| {
             let owners = self.owners.lock().alive(now);
             let mut orphans = Vec::new();
@@ -341,12 +370,17 @@ impl ResponseStore for Memory {
         })
     }
 
-    fn strays(&self, owner: Owner, running: Vec<Key>, max: usize) -> Asked<'_, Vec<(Key, Fence)>> {
-        self.ask(Op::Strays, move |_| {
+    fn untracked(
+        &self,
+        owner: Owner,
+        running: Vec<ResponseKey>,
+        max: usize,
+    ) -> StoreFuture<'_, Vec<(ResponseKey, FencingToken)>> {
+        self.ask(Op::Untracked, move |_| {
             let mut strays = Vec::new();
             for shard in &self.shards {
                 let left = max - strays.len();
-                strays.extend(shard.lock().strays(owner, &running, left));
+                strays.extend(shard.lock().untracked(owner, &running, left));
                 if strays.len() == max {
                     break;
                 }
@@ -355,41 +389,49 @@ impl ResponseStore for Memory {
         })
     }
 
-    fn adopt(&self, orphan: Orphan, by: Owner) -> Asked<'_, Adoption> {
-        self.at(Op::Adopt, orphan.key, move |shard, now| {
+    fn take_over(&self, orphan: Orphan, by: Owner) -> StoreFuture<'_, Takeover> {
+        self.at(Op::TakeOver, orphan.key, move |shard, now| {
             let is_alive = orphan
                 .owner
                 .is_some_and(|owner| self.owners.lock().is_alive(now, owner));
-            Ok(shard.adopt(now, orphan, by, is_alive))
+            Ok(shard.take_over(now, orphan, by, is_alive))
         })
     }
 
-    fn release(&self, key: Key, fence: Fence) -> Asked<'_, Cas> {
+    fn release(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
         self.at(Op::Release, key, move |shard, now| {
             Ok(shard.release(now, key, fence))
         })
     }
 
-    fn notices(&self, owner: Owner, after: Cursor) -> Asked<'_, (Vec<Notice>, Cursor)> {
+    fn notices(
+        &self,
+        owner: Owner,
+        after: NoticeCursor,
+    ) -> StoreFuture<'_, (Vec<Notice>, NoticeCursor)> {
         self.ask(Op::Notices, move |_| {
             Ok(self.owners.lock().notices(owner, after))
         })
     }
 
-    fn create_conversation(&self, key: ConversationKey, new: NewConversation) -> Asked<'_, ()> {
+    fn create_conversation(
+        &self,
+        key: ConversationKey,
+        new: NewConversation,
+    ) -> StoreFuture<'_, ()> {
         self.about(Op::CreateConversation, key, move |shard, now| {
             self.check_size(conversation::size(&new.items) + new.object.len())?;
             shard.create_conversation(now, key, new)
         })
     }
 
-    fn conversation(&self, key: ConversationKey) -> Asked<'_, Option<Bytes>> {
+    fn conversation(&self, key: ConversationKey) -> StoreFuture<'_, Option<Bytes>> {
         self.about(Op::Conversation, key, move |shard, now| {
             Ok(shard.conversation(now, key, |found| found.object()))
         })
     }
 
-    fn update_conversation(&self, key: ConversationKey, object: Bytes) -> Asked<'_, bool> {
+    fn update_conversation(&self, key: ConversationKey, object: Bytes) -> StoreFuture<'_, bool> {
         self.about(Op::UpdateConversation, key, move |shard, now| {
             self.check_size(object.len())?;
             let updated = shard.change_conversation(now, key, |found| found.update(&object));
@@ -397,68 +439,78 @@ impl ResponseStore for Memory {
         })
     }
 
-    fn delete_conversation(&self, key: ConversationKey) -> Asked<'_, bool> {
+    fn delete_conversation(&self, key: ConversationKey) -> StoreFuture<'_, bool> {
         self.about(Op::DeleteConversation, key, move |shard, now| {
             Ok(shard.delete_conversation(now, key))
         })
     }
 
-    fn add_items(&self, key: ConversationKey, token: Token, items: Vec<Item>) -> Asked<'_, Put> {
+    fn add_items(
+        &self,
+        key: ConversationKey,
+        token: IdempotencyToken,
+        items: Vec<Item>,
+    ) -> StoreFuture<'_, PutOutcome> {
         self.about(Op::AddItems, key, move |shard, now| {
             let max = self.keep.record_bytes_max;
             shard
                 .change_conversation(now, key, |found| found.add(token, items, max))
-                .unwrap_or(Ok(Put::Gone))
+                .unwrap_or(Ok(PutOutcome::Gone))
         })
     }
 
-    fn items(&self, key: ConversationKey, page: Page) -> Asked<'_, Items> {
+    fn items(&self, key: ConversationKey, page: Page) -> StoreFuture<'_, ItemsOutcome> {
         self.about(Op::Items, key, move |shard, now| {
             let items = shard.conversation(now, key, |found| found.page(&page));
-            Ok(items.unwrap_or(Items::Gone))
+            Ok(items.unwrap_or(ItemsOutcome::Gone))
         })
     }
 
-    fn all_items(&self, key: ConversationKey, bytes_max: u64) -> Asked<'_, Items> {
+    fn all_items(&self, key: ConversationKey, bytes_max: u64) -> StoreFuture<'_, ItemsOutcome> {
         self.about(Op::AllItems, key, move |shard, now| {
             let items = shard.conversation(now, key, |found| found.all(bytes_max));
-            Ok(items.unwrap_or(Items::Gone))
+            Ok(items.unwrap_or(ItemsOutcome::Gone))
         })
     }
 
-    fn item(&self, key: ConversationKey, item: &str) -> Asked<'_, One> {
+    fn item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
         let item = item.to_owned();
         self.about(Op::Item, key, move |shard, now| {
             let found = shard.conversation(now, key, |found| found.item(&item));
-            Ok(found.unwrap_or(One::Gone))
+            Ok(found.unwrap_or(ItemOutcome::Gone))
         })
     }
 
-    fn delete_item(&self, key: ConversationKey, item: &str) -> Asked<'_, One> {
+    fn delete_item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
         let item = item.to_owned();
         self.about(Op::DeleteItem, key, move |shard, now| {
             let deleted = shard.change_conversation(now, key, |found| found.delete(&item));
-            Ok(deleted.unwrap_or(One::Gone))
+            Ok(deleted.unwrap_or(ItemOutcome::Gone))
         })
     }
 
-    fn lock(&self, key: ConversationKey, claim: Claim) -> Asked<'_, Lock> {
+    fn lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome> {
         self.about(Op::Lock, key, move |shard, now| {
             let locked = shard.conversation(now, key, |found| found.lock(now, claim));
-            Ok(locked.unwrap_or(Lock::Gone))
+            Ok(locked.unwrap_or(LockOutcome::Gone))
         })
     }
 
-    fn commit(&self, key: ConversationKey, token: Token, items: Vec<Item>) -> Asked<'_, Put> {
+    fn commit(
+        &self,
+        key: ConversationKey,
+        token: IdempotencyToken,
+        items: Vec<Item>,
+    ) -> StoreFuture<'_, PutOutcome> {
         self.about(Op::Commit, key, move |shard, now| {
             let max = self.keep.record_bytes_max;
             shard
                 .change_conversation(now, key, |found| found.commit(token, items, max))
-                .unwrap_or(Ok(Put::Gone))
+                .unwrap_or(Ok(PutOutcome::Gone))
         })
     }
 
-    fn unlock(&self, key: ConversationKey, token: Token) -> Asked<'_, ()> {
+    fn unlock(&self, key: ConversationKey, token: IdempotencyToken) -> StoreFuture<'_, ()> {
         self.about(Op::Unlock, key, move |shard, now| {
             let _ = shard.conversation(now, key, |found| found.unlock(token));
             Ok(())
@@ -468,11 +520,11 @@ impl ResponseStore for Memory {
     fn health(&self) -> Health {
         Health {
             is_up: true,
-            why: String::new(),
+            reason: String::new(),
         }
     }
 
-    fn report(&self) -> Asked<'_, Report> {
+    fn report(&self) -> StoreFuture<'_, Report> {
         self.ask(Op::Report, |now| {
             let mut counts = shard::Counts::default();
             for shard in &self.shards {

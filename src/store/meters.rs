@@ -4,7 +4,10 @@ use std::time::Instant;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 
-use super::{Adoption, Cancelled, Cas, Deleted, Error, History, Items, Lock, One, Put};
+use super::{
+    CancelOutcome, DeleteOutcome, Error, History, ItemOutcome, ItemsOutcome, LockOutcome,
+    PutOutcome, Takeover, WriteOutcome,
+};
 use crate::observe;
 use crate::observe::metrics::Registry;
 
@@ -27,14 +30,14 @@ pub(super) enum Op {
     Append,
     Finalize,
     Cancel,
-    Amend,
+    FinalizeCancelled,
     Events,
-    Beat,
-    Retire,
-    Check,
+    Heartbeat,
+    EndLease,
+    CheckOwnership,
     Orphans,
-    Strays,
-    Adopt,
+    Untracked,
+    TakeOver,
     Release,
     Notices,
     CreateConversation,
@@ -63,14 +66,14 @@ const OPS: [(Op, &str); 33] = [
     (Op::Append, "append"),
     (Op::Finalize, "finalize"),
     (Op::Cancel, "cancel"),
-    (Op::Amend, "amend"),
+    (Op::FinalizeCancelled, "finalize_cancelled"),
     (Op::Events, "events"),
-    (Op::Beat, "beat"),
-    (Op::Retire, "retire"),
-    (Op::Check, "check"),
+    (Op::Heartbeat, "heartbeat"),
+    (Op::EndLease, "end_lease"),
+    (Op::CheckOwnership, "check_ownership"),
     (Op::Orphans, "orphans"),
-    (Op::Strays, "strays"),
-    (Op::Adopt, "adopt"),
+    (Op::Untracked, "untracked"),
+    (Op::TakeOver, "take_over"),
     (Op::Release, "release"),
     (Op::Notices, "notices"),
     (Op::CreateConversation, "create_conversation"),
@@ -240,7 +243,7 @@ impl Outcome for super::Report {
     }
 }
 
-impl Outcome for Cas {
+impl Outcome for WriteOutcome {
     fn outcome(&self) -> &'static str {
         match self {
             Self::Done => OK,
@@ -254,7 +257,7 @@ impl Outcome for Cas {
     }
 }
 
-impl Outcome for Cancelled {
+impl Outcome for CancelOutcome {
     fn outcome(&self) -> &'static str {
         match self {
             Self::Done { .. } => OK,
@@ -265,7 +268,7 @@ impl Outcome for Cancelled {
     }
 }
 
-impl Outcome for Deleted {
+impl Outcome for DeleteOutcome {
     fn outcome(&self) -> &'static str {
         match self {
             Self::Done { .. } => OK,
@@ -274,10 +277,10 @@ impl Outcome for Deleted {
     }
 }
 
-impl Outcome for Adoption {
+impl Outcome for Takeover {
     fn outcome(&self) -> &'static str {
         match self {
-            Self::Adopted(_) => OK,
+            Self::Done(_) => OK,
             Self::Raced => "raced",
             Self::Terminal(_) => "terminal",
             Self::Gone => "gone",
@@ -297,7 +300,7 @@ impl Outcome for History {
     }
 }
 
-impl Outcome for Put {
+impl Outcome for PutOutcome {
     fn outcome(&self) -> &'static str {
         match self {
             Self::Done => OK,
@@ -308,7 +311,7 @@ impl Outcome for Put {
     }
 }
 
-impl Outcome for Lock {
+impl Outcome for LockOutcome {
     fn outcome(&self) -> &'static str {
         match self {
             Self::Locked => OK,
@@ -318,7 +321,7 @@ impl Outcome for Lock {
     }
 }
 
-impl Outcome for Items {
+impl Outcome for ItemsOutcome {
     fn outcome(&self) -> &'static str {
         match self {
             Self::Found { .. } => OK,
@@ -329,7 +332,7 @@ impl Outcome for Items {
     }
 }
 
-impl Outcome for One {
+impl Outcome for ItemOutcome {
     fn outcome(&self) -> &'static str {
         match self {
             Self::Found(_) => OK,

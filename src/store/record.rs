@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::log::Batch;
+use super::log::EventBatch;
 use crate::ids::{Model, ResponseId};
 
 /// Where a response is in its life. The last four are terminal: nothing follows them but deletion.
@@ -84,24 +84,24 @@ impl fmt::Display for Owner {
 /// By what right a background response is written to: each adoption and each release raises the
 /// epoch, so whoever held it before writes nothing more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Fence {
+pub struct FencingToken {
     pub owner: Owner,
-    pub epoch: u64,
+    pub number: u64,
 }
 
-impl Fence {
+impl FencingToken {
     /// The right of whoever creates a background response.
     pub fn first(owner: Owner) -> Self {
-        Self { owner, epoch: 1 }
+        Self { owner, number: 1 }
     }
 }
 
 /// Random, one for each write that must not be done twice. A write that is repeated with its token
 /// (because its answer was lost) is known again and answered as the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Token(pub u64);
+pub struct IdempotencyToken(pub u64);
 
-impl fmt::Display for Token {
+impl fmt::Display for IdempotencyToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
@@ -109,7 +109,7 @@ impl fmt::Display for Token {
 
 /// Where the response was computed, for a continuation that no cache event can place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hint {
+pub struct RoutingHint {
     pub model: Model,
     /// Name of the last worker, as the fleet lists it.
     pub worker: Option<Arc<str>>,
@@ -136,9 +136,9 @@ pub struct Content {
 
 /// The response that another one continues, as [`super::History`] told it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Past {
+pub struct Chain {
     /// The whole chain, oldest first; its last is the one continued.
-    pub chain: Arc<[ResponseId]>,
+    pub ids: Arc<[ResponseId]>,
     /// Of all its input and output items together.
     pub bytes: u64,
 }
@@ -146,25 +146,25 @@ pub struct Past {
 /// What a response begins with in the store.
 #[derive(Clone, Debug)]
 pub struct NewRecord {
-    pub token: Token,
+    pub token: IdempotencyToken,
     /// The chain that it continues. All of it has this response's root.
-    pub past: Option<Past>,
-    pub hint: Hint,
+    pub parent: Option<Chain>,
+    pub hint: RoutingHint,
     /// Array of this call's own input items.
     pub input: Bytes,
     /// A finished response, or the object it would be told as until it is finished.
     pub content: Content,
-    pub begin: Begin,
+    pub initial: InitialState,
 }
 
 /// In which state a record comes into being.
 #[derive(Clone, Debug)]
-pub enum Begin {
+pub enum InitialState {
     /// A foreground response, written once, when all of it is known.
     Finished { status: Status },
     /// Queued in the background.
     Background {
-        fence: Fence,
+        fence: FencingToken,
         retention: Retention,
         /// Asked for with `stream: true`.
         streams: bool,
@@ -177,7 +177,7 @@ pub enum Begin {
 #[derive(Clone, Debug)]
 pub struct Record {
     pub status: Status,
-    pub hint: Hint,
+    pub hint: RoutingHint,
     /// The response it continues.
     pub previous: Option<ResponseId>,
     /// As last written: while it runs, as it was created.
@@ -190,7 +190,7 @@ pub struct Record {
 pub struct Background {
     /// Who runs it, or ran it. Its owner is `None` between release and adoption.
     pub owner: Option<Owner>,
-    pub epoch: u64,
+    pub fencing_number: u64,
     /// How often it was begun, this time included.
     pub attempts: u32,
     pub retention: Retention,
@@ -201,23 +201,23 @@ pub struct Background {
 
 /// How a background response ends.
 #[derive(Clone, Debug)]
-pub struct Final {
-    pub token: Token,
+pub struct Finalization {
+    pub token: IdempotencyToken,
     /// A terminal one, and not `Cancelled`: that comes of [`super::ResponseStore::cancel`] alone.
     pub status: Status,
     pub content: Content,
-    pub hint: Hint,
+    pub hint: RoutingHint,
     /// The last events, the terminal one included, in the same write.
-    pub batch: Option<Batch>,
+    pub batch: Option<EventBatch>,
     /// Where the events cut the final text, so that they can be told again after the log is gone. The
     /// store never looks into it.
-    pub cut: Bytes,
+    pub delta_table: Bytes,
 }
 
 /// How a background response is cancelled.
 #[derive(Clone, Debug)]
-pub struct Cancel {
-    pub token: Token,
+pub struct Cancellation {
+    pub token: IdempotencyToken,
     /// The Response object with status `cancelled`, without `output`.
     pub response: Bytes,
     /// The terminal event, which gets the number after the last; it must not carry one itself.
@@ -226,15 +226,15 @@ pub struct Cancel {
 
 /// The output as far as the log has it, which only the owner knows, after a cancel.
 #[derive(Clone, Debug)]
-pub struct Amend {
+pub struct CancelledOutput {
     pub content: Content,
-    pub cut: Bytes,
+    pub delta_table: Bytes,
 }
 
 /// Outcome of a conditional write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Cas {
+pub enum WriteOutcome {
     /// Done now, or before, by a write with the same token.
     Done,
     /// Deleted, expired, or never there. Whoever runs it stops, and nothing is written again.
@@ -253,7 +253,7 @@ pub enum Cas {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Cancelled {
+pub enum CancelOutcome {
     /// Cancelled now. Its owner, if it has one, was sent a notice.
     Done {
         was: Status,
@@ -268,7 +268,7 @@ pub enum Cancelled {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Deleted {
+pub enum DeleteOutcome {
     /// Its owner, if it was running, was sent a notice.
     Done {
         was: Status,
@@ -279,9 +279,9 @@ pub enum Deleted {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Adoption {
+pub enum Takeover {
     /// The caller owns it now. Whether to run it again is its own decision.
-    Adopted(Adopted),
+    Done(TakenOver),
     /// Somebody else was faster, or its owner lives.
     Raced,
     Terminal(Status),
@@ -289,8 +289,8 @@ pub enum Adoption {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Adopted {
-    pub fence: Fence,
+pub struct TakenOver {
+    pub fence: FencingToken,
     pub status: Status,
     /// How often it was begun, this time included.
     pub attempts: u32,

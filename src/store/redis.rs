@@ -35,10 +35,11 @@ use tokio::task::JoinHandle;
 use super::meters::{Meters, Op};
 use super::settings::Keep;
 use super::{
-    Adoption, Amend, Asked, Batch, Cancel, Cancelled, Cas, Claim, ConversationKey, Cursor, Deleted,
-    Error, Events, Fence, Final, Health, History, HistoryMax, Item, Items, Key, Lock, Lost,
-    NewConversation, NewRecord, Notice, One, Orphan, Owner, Page, Put, Record, Report,
-    ResponseStore, Token,
+    CancelOutcome, Cancellation, CancelledOutput, Claim, ConversationKey, DeleteOutcome, Error,
+    EventBatch, FencingToken, Finalization, Health, History, HistoryLimits, IdempotencyToken, Item,
+    ItemOutcome, ItemsOutcome, LockOutcome, LoggedEvents, NewConversation, NewRecord, Notice,
+    NoticeCursor, Orphan, Owner, OwnershipLoss, Page, PutOutcome, Record, Report, ResponseKey,
+    ResponseStore, StoreFuture, Takeover, WriteOutcome,
 };
 use crate::http::io_threads::{self, OffloadThread};
 use crate::observe::metrics::Registry;
@@ -83,7 +84,7 @@ impl Begun {
 fn closing() -> Error {
     Error::Unknown {
         retry_after: Duration::from_secs(1),
-        why: "the store is closing".into(),
+        reason: "the store is closing".into(),
     }
 }
 
@@ -213,139 +214,188 @@ impl Redis {
         &'a self,
         op: Op,
         asked: impl Future<Output = Result<T, Error>> + Send + 'a,
-    ) -> Asked<'a, T> {
+    ) -> StoreFuture<'a, T> {
         Box::pin(self.meters.observe(op, asked))
     }
 }
 
 impl ResponseStore for Redis {
-    fn admit(&self) -> Asked<'_, ()> {
+    fn admit(&self) -> StoreFuture<'_, ()> {
         self.meter(Op::Admit, self.admit_now())
     }
 
-    fn create(&self, key: Key, record: NewRecord) -> Asked<'_, ()> {
+    fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()> {
         self.meter(Op::Create, self.create_record(key, record))
     }
 
-    fn get(&self, key: Key) -> Asked<'_, Option<Record>> {
+    fn get(&self, key: ResponseKey) -> StoreFuture<'_, Option<Record>> {
         self.meter(Op::Get, self.get_record(key))
     }
 
-    fn input(&self, key: Key) -> Asked<'_, Option<Bytes>> {
+    fn input(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
         self.meter(Op::Input, self.get_input(key))
     }
 
-    fn history(&self, key: Key, max: HistoryMax) -> Asked<'_, History> {
+    fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History> {
         self.meter(Op::History, self.get_history(key, max))
     }
 
-    fn delete(&self, key: Key) -> Asked<'_, Deleted> {
+    fn delete(&self, key: ResponseKey) -> StoreFuture<'_, DeleteOutcome> {
         self.meter(Op::Delete, self.delete_record(key))
     }
 
-    fn start(&self, key: Key, fence: Fence) -> Asked<'_, Cas> {
+    fn start(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
         self.meter(Op::Start, self.start_record(key, fence))
     }
 
-    fn append(&self, key: Key, fence: Fence, batch: Batch) -> Asked<'_, Cas> {
+    fn append(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        batch: EventBatch,
+    ) -> StoreFuture<'_, WriteOutcome> {
         self.meter(Op::Append, self.append_events(key, fence, batch))
     }
 
-    fn finalize(&self, key: Key, fence: Fence, end: Final) -> Asked<'_, Cas> {
+    fn finalize(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        end: Finalization,
+    ) -> StoreFuture<'_, WriteOutcome> {
         self.meter(Op::Finalize, self.finalize_record(key, fence, end))
     }
 
-    fn cancel(&self, key: Key, cancel: Cancel) -> Asked<'_, Cancelled> {
+    fn cancel(&self, key: ResponseKey, cancel: Cancellation) -> StoreFuture<'_, CancelOutcome> {
         self.meter(Op::Cancel, self.cancel_record(key, cancel))
     }
 
-    fn amend(&self, key: Key, fence: Fence, amend: Amend) -> Asked<'_, Cas> {
-        self.meter(Op::Amend, self.amend_record(key, fence, amend))
+    fn finalize_cancelled(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        amend: CancelledOutput,
+    ) -> StoreFuture<'_, WriteOutcome> {
+        self.meter(Op::FinalizeCancelled, self.amend_record(key, fence, amend))
     }
 
-    fn events(&self, key: Key, after: Option<u64>, bytes_max: u64) -> Asked<'_, Option<Events>> {
+    fn events(
+        &self,
+        key: ResponseKey,
+        after: Option<u64>,
+        bytes_max: u64,
+    ) -> StoreFuture<'_, Option<LoggedEvents>> {
         self.meter(Op::Events, self.read_events(key, after, bytes_max))
     }
 
-    fn beat(&self, owner: Owner, name: &str, lease: Duration) -> Asked<'_, ()> {
-        self.meter(Op::Beat, self.beat_lease(owner, name.to_owned(), lease))
+    fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()> {
+        self.meter(
+            Op::Heartbeat,
+            self.beat_lease(owner, name.to_owned(), lease),
+        )
     }
 
-    fn retire(&self, owner: Owner) -> Asked<'_, ()> {
-        self.meter(Op::Retire, self.end_lease(owner))
+    fn end_lease(&self, owner: Owner) -> StoreFuture<'_, ()> {
+        self.meter(Op::EndLease, self.end_lease(owner))
     }
 
-    fn check(&self, running: Vec<(Key, Fence)>) -> Asked<'_, Vec<(Key, Lost)>> {
-        self.meter(Op::Check, self.check_running(running))
+    fn check_ownership(
+        &self,
+        running: Vec<(ResponseKey, FencingToken)>,
+    ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>> {
+        self.meter(Op::CheckOwnership, self.check_running(running))
     }
 
-    fn orphans(&self, max: usize) -> Asked<'_, Vec<Orphan>> {
+    fn orphans(&self, max: usize) -> StoreFuture<'_, Vec<Orphan>> {
         self.meter(Op::Orphans, self.find_orphans(max))
     }
 
-    fn strays(&self, owner: Owner, running: Vec<Key>, max: usize) -> Asked<'_, Vec<(Key, Fence)>> {
-        self.meter(Op::Strays, self.find_strays(owner, running, max))
+    fn untracked(
+        &self,
+        owner: Owner,
+        running: Vec<ResponseKey>,
+        max: usize,
+    ) -> StoreFuture<'_, Vec<(ResponseKey, FencingToken)>> {
+        self.meter(Op::Untracked, self.find_strays(owner, running, max))
     }
 
-    fn adopt(&self, orphan: Orphan, by: Owner) -> Asked<'_, Adoption> {
-        self.meter(Op::Adopt, self.adopt_orphan(orphan, by))
+    fn take_over(&self, orphan: Orphan, by: Owner) -> StoreFuture<'_, Takeover> {
+        self.meter(Op::TakeOver, self.adopt_orphan(orphan, by))
     }
 
-    fn release(&self, key: Key, fence: Fence) -> Asked<'_, Cas> {
+    fn release(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
         self.meter(Op::Release, self.release_record(key, fence))
     }
 
-    fn notices(&self, owner: Owner, after: Cursor) -> Asked<'_, (Vec<Notice>, Cursor)> {
+    fn notices(
+        &self,
+        owner: Owner,
+        after: NoticeCursor,
+    ) -> StoreFuture<'_, (Vec<Notice>, NoticeCursor)> {
         self.meter(Op::Notices, self.read_notices(owner, after))
     }
 
-    fn create_conversation(&self, key: ConversationKey, new: NewConversation) -> Asked<'_, ()> {
+    fn create_conversation(
+        &self,
+        key: ConversationKey,
+        new: NewConversation,
+    ) -> StoreFuture<'_, ()> {
         self.meter(Op::CreateConversation, self.make_conversation(key, new))
     }
 
-    fn conversation(&self, key: ConversationKey) -> Asked<'_, Option<Bytes>> {
+    fn conversation(&self, key: ConversationKey) -> StoreFuture<'_, Option<Bytes>> {
         self.meter(Op::Conversation, self.get_conversation(key))
     }
 
-    fn update_conversation(&self, key: ConversationKey, object: Bytes) -> Asked<'_, bool> {
+    fn update_conversation(&self, key: ConversationKey, object: Bytes) -> StoreFuture<'_, bool> {
         self.meter(Op::UpdateConversation, self.update_object(key, object))
     }
 
-    fn delete_conversation(&self, key: ConversationKey) -> Asked<'_, bool> {
+    fn delete_conversation(&self, key: ConversationKey) -> StoreFuture<'_, bool> {
         self.meter(Op::DeleteConversation, self.drop_conversation(key))
     }
 
-    fn add_items(&self, key: ConversationKey, token: Token, items: Vec<Item>) -> Asked<'_, Put> {
+    fn add_items(
+        &self,
+        key: ConversationKey,
+        token: IdempotencyToken,
+        items: Vec<Item>,
+    ) -> StoreFuture<'_, PutOutcome> {
         let put = self.put_items(key, How::Add, token, items, Bytes::new());
         self.meter(Op::AddItems, put)
     }
 
-    fn items(&self, key: ConversationKey, page: Page) -> Asked<'_, Items> {
+    fn items(&self, key: ConversationKey, page: Page) -> StoreFuture<'_, ItemsOutcome> {
         self.meter(Op::Items, self.page_of_items(key, page))
     }
 
-    fn all_items(&self, key: ConversationKey, bytes_max: u64) -> Asked<'_, Items> {
+    fn all_items(&self, key: ConversationKey, bytes_max: u64) -> StoreFuture<'_, ItemsOutcome> {
         self.meter(Op::AllItems, self.every_item(key, bytes_max))
     }
 
-    fn item(&self, key: ConversationKey, item: &str) -> Asked<'_, One> {
+    fn item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
         self.meter(Op::Item, self.one_item(key, item.to_owned()))
     }
 
-    fn delete_item(&self, key: ConversationKey, item: &str) -> Asked<'_, One> {
+    fn delete_item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
         self.meter(Op::DeleteItem, self.drop_item(key, item.to_owned()))
     }
 
-    fn lock(&self, key: ConversationKey, claim: Claim) -> Asked<'_, Lock> {
+    fn lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome> {
         self.meter(Op::Lock, self.take_lock(key, claim))
     }
 
-    fn commit(&self, key: ConversationKey, token: Token, items: Vec<Item>) -> Asked<'_, Put> {
+    fn commit(
+        &self,
+        key: ConversationKey,
+        token: IdempotencyToken,
+        items: Vec<Item>,
+    ) -> StoreFuture<'_, PutOutcome> {
         let put = self.put_items(key, How::Commit, token, items, Bytes::new());
         self.meter(Op::Commit, put)
     }
 
-    fn unlock(&self, key: ConversationKey, token: Token) -> Asked<'_, ()> {
+    fn unlock(&self, key: ConversationKey, token: IdempotencyToken) -> StoreFuture<'_, ()> {
         self.meter(Op::Unlock, self.drop_lock(key, token))
     }
 
@@ -353,14 +403,14 @@ impl ResponseStore for Redis {
         let is_up = self.is_up();
         Health {
             is_up,
-            why: match is_up {
+            reason: match is_up {
                 true => String::new(),
                 false => self.asking.trouble().to_string(),
             },
         }
     }
 
-    fn report(&self) -> Asked<'_, Report> {
+    fn report(&self) -> StoreFuture<'_, Report> {
         self.meter(Op::Report, self.report_now())
     }
 }

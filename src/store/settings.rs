@@ -120,7 +120,7 @@ impl Keep {
     fn problems(&self) -> Vec<(String, String)> {
         const YEARS_10_S: u64 = 10 * 365 * 24 * 3_600;
         let mut problems = Vec::new();
-        let mut wrong = |key: &str, why: String| problems.push((format!("keep.{key}"), why));
+        let mut wrong = |key: &str, reason: String| problems.push((format!("keep.{key}"), reason));
         for (key, seconds, may_be_zero) in [
             ("record_ttl_s", self.record_ttl_s, true),
             ("ephemeral_ttl_s", self.ephemeral_ttl_s, false),

@@ -14,10 +14,11 @@ use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
-use warmroute::store::record::{Begin, Content, Retention};
+use warmroute::store::record::{Content, InitialState, Retention};
 use warmroute::store::redis::{self, Redis};
 use warmroute::store::{
-    Fence, Hint, Keep, Key, Kind, NewRecord, Owner, ResponseStore, Status, Token,
+    FencingToken, IdempotencyToken, Keep, Kind, NewRecord, Owner, ResponseKey, ResponseStore,
+    RoutingHint, Status,
 };
 
 use crate::client::{self, Answer, Open};
@@ -414,14 +415,14 @@ async fn what_a_router_has_in_the_store_and_does_not_run_is_ended() {
         "is_portable": true, "client": {"model": 7}, "input": [],
     });
     for request in ["{}".to_owned(), odd.to_string()] {
-        let key = Key {
+        let key = ResponseKey {
             tenant: Tenant::default(),
             id: ResponseId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
         };
         let record = NewRecord {
-            token: Token(fastrand::u64(..)),
-            past: None,
-            hint: Hint {
+            token: IdempotencyToken(fastrand::u64(..)),
+            parent: None,
+            hint: RoutingHint {
                 model: "sim".into(),
                 worker: None,
             },
@@ -430,8 +431,8 @@ async fn what_a_router_has_in_the_store_and_does_not_run_is_ended() {
                 response: "{\"object\":\"response\"}".into(),
                 output: "[]".into(),
             },
-            begin: Begin::Background {
-                fence: Fence::first(owner),
+            initial: InitialState::Background {
+                fence: FencingToken::first(owner),
                 retention: Retention::Stored,
                 streams: true,
                 request: request.into(),

@@ -14,11 +14,11 @@ use warmroute::http::io_threads::IoThreadScope;
 use warmroute::ids::{ConversationId, ResponseId, Root, Tenant};
 use warmroute::observe::metrics::Registry;
 use warmroute::store::memory::Memory;
-use warmroute::store::record::{Begin, Content, Retention};
+use warmroute::store::record::{Content, InitialState, Retention};
 use warmroute::store::redis::{self, Redis};
 use warmroute::store::{
-    Batch, Cancel, ConversationKey, Fence, Final, Hint, HistoryMax, Keep, Key, NewRecord, Owner,
-    Past, ResponseStore, Status, Token,
+    Cancellation, Chain, ConversationKey, EventBatch, FencingToken, Finalization, HistoryLimits,
+    IdempotencyToken, Keep, NewRecord, Owner, ResponseKey, ResponseStore, RoutingHint, Status,
 };
 
 use crate::redis_server::Server;
@@ -96,16 +96,16 @@ fn tenant() -> Tenant {
 }
 
 /// A response that nobody has made, alone in its chain.
-fn new_key() -> Key {
-    Key {
+fn new_key() -> ResponseKey {
+    ResponseKey {
         tenant: tenant(),
         id: ResponseId::new(Root(fastrand::u64(..)), fastrand::u128(..)),
     }
 }
 
 /// One that continues `key`.
-fn child(key: Key) -> Key {
-    Key {
+fn child(key: ResponseKey) -> ResponseKey {
+    ResponseKey {
         id: ResponseId::new(key.id.root(), fastrand::u128(..)),
         ..key
     }
@@ -118,12 +118,12 @@ fn new_conversation_key() -> ConversationKey {
     }
 }
 
-fn token() -> Token {
-    Token(fastrand::u64(..))
+fn token() -> IdempotencyToken {
+    IdempotencyToken(fastrand::u64(..))
 }
 
-fn hint() -> Hint {
-    Hint {
+fn hint() -> RoutingHint {
+    RoutingHint {
         model: "model".into(),
         worker: Some("worker \"7\"".into()),
     }
@@ -131,38 +131,38 @@ fn hint() -> Hint {
 
 const OWNER: Owner = Owner(0xa);
 const OTHER: Owner = Owner(0xb);
-const FENCE: Fence = Fence {
+const FENCE: FencingToken = FencingToken {
     owner: OWNER,
-    epoch: 1,
+    number: 1,
 };
 const LEASE: Duration = Duration::from_secs(60);
-const ANY: HistoryMax = HistoryMax {
+const ANY: HistoryLimits = HistoryLimits {
     turns: 10_000,
     bytes: 1 << 40,
 };
 
-fn record(begin: Begin) -> NewRecord {
+fn record(begin: InitialState) -> NewRecord {
     NewRecord {
         token: token(),
-        past: None,
+        parent: None,
         hint: hint(),
         input: Bytes::from_static(br#"[{"in":1}]"#),
         content: Content {
             response: Bytes::from_static(br#"{"id":"r"}"#),
             output: Bytes::from_static(br#"[{"out":1}]"#),
         },
-        begin,
+        initial: begin,
     }
 }
 
 fn finished() -> NewRecord {
     let status = Status::Completed;
-    record(Begin::Finished { status })
+    record(InitialState::Finished { status })
 }
 
-fn continuing(past: Past) -> NewRecord {
+fn continuing(past: Chain) -> NewRecord {
     NewRecord {
-        past: Some(past),
+        parent: Some(past),
         ..finished()
     }
 }
@@ -172,7 +172,7 @@ fn queued() -> NewRecord {
 }
 
 fn kept_as(retention: Retention) -> NewRecord {
-    record(Begin::Background {
+    record(InitialState::Background {
         fence: FENCE,
         retention,
         streams: true,
@@ -180,8 +180,8 @@ fn kept_as(retention: Retention) -> NewRecord {
     })
 }
 
-fn ending(status: Status) -> Final {
-    Final {
+fn ending(status: Status) -> Finalization {
+    Finalization {
         token: token(),
         status,
         content: Content {
@@ -190,20 +190,20 @@ fn ending(status: Status) -> Final {
         },
         hint: hint(),
         batch: None,
-        cut: Bytes::from_static(b"cut"),
+        delta_table: Bytes::from_static(b"cut"),
     }
 }
 
-fn cancelling() -> Cancel {
-    Cancel {
+fn cancelling() -> Cancellation {
+    Cancellation {
         token: token(),
         response: Bytes::from_static(b"{\"cancelled\":1}"),
         event: Bytes::from_static(b"cancelled"),
     }
 }
 
-fn batch(first: u64, last: u64) -> Batch {
-    Batch {
+fn batch(first: u64, last: u64) -> EventBatch {
+    EventBatch {
         first,
         last,
         bytes: format!("{first}..={last}").into(),

@@ -5,24 +5,24 @@ use crate::observe;
 use crate::openai::error::ApiError;
 use crate::responses::object::with_member;
 use crate::responses::{Responses, retry};
-use crate::store::{Cancel, Cancelled, Key, Record, Status, Token};
+use crate::store::{CancelOutcome, Cancellation, IdempotencyToken, Record, ResponseKey, Status};
 
 impl Responses {
     /// Cancels what runs. What has ended stays as it is.
     pub(in crate::responses) async fn cancel_in_background(
         &self,
-        key: Key,
+        key: ResponseKey,
         record: &Record,
     ) -> Result<(), ApiError> {
         let begun = observe::now();
-        let cancel = Cancel {
-            token: Token(fastrand::u64(..)),
+        let cancel = Cancellation {
+            token: IdempotencyToken(fastrand::u64(..)),
             response: with_member(&record.content.response, "status", "\"cancelled\"").into(),
             event: CANCELLED.into(),
         };
         let cancelled = retry::until_known(|| self.store.cancel(key, cancel.clone())).await;
         match cancelled.map_err(|error| ApiError::of_store(&error))? {
-            Cancelled::Done { .. } => {
+            CancelOutcome::Done { .. } => {
                 self.metrics.on_end(Status::Cancelled);
                 self.background.on_cancelled(key, begun);
                 let took = observe::now().saturating_duration_since(begun);
@@ -32,9 +32,9 @@ impl Responses {
                     .observe(took.as_secs_f64());
                 Ok(())
             }
-            Cancelled::Terminal(_) => Ok(()),
-            Cancelled::NotBackground => Err(ApiError::foreground_cancel()),
-            Cancelled::Gone => Err(ApiError::unknown_response(&key.id.to_string())),
+            CancelOutcome::Terminal(_) => Ok(()),
+            CancelOutcome::NotBackground => Err(ApiError::foreground_cancel()),
+            CancelOutcome::Gone => Err(ApiError::unknown_response(&key.id.to_string())),
         }
     }
 }

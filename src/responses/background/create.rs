@@ -22,8 +22,10 @@ use crate::responses::prepared::PreparedResponse;
 use crate::responses::request::CreateRequest;
 use crate::responses::stored::json;
 use crate::responses::{ClientRequest, Responses, retry};
-use crate::store::record::{Begin, Content, Retention};
-use crate::store::{self, Fence, Hint, Key, NewRecord, Status, Token};
+use crate::store::record::{Content, InitialState, Retention};
+use crate::store::{
+    self, FencingToken, IdempotencyToken, NewRecord, ResponseKey, RoutingHint, Status,
+};
 use crate::{http, observe};
 
 impl Responses {
@@ -69,7 +71,7 @@ impl Responses {
             .spawn(begin(self.clone(), record, job, guard, begun));
         let is_begun = is_begun.await.unwrap_or(Err(store::Error::Unknown {
             retry_after: Duration::from_secs(1),
-            why: "the router is stopping".into(),
+            reason: "the router is stopping".into(),
         }));
         is_begun.map_err(|error| ApiError::of_store(&error))?;
         if !create.stream {
@@ -103,19 +105,19 @@ impl Responses {
         let kept = kept.ok_or_else(|| ApiError::wrong_value("input", "it cannot be kept"))?;
         let response =
             ResponseTemplate::new(create, &meta, Ids::of(prepared.id)).running(Status::Queued);
-        let key = Key {
+        let key = ResponseKey {
             tenant,
             id: prepared.id,
         };
-        let fence = Fence::first(self.background.owner());
+        let fence = FencingToken::first(self.background.owner());
         let guard = self
             .background
             .sit(key, fence, RunState::new(create.stream, 0))
             .map_err(|refused| self.background.refusal(refused))?;
         let record = NewRecord {
-            token: Token(fastrand::u64(..)),
-            past: prepared.past.chain.take(),
-            hint: Hint {
+            token: IdempotencyToken(fastrand::u64(..)),
+            parent: prepared.past.chain.take(),
+            hint: RoutingHint {
                 model: (&*create.model).into(),
                 worker: None,
             },
@@ -124,7 +126,7 @@ impl Responses {
                 response: response.into(),
                 output: b"[]".as_slice().into(),
             },
-            begin: Begin::Background {
+            initial: InitialState::Background {
                 fence,
                 retention: match create.store {
                     true => Retention::Stored,

@@ -7,7 +7,7 @@ use std::io::Read as _;
 
 use bytes::Bytes;
 
-use crate::store::Batch;
+use crate::store::EventBatch;
 
 /// In place of the event that ends a cancelled response: whoever cancels knows neither its number nor
 /// its output, so it is told from the record.
@@ -53,10 +53,10 @@ impl Log {
     }
 
     /// What is to be stored. Numbers alone once the store keeps no more.
-    pub(crate) fn batch(&self) -> Option<Batch> {
+    pub(crate) fn batch(&self) -> Option<EventBatch> {
         let stored = self.stored as u64;
         if let Some(count) = self.overflowed {
-            return (count > stored).then(|| Batch {
+            return (count > stored).then(|| EventBatch {
                 first: stored,
                 last: count - 1,
                 bytes: Bytes::from_static(END),
@@ -66,7 +66,7 @@ impl Log {
         if last < self.stored {
             return None;
         }
-        Some(Batch {
+        Some(EventBatch {
             first: stored,
             last: last as u64,
             bytes: Bytes::copy_from_slice(&self.text[self.stored_bytes()..]),
@@ -245,7 +245,7 @@ mod tests {
             lost in proptest::option::of(0..20u64),
             after in proptest::option::of(0..50u64),
         ) {
-            let (mut log, mut store, mut made) = (Log::default(), Vec::<Batch>::new(), 0);
+            let (mut log, mut store, mut made) = (Log::default(), Vec::<EventBatch>::new(), 0);
             for (at, (count, is_stored)) in pushes.into_iter().enumerate() {
                 log.push((made..made + count).map(event).collect::<String>().as_bytes());
                 made += count;

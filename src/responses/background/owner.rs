@@ -15,9 +15,9 @@ use super::take_over::{self, OrphanState, TakeOver};
 use super::{Background, Run, unreadable};
 use crate::observe;
 use crate::responses::Responses;
-use crate::store::cancel::What;
+use crate::store::cancel::NoticeKind;
 use crate::store::lease::Step;
-use crate::store::{Adoption, Cursor, Fence, Key, Orphan, Owner};
+use crate::store::{FencingToken, NoticeCursor, Orphan, Owner, ResponseKey, Takeover};
 
 /// Between two looks for notices.
 const NOTICES: Duration = Duration::from_millis(50);
@@ -62,7 +62,7 @@ impl Background {
 pub(in crate::responses) async fn own(responses: Arc<Responses>) {
     tokio::join!(beat(&responses), listen(&responses), sweep(&responses));
     let owner = responses.background.owner();
-    if let Err(error) = responses.store.retire(owner).await {
+    if let Err(error) = responses.store.end_lease(owner).await {
         debug!(%error, "the lease was not given back; it ends by itself");
     }
 }
@@ -74,7 +74,7 @@ async fn beat(responses: &Responses) {
     while !background.is_over() {
         if background.on_lease(|table, now, next| table.on_timeout(now, next)) == Step::Beat {
             let owner = background.owner();
-            let mut beat = responses.store.beat(owner, &name, length);
+            let mut beat = responses.store.heartbeat(owner, &name, length);
             loop {
                 let until = background.table.lock().next_timeout();
                 let pause = until.saturating_duration_since(observe::now());
@@ -105,11 +105,11 @@ async fn beat(responses: &Responses) {
 
 async fn listen(responses: &Responses) {
     let background = &responses.background;
-    let (mut cursor, mut owner, mut looks) = (Cursor::default(), background.owner(), 0);
+    let (mut cursor, mut owner, mut looks) = (NoticeCursor::default(), background.owner(), 0);
     while !background.is_over() {
         background.rest(NOTICES).await;
         if background.owner() != owner {
-            (cursor, owner) = (Cursor::default(), background.owner());
+            (cursor, owner) = (NoticeCursor::default(), background.owner());
         }
         if background.table.lock().is_empty() {
             continue;
@@ -120,9 +120,9 @@ async fn listen(responses: &Responses) {
                 let ago = observe::unix_ms().saturating_sub(notice.at_ms);
                 let now = observe::now();
                 let asked = now.checked_sub(Duration::from_millis(ago)).unwrap_or(now);
-                match notice.what {
-                    What::Cancelled => background.on_cancelled(notice.key, asked),
-                    What::Deleted => background.stop(notice.key, StopReason::Cancelled),
+                match notice.kind {
+                    NoticeKind::Cancelled => background.on_cancelled(notice.key, asked),
+                    NoticeKind::Deleted => background.stop(notice.key, StopReason::Cancelled),
                 }
             }
         }
@@ -131,7 +131,7 @@ async fn listen(responses: &Responses) {
             continue;
         }
         let asked = background.table.lock().to_check();
-        let lost = responses.store.check(asked.clone()).await;
+        let lost = responses.store.check_ownership(asked.clone()).await;
         for (key, lost) in lost.unwrap_or_default() {
             let why = background.table.lock().on_checked(&asked, key, lost);
             if let Some(why) = why {
@@ -167,7 +167,7 @@ async fn sweep(responses: &Arc<Responses>) {
             (table.owner(), table.keys())
         };
         // A run may have ended without an end, and nobody else looks while its owner lives.
-        let strays = responses.store.strays(by, running, ORPHANS_MAX).await;
+        let strays = responses.store.untracked(by, running, ORPHANS_MAX).await;
         let to_hand_back = {
             let mut table = background.table.lock();
             table.on_strays(by, &strays.unwrap_or_default());
@@ -190,7 +190,7 @@ async fn sweep(responses: &Arc<Responses>) {
     }
 }
 
-async fn release(responses: &Responses, key: Key, fence: Fence) {
+async fn release(responses: &Responses, key: ResponseKey, fence: FencingToken) {
     let released = responses.store.release(key, fence).await;
     if released.is_err_and(|error| error.retry_after().is_some()) {
         return;
@@ -208,9 +208,9 @@ async fn adopt(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         }
         table.owner()
     };
-    let said = responses.store.adopt(orphan, by).await;
+    let said = responses.store.take_over(orphan, by).await;
     background.table.lock().on_take_over(by, orphan, &said);
-    let Ok(Adoption::Adopted(adopted)) = said else {
+    let Ok(Takeover::Done(adopted)) = said else {
         return false;
     };
     let kept = StoredRequest::read(&adopted.request);

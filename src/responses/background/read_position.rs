@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::log;
-use crate::store::log::Kept;
-use crate::store::{Events, Record, Status};
+use crate::store::log::LogState;
+use crate::store::{LoggedEvents, Record, Status};
 
 /// How long the end of a cancelled response waits for its output. Its owner hears of the cancel and adds
 /// what was told: two writes and a notice, ten times over.
@@ -70,7 +70,7 @@ impl ReadPosition {
     /// From the store. Appends what is to be told.
     pub(crate) fn on_read(
         &mut self,
-        read: &Events,
+        read: &LoggedEvents,
         cut_bytes_max: usize,
         out: &mut Vec<u8>,
     ) -> Next {
@@ -85,7 +85,7 @@ impl ReadPosition {
             out.extend_from_slice(log::beyond(&batch.bytes, batch.first, self.after).0);
             self.after = self.after.max(Some(batch.last));
         }
-        if let Kept::Sealed(cut) = &read.kept
+        if let LogState::Expired(cut) = &read.log
             && let Some(text) = log::opened(cut, cut_bytes_max)
         {
             let (rest, last) = log::beyond(&text, 0, self.after);
@@ -103,10 +103,10 @@ impl ReadPosition {
         if read.last.is_some() && self.after >= read.last {
             return self.on_end(read.last);
         }
-        let is_end = match read.kept {
+        let is_end = match read.log {
             // The end is all that is kept.
-            Kept::Sealed(_) | Kept::Overflowed => true,
-            Kept::Whole => is_cancelled || read.batches.is_empty(),
+            LogState::Expired(_) | LogState::Overflowed => true,
+            LogState::Whole => is_cancelled || read.batches.is_empty(),
         };
         match is_end {
             true => Next::End,
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::observe;
     use crate::store::record::{Background, Content, Retention};
-    use crate::store::{Batch, Hint};
+    use crate::store::{EventBatch, RoutingHint};
 
     fn event(number: u64) -> Vec<u8> {
         format!("event: e\ndata: {number}\n\n").into_bytes()
@@ -151,21 +151,21 @@ mod tests {
         (first..=last).flat_map(event).collect()
     }
 
-    fn events(status: Status, batches: &[(u64, u64)], last: u64, kept: Kept) -> Events {
-        let batch = |&(first, last): &(u64, u64)| Batch {
+    fn events(status: Status, batches: &[(u64, u64)], last: u64, kept: LogState) -> LoggedEvents {
+        let batch = |&(first, last): &(u64, u64)| EventBatch {
             first,
             last,
             bytes: text(first, last).into(),
         };
-        Events {
+        LoggedEvents {
             status,
             batches: batches.iter().map(batch).collect(),
             last: Some(last),
-            kept,
+            log: kept,
         }
     }
 
-    fn check(after: Option<u64>, read: &Events, expected: &[u8], next: Next) -> ReadPosition {
+    fn check(after: Option<u64>, read: &LoggedEvents, expected: &[u8], next: Next) -> ReadPosition {
         let mut reading = ReadPosition::new(after);
         let mut out = Vec::new();
         assert_eq!(reading.on_read(read, 1 << 20, &mut out), next);
@@ -175,11 +175,11 @@ mod tests {
 
     #[test]
     fn a_reader_is_told_what_is_beyond_its_number() {
-        let running = events(Status::InProgress, &[(0, 2), (3, 3)], 3, Kept::Whole);
+        let running = events(Status::InProgress, &[(0, 2), (3, 3)], 3, LogState::Whole);
         let reading = check(Some(1), &running, &text(2, 3), Next::More);
         assert_eq!(reading.after(), Some(3));
         check(Some(7), &running, b"", Next::Wait);
-        let ended = events(Status::Completed, &[(0, 2), (3, 3)], 3, Kept::Whole);
+        let ended = events(Status::Completed, &[(0, 2), (3, 3)], 3, LogState::Whole);
         check(None, &ended, &text(0, 3), Next::Over);
     }
 
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn who_has_all_is_told_the_end_once_more() {
-        let ended = events(Status::Completed, &[(3, 3)], 3, Kept::Whole);
+        let ended = events(Status::Completed, &[(3, 3)], 3, LogState::Whole);
         let mut reading = check(Some(9), &ended, b"", Next::More);
         let mut out = Vec::new();
         assert_eq!(reading.on_read(&ended, 1 << 20, &mut out), Next::Over);
@@ -212,7 +212,7 @@ mod tests {
     fn ended(status: Status, last: u64, output: &'static str) -> Record {
         Record {
             status,
-            hint: Hint {
+            hint: RoutingHint {
                 model: "m".into(),
                 worker: None,
             },
@@ -223,7 +223,7 @@ mod tests {
             },
             background: Some(Background {
                 owner: None,
-                epoch: 1,
+                fencing_number: 1,
                 attempts: 1,
                 retention: Retention::Stored,
                 streams: true,
@@ -251,19 +251,19 @@ mod tests {
 
     #[test]
     fn an_end_that_is_in_the_record_alone_is_told_from_there() {
-        let mut cancelled = events(Status::Cancelled, &[(0, 2)], 3, Kept::Whole);
-        cancelled.batches.push(Batch {
+        let mut cancelled = events(Status::Cancelled, &[(0, 2)], 3, LogState::Whole);
+        cancelled.batches.push(EventBatch {
             first: 3,
             last: 3,
             bytes: log::CANCELLED.into(),
         });
         check(None, &cancelled, &text(0, 2), Next::End);
-        let sealed = Kept::Sealed(log::sealed(&text(0, 2)));
+        let sealed = LogState::Expired(log::sealed(&text(0, 2)));
         let sealed = events(Status::Completed, &[], 3, sealed);
         check(Some(0), &sealed, &text(1, 2), Next::End);
-        let overflowed = events(Status::Completed, &[], 3, Kept::Overflowed);
+        let overflowed = events(Status::Completed, &[], 3, LogState::Overflowed);
         check(None, &overflowed, b"", Next::End);
-        let running = events(Status::InProgress, &[], 3, Kept::Overflowed);
+        let running = events(Status::InProgress, &[], 3, LogState::Overflowed);
         check(None, &running, b"", Next::Wait);
     }
 }

@@ -24,7 +24,7 @@ use crate::openai::error::ApiError;
 use crate::responses::Responses;
 use crate::responses::create::own_headers;
 use crate::responses::object::{with_member, with_output};
-use crate::store::{self, Key, Record, Status};
+use crate::store::{self, Record, ResponseKey, Status};
 
 /// Read from the store at once.
 const READ_BYTES: u64 = 256 << 10;
@@ -36,7 +36,7 @@ const DONE: &[u8] = b"data: [DONE]\n\n";
 /// One reader.
 pub(super) struct Reader {
     responses: Arc<Responses>,
-    key: Key,
+    key: ResponseKey,
     reading: ReadPosition,
     /// Where the response runs here: what is stored is told from memory, and there is no need to ask.
     here: Option<Here>,
@@ -60,7 +60,7 @@ impl Background {
 impl Responses {
     pub(in crate::responses) async fn stream_again(
         self: &Arc<Self>,
-        key: Key,
+        key: ResponseKey,
         record: Record,
         after: Option<u64>,
     ) -> Result<Response<http::Body>, ApiError> {
@@ -84,7 +84,7 @@ impl Responses {
 impl Reader {
     pub(super) fn new(
         responses: Arc<Responses>,
-        key: Key,
+        key: ResponseKey,
         after: Option<u64>,
         run: Option<Arc<Run>>,
     ) -> Self {

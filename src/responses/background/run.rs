@@ -28,7 +28,7 @@ use crate::responses::item::Ids;
 use crate::responses::object::{Outcome, ResponseTemplate};
 use crate::responses::request::CreateRequest;
 use crate::responses::{RequestContext, Responses};
-use crate::store::{self, Amend, Cas, Item, Status};
+use crate::store::{self, CancelledOutput, Item, Status, WriteOutcome};
 
 /// Parent the store is asked again that did not answer. The lease ends it.
 const STORE_PAUSE: Duration = Duration::from_millis(200);
@@ -247,7 +247,7 @@ impl Runner<'_> {
                     {
                         warn!(id = %key.id, %error, "events of a background response were not stored");
                     }
-                    if said == Ok(Cas::Done) {
+                    if said == Ok(WriteOutcome::Done) {
                         self.responses.background.metrics.event_bytes.inc_by(bytes);
                     }
                     let then = state.lock().on_appended(last, &said);
@@ -280,7 +280,7 @@ impl Runner<'_> {
         let (store, key, fence) = (&self.responses.store, self.guard.key, self.guard.run.fence);
         let state = &self.guard.run.state;
         let mut response = Bytes::new();
-        let mut left: Option<Amend> = None;
+        let mut left: Option<CancelledOutput> = None;
         loop {
             let then = match self.next() {
                 Step::Done => return,
@@ -330,7 +330,7 @@ impl Runner<'_> {
                         let response = std::mem::take(&mut response);
                         self.words.cut(&state.lock(), response)
                     });
-                    let said = store.amend(key, fence, amend.clone()).await;
+                    let said = store.finalize_cancelled(key, fence, amend.clone()).await;
                     if let Err(error) = &said {
                         warn!(id = %key.id, %error, "what there was of a cancelled response was not kept");
                     }
@@ -357,8 +357,8 @@ impl Runner<'_> {
     }
 
     /// It is stored: whoever reads it here is told, and its conversation gets it.
-    async fn on_finalized(&mut self, said: &Result<Cas, store::Error>) {
-        if *said != Ok(Cas::Done) {
+    async fn on_finalized(&mut self, said: &Result<WriteOutcome, store::Error>) {
+        if *said != Ok(WriteOutcome::Done) {
             return;
         }
         self.guard.run.news.send_modify(|news| *news += 1);

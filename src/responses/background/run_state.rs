@@ -12,7 +12,7 @@
 use bytes::Bytes;
 
 use super::log::{self, Log};
-use crate::store::{self, Batch, Cas, Events, Status};
+use crate::store::{self, EventBatch, LoggedEvents, Status, WriteOutcome};
 
 /// The events that are made before an engine has said anything of an answer: whoever begins a response
 /// again tells the same.
@@ -57,7 +57,7 @@ pub(crate) enum Step {
     ReadEngine,
     /// Tells the store that an engine has begun it.
     MarkStarted,
-    Append(Batch),
+    Append(EventBatch),
     /// Reads events that another replica stored, beyond this number.
     ReadStored {
         after: Option<u64>,
@@ -73,7 +73,7 @@ pub(crate) enum Step {
         number: u64,
     },
     /// Stores its end, with these events.
-    Finalize(Option<Batch>),
+    Finalize(Option<EventBatch>),
     /// Reads the record of a response that should have been cancelled.
     ReadCancelled,
     /// Leaves in it what was told.
@@ -142,7 +142,7 @@ pub(crate) struct RunState {
     is_recalled: bool,
     log: Log,
     /// The event that ends it in place of all that is not stored.
-    short: Option<Batch>,
+    short: Option<EventBatch>,
     why: Option<StopReason>,
 }
 
@@ -200,7 +200,7 @@ impl RunState {
         }
     }
 
-    fn batch(&self) -> Option<Batch> {
+    fn batch(&self) -> Option<EventBatch> {
         self.log.batch().filter(|_| self.streams)
     }
 
@@ -229,7 +229,7 @@ impl RunState {
             }
             Phase::DroppingOutput => {
                 let number = self.log.stored();
-                self.short = self.streams.then(|| Batch {
+                self.short = self.streams.then(|| EventBatch {
                     first: number,
                     last: number,
                     bytes: Bytes::copy_from_slice(text),
@@ -266,10 +266,10 @@ impl RunState {
         !self.streams || self.log.stored() <= FIRST_EVENTS
     }
 
-    pub(crate) fn on_started(&mut self, said: &Result<Cas, store::Error>) -> Then {
+    pub(crate) fn on_started(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
         match said {
-            Ok(Cas::Gone | Cas::Terminal(_)) => self.on_ended_elsewhere(),
-            Ok(Cas::Fenced) => self.on_lost(),
+            Ok(WriteOutcome::Gone | WriteOutcome::Terminal(_)) => self.on_ended_elsewhere(),
+            Ok(WriteOutcome::Fenced) => self.on_lost(),
             Ok(_) => self.is_started = true,
             Err(error) if error.retry_after().is_some() => return Then::RetryLater,
             Err(_) => {
@@ -282,16 +282,20 @@ impl RunState {
     }
 
     /// What the store says to events up to `last`.
-    pub(crate) fn on_appended(&mut self, last: u64, said: &Result<Cas, store::Error>) -> Then {
+    pub(crate) fn on_appended(
+        &mut self,
+        last: u64,
+        said: &Result<WriteOutcome, store::Error>,
+    ) -> Then {
         match said {
-            Ok(Cas::Done | Cas::Duplicate { .. }) => self.log.on_stored(last),
-            Ok(Cas::Overflow) => {
+            Ok(WriteOutcome::Done | WriteOutcome::Duplicate { .. }) => self.log.on_stored(last),
+            Ok(WriteOutcome::Overflow) => {
                 self.log.on_overflow();
                 self.log.on_stored(last);
             }
-            Ok(Cas::Gap { last }) => self.on_gap(*last),
-            Ok(Cas::Gone | Cas::Terminal(_)) => self.on_ended_elsewhere(),
-            Ok(Cas::Fenced) => self.on_lost(),
+            Ok(WriteOutcome::Gap { last }) => self.on_gap(*last),
+            Ok(WriteOutcome::Gone | WriteOutcome::Terminal(_)) => self.on_ended_elsewhere(),
+            Ok(WriteOutcome::Fenced) => self.on_lost(),
             Err(error) if error.retry_after().is_some() => return Then::RetryLater,
             Err(_) => self.on_stop(StopReason::StoreRefused),
         }
@@ -299,7 +303,10 @@ impl RunState {
     }
 
     /// Events of another replica; `None`: there is no such response any more.
-    pub(crate) fn on_stored_events(&mut self, said: &Result<Option<Events>, store::Error>) -> Then {
+    pub(crate) fn on_stored_events(
+        &mut self,
+        said: &Result<Option<LoggedEvents>, store::Error>,
+    ) -> Then {
         let Phase::ReadingStored { why } = self.phase else {
             return Then::Continue;
         };
@@ -339,31 +346,33 @@ impl RunState {
     }
 
     /// What the store says to the end.
-    pub(crate) fn on_finalized(&mut self, said: &Result<Cas, store::Error>) -> Then {
+    pub(crate) fn on_finalized(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
         let is_short = match self.phase {
             Phase::Finalizing => false,
             Phase::FinalizingWithoutOutput => true,
             _ => return Then::Continue,
         };
         match said {
-            Ok(Cas::Done) if is_short => self.leave(),
-            Ok(Cas::Done) => {
+            Ok(WriteOutcome::Done) if is_short => self.leave(),
+            Ok(WriteOutcome::Done) => {
                 if let Some(batch) = self.batch() {
                     self.log.on_stored(batch.last);
                 }
                 self.phase = Phase::Over { is_told: true };
             }
-            Ok(Cas::Terminal(Status::Cancelled)) => self.phase = Phase::ReadingCancelled,
-            Ok(Cas::Terminal(_) | Cas::Gone) => self.leave(),
-            Ok(Cas::Fenced) => self.on_lost(),
+            Ok(WriteOutcome::Terminal(Status::Cancelled)) => self.phase = Phase::ReadingCancelled,
+            Ok(WriteOutcome::Terminal(_) | WriteOutcome::Gone) => self.leave(),
+            Ok(WriteOutcome::Fenced) => self.on_lost(),
             // It was about to be stored when it was given up: what stands for it has a later number.
-            Ok(Cas::Gap { last: Some(last) } | Cas::Duplicate { last }) if is_short => {
+            Ok(WriteOutcome::Gap { last: Some(last) } | WriteOutcome::Duplicate { last })
+                if is_short =>
+            {
                 self.log.on_stored(*last);
                 self.phase = Phase::DroppingOutput;
             }
-            Ok(Cas::Gap { last }) => self.on_gap(*last),
-            Ok(Cas::Duplicate { last }) => self.log.on_stored(*last),
-            Ok(Cas::Overflow) => self.log.on_overflow(),
+            Ok(WriteOutcome::Gap { last }) => self.on_gap(*last),
+            Ok(WriteOutcome::Duplicate { last }) => self.log.on_stored(*last),
+            Ok(WriteOutcome::Overflow) => self.log.on_overflow(),
             Err(store::Error::TooLarge { .. }) if !is_short => self.phase = Phase::DroppingOutput,
             // Where it will not take this end at any time, there is no shorter one.
             Err(error) => return self.later(error),
@@ -397,7 +406,7 @@ impl RunState {
         Then::Continue
     }
 
-    pub(crate) fn on_partial_stored(&mut self, said: &Result<Cas, store::Error>) -> Then {
+    pub(crate) fn on_partial_stored(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
         match said {
             Ok(_) => self.leave(),
             Err(error) => return self.later(error),
@@ -405,10 +414,10 @@ impl RunState {
         Then::Continue
     }
 
-    pub(crate) fn on_released(&mut self, said: &Result<Cas, store::Error>) -> Then {
+    pub(crate) fn on_released(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
         match said {
             // It was cancelled before it was handed back.
-            Ok(Cas::Terminal(Status::Cancelled)) => self.phase = Phase::ReadingCancelled,
+            Ok(WriteOutcome::Terminal(Status::Cancelled)) => self.phase = Phase::ReadingCancelled,
             Ok(_) => self.leave(),
             Err(error) => return self.later(error),
         }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::run_state::StopReason;
 use crate::store::lease::{self, Lease, Step};
-use crate::store::{self, Adoption, Fence, Key, Lost, Orphan, Owner};
+use crate::store::{self, FencingToken, Orphan, Owner, OwnershipLoss, ResponseKey, Takeover};
 
 /// Why a response is not begun here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,16 +44,16 @@ pub(crate) struct RunTable<R> {
     /// This life's name. One that lost its lease goes on under another.
     owner: Owner,
     lease: Lease,
-    runs: BTreeMap<Key, RunEntry<R>>,
+    runs: BTreeMap<ResponseKey, RunEntry<R>>,
     /// Taken over, or not: the store did not say. Nobody else would look, since their owner lives.
-    unconfirmed: BTreeMap<Key, Orphan>,
+    unconfirmed: BTreeMap<ResponseKey, Orphan>,
     /// Ours, and not run here: to be handed back.
-    to_hand_back: BTreeMap<Key, Fence>,
+    to_hand_back: BTreeMap<ResponseKey, FencingToken>,
 }
 
 #[derive(Debug)]
 struct RunEntry<R> {
-    fence: Fence,
+    fence: FencingToken,
     /// Whether its record is known to have been there.
     is_stored: bool,
     run: R,
@@ -134,15 +134,15 @@ impl<R> RunTable<R> {
         self.runs.is_empty()
     }
 
-    pub(crate) fn find(&self, key: Key) -> Option<&R> {
+    pub(crate) fn find(&self, key: ResponseKey) -> Option<&R> {
         self.runs.get(&key).map(|entry| &entry.run)
     }
 
-    pub(crate) fn find_mut(&mut self, key: Key) -> Option<&mut R> {
+    pub(crate) fn find_mut(&mut self, key: ResponseKey) -> Option<&mut R> {
         self.runs.get_mut(&key).map(|entry| &mut entry.run)
     }
 
-    pub(crate) fn keys(&self) -> Vec<Key> {
+    pub(crate) fn keys(&self) -> Vec<ResponseKey> {
         self.runs.keys().copied().collect()
     }
 
@@ -154,8 +154,8 @@ impl<R> RunTable<R> {
     pub(crate) fn sit(
         &mut self,
         now: Instant,
-        key: Key,
-        fence: Fence,
+        key: ResponseKey,
+        fence: FencingToken,
         run: R,
     ) -> Result<(), RunRefusal> {
         let is_owned = self.owner == fence.owner && self.lease.is_held(now);
@@ -183,18 +183,18 @@ impl<R> RunTable<R> {
     }
 
     /// Its record is there.
-    pub(crate) fn on_stored(&mut self, key: Key) {
+    pub(crate) fn on_stored(&mut self, key: ResponseKey) {
         if let Some(entry) = self.runs.get_mut(&key) {
             entry.is_stored = true;
         }
     }
 
-    pub(crate) fn leave(&mut self, key: Key) -> Option<R> {
+    pub(crate) fn leave(&mut self, key: ResponseKey) -> Option<R> {
         self.runs.remove(&key).map(|entry| entry.run)
     }
 
     /// What the store is asked about.
-    pub(crate) fn to_check(&self) -> Vec<(Key, Fence)> {
+    pub(crate) fn to_check(&self) -> Vec<(ResponseKey, FencingToken)> {
         let runs = self.runs.iter();
         let stored = runs.filter(|(_, entry)| entry.is_stored);
         stored.map(|(key, entry)| (*key, entry.fence)).collect()
@@ -204,15 +204,15 @@ impl<R> RunTable<R> {
     /// again since; then it is not what was asked about.
     pub(crate) fn on_checked(
         &self,
-        asked: &[(Key, Fence)],
-        key: Key,
-        lost: Lost,
+        asked: &[(ResponseKey, FencingToken)],
+        key: ResponseKey,
+        lost: OwnershipLoss,
     ) -> Option<StopReason> {
         let fence = self.runs.get(&key)?.fence;
         let is_same = asked.contains(&(key, fence));
         is_same.then_some(match lost {
-            Lost::Fenced => StopReason::LeaseLost,
-            Lost::Gone | Lost::Terminal(_) => StopReason::Cancelled,
+            OwnershipLoss::Fenced => StopReason::LeaseLost,
+            OwnershipLoss::Gone | OwnershipLoss::Terminal(_) => StopReason::Cancelled,
         })
     }
 
@@ -235,7 +235,7 @@ impl<R> RunTable<R> {
         &mut self,
         by: Owner,
         orphan: Orphan,
-        said: &Result<Adoption, store::Error>,
+        said: &Result<Takeover, store::Error>,
     ) {
         if by != self.owner {
             return;
@@ -253,7 +253,7 @@ impl<R> RunTable<R> {
     }
 
     /// It is this owner's, and cannot be run here.
-    pub(crate) fn hand_back(&mut self, key: Key, fence: Fence) {
+    pub(crate) fn hand_back(&mut self, key: ResponseKey, fence: FencingToken) {
         if fence.owner == self.owner {
             self.to_hand_back.insert(key, fence);
         }
@@ -261,7 +261,7 @@ impl<R> RunTable<R> {
 
     /// What the store has as `by`'s and was not among `keys` when it was asked: the run of it is over, and its
     /// end is not stored.
-    pub(crate) fn on_strays(&mut self, by: Owner, strays: &[(Key, Fence)]) {
+    pub(crate) fn on_strays(&mut self, by: Owner, strays: &[(ResponseKey, FencingToken)]) {
         for (key, fence) in strays {
             let is_known = self.runs.contains_key(key) || self.unconfirmed.contains_key(key);
             if by == self.owner && !is_known {
@@ -271,7 +271,7 @@ impl<R> RunTable<R> {
     }
 
     /// What is to be handed back.
-    pub(crate) fn to_hand_back(&self) -> Vec<(Key, Fence)> {
+    pub(crate) fn to_hand_back(&self) -> Vec<(ResponseKey, FencingToken)> {
         self.to_hand_back
             .iter()
             .map(|(key, fence)| (*key, *fence))
@@ -279,7 +279,7 @@ impl<R> RunTable<R> {
     }
 
     /// The store said what became of it.
-    pub(crate) fn on_released(&mut self, key: Key) {
+    pub(crate) fn on_released(&mut self, key: ResponseKey) {
         self.to_hand_back.remove(&key);
     }
 }
@@ -294,8 +294,8 @@ mod tests {
 
     const OWNER: Owner = Owner(1);
 
-    fn key(tenant: u64, own: u128) -> Key {
-        Key {
+    fn key(tenant: u64, own: u128) -> ResponseKey {
+        ResponseKey {
             tenant: Tenant::tagged(tenant),
             id: ResponseId::new(Root(1), own),
         }
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(table.on_timeout(late, Owner(3)), Step::Beat);
         assert_eq!(table.on_heartbeat(late, OWNER, true, Owner(3)), Step::Wait);
         assert!(!table.is_held(late));
-        let fence = Fence::first(Owner(2));
+        let fence = FencingToken::first(Owner(2));
         assert_eq!(
             table.sit(late, key(1, 1), fence, ()),
             Err(RunRefusal::NotOwner)
@@ -339,7 +339,7 @@ mod tests {
     fn places_are_bounded_in_all_and_for_a_tenant() {
         let now = observe::now();
         let mut table = table(now);
-        let fence = Fence::first(OWNER);
+        let fence = FencingToken::first(OWNER);
         let mut sit = |tenant, own| table.sit(now, key(tenant, own), fence, ());
         assert_eq!((sit(1, 1), sit(1, 2)), (Ok(()), Ok(())));
         assert_eq!(sit(1, 3), Err(RunRefusal::TenantFull));
@@ -352,7 +352,7 @@ mod tests {
             Err(RunRefusal::AlreadyRunning)
         );
         assert_eq!(
-            table.sit(now, key(3, 5), Fence::first(Owner(2)), ()),
+            table.sit(now, key(3, 5), FencingToken::first(Owner(2)), ()),
             Err(RunRefusal::NotOwner)
         );
     }
@@ -361,13 +361,21 @@ mod tests {
     fn only_what_is_known_to_be_stored_is_asked_about() {
         let now = observe::now();
         let mut table = table(now);
-        let fence = Fence::first(OWNER);
+        let fence = FencingToken::first(OWNER);
         let _ = table.sit(now, key(1, 1), fence, ());
         assert_eq!(table.to_check(), []);
         table.on_stored(key(1, 1));
         assert_eq!(table.to_check(), [(key(1, 1), fence)]);
-        let asked = |epoch| [(key(1, 1), Fence { epoch, ..fence })];
-        let lost = Lost::Fenced;
+        let asked = |fencing_number| {
+            [(
+                key(1, 1),
+                FencingToken {
+                    number: fencing_number,
+                    ..fence
+                },
+            )]
+        };
+        let lost = OwnershipLoss::Fenced;
         assert_eq!(
             table.on_checked(&asked(1), key(1, 1), lost),
             Some(StopReason::LeaseLost)
@@ -379,16 +387,19 @@ mod tests {
     fn what_is_its_own_in_the_store_and_has_no_place_is_handed_back() {
         let now = observe::now();
         let mut table = table(now);
-        let fence = Fence::first(OWNER);
+        let fence = FencingToken::first(OWNER);
         let _ = table.sit(now, key(1, 1), fence, ());
         let orphan = Orphan {
             key: key(1, 2),
             owner: None,
-            epoch: 0,
+            fencing_number: 0,
         };
         let retry_after = Duration::from_secs(1);
         let why = "slow".into();
-        let unknown = Err(store::Error::Unknown { retry_after, why });
+        let unknown = Err(store::Error::Unknown {
+            retry_after,
+            reason: why,
+        });
         table.on_take_over(OWNER, orphan, &unknown);
         let strays = [key(1, 1), key(1, 2), key(1, 3)].map(|key| (key, fence));
         table.on_strays(Owner(2), &strays);
@@ -403,23 +414,29 @@ mod tests {
         let orphan = Orphan {
             key: key(1, 1),
             owner: None,
-            epoch: 1,
+            fencing_number: 1,
         };
         let (retry_after, why) = (Duration::from_secs(1), "down".into());
         table.on_take_over(
             OWNER,
             orphan,
-            &Err(store::Error::Unknown { retry_after, why }),
+            &Err(store::Error::Unknown {
+                retry_after,
+                reason: why,
+            }),
         );
         assert_eq!(table.unconfirmed(), [orphan]);
         let why = "down".into();
         table.on_take_over(
             OWNER,
             orphan,
-            &Err(store::Error::Unavailable { retry_after, why }),
+            &Err(store::Error::Unavailable {
+                retry_after,
+                reason: why,
+            }),
         );
         assert_eq!(table.unconfirmed(), [orphan]);
-        table.on_take_over(OWNER, orphan, &Ok(Adoption::Raced));
+        table.on_take_over(OWNER, orphan, &Ok(Takeover::Raced));
         assert_eq!(table.unconfirmed(), []);
     }
 }

@@ -12,7 +12,9 @@ use super::{RunGuard, reader};
 use crate::responses::Responses;
 use crate::responses::object::{with_member, with_output};
 use crate::store::record::Content;
-use crate::store::{self, Batch, Cas, Final, Record, Status, Token};
+use crate::store::{
+    self, EventBatch, Finalization, IdempotencyToken, Record, Status, WriteOutcome,
+};
 
 const PAUSE: Duration = Duration::from_millis(200);
 const ERROR: &str = r#"{"code":"server_error","message":"The replica that ran this response was lost, and what it kept cannot be read."}"#;
@@ -37,7 +39,7 @@ pub(super) async fn end(responses: &Responses, guard: &RunGuard) {
 
 async fn fail(responses: &Responses, guard: &RunGuard) {
     let (key, fence) = (guard.key, guard.run.fence);
-    let token = Token(fastrand::u64(..));
+    let token = IdempotencyToken(fastrand::u64(..));
     loop {
         let said = match responses.store.get(key).await {
             Ok(Some(record)) => {
@@ -48,10 +50,12 @@ async fn fail(responses: &Responses, guard: &RunGuard) {
             Err(error) => Err(error),
         };
         match said {
-            Ok(Cas::Done) => return responses.metrics.on_end(Status::Failed),
+            Ok(WriteOutcome::Done) => return responses.metrics.on_end(Status::Failed),
             // An event came in between: the end is told after it.
-            Ok(Cas::Gap { .. } | Cas::Duplicate { .. } | Cas::Overflow) => {}
-            Ok(Cas::Gone | Cas::Fenced | Cas::Terminal(_)) => return,
+            Ok(
+                WriteOutcome::Gap { .. } | WriteOutcome::Duplicate { .. } | WriteOutcome::Overflow,
+            ) => {}
+            Ok(WriteOutcome::Gone | WriteOutcome::Fenced | WriteOutcome::Terminal(_)) => return,
             Err(error) if error.retry_after().is_some() => sleep(PAUSE).await,
             Err(error @ store::Error::Unreadable(_)) => {
                 // A newer release's replica, if there is one, reads it.
@@ -63,20 +67,20 @@ async fn fail(responses: &Responses, guard: &RunGuard) {
     }
 }
 
-fn failed(record: Record, token: Token) -> Final {
+fn failed(record: Record, token: IdempotencyToken) -> Finalization {
     let response = with_member(&record.content.response, "status", "\"failed\"");
     let response = with_member(&response, "error", ERROR);
     let background = record.background.filter(|it| it.streams);
     let batch = background.map(|background| {
         let number = background.last_event.map_or(0, |last| last + 1);
         let told = with_output(&response, b"[]");
-        Batch {
+        EventBatch {
             first: number,
             last: number,
             bytes: reader::told("response.failed", number, &told).into(),
         }
     });
-    Final {
+    Finalization {
         token,
         status: Status::Failed,
         content: Content {
@@ -85,6 +89,6 @@ fn failed(record: Record, token: Token) -> Final {
         },
         hint: record.hint,
         batch,
-        cut: bytes::Bytes::new(),
+        delta_table: bytes::Bytes::new(),
     }
 }

@@ -1,12 +1,12 @@
 //! What must be true at each step, and at the end.
 
 use super::{Broken, Fleet};
-use crate::store::{Key, Status};
+use crate::store::{ResponseKey, Status};
 
 impl Fleet {
     pub(super) fn is_settled(&mut self) -> bool {
         let now = self.now();
-        let keys: Vec<Key> = self.streams.keys().copied().collect();
+        let keys: Vec<ResponseKey> = self.streams.keys().copied().collect();
         self.replicas
             .iter()
             .all(|it| it.is_up && it.table.is_empty())
@@ -41,8 +41,8 @@ impl Fleet {
                 Status::Failed => self.met.failed += 1,
                 Status::Cancelled => self.met.cancelled += 1,
                 running => {
-                    let why = format!("it is {running} at the end, {:?}", record.background);
-                    return Err(Broken::new(now, key, why));
+                    let reason = format!("it is {running} at the end, {:?}", record.background);
+                    return Err(Broken::new(now, key, reason));
                 }
             }
             if record.background.is_some_and(|it| it.streams) {
@@ -64,7 +64,7 @@ impl Fleet {
 
     /// No two replicas run a response at the same time under leases that hold, and what holds for an owner
     /// holds for the store.
-    pub(super) fn look(&self, key: Key) -> Result<(), Broken> {
+    pub(super) fn look(&self, key: ResponseKey) -> Result<(), Broken> {
         if self.faults.was_emptied() {
             // Leases as well are forgotten, until the next beat.
             return Ok(());
@@ -82,8 +82,8 @@ impl Fleet {
             }
             let owner = replica.table.owner();
             if !self.shop.has_lease(self.now(), owner) {
-                let why = format!("{owner} holds a lease that the store does not");
-                return Err(Broken::new(self.now(), key, why));
+                let reason = format!("{owner} holds a lease that the store does not");
+                return Err(Broken::new(self.now(), key, reason));
             }
             let found = replica.table.find(key);
             holders += u32::from(found.is_some_and(|run| run.state.is_generating()));

@@ -5,8 +5,8 @@ use super::shop::Ask;
 use super::{Broken, Event, Fleet, REPLICAS, To, What, key};
 use crate::responses::background::log;
 use crate::responses::background::run_state::RunState;
-use crate::store::record::{Begin, Content, Retention};
-use crate::store::{self, Cancel, Fence, NewRecord, Token};
+use crate::store::record::{Content, InitialState, Retention};
+use crate::store::{self, Cancellation, FencingToken, IdempotencyToken, NewRecord};
 
 impl Fleet {
     /// A replica that takes requests.
@@ -21,7 +21,7 @@ impl Fleet {
 
     pub(super) fn on_create(&mut self, at: usize, number: u128) {
         let key = key(number);
-        let fence = Fence::first(self.replicas[at].table.owner());
+        let fence = FencingToken::first(self.replicas[at].table.owner());
         let streams = self.random.u8(..4) > 0;
         if self.sit(at, key, fence, RunState::new(streams, 0)).is_err() {
             let when = self.now() + self.ms(100..900);
@@ -34,12 +34,12 @@ impl Fleet {
             _ => b"portable",
         };
         let record = NewRecord {
-            token: Token(number as u64),
-            past: None,
+            token: IdempotencyToken(number as u64),
+            parent: None,
             hint: hint(),
             input: b"[]".as_slice().into(),
             content: Content::default(),
-            begin: Begin::Background {
+            initial: InitialState::Background {
                 fence,
                 retention: Retention::Stored,
                 streams,
@@ -55,8 +55,8 @@ impl Fleet {
     }
 
     pub(super) fn cancel(&mut self, at: usize, number: u128) {
-        let cancel = Cancel {
-            token: Token(self.random.u64(..)),
+        let cancel = Cancellation {
+            token: IdempotencyToken(self.random.u64(..)),
             response: b"{}".as_slice().into(),
             event: log::CANCELLED.into(),
         };

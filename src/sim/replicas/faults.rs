@@ -149,7 +149,7 @@ impl Faults {
         let Ask::Finalize(_, _, end) = ask else {
             return false;
         };
-        self.has_large_ends && end.token.0 % 3 == 0 && !end.cut.is_empty()
+        self.has_large_ends && end.token.0 % 3 == 0 && !end.delta_table.is_empty()
     }
 }
 

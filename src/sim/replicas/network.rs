@@ -6,7 +6,7 @@ use super::faults::Fault;
 use super::shop::{Ask, Said};
 use super::{Broken, CALM, Event, Fleet, PAUSE, To, What, key};
 use crate::responses::background::run_state::{StopReason, Then};
-use crate::store::{self, Adoption, Cancelled};
+use crate::store::{self, CancelOutcome, Takeover};
 
 impl Fleet {
     /// On its way to the store.
@@ -51,13 +51,19 @@ impl Fleet {
         let (said, delay) = if self.faults.is_down(now) {
             match self.random.u8(..4) {
                 0 => {
-                    let why = "slow".into();
-                    let error = store::Error::Unknown { retry_after, why };
+                    let reason = "slow".into();
+                    let error = store::Error::Unknown {
+                        retry_after,
+                        reason,
+                    };
                     (ask.refused(error), Duration::from_secs(1))
                 }
                 _ => {
-                    let why = "down".into();
-                    let error = store::Error::Unavailable { retry_after, why };
+                    let reason = "down".into();
+                    let error = store::Error::Unavailable {
+                        retry_after,
+                        reason,
+                    };
                     (ask.refused(error), self.ms(0..20))
                 }
             }
@@ -70,15 +76,18 @@ impl Fleet {
             let said = self.shop.ask(now, &ask)?;
             match is_lost {
                 true => {
-                    let why = "slow".into();
-                    let error = store::Error::Unknown { retry_after, why };
+                    let reason = "slow".into();
+                    let error = store::Error::Unknown {
+                        retry_after,
+                        reason,
+                    };
                     (ask.refused(error), Duration::from_secs(1))
                 }
                 false => (said, self.delay(&ask)),
             }
         };
         if let Ask::Cancel(key, _) = &ask
-            && matches!(said, Said::Cancelled(Ok(Cancelled::Done { .. })))
+            && matches!(said, Said::Cancelled(Ok(CancelOutcome::Done { .. })))
         {
             self.ledger.on_cancelled(*key);
         }
@@ -135,9 +144,9 @@ impl Fleet {
                     return Ok(());
                 };
                 for (key, lost) in lost {
-                    let why = self.replicas[at].table.on_checked(&asked, key, lost);
-                    if let Some(why) = why {
-                        self.stop(at, key, why)?;
+                    let reason = self.replicas[at].table.on_checked(&asked, key, lost);
+                    if let Some(reason) = reason {
+                        self.stop(at, key, reason)?;
                     }
                 }
             }
@@ -149,7 +158,7 @@ impl Fleet {
             (To::Adopt(orphan, by), Said::Adopted(said)) => {
                 self.replicas[at].adopting.remove(&orphan.key);
                 self.replicas[at].table.on_take_over(by, orphan, &said);
-                if let Ok(Adoption::Adopted(adopted)) = said {
+                if let Ok(Takeover::Done(adopted)) = said {
                     return self.on_adopted(at, &adopted, orphan.key);
                 }
             }
@@ -173,7 +182,7 @@ impl Fleet {
             (To::Forget, Said::Deleted(Err(_))) if !self.replicas[at].is_draining => {
                 self.later(at, 1_000..1_001, What::Retry(to, Box::new(ask)));
             }
-            (To::Cancel { number, .. }, Said::Cancelled(Ok(Cancelled::Done { .. }))) => {
+            (To::Cancel { number, .. }, Said::Cancelled(Ok(CancelOutcome::Done { .. }))) => {
                 return self.stop(at, key(number), StopReason::Cancelled);
             }
             (To::Cancel { number, tries }, Said::Cancelled(Err(_))) if tries < 3 => {

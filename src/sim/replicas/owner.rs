@@ -10,7 +10,7 @@ use crate::responses::background::run_state::{RunState, StopReason};
 use crate::responses::background::run_table::RunRefusal;
 use crate::responses::background::take_over::{OrphanState, TakeOver, take_over};
 use crate::store::lease::Step;
-use crate::store::{self, Cursor, Fence, Key, Orphan, Owner, Status};
+use crate::store::{self, FencingToken, NoticeCursor, Orphan, Owner, ResponseKey, Status};
 
 impl Fleet {
     pub(super) fn on_replica(&mut self, at: usize, what: What) -> Result<(), Broken> {
@@ -96,7 +96,7 @@ impl Fleet {
         let replica = &mut self.replicas[at];
         let owner = replica.table.owner();
         if replica.cursor.0 != owner {
-            replica.cursor = (owner, Cursor::default());
+            replica.cursor = (owner, NoticeCursor::default());
         }
         if replica.table.is_empty() {
             return;
@@ -157,8 +157,8 @@ impl Fleet {
     pub(super) fn on_adopted(
         &mut self,
         at: usize,
-        adopted: &store::record::Adopted,
-        key: Key,
+        adopted: &store::record::TakenOver,
+        key: ResponseKey,
     ) -> Result<(), Broken> {
         let orphan_state = OrphanState {
             is_portable: adopted.request.first() == Some(&b'p'),
@@ -168,8 +168,8 @@ impl Fleet {
         };
         let state = match take_over(&orphan_state, ATTEMPTS_MAX) {
             TakeOver::Rerun => RunState::new(orphan_state.streams, orphan_state.stored),
-            TakeOver::Fail(why) => {
-                RunState::failing(orphan_state.streams, orphan_state.stored, why)
+            TakeOver::Fail(reason) => {
+                RunState::failing(orphan_state.streams, orphan_state.stored, reason)
             }
         };
         let is_rerun = state.is_generating();
@@ -190,7 +190,7 @@ impl Fleet {
     }
 
     /// Its record is there.
-    pub(super) fn begin(&mut self, at: usize, key: Key) -> Result<(), Broken> {
+    pub(super) fn begin(&mut self, at: usize, key: ResponseKey) -> Result<(), Broken> {
         let is_draining = self.replicas[at].is_draining;
         let table = &mut self.replicas[at].table;
         table.on_stored(key);
@@ -206,8 +206,8 @@ impl Fleet {
     pub(super) fn sit(
         &mut self,
         at: usize,
-        key: Key,
-        fence: Fence,
+        key: ResponseKey,
+        fence: FencingToken,
         state: RunState,
     ) -> Result<(), RunRefusal> {
         self.names += 1;
@@ -223,19 +223,24 @@ impl Fleet {
     }
 
     /// Tells a run why it must not go on, and lets it do what follows.
-    pub(super) fn stop(&mut self, at: usize, key: Key, why: StopReason) -> Result<(), Broken> {
+    pub(super) fn stop(
+        &mut self,
+        at: usize,
+        key: ResponseKey,
+        reason: StopReason,
+    ) -> Result<(), Broken> {
         let Some(run) = self.replicas[at].table.find_mut(key) else {
             return Ok(());
         };
         // One whose record is being made finds out when it is there.
-        if run.stop(why) && (run.is_stored || why == StopReason::LeaseLost) {
+        if run.stop(reason) && (run.is_stored || reason == StopReason::LeaseLost) {
             return self.drive(at, key);
         }
         Ok(())
     }
 
     /// Has a run do what it is to do next.
-    pub(super) fn drive(&mut self, at: usize, key: Key) -> Result<(), Broken> {
+    pub(super) fn drive(&mut self, at: usize, key: ResponseKey) -> Result<(), Broken> {
         self.look(key)?;
         let Some(run) = self.replicas[at].table.find_mut(key) else {
             return Ok(());
@@ -266,13 +271,13 @@ impl Fleet {
         Ok(())
     }
 
-    pub(super) fn find(&mut self, at: usize, key: Key, serial: u64) -> Option<&mut Run> {
+    pub(super) fn find(&mut self, at: usize, key: ResponseKey, serial: u64) -> Option<&mut Run> {
         let run = self.replicas[at].table.find_mut(key)?;
         (run.serial == serial).then_some(run)
     }
 
     /// All that an engine will say, torn where it dies.
-    pub(super) fn engine(&mut self, at: usize, key: Key, serial: u64) {
+    pub(super) fn engine(&mut self, at: usize, key: ResponseKey, serial: u64) {
         let longest = if self.random.u8(..8) == 0 { 8_000 } else { 800 };
         let mut when = self.now() + self.ms(5..longest);
         let life = self.replicas[at].life;

@@ -7,8 +7,8 @@ use super::voice::{self, END, Heard};
 use super::{Broken, Event, Fleet, REPLICAS, To};
 use crate::responses::background::read_position::{Next, ReadPosition};
 use crate::responses::background::run_state::{FIRST_EVENTS, Tail};
-use crate::store::log::Kept;
-use crate::store::{Key, Status};
+use crate::store::log::LogState;
+use crate::store::{ResponseKey, Status};
 
 /// Read at once from memory.
 const TAIL_BYTES: usize = 64;
@@ -16,7 +16,7 @@ const CUT_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(super) struct Reader {
-    pub(super) key: Key,
+    pub(super) key: ResponseKey,
     pub(super) is_over: bool,
     /// The replica that it reads at, in this life, and the run that it found there.
     at: Option<(usize, u64, Option<u64>)>,
@@ -31,7 +31,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(key: Key, after: Option<u64>) -> Self {
+    pub(super) fn new(key: ResponseKey, after: Option<u64>) -> Self {
         Self {
             key,
             is_over: false,
@@ -48,7 +48,7 @@ impl Reader {
 
 /// What was told of each response, to whomever.
 #[derive(Debug, Default)]
-pub(super) struct Ledger(BTreeMap<Key, Told>);
+pub(super) struct Ledger(BTreeMap<ResponseKey, Told>);
 
 #[derive(Debug, Default)]
 struct Told {
@@ -60,12 +60,12 @@ struct Told {
 }
 
 impl Ledger {
-    pub(super) fn on_cancelled(&mut self, key: Key) {
+    pub(super) fn on_cancelled(&mut self, key: ResponseKey) {
         self.0.entry(key).or_default().is_cancelled = true;
     }
 
     /// One event was told.
-    fn on_told(&mut self, key: Key, heard: &Heard) -> Result<(), String> {
+    fn on_told(&mut self, key: ResponseKey, heard: &Heard) -> Result<(), String> {
         let told = self.0.entry(key).or_default();
         let number = heard.number;
         if heard.kind == END {
@@ -204,7 +204,7 @@ impl Fleet {
                 let mut out = Vec::new();
                 let reading = &mut self.readers[reader].reading;
                 let next = reading.on_read(&read, CUT_BYTES, &mut out);
-                self.readers[reader].is_cut |= read.kept == Kept::Overflowed;
+                self.readers[reader].is_cut |= read.log == LogState::Overflowed;
                 if next == Next::End {
                     self.tell(reader, &out)?;
                     self.ask_for(reader, Ask::Get(key));
@@ -221,8 +221,8 @@ impl Fleet {
             }
             Said::Events(Ok(None)) | Said::Record(Ok(None)) => {
                 if !self.shop.is_gone(key) {
-                    let why = "a reader was told that it is not there";
-                    return Err(Broken::new(self.now(), key, why));
+                    let reason = "a reader was told that it is not there";
+                    return Err(Broken::new(self.now(), key, reason));
                 }
                 self.readers[reader].is_over = true;
                 Ok(())
@@ -261,7 +261,7 @@ impl Fleet {
     fn tell(&mut self, reader: usize, text: &[u8]) -> Result<(), Broken> {
         let now = self.now();
         let key = self.readers[reader].key;
-        let broken = |why: String| Err(Broken::new(now, key, why));
+        let broken = |reason: String| Err(Broken::new(now, key, reason));
         let Some(events) = voice::heard(text) else {
             let text = String::from_utf8_lossy(text).into_owned();
             return broken(format!("a reader heard {text:?}"));
@@ -292,15 +292,15 @@ impl Fleet {
             if is_end && !is_terminal {
                 return broken(format!("{heard:?} was told of what runs"));
             }
-            if let Err(why) = self.ledger.on_told(key, &heard) {
-                return broken(why);
+            if let Err(reason) = self.ledger.on_told(key, &heard) {
+                return broken(reason);
             }
         }
         Ok(())
     }
 
     /// A reader that comes when all is over.
-    pub(super) fn read_whole(&mut self, key: Key) -> Result<(), Broken> {
+    pub(super) fn read_whole(&mut self, key: ResponseKey) -> Result<(), Broken> {
         let reader = self.readers.len();
         self.readers.push(Reader::new(key, None));
         let now = self.now();
@@ -313,7 +313,7 @@ impl Fleet {
             let next = self.readers[reader]
                 .reading
                 .on_read(&read, CUT_BYTES, &mut out);
-            self.readers[reader].is_cut |= read.kept == Kept::Overflowed;
+            self.readers[reader].is_cut |= read.log == LogState::Overflowed;
             self.tell(reader, &out)?;
             match next {
                 Next::More => {}
@@ -340,8 +340,8 @@ impl Fleet {
             .get(&key)
             .is_some_and(|told| told.is_cancelled);
         if is_cancelled && status != Some(Status::Cancelled) {
-            let why = format!("its cancel was answered, and it is {status:?}");
-            return Err(Broken::new(now, key, why));
+            let reason = format!("its cancel was answered, and it is {status:?}");
+            return Err(Broken::new(now, key, reason));
         }
         Ok(())
     }

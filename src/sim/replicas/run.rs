@@ -9,7 +9,9 @@ use super::voice::Voice;
 use crate::responses::background::log;
 use crate::responses::background::run_state::{RunState, Step, StopReason, Then};
 use crate::store::record::Content;
-use crate::store::{Amend, Fence, Final, Hint, Key, Status, Token};
+use crate::store::{
+    CancelledOutput, FencingToken, Finalization, IdempotencyToken, ResponseKey, RoutingHint, Status,
+};
 
 /// What an engine says.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +39,8 @@ pub(super) struct Run {
     pub(super) state: RunState,
     /// Whether its record is known to be there.
     pub(super) is_stored: bool,
-    key: Key,
-    fence: Fence,
+    key: ResponseKey,
+    fence: FencingToken,
     voice: Voice,
     heard: VecDeque<Word>,
     has_engine: bool,
@@ -53,13 +55,13 @@ pub(super) struct Run {
 
 #[derive(Debug)]
 struct End {
-    token: Token,
+    token: IdempotencyToken,
     status: Status,
     cut: Bytes,
 }
 
 impl Run {
-    pub(super) fn new(serial: u64, key: Key, fence: Fence, state: RunState) -> Self {
+    pub(super) fn new(serial: u64, key: ResponseKey, fence: FencingToken, state: RunState) -> Self {
         Self {
             serial,
             state,
@@ -81,9 +83,9 @@ impl Run {
     }
 
     /// True if what it waits for is waited for no more.
-    pub(super) fn stop(&mut self, why: StopReason) -> bool {
+    pub(super) fn stop(&mut self, reason: StopReason) -> bool {
         let before = self.state.next();
-        self.state.on_stop(why);
+        self.state.on_stop(reason);
         before != self.state.next()
     }
 
@@ -138,13 +140,13 @@ impl Run {
                     Ask::Finalize(
                         key,
                         fence,
-                        Box::new(Final {
+                        Box::new(Finalization {
                             token: end.token,
                             status: end.status,
                             content: Content::default(),
                             hint: hint(),
                             batch,
-                            cut: end.cut.clone(),
+                            delta_table: end.cut.clone(),
                         }),
                     )
                 }
@@ -152,9 +154,9 @@ impl Run {
                 Step::StorePartial => {
                     let told = self.state.log().stored_text();
                     let told = told.filter(|_| self.state.streams());
-                    let amend = Amend {
+                    let amend = CancelledOutput {
                         content: Content::default(),
-                        cut: told.map(log::sealed).unwrap_or_default(),
+                        delta_table: told.map(log::sealed).unwrap_or_default(),
                     };
                     Ask::Amend(key, fence, amend)
                 }
@@ -185,7 +187,7 @@ impl Run {
         self.state.on_last_event(self.voice.end().as_bytes());
         self.ends += 1;
         self.end = Some(End {
-            token: Token(self.serial * 256 + self.ends),
+            token: IdempotencyToken(self.serial * 256 + self.ends),
             status,
             cut,
         });
@@ -212,8 +214,8 @@ impl Run {
     }
 }
 
-pub(super) fn hint() -> Hint {
-    Hint {
+pub(super) fn hint() -> RoutingHint {
+    RoutingHint {
         model: "sim".into(),
         worker: None,
     }

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use super::Broken;
 use crate::observe::metrics::Registry;
 use crate::responses::background::log;
-use crate::store::log::Kept;
+use crate::store::log::LogState;
 use crate::store::memory::{self, Memory};
 use crate::store::{
-    self, Adoption, Amend, Asked, Batch, Cancel, Cancelled, Cas, Cursor, Deleted, Events, Fence,
-    Final, Keep, Key, Lost, NewRecord, Notice, Orphan, Owner, Record, ResponseStore, Status,
+    self, CancelOutcome, Cancellation, CancelledOutput, DeleteOutcome, EventBatch, FencingToken,
+    Finalization, Keep, LoggedEvents, NewRecord, Notice, NoticeCursor, Orphan, Owner,
+    OwnershipLoss, Record, ResponseKey, ResponseStore, Status, StoreFuture, Takeover, WriteOutcome,
 };
 
 /// What a store is asked.
@@ -22,20 +23,20 @@ use crate::store::{
 pub(super) enum Ask {
     Beat(Owner, Duration),
     Retire(Owner),
-    Create(Key, Box<NewRecord>),
-    Start(Key, Fence),
-    Append(Key, Fence, Batch),
-    Finalize(Key, Fence, Box<Final>),
-    Get(Key),
-    Amend(Key, Fence, Amend),
-    Release(Key, Fence),
-    Events(Key, Option<u64>),
-    Cancel(Key, Cancel),
-    Delete(Key),
-    Notices(Owner, Cursor),
-    Check(Vec<(Key, Fence)>),
+    Create(ResponseKey, Box<NewRecord>),
+    Start(ResponseKey, FencingToken),
+    Append(ResponseKey, FencingToken, EventBatch),
+    Finalize(ResponseKey, FencingToken, Box<Finalization>),
+    Get(ResponseKey),
+    Amend(ResponseKey, FencingToken, CancelledOutput),
+    Release(ResponseKey, FencingToken),
+    Events(ResponseKey, Option<u64>),
+    Cancel(ResponseKey, Cancellation),
+    Delete(ResponseKey),
+    Notices(Owner, NoticeCursor),
+    Check(Vec<(ResponseKey, FencingToken)>),
     Orphans,
-    Strays(Owner, Vec<Key>),
+    Strays(Owner, Vec<ResponseKey>),
     Adopt(Orphan, Owner),
 }
 
@@ -43,16 +44,16 @@ pub(super) enum Ask {
 #[derive(Debug)]
 pub(super) enum Said {
     Nothing(Result<(), store::Error>),
-    Cas(Result<Cas, store::Error>),
+    Cas(Result<WriteOutcome, store::Error>),
     Record(Result<Option<Record>, store::Error>),
-    Events(Result<Option<Events>, store::Error>),
-    Cancelled(Result<Cancelled, store::Error>),
-    Deleted(Result<Deleted, store::Error>),
-    Notices(Result<(Vec<Notice>, Cursor), store::Error>),
-    Lost(Result<Vec<(Key, Lost)>, store::Error>),
+    Events(Result<Option<LoggedEvents>, store::Error>),
+    Cancelled(Result<CancelOutcome, store::Error>),
+    Deleted(Result<DeleteOutcome, store::Error>),
+    Notices(Result<(Vec<Notice>, NoticeCursor), store::Error>),
+    Lost(Result<Vec<(ResponseKey, OwnershipLoss)>, store::Error>),
     Orphans(Result<Vec<Orphan>, store::Error>),
-    Strays(Result<Vec<(Key, Fence)>, store::Error>),
-    Adopted(Result<Adoption, store::Error>),
+    Strays(Result<Vec<(ResponseKey, FencingToken)>, store::Error>),
+    Adopted(Result<Takeover, store::Error>),
 }
 
 impl Ask {
@@ -78,7 +79,7 @@ impl Ask {
     }
 
     /// The response that it is about.
-    fn key(&self) -> Option<Key> {
+    fn key(&self) -> Option<ResponseKey> {
         match self {
             Self::Create(key, _)
             | Self::Start(key, _)
@@ -101,7 +102,7 @@ impl Ask {
     }
 
     /// The right by which it writes.
-    fn fence(&self) -> Option<Fence> {
+    fn fence(&self) -> Option<FencingToken> {
         match self {
             Self::Start(_, fence)
             | Self::Append(_, fence, _)
@@ -131,7 +132,7 @@ pub(super) struct Shop {
     clock: Arc<AtomicU64>,
     keep: Keep,
     memory: Memory,
-    known: BTreeMap<Key, Known>,
+    known: BTreeMap<ResponseKey, Known>,
     /// Until when each owner's lease is the store's to keep.
     leases: BTreeMap<Owner, Duration>,
 }
@@ -163,7 +164,7 @@ impl Shop {
         }
     }
 
-    pub(super) fn is_gone(&self, key: Key) -> bool {
+    pub(super) fn is_gone(&self, key: ResponseKey) -> bool {
         self.known.get(&key).is_some_and(|known| known.is_gone)
     }
 
@@ -172,12 +173,17 @@ impl Shop {
         self.leases.get(&owner).is_some_and(|until| now < *until)
     }
 
-    pub(super) fn get(&mut self, now: Duration, key: Key) -> Option<Record> {
+    pub(super) fn get(&mut self, now: Duration, key: ResponseKey) -> Option<Record> {
         self.at(now);
         done(self.memory.get(key)).ok()?
     }
 
-    pub(super) fn events(&mut self, now: Duration, key: Key, after: Option<u64>) -> Option<Events> {
+    pub(super) fn events(
+        &mut self,
+        now: Duration,
+        key: ResponseKey,
+        after: Option<u64>,
+    ) -> Option<LoggedEvents> {
         self.at(now);
         done(self.memory.events(key, after, EVENTS_BYTES)).ok()?
     }
@@ -193,29 +199,31 @@ impl Shop {
         let said = match ask.clone() {
             Ask::Beat(owner, lease) => {
                 self.leases.insert(owner, now + lease);
-                Said::Nothing(done(memory.beat(owner, "", lease)))
+                Said::Nothing(done(memory.heartbeat(owner, "", lease)))
             }
             Ask::Retire(owner) => {
                 self.leases.remove(&owner);
-                Said::Nothing(done(memory.retire(owner)))
+                Said::Nothing(done(memory.end_lease(owner)))
             }
             Ask::Create(key, record) => Said::Nothing(done(memory.create(key, *record))),
             Ask::Start(key, fence) => Said::Cas(done(memory.start(key, fence))),
             Ask::Append(key, fence, batch) => Said::Cas(done(memory.append(key, fence, batch))),
             Ask::Finalize(key, fence, end) => Said::Cas(done(memory.finalize(key, fence, *end))),
             Ask::Get(key) => Said::Record(done(memory.get(key))),
-            Ask::Amend(key, fence, amend) => Said::Cas(done(memory.amend(key, fence, amend))),
+            Ask::Amend(key, fence, amend) => {
+                Said::Cas(done(memory.finalize_cancelled(key, fence, amend)))
+            }
             Ask::Release(key, fence) => Said::Cas(done(memory.release(key, fence))),
             Ask::Events(key, after) => Said::Events(done(memory.events(key, after, EVENTS_BYTES))),
             Ask::Cancel(key, cancel) => Said::Cancelled(done(memory.cancel(key, cancel))),
             Ask::Delete(key) => Said::Deleted(done(memory.delete(key))),
             Ask::Notices(owner, after) => Said::Notices(done(memory.notices(owner, after))),
-            Ask::Check(running) => Said::Lost(done(memory.check(running))),
+            Ask::Check(running) => Said::Lost(done(memory.check_ownership(running))),
             Ask::Orphans => Said::Orphans(done(memory.orphans(ORPHANS_MAX))),
             Ask::Strays(owner, running) => {
-                Said::Strays(done(memory.strays(owner, running, ORPHANS_MAX)))
+                Said::Strays(done(memory.untracked(owner, running, ORPHANS_MAX)))
             }
-            Ask::Adopt(orphan, by) => Said::Adopted(done(memory.adopt(orphan, by))),
+            Ask::Adopt(orphan, by) => Said::Adopted(done(memory.take_over(orphan, by))),
         };
         if let Some(key) = ask.key() {
             self.look(now, key, ask, &said)?;
@@ -223,11 +231,17 @@ impl Shop {
         Ok(said)
     }
 
-    fn look(&mut self, now: Duration, key: Key, ask: &Ask, said: &Said) -> Result<(), Broken> {
+    fn look(
+        &mut self,
+        now: Duration,
+        key: ResponseKey,
+        ask: &Ask,
+        said: &Said,
+    ) -> Result<(), Broken> {
         let found = done(self.memory.get(key)).ok().flatten();
         let leases = &self.leases;
         let known = self.known.entry(key).or_default();
-        let broken = |why: String| Err(Broken::new(now, key, why));
+        let broken = |reason: String| Err(Broken::new(now, key, reason));
         let Some(record) = found else {
             known.is_gone |= known.status.is_some();
             return Ok(());
@@ -249,37 +263,40 @@ impl Shop {
             return broken("it is not in the background".to_owned());
         };
         // The right that it had before this write.
-        let (owner, epoch) = known.fence.unwrap_or((run.owner, run.epoch));
-        if let (Some(fence), Said::Cas(Ok(Cas::Done))) = (ask.fence(), said)
-            && (owner, epoch) != (Some(fence.owner), fence.epoch)
+        let (owner, fencing_number) = known.fence.unwrap_or((run.owner, run.fencing_number));
+        if let (Some(fence), Said::Cas(Ok(WriteOutcome::Done))) = (ask.fence(), said)
+            && (owner, fencing_number) != (Some(fence.owner), fence.number)
         {
             return broken(format!(
-                "{ask:?} was done, and it was {owner:?}'s at {epoch}"
+                "{ask:?} was done, and it was {owner:?}'s at {fencing_number}"
             ));
         }
-        if run.epoch < epoch {
-            return broken(format!("its epoch fell from {epoch} to {}", run.epoch));
+        if run.fencing_number < fencing_number {
+            return broken(format!(
+                "its fencing_number fell from {fencing_number} to {}",
+                run.fencing_number
+            ));
         }
         if let Ask::Adopt(_, by) = ask
-            && (owner, epoch) != (run.owner, run.epoch)
+            && (owner, fencing_number) != (run.owner, run.fencing_number)
         {
             if owner.is_some_and(|owner| leases.get(&owner).is_some_and(|until| now < *until)) {
                 return broken(format!("{by} took it from {owner:?}, whose lease holds"));
             }
-            if run.owner != Some(*by) || run.epoch != epoch + 1 {
+            if run.owner != Some(*by) || run.fencing_number != fencing_number + 1 {
                 return broken(format!("{by} adopted it and {:?} has it", run.owner));
             }
         }
-        if let (Ask::Amend(_, _, amend), Said::Cas(Ok(Cas::Done))) = (ask, said)
+        if let (Ask::Amend(_, _, amend), Said::Cas(Ok(WriteOutcome::Done))) = (ask, said)
             && run.streams
             && let Some(told) = told(&self.memory, key)
-            && log::opened(&amend.cut, told.len() + 1).as_ref() != Some(&told)
+            && log::opened(&amend.delta_table, told.len() + 1).as_ref() != Some(&told)
         {
             return broken("what was left of it is not what was told of it".to_owned());
         }
         match (ask, said) {
-            (Ask::Finalize(..), Said::Cas(Ok(Cas::Done))) => known.was_finalized = true,
-            (Ask::Cancel(..), Said::Cancelled(Ok(Cancelled::Done { .. }))) => {
+            (Ask::Finalize(..), Said::Cas(Ok(WriteOutcome::Done))) => known.was_finalized = true,
+            (Ask::Cancel(..), Said::Cancelled(Ok(CancelOutcome::Done { .. }))) => {
                 known.was_cancelled = true;
             }
             _ => {}
@@ -288,15 +305,15 @@ impl Shop {
             return broken("it was finalised, and cancelled".to_owned());
         }
         known.status = Some(record.status);
-        known.fence = Some((run.owner, run.epoch));
+        known.fence = Some((run.owner, run.fencing_number));
         Ok(())
     }
 }
 
 /// All that was told of a cancelled response, while its log is there.
-fn told(memory: &Memory, key: Key) -> Option<Vec<u8>> {
+fn told(memory: &Memory, key: ResponseKey) -> Option<Vec<u8>> {
     let read = done(memory.events(key, None, u64::MAX)).ok()??;
-    if read.kept != Kept::Whole {
+    if read.log != LogState::Whole {
         return None;
     }
     let batches = read
@@ -314,7 +331,7 @@ fn memory(begun: Instant, clock: &Arc<AtomicU64>, keep: &Keep) -> Memory {
 }
 
 /// The store in memory waits for nothing.
-fn done<T>(mut asked: Asked<'_, T>) -> Result<T, store::Error> {
+fn done<T>(mut asked: StoreFuture<'_, T>) -> Result<T, store::Error> {
     match asked.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(said) => said,
         Poll::Pending => Err(store::Error::Unreadable("it waits".into())),

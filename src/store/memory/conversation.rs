@@ -9,7 +9,10 @@ use bytes::Bytes;
 
 use super::room::Cost;
 use crate::store::conversation::{Order, TOKENS_MAX};
-use crate::store::{Claim, Error, Item, Items, Lock, NewConversation, One, Page, Put, Token};
+use crate::store::{
+    Claim, Error, IdempotencyToken, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation,
+    Page, PutOutcome,
+};
 
 /// As for a response: node, table, allocator.
 const OVERHEAD_BYTES: usize = size_of::<Conversation>() + 56 + 36 + 64;
@@ -17,7 +20,7 @@ const ITEM_BYTES: usize = 2 * size_of::<Item>() + 48;
 
 #[derive(Debug)]
 pub(super) struct Conversation {
-    made_by: Token,
+    made_by: IdempotencyToken,
     pub(super) used: u64,
     pub(super) expires: Option<Instant>,
     object: Bytes,
@@ -25,9 +28,9 @@ pub(super) struct Conversation {
     items: Vec<Item>,
     item_bytes: u64,
     /// The last ones, the oldest first.
-    added_by: VecDeque<Token>,
-    committed_by: VecDeque<Token>,
-    lock: Option<(Token, Instant)>,
+    added_by: VecDeque<IdempotencyToken>,
+    committed_by: VecDeque<IdempotencyToken>,
+    lock: Option<(IdempotencyToken, Instant)>,
 }
 
 pub(super) fn size(items: &[Item]) -> usize {
@@ -37,7 +40,7 @@ pub(super) fn size(items: &[Item]) -> usize {
         .sum()
 }
 
-fn remember(tokens: &mut VecDeque<Token>, token: Token) {
+fn remember(tokens: &mut VecDeque<IdempotencyToken>, token: IdempotencyToken) {
     if tokens.len() == TOKENS_MAX {
         tokens.pop_front();
     }
@@ -58,18 +61,19 @@ impl Conversation {
             lock: None,
         };
         match conversation.put(new.items, u64::MAX)? {
-            Put::Done => Ok(conversation),
-            Put::Gone | Put::Taken(_) | Put::Unlocked => Err(Error::Exists),
+            PutOutcome::Done => Ok(conversation),
+            PutOutcome::Gone | PutOutcome::Taken(_) | PutOutcome::Unlocked => Err(Error::Exists),
         }
     }
 
-    pub(super) fn is_made_by(&self, token: Token) -> bool {
+    pub(super) fn is_made_by(&self, token: IdempotencyToken) -> bool {
         self.made_by == token
     }
 
     pub(super) fn cost(&self) -> Cost {
         let items = self.items.capacity() * ITEM_BYTES;
-        let tokens = (self.added_by.capacity() + self.committed_by.capacity()) * size_of::<Token>();
+        let tokens = (self.added_by.capacity() + self.committed_by.capacity())
+            * size_of::<IdempotencyToken>();
         Cost {
             bytes: (OVERHEAD_BYTES + self.object.len() + items + tokens) as u64 + self.item_bytes,
             runs: false,
@@ -84,10 +88,10 @@ impl Conversation {
         self.object = Bytes::copy_from_slice(object);
     }
 
-    fn put(&mut self, items: Vec<Item>, bytes_max: u64) -> Result<Put, Error> {
+    fn put(&mut self, items: Vec<Item>, bytes_max: u64) -> Result<PutOutcome, Error> {
         let mut ids: HashSet<&str> = self.items.iter().map(|item| &*item.id).collect();
         if let Some(taken) = items.iter().find(|item| !ids.insert(&item.id)) {
-            return Ok(Put::Taken(taken.id.clone()));
+            return Ok(PutOutcome::Taken(taken.id.clone()));
         }
         let bytes = self.item_bytes + size(&items) as u64;
         if bytes > bytes_max {
@@ -101,20 +105,20 @@ impl Conversation {
             json: Bytes::copy_from_slice(&item.json),
             id: item.id,
         }));
-        Ok(Put::Done)
+        Ok(PutOutcome::Done)
     }
 
     pub(super) fn add(
         &mut self,
-        token: Token,
+        token: IdempotencyToken,
         items: Vec<Item>,
         bytes_max: u64,
-    ) -> Result<Put, Error> {
+    ) -> Result<PutOutcome, Error> {
         if self.added_by.contains(&token) {
-            return Ok(Put::Done);
+            return Ok(PutOutcome::Done);
         }
         let put = self.put(items, bytes_max)?;
-        if put == Put::Done {
+        if put == PutOutcome::Done {
             remember(&mut self.added_by, token);
         }
         Ok(put)
@@ -123,44 +127,44 @@ impl Conversation {
     /// A lease that has run out is no matter while nobody else took the lock.
     pub(super) fn commit(
         &mut self,
-        token: Token,
+        token: IdempotencyToken,
         items: Vec<Item>,
         bytes_max: u64,
-    ) -> Result<Put, Error> {
+    ) -> Result<PutOutcome, Error> {
         if self.committed_by.contains(&token) {
-            return Ok(Put::Done);
+            return Ok(PutOutcome::Done);
         }
         if self.lock.is_none_or(|(holder, _)| holder != token) {
-            return Ok(Put::Unlocked);
+            return Ok(PutOutcome::Unlocked);
         }
         let put = self.put(items, bytes_max)?;
-        if put == Put::Done {
+        if put == PutOutcome::Done {
             remember(&mut self.committed_by, token);
             self.lock = None;
         }
         Ok(put)
     }
 
-    pub(super) fn lock(&mut self, now: Instant, claim: Claim) -> Lock {
+    pub(super) fn lock(&mut self, now: Instant, claim: Claim) -> LockOutcome {
         if let Some((holder, until)) = self.lock
             && holder != claim.token
             && now < until
         {
-            return Lock::Busy;
+            return LockOutcome::Busy;
         }
         self.lock = Some((claim.token, now + claim.lease));
-        Lock::Locked
+        LockOutcome::Locked
     }
 
     pub(super) fn is_locked(&self, now: Instant) -> bool {
         self.lock.is_some_and(|(_, until)| now < until)
     }
 
-    pub(super) fn unlock(&mut self, token: Token) {
+    pub(super) fn unlock(&mut self, token: IdempotencyToken) {
         self.lock = self.lock.filter(|(holder, _)| *holder != token);
     }
 
-    pub(super) fn page(&mut self, page: &Page) -> Items {
+    pub(super) fn page(&mut self, page: &Page) -> ItemsOutcome {
         let ordered: Box<dyn Iterator<Item = &Item>> = match page.order {
             Order::OldestFirst => Box::new(self.items.iter()),
             Order::NewestFirst => Box::new(self.items.iter().rev()),
@@ -169,26 +173,26 @@ impl Conversation {
         if let Some(after) = &page.after
             && !ordered.any(|item| item.id == *after)
         {
-            return Items::UnknownAfter;
+            return ItemsOutcome::UnknownAfter;
         }
         let items: Vec<Item> = ordered
             .by_ref()
             .take(page.limit as usize)
             .cloned()
             .collect();
-        Items::Found {
+        ItemsOutcome::Found {
             items,
             has_more: ordered.next().is_some(),
         }
     }
 
-    pub(super) fn all(&mut self, bytes_max: u64) -> Items {
+    pub(super) fn all(&mut self, bytes_max: u64) -> ItemsOutcome {
         if self.item_bytes > bytes_max {
-            return Items::TooLarge {
+            return ItemsOutcome::TooLarge {
                 bytes: self.item_bytes,
             };
         }
-        Items::Found {
+        ItemsOutcome::Found {
             items: self.items.clone(),
             has_more: false,
         }
@@ -198,19 +202,19 @@ impl Conversation {
         self.items.iter().position(|item| &*item.id == id)
     }
 
-    pub(super) fn item(&mut self, id: &str) -> One {
+    pub(super) fn item(&mut self, id: &str) -> ItemOutcome {
         match self.place(id) {
-            Some(place) => One::Found(self.items[place].json.clone()),
-            None => One::NoItem,
+            Some(place) => ItemOutcome::Found(self.items[place].json.clone()),
+            None => ItemOutcome::NoItem,
         }
     }
 
-    pub(super) fn delete(&mut self, id: &str) -> One {
+    pub(super) fn delete(&mut self, id: &str) -> ItemOutcome {
         let Some(place) = self.place(id) else {
-            return One::NoItem;
+            return ItemOutcome::NoItem;
         };
         let deleted: Arc<[Item]> = [self.items.remove(place)].into();
         self.item_bytes -= size(&deleted) as u64;
-        One::Found(self.object.clone())
+        ItemOutcome::Found(self.object.clone())
     }
 }

@@ -8,12 +8,13 @@ use bytes::Bytes;
 
 use super::room::Cost;
 use crate::ids::{ResponseId, Root};
-use crate::store::log::{self, Append, Kept};
-use crate::store::record::{Adopted, Background, Begin, Content, Retention};
+use crate::store::log::{self, Append, LogState};
+use crate::store::record::{Background, Content, InitialState, Retention, TakenOver};
 use crate::store::settings::Keep;
 use crate::store::{
-    Adoption, Amend, Batch, Cancel, Cas, Events, Fence, Final, Hint, Lost, NewRecord, Orphan,
-    Owner, Record, Status, Token,
+    Cancellation, CancelledOutput, EventBatch, FencingToken, Finalization, IdempotencyToken,
+    LoggedEvents, NewRecord, Orphan, Owner, OwnershipLoss, Record, RoutingHint, Status, Takeover,
+    WriteOutcome,
 };
 
 /// What a record takes beside its values: its node in the map (key, links), its place in the table
@@ -25,9 +26,9 @@ const TEXT_BYTES: usize = 24;
 
 /// Bytes that a client's and an engine's words take in a record.
 pub(super) fn size(record: &NewRecord) -> usize {
-    let request = match &record.begin {
-        Begin::Finished { .. } => 0,
-        Begin::Background { request, .. } => request.len(),
+    let request = match &record.initial {
+        InitialState::Finished { .. } => 0,
+        InitialState::Background { request, .. } => request.len(),
     };
     record.input.len() + content_size(&record.content) + request
 }
@@ -38,12 +39,12 @@ pub(super) fn content_size(content: &Content) -> usize {
 
 #[derive(Debug)]
 pub(super) struct Response {
-    token: Token,
+    token: IdempotencyToken,
     /// When it was used last, by the room's count.
     pub(super) used: u64,
     pub(super) expires: Option<Instant>,
     values: Values,
-    hint: Hint,
+    hint: RoutingHint,
     past: Option<Link>,
     run: Option<Box<Run>>,
     status: Status,
@@ -116,7 +117,7 @@ impl Values {
 #[derive(Debug)]
 struct Run {
     owner: Option<Owner>,
-    epoch: u64,
+    fencing_number: u64,
     attempts: u32,
     retention: Retention,
     streams: bool,
@@ -125,7 +126,7 @@ struct Run {
     /// When the events go.
     log_until: Option<Instant>,
     cut: Bytes,
-    final_token: Option<Token>,
+    final_token: Option<IdempotencyToken>,
     /// Before it was cancelled.
     was: Option<Status>,
     is_amended: bool,
@@ -133,9 +134,9 @@ struct Run {
 
 impl Response {
     pub(super) fn new(now: Instant, record: NewRecord, keep: &Keep) -> Self {
-        let (status, run) = match record.begin {
-            Begin::Finished { status } => (status, None),
-            Begin::Background {
+        let (status, run) = match record.initial {
+            InitialState::Finished { status } => (status, None),
+            InitialState::Background {
                 fence,
                 retention,
                 streams,
@@ -143,7 +144,7 @@ impl Response {
             } => {
                 let run = Run {
                     owner: Some(fence.owner),
-                    epoch: fence.epoch,
+                    fencing_number: fence.number,
                     attempts: 1,
                     retention,
                     streams,
@@ -158,11 +159,11 @@ impl Response {
                 (Status::Queued, Some(Box::new(run)))
             }
         };
-        let past = record.past.and_then(|past| {
-            let own = past.chain.last()?.own();
+        let past = record.parent.and_then(|past| {
+            let own = past.ids.last()?.own();
             Some(Link {
                 previous: [(own >> 64) as u64, own as u64],
-                depth: past.chain.len() as u32,
+                depth: past.ids.len() as u32,
                 bytes: past.bytes,
             })
         });
@@ -186,11 +187,11 @@ impl Response {
         self.status
     }
 
-    pub(super) fn token(&self) -> Token {
+    pub(super) fn token(&self) -> IdempotencyToken {
         self.token
     }
 
-    pub(super) fn hint(&self) -> &Hint {
+    pub(super) fn hint(&self) -> &RoutingHint {
         &self.hint
     }
 
@@ -250,7 +251,7 @@ impl Response {
             content: self.values.content(),
             background: self.run.as_ref().map(|run| Background {
                 owner: run.owner,
-                epoch: run.epoch,
+                fencing_number: run.fencing_number,
                 attempts: run.attempts,
                 retention: run.retention,
                 streams: run.streams,
@@ -260,22 +261,22 @@ impl Response {
     }
 
     /// Why `fence` may not write, if it may not.
-    pub(super) fn refuses(&self, fence: Fence) -> Option<Cas> {
+    pub(super) fn refuses(&self, fence: FencingToken) -> Option<WriteOutcome> {
         let Some(run) = &self.run else {
-            return Some(Cas::Terminal(self.status));
+            return Some(WriteOutcome::Terminal(self.status));
         };
-        if run.owner != Some(fence.owner) || run.epoch != fence.epoch {
-            return Some(Cas::Fenced);
+        if run.owner != Some(fence.owner) || run.fencing_number != fence.number {
+            return Some(WriteOutcome::Fenced);
         }
         self.status
             .is_terminal()
-            .then_some(Cas::Terminal(self.status))
+            .then_some(WriteOutcome::Terminal(self.status))
     }
 
-    pub(super) fn lost(&self, fence: Fence) -> Option<Lost> {
+    pub(super) fn lost(&self, fence: FencingToken) -> Option<OwnershipLoss> {
         match self.refuses(fence)? {
-            Cas::Terminal(status) => Some(Lost::Terminal(status)),
-            _ => Some(Lost::Fenced),
+            WriteOutcome::Terminal(status) => Some(OwnershipLoss::Terminal(status)),
+            _ => Some(OwnershipLoss::Fenced),
         }
     }
 
@@ -284,7 +285,7 @@ impl Response {
     }
 
     /// What it was and whose, if this cancelled it.
-    pub(super) fn cancelled_by(&self, token: Token) -> Option<(Status, Option<Owner>)> {
+    pub(super) fn cancelled_by(&self, token: IdempotencyToken) -> Option<(Status, Option<Owner>)> {
         let run = self.run.as_ref()?;
         let was = run.was.filter(|_| run.final_token == Some(token))?;
         Some((was, run.owner))
@@ -297,35 +298,46 @@ impl Response {
         }
     }
 
-    pub(super) fn start(&mut self, fence: Fence) -> Cas {
+    pub(super) fn start(&mut self, fence: FencingToken) -> WriteOutcome {
         if let Some(refused) = self.refuses(fence) {
             return refused;
         }
         self.status = Status::InProgress;
-        Cas::Done
+        WriteOutcome::Done
     }
 
-    pub(super) fn append(&mut self, fence: Fence, batch: &Batch, bytes_max: u64) -> Cas {
+    pub(super) fn append(
+        &mut self,
+        fence: FencingToken,
+        batch: &EventBatch,
+        bytes_max: u64,
+    ) -> WriteOutcome {
         if let Some(refused) = self.refuses(fence) {
             return refused;
         }
         let Some(run) = &mut self.run else {
-            return Cas::Gone;
+            return WriteOutcome::Gone;
         };
         match run.log.append(&owned(batch), bytes_max) {
-            Append::Done => Cas::Done,
-            Append::Duplicate { last } => Cas::Duplicate { last },
-            Append::Gap { last } => Cas::Gap { last },
-            Append::Overflow => Cas::Overflow,
+            Append::Done => WriteOutcome::Done,
+            Append::Duplicate { last } => WriteOutcome::Duplicate { last },
+            Append::Gap { last } => WriteOutcome::Gap { last },
+            Append::Overflow => WriteOutcome::Overflow,
         }
     }
 
-    pub(super) fn finalize(&mut self, now: Instant, fence: Fence, end: Final, keep: &Keep) -> Cas {
+    pub(super) fn finalize(
+        &mut self,
+        now: Instant,
+        fence: FencingToken,
+        end: Finalization,
+        keep: &Keep,
+    ) -> WriteOutcome {
         let Some(run) = &mut self.run else {
-            return Cas::Terminal(self.status);
+            return WriteOutcome::Terminal(self.status);
         };
         if self.status.is_terminal() && run.final_token == Some(end.token) {
-            return Cas::Done;
+            return WriteOutcome::Done;
         }
         if let Some(refused) = self.refuses(fence) {
             return refused;
@@ -334,7 +346,7 @@ impl Response {
         if let Some(batch) = &end.batch {
             // A log that is full takes no more; the response ends all the same.
             match self.append(fence, batch, keep.log_bytes_max) {
-                Cas::Done | Cas::Overflow => {}
+                WriteOutcome::Done | WriteOutcome::Overflow => {}
                 refused => return refused,
             }
         }
@@ -342,19 +354,19 @@ impl Response {
         self.hint = end.hint;
         self.end(now, end.status, end.token, keep);
         if let Some(run) = &mut self.run {
-            run.cut = Bytes::copy_from_slice(&end.cut);
+            run.cut = Bytes::copy_from_slice(&end.delta_table);
         }
-        Cas::Done
+        WriteOutcome::Done
     }
 
     /// Only for one that runs.
-    pub(super) fn cancel(&mut self, now: Instant, cancel: Cancel, keep: &Keep) {
+    pub(super) fn cancel(&mut self, now: Instant, cancel: Cancellation, keep: &Keep) {
         let Some(run) = &mut self.run else {
             return;
         };
         run.was = Some(self.status);
         let number = run.log.last().map_or(0, |last| last + 1);
-        let batch = Batch {
+        let batch = EventBatch {
             first: number,
             last: number,
             bytes: Bytes::copy_from_slice(&cancel.event),
@@ -368,7 +380,7 @@ impl Response {
         self.end(now, Status::Cancelled, cancel.token, keep);
     }
 
-    fn end(&mut self, now: Instant, status: Status, token: Token, keep: &Keep) {
+    fn end(&mut self, now: Instant, status: Status, token: IdempotencyToken, keep: &Keep) {
         self.status = status;
         let Some(run) = &mut self.run else {
             return;
@@ -382,23 +394,27 @@ impl Response {
         };
     }
 
-    pub(super) fn amend(&mut self, fence: Fence, amend: Amend) -> Cas {
+    pub(super) fn finalize_cancelled(
+        &mut self,
+        fence: FencingToken,
+        amend: CancelledOutput,
+    ) -> WriteOutcome {
         match self.refuses(fence) {
             // It is the owner's, and it was cancelled.
-            Some(Cas::Terminal(Status::Cancelled)) => {}
+            Some(WriteOutcome::Terminal(Status::Cancelled)) => {}
             Some(refused) => return refused,
-            None => return Cas::Fenced,
+            None => return WriteOutcome::Fenced,
         }
         let Some(run) = &mut self.run else {
-            return Cas::Gone;
+            return WriteOutcome::Gone;
         };
         if run.is_amended {
-            return Cas::Terminal(Status::Cancelled);
+            return WriteOutcome::Terminal(Status::Cancelled);
         }
         run.is_amended = true;
-        run.cut = Bytes::copy_from_slice(&amend.cut);
+        run.cut = Bytes::copy_from_slice(&amend.delta_table);
         self.values.replace(&amend.content);
-        Cas::Done
+        WriteOutcome::Done
     }
 
     pub(super) fn events(
@@ -406,26 +422,26 @@ impl Response {
         now: Instant,
         after: Option<u64>,
         bytes_max: u64,
-    ) -> Option<Events> {
+    ) -> Option<LoggedEvents> {
         let run = self.run.as_ref()?;
         let is_gone = run.log_until.is_some_and(|until| until <= now);
         let is_gone = is_gone && run.log.last().is_some();
         let kept = if run.log.has_overflowed() || (is_gone && run.cut.is_empty()) {
-            Kept::Overflowed
+            LogState::Overflowed
         } else if is_gone {
-            Kept::Sealed(run.cut.clone())
+            LogState::Expired(run.cut.clone())
         } else {
-            Kept::Whole
+            LogState::Whole
         };
         let batches = match kept {
-            Kept::Whole => run.log.read(after, bytes_max),
-            Kept::Sealed(_) | Kept::Overflowed => Vec::new(),
+            LogState::Whole => run.log.read(after, bytes_max),
+            LogState::Expired(_) | LogState::Overflowed => Vec::new(),
         };
-        Some(Events {
+        Some(LoggedEvents {
             status: self.status,
             batches,
             last: run.log.last(),
-            kept,
+            log: kept,
         })
     }
 
@@ -436,27 +452,28 @@ impl Response {
     ) -> Option<(Option<Owner>, u64)> {
         let run = self.run.as_ref()?;
         let runs = !self.status.is_terminal();
-        (runs && !run.owner.is_some_and(is_alive)).then_some((run.owner, run.epoch))
+        (runs && !run.owner.is_some_and(is_alive)).then_some((run.owner, run.fencing_number))
     }
 
-    pub(super) fn adopt(&mut self, orphan: Orphan, by: Owner, is_alive: bool) -> Adoption {
+    pub(super) fn take_over(&mut self, orphan: Orphan, by: Owner, is_alive: bool) -> Takeover {
         let Some(run) = self.run.as_mut().filter(|_| !self.status.is_terminal()) else {
-            return Adoption::Terminal(self.status);
+            return Takeover::Terminal(self.status);
         };
         // The answer to the first try was lost.
-        let is_ours = run.owner == Some(by) && run.epoch == orphan.epoch + 1;
+        let is_ours = run.owner == Some(by) && run.fencing_number == orphan.fencing_number + 1;
         if !is_ours {
-            if run.owner != orphan.owner || run.epoch != orphan.epoch || is_alive {
-                return Adoption::Raced;
+            if run.owner != orphan.owner || run.fencing_number != orphan.fencing_number || is_alive
+            {
+                return Takeover::Raced;
             }
             run.owner = Some(by);
-            run.epoch += 1;
+            run.fencing_number += 1;
             run.attempts += 1;
         }
-        Adoption::Adopted(Adopted {
-            fence: Fence {
+        Takeover::Done(TakenOver {
+            fence: FencingToken {
                 owner: by,
-                epoch: run.epoch,
+                number: run.fencing_number,
             },
             status: self.status,
             attempts: run.attempts,
@@ -466,20 +483,20 @@ impl Response {
         })
     }
 
-    pub(super) fn release(&mut self, fence: Fence) -> Cas {
+    pub(super) fn release(&mut self, fence: FencingToken) -> WriteOutcome {
         if let Some(refused) = self.refuses(fence) {
             return refused;
         }
         if let Some(run) = &mut self.run {
             run.owner = None;
-            run.epoch += 1;
+            run.fencing_number += 1;
         }
-        Cas::Done
+        WriteOutcome::Done
     }
 }
 
-fn owned(batch: &Batch) -> Batch {
-    Batch {
+fn owned(batch: &EventBatch) -> EventBatch {
+    EventBatch {
         bytes: Bytes::copy_from_slice(&batch.bytes),
         ..*batch
     }

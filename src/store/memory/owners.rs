@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::store::cancel::Notices;
-use crate::store::{Cursor, Notice, Owner};
+use crate::store::{Notice, NoticeCursor, Owner};
 
 #[derive(Debug, Default)]
 pub(super) struct Owners(HashMap<Owner, State>);
@@ -19,7 +19,7 @@ struct State {
 }
 
 impl Owners {
-    pub(super) fn beat(&mut self, now: Instant, owner: Owner, name: String, lease: Duration) {
+    pub(super) fn heartbeat(&mut self, now: Instant, owner: Owner, name: String, lease: Duration) {
         // Whoever is long gone reads no notices.
         self.0
             .retain(|known, state| *known == owner || now < state.until + 10 * lease);
@@ -31,7 +31,7 @@ impl Owners {
         state.until = now + lease;
     }
 
-    pub(super) fn retire(&mut self, owner: Owner) {
+    pub(super) fn end_lease(&mut self, owner: Owner) {
         self.0.remove(&owner);
     }
 
@@ -50,7 +50,7 @@ impl Owners {
         }
     }
 
-    pub(super) fn notices(&self, owner: Owner, after: Cursor) -> (Vec<Notice>, Cursor) {
+    pub(super) fn notices(&self, owner: Owner, after: NoticeCursor) -> (Vec<Notice>, NoticeCursor) {
         match self.0.get(&owner) {
             Some(state) => state.notices.after(after),
             None => (Vec::new(), after),

@@ -11,12 +11,13 @@ use rustc_hash::FxBuildHasher;
 use super::conversation::Conversation;
 use super::entry::Response;
 use super::room::Room;
-use crate::store::record::Amend;
+use crate::store::record::CancelledOutput;
 use crate::store::settings::Keep;
 use crate::store::{
-    Adoption, Batch, Cancel, Cancelled, Cas, ConversationKey, Deleted, Error, Events, Fence, Final,
-    History, HistoryMax, Key, Lost, NewConversation, NewRecord, Orphan, Owner, Past, Record, Token,
-    Turn, Turns,
+    CancelOutcome, Cancellation, Chain, ConversationKey, DeleteOutcome, Error, EventBatch,
+    FencingToken, Finalization, History, HistoryLimits, IdempotencyToken, LoggedEvents,
+    NewConversation, NewRecord, Orphan, Owner, OwnershipLoss, Record, ResponseKey, Takeover, Turn,
+    Turns, WriteOutcome,
 };
 
 /// Expired things looked at in one call, so that none takes long.
@@ -25,14 +26,14 @@ const SWEEP_MAX: usize = 4;
 #[derive(Debug)]
 pub(super) struct Shard {
     place: usize,
-    running: HashMap<Key, Response, FxBuildHasher>,
+    running: HashMap<ResponseKey, Response, FxBuildHasher>,
     /// The longest unused first.
-    finished: LinkedHashMap<Key, Response, FxBuildHasher>,
+    finished: LinkedHashMap<ResponseKey, Response, FxBuildHasher>,
     conversations: LinkedHashMap<ConversationKey, Conversation, FxBuildHasher>,
     /// Ended background responses, in order of their end: when the events of each go.
-    logs: VecDeque<(Instant, Key)>,
+    logs: VecDeque<(Instant, ResponseKey)>,
     /// When each of those that are for polling only goes.
-    ephemeral: VecDeque<(Instant, Key)>,
+    ephemeral: VecDeque<(Instant, ResponseKey)>,
     keep: Keep,
     room: Arc<Room>,
 }
@@ -107,7 +108,7 @@ impl Shard {
     }
 
     /// The response, if it is there and has not expired. Counts as no use.
-    fn find(&mut self, now: Instant, key: Key) -> Option<&mut Response> {
+    fn find(&mut self, now: Instant, key: ResponseKey) -> Option<&mut Response> {
         let has_expired = self
             .finished
             .get(&key)
@@ -122,7 +123,7 @@ impl Shard {
     }
 
     /// As [`Shard::find`], and it counts as the last to go from now on.
-    fn touch(&mut self, now: Instant, key: Key) -> Option<&mut Response> {
+    fn touch(&mut self, now: Instant, key: ResponseKey) -> Option<&mut Response> {
         self.find(now, key)?;
         let tick = self.room.tick();
         if self.finished.to_back(&key).is_some() {
@@ -136,7 +137,7 @@ impl Shard {
     fn change<T>(
         &mut self,
         now: Instant,
-        key: Key,
+        key: ResponseKey,
         change: impl FnOnce(&mut Response) -> T,
     ) -> Option<T> {
         let response = self.find(now, key)?;
@@ -160,7 +161,7 @@ impl Shard {
         Some(result)
     }
 
-    fn drop_finished(&mut self, key: Key) {
+    fn drop_finished(&mut self, key: ResponseKey) {
         if let Some(dropped) = self.finished.remove(&key) {
             self.room.give_back(dropped.cost());
             self.tell_oldest();
@@ -208,7 +209,12 @@ impl Shard {
     }
 
     /// Whether it was created before by a write with this token; an error if by another.
-    pub(super) fn knows(&mut self, now: Instant, key: Key, token: Token) -> Result<bool, Error> {
+    pub(super) fn knows(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        token: IdempotencyToken,
+    ) -> Result<bool, Error> {
         match self.find(now, key) {
             None => Ok(false),
             Some(found) if found.token() == token => Ok(true),
@@ -216,11 +222,11 @@ impl Shard {
         }
     }
 
-    pub(super) fn create(&mut self, now: Instant, key: Key, record: NewRecord) {
+    pub(super) fn create(&mut self, now: Instant, key: ResponseKey, record: NewRecord) {
         let ttl = Duration::from_secs(self.keep.record_ttl_s);
         // What it continues is needed for as long as it is.
-        for id in record.past.iter().flat_map(|past| past.chain.iter()) {
-            if let Some(found) = self.find(now, Key { id: *id, ..key })
+        for id in record.parent.iter().flat_map(|past| past.ids.iter()) {
+            if let Some(found) = self.find(now, ResponseKey { id: *id, ..key })
                 && let Some(at) = found.expires
             {
                 found.expires = Some(at.max(now + ttl));
@@ -237,17 +243,22 @@ impl Shard {
         }
     }
 
-    pub(super) fn get(&mut self, now: Instant, key: Key) -> Option<Record> {
+    pub(super) fn get(&mut self, now: Instant, key: ResponseKey) -> Option<Record> {
         let root = key.id.root();
         Some(self.touch(now, key)?.record(root))
     }
 
-    pub(super) fn input(&mut self, now: Instant, key: Key) -> Option<Bytes> {
+    pub(super) fn input(&mut self, now: Instant, key: ResponseKey) -> Option<Bytes> {
         let found = self.touch(now, key)?;
         (!found.is_for_polling_only()).then(|| found.input())
     }
 
-    pub(super) fn history(&mut self, now: Instant, key: Key, max: HistoryMax) -> History {
+    pub(super) fn history(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        max: HistoryLimits,
+    ) -> History {
         let Some(head) = self
             .touch(now, key)
             .filter(|found| !found.is_for_polling_only())
@@ -273,7 +284,7 @@ impl Shard {
         let (mut turns, mut chain) = (Vec::with_capacity(count), Vec::with_capacity(count));
         let mut next = Some(key.id);
         while let Some(id) = next {
-            let Some(found) = self.touch(now, Key { id, ..key }) else {
+            let Some(found) = self.touch(now, ResponseKey { id, ..key }) else {
                 return History::Missing(id);
             };
             turns.push(Turn {
@@ -287,124 +298,175 @@ impl Shard {
         chain.reverse();
         History::Found(Turns {
             turns,
-            past: Past {
-                chain: chain.into(),
+            chain: Chain {
+                ids: chain.into(),
                 bytes,
             },
             hint,
         })
     }
 
-    pub(super) fn delete(&mut self, now: Instant, key: Key) -> Deleted {
+    pub(super) fn delete(&mut self, now: Instant, key: ResponseKey) -> DeleteOutcome {
         let Some(found) = self.find(now, key) else {
-            return Deleted::Gone;
+            return DeleteOutcome::Gone;
         };
         let (was, owner) = (found.status(), found.owner());
         if let Some(dropped) = self.running.remove(&key) {
             self.room.give_back(dropped.cost());
         }
         self.drop_finished(key);
-        Deleted::Done { was, owner }
+        DeleteOutcome::Done { was, owner }
     }
 
-    pub(super) fn start(&mut self, now: Instant, key: Key, fence: Fence) -> Cas {
+    pub(super) fn start(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+    ) -> WriteOutcome {
         let started = self.change(now, key, |found| found.start(fence));
-        started.unwrap_or(Cas::Gone)
+        started.unwrap_or(WriteOutcome::Gone)
     }
 
-    pub(super) fn append(&mut self, now: Instant, key: Key, fence: Fence, batch: &Batch) -> Cas {
+    pub(super) fn append(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+        batch: &EventBatch,
+    ) -> WriteOutcome {
         // Beyond its half of the room, running work goes on without its events.
         let bytes_max = match self.room.is_full_of_running(batch.bytes.len() as u64) {
             true => 0,
             false => self.keep.log_bytes_max,
         };
         let appended = self.change(now, key, |found| found.append(fence, batch, bytes_max));
-        appended.unwrap_or(Cas::Gone)
+        appended.unwrap_or(WriteOutcome::Gone)
     }
 
-    pub(super) fn finalize(&mut self, now: Instant, key: Key, fence: Fence, end: Final) -> Cas {
+    pub(super) fn finalize(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+        end: Finalization,
+    ) -> WriteOutcome {
         let keep = self.keep.clone();
         let ended = self.change(now, key, |found| found.finalize(now, fence, end, &keep));
-        ended.unwrap_or(Cas::Gone)
+        ended.unwrap_or(WriteOutcome::Gone)
     }
 
-    pub(super) fn cancel(&mut self, now: Instant, key: Key, cancel: Cancel) -> Cancelled {
+    pub(super) fn cancel(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        cancel: Cancellation,
+    ) -> CancelOutcome {
         let Some(found) = self.find(now, key) else {
-            return Cancelled::Gone;
+            return CancelOutcome::Gone;
         };
         if !found.is_background() {
-            return Cancelled::NotBackground;
+            return CancelOutcome::NotBackground;
         }
         if let Some((was, owner)) = found.cancelled_by(cancel.token) {
-            return Cancelled::Done { was, owner };
+            return CancelOutcome::Done { was, owner };
         }
         let (was, owner) = (found.status(), found.owner());
         if was.is_terminal() {
-            return Cancelled::Terminal(was);
+            return CancelOutcome::Terminal(was);
         }
         let keep = self.keep.clone();
         self.change(now, key, |found| found.cancel(now, cancel, &keep));
-        Cancelled::Done { was, owner }
+        CancelOutcome::Done { was, owner }
     }
 
-    pub(super) fn amend(&mut self, now: Instant, key: Key, fence: Fence, amend: Amend) -> Cas {
-        let amended = self.change(now, key, |found| found.amend(fence, amend));
-        amended.unwrap_or(Cas::Gone)
+    pub(super) fn finalize_cancelled(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+        amend: CancelledOutput,
+    ) -> WriteOutcome {
+        let amended = self.change(now, key, |found| found.finalize_cancelled(fence, amend));
+        amended.unwrap_or(WriteOutcome::Gone)
     }
 
     pub(super) fn events(
         &mut self,
         now: Instant,
-        key: Key,
+        key: ResponseKey,
         after: Option<u64>,
         bytes_max: u64,
-    ) -> Option<Events> {
+    ) -> Option<LoggedEvents> {
         self.touch(now, key)?.events(now, after, bytes_max)
     }
 
-    pub(super) fn lost(&mut self, now: Instant, key: Key, fence: Fence) -> Option<Lost> {
+    pub(super) fn lost(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+    ) -> Option<OwnershipLoss> {
         match self.find(now, key) {
-            None => Some(Lost::Gone),
+            None => Some(OwnershipLoss::Gone),
             Some(found) => found.lost(fence),
         }
     }
 
     pub(super) fn orphans(&self, alive: &HashSet<Owner>, max: usize) -> Vec<Orphan> {
-        let orphan = |(key, found): (&Key, &Response)| {
-            let (owner, epoch) = found.orphan(|owner| alive.contains(&owner))?;
+        let orphan = |(key, found): (&ResponseKey, &Response)| {
+            let (owner, fencing_number) = found.orphan(|owner| alive.contains(&owner))?;
             Some(Orphan {
                 key: *key,
                 owner,
-                epoch,
+                fencing_number,
             })
         };
         self.running.iter().filter_map(orphan).take(max).collect()
     }
 
-    pub(super) fn strays(&self, owner: Owner, running: &[Key], max: usize) -> Vec<(Key, Fence)> {
+    pub(super) fn untracked(
+        &self,
+        owner: Owner,
+        running: &[ResponseKey],
+        max: usize,
+    ) -> Vec<(ResponseKey, FencingToken)> {
         let own = self.running.iter().filter_map(|(key, found)| {
-            let (of, epoch) = found.orphan(|it| it != owner)?;
-            Some((*key, Fence { owner: of?, epoch }))
+            let (of, fencing_number) = found.orphan(|it| it != owner)?;
+            Some((
+                *key,
+                FencingToken {
+                    owner: of?,
+                    number: fencing_number,
+                },
+            ))
         });
         own.filter(|(key, _)| !running.contains(key))
             .take(max)
             .collect()
     }
 
-    pub(super) fn adopt(
+    pub(super) fn take_over(
         &mut self,
         now: Instant,
         orphan: Orphan,
         by: Owner,
         is_alive: bool,
-    ) -> Adoption {
-        let adopted = self.change(now, orphan.key, |found| found.adopt(orphan, by, is_alive));
-        adopted.unwrap_or(Adoption::Gone)
+    ) -> Takeover {
+        let adopted = self.change(now, orphan.key, |found| {
+            found.take_over(orphan, by, is_alive)
+        });
+        adopted.unwrap_or(Takeover::Gone)
     }
 
-    pub(super) fn release(&mut self, now: Instant, key: Key, fence: Fence) -> Cas {
+    pub(super) fn release(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+    ) -> WriteOutcome {
         let released = self.change(now, key, |found| found.release(fence));
-        released.unwrap_or(Cas::Gone)
+        released.unwrap_or(WriteOutcome::Gone)
     }
 
     fn find_conversation(

@@ -6,9 +6,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ids::{ResponseId, Tenant};
-use crate::store::log::Kept;
+use crate::store::log::LogState;
 use crate::store::record::{Content, Retention};
-use crate::store::{Hint, Status};
+use crate::store::{RoutingHint, Status};
 
 /// A store whose clock stands still until it is moved.
 struct Paused {
@@ -51,45 +51,45 @@ impl Paused {
 }
 
 /// Nothing here waits.
-fn now<T>(asked: Asked<'_, T>) -> Result<T, Error> {
+fn now<T>(asked: StoreFuture<'_, T>) -> Result<T, Error> {
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.build().unwrap();
     runtime.block_on(asked)
 }
 
-fn key(number: u64) -> Key {
-    Key {
+fn key(number: u64) -> ResponseKey {
+    ResponseKey {
         tenant: Tenant::tagged(1),
         id: ResponseId::new(Root(number), number.into()),
     }
 }
 
-fn record(begin: Begin, bytes: usize) -> NewRecord {
+fn record(begin: InitialState, bytes: usize) -> NewRecord {
     NewRecord {
-        token: Token(1),
-        past: None,
-        hint: Hint {
+        token: IdempotencyToken(1),
+        parent: None,
+        hint: RoutingHint {
             model: "m".into(),
             worker: None,
         },
         input: vec![b' '; bytes].into(),
         content: Content::default(),
-        begin,
+        initial: begin,
     }
 }
 
 fn finished(bytes: usize) -> NewRecord {
     let status = Status::Completed;
-    record(Begin::Finished { status }, bytes)
+    record(InitialState::Finished { status }, bytes)
 }
 
-const FENCE: Fence = Fence {
+const FENCE: FencingToken = FencingToken {
     owner: Owner(1),
-    epoch: 1,
+    number: 1,
 };
 
 fn running(bytes: usize) -> NewRecord {
-    let begin = Begin::Background {
+    let begin = InitialState::Background {
         fence: FENCE,
         retention: Retention::Stored,
         streams: true,
@@ -98,17 +98,17 @@ fn running(bytes: usize) -> NewRecord {
     record(begin, bytes)
 }
 
-fn ending() -> Final {
-    Final {
-        token: Token(2),
+fn ending() -> Finalization {
+    Finalization {
+        token: IdempotencyToken(2),
         status: Status::Completed,
         content: Content::default(),
-        hint: Hint {
+        hint: RoutingHint {
             model: "m".into(),
             worker: None,
         },
         batch: None,
-        cut: Bytes::from_static(b"cut"),
+        delta_table: Bytes::from_static(b"cut"),
     }
 }
 
@@ -153,7 +153,7 @@ fn what_runs_never_makes_way_and_fills_no_more_than_half() {
     // One that ends makes room for another.
     assert_eq!(
         now(store.memory.finalize(key(0), FENCE, ending())),
-        Ok(Cas::Done)
+        Ok(WriteOutcome::Done)
     );
     now(store.memory.create(key(9), running(1))).unwrap();
 }
@@ -162,21 +162,21 @@ fn what_runs_never_makes_way_and_fills_no_more_than_half() {
 fn running_work_that_fills_its_half_goes_on_without_its_events() {
     let store = paused(&room(100, 1 << 20));
     now(store.memory.create(key(0), running(400 << 10))).unwrap();
-    let batch = |first| Batch {
+    let batch = |first| EventBatch {
         first,
         last: first,
         bytes: vec![b'x'; 100 << 10].into(),
     };
     assert_eq!(
         now(store.memory.append(key(0), FENCE, batch(0))),
-        Ok(Cas::Done)
+        Ok(WriteOutcome::Done)
     );
     assert_eq!(
         now(store.memory.append(key(0), FENCE, batch(1))),
-        Ok(Cas::Overflow)
+        Ok(WriteOutcome::Overflow)
     );
     let events = now(store.memory.events(key(0), None, 1)).unwrap().unwrap();
-    assert_eq!((events.kept, events.last), (Kept::Overflowed, Some(1)));
+    assert_eq!((events.log, events.last), (LogState::Overflowed, Some(1)));
 }
 
 #[test]
@@ -184,29 +184,29 @@ fn a_record_expires_after_its_time_and_a_log_before_it() {
     let store = paused(&Settings::default());
     now(store.memory.create(key(0), finished(1))).unwrap();
     now(store.memory.create(key(1), running(1))).unwrap();
-    let batch = Batch {
+    let batch = EventBatch {
         first: 0,
         last: 0,
         bytes: Bytes::from_static(b"x"),
     };
     assert_eq!(
         now(store.memory.append(key(1), FENCE, batch)),
-        Ok(Cas::Done)
+        Ok(WriteOutcome::Done)
     );
     assert_eq!(
         now(store.memory.finalize(key(1), FENCE, ending())),
-        Ok(Cas::Done)
+        Ok(WriteOutcome::Done)
     );
     let kept = || {
         now(store.memory.events(key(1), None, 9))
             .unwrap()
             .unwrap()
-            .kept
+            .log
     };
     store.pass(599);
-    assert_eq!(kept(), Kept::Whole);
+    assert_eq!(kept(), LogState::Whole);
     store.pass(1);
-    assert_eq!(kept(), Kept::Sealed(Bytes::from_static(b"cut")));
+    assert_eq!(kept(), LogState::Expired(Bytes::from_static(b"cut")));
     store.pass(30 * 24 * 3_600);
     assert!(now(store.memory.get(key(0))).unwrap().is_none());
     assert!(now(store.memory.get(key(1))).unwrap().is_none());
@@ -217,7 +217,7 @@ fn a_record_expires_after_its_time_and_a_log_before_it() {
 fn one_for_polling_only_goes_soon_after_its_end() {
     let store = paused(&Settings::default());
     let mut new = running(1);
-    if let Begin::Background { retention, .. } = &mut new.begin {
+    if let InitialState::Background { retention, .. } = &mut new.initial {
         *retention = Retention::Ephemeral;
     }
     now(store.memory.create(key(0), new)).unwrap();
@@ -225,7 +225,7 @@ fn one_for_polling_only_goes_soon_after_its_end() {
     assert!(now(store.memory.get(key(0))).unwrap().is_some());
     assert_eq!(
         now(store.memory.finalize(key(0), FENCE, ending())),
-        Ok(Cas::Done)
+        Ok(WriteOutcome::Done)
     );
     store.pass(599);
     assert!(now(store.memory.get(key(0))).unwrap().is_some());
@@ -296,7 +296,7 @@ proptest! {
                     let got = now(store.memory.get(key(number))).unwrap();
                     let last = got.and_then(|got| got.background?.last_event);
                     let first = last.map_or(0, |last| last + 1);
-                    let batch = Batch { first, last: first, bytes: vec![0; 3_000].into() };
+                    let batch = EventBatch { first, last: first, bytes: vec![0; 3_000].into() };
                     let _ = now(store.memory.append(key(number), FENCE, batch)).unwrap();
                 }
                 Step::Finalize(number) => {

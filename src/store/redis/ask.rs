@@ -163,9 +163,16 @@ impl Asking {
         self.account(&result);
         result.map_err(|failure| match (kind, failure.error) {
             // Nothing is changed by reading.
-            (Kind::Read, Error::Unknown { retry_after, why }) => {
-                Error::Unavailable { retry_after, why }
-            }
+            (
+                Kind::Read,
+                Error::Unknown {
+                    retry_after,
+                    reason,
+                },
+            ) => Error::Unavailable {
+                retry_after,
+                reason,
+            },
             (_, error) => error,
         })
     }
@@ -188,9 +195,9 @@ impl Asking {
             admitted
         };
         admitted.map_err(|left| {
-            let why = self.trouble();
+            let reason = self.trouble();
             // Not sooner than clients' smallest unit.
-            unavailable(left.max(BUSY_RETRY), &why)
+            unavailable(left.max(BUSY_RETRY), &reason)
         })
     }
 
@@ -234,11 +241,11 @@ impl Asking {
                 if !joined.wire.is_cluster() {
                     self.link.on_late(place, joined.life);
                 }
-                let why = match kind {
+                let reason = match kind {
                     Kind::Read => "no answer in time",
                     Kind::Write | Kind::WriteOnce => "no answer to a write in time",
                 };
-                Err(trouble(unknown(why)))
+                Err(trouble(unknown(reason)))
             }
         }
     }
@@ -252,15 +259,15 @@ impl Asking {
         if let Some(joined) = self.link.up(place) {
             return Ok((place, joined));
         }
-        let why = match timeout_at(deadline, self.link.wire(place)).await {
+        let reason = match timeout_at(deadline, self.link.wire(place)).await {
             Ok(Ok(joined)) => return Ok((place, joined)),
-            Ok(Err(why)) => why,
+            Ok(Err(reason)) => reason,
             Err(_) => "connecting takes too long".into(),
         };
         // Its tasks stay where they are.
         match self.link.up(SHARED) {
             Some(joined) => Ok((SHARED, joined)),
-            None => Err(trouble(unavailable(BUSY_RETRY, &why))),
+            None => Err(trouble(unavailable(BUSY_RETRY, &reason))),
         }
     }
 
@@ -309,17 +316,17 @@ impl Drop for Waiting<'_> {
     }
 }
 
-fn unavailable(retry_after: Duration, why: &str) -> Error {
+fn unavailable(retry_after: Duration, reason: &str) -> Error {
     Error::Unavailable {
         retry_after,
-        why: why.into(),
+        reason: reason.into(),
     }
 }
 
-fn unknown(why: &str) -> Error {
+fn unknown(reason: &str) -> Error {
     Error::Unknown {
         retry_after: BUSY_RETRY,
-        why: why.into(),
+        reason: reason.into(),
     }
 }
 
@@ -357,7 +364,7 @@ fn is_of_one_key(error: &RedisError) -> bool {
 
 /// What an error of the library means for a write.
 fn judge(error: &RedisError) -> Failure {
-    let why = told(error);
+    let reason = told(error);
     match error.code() {
         Some("OOM") => {
             return Failure {
@@ -368,15 +375,15 @@ fn judge(error: &RedisError) -> Failure {
             };
         }
         Some("NEWER") => {
-            let why = format!("written by a newer release: {why}");
+            let reason = format!("written by a newer release: {reason}");
             return Failure {
-                error: Error::Unreadable(why.into()),
+                error: Error::Unreadable(reason.into()),
                 is_trouble: false,
             };
         }
         // A script that Redis is busy with, replicas that are missing, a disk that is full.
         Some("BUSY" | "NOREPLICAS" | "MISCONF" | "UNKILLABLE" | "NOAUTH" | "WRONGPASS") => {
-            return trouble(unavailable(BUSY_RETRY, &why));
+            return trouble(unavailable(BUSY_RETRY, &reason));
         }
         _ => {}
     }
@@ -393,20 +400,20 @@ fn judge(error: &RedisError) -> Failure {
             | ServerErrorKind::NoScript
             | ServerErrorKind::NoPerm
             | ServerErrorKind::CrossSlot,
-        ) => trouble(unavailable(BUSY_RETRY, &why)),
+        ) => trouble(unavailable(BUSY_RETRY, &reason)),
         // It never got there.
         ErrorKind::ClusterConnectionNotFound
         | ErrorKind::AuthenticationFailed
         | ErrorKind::InvalidClientConfig
         | ErrorKind::MasterNameNotFoundBySentinel
         | ErrorKind::NoValidReplicasFoundBySentinel
-        | ErrorKind::EmptySentinelList => trouble(unavailable(BUSY_RETRY, &why)),
-        ErrorKind::Io if error.is_connection_refusal() => trouble(unavailable(BUSY_RETRY, &why)),
+        | ErrorKind::EmptySentinelList => trouble(unavailable(BUSY_RETRY, &reason)),
+        ErrorKind::Io if error.is_connection_refusal() => trouble(unavailable(BUSY_RETRY, &reason)),
         _ if is_of_one_key(error) => Failure {
-            error: Error::Unreadable(why.into()),
+            error: Error::Unreadable(reason.into()),
             is_trouble: false,
         },
-        _ => trouble(unknown(&why)),
+        _ => trouble(unknown(&reason)),
     }
 }
 

@@ -6,33 +6,38 @@ use super::reply::{Reply, odd, write_hint};
 use super::responses::Writer;
 use super::scripts::{Call, Name};
 use super::{Redis, Request};
-use crate::store::cancel::{NOTICES_MAX, What};
-use crate::store::log::Kept;
+use crate::store::cancel::{NOTICES_MAX, NoticeKind};
+use crate::store::log::LogState;
 use crate::store::{
-    Amend, Batch, Cancel, Cancelled, Cas, Cursor, Error, Events, Fence, Final, Key, Notice, Owner,
+    CancelOutcome, Cancellation, CancelledOutput, Error, EventBatch, FencingToken, Finalization,
+    LoggedEvents, Notice, NoticeCursor, Owner, ResponseKey, WriteOutcome,
 };
 
 impl Redis {
     /// A call that begins with record, log and the writer's right.
-    pub(super) fn by(&self, name: Name, key: Key, fence: Fence) -> Call {
+    pub(super) fn by(&self, name: Name, key: ResponseKey, fence: FencingToken) -> Call {
         Call::new(name)
             .key(self.keys.record(key))
             .key(self.keys.log(key))
             .arg(fence.owner.to_string())
-            .number(fence.epoch)
+            .number(fence.number)
     }
 
-    pub(super) async fn start_record(&self, key: Key, fence: Fence) -> Result<Cas, Error> {
+    pub(super) async fn start_record(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+    ) -> Result<WriteOutcome, Error> {
         let call = self.by(Name::START, key, fence);
         self.call(Kind::Write, call).await?.cas()
     }
 
     pub(super) async fn append_events(
         &self,
-        key: Key,
-        fence: Fence,
-        batch: Batch,
-    ) -> Result<Cas, Error> {
+        key: ResponseKey,
+        fence: FencingToken,
+        batch: EventBatch,
+    ) -> Result<WriteOutcome, Error> {
         let call = self
             .by(Name::APPEND, key, fence)
             .number(batch.first)
@@ -45,18 +50,18 @@ impl Redis {
 
     pub(super) async fn finalize_record(
         &self,
-        key: Key,
-        fence: Fence,
-        end: Final,
-    ) -> Result<Cas, Error> {
+        key: ResponseKey,
+        fence: FencingToken,
+        end: Finalization,
+    ) -> Result<WriteOutcome, Error> {
         let content = &end.content;
-        self.check_size(content.response.len() + content.output.len() + end.cut.len())?;
+        self.check_size(content.response.len() + content.output.len() + end.delta_table.len())?;
         let mut values = vec![
             ("re", self.pack(&content.response).await?),
             ("ou", self.pack(&content.output).await?),
         ];
-        if !end.cut.is_empty() {
-            values.push(("cu", self.pack(&end.cut).await?));
+        if !end.delta_table.is_empty() {
+            values.push(("cu", self.pack(&end.delta_table).await?));
         }
         self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
         let mut call = self
@@ -78,13 +83,17 @@ impl Redis {
             call = call.field(name, packed.field);
         }
         let cas = self.call(Kind::Write, call).await?.cas()?;
-        if cas == Cas::Done {
+        if cas == WriteOutcome::Done {
             self.unindex(Some(fence.owner), key);
         }
         Ok(cas)
     }
 
-    pub(super) async fn cancel_record(&self, key: Key, cancel: Cancel) -> Result<Cancelled, Error> {
+    pub(super) async fn cancel_record(
+        &self,
+        key: ResponseKey,
+        cancel: Cancellation,
+    ) -> Result<CancelOutcome, Error> {
         self.check_size(cancel.response.len())?;
         let packed = self.pack(&cancel.response).await?;
         if !packed.pieces.is_empty() {
@@ -110,32 +119,32 @@ impl Redis {
             "ok" => {
                 let (was, owner) = (reply.status()?, reply.owner()?);
                 if let Some(owner) = owner {
-                    self.notify(owner, key, What::Cancelled).await;
+                    self.notify(owner, key, NoticeKind::Cancelled).await;
                 }
                 self.unindex(owner, key);
-                Cancelled::Done { was, owner }
+                CancelOutcome::Done { was, owner }
             }
-            "terminal" => Cancelled::Terminal(reply.status()?),
-            "not_background" => Cancelled::NotBackground,
-            "gone" => Cancelled::Gone,
+            "terminal" => CancelOutcome::Terminal(reply.status()?),
+            "not_background" => CancelOutcome::NotBackground,
+            "gone" => CancelOutcome::Gone,
             other => return Err(reply.unexpected(other)),
         })
     }
 
     pub(super) async fn amend_record(
         &self,
-        key: Key,
-        fence: Fence,
-        amend: Amend,
-    ) -> Result<Cas, Error> {
+        key: ResponseKey,
+        fence: FencingToken,
+        amend: CancelledOutput,
+    ) -> Result<WriteOutcome, Error> {
         let content = &amend.content;
-        self.check_size(content.response.len() + content.output.len() + amend.cut.len())?;
+        self.check_size(content.response.len() + content.output.len() + amend.delta_table.len())?;
         let mut values = vec![
             ("re", self.pack(&content.response).await?),
             ("ou", self.pack(&content.output).await?),
         ];
-        if !amend.cut.is_empty() {
-            values.push(("cu", self.pack(&amend.cut).await?));
+        if !amend.delta_table.is_empty() {
+            values.push(("cu", self.pack(&amend.delta_table).await?));
         }
         self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
         let mut call = self
@@ -149,10 +158,10 @@ impl Redis {
 
     pub(super) async fn read_events(
         &self,
-        key: Key,
+        key: ResponseKey,
         after: Option<u64>,
         bytes_max: u64,
-    ) -> Result<Option<Events>, Error> {
+    ) -> Result<Option<LoggedEvents>, Error> {
         let call = Call::new(Name::EVENTS)
             .key(self.keys.record(key))
             .key(self.keys.log(key))
@@ -169,31 +178,31 @@ impl Redis {
         let (status, last) = (reply.status()?, reply.last_event()?);
         let cut = reply.bytes()?.unwrap_or_default();
         let kept = match word.as_str() {
-            "whole" => Kept::Whole,
-            "sealed" => Kept::Sealed(self.unpack(cut).await?),
-            _ => Kept::Overflowed,
+            "whole" => LogState::Whole,
+            "sealed" => LogState::Expired(self.unpack(cut).await?),
+            _ => LogState::Overflowed,
         };
         let mut batches = Vec::new();
         while !reply.is_empty() {
-            batches.push(Batch {
+            batches.push(EventBatch {
                 first: reply.count()?,
                 last: reply.count()?,
                 bytes: reply.whole("batch")?.into(),
             });
         }
-        Ok(Some(Events {
+        Ok(Some(LoggedEvents {
             status,
             batches,
             last,
-            kept,
+            log: kept,
         }))
     }
 
     pub(super) async fn read_notices(
         &self,
         owner: Owner,
-        after: Cursor,
-    ) -> Result<(Vec<Notice>, Cursor), Error> {
+        after: NoticeCursor,
+    ) -> Result<(Vec<Notice>, NoticeCursor), Error> {
         let mut range = redis::cmd("XRANGE");
         range
             .arg(self.keys.notices(owner))
@@ -208,7 +217,7 @@ impl Redis {
             let id = entry.word()?;
             let (ms, number) = id.split_once('-').ok_or_else(|| odd("no stream id"))?;
             let number_of = |text: &str| text.parse().map_err(|_| odd("no stream id"));
-            cursor = Cursor(number_of(ms)?, number_of(number)?);
+            cursor = NoticeCursor(number_of(ms)?, number_of(number)?);
             let mut fields = Reply::new(entry.value())?;
             let (_, key, _, what) = (
                 fields.word()?,
@@ -217,13 +226,17 @@ impl Redis {
                 fields.word()?,
             );
             let what = match what.as_str() {
-                "cancelled" => What::Cancelled,
-                "deleted" => What::Deleted,
+                "cancelled" => NoticeKind::Cancelled,
+                "deleted" => NoticeKind::Deleted,
                 // Of a newer release; whoever runs it finds out by asking.
                 _ => continue,
             };
             let at_ms = cursor.0;
-            notices.extend(parse_member(&key).map(|key| Notice { key, what, at_ms }));
+            notices.extend(parse_member(&key).map(|key| Notice {
+                key,
+                kind: what,
+                at_ms,
+            }));
         }
         Ok((notices, cursor))
     }

@@ -10,7 +10,8 @@ use super::scripts::{Arg, Call, Name};
 use super::{Redis, Request};
 use crate::store::conversation::{Order, TOKENS_MAX};
 use crate::store::{
-    Claim, ConversationKey, Error, Item, Items, Lock, NewConversation, One, Page, Put, Token,
+    Claim, ConversationKey, Error, IdempotencyToken, Item, ItemOutcome, ItemsOutcome, LockOutcome,
+    NewConversation, Page, PutOutcome,
 };
 
 /// What puts items into a conversation.
@@ -46,8 +47,8 @@ impl Redis {
             .put_items(key, How::Create, new.token, new.items, object)
             .await?
         {
-            Put::Done => Ok(()),
-            Put::Gone | Put::Taken(_) | Put::Unlocked => Err(Error::Exists),
+            PutOutcome::Done => Ok(()),
+            PutOutcome::Gone | PutOutcome::Taken(_) | PutOutcome::Unlocked => Err(Error::Exists),
         }
     }
 
@@ -67,10 +68,10 @@ impl Redis {
         &self,
         key: ConversationKey,
         how: How,
-        token: Token,
+        token: IdempotencyToken,
         items: Vec<Item>,
         object: impl Into<Arg>,
-    ) -> Result<Put, Error> {
+    ) -> Result<PutOutcome, Error> {
         let [conversation, item_values, _] = self.keys.conversation(key);
         let values = items.iter().map(|item| item.json.clone()).collect();
         let packed = self.pack_all(values).await?;
@@ -116,12 +117,12 @@ impl Redis {
             }
         };
         let put = match reply.word()?.as_str() {
-            "ok" => return Ok(Put::Done),
+            "ok" => return Ok(PutOutcome::Done),
             // The items have the pieces that came the first time.
-            "again" => Ok(Put::Done),
-            "gone" => Ok(Put::Gone),
-            "taken" => Ok(Put::Taken(reply.word()?.into())),
-            "unlocked" => Ok(Put::Unlocked),
+            "again" => Ok(PutOutcome::Done),
+            "gone" => Ok(PutOutcome::Gone),
+            "taken" => Ok(PutOutcome::Taken(reply.word()?.into())),
+            "unlocked" => Ok(PutOutcome::Unlocked),
             "exists" => Err(Error::Exists),
             "too_large" => Err(Error::TooLarge {
                 bytes: reply.count()?,
@@ -188,7 +189,7 @@ impl Redis {
         &self,
         key: ConversationKey,
         page: Page,
-    ) -> Result<Items, Error> {
+    ) -> Result<ItemsOutcome, Error> {
         self.read_items(key, "page", &page, 0).await
     }
 
@@ -196,7 +197,7 @@ impl Redis {
         &self,
         key: ConversationKey,
         bytes_max: u64,
-    ) -> Result<Items, Error> {
+    ) -> Result<ItemsOutcome, Error> {
         let page = Page {
             after: None,
             limit: u32::MAX,
@@ -213,7 +214,7 @@ impl Redis {
         which: &'static str,
         page: &Page,
         bytes_max: u64,
-    ) -> Result<Items, Error> {
+    ) -> Result<ItemsOutcome, Error> {
         let mut items: Vec<Item> = Vec::new();
         let mut torn = 0;
         loop {
@@ -235,15 +236,15 @@ impl Redis {
             let mut reply = self.call(Kind::Read, call).await?;
             match reply.word()?.as_str() {
                 "ok" => {}
-                "gone" => return Ok(Items::Gone),
-                "unknown_after" if items.is_empty() => return Ok(Items::UnknownAfter),
+                "gone" => return Ok(ItemsOutcome::Gone),
+                "unknown_after" if items.is_empty() => return Ok(ItemsOutcome::UnknownAfter),
                 "unknown_after" if torn < TORN_MAX => {
                     torn += 1;
                     items.clear();
                     continue;
                 }
                 "too_large" => {
-                    return Ok(Items::TooLarge {
+                    return Ok(ItemsOutcome::TooLarge {
                         bytes: reply.count()?,
                     });
                 }
@@ -265,7 +266,7 @@ impl Redis {
                 }
             }
             if is_whole && (!has_more || items.len() as u64 >= page.limit.into()) {
-                return Ok(Items::Found { items, has_more });
+                return Ok(ItemsOutcome::Found { items, has_more });
             }
         }
     }
@@ -275,34 +276,42 @@ impl Redis {
         self.put_together_one(&values, "k", packed).await
     }
 
-    pub(super) async fn one_item(&self, key: ConversationKey, item: String) -> Result<One, Error> {
+    pub(super) async fn one_item(
+        &self,
+        key: ConversationKey,
+        item: String,
+    ) -> Result<ItemOutcome, Error> {
         let call = self.about(Name::ITEMS, key).arg("one").arg(item);
         let call = call.number(0).arg("asc").number(0).number(0);
         let mut reply = self.call(Kind::Read, call).await?;
         match reply.word()?.as_str() {
             "ok" => {}
-            "gone" => return Ok(One::Gone),
-            "no_item" => return Ok(One::NoItem),
+            "gone" => return Ok(ItemOutcome::Gone),
+            "no_item" => return Ok(ItemOutcome::NoItem),
             other => return Err(reply.unexpected(other)),
         }
         let (_, _) = (reply.word()?, reply.word()?);
         match self.item_of(key, reply.whole("item")?).await? {
-            Some(json) => Ok(One::Found(json)),
+            Some(json) => Ok(ItemOutcome::Found(json)),
             // An item is never replaced: it was deleted meanwhile.
-            None => Ok(One::NoItem),
+            None => Ok(ItemOutcome::NoItem),
         }
     }
 
-    pub(super) async fn drop_item(&self, key: ConversationKey, item: String) -> Result<One, Error> {
+    pub(super) async fn drop_item(
+        &self,
+        key: ConversationKey,
+        item: String,
+    ) -> Result<ItemOutcome, Error> {
         let call = self.about(Name::DELETE_ITEM, key).arg(item);
         let mut reply = self.call(Kind::WriteOnce, call).await?;
         match reply.word()?.as_str() {
             "ok" => {
                 let object = first_bytes(reply.value())?.ok_or_else(|| odd("no object"))?;
-                Ok(One::Found(self.unpack(object.into()).await?))
+                Ok(ItemOutcome::Found(self.unpack(object.into()).await?))
             }
-            "gone" => Ok(One::Gone),
-            "no_item" => Ok(One::NoItem),
+            "gone" => Ok(ItemOutcome::Gone),
+            "no_item" => Ok(ItemOutcome::NoItem),
             other => Err(reply.unexpected(other)),
         }
     }
@@ -311,7 +320,7 @@ impl Redis {
         &self,
         key: ConversationKey,
         claim: Claim,
-    ) -> Result<Lock, Error> {
+    ) -> Result<LockOutcome, Error> {
         let call = self
             .about(Name::CONVERSATION, key)
             .arg("lock")
@@ -319,14 +328,18 @@ impl Redis {
             .number(claim.lease.as_millis() as u64);
         let mut reply = self.call(Kind::Write, call).await?;
         match reply.word()?.as_str() {
-            "ok" => Ok(Lock::Locked),
-            "busy" => Ok(Lock::Busy),
-            "gone" => Ok(Lock::Gone),
+            "ok" => Ok(LockOutcome::Locked),
+            "busy" => Ok(LockOutcome::Busy),
+            "gone" => Ok(LockOutcome::Gone),
             other => Err(reply.unexpected(other)),
         }
     }
 
-    pub(super) async fn drop_lock(&self, key: ConversationKey, token: Token) -> Result<(), Error> {
+    pub(super) async fn drop_lock(
+        &self,
+        key: ConversationKey,
+        token: IdempotencyToken,
+    ) -> Result<(), Error> {
         let call = self.about(Name::CONVERSATION, key).arg("unlock");
         self.was_there(Kind::Write, call.arg(token.to_string()))
             .await?;

@@ -2,7 +2,7 @@
 //! one slot.
 
 use crate::ids::{ResponseId, Root, Tenant, hex};
-use crate::store::{ConversationKey, Key, Owner};
+use crate::store::{ConversationKey, Owner, ResponseKey};
 
 /// What a key has beside prefix and kind.
 const DIGITS: usize = 70;
@@ -28,11 +28,11 @@ impl Keys {
         key
     }
 
-    pub(super) fn record(&self, key: Key) -> String {
+    pub(super) fn record(&self, key: ResponseKey) -> String {
         self.tagged("r", key.tenant, key.id.root(), key.id.own())
     }
 
-    pub(super) fn log(&self, key: Key) -> String {
+    pub(super) fn log(&self, key: ResponseKey) -> String {
         self.tagged("e", key.tenant, key.id.root(), key.id.own())
     }
 
@@ -66,11 +66,11 @@ impl Keys {
 }
 
 /// A response in a set or a notice.
-pub(super) fn member(key: Key) -> String {
+pub(super) fn member(key: ResponseKey) -> String {
     format!("{}:{}:{:032x}", key.tenant, key.id.root(), key.id.own())
 }
 
-pub(super) fn parse_member(text: &str) -> Option<Key> {
+pub(super) fn parse_member(text: &str) -> Option<ResponseKey> {
     let mut parts = text.split(':');
     let (tenant, root, own) = (parts.next()?, parts.next()?, parts.next()?);
     if (tenant.len(), root.len(), own.len(), parts.next()) != (16, 16, 32, None) {
@@ -78,7 +78,7 @@ pub(super) fn parse_member(text: &str) -> Option<Key> {
     }
     let root = Root(u64::from_str_radix(root, 16).ok()?);
     let own = u128::from_str_radix(own, 16).ok()?;
-    Some(Key {
+    Some(ResponseKey {
         tenant: Tenant::tagged(u64::from_str_radix(tenant, 16).ok()?),
         id: ResponseId::new(root, own),
     })
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn all_keys_of_a_root_carry_its_tag() {
         let keys = Keys::new("wr:");
-        let key = Key {
+        let key = ResponseKey {
             tenant: Tenant::tagged(1),
             id: ResponseId::new(Root(2), 3),
         };

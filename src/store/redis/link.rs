@@ -38,7 +38,7 @@ enum State {
     },
     /// The last attempt failed. Whoever waited for it is told; the next who asks begins another.
     Failed {
-        why: Arc<str>,
+        reason: Arc<str>,
         at: Instant,
     },
 }
@@ -141,7 +141,7 @@ impl Link {
                             life: *life,
                         });
                     }
-                    State::Failed { why, .. } if has_waited => return Err(why.clone()),
+                    State::Failed { reason, .. } if has_waited => return Err(reason.clone()),
                     State::Connecting { .. } => false,
                     State::Idle | State::Failed { .. } => {
                         let is_again = matches!(&*state, State::Failed { .. });
@@ -163,8 +163,8 @@ impl Link {
 
     async fn connect(self: Arc<Self>, place: usize) {
         let connected = tokio::time::timeout(self.timeout, self.target.connect()).await;
-        let failed = |why: &str| State::Failed {
-            why: why.into(),
+        let failed = |reason: &str| State::Failed {
+            reason: reason.into(),
             at: observe::now(),
         };
         let state = match connected {

@@ -11,8 +11,10 @@ use super::keys::{member, parse_member, parse_owner};
 use super::reply::Reply;
 use super::scripts::{Call, Name};
 use super::{Redis, Request};
-use crate::store::record::Adopted;
-use crate::store::{Adoption, Cas, Error, Fence, Key, Lost, Orphan, Owner, Status};
+use crate::store::record::TakenOver;
+use crate::store::{
+    Error, FencingToken, Orphan, Owner, OwnershipLoss, ResponseKey, Status, Takeover, WriteOutcome,
+};
 
 /// How long a silent owner with nothing left is still looked at.
 const OWNER_KEPT_S: u64 = 3_600;
@@ -60,34 +62,36 @@ impl Redis {
 
     pub(super) async fn check_running(
         &self,
-        running: Vec<(Key, Fence)>,
-    ) -> Result<Vec<(Key, Lost)>, Error> {
+        running: Vec<(ResponseKey, FencingToken)>,
+    ) -> Result<Vec<(ResponseKey, OwnershipLoss)>, Error> {
         let states = running.iter().map(|(key, _)| *key);
         let states = self.states(states.collect()).await?;
         let mut lost = Vec::new();
         for ((key, fence), state) in running.into_iter().zip(states) {
-            let why = match state {
+            let reason = match state {
                 // Whoever writes to it is told.
                 Err(_) => None,
-                Ok(None) => Some(Lost::Gone),
+                Ok(None) => Some(OwnershipLoss::Gone),
                 Ok(Some(state)) => match state.owner {
-                    Run::Foreground => Some(Lost::Terminal(state.status)),
-                    Run::Of(owner) if owner != Some(fence.owner) || state.epoch != fence.epoch => {
-                        Some(Lost::Fenced)
+                    Run::Foreground => Some(OwnershipLoss::Terminal(state.status)),
+                    Run::Of(owner)
+                        if owner != Some(fence.owner) || state.fencing_number != fence.number =>
+                    {
+                        Some(OwnershipLoss::Fenced)
                     }
                     Run::Of(_) => state
                         .status
                         .is_terminal()
-                        .then_some(Lost::Terminal(state.status)),
+                        .then_some(OwnershipLoss::Terminal(state.status)),
                 },
             };
-            lost.extend(why.map(|why| (key, why)));
+            lost.extend(reason.map(|reason| (key, reason)));
         }
         Ok(lost)
     }
 
     /// Status and right of each, all asked at once. One that cannot be read does not keep from the others.
-    async fn states(&self, keys: Vec<Key>) -> Result<Vec<Found>, Error> {
+    async fn states(&self, keys: Vec<ResponseKey>) -> Result<Vec<Found>, Error> {
         let mut asked = Vec::with_capacity(keys.len());
         for key in keys {
             let mut command = redis::cmd("HMGET");
@@ -175,12 +179,12 @@ impl Redis {
                 // Released ones may still be on the list of who released them.
                 Some(State {
                     owner: Run::Of(now),
-                    epoch,
+                    fencing_number,
                     ..
                 }) if now == owner || now.is_none() => orphans.push(Orphan {
                     key,
                     owner: now,
-                    epoch,
+                    fencing_number,
                 }),
                 _ => self.unindex(owner, key),
             }
@@ -192,13 +196,13 @@ impl Redis {
     pub(super) async fn find_strays(
         &self,
         owner: Owner,
-        running: Vec<Key>,
+        running: Vec<ResponseKey>,
         max: usize,
-    ) -> Result<Vec<(Key, Fence)>, Error> {
+    ) -> Result<Vec<(ResponseKey, FencingToken)>, Error> {
         let mut members = redis::cmd("SMEMBERS");
         members.arg(self.keys.running(Some(owner)));
         let mut reply = Reply::new(self.ask(Kind::Read, Request::Command(members)).await?)?;
-        let running: HashSet<Key> = running.into_iter().collect();
+        let running: HashSet<ResponseKey> = running.into_iter().collect();
         let mut keys = Vec::new();
         while !reply.is_empty() {
             keys.extend(parse_member(&reply.word()?).filter(|key| !running.contains(key)));
@@ -212,10 +216,16 @@ impl Redis {
                 Ok(Some(state)) if state.status.is_terminal() => self.unindex(Some(owner), key),
                 Ok(Some(State {
                     owner: Run::Of(now),
-                    epoch,
+                    fencing_number,
                     ..
                 })) => match now {
-                    Some(now) if now == owner => strays.push((key, Fence { owner, epoch })),
+                    Some(now) if now == owner => strays.push((
+                        key,
+                        FencingToken {
+                            owner,
+                            number: fencing_number,
+                        },
+                    )),
                     // It was released, and the answer to that got lost.
                     None => self.list_as_nobodys(owner, key).await?,
                     Some(_) => {}
@@ -230,16 +240,16 @@ impl Redis {
         Ok(strays)
     }
 
-    pub(super) async fn adopt_orphan(&self, orphan: Orphan, by: Owner) -> Result<Adoption, Error> {
+    pub(super) async fn adopt_orphan(&self, orphan: Orphan, by: Owner) -> Result<Takeover, Error> {
         if let Some(owner) = orphan.owner
             && self.is_alive(owner).await?
         {
-            return Ok(Adoption::Raced);
+            return Ok(Takeover::Raced);
         }
         let key = orphan.key;
-        let fence = Fence {
+        let fence = FencingToken {
             owner: by,
-            epoch: orphan.epoch + 1,
+            number: orphan.fencing_number + 1,
         };
         self.index(fence, key).await?;
         let owner = orphan
@@ -248,12 +258,12 @@ impl Redis {
         let call = Call::new(Name::ADOPT)
             .key(self.keys.record(key))
             .arg(owner)
-            .number(orphan.epoch)
+            .number(orphan.fencing_number)
             .arg(by.to_string())
-            .number(fence.epoch);
+            .number(fence.number);
         let mut reply = self.call(Kind::Write, call).await?;
         let adoption = match reply.word()?.as_str() {
-            "ok" => Adoption::Adopted(Adopted {
+            "ok" => Takeover::Done(TakenOver {
                 fence,
                 status: reply.status()?,
                 attempts: reply.count()? as u32,
@@ -268,13 +278,13 @@ impl Redis {
                     None => Bytes::new(),
                 },
             }),
-            "raced" => Adoption::Raced,
-            "terminal" => Adoption::Terminal(reply.status()?),
-            "gone" => Adoption::Gone,
+            "raced" => Takeover::Raced,
+            "terminal" => Takeover::Terminal(reply.status()?),
+            "gone" => Takeover::Gone,
             other => return Err(reply.unexpected(other)),
         };
         // A note of what was not adopted is cleared away by whoever looks through it.
-        if let Adoption::Adopted(_) = adoption {
+        if let Takeover::Done(_) = adoption {
             // Somebody may have cleared the first note between it and the adoption.
             self.index(fence, key).await.map_err(after_a_write)?;
             if orphan.owner != Some(by) {
@@ -284,10 +294,14 @@ impl Redis {
         Ok(adoption)
     }
 
-    pub(super) async fn release_record(&self, key: Key, fence: Fence) -> Result<Cas, Error> {
+    pub(super) async fn release_record(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+    ) -> Result<WriteOutcome, Error> {
         let call = self.by(Name::RELEASE, key, fence);
         let cas = self.call(Kind::WriteOnce, call).await?.cas()?;
-        if cas == Cas::Done {
+        if cas == WriteOutcome::Done {
             // Where that fails, its owner finds it among its strays.
             let _ = self.list_as_nobodys(fence.owner, key).await;
         }
@@ -295,7 +309,7 @@ impl Redis {
     }
 
     /// Notes that a released response is nobody's. Until then it stays on its owner's list.
-    async fn list_as_nobodys(&self, owner: Owner, key: Key) -> Result<(), Error> {
+    async fn list_as_nobodys(&self, owner: Owner, key: ResponseKey) -> Result<(), Error> {
         let mut note = redis::cmd("SADD");
         note.arg(self.keys.running(None)).arg(member(key));
         self.ask(Kind::Write, Request::Command(note)).await?;
@@ -358,7 +372,7 @@ impl Redis {
 struct State {
     status: Status,
     owner: Run,
-    epoch: u64,
+    fencing_number: u64,
 }
 
 /// `None`: there is no such response.
@@ -372,7 +386,7 @@ impl State {
         }
         let status = reply.status()?;
         let is_background = reply.text()?.is_some();
-        let (owner, epoch) = (reply.owner()?, reply.count()?);
+        let (owner, fencing_number) = (reply.owner()?, reply.count()?);
         let owner = match is_background {
             true => Run::Of(owner),
             false => Run::Foreground,
@@ -380,7 +394,7 @@ impl State {
         Ok(Some(Self {
             status,
             owner,
-            epoch,
+            fencing_number,
         }))
     }
 }
@@ -393,7 +407,13 @@ enum Run {
 /// Something before it was written: that nothing was done is not so.
 fn after_a_write(error: Error) -> Error {
     match error {
-        Error::Unavailable { retry_after, why } => Error::Unknown { retry_after, why },
+        Error::Unavailable {
+            retry_after,
+            reason,
+        } => Error::Unknown {
+            retry_after,
+            reason,
+        },
         other => other,
     }
 }

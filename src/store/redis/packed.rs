@@ -130,7 +130,7 @@ fn pack(bytes: &Bytes, compress_min: u64) -> Field {
 }
 
 pub(super) fn unpack(packed: Vec<u8>) -> Result<Bytes, Error> {
-    let unreadable = |why: &str| Error::Unreadable(why.into());
+    let unreadable = |reason: &str| Error::Unreadable(reason.into());
     match packed.first() {
         Some(b'r') => Ok(Bytes::from(packed).slice(1..)),
         Some(b'z') => {

@@ -4,15 +4,15 @@ use std::vec;
 
 use redis::Value;
 
-use crate::store::{Cas, Error, Hint, Owner, Status};
+use crate::store::{Error, Owner, RoutingHint, Status, WriteOutcome};
 
 use super::keys::parse_owner;
 
 /// An array, from its front.
 pub(super) struct Reply(vec::IntoIter<Value>);
 
-pub(super) fn odd(why: impl Into<String>) -> Error {
-    Error::Unreadable(why.into().into())
+pub(super) fn odd(reason: impl Into<String>) -> Error {
+    Error::Unreadable(reason.into().into())
 }
 
 impl Reply {
@@ -95,20 +95,20 @@ impl Reply {
         }
     }
 
-    pub(super) fn cas(&mut self) -> Result<Cas, Error> {
+    pub(super) fn cas(&mut self) -> Result<WriteOutcome, Error> {
         let word = self.word()?;
         Ok(match word.as_str() {
-            "ok" => Cas::Done,
-            "gone" => Cas::Gone,
-            "fenced" => Cas::Fenced,
-            "terminal" => Cas::Terminal(self.status()?),
-            "duplicate" => Cas::Duplicate {
+            "ok" => WriteOutcome::Done,
+            "gone" => WriteOutcome::Gone,
+            "fenced" => WriteOutcome::Fenced,
+            "terminal" => WriteOutcome::Terminal(self.status()?),
+            "duplicate" => WriteOutcome::Duplicate {
                 last: self.count()?,
             },
-            "gap" => Cas::Gap {
+            "gap" => WriteOutcome::Gap {
                 last: self.last_event()?,
             },
-            "overflow" => Cas::Overflow,
+            "overflow" => WriteOutcome::Overflow,
             other => return Err(self.unexpected(other)),
         })
     }
@@ -134,15 +134,15 @@ pub(super) fn bytes(value: Value) -> Result<Option<Vec<u8>>, Error> {
 }
 
 /// As `["model", "worker" or null]`.
-pub(super) fn write_hint(hint: &Hint) -> String {
+pub(super) fn write_hint(hint: &RoutingHint) -> String {
     // Texts alone: it cannot fail.
     serde_json::to_string(&(&*hint.model, hint.worker.as_deref())).unwrap_or_default()
 }
 
-pub(super) fn read_hint(text: &str) -> Result<Hint, Error> {
+pub(super) fn read_hint(text: &str) -> Result<RoutingHint, Error> {
     let (model, worker): (String, Option<String>) =
         serde_json::from_str(text).map_err(|_| odd("no hint"))?;
-    Ok(Hint {
+    Ok(RoutingHint {
         model: model.into(),
         worker: worker.map(Into::into),
     })

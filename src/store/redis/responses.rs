@@ -13,10 +13,11 @@ use super::scripts::{Call, Name};
 use super::{Redis, Request, closing};
 use crate::ids::ResponseId;
 use crate::observe;
-use crate::store::cancel::What;
-use crate::store::record::{Background, Begin, Content, Retention};
+use crate::store::cancel::NoticeKind;
+use crate::store::record::{Background, Content, InitialState, Retention};
 use crate::store::{
-    Deleted, Error, Fence, History, HistoryMax, Key, NewRecord, Past, Record, Turn, Turns,
+    Chain, DeleteOutcome, Error, FencingToken, History, HistoryLimits, NewRecord, Record,
+    ResponseKey, Turn, Turns,
 };
 
 /// After so long between index and record, somebody may have cleared the index.
@@ -65,7 +66,7 @@ impl Redis {
     /// Writes the pieces of large values, under the right that `by` gives.
     pub(super) async fn put_pieces(
         &self,
-        key: Key,
+        key: ResponseKey,
         values: &[(&'static str, Packed)],
         by: &Writer,
     ) -> Result<(), Error> {
@@ -78,7 +79,7 @@ impl Redis {
                     Writer::Owner(fence) => call
                         .arg("")
                         .arg(fence.owner.to_string())
-                        .number(fence.epoch),
+                        .number(fence.number),
                 };
                 // Whether it may write at all, the write of the whole will tell.
                 self.ask(Kind::Write, Request::Script(call)).await?;
@@ -87,10 +88,14 @@ impl Redis {
         Ok(())
     }
 
-    pub(super) async fn create_record(&self, key: Key, record: NewRecord) -> Result<(), Error> {
-        let request = match &record.begin {
-            Begin::Finished { .. } => &Bytes::new(),
-            Begin::Background { request, .. } => request,
+    pub(super) async fn create_record(
+        &self,
+        key: ResponseKey,
+        record: NewRecord,
+    ) -> Result<(), Error> {
+        let request = match &record.initial {
+            InitialState::Finished { .. } => &Bytes::new(),
+            InitialState::Background { request, .. } => request,
         };
         let NewRecord { input, content, .. } = &record;
         let bytes = input.len() + content.response.len() + content.output.len();
@@ -105,9 +110,9 @@ impl Redis {
         }
         let token = record.token.to_string();
         let begun = observe::now();
-        let fence = match record.begin {
-            Begin::Finished { .. } => None,
-            Begin::Background { fence, .. } => Some(fence),
+        let fence = match record.initial {
+            InitialState::Finished { .. } => None,
+            InitialState::Background { fence, .. } => Some(fence),
         };
         if let Some(fence) = fence {
             // Before the record, so that whoever looks after dead owners finds it in any case.
@@ -120,8 +125,8 @@ impl Redis {
 
         let ttl = self.record_ttl_ms();
         let mut call = Call::new(Name::CREATE).key(self.keys.record(key));
-        if let Some(parent) = record.past.as_ref().and_then(|past| past.chain.last()) {
-            call = call.key(self.keys.record(Key { id: *parent, ..key }));
+        if let Some(parent) = record.parent.as_ref().and_then(|past| past.ids.last()) {
+            call = call.key(self.keys.record(ResponseKey { id: *parent, ..key }));
         }
         call = call
             .arg(token)
@@ -129,17 +134,17 @@ impl Redis {
             .field("hi", write_hint(&record.hint))
             .field("il", input.len() as u64)
             .field("ol", content.output.len() as u64);
-        if let Some(past) = &record.past {
+        if let Some(past) = &record.parent {
             call = call
-                .field("pa", pack_chain(&past.chain))
+                .field("pa", pack_chain(&past.ids))
                 .field("pb", past.bytes);
         }
         for (name, packed) in values {
             call = call.field(name, packed.field);
         }
-        call = match record.begin {
-            Begin::Finished { status } => call.field("st", status.as_str()),
-            Begin::Background {
+        call = match record.initial {
+            InitialState::Finished { status } => call.field("st", status.as_str()),
+            InitialState::Background {
                 fence,
                 retention,
                 streams,
@@ -148,7 +153,7 @@ impl Redis {
                 .field("st", "queued")
                 .field("bg", "1")
                 .field("own", fence.owner.to_string())
-                .field("ep", fence.epoch)
+                .field("ep", fence.number)
                 .field("at", "1")
                 .field("sm", if streams { "1" } else { "0" })
                 .field(
@@ -175,7 +180,7 @@ impl Redis {
     }
 
     /// Notes that an owner runs it.
-    pub(super) async fn index(&self, fence: Fence, key: Key) -> Result<(), Error> {
+    pub(super) async fn index(&self, fence: FencingToken, key: ResponseKey) -> Result<(), Error> {
         let mut note = redis::cmd("SADD");
         note.arg(self.keys.running(Some(fence.owner)))
             .arg(member(key));
@@ -185,7 +190,7 @@ impl Redis {
         Ok(())
     }
 
-    pub(super) async fn read(&self, key: Key, fields: &[&str]) -> Result<Reply, Error> {
+    pub(super) async fn read(&self, key: ResponseKey, fields: &[&str]) -> Result<Reply, Error> {
         let mut command = redis::cmd("HMGET");
         command.arg(self.keys.record(key)).arg(fields);
         Reply::new(self.ask(Kind::Read, Request::Command(command)).await?)
@@ -195,7 +200,7 @@ impl Redis {
     /// others' small reads get in between. `None` for a response that is not there.
     async fn values(
         &self,
-        keys: impl Iterator<Item = Key>,
+        keys: impl Iterator<Item = ResponseKey>,
         fields: &[&'static str],
         is_continued: bool,
     ) -> Result<Vec<Option<Vec<Bytes>>>, Error> {
@@ -288,7 +293,7 @@ impl Redis {
         self.unpack(whole).await.map(Some)
     }
 
-    pub(super) async fn get_record(&self, key: Key) -> Result<Option<Record>, Error> {
+    pub(super) async fn get_record(&self, key: ResponseKey) -> Result<Option<Record>, Error> {
         let fields = [
             "v", "st", "hi", "pa", "re", "ou", "bg", "own", "ep", "at", "rt", "sm", "sq",
         ];
@@ -305,7 +310,7 @@ impl Redis {
             None => None,
             Some(_) => Some(Background {
                 owner: reply.owner()?,
-                epoch: reply.count()?,
+                fencing_number: reply.count()?,
                 attempts: reply.count()? as u32,
                 retention: match reply.word()?.as_str() {
                     "e" => Retention::Ephemeral,
@@ -341,7 +346,7 @@ impl Redis {
         }))
     }
 
-    pub(super) async fn get_input(&self, key: Key) -> Result<Option<Bytes>, Error> {
+    pub(super) async fn get_input(&self, key: ResponseKey) -> Result<Option<Bytes>, Error> {
         let mut reply = self.read(key, &["v", "rt", "in"]).await?;
         if reply.version()?.is_none() || reply.word()? == "e" {
             return Ok(None);
@@ -357,7 +362,11 @@ impl Redis {
     /// One read of the asked one with its past's ids, and one of all the others, as long as they come to
     /// no more than a batch, which all but the longest chains do; else one for each batch. Those others are
     /// also renewed: who reads a history is about to continue it.
-    pub(super) async fn get_history(&self, key: Key, max: HistoryMax) -> Result<History, Error> {
+    pub(super) async fn get_history(
+        &self,
+        key: ResponseKey,
+        max: HistoryLimits,
+    ) -> Result<History, Error> {
         let fields = ["v", "st", "rt", "hi", "pa", "pb", "il", "ol", "in", "ou"];
         let mut reply = self.read(key, &fields).await?;
         if reply.version()?.is_none() {
@@ -391,7 +400,7 @@ impl Redis {
         }
         let mut turns = Vec::with_capacity(count);
         if !asked.is_empty() {
-            let keys = asked.iter().map(|id| Key { id: *id, ..key });
+            let keys = asked.iter().map(|id| ResponseKey { id: *id, ..key });
             let values = self.values(keys, &["in", "ou"], true).await?;
             if values.len() != asked.len() {
                 return Err(odd("not as many values as were asked for"));
@@ -418,42 +427,47 @@ impl Redis {
         chain.push(key.id);
         Ok(History::Found(Turns {
             turns,
-            past: Past {
-                chain: chain.into(),
+            chain: Chain {
+                ids: chain.into(),
                 bytes,
             },
             hint,
         }))
     }
 
-    pub(super) async fn delete_record(&self, key: Key) -> Result<Deleted, Error> {
+    pub(super) async fn delete_record(&self, key: ResponseKey) -> Result<DeleteOutcome, Error> {
         let call = Call::new(Name::DELETE)
             .key(self.keys.record(key))
             .key(self.keys.log(key));
         let mut reply = self.call(Kind::WriteOnce, call).await?;
         match reply.word()?.as_str() {
             "ok" => {}
-            "gone" => return Ok(Deleted::Gone),
+            "gone" => return Ok(DeleteOutcome::Gone),
             other => return Err(reply.unexpected(other)),
         }
         let was = reply.status()?;
         let owner = reply.owner()?.filter(|_| !was.is_terminal());
         if let Some(owner) = owner {
-            self.notify(owner, key, What::Deleted).await;
+            self.notify(owner, key, NoticeKind::Deleted).await;
             self.unindex(Some(owner), key);
         }
-        Ok(Deleted::Done { was, owner })
+        Ok(DeleteOutcome::Done { was, owner })
     }
 
     /// Takes it off the list of what an owner runs; if that fails, whoever looks through it later does.
-    pub(super) fn unindex(&self, owner: Option<crate::store::Owner>, key: Key) {
+    pub(super) fn unindex(&self, owner: Option<crate::store::Owner>, key: ResponseKey) {
         let mut command = redis::cmd("SREM");
         command.arg(self.keys.running(owner)).arg(member(key));
         self.later(Request::Command(command));
     }
 
     /// A notice that is lost costs the owner half a second, not the cancel.
-    pub(super) async fn notify(&self, owner: crate::store::Owner, key: Key, what: What) {
+    pub(super) async fn notify(
+        &self,
+        owner: crate::store::Owner,
+        key: ResponseKey,
+        what: NoticeKind,
+    ) {
         let notices = self.keys.notices(owner);
         let mut add = redis::cmd("XADD");
         add.arg(&notices)
@@ -476,7 +490,7 @@ impl Redis {
 /// By what right pieces of a value are written.
 pub(super) enum Writer {
     Creator(String),
-    Owner(Fence),
+    Owner(FencingToken),
 }
 
 /// Values of an answer that are not needed as anything else.

@@ -107,13 +107,13 @@ impl Settings {
     /// What is wrong, with paths below `store`. Where nothing is `used`, missing addresses are none.
     pub(in crate::store) fn problems(&self, used: bool) -> Vec<(String, String)> {
         let mut problems = Vec::new();
-        let mut wrong = |key: &str, why: String| problems.push((format!("redis.{key}"), why));
+        let mut wrong = |key: &str, reason: String| problems.push((format!("redis.{key}"), reason));
         if used && self.urls.is_empty() {
             wrong("urls", "list at least one redis:// address".to_owned());
         }
         for (place, url) in self.urls.iter().enumerate() {
-            if let Err(why) = address(url) {
-                wrong(&format!("urls[{place}]"), why);
+            if let Err(reason) = address(url) {
+                wrong(&format!("urls[{place}]"), reason);
             }
         }
         let tls = self.urls.iter().filter_map(|url| address(url).ok());
@@ -131,11 +131,11 @@ impl Settings {
             );
         }
         if used && (self.mode == Mode::Sentinel) == self.master.is_empty() {
-            let why = match self.mode {
+            let reason = match self.mode {
                 Mode::Sentinel => "name the master that the sentinels watch",
                 Mode::Standalone | Mode::Cluster => "is for mode sentinel alone",
             };
-            wrong("master", why.to_owned());
+            wrong("master", reason.to_owned());
         }
         if self.mode == Mode::Cluster && self.database != 0 {
             wrong("database", "a cluster has only database 0".to_owned());

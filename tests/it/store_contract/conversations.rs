@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use warmroute::store::conversation::Order;
-use warmroute::store::{Claim, Error, Item, Items, Lock, NewConversation, One, Page, Put};
+use warmroute::store::{
+    Claim, Error, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page, PutOutcome,
+};
 
 use super::*;
 use crate::cluster::eventually;
@@ -28,8 +30,8 @@ fn new(items: Vec<Item>) -> NewConversation {
     }
 }
 
-fn found(items: Vec<Item>) -> Items {
-    Items::Found {
+fn found(items: Vec<Item>) -> ItemsOutcome {
+    ItemsOutcome::Found {
         items,
         has_more: false,
     }
@@ -72,10 +74,10 @@ async fn a_conversation_is_made_once_changed_and_deleted() {
         assert!(!b.delete_conversation(key).await.unwrap());
         assert!(!b.update_conversation(key, Bytes::new()).await.unwrap());
         assert_eq!(b.conversation(key).await.unwrap(), None);
-        assert_eq!(b.all_items(key, ALL).await.unwrap(), Items::Gone);
+        assert_eq!(b.all_items(key, ALL).await.unwrap(), ItemsOutcome::Gone);
         assert_eq!(
             b.add_items(key, token(), items(0..1)).await.unwrap(),
-            Put::Gone
+            PutOutcome::Gone
         );
     })
     .await;
@@ -89,28 +91,28 @@ async fn items_are_added_at_the_end_all_or_none() {
         let first = token();
         assert_eq!(
             a.add_items(key, first, items(2..5)).await.unwrap(),
-            Put::Done
+            PutOutcome::Done
         );
         // Its answer was lost.
         assert_eq!(
             a.add_items(key, first, items(2..5)).await.unwrap(),
-            Put::Done
+            PutOutcome::Done
         );
         // Others came between the lost answer and the repetition.
         let (early, late) = (token(), token());
         for (token, number) in [(early, 5), (late, 6)] {
             let put = a.add_items(key, token, vec![item(number)]).await.unwrap();
-            assert_eq!(put, Put::Done);
+            assert_eq!(put, PutOutcome::Done);
         }
         for (token, number) in [(early, 5), (first, 2), (late, 6)] {
             let put = b.add_items(key, token, vec![item(number)]).await.unwrap();
-            assert_eq!(put, Put::Done);
+            assert_eq!(put, PutOutcome::Done);
         }
         for number in [5, 6] {
             let deleted = a.delete_item(key, &item(number).id).await.unwrap();
-            assert!(matches!(deleted, One::Found(_)));
+            assert!(matches!(deleted, ItemOutcome::Found(_)));
         }
-        let taken = Put::Taken("msg_4".into());
+        let taken = PutOutcome::Taken("msg_4".into());
         assert_eq!(
             b.add_items(key, token(), vec![item(9), item(4)])
                 .await
@@ -132,7 +134,7 @@ async fn items_are_added_at_the_end_all_or_none() {
         assert_eq!(b.all_items(key, bytes).await.unwrap(), found(items(0..5)));
         assert_eq!(
             b.all_items(key, bytes - 1).await.unwrap(),
-            Items::TooLarge { bytes }
+            ItemsOutcome::TooLarge { bytes }
         );
     })
     .await;
@@ -145,7 +147,7 @@ async fn pages_go_through_all_items_in_either_order() {
         a.create_conversation(key, new(items(0..20))).await.unwrap();
         assert_eq!(
             a.add_items(key, token(), items(20..33)).await.unwrap(),
-            Put::Done
+            PutOutcome::Done
         );
         for order in [Order::OldestFirst, Order::NewestFirst] {
             let mut seen = Vec::new();
@@ -156,7 +158,8 @@ async fn pages_go_through_all_items_in_either_order() {
                     limit: 7,
                     order,
                 };
-                let Items::Found { items, has_more } = b.items(key, page).await.unwrap() else {
+                let ItemsOutcome::Found { items, has_more } = b.items(key, page).await.unwrap()
+                else {
                     panic!("not found");
                 };
                 after = items.last().map(|item| item.id.clone());
@@ -183,10 +186,13 @@ async fn pages_go_through_all_items_in_either_order() {
         );
         assert_eq!(
             b.items(key, page("msg_99", 7)).await.unwrap(),
-            Items::UnknownAfter
+            ItemsOutcome::UnknownAfter
         );
         let gone = new_conversation_key();
-        assert_eq!(b.items(gone, page("msg_1", 7)).await.unwrap(), Items::Gone);
+        assert_eq!(
+            b.items(gone, page("msg_1", 7)).await.unwrap(),
+            ItemsOutcome::Gone
+        );
     })
     .await;
 }
@@ -201,12 +207,15 @@ async fn one_item_is_read_and_deleted_by_its_id() {
             .unwrap();
         assert_eq!(
             b.item(key, "msg_1").await.unwrap(),
-            One::Found(item(1).json)
+            ItemOutcome::Found(item(1).json)
         );
-        let object = One::Found(conversation.object);
+        let object = ItemOutcome::Found(conversation.object);
         assert_eq!(b.delete_item(key, "msg_1").await.unwrap(), object);
-        assert_eq!(a.item(key, "msg_1").await.unwrap(), One::NoItem);
-        assert_eq!(a.delete_item(key, "msg_1").await.unwrap(), One::NoItem);
+        assert_eq!(a.item(key, "msg_1").await.unwrap(), ItemOutcome::NoItem);
+        assert_eq!(
+            a.delete_item(key, "msg_1").await.unwrap(),
+            ItemOutcome::NoItem
+        );
         assert_eq!(
             a.all_items(key, ALL).await.unwrap(),
             found(vec![item(0), item(2)])
@@ -214,13 +223,16 @@ async fn one_item_is_read_and_deleted_by_its_id() {
         // Its id is free, and it comes last now.
         assert_eq!(
             a.add_items(key, token(), vec![item(1)]).await.unwrap(),
-            Put::Done
+            PutOutcome::Done
         );
         let all = found(vec![item(0), item(2), item(1)]);
         assert_eq!(b.all_items(key, ALL).await.unwrap(), all);
         let gone = new_conversation_key();
-        assert_eq!(b.item(gone, "msg_1").await.unwrap(), One::Gone);
-        assert_eq!(b.delete_item(gone, "msg_1").await.unwrap(), One::Gone);
+        assert_eq!(b.item(gone, "msg_1").await.unwrap(), ItemOutcome::Gone);
+        assert_eq!(
+            b.delete_item(gone, "msg_1").await.unwrap(),
+            ItemOutcome::Gone
+        );
     })
     .await;
 }
@@ -238,21 +250,24 @@ async fn large_items_come_back_whole() {
             .await
             .unwrap();
         let more = vec![item(7), second.clone()];
-        assert_eq!(a.add_items(key, token(), more).await.unwrap(), Put::Done);
+        assert_eq!(
+            a.add_items(key, token(), more).await.unwrap(),
+            PutOutcome::Done
+        );
         let taken = a
             .add_items(key, token(), vec![second.clone()])
             .await
             .unwrap();
-        assert_eq!(taken, Put::Taken("2".into()));
+        assert_eq!(taken, PutOutcome::Taken("2".into()));
         assert_eq!(
             b.item(key, "2").await.unwrap(),
-            One::Found(second.json.clone())
+            ItemOutcome::Found(second.json.clone())
         );
         let all = found(vec![first, item(7), second.clone()]);
         assert!(b.all_items(key, ALL).await.unwrap() == all);
         assert!(matches!(
             b.delete_item(key, "1").await.unwrap(),
-            One::Found(_)
+            ItemOutcome::Found(_)
         ));
         assert!(b.all_items(key, ALL).await.unwrap() == found(vec![item(7), second]));
         let too_large = Item {
@@ -277,29 +292,38 @@ async fn one_response_at_a_time_has_the_lock() {
             lease: LEASE,
         };
         let (mine, theirs) = (token(), token());
-        assert_eq!(a.lock(key, claim(mine)).await.unwrap(), Lock::Gone);
+        assert_eq!(a.lock(key, claim(mine)).await.unwrap(), LockOutcome::Gone);
         a.create_conversation(key, new(vec![])).await.unwrap();
-        assert_eq!(a.lock(key, claim(mine)).await.unwrap(), Lock::Locked);
-        assert_eq!(a.lock(key, claim(mine)).await.unwrap(), Lock::Locked);
-        assert_eq!(b.lock(key, claim(theirs)).await.unwrap(), Lock::Busy);
+        assert_eq!(a.lock(key, claim(mine)).await.unwrap(), LockOutcome::Locked);
+        assert_eq!(a.lock(key, claim(mine)).await.unwrap(), LockOutcome::Locked);
+        assert_eq!(b.lock(key, claim(theirs)).await.unwrap(), LockOutcome::Busy);
         assert_eq!(
             b.commit(key, theirs, items(0..1)).await.unwrap(),
-            Put::Unlocked
+            PutOutcome::Unlocked
         );
         b.unlock(key, theirs).await.unwrap();
-        assert_eq!(b.lock(key, claim(theirs)).await.unwrap(), Lock::Busy);
-        assert_eq!(a.commit(key, mine, items(0..2)).await.unwrap(), Put::Done);
+        assert_eq!(b.lock(key, claim(theirs)).await.unwrap(), LockOutcome::Busy);
+        assert_eq!(
+            a.commit(key, mine, items(0..2)).await.unwrap(),
+            PutOutcome::Done
+        );
         // Its answer was lost, and meanwhile another has the lock.
-        assert_eq!(b.lock(key, claim(theirs)).await.unwrap(), Lock::Locked);
-        assert_eq!(a.commit(key, mine, items(0..2)).await.unwrap(), Put::Done);
-        assert_eq!(b.lock(key, claim(mine)).await.unwrap(), Lock::Busy);
+        assert_eq!(
+            b.lock(key, claim(theirs)).await.unwrap(),
+            LockOutcome::Locked
+        );
+        assert_eq!(
+            a.commit(key, mine, items(0..2)).await.unwrap(),
+            PutOutcome::Done
+        );
+        assert_eq!(b.lock(key, claim(mine)).await.unwrap(), LockOutcome::Busy);
         b.unlock(key, theirs).await.unwrap();
-        assert_eq!(b.lock(key, claim(mine)).await.unwrap(), Lock::Locked);
+        assert_eq!(b.lock(key, claim(mine)).await.unwrap(), LockOutcome::Locked);
         assert_eq!(b.all_items(key, ALL).await.unwrap(), found(items(0..2)));
         assert!(b.delete_conversation(key).await.unwrap());
         assert_eq!(
             b.commit(key, token(), items(5..6)).await.unwrap(),
-            Put::Gone
+            PutOutcome::Gone
         );
         b.unlock(key, mine).await.unwrap();
     })
@@ -316,20 +340,23 @@ async fn a_lock_whose_lease_ran_out_is_the_next_ones() {
             token: mine,
             lease: Duration::from_millis(100),
         };
-        assert_eq!(a.lock(key, brief).await.unwrap(), Lock::Locked);
+        assert_eq!(a.lock(key, brief).await.unwrap(), LockOutcome::Locked);
         let claim = Claim {
             token: theirs,
             lease: LEASE,
         };
         eventually("the lease runs out", async || {
-            b.lock(key, claim).await.unwrap() == Lock::Locked
+            b.lock(key, claim).await.unwrap() == LockOutcome::Locked
         })
         .await;
         assert_eq!(
             a.commit(key, mine, items(0..1)).await.unwrap(),
-            Put::Unlocked
+            PutOutcome::Unlocked
         );
-        assert_eq!(b.commit(key, theirs, items(0..1)).await.unwrap(), Put::Done);
+        assert_eq!(
+            b.commit(key, theirs, items(0..1)).await.unwrap(),
+            PutOutcome::Done
+        );
     })
     .await;
 }
@@ -341,15 +368,15 @@ async fn a_repeated_write_is_known_after_fifteen_others_and_not_after_more() {
         a.create_conversation(key, new(vec![])).await.unwrap();
         let first = token();
         let again = async || b.add_items(key, first, items(0..1)).await.unwrap();
-        assert_eq!(again().await, Put::Done);
+        assert_eq!(again().await, PutOutcome::Done);
         for number in 1..16 {
             let put = a.add_items(key, token(), vec![item(number)]).await;
-            assert_eq!(put.unwrap(), Put::Done);
+            assert_eq!(put.unwrap(), PutOutcome::Done);
         }
-        assert_eq!(again().await, Put::Done);
+        assert_eq!(again().await, PutOutcome::Done);
         let put = a.add_items(key, token(), vec![item(16)]).await;
-        assert_eq!(put.unwrap(), Put::Done);
-        assert_eq!(again().await, Put::Taken("msg_0".into()));
+        assert_eq!(put.unwrap(), PutOutcome::Done);
+        assert_eq!(again().await, PutOutcome::Taken("msg_0".into()));
     })
     .await;
 }

@@ -10,7 +10,9 @@ use warmroute::http::io_threads::IoThreadScope;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
 use warmroute::store::redis::{Mode, Settings, Tls};
-use warmroute::store::{Cas, Error, History, Item, Items, NewConversation, One, Put};
+use warmroute::store::{
+    Error, History, Item, ItemOutcome, ItemsOutcome, NewConversation, PutOutcome, WriteOutcome,
+};
 
 use super::*;
 use crate::cluster::eventually;
@@ -66,7 +68,7 @@ async fn a_killed_redis_makes_nothing_missing_and_comes_back_with_all() {
             ));
             assert!(is_unavailable(&store.admit().await) && !store.health().is_up);
         }
-        let why = store.health().why;
+        let why = store.health().reason;
         assert!(!why.is_empty());
         server.run().await;
         eventually("it is there again", async || store.get(key).await.is_ok()).await;
@@ -77,7 +79,7 @@ async fn a_killed_redis_makes_nothing_missing_and_comes_back_with_all() {
         // Its scripts are sent again.
         assert_eq!(
             store.append(running, FENCE, batch(0, 0)).await,
-            Ok(Cas::Done)
+            Ok(WriteOutcome::Done)
         );
         assert!(store.admit().await.is_ok() && store.health().is_up);
     })
@@ -99,10 +101,13 @@ async fn a_redis_that_comes_back_empty_has_lost_all_and_nothing_is_brought_back(
         assert_eq!(store.history(key, ANY).await, Ok(History::Missing(key.id)));
         assert_eq!(
             store.append(running, FENCE, batch(0, 0)).await,
-            Ok(Cas::Gone)
+            Ok(WriteOutcome::Gone)
         );
         let end = ending(Status::Completed);
-        assert_eq!(store.finalize(running, FENCE, end).await, Ok(Cas::Gone));
+        assert_eq!(
+            store.finalize(running, FENCE, end).await,
+            Ok(WriteOutcome::Gone)
+        );
         assert!(store.get(running).await.unwrap().is_none());
     })
     .await;
@@ -256,7 +261,7 @@ async fn a_stored_response_is_one_write_and_a_chain_of_a_hundred_two_reads() {
             panic!("not found");
         };
         key = child(key);
-        store.create(key, continuing(found.past)).await.unwrap();
+        store.create(key, continuing(found.chain)).await.unwrap();
     }
     let next = child(key);
     let listening = server.listen().await;
@@ -266,7 +271,7 @@ async fn a_stored_response_is_one_write_and_a_chain_of_a_hundred_two_reads() {
     assert_eq!(found.turns.len(), 101);
     assert_eq!(listening.commands().await, ["hmget", "evalsha"]);
     let listening = server.listen().await;
-    store.create(next, continuing(found.past)).await.unwrap();
+    store.create(next, continuing(found.chain)).await.unwrap();
     assert_eq!(listening.commands().await, ["evalsha"]);
 }
 
@@ -278,7 +283,10 @@ async fn every_key_of_a_response_carries_its_roots_tag_and_a_time_to_live() {
     let mut new = queued();
     new.input = (0..3 << 20).map(|_| fastrand::u8(..)).collect();
     store.create(key, new).await.unwrap();
-    assert_eq!(store.append(key, FENCE, batch(0, 0)).await, Ok(Cas::Done));
+    assert_eq!(
+        store.append(key, FENCE, batch(0, 0)).await,
+        Ok(WriteOutcome::Done)
+    );
     let tag = format!("{{{}:{}}}", key.tenant, key.id.root());
     let listed = server.cli(&["--scan"]);
     let own: Vec<_> = listed.lines().filter(|name| name.contains('{')).collect();
@@ -407,16 +415,16 @@ async fn a_cluster_keeps_a_chain_in_one_slot_and_outlives_a_master() {
             panic!("not found");
         };
         let second = child(first);
-        store.create(second, continuing(found.past)).await.unwrap();
+        store.create(second, continuing(found.chain)).await.unwrap();
         let running = child(first);
         store.create(running, queued()).await.unwrap();
         assert_eq!(
             store.append(running, FENCE, batch(0, 0)).await,
-            Ok(Cas::Done)
+            Ok(WriteOutcome::Done)
         );
         chains.push((second, running));
     }
-    let is_whole = async |(second, running): &(Key, Key)| -> Result<bool, Error> {
+    let is_whole = async |(second, running): &(ResponseKey, ResponseKey)| -> Result<bool, Error> {
         let History::Found(found) = store.history(*second, ANY).await? else {
             return Ok(false);
         };
@@ -448,7 +456,7 @@ async fn a_cluster_keeps_a_chain_in_one_slot_and_outlives_a_master() {
     for (_, running) in &chains {
         assert_eq!(
             store.append(*running, FENCE, batch(1, 1)).await,
-            Ok(Cas::Done)
+            Ok(WriteOutcome::Done)
         );
     }
     assert!(store.health().is_up);
@@ -648,10 +656,13 @@ async fn what_it_does_shows_in_metrics_and_to_operators() {
     let store = redis::Redis::open(&settings, &keep(), CARRIERS, &registry).unwrap();
     let key = new_key();
     store.create(key, queued()).await.unwrap();
-    let late = Fence { epoch: 7, ..FENCE };
-    assert_eq!(store.append(key, late, batch(0, 0)).await, Ok(Cas::Fenced));
+    let late = FencingToken { number: 7, ..FENCE };
+    assert_eq!(
+        store.append(key, late, batch(0, 0)).await,
+        Ok(WriteOutcome::Fenced)
+    );
     store
-        .beat(OWNER, "here", Duration::from_secs(9))
+        .heartbeat(OWNER, "here", Duration::from_secs(9))
         .await
         .unwrap();
     let text = registry.text();
@@ -730,7 +741,7 @@ async fn a_long_history_leaves_small_reads_their_turn() {
             let History::Found(found) = near.history(key, ANY).await.unwrap() else {
                 panic!("not found");
             };
-            record.past = Some(found.past);
+            record.parent = Some(found.chain);
             key = child(key);
         }
         record.input = noise(if turn == 7 { 5 << 20 } else { 700_000 });
@@ -761,7 +772,7 @@ async fn a_long_history_leaves_small_reads_their_turn() {
         assert!(inputs == expected);
         let all = far.all_items(conversation, 1 << 30).await.unwrap();
         let has_more = false;
-        assert!(all == Items::Found { items, has_more });
+        assert!(all == ItemsOutcome::Found { items, has_more });
         is_done.store(true, Relaxed);
     };
     let short = async {
@@ -815,14 +826,14 @@ async fn items_added_again_leave_no_pieces_behind() {
     store.create_conversation(key, new).await.unwrap();
     let token = token();
     let add = async || store.add_items(key, token, vec![item.clone()]).await;
-    assert_eq!(add().await, Ok(Put::Done));
+    assert_eq!(add().await, Ok(PutOutcome::Done));
     let name = server.cli(&["--scan", "--pattern", "wr:i:*"]);
     let fields = || server.cli(&["hlen", name.trim()]);
     let whole = fields();
-    assert_eq!(add().await, Ok(Put::Done));
+    assert_eq!(add().await, Ok(PutOutcome::Done));
     eventually("the second pieces are gone", async || fields() == whole).await;
     let found = store.item(key, "msg_1").await.unwrap();
-    assert!(found == One::Found(item.json.clone()));
+    assert!(found == ItemOutcome::Found(item.json.clone()));
 }
 
 #[tokio::test]
@@ -841,7 +852,7 @@ async fn a_chain_that_goes_on_is_kept_from_its_first_turn() {
             panic!("not found");
         };
         key = child(key);
-        store.create(key, continuing(found.past)).await.unwrap();
+        store.create(key, continuing(found.chain)).await.unwrap();
         let names = names();
         assert_eq!(names.lines().count(), turn);
         for name in names.lines() {
@@ -880,8 +891,8 @@ async fn one_record_that_cannot_be_read_does_not_keep_from_the_others() {
     let found = store.orphans(9).await.unwrap();
     assert_eq!(found.iter().map(|it| it.key).collect::<Vec<_>>(), [own]);
     let running = vec![(newer, FENCE), (own, FENCE)];
-    assert_eq!(store.check(running).await.unwrap(), []);
-    let strays = store.strays(FENCE.owner, Vec::new(), 9).await.unwrap();
+    assert_eq!(store.check_ownership(running).await.unwrap(), []);
+    let strays = store.untracked(FENCE.owner, Vec::new(), 9).await.unwrap();
     assert_eq!(strays, [(own, FENCE)]);
 }
 
@@ -891,14 +902,14 @@ async fn what_was_released_without_a_note_is_noted_when_its_owner_looks() {
     let store = open(&at(&server), &keep());
     let key = new_key();
     store
-        .beat(FENCE.owner, "a", Duration::from_secs(60))
+        .heartbeat(FENCE.owner, "a", Duration::from_secs(60))
         .await
         .unwrap();
     store.create(key, queued()).await.unwrap();
     // As by a release of which only the first write was done.
     server.cli(&["hset", &record_name(&server), "own", "", "ep", "2"]);
     assert_eq!(store.orphans(9).await.unwrap(), []);
-    let strays = store.strays(FENCE.owner, Vec::new(), 9).await.unwrap();
+    let strays = store.untracked(FENCE.owner, Vec::new(), 9).await.unwrap();
     assert_eq!(strays, []);
     let found = store.orphans(9).await.unwrap();
     assert_eq!(found.iter().map(|it| it.key).collect::<Vec<_>>(), [key]);

@@ -4,9 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use warmroute::store::log::Kept;
+use warmroute::store::log::LogState;
 use warmroute::store::{
-    Adoption, Amend, Cancelled, Cas, Deleted, Error, Events, History, Lost, Orphan,
+    CancelOutcome, CancelledOutput, DeleteOutcome, Error, History, LoggedEvents, Orphan,
+    OwnershipLoss, Takeover, WriteOutcome,
 };
 
 use super::*;
@@ -44,16 +45,16 @@ enum Op {
         key: usize,
         token: u64,
     },
-    Amend(usize, By),
+    FinalizeCancelled(usize, By),
     Events {
         key: usize,
         after: Option<u64>,
     },
-    Beat(usize),
-    Retire(usize),
+    Heartbeat(usize),
+    EndLease(usize),
     Check(By),
     Orphans,
-    Adopt {
+    TakeOver {
         key: usize,
         by: usize,
         stale: bool,
@@ -119,65 +120,65 @@ fn op() -> impl Strategy<Value = Op> {
             Op::Finalize { key, by, status, token, skip }
         }),
         2 => (key(), 3..5_u64).prop_map(|(key, token)| Op::Cancel { key, token }),
-        2 => (key(), by()).prop_map(|(key, by)| Op::Amend(key, by)),
+        2 => (key(), by()).prop_map(|(key, by)| Op::FinalizeCancelled(key, by)),
         3 => events.prop_map(|(key, after)| Op::Events { key, after }),
-        1 => (0..2_usize).prop_map(Op::Beat),
-        1 => (0..2_usize).prop_map(Op::Retire),
+        1 => (0..2_usize).prop_map(Op::Heartbeat),
+        1 => (0..2_usize).prop_map(Op::EndLease),
         1 => by().prop_map(Op::Check),
         2 => Just(Op::Orphans),
-        3 => adopt.prop_map(|(key, by, stale)| Op::Adopt { key, by, stale }),
+        3 => adopt.prop_map(|(key, by, stale)| Op::TakeOver { key, by, stale }),
         1 => (key(), by()).prop_map(|(key, by)| Op::Release(key, by)),
     ]
 }
 
 struct Row {
-    token: Token,
+    token: IdempotencyToken,
     status: Status,
     input: Bytes,
     content: Content,
-    chain: Vec<Key>,
+    chain: Vec<ResponseKey>,
     run: Option<Running>,
 }
 
 struct Running {
     owner: Option<Owner>,
-    epoch: u64,
+    fencing_number: u64,
     attempts: u32,
     retention: Retention,
-    log: Vec<Batch>,
+    log: Vec<EventBatch>,
     last: Option<u64>,
     full: bool,
-    ended_by: Option<Token>,
+    ended_by: Option<IdempotencyToken>,
     was: Option<Status>,
     amended: bool,
 }
 
 #[derive(Default)]
 struct Model {
-    rows: HashMap<Key, Row>,
+    rows: HashMap<ResponseKey, Row>,
     alive: HashSet<Owner>,
 }
 
 impl Row {
-    fn refuses(&self, fence: Fence) -> Option<Cas> {
+    fn refuses(&self, fence: FencingToken) -> Option<WriteOutcome> {
         let Some(run) = &self.run else {
-            return Some(Cas::Terminal(self.status));
+            return Some(WriteOutcome::Terminal(self.status));
         };
-        if (run.owner, run.epoch) != (Some(fence.owner), fence.epoch) {
-            return Some(Cas::Fenced);
+        if (run.owner, run.fencing_number) != (Some(fence.owner), fence.number) {
+            return Some(WriteOutcome::Fenced);
         }
         self.status
             .is_terminal()
-            .then_some(Cas::Terminal(self.status))
+            .then_some(WriteOutcome::Terminal(self.status))
     }
 
-    fn log(&mut self, batch: &Batch) -> Cas {
+    fn log(&mut self, batch: &EventBatch) -> WriteOutcome {
         let run = self.run.as_mut().unwrap();
         let next = run.last.map_or(0, |last| last + 1);
         if batch.first != next {
             return match run.last {
-                Some(last) if batch.last <= last => Cas::Duplicate { last },
-                last => Cas::Gap { last },
+                Some(last) if batch.last <= last => WriteOutcome::Duplicate { last },
+                last => WriteOutcome::Gap { last },
             };
         }
         run.last = Some(batch.last);
@@ -190,13 +191,13 @@ impl Row {
         if run.full || bytes > LOG_BYTES_MAX {
             run.full = true;
             run.log.clear();
-            return Cas::Overflow;
+            return WriteOutcome::Overflow;
         }
         run.log.push(batch.clone());
-        Cas::Done
+        WriteOutcome::Done
     }
 
-    fn end(&mut self, status: Status, token: Token, content: Content) {
+    fn end(&mut self, status: Status, token: IdempotencyToken, content: Content) {
         self.status = status;
         self.content = content;
         self.run.as_mut().unwrap().ended_by = Some(token);
@@ -205,7 +206,7 @@ impl Row {
 
 /// A case's names, which no other case has.
 struct Names {
-    keys: Vec<Key>,
+    keys: Vec<ResponseKey>,
     owners: [Owner; 2],
 }
 
@@ -223,13 +224,12 @@ impl Names {
 /// Does one operation on both, and compares what they say.
 async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
     let key = |place: &usize| names.keys[*place];
-    let fence = |model: &Model, place: &usize, by: &By| Fence {
+    let fence = |model: &Model, place: &usize, by: &By| FencingToken {
         owner: names.owners[by.owner],
-        epoch: by.off
-            + model
-                .rows
-                .get(&key(place))
-                .map_or(1, |row| row.run.as_ref().map_or(1, |run| run.epoch)),
+        number: by.off
+            + model.rows.get(&key(place)).map_or(1, |row| {
+                row.run.as_ref().map_or(1, |run| run.fencing_number)
+            }),
     };
     match op {
         Op::Create {
@@ -244,7 +244,7 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
                 names,
                 (key(place), parent.map(|parent| key(&parent))),
                 *how,
-                Token(*token),
+                IdempotencyToken(*token),
             )
             .await;
         }
@@ -255,14 +255,19 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
             if let (Some(found), Some(row)) = (found, row) {
                 assert_eq!((found.status, &found.content), (row.status, &row.content));
                 assert_eq!(found.previous, row.chain.last().map(|key| key.id));
-                let background = row
-                    .run
-                    .as_ref()
-                    .map(|run| (run.owner, run.epoch, run.attempts, run.retention, run.last));
+                let background = row.run.as_ref().map(|run| {
+                    (
+                        run.owner,
+                        run.fencing_number,
+                        run.attempts,
+                        run.retention,
+                        run.last,
+                    )
+                });
                 let found = found.background.map(|run| {
                     (
                         run.owner,
-                        run.epoch,
+                        run.fencing_number,
                         run.attempts,
                         run.retention,
                         run.last_event,
@@ -293,8 +298,8 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
         }
         Op::Delete(place) => {
             let expected = match model.rows.remove(&key(place)) {
-                None => Deleted::Gone,
-                Some(row) => Deleted::Done {
+                None => DeleteOutcome::Gone,
+                Some(row) => DeleteOutcome::Done {
                     was: row.status,
                     owner: row
                         .run
@@ -307,10 +312,10 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
         Op::Start(place, by) => {
             let fence = fence(model, place, by);
             let expected = match model.rows.get_mut(&key(place)) {
-                None => Cas::Gone,
+                None => WriteOutcome::Gone,
                 Some(row) => row.refuses(fence).unwrap_or_else(|| {
                     row.status = Status::InProgress;
-                    Cas::Done
+                    WriteOutcome::Done
                 }),
             };
             assert_eq!(store.start(key(place), fence).await.unwrap(), expected);
@@ -324,7 +329,7 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
             let fence = fence(model, place, by);
             let batch = next_batch(model, key(place), *skip, *count);
             let expected = match model.rows.get_mut(&key(place)) {
-                None => Cas::Gone,
+                None => WriteOutcome::Gone,
                 Some(row) => row.refuses(fence).unwrap_or_else(|| row.log(&batch)),
             };
             assert_eq!(
@@ -341,10 +346,10 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
         } => {
             let fence = fence(model, place, by);
             let mut end = ending(*status);
-            end.token = Token(*token);
+            end.token = IdempotencyToken(*token);
             end.batch = skip.map(|skip| next_batch(model, key(place), skip, 1));
             let expected = match model.rows.get_mut(&key(place)) {
-                None => Cas::Gone,
+                None => WriteOutcome::Gone,
                 Some(row) => finalize(row, fence, &end),
             };
             assert_eq!(
@@ -354,39 +359,42 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
         }
         Op::Cancel { key: place, token } => {
             let mut cancel = cancelling();
-            cancel.token = Token(*token);
+            cancel.token = IdempotencyToken(*token);
             let expected = match model.rows.get_mut(&key(place)) {
-                None => Cancelled::Gone,
+                None => CancelOutcome::Gone,
                 Some(row) => cancelled(row, &cancel),
             };
             assert_eq!(store.cancel(key(place), cancel).await.unwrap(), expected);
         }
-        Op::Amend(place, by) => {
+        Op::FinalizeCancelled(place, by) => {
             let fence = fence(model, place, by);
             let content = Content {
                 response: Bytes::from_static(b"{}"),
                 output: Bytes::from_static(b"[\"amended\"]"),
             };
             let expected = match model.rows.get_mut(&key(place)) {
-                None => Cas::Gone,
+                None => WriteOutcome::Gone,
                 Some(row) => match row.refuses(fence) {
-                    None => Cas::Fenced,
-                    Some(Cas::Terminal(Status::Cancelled))
+                    None => WriteOutcome::Fenced,
+                    Some(WriteOutcome::Terminal(Status::Cancelled))
                         if !row.run.as_ref().unwrap().amended =>
                     {
                         row.run.as_mut().unwrap().amended = true;
                         row.content = content.clone();
-                        Cas::Done
+                        WriteOutcome::Done
                     }
                     Some(refused) => refused,
                 },
             };
-            let amend = Amend {
+            let amend = CancelledOutput {
                 content,
-                cut: Bytes::from_static(b"cut"),
+                delta_table: Bytes::from_static(b"cut"),
             };
             assert_eq!(
-                store.amend(key(place), fence, amend).await.unwrap(),
+                store
+                    .finalize_cancelled(key(place), fence, amend)
+                    .await
+                    .unwrap(),
                 expected
             );
         }
@@ -394,46 +402,46 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
             let found = store.events(key(place), *after, 1 << 20).await.unwrap();
             let expected = model.rows.get(&key(place)).and_then(|row| {
                 let run = row.run.as_ref()?;
-                let beyond = |batch: &&Batch| after.is_none_or(|after| batch.last > after);
-                Some(Events {
+                let beyond = |batch: &&EventBatch| after.is_none_or(|after| batch.last > after);
+                Some(LoggedEvents {
                     status: row.status,
                     batches: run.log.iter().filter(beyond).cloned().collect(),
                     last: run.last,
-                    kept: if run.full {
-                        Kept::Overflowed
+                    log: if run.full {
+                        LogState::Overflowed
                     } else {
-                        Kept::Whole
+                        LogState::Whole
                     },
                 })
             });
             assert_eq!(found, expected);
         }
-        Op::Beat(owner) => {
+        Op::Heartbeat(owner) => {
             let owner = names.owners[*owner];
-            store.beat(owner, "name", LEASE).await.unwrap();
+            store.heartbeat(owner, "name", LEASE).await.unwrap();
             model.alive.insert(owner);
         }
-        Op::Retire(owner) => {
+        Op::EndLease(owner) => {
             let owner = names.owners[*owner];
-            store.retire(owner).await.unwrap();
+            store.end_lease(owner).await.unwrap();
             model.alive.remove(&owner);
         }
         Op::Check(by) => {
             let running: Vec<_> = (0..KEYS)
                 .map(|place| (key(&place), fence(model, &place, by)))
                 .collect();
-            let lost = |(key, fence): &(Key, Fence)| {
+            let lost = |(key, fence): &(ResponseKey, FencingToken)| {
                 let why = match model.rows.get(key) {
-                    None => Lost::Gone,
+                    None => OwnershipLoss::Gone,
                     Some(row) => match row.refuses(*fence)? {
-                        Cas::Terminal(status) => Lost::Terminal(status),
-                        _ => Lost::Fenced,
+                        WriteOutcome::Terminal(status) => OwnershipLoss::Terminal(status),
+                        _ => OwnershipLoss::Fenced,
                     },
                 };
                 Some((*key, why))
             };
             let expected: Vec<_> = running.iter().filter_map(lost).collect();
-            assert_eq!(store.check(running).await.unwrap(), expected);
+            assert_eq!(store.check_ownership(running).await.unwrap(), expected);
         }
         Op::Orphans => {
             let mut found = store.orphans(1 << 10).await.unwrap();
@@ -448,7 +456,7 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
             expected.sort_by_key(|orphan| orphan.key);
             assert_eq!(found, expected);
         }
-        Op::Adopt {
+        Op::TakeOver {
             key: place,
             by,
             stale,
@@ -458,39 +466,42 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
             let orphan = Orphan {
                 key: key(place),
                 owner: run.and_then(|run| run.owner),
-                epoch: run.map_or(1, |run| run.epoch) + u64::from(*stale),
+                fencing_number: run.map_or(1, |run| run.fencing_number) + u64::from(*stale),
             };
             let alive = model.alive.clone();
             let expected = match model.rows.get_mut(&orphan.key) {
                 None => None,
                 Some(row) => adopt(row, &orphan, by, &alive),
             };
-            match (store.adopt(orphan, by).await.unwrap(), expected) {
-                (Adoption::Adopted(adopted), Some(attempts)) => {
+            match (store.take_over(orphan, by).await.unwrap(), expected) {
+                (Takeover::Done(adopted), Some(attempts)) => {
                     let run = model.rows[&orphan.key].run.as_ref().unwrap();
-                    assert_eq!((adopted.fence.owner, adopted.fence.epoch), (by, run.epoch));
+                    assert_eq!(
+                        (adopted.fence.owner, adopted.fence.number),
+                        (by, run.fencing_number)
+                    );
                     assert_eq!((adopted.attempts, adopted.last_event), (attempts, run.last));
                     assert_eq!(adopted.request, Bytes::from_static(b"{\"request\":1}"));
                 }
-                (Adoption::Adopted(adopted), None) => panic!("{adopted:?}"),
+                (Takeover::Done(adopted), None) => panic!("{adopted:?}"),
                 (other, Some(_)) => panic!("{other:?}"),
                 // Whose lease is looked at before the record, the answer may be either of these.
-                (Adoption::Gone, None) => assert!(!model.rows.contains_key(&orphan.key)),
-                (Adoption::Terminal(status), None) => {
+                (Takeover::Gone, None) => assert!(!model.rows.contains_key(&orphan.key)),
+                (Takeover::Terminal(status), None) => {
                     assert_eq!(model.rows[&orphan.key].status, status)
                 }
-                (Adoption::Raced, None) => {}
+                (Takeover::Raced, None) => {}
             }
         }
         Op::Release(place, by) => {
             let fence = fence(model, place, by);
             let expected = match model.rows.get_mut(&key(place)) {
-                None => Cas::Gone,
+                None => WriteOutcome::Gone,
                 Some(row) => row.refuses(fence).unwrap_or_else(|| {
                     let run = row.run.as_mut().unwrap();
                     run.owner = None;
-                    run.epoch += 1;
-                    Cas::Done
+                    run.fencing_number += 1;
+                    WriteOutcome::Done
                 }),
             };
             assert_eq!(store.release(key(place), fence).await.unwrap(), expected);
@@ -502,14 +513,14 @@ async fn create(
     store: &Store,
     model: &mut Model,
     names: &Names,
-    (key, parent): (Key, Option<Key>),
+    (key, parent): (ResponseKey, Option<ResponseKey>),
     how: How,
-    token: Token,
+    token: IdempotencyToken,
 ) {
     let mut new = match how {
-        How::Finished(status) => record(Begin::Finished { status }),
-        How::Background(retention, owner) => record(Begin::Background {
-            fence: Fence::first(names.owners[owner]),
+        How::Finished(status) => record(InitialState::Finished { status }),
+        How::Background(retention, owner) => record(InitialState::Background {
+            fence: FencingToken::first(names.owners[owner]),
             retention,
             streams: true,
             request: Bytes::from_static(b"{\"request\":1}"),
@@ -521,15 +532,15 @@ async fn create(
     if let Some(parent) = parent
         && parent.id.root() == key.id.root()
         && let History::Found(found) = store.history(parent, ANY).await.unwrap()
-        && !found.past.chain.contains(&key.id)
+        && !found.chain.ids.contains(&key.id)
     {
         chain = found
-            .past
             .chain
+            .ids
             .iter()
-            .map(|id| Key { id: *id, ..key })
+            .map(|id| ResponseKey { id: *id, ..key })
             .collect();
-        new.past = Some(found.past);
+        new.parent = Some(found.chain);
     }
     let expected = match model.rows.get(&key) {
         None => Ok(()),
@@ -550,7 +561,7 @@ async fn create(
             How::Finished(_) => None,
             How::Background(retention, owner) => Some(Running {
                 owner: Some(names.owners[owner]),
-                epoch: 1,
+                fencing_number: 1,
                 attempts: 1,
                 retention,
                 log: Vec::new(),
@@ -570,7 +581,7 @@ fn is_brief(row: &Row) -> bool {
         .is_some_and(|run| run.retention == Retention::Ephemeral)
 }
 
-fn history(model: &Model, key: Key) -> Result<Vec<(Bytes, Bytes)>, History> {
+fn history(model: &Model, key: ResponseKey) -> Result<Vec<(Bytes, Bytes)>, History> {
     let row = model.rows.get(&key).filter(|row| !is_brief(row));
     let row = row.ok_or(History::Missing(key.id))?;
     if !row.status.is_terminal() {
@@ -588,49 +599,49 @@ fn history(model: &Model, key: Key) -> Result<Vec<(Bytes, Bytes)>, History> {
     Ok(turns)
 }
 
-fn next_batch(model: &Model, key: Key, skip: i64, count: u64) -> Batch {
+fn next_batch(model: &Model, key: ResponseKey, skip: i64, count: u64) -> EventBatch {
     let last = model.rows.get(&key).and_then(|row| row.run.as_ref()?.last);
     let next = last.map_or(0, |last| last as i64 + 1);
     let first = (next + skip).max(0) as u64;
     batch(first, first + count - 1)
 }
 
-fn finalize(row: &mut Row, fence: Fence, end: &Final) -> Cas {
+fn finalize(row: &mut Row, fence: FencingToken, end: &Finalization) -> WriteOutcome {
     if row
         .run
         .as_ref()
         .is_some_and(|run| run.ended_by == Some(end.token))
     {
-        return Cas::Done;
+        return WriteOutcome::Done;
     }
     if let Some(refused) = row.refuses(fence) {
         return refused;
     }
     if let Some(batch) = &end.batch {
         match row.log(batch) {
-            Cas::Done | Cas::Overflow => {}
+            WriteOutcome::Done | WriteOutcome::Overflow => {}
             refused => return refused,
         }
     }
     row.end(end.status, end.token, end.content.clone());
-    Cas::Done
+    WriteOutcome::Done
 }
 
-fn cancelled(row: &mut Row, cancel: &Cancel) -> Cancelled {
+fn cancelled(row: &mut Row, cancel: &Cancellation) -> CancelOutcome {
     let Some(run) = &row.run else {
-        return Cancelled::NotBackground;
+        return CancelOutcome::NotBackground;
     };
     let (was, owner, last) = (row.status, run.owner, run.last);
     if run.ended_by == Some(cancel.token)
         && let Some(was) = run.was
     {
-        return Cancelled::Done { was, owner };
+        return CancelOutcome::Done { was, owner };
     }
     if was.is_terminal() {
-        return Cancelled::Terminal(was);
+        return CancelOutcome::Terminal(was);
     }
     let number = last.map_or(0, |last| last + 1);
-    let _ = row.log(&Batch {
+    let _ = row.log(&EventBatch {
         first: number,
         last: number,
         bytes: cancel.event.clone(),
@@ -641,16 +652,16 @@ fn cancelled(row: &mut Row, cancel: &Cancel) -> Cancelled {
     };
     row.end(Status::Cancelled, cancel.token, content);
     row.run.as_mut().unwrap().was = Some(was);
-    Cancelled::Done { was, owner }
+    CancelOutcome::Done { was, owner }
 }
 
-fn orphan(model: &Model, key: Key, row: &Row) -> Option<Orphan> {
+fn orphan(model: &Model, key: ResponseKey, row: &Row) -> Option<Orphan> {
     let run = row.run.as_ref().filter(|_| !row.status.is_terminal())?;
     let is_alive = run.owner.is_some_and(|owner| model.alive.contains(&owner));
     (!is_alive).then_some(Orphan {
         key,
         owner: run.owner,
-        epoch: run.epoch,
+        fencing_number: run.fencing_number,
     })
 }
 
@@ -658,11 +669,11 @@ fn orphan(model: &Model, key: Key, row: &Row) -> Option<Orphan> {
 fn adopt(row: &mut Row, orphan: &Orphan, by: Owner, alive: &HashSet<Owner>) -> Option<u32> {
     let run = row.run.as_mut().filter(|_| !row.status.is_terminal())?;
     let is_free = orphan.owner.is_none_or(|owner| !alive.contains(&owner));
-    if !is_free || (run.owner, run.epoch) != (orphan.owner, orphan.epoch) {
+    if !is_free || (run.owner, run.fencing_number) != (orphan.owner, orphan.fencing_number) {
         return None;
     }
     run.owner = Some(by);
-    run.epoch += 1;
+    run.fencing_number += 1;
     run.attempts += 1;
     Some(run.attempts)
 }
@@ -684,7 +695,7 @@ fn run_against_the_model(store: &Store, runtime: &tokio::runtime::Runtime, cases
                 let _ = store.delete(*key).await.unwrap();
             }
             for owner in names.owners {
-                store.retire(owner).await.unwrap();
+                store.end_lease(owner).await.unwrap();
             }
         });
         Ok(())

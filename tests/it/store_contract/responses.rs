@@ -2,24 +2,24 @@
 
 use bytes::Bytes;
 use warmroute::ids::Tenant;
-use warmroute::store::cancel::What;
-use warmroute::store::log::Kept;
+use warmroute::store::cancel::NoticeKind;
+use warmroute::store::log::LogState;
 use warmroute::store::{
-    Adoption, Amend, Cancelled, Cas, Cursor, Deleted, Error, History, HistoryMax, Lost, Orphan,
-    Past, Status,
+    CancelOutcome, CancelledOutput, Chain, DeleteOutcome, Error, History, HistoryLimits,
+    NoticeCursor, Orphan, OwnershipLoss, Status, Takeover, WriteOutcome,
 };
 
 use super::*;
 use crate::cluster::eventually;
 
-async fn past(store: &Store, key: Key) -> Past {
+async fn past(store: &Store, key: ResponseKey) -> Chain {
     match store.history(key, ANY).await.unwrap() {
-        History::Found(turns) => turns.past,
+        History::Found(turns) => turns.chain,
         other => panic!("{other:?}"),
     }
 }
 
-async fn status(store: &Store, key: Key) -> Option<Status> {
+async fn status(store: &Store, key: ResponseKey) -> Option<Status> {
     store.get(key).await.unwrap().map(|record| record.status)
 }
 
@@ -65,7 +65,7 @@ async fn another_tenants_response_is_not_there() {
     on_each(async |Pair { a, .. }| {
         let key = new_key();
         a.create(key, queued()).await.unwrap();
-        let foreign = Key {
+        let foreign = ResponseKey {
             tenant: Tenant::tagged(1),
             ..key
         };
@@ -77,10 +77,10 @@ async fn another_tenants_response_is_not_there() {
         );
         assert_eq!(
             a.cancel(foreign, cancelling()).await.unwrap(),
-            Cancelled::Gone
+            CancelOutcome::Gone
         );
         assert_eq!(a.events(foreign, None, 99).await.unwrap(), None);
-        assert_eq!(a.delete(foreign).await.unwrap(), Deleted::Gone);
+        assert_eq!(a.delete(foreign).await.unwrap(), DeleteOutcome::Gone);
         assert_eq!(status(a, key).await, Some(Status::Queued));
     })
     .await;
@@ -116,19 +116,16 @@ async fn a_history_is_the_whole_chain_in_order_and_a_chain_may_branch() {
             .iter()
             .map(|(input, output)| input.len() + output.len())
             .sum();
-        assert_eq!(found.past.bytes, bytes as u64);
-        assert_eq!(
-            (found.past.chain.len(), found.past.chain[20]),
-            (21, last.id)
-        );
+        assert_eq!(found.chain.bytes, bytes as u64);
+        assert_eq!((found.chain.ids.len(), found.chain.ids[20]), (21, last.id));
         assert_eq!(found.hint, hint());
 
         let branch = child(first);
         a.create(branch, continuing(past(a, first).await))
             .await
             .unwrap();
-        assert_eq!(*past(b, branch).await.chain, [first.id, branch.id]);
-        assert_eq!(past(b, last).await.chain.len(), 21);
+        assert_eq!(*past(b, branch).await.ids, [first.id, branch.id]);
+        assert_eq!(past(b, last).await.ids.len(), 21);
     })
     .await;
 }
@@ -148,7 +145,7 @@ async fn a_history_with_a_link_missing_is_missing() {
         }
         let deleted = a.delete(chain[1]).await.unwrap();
         let was = Status::Completed;
-        assert_eq!(deleted, Deleted::Done { was, owner: None });
+        assert_eq!(deleted, DeleteOutcome::Done { was, owner: None });
         assert_eq!(
             b.history(chain[4], ANY).await.unwrap(),
             History::Missing(chain[1].id)
@@ -158,7 +155,7 @@ async fn a_history_with_a_link_missing_is_missing() {
             History::Missing(chain[1].id)
         );
         // The others are there as before.
-        assert_eq!(*past(b, chain[0]).await.chain, [chain[0].id]);
+        assert_eq!(*past(b, chain[0]).await.ids, [chain[0].id]);
         assert!(b.get(chain[4]).await.unwrap().is_some());
     })
     .await;
@@ -173,7 +170,7 @@ async fn only_what_ended_well_and_is_kept_is_a_past() {
             b.history(key, max).await.unwrap(),
             History::Running(Status::Queued)
         );
-        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Done);
+        assert_eq!(a.start(key, FENCE).await.unwrap(), WriteOutcome::Done);
         assert_eq!(
             b.history(key, max).await.unwrap(),
             History::Running(Status::InProgress)
@@ -182,7 +179,7 @@ async fn only_what_ended_well_and_is_kept_is_a_past() {
             a.finalize(key, FENCE, ending(Status::Failed))
                 .await
                 .unwrap(),
-            Cas::Done
+            WriteOutcome::Done
         );
         assert_eq!(
             b.history(key, max).await.unwrap(),
@@ -203,7 +200,7 @@ async fn only_what_ended_well_and_is_kept_is_a_past() {
             a.finalize(key, FENCE, ending(Status::Incomplete))
                 .await
                 .unwrap(),
-            Cas::Done
+            WriteOutcome::Done
         );
         let History::Found(found) = b.history(key, max).await.unwrap() else {
             panic!("not found");
@@ -220,7 +217,7 @@ async fn only_what_ended_well_and_is_kept_is_a_past() {
             a.finalize(key, FENCE, ending(Status::Completed))
                 .await
                 .unwrap(),
-            Cas::Done
+            WriteOutcome::Done
         );
         assert_eq!(status(b, key).await, Some(Status::Completed));
         assert_eq!(b.history(key, max).await.unwrap(), History::Missing(key.id));
@@ -241,15 +238,15 @@ async fn a_history_beyond_the_callers_limits_is_not_read() {
             .unwrap();
         let too_large = History::TooLarge { turns: 2, bytes };
         for (max, refused) in [
-            (HistoryMax { turns: 1, bytes }, true),
+            (HistoryLimits { turns: 1, bytes }, true),
             (
-                HistoryMax {
+                HistoryLimits {
                     turns: 2,
                     bytes: bytes - 1,
                 },
                 true,
             ),
-            (HistoryMax { turns: 2, bytes }, false),
+            (HistoryLimits { turns: 2, bytes }, false),
         ] {
             assert_eq!(a.history(second, max).await.unwrap() == too_large, refused);
         }
@@ -288,25 +285,31 @@ async fn large_values_come_back_whole_and_too_large_ones_are_refused() {
         a.create(key, new.clone()).await.unwrap();
         let mut end = ending(Status::Completed);
         end.content.output = noise(2 << 20);
-        end.cut = noise(2 << 20);
+        end.delta_table = noise(2 << 20);
         let mut late = FENCE;
-        late.epoch = 9;
+        late.number = 9;
         assert_eq!(
             b.finalize(key, late, end.clone()).await.unwrap(),
-            Cas::Fenced
+            WriteOutcome::Fenced
         );
         assert_eq!(
             a.finalize(key, FENCE, end.clone()).await.unwrap(),
-            Cas::Done
+            WriteOutcome::Done
         );
         assert_eq!(
             a.finalize(key, FENCE, end.clone()).await.unwrap(),
-            Cas::Done
+            WriteOutcome::Done
         );
         assert_eq!(b.get(key).await.unwrap().unwrap().content, end.content);
         assert_eq!(b.input(key).await.unwrap().unwrap(), new.input);
-        assert!(matches!(b.delete(key).await.unwrap(), Deleted::Done { .. }));
-        assert_eq!(b.finalize(key, FENCE, end).await.unwrap(), Cas::Gone);
+        assert!(matches!(
+            b.delete(key).await.unwrap(),
+            DeleteOutcome::Done { .. }
+        ));
+        assert_eq!(
+            b.finalize(key, FENCE, end).await.unwrap(),
+            WriteOutcome::Gone
+        );
         assert!(a.get(key).await.unwrap().is_none());
 
         new = finished();
@@ -331,26 +334,29 @@ async fn a_background_response_runs_under_its_owner_alone() {
             (
                 read.status,
                 background.owner,
-                background.epoch,
+                background.fencing_number,
                 background.attempts
             ),
             (Status::Queued, Some(OWNER), 1, 1)
         );
         assert!(background.streams && background.last_event.is_none());
-        let other = Fence::first(OTHER);
-        let late = Fence { epoch: 2, ..FENCE };
+        let other = FencingToken::first(OTHER);
+        let late = FencingToken { number: 2, ..FENCE };
         for wrong in [other, late] {
-            assert_eq!(b.start(key, wrong).await.unwrap(), Cas::Fenced);
+            assert_eq!(b.start(key, wrong).await.unwrap(), WriteOutcome::Fenced);
             assert_eq!(
                 b.append(key, wrong, batch(0, 0)).await.unwrap(),
-                Cas::Fenced
+                WriteOutcome::Fenced
             );
             let end = ending(Status::Completed);
-            assert_eq!(b.finalize(key, wrong, end).await.unwrap(), Cas::Fenced);
-            assert_eq!(b.release(key, wrong).await.unwrap(), Cas::Fenced);
+            assert_eq!(
+                b.finalize(key, wrong, end).await.unwrap(),
+                WriteOutcome::Fenced
+            );
+            assert_eq!(b.release(key, wrong).await.unwrap(), WriteOutcome::Fenced);
         }
-        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Done);
-        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Done);
+        assert_eq!(a.start(key, FENCE).await.unwrap(), WriteOutcome::Done);
+        assert_eq!(a.start(key, FENCE).await.unwrap(), WriteOutcome::Done);
         assert_eq!(status(b, key).await, Some(Status::InProgress));
     })
     .await;
@@ -363,22 +369,31 @@ async fn events_are_kept_in_order_without_holes() {
         a.create(key, queued()).await.unwrap();
         assert_eq!(
             a.append(key, FENCE, batch(1, 1)).await.unwrap(),
-            Cas::Gap { last: None }
+            WriteOutcome::Gap { last: None }
         );
-        assert_eq!(a.append(key, FENCE, batch(0, 2)).await.unwrap(), Cas::Done);
         assert_eq!(
             a.append(key, FENCE, batch(0, 2)).await.unwrap(),
-            Cas::Duplicate { last: 2 }
+            WriteOutcome::Done
+        );
+        assert_eq!(
+            a.append(key, FENCE, batch(0, 2)).await.unwrap(),
+            WriteOutcome::Duplicate { last: 2 }
         );
         assert_eq!(
             a.append(key, FENCE, batch(4, 4)).await.unwrap(),
-            Cas::Gap { last: Some(2) }
+            WriteOutcome::Gap { last: Some(2) }
         );
-        assert_eq!(a.append(key, FENCE, batch(3, 3)).await.unwrap(), Cas::Done);
-        assert_eq!(a.append(key, FENCE, batch(4, 9)).await.unwrap(), Cas::Done);
+        assert_eq!(
+            a.append(key, FENCE, batch(3, 3)).await.unwrap(),
+            WriteOutcome::Done
+        );
+        assert_eq!(
+            a.append(key, FENCE, batch(4, 9)).await.unwrap(),
+            WriteOutcome::Done
+        );
         let read = async |after, bytes| {
             let events = b.events(key, after, bytes).await.unwrap().unwrap();
-            assert_eq!((events.last, events.kept), (Some(9), Kept::Whole));
+            assert_eq!((events.last, events.log), (Some(9), LogState::Whole));
             events.batches
         };
         assert_eq!(
@@ -406,25 +421,28 @@ async fn a_response_ends_once_with_its_last_events_and_knows_its_end_again() {
     on_each(async |Pair { a, b, .. }| {
         let key = new_key();
         a.create(key, queued()).await.unwrap();
-        assert_eq!(a.append(key, FENCE, batch(0, 4)).await.unwrap(), Cas::Done);
+        assert_eq!(
+            a.append(key, FENCE, batch(0, 4)).await.unwrap(),
+            WriteOutcome::Done
+        );
         let mut end = ending(Status::Completed);
         end.batch = Some(batch(6, 6));
         assert_eq!(
             a.finalize(key, FENCE, end.clone()).await.unwrap(),
-            Cas::Gap { last: Some(4) }
+            WriteOutcome::Gap { last: Some(4) }
         );
         assert_eq!(status(b, key).await, Some(Status::Queued));
         end.batch = Some(batch(5, 6));
         assert_eq!(
             a.finalize(key, FENCE, end.clone()).await.unwrap(),
-            Cas::Done
+            WriteOutcome::Done
         );
         // Its answer was lost.
         assert_eq!(
             a.finalize(key, FENCE, end.clone()).await.unwrap(),
-            Cas::Done
+            WriteOutcome::Done
         );
-        let done = Cas::Terminal(Status::Completed);
+        let done = WriteOutcome::Terminal(Status::Completed);
         assert_eq!(
             a.finalize(key, FENCE, ending(Status::Failed))
                 .await
@@ -435,7 +453,7 @@ async fn a_response_ends_once_with_its_last_events_and_knows_its_end_again() {
         assert_eq!(a.append(key, FENCE, batch(7, 7)).await.unwrap(), done);
         assert_eq!(a.release(key, FENCE).await.unwrap(), done);
         let cancelled = b.cancel(key, cancelling()).await.unwrap();
-        assert_eq!(cancelled, Cancelled::Terminal(Status::Completed));
+        assert_eq!(cancelled, CancelOutcome::Terminal(Status::Completed));
         let read = b.get(key).await.unwrap().unwrap();
         assert_eq!(
             (read.status, read.content),
@@ -451,19 +469,22 @@ async fn a_response_ends_once_with_its_last_events_and_knows_its_end_again() {
 #[tokio::test]
 async fn a_cancel_ends_it_with_the_next_number_and_tells_the_owner() {
     on_each(async |Pair { a, b, .. }| {
-        a.beat(OWNER, "a", LEASE).await.unwrap();
+        a.heartbeat(OWNER, "a", LEASE).await.unwrap();
         for (runs, was) in [(false, Status::Queued), (true, Status::InProgress)] {
             let key = new_key();
             a.create(key, queued()).await.unwrap();
             let mut number = 0;
             if runs {
-                assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Done);
-                assert_eq!(a.append(key, FENCE, batch(0, 6)).await.unwrap(), Cas::Done);
+                assert_eq!(a.start(key, FENCE).await.unwrap(), WriteOutcome::Done);
+                assert_eq!(
+                    a.append(key, FENCE, batch(0, 6)).await.unwrap(),
+                    WriteOutcome::Done
+                );
                 number = 7;
             }
-            let (_, before) = a.notices(OWNER, Cursor::default()).await.unwrap();
+            let (_, before) = a.notices(OWNER, NoticeCursor::default()).await.unwrap();
             let cancel = cancelling();
-            let done = Cancelled::Done {
+            let done = CancelOutcome::Done {
                 was,
                 owner: Some(OWNER),
             };
@@ -473,12 +494,12 @@ async fn a_cancel_ends_it_with_the_next_number_and_tells_the_owner() {
             let cancelled = Status::Cancelled;
             assert_eq!(
                 a.cancel(key, cancelling()).await.unwrap(),
-                Cancelled::Terminal(cancelled)
+                CancelOutcome::Terminal(cancelled)
             );
             let end = ending(Status::Completed);
             assert_eq!(
                 a.finalize(key, FENCE, end).await.unwrap(),
-                Cas::Terminal(cancelled)
+                WriteOutcome::Terminal(cancelled)
             );
             let read = a.get(key).await.unwrap().unwrap();
             assert_eq!(
@@ -493,7 +514,10 @@ async fn a_cancel_ends_it_with_the_next_number_and_tells_the_owner() {
             );
             assert_eq!((events.status, events.last), (cancelled, Some(number)));
             let (notices, after) = a.notices(OWNER, before).await.unwrap();
-            assert_eq!((notices[0].key, notices[0].what), (key, What::Cancelled));
+            assert_eq!(
+                (notices[0].key, notices[0].kind),
+                (key, NoticeKind::Cancelled)
+            );
             assert_eq!(a.notices(OWNER, after).await.unwrap(), (vec![], after));
         }
     })
@@ -507,10 +531,10 @@ async fn a_foreground_response_is_not_cancelled_and_has_no_events() {
         a.create(key, finished()).await.unwrap();
         assert_eq!(
             a.cancel(key, cancelling()).await.unwrap(),
-            Cancelled::NotBackground
+            CancelOutcome::NotBackground
         );
         assert_eq!(a.events(key, None, 99).await.unwrap(), None);
-        let done = Cas::Terminal(Status::Completed);
+        let done = WriteOutcome::Terminal(Status::Completed);
         assert_eq!(a.start(key, FENCE).await.unwrap(), done);
         assert_eq!(
             a.finalize(key, FENCE, ending(Status::Failed))
@@ -520,7 +544,7 @@ async fn a_foreground_response_is_not_cancelled_and_has_no_events() {
         );
         assert_eq!(
             a.cancel(new_key(), cancelling()).await.unwrap(),
-            Cancelled::Gone
+            CancelOutcome::Gone
         );
     })
     .await;
@@ -530,35 +554,49 @@ async fn a_foreground_response_is_not_cancelled_and_has_no_events() {
 async fn its_owner_alone_adds_the_output_to_a_cancelled_response_and_once() {
     on_each(async |Pair { a, b, .. }| {
         let key = new_key();
-        let amend = |text: &'static str| Amend {
+        let amend = |text: &'static str| CancelledOutput {
             content: Content {
                 response: Bytes::from_static(b"{\"amended\":1}"),
                 output: Bytes::from_static(text.as_bytes()),
             },
-            cut: Bytes::from_static(b"cut"),
+            delta_table: Bytes::from_static(b"cut"),
         };
         a.create(key, queued()).await.unwrap();
         assert_eq!(
-            a.amend(key, FENCE, amend("[0]")).await.unwrap(),
-            Cas::Fenced
+            a.finalize_cancelled(key, FENCE, amend("[0]"))
+                .await
+                .unwrap(),
+            WriteOutcome::Fenced
         );
         let _ = b.cancel(key, cancelling()).await.unwrap();
-        let other = Fence::first(OTHER);
+        let other = FencingToken::first(OTHER);
         assert_eq!(
-            b.amend(key, other, amend("[1]")).await.unwrap(),
-            Cas::Fenced
+            b.finalize_cancelled(key, other, amend("[1]"))
+                .await
+                .unwrap(),
+            WriteOutcome::Fenced
         );
-        assert_eq!(a.amend(key, FENCE, amend("[2]")).await.unwrap(), Cas::Done);
-        let again = a.amend(key, FENCE, amend("[3]")).await.unwrap();
-        assert_eq!(again, Cas::Terminal(Status::Cancelled));
+        assert_eq!(
+            a.finalize_cancelled(key, FENCE, amend("[2]"))
+                .await
+                .unwrap(),
+            WriteOutcome::Done
+        );
+        let again = a
+            .finalize_cancelled(key, FENCE, amend("[3]"))
+            .await
+            .unwrap();
+        assert_eq!(again, WriteOutcome::Terminal(Status::Cancelled));
         let read = b.get(key).await.unwrap().unwrap();
         assert_eq!(
             (read.status, read.content),
             (Status::Cancelled, amend("[2]").content)
         );
         assert_eq!(
-            a.amend(new_key(), FENCE, amend("[4]")).await.unwrap(),
-            Cas::Gone
+            a.finalize_cancelled(new_key(), FENCE, amend("[4]"))
+                .await
+                .unwrap(),
+            WriteOutcome::Gone
         );
     })
     .await;
@@ -567,28 +605,40 @@ async fn its_owner_alone_adds_the_output_to_a_cancelled_response_and_once() {
 #[tokio::test]
 async fn what_is_deleted_stays_so_whatever_its_owner_writes() {
     on_each(async |Pair { a, b, .. }| {
-        a.beat(OWNER, "a", LEASE).await.unwrap();
+        a.heartbeat(OWNER, "a", LEASE).await.unwrap();
         let key = new_key();
         a.create(key, queued()).await.unwrap();
-        assert_eq!(a.append(key, FENCE, batch(0, 0)).await.unwrap(), Cas::Done);
-        let deleted = Deleted::Done {
+        assert_eq!(
+            a.append(key, FENCE, batch(0, 0)).await.unwrap(),
+            WriteOutcome::Done
+        );
+        let deleted = DeleteOutcome::Done {
             was: Status::Queued,
             owner: Some(OWNER),
         };
         assert_eq!(b.delete(key).await.unwrap(), deleted);
-        let (notices, _) = a.notices(OWNER, Cursor::default()).await.unwrap();
-        assert_eq!((notices[0].key, notices[0].what), (key, What::Deleted));
-        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Gone);
-        assert_eq!(a.append(key, FENCE, batch(1, 1)).await.unwrap(), Cas::Gone);
+        let (notices, _) = a.notices(OWNER, NoticeCursor::default()).await.unwrap();
+        assert_eq!(
+            (notices[0].key, notices[0].kind),
+            (key, NoticeKind::Deleted)
+        );
+        assert_eq!(a.start(key, FENCE).await.unwrap(), WriteOutcome::Gone);
+        assert_eq!(
+            a.append(key, FENCE, batch(1, 1)).await.unwrap(),
+            WriteOutcome::Gone
+        );
         assert_eq!(
             a.finalize(key, FENCE, ending(Status::Completed))
                 .await
                 .unwrap(),
-            Cas::Gone
+            WriteOutcome::Gone
         );
-        assert_eq!(a.release(key, FENCE).await.unwrap(), Cas::Gone);
-        assert_eq!(a.cancel(key, cancelling()).await.unwrap(), Cancelled::Gone);
-        assert_eq!(a.delete(key).await.unwrap(), Deleted::Gone);
+        assert_eq!(a.release(key, FENCE).await.unwrap(), WriteOutcome::Gone);
+        assert_eq!(
+            a.cancel(key, cancelling()).await.unwrap(),
+            CancelOutcome::Gone
+        );
+        assert_eq!(a.delete(key).await.unwrap(), DeleteOutcome::Gone);
         assert!(a.get(key).await.unwrap().is_none());
         assert_eq!(a.events(key, None, 99).await.unwrap(), None);
     })
@@ -600,27 +650,33 @@ async fn a_log_that_is_full_keeps_nothing_and_stops_nothing() {
     on_each(async |Pair { a, b, .. }| {
         let key = new_key();
         a.create(key, queued()).await.unwrap();
-        assert_eq!(a.append(key, FENCE, batch(0, 0)).await.unwrap(), Cas::Done);
+        assert_eq!(
+            a.append(key, FENCE, batch(0, 0)).await.unwrap(),
+            WriteOutcome::Done
+        );
         let mut large = batch(1, 1);
         large.bytes = vec![b'x'; 1_000].into();
         assert_eq!(
             a.append(key, FENCE, large.clone()).await.unwrap(),
-            Cas::Overflow
+            WriteOutcome::Overflow
         );
         assert_eq!(
             a.append(key, FENCE, batch(2, 2)).await.unwrap(),
-            Cas::Overflow
+            WriteOutcome::Overflow
         );
         assert_eq!(
             a.append(key, FENCE, batch(4, 4)).await.unwrap(),
-            Cas::Gap { last: Some(2) }
+            WriteOutcome::Gap { last: Some(2) }
         );
         let mut end = ending(Status::Completed);
         end.batch = Some(batch(3, 3));
-        assert_eq!(a.finalize(key, FENCE, end).await.unwrap(), Cas::Done);
+        assert_eq!(
+            a.finalize(key, FENCE, end).await.unwrap(),
+            WriteOutcome::Done
+        );
         let events = b.events(key, None, 99).await.unwrap().unwrap();
         assert_eq!((events.status, events.last), (Status::Completed, Some(3)));
-        assert_eq!((events.batches, events.kept), (vec![], Kept::Overflowed));
+        assert_eq!((events.batches, events.log), (vec![], LogState::Overflowed));
     })
     .await;
 }
@@ -640,21 +696,24 @@ async fn after_its_time_the_log_is_told_by_its_cuts_and_the_record_goes_after_it
             .await
             .unwrap();
         for key in [stored, brief] {
-            assert_eq!(a.append(key, FENCE, batch(0, 2)).await.unwrap(), Cas::Done);
+            assert_eq!(
+                a.append(key, FENCE, batch(0, 2)).await.unwrap(),
+                WriteOutcome::Done
+            );
             assert_eq!(
                 a.finalize(key, FENCE, ending(Status::Completed))
                     .await
                     .unwrap(),
-                Cas::Done
+                WriteOutcome::Done
             );
         }
         assert_eq!(
-            b.events(stored, None, 99).await.unwrap().unwrap().kept,
-            Kept::Whole
+            b.events(stored, None, 99).await.unwrap().unwrap().log,
+            LogState::Whole
         );
         eventually("the log is sealed", async || {
             let events = b.events(stored, None, 99).await.unwrap().unwrap();
-            events.kept == Kept::Sealed(Bytes::from_static(b"cut")) && events.last == Some(2)
+            events.log == LogState::Expired(Bytes::from_static(b"cut")) && events.last == Some(2)
         })
         .await;
         eventually("the one for polling is gone", async || {
@@ -673,35 +732,38 @@ async fn after_its_time_the_log_is_told_by_its_cuts_and_the_record_goes_after_it
 async fn a_dead_owners_work_is_adopted_by_one_and_the_dead_one_writes_nothing_more() {
     on_each(async |Pair { a, b, .. }| {
         let lease = Duration::from_millis(300);
-        a.beat(OWNER, "a", lease).await.unwrap();
-        b.beat(OTHER, "b", LEASE).await.unwrap();
+        a.heartbeat(OWNER, "a", lease).await.unwrap();
+        b.heartbeat(OTHER, "b", LEASE).await.unwrap();
         let (key, ended) = (new_key(), new_key());
         a.create(key, queued()).await.unwrap();
-        assert_eq!(a.append(key, FENCE, batch(0, 2)).await.unwrap(), Cas::Done);
+        assert_eq!(
+            a.append(key, FENCE, batch(0, 2)).await.unwrap(),
+            WriteOutcome::Done
+        );
         a.create(ended, queued()).await.unwrap();
         assert_eq!(
             a.finalize(ended, FENCE, ending(Status::Completed))
                 .await
                 .unwrap(),
-            Cas::Done
+            WriteOutcome::Done
         );
         let orphan = Orphan {
             key,
             owner: Some(OWNER),
-            epoch: 1,
+            fencing_number: 1,
         };
-        a.beat(OWNER, "a", LEASE).await.unwrap();
+        a.heartbeat(OWNER, "a", LEASE).await.unwrap();
         assert_eq!(b.orphans(9).await.unwrap(), []);
-        assert_eq!(b.adopt(orphan, OTHER).await.unwrap(), Adoption::Raced);
-        a.retire(OWNER).await.unwrap();
+        assert_eq!(b.take_over(orphan, OTHER).await.unwrap(), Takeover::Raced);
+        a.end_lease(OWNER).await.unwrap();
         assert_eq!(b.orphans(9).await.unwrap(), [orphan]);
 
-        let Adoption::Adopted(adopted) = b.adopt(orphan, OTHER).await.unwrap() else {
+        let Takeover::Done(adopted) = b.take_over(orphan, OTHER).await.unwrap() else {
             panic!("not adopted");
         };
-        let fence = Fence {
+        let fence = FencingToken {
             owner: OTHER,
-            epoch: 2,
+            number: 2,
         };
         assert_eq!((adopted.fence, adopted.status), (fence, Status::Queued));
         assert_eq!(
@@ -711,38 +773,44 @@ async fn a_dead_owners_work_is_adopted_by_one_and_the_dead_one_writes_nothing_mo
         assert_eq!(adopted.request, Bytes::from_static(b"{\"request\":1}"));
         // Its answer was lost.
         assert_eq!(
-            b.adopt(orphan, OTHER).await.unwrap(),
-            Adoption::Adopted(adopted)
+            b.take_over(orphan, OTHER).await.unwrap(),
+            Takeover::Done(adopted)
         );
-        assert_eq!(a.adopt(orphan, Owner(0xc)).await.unwrap(), Adoption::Raced);
+        assert_eq!(
+            a.take_over(orphan, Owner(0xc)).await.unwrap(),
+            Takeover::Raced
+        );
         assert_eq!(b.orphans(9).await.unwrap(), []);
 
-        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Fenced);
+        assert_eq!(a.start(key, FENCE).await.unwrap(), WriteOutcome::Fenced);
         assert_eq!(
             a.append(key, FENCE, batch(3, 3)).await.unwrap(),
-            Cas::Fenced
+            WriteOutcome::Fenced
         );
         assert_eq!(
             a.finalize(key, FENCE, ending(Status::Failed))
                 .await
                 .unwrap(),
-            Cas::Fenced
+            WriteOutcome::Fenced
         );
-        assert_eq!(b.start(key, fence).await.unwrap(), Cas::Done);
-        assert_eq!(b.append(key, fence, batch(3, 3)).await.unwrap(), Cas::Done);
+        assert_eq!(b.start(key, fence).await.unwrap(), WriteOutcome::Done);
+        assert_eq!(
+            b.append(key, fence, batch(3, 3)).await.unwrap(),
+            WriteOutcome::Done
+        );
         assert_eq!(
             b.finalize(key, fence, ending(Status::Completed))
                 .await
                 .unwrap(),
-            Cas::Done
+            WriteOutcome::Done
         );
-        let late = Adoption::Terminal(Status::Completed);
-        assert_eq!(a.adopt(orphan, Owner(0xc)).await.unwrap(), late);
+        let late = Takeover::Terminal(Status::Completed);
+        assert_eq!(a.take_over(orphan, Owner(0xc)).await.unwrap(), late);
         let unknown = Orphan {
             key: new_key(),
             ..orphan
         };
-        assert_eq!(a.adopt(unknown, OTHER).await.unwrap(), Adoption::Gone);
+        assert_eq!(a.take_over(unknown, OTHER).await.unwrap(), Takeover::Gone);
     })
     .await;
 }
@@ -750,7 +818,7 @@ async fn a_dead_owners_work_is_adopted_by_one_and_the_dead_one_writes_nothing_mo
 #[tokio::test]
 async fn a_lease_runs_out_by_itself() {
     on_each(async |Pair { a, b, .. }| {
-        a.beat(OWNER, "a", Duration::from_millis(200))
+        a.heartbeat(OWNER, "a", Duration::from_millis(200))
             .await
             .unwrap();
         let key = new_key();
@@ -766,20 +834,26 @@ async fn a_lease_runs_out_by_itself() {
 #[tokio::test]
 async fn an_owner_finds_what_it_has_and_does_not_run() {
     on_each(async |Pair { a, b, .. }| {
-        a.beat(OWNER, "a", LEASE).await.unwrap();
+        a.heartbeat(OWNER, "a", LEASE).await.unwrap();
         let keys = [(); 5].map(|()| new_key());
         let [runs, stray, ended, released, fresh] = keys;
         for key in [runs, stray, ended, released] {
             a.create(key, queued()).await.unwrap();
         }
         let end = ending(Status::Failed);
-        assert_eq!(a.finalize(ended, FENCE, end).await.unwrap(), Cas::Done);
-        assert_eq!(a.release(released, FENCE).await.unwrap(), Cas::Done);
-        let found = a.strays(OWNER, vec![runs, fresh], 9).await.unwrap();
+        assert_eq!(
+            a.finalize(ended, FENCE, end).await.unwrap(),
+            WriteOutcome::Done
+        );
+        assert_eq!(
+            a.release(released, FENCE).await.unwrap(),
+            WriteOutcome::Done
+        );
+        let found = a.untracked(OWNER, vec![runs, fresh], 9).await.unwrap();
         assert_eq!(found, [(stray, FENCE)]);
-        assert_eq!(a.strays(OWNER, vec![runs, stray], 9).await.unwrap(), []);
-        assert_eq!(b.strays(OTHER, Vec::new(), 9).await.unwrap(), []);
-        assert_eq!(a.release(stray, FENCE).await.unwrap(), Cas::Done);
+        assert_eq!(a.untracked(OWNER, vec![runs, stray], 9).await.unwrap(), []);
+        assert_eq!(b.untracked(OTHER, Vec::new(), 9).await.unwrap(), []);
+        assert_eq!(a.release(stray, FENCE).await.unwrap(), WriteOutcome::Done);
         assert_eq!(b.orphans(9).await.unwrap().len(), 2);
     })
     .await;
@@ -788,26 +862,26 @@ async fn an_owner_finds_what_it_has_and_does_not_run() {
 #[tokio::test]
 async fn released_work_is_anyones_at_once() {
     on_each(async |Pair { a, b, .. }| {
-        a.beat(OWNER, "a", LEASE).await.unwrap();
+        a.heartbeat(OWNER, "a", LEASE).await.unwrap();
         let key = new_key();
         a.create(key, queued()).await.unwrap();
-        assert_eq!(a.release(key, FENCE).await.unwrap(), Cas::Done);
-        assert_eq!(a.start(key, FENCE).await.unwrap(), Cas::Fenced);
+        assert_eq!(a.release(key, FENCE).await.unwrap(), WriteOutcome::Done);
+        assert_eq!(a.start(key, FENCE).await.unwrap(), WriteOutcome::Fenced);
         let orphan = Orphan {
             key,
             owner: None,
-            epoch: 2,
+            fencing_number: 2,
         };
         assert_eq!(b.orphans(9).await.unwrap(), [orphan]);
         assert!(matches!(
-            b.adopt(orphan, OTHER).await.unwrap(),
-            Adoption::Adopted(_)
+            b.take_over(orphan, OTHER).await.unwrap(),
+            Takeover::Done(_)
         ));
         // Released and cancelled while nobody has it.
         let key = new_key();
         a.create(key, queued()).await.unwrap();
-        assert_eq!(a.release(key, FENCE).await.unwrap(), Cas::Done);
-        let done = Cancelled::Done {
+        assert_eq!(a.release(key, FENCE).await.unwrap(), WriteOutcome::Done);
+        let done = CancelOutcome::Done {
             was: Status::Queued,
             owner: None,
         };
@@ -819,7 +893,7 @@ async fn released_work_is_anyones_at_once() {
 #[tokio::test]
 async fn an_owner_that_asks_learns_what_it_has_lost() {
     on_each(async |Pair { a, b, .. }| {
-        a.beat(OWNER, "a", LEASE).await.unwrap();
+        a.heartbeat(OWNER, "a", LEASE).await.unwrap();
         let keys = [(); 6].map(|()| new_key());
         let [mine, cancelled, deleted, released, foreground, ended] = keys;
         for key in keys {
@@ -838,16 +912,16 @@ async fn an_owner_that_asks_learns_what_it_has_lost() {
             .await
             .unwrap();
         let running = keys.map(|key| (key, FENCE)).to_vec();
-        let lost = a.check(running).await.unwrap();
+        let lost = a.check_ownership(running).await.unwrap();
         let expected = [
-            (cancelled, Lost::Terminal(Status::Cancelled)),
-            (deleted, Lost::Gone),
-            (released, Lost::Fenced),
-            (foreground, Lost::Terminal(Status::Completed)),
-            (ended, Lost::Terminal(Status::Failed)),
+            (cancelled, OwnershipLoss::Terminal(Status::Cancelled)),
+            (deleted, OwnershipLoss::Gone),
+            (released, OwnershipLoss::Fenced),
+            (foreground, OwnershipLoss::Terminal(Status::Completed)),
+            (ended, OwnershipLoss::Terminal(Status::Failed)),
         ];
         assert_eq!(lost, expected);
-        assert_eq!(a.check(vec![(mine, FENCE)]).await.unwrap(), []);
+        assert_eq!(a.check_ownership(vec![(mine, FENCE)]).await.unwrap(), []);
     })
     .await;
 }
@@ -877,10 +951,12 @@ async fn ten_thousand_races_of_a_cancel_and_an_end_have_one_winner_each() {
                     let cancelled = b.cancel(key, cancelling()).await.unwrap();
                     let ended = end.await.unwrap();
                     let winner = match (cancelled, ended) {
-                        (Cancelled::Done { .. }, Cas::Terminal(Status::Cancelled)) => {
+                        (CancelOutcome::Done { .. }, WriteOutcome::Terminal(Status::Cancelled)) => {
                             Status::Cancelled
                         }
-                        (Cancelled::Terminal(Status::Completed), Cas::Done) => Status::Completed,
+                        (CancelOutcome::Terminal(Status::Completed), WriteOutcome::Done) => {
+                            Status::Completed
+                        }
                         other => panic!("{other:?}"),
                     };
                     cancels += usize::from(winner == Status::Cancelled);
@@ -925,7 +1001,7 @@ async fn in_memory_a_chain_that_goes_on_is_kept_from_its_first_turn() {
         key = child(key);
         store.create(key, continuing(past)).await.unwrap();
     }
-    assert_eq!(past(&store, key).await.chain.len(), 5);
+    assert_eq!(past(&store, key).await.ids.len(), 5);
     *now.lock() += day * 31;
     assert!(status(&store, first).await.is_none());
 }

@@ -12,7 +12,7 @@ use crate::responses::events::{EventOptions, EventRewriter};
 use crate::responses::finish::{FinalResponse, Finisher};
 use crate::responses::object::{Outcome, ResponseTemplate};
 use crate::store::record::Content;
-use crate::store::{Amend, Batch, Final, Hint, Token};
+use crate::store::{CancelledOutput, EventBatch, Finalization, IdempotencyToken, RoutingHint};
 
 /// It ends each reader's stream, and is no event.
 const MARK: &[u8] = b"data: [DONE]\n\n";
@@ -28,7 +28,7 @@ pub(super) struct EventEncoder {
 
 /// How it ended, to be stored.
 pub(super) struct End {
-    token: Token,
+    token: IdempotencyToken,
     pub(super) outcome: Outcome,
     response: Bytes,
     cut: Bytes,
@@ -134,7 +134,7 @@ impl EventEncoder {
         let cut = text.map(log::sealed).unwrap_or_default();
         self.last(state, &response, &outcome);
         End {
-            token: Token(fastrand::u64(..)),
+            token: IdempotencyToken(fastrand::u64(..)),
             outcome,
             response: response.into(),
             cut,
@@ -150,7 +150,7 @@ impl EventEncoder {
         self.events.go_on_at(number);
         self.last(state, &response, &outcome);
         End {
-            token: Token(fastrand::u64(..)),
+            token: IdempotencyToken(fastrand::u64(..)),
             outcome,
             response: response.into(),
             cut: Bytes::new(),
@@ -164,7 +164,7 @@ impl EventEncoder {
     }
 
     /// What there is of a cancelled response: what its readers were told, and no more.
-    pub(super) fn cut(&mut self, state: &RunState, response: Bytes) -> Amend {
+    pub(super) fn cut(&mut self, state: &RunState, response: Bytes) -> CancelledOutput {
         let told = state.log().stored_text().filter(|_| state.streams());
         let outcome = match told {
             Some(told) => self.again().cut_again(told),
@@ -173,31 +173,31 @@ impl EventEncoder {
                 std::mem::replace(&mut self.events, again).cut()
             }
         };
-        Amend {
+        CancelledOutput {
             content: Content {
                 response,
                 output: outcome.output.into(),
             },
-            cut: told.map(log::sealed).unwrap_or_default(),
+            delta_table: told.map(log::sealed).unwrap_or_default(),
         }
     }
 }
 
 impl End {
-    pub(super) fn with(&self, batch: Option<Batch>, finish: &Finisher) -> Final {
-        Final {
+    pub(super) fn with(&self, batch: Option<EventBatch>, finish: &Finisher) -> Finalization {
+        Finalization {
             token: self.token,
             status: self.outcome.status,
             content: Content {
                 response: self.response.clone(),
                 output: Bytes::copy_from_slice(&self.outcome.output),
             },
-            hint: Hint {
+            hint: RoutingHint {
                 model: finish.model.clone(),
                 worker: finish.worker.clone(),
             },
             batch,
-            cut: self.cut.clone(),
+            delta_table: self.cut.clone(),
         }
     }
 }

@@ -9,7 +9,7 @@ fn event(number: u64) -> Vec<u8> {
 fn down() -> store::Error {
     store::Error::Unavailable {
         retry_after: Duration::from_secs(1),
-        why: "down".into(),
+        reason: "down".into(),
     }
 }
 
@@ -22,10 +22,13 @@ fn told(count: u64) -> RunState {
     let mut state = RunState::new(true, 0);
     state.on_begun();
     assert_eq!(state.next(), Step::MarkStarted);
-    assert_eq!(state.on_started(&Ok(Cas::Done)), Then::Continue);
+    assert_eq!(state.on_started(&Ok(WriteOutcome::Done)), Then::Continue);
     for number in 0..count {
         state.on_events(&event(number));
-        assert_eq!(state.on_appended(number, &Ok(Cas::Done)), Then::Continue);
+        assert_eq!(
+            state.on_appended(number, &Ok(WriteOutcome::Done)),
+            Then::Continue
+        );
     }
     assert_eq!(state.next(), Step::ReadEngine);
     state
@@ -42,7 +45,7 @@ fn events_are_stored_before_more_is_heard() {
     assert_eq!(state.on_appended(3, &Err(down())), Then::RetryLater);
     assert_eq!(state.next(), Step::Append(batch));
     assert_eq!(
-        state.on_appended(3, &Ok(Cas::Duplicate { last: 3 })),
+        state.on_appended(3, &Ok(WriteOutcome::Duplicate { last: 3 })),
         Then::Continue
     );
     assert_eq!(state.next(), Step::ReadEngine);
@@ -68,7 +71,7 @@ fn what_nobody_has_seen_is_handed_back_and_the_rest_fails() {
 fn of_a_cancel_and_an_end_the_store_says_which_came_first() {
     let mut state = told(3);
     state.on_last_event(&event(3));
-    let cancelled = Ok(Cas::Terminal(Status::Cancelled));
+    let cancelled = Ok(WriteOutcome::Terminal(Status::Cancelled));
     assert_eq!(state.on_finalized(&cancelled), Then::Continue);
     assert_eq!(state.next(), Step::ReadCancelled);
     assert_eq!(
@@ -80,7 +83,10 @@ fn of_a_cancel_and_an_end_the_store_says_which_came_first() {
         (Step::StorePartial, 3)
     );
     assert_eq!(state.on_partial_stored(&Err(down())), Then::RetryLater);
-    assert_eq!(state.on_partial_stored(&Ok(Cas::Done)), Then::Continue);
+    assert_eq!(
+        state.on_partial_stored(&Ok(WriteOutcome::Done)),
+        Then::Continue
+    );
     assert_eq!(
         (state.next(), state.tail(None, 99)),
         (Step::Done, Tail::NotRunning)
@@ -97,20 +103,20 @@ fn a_cancel_while_another_replicas_events_are_read_leaves_those() {
         Then::Continue
     );
     assert_eq!(state.next(), Step::ReadStored { after: None });
-    let batch = |first, last, bytes: Vec<u8>| Batch {
+    let batch = |first, last, bytes: Vec<u8>| EventBatch {
         first,
         last,
         bytes: bytes.into(),
     };
     let told: Vec<u8> = (0..2).flat_map(event).collect();
-    let read = Events {
+    let read = LoggedEvents {
         status: Status::Cancelled,
         batches: vec![
             batch(0, 1, told.clone()),
             batch(2, 2, log::CANCELLED.to_vec()),
         ],
         last: Some(2),
-        kept: store::log::Kept::Whole,
+        log: store::log::LogState::Whole,
     };
     assert_eq!(state.on_stored_events(&Ok(Some(read))), Then::Continue);
     assert_eq!(
@@ -157,7 +163,7 @@ fn an_end_too_large_to_keep_is_made_once_more_without_its_output() {
     assert_eq!((batch.first, batch.last, &*batch.bytes), (3, 3, &*event(3)));
     // An append that nobody waited for was done after all.
     assert_eq!(
-        state.on_finalized(&Ok(Cas::Duplicate { last: 3 })),
+        state.on_finalized(&Ok(WriteOutcome::Duplicate { last: 3 })),
         Then::Continue
     );
     assert_eq!(state.next(), Step::FailWithoutOutput { number: 4 });
@@ -171,14 +177,14 @@ fn an_end_whose_events_the_store_lost_is_told_with_them() {
     let mut state = told(4);
     state.on_last_event(&event(4));
     assert_eq!(
-        state.on_finalized(&Ok(Cas::Gap { last: Some(1) })),
+        state.on_finalized(&Ok(WriteOutcome::Gap { last: Some(1) })),
         Then::Continue
     );
     let Step::Finalize(Some(batch)) = state.next() else {
         panic!("{:?}", state.next());
     };
     assert_eq!((batch.first, batch.last), (2, 4));
-    assert_eq!(state.on_finalized(&Ok(Cas::Done)), Then::Continue);
+    assert_eq!(state.on_finalized(&Ok(WriteOutcome::Done)), Then::Continue);
     let Tail::InMemory { text, last, is_end } = state.tail(Some(3), 99) else {
         panic!("{:?}", state.tail(Some(3), 99));
     };
@@ -190,15 +196,15 @@ fn what_another_replica_told_is_read_before_it_fails() {
     let mut state = RunState::failing(true, 4, "lost");
     assert_eq!(state.next(), Step::ReadStored { after: None });
     let read = |first: u64, last: u64| {
-        Ok(Some(Events {
+        Ok(Some(LoggedEvents {
             status: Status::InProgress,
-            batches: vec![Batch {
+            batches: vec![EventBatch {
                 first,
                 last,
                 bytes: (first..=last).flat_map(event).collect(),
             }],
             last: Some(3),
-            kept: store::log::Kept::Whole,
+            log: store::log::LogState::Whole,
         }))
     };
     assert_eq!(state.on_stored_events(&read(0, 1)), Then::Continue);
