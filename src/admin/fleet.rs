@@ -45,7 +45,7 @@ struct WorkerRow {
     /// Counted by this router.
     requests: u32,
     requests_total: u64,
-    pending_tokens: u64,
+    queued_tokens: u64,
     decode_tokens: u64,
     /// Told by the engine.
     reported: Option<ReportedRow>,
@@ -110,7 +110,7 @@ pub(super) fn page(relay: &Relay, now: Instant) -> Page {
                 .collect(),
             requests: worker.load.own_requests(),
             requests_total: worker.load.total(),
-            pending_tokens: worker.load.pending_tokens(),
+            queued_tokens: worker.load.queued_tokens(),
             decode_tokens: worker.load.decode_tokens(),
             reported: worker.load.reported().map(|reported| ReportedRow {
                 age_ms: now.saturating_duration_since(reported.at).as_millis() as u64,
@@ -154,7 +154,7 @@ pub(super) struct FleetMetrics {
     draining: IntGaugeVec,
     circuit_breaker: IntGaugeVec,
     requests: IntGaugeVec,
-    pending_tokens: IntGaugeVec,
+    queued_tokens: IntGaugeVec,
     decode_tokens: IntGaugeVec,
     reported_running: IntGaugeVec,
     reported_waiting: IntGaugeVec,
@@ -183,8 +183,8 @@ impl FleetMetrics {
                 "warmroute_worker_requests",
                 "Requests of this router on a worker.",
             ),
-            pending_tokens: gauges(
-                "warmroute_worker_pending_tokens",
+            queued_tokens: gauges(
+                "warmroute_worker_queued_tokens",
                 "Uncached prompt tokens not computed yet.",
             ),
             decode_tokens: gauges(
@@ -220,7 +220,7 @@ impl FleetMetrics {
             &self.draining,
             &self.circuit_breaker,
             &self.requests,
-            &self.pending_tokens,
+            &self.queued_tokens,
             &self.decode_tokens,
             &self.reported_running,
             &self.reported_waiting,
@@ -244,7 +244,7 @@ impl FleetMetrics {
                 u64::from(worker.breaker.state().number()),
             );
             set(&self.requests, u64::from(worker.load.own_requests()));
-            set(&self.pending_tokens, worker.load.pending_tokens());
+            set(&self.queued_tokens, worker.load.queued_tokens());
             set(&self.decode_tokens, worker.load.decode_tokens());
             if let Some(reported) = worker.load.reported() {
                 set(&self.reported_running, u64::from(reported.running));

@@ -22,7 +22,7 @@ pub struct Load {
     foreign_requests: AtomicU32,
     /// Uncached prompt tokens of requests that have not answered yet. Signed: two threads may
     /// add and take in either order.
-    pending_tokens: AtomicI64,
+    queued_tokens: AtomicI64,
     /// Prompt tokens of requests that are answering.
     decode_tokens: AtomicI64,
     total: AtomicU64,
@@ -50,8 +50,8 @@ impl Load {
         self.requests.load(Relaxed)
     }
 
-    pub fn pending_tokens(&self) -> u64 {
-        self.pending_tokens.load(Relaxed).max(0) as u64
+    pub fn queued_tokens(&self) -> u64 {
+        self.queued_tokens.load(Relaxed).max(0) as u64
     }
 
     pub fn decode_tokens(&self) -> u64 {
@@ -107,7 +107,7 @@ impl InFlight {
         worker.load.total.fetch_add(1, Relaxed);
         worker
             .load
-            .pending_tokens
+            .queued_tokens
             .fetch_add(i64::from(uncached_tokens), Relaxed);
         Self {
             worker,
@@ -137,7 +137,7 @@ impl InFlight {
             self.answering = true;
             self.worker
                 .load
-                .pending_tokens
+                .queued_tokens
                 .fetch_sub(i64::from(self.uncached_tokens), Relaxed);
             self.worker
                 .load
@@ -152,7 +152,7 @@ impl Drop for InFlight {
         let load = &self.worker.load;
         match self.answering {
             false => load
-                .pending_tokens
+                .queued_tokens
                 .fetch_sub(i64::from(self.uncached_tokens), Relaxed),
             true => load
                 .decode_tokens
@@ -171,7 +171,7 @@ mod tests {
     fn load_of(worker: &Worker) -> (u32, u64, u64) {
         (
             worker.load.requests(),
-            worker.load.pending_tokens(),
+            worker.load.queued_tokens(),
             worker.load.decode_tokens(),
         )
     }

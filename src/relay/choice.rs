@@ -12,7 +12,7 @@ use super::view::{LiveView, Task};
 use crate::fleet::Worker;
 use crate::fleet::handoff::Peer;
 use crate::ids::WorkerId;
-use crate::routing::pair::{self, Whole};
+use crate::routing::pair::{self, LocalReason};
 use crate::routing::{self, Decision};
 
 /// Who gets a request.
@@ -38,7 +38,7 @@ pub(super) struct Prefill {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unsplit {
     /// The workers, as they are now.
-    Workers(Whole),
+    Workers(LocalReason),
     /// The request itself.
     Request(NotSplit),
     /// It was tried, and failed too often.
@@ -48,7 +48,7 @@ pub(super) enum Unsplit {
 impl Unsplit {
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            Unsplit::Workers(whole) => whole.as_str(),
+            Unsplit::Workers(reason) => reason.as_str(),
             Unsplit::Request(not_split) => not_split.as_str(),
             Unsplit::Failed => "prefill_failed",
         }
@@ -57,8 +57,9 @@ impl Unsplit {
     /// Whether it would be split if there were a worker for its prompt.
     fn is_for_want_of_prefill(self) -> bool {
         match self {
-            Unsplit::Workers(Whole::NoPrefill | Whole::NoPair) | Unsplit::Failed => true,
-            Unsplit::Workers(Whole::DecodeIsWarm) | Unsplit::Request(_) => false,
+            Unsplit::Workers(LocalReason::NoPrefillWorker | LocalReason::NoPair)
+            | Unsplit::Failed => true,
+            Unsplit::Workers(LocalReason::PrefixCached) | Unsplit::Request(_) => false,
         }
     }
 }
@@ -109,12 +110,12 @@ impl Relay {
                 let again = self.choose_once(plan, &held, now, &failed);
                 prefill = again.map_or(prefill, |(_, prefill)| prefill);
             }
-            let worker = &plan.group.workers[decision.place];
+            let worker = &plan.group.workers[decision.worker_index];
             let may_pass = worker.breaker.may_admit(now);
             // Of several requests that see a breaker ready to probe, one gets through. None is a probe of one
             // worker that another would then keep from being sent.
             if let Some(Ok(decision)) = prefill {
-                let worker = &plan.group.workers[decision.place];
+                let worker = &plan.group.workers[decision.worker_index];
                 let [breaker, handoffs] = [&worker.breaker, &worker.kv_transfer_breaker];
                 let may_both = breaker.may_admit(now) && handoffs.may_admit(now);
                 if !may_both || (may_pass && !(breaker.admit(now) && handoffs.admit(now))) {
@@ -128,7 +129,7 @@ impl Relay {
             }
             let prefill = prefill.map(|prefill| {
                 let decision = prefill?;
-                let worker = plan.group.workers[decision.place].clone();
+                let worker = plan.group.workers[decision.worker_index].clone();
                 Ok(Prefill {
                     decision,
                     peer: worker.peer.load_full(),
@@ -192,7 +193,7 @@ impl Relay {
             may_pair,
         )?;
         let in_group = |decision: Decision| Decision {
-            place: prefill.in_group(decision.place),
+            worker_index: prefill.in_group(decision.worker_index),
             ..decision
         };
         Some((

@@ -78,7 +78,7 @@ pub struct Score {
     pub unusable_because: Option<String>,
     pub breaker: circuit_breaker::State,
     pub requests: u32,
-    pub pending_tokens: u64,
+    pub queued_tokens: u64,
     pub decode_tokens: u64,
     /// Of the prompt, from its start; by tier, and all together.
     pub cached: Cached,
@@ -142,7 +142,7 @@ impl Relay {
             _ => None,
         };
         let why = decision.map(|decision| {
-            let chosen = &workers[decision.place];
+            let chosen = &workers[decision.worker_index];
             why::why(
                 decision.reason,
                 chosen,
@@ -169,7 +169,8 @@ impl Relay {
                 ids: found.ids.to_vec(),
                 unknown_bytes: found.unknown_bytes,
             }),
-            chosen: decision.map(|decision| plan.group.workers[decision.place].name.to_string()),
+            chosen: decision
+                .map(|decision| plan.group.workers[decision.worker_index].name.to_string()),
             reason: decision.map(|decision| decision.reason),
             why,
             workers,
@@ -188,7 +189,7 @@ impl Relay {
     ) -> SplitOrNot {
         match prefill {
             Ok(decision) => {
-                let score = &workers[decision.place - first];
+                let score = &workers[decision.worker_index - first];
                 let tokens = plan.request.prompt_tokens;
                 SplitOrNot {
                     is_split: true,
@@ -258,7 +259,7 @@ impl Relay {
             unusable_because: (!state.is_usable).then(|| because().to_owned()),
             breaker,
             requests: state.requests,
-            pending_tokens: state.pending_tokens,
+            queued_tokens: state.queued_tokens,
             decode_tokens: state.decode_tokens,
             cached,
             cached_tokens: cached.tokens(),

@@ -20,7 +20,7 @@ use crate::http::circuit_breaker::State;
 use crate::ids::Model;
 use crate::observe::{self, metrics};
 use crate::prompt::Peek;
-use crate::routing::{self, Decision, Reason, sticky};
+use crate::routing::{self, Decision, Reason, rendezvous};
 
 /// What models are told of routing: each its own, the others a common one.
 #[derive(Clone, Debug)]
@@ -201,7 +201,7 @@ impl ModelState {
                 KeySource::PromptCacheKey => peek.prompt_cache_key.as_deref().map(str::as_bytes),
                 KeySource::User => peek.user.as_deref().map(str::as_bytes),
             };
-            text.filter(|text| !text.is_empty()).map(sticky::key)
+            text.filter(|text| !text.is_empty()).map(rendezvous::key)
         })
     }
 

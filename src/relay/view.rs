@@ -103,24 +103,24 @@ impl View for LiveView<'_> {
         State {
             is_usable: can && is_free,
             requests: worker.load.requests(),
-            pending_tokens: worker.load.pending_tokens(),
+            queued_tokens: worker.load.queued_tokens(),
             decode_tokens: worker.load.decode_tokens(),
         }
     }
 
-    fn pending_tokens(&self, place: usize) -> u64 {
-        self.worker(place).load.pending_tokens()
+    fn queued_tokens(&self, place: usize) -> u64 {
+        self.worker(place).load.queued_tokens()
     }
 
     fn identity(&self, place: usize) -> u64 {
         xxh3_64(self.worker(place).name.as_bytes())
     }
 
-    fn holders(&self) -> &[usize] {
+    fn prefix_owners(&self) -> &[usize] {
         self.holders.places()
     }
 
-    fn others_max(&self) -> u32 {
+    fn max_cached_elsewhere(&self) -> u32 {
         self.holders.others_max()
     }
 

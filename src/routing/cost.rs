@@ -1,45 +1,58 @@
-//! What it costs to give a request to a worker, in tokens: those to wait for and those to compute.
+//! The cost of giving a request to a worker, in tokens: those to wait for and those to compute.
 
 use serde::Serialize;
 
-use super::{Cached, Request, Settings, State};
+use super::types::{Cached, Request, State};
+use super::{Settings, TierCredit};
 
-/// What a cost adds up from.
+/// The terms that add up to a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Terms {
-    /// Tokens that the worker has been given and not computed.
-    pub pending: f64,
-    /// Tokens of this prompt to compute, with their weight.
+    /// Prompt tokens that the worker has accepted and not computed yet.
+    pub queued: f64,
+    /// Tokens of this prompt to compute, times their weight.
     pub new: f64,
-    /// Tokens of the requests that it is decoding, with theirs.
+    /// Tokens of the requests that the worker is decoding, times their weight.
     pub decode: f64,
 }
 
 impl Terms {
     #[inline]
     pub fn sum(&self) -> f64 {
-        self.pending + self.new + self.decode
+        self.queued + self.new + self.decode
+    }
+}
+
+impl Cached {
+    /// How many tokens in GPU memory the cached prefix is worth.
+    #[inline]
+    pub fn credit(&self, credit: &TierCredit) -> u32 {
+        if self.cpu | self.disk == 0 {
+            return self.gpu;
+        }
+        let lower = f64::from(self.cpu) * credit.cpu + f64::from(self.disk) * credit.disk;
+        self.gpu + lower as u32
     }
 }
 
 /// Tokens of a prompt that a worker would have to compute.
 #[inline]
 pub fn new_tokens(settings: &Settings, request: &Request, cached: &Cached) -> u32 {
-    let held = cached.credit(&settings.tier_credit);
-    request.prompt_tokens.saturating_sub(held)
+    let saved = cached.credit(&settings.tier_credit);
+    request.prompt_tokens.saturating_sub(saved)
 }
 
 #[inline]
 pub fn terms(settings: &Settings, state: &State, new_tokens: u32) -> Terms {
     Terms {
-        pending: state.pending_tokens as f64,
+        queued: state.queued_tokens as f64,
         new: (1.0 + settings.lambda) * f64::from(new_tokens),
         decode: settings.mu * state.decode_tokens as f64,
     }
 }
 
-/// `pending + (1 + lambda) * new + mu * decode`. Needs no rate of any worker, and in simulation beat
-/// every published formula on two public traces.
+/// `queued + (1 + lambda) * new + mu * decode`. Needs no worker's speed; in simulation over
+/// two public traces it gave a lower TTFT than every published formula.
 #[inline]
 pub fn cost(settings: &Settings, request: &Request, state: &State, cached: &Cached) -> f64 {
     terms(settings, state, new_tokens(settings, request, cached)).sum()
@@ -50,19 +63,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warm_worker_is_worth_a_queue_of_up_to_five_times_what_it_saves() {
+    fn a_cache_hit_is_worth_a_queue_of_up_to_five_times_the_tokens_it_saves() {
         let settings = Settings::default();
         let request = Request {
             prompt_tokens: 1_000,
             ..Request::default()
         };
         let idle = cost(&settings, &request, &State::default(), &Cached::default());
-        let warm = |pending_tokens| {
+        let warm = |queued_tokens| {
             cost(
                 &settings,
                 &request,
                 &State {
-                    pending_tokens,
+                    queued_tokens,
                     ..State::default()
                 },
                 &Cached::in_gpu(900),
@@ -73,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_lower_is_worth_a_part() {
+    fn tokens_in_cpu_memory_and_on_disk_save_a_part() {
         let settings = Settings::default();
         let request = Request {
             prompt_tokens: 1_000,
@@ -84,7 +97,7 @@ mod tests {
         assert_eq!(new(0, 900, 0), 280);
         assert_eq!(new(0, 0, 900), 640);
         assert_eq!(new(500, 200, 200), 260);
-        // As told in rounded blocks, it can be more than there is.
+        // Counted in whole blocks, the prefix can be longer than the prompt.
         assert_eq!(new(1_008, 0, 0), 0);
     }
 }

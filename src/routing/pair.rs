@@ -1,30 +1,28 @@
-//! The choice of two workers for one request: one that computes its prompt, and one that goes on from
-//! there. Or one alone. Pure.
+//! The choice of two workers for a disaggregated request: one computes the prompt (prefill), the other generates
+//! the answer (decode). Or of one worker for both. Pure.
 //!
-//! Both are chosen at once, for their costs add up: whether a decode worker is worth its queue depends on
-//! whether a prefill worker is free to compute what it lacks. In tokens, as every cost here:
+//! Both are chosen at once, because their costs add up: whether a decode worker is worth its queue depends on
+//! whether a prefill worker is free to compute what the decode worker lacks. In tokens, as every cost here:
 //!
-//! - A prefill worker computes what it does not hold: `pending + (1 + lambda) * new + mu * decode`, as a
-//!   worker that takes whole requests, since for its queue it is one.
-//! - A decode worker receives what it does not hold. A token that comes over the network takes room and a
-//!   link, but none of the time in which others' tokens are computed; it counts as one that is brought from
-//!   the CPU's memory does (`tier_credit.cpu`), which is the same work over a link of the same kind. So what it
-//!   holds still counts, at a fifth; what it is decoding counts in full, and decides among equals.
-//! - A decode worker that lacks fewer than `remote_prefill_min_tokens` computes them itself, at their full
-//!   price, and there is no second worker to wait for.
+//! - Prefill worker: the same cost as for a whole request, because its queue is the same.
+//! - Decode worker: it receives the tokens that it does not have cached. Receiving a token over the network costs
+//!   no compute time, but link time and memory, like loading a token from CPU memory; so it is counted with
+//!   `tier_credit.cpu`. A cached prefix therefore still counts, at a fifth, and its decoding load counts in full.
+//! - A decode worker that lacks fewer than `remote_prefill_min_tokens` computes them itself at full cost.
 
 use std::cmp::Ordering;
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::{Cached, Decision, Policy, Reason, Request, State, View, cost, policy};
+use super::types::{Cached, Decision, Policy, Reason, Request, State, View};
+use super::{cost, policy};
 
-/// When requests are split over two workers.
+/// When requests are disaggregated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
-    /// Fewer tokens of a prompt than this that the decode worker does not hold: it computes them itself.
+    /// A decode worker that lacks fewer tokens of a prompt than this computes them itself.
     pub remote_prefill_min_tokens: u32,
 }
 
@@ -38,42 +36,40 @@ impl Default for Settings {
     }
 }
 
-/// Why a request stays with its decode worker.
+/// Why the decode worker computes the prompt itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Whole {
-    /// It holds so much of the prompt that the rest is not worth a second worker.
-    DecodeIsWarm,
-    /// No prefill worker can be used now.
-    NoPrefill,
-    /// Those that can be used are no pair with it.
+pub enum LocalReason {
+    /// Its cached prefix is so long that the rest is not worth a second worker.
+    PrefixCached,
+    /// No prefill worker is usable now.
+    NoPrefillWorker,
+    /// None of the usable prefill workers fits this decode worker.
     NoPair,
 }
 
-impl Whole {
-    pub const ALL: [Whole; 3] = [Whole::DecodeIsWarm, Whole::NoPrefill, Whole::NoPair];
-
+impl LocalReason {
     pub fn as_str(self) -> &'static str {
         match self {
-            Whole::DecodeIsWarm => "decode_is_warm",
-            Whole::NoPrefill => "no_prefill",
-            Whole::NoPair => "no_pair",
+            LocalReason::PrefixCached => "prefix_cached",
+            LocalReason::NoPrefillWorker => "no_prefill_worker",
+            LocalReason::NoPair => "no_pair",
         }
     }
 }
 
-/// Two workers, by their places in their views, or one.
+/// Two workers, by their indices in their views, or the decode worker alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
-    /// `cached_tokens` is what it holds. Where the request is split, `new_tokens` is what receiving the
-    /// rest is worth in tokens to compute, and `cost` its own part of the pair's.
+    /// With remote prefill, `new_tokens` is the cost of receiving the missing tokens, in tokens to compute, and
+    /// `cost` is the decode worker's own share of the pair's.
     pub decode: Decision,
-    pub prefill: Result<Decision, Whole>,
+    pub prefill: Result<Decision, LocalReason>,
 }
 
-/// Chooses a decode worker and, where that lacks enough of the prompt, a prefill worker. `may_pair` says of two
-/// places, prefill's first, whether the one can hand over to the other. None where no decode worker can be
-/// used. With other policies than the cache-aware one, the decode worker is chosen first and by itself.
+/// Chooses a decode worker and, if that lacks enough of the prompt, a prefill worker. `may_pair(prefill, decode)`
+/// is true if KV can be transferred between the two. `None` if no decode worker is usable. Policies other than
+/// `cache_aware` choose the decode worker first and on its own.
 pub fn decide(
     settings: &Settings,
     routing: &super::Settings,
@@ -96,7 +92,7 @@ pub fn decide(
         | Policy::Random
         | Policy::LeastLoad
         | Policy::PowerOfTwo
-        | Policy::ConsistentHash => chooser.one_after_the_other(),
+        | Policy::ConsistentHash => chooser.decode_first(),
     }
 }
 
@@ -112,24 +108,24 @@ struct Chooser<'a, P, D, F> {
 /// A decode worker that may be chosen.
 #[derive(Clone, Copy)]
 struct Candidate {
-    place: usize,
+    index: usize,
     requests: u32,
     tie: u64,
     cached_tokens: u32,
-    /// To compute all that it lacks.
-    whole: Part,
-    /// To receive it; none where it lacks too little.
-    split: Option<Part>,
+    /// If it computes the missing tokens itself.
+    local: Share,
+    /// If it receives them; none if they are too few for a KV transfer.
+    remote: Option<Share>,
 }
 
-/// One worker's share of a request.
+/// One worker's share of a request's cost.
 #[derive(Clone, Copy)]
-struct Part {
+struct Share {
     new_tokens: u32,
     cost: f64,
 }
 
-/// What pairs are ordered by: the least cost, then the fewest requests at the decode worker, then chance.
+/// Orders pairs: lowest cost, then fewest requests at the decode worker, then at random.
 #[derive(Clone, Copy)]
 struct Rank {
     cost: f64,
@@ -155,13 +151,13 @@ impl Candidate {
         }
     }
 
-    fn decision(&self, part: &Part, reason: Reason) -> Decision {
+    fn decision(&self, share: &Share, reason: Reason) -> Decision {
         Decision {
-            place: self.place,
+            worker_index: self.index,
             reason,
             cached_tokens: self.cached_tokens,
-            new_tokens: part.new_tokens,
-            cost: part.cost,
+            new_tokens: share.new_tokens,
+            cost: share.cost,
         }
     }
 }
@@ -169,22 +165,22 @@ impl Candidate {
 impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
     fn cheapest(&self) -> Option<Pair> {
         let candidates = self.candidates();
-        // The best that any decode worker could have; as a rule each may have it.
-        let is_asked = candidates.iter().any(|it| it.split.is_some());
+        // The best prefill worker of all; nearly always it fits every decode worker.
+        let needs_prefill = candidates.iter().any(|it| it.remote.is_some());
         let decide = || policy::decide(self.routing, self.request, self.prefill);
-        let first = is_asked.then(decide).flatten();
-        let fewest_new = candidates.iter().map(|it| it.whole.new_tokens).min()?;
-        // No pair of a decode worker costs less than this.
-        let bound = |it: &Candidate| match (&it.split, &first) {
-            (Some(split), Some(first)) => (split.cost + first.cost).min(it.whole.cost),
-            _ => it.whole.cost,
+        let first = needs_prefill.then(decide).flatten();
+        let min_new_tokens = candidates.iter().map(|it| it.local.new_tokens).min()?;
+        // A lower bound of the cost of any pair with this decode worker.
+        let bound = |it: &Candidate| match (&it.remote, &first) {
+            (Some(remote), Some(first)) => (remote.cost + first.cost).min(it.local.cost),
+            _ => it.local.cost,
         };
         let mut ordered: SmallVec<[(Rank, Candidate); 32]> = candidates
             .into_iter()
             .map(|it| (it.rank(bound(&it)), it))
             .collect();
         ordered.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        let mut best: Option<(Rank, Candidate, Result<Decision, Whole>)> = None;
+        let mut best: Option<(Rank, Candidate, Result<Decision, LocalReason>)> = None;
         for (bound, candidate) in ordered {
             if best
                 .as_ref()
@@ -193,9 +189,9 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
                 break;
             }
             let prefill = self.prefill_for(&candidate, first.as_ref());
-            let cost = match (&prefill, &candidate.split) {
-                (Ok(prefill), Some(split)) => split.cost + prefill.cost,
-                _ => candidate.whole.cost,
+            let cost = match (&prefill, &candidate.remote) {
+                (Ok(prefill), Some(remote)) => remote.cost + prefill.cost,
+                _ => candidate.local.cost,
             };
             let rank = candidate.rank(cost);
             if best
@@ -206,91 +202,98 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
             }
         }
         let (_, candidate, prefill) = best?;
-        let reason = match candidate.whole.new_tokens {
-            _ if fewest_new >= self.request.prompt_tokens => Reason::Cold,
-            new if new == fewest_new => Reason::Warmest,
-            _ => Reason::LessBusy,
-        };
+        let new_tokens = candidate.local.new_tokens;
+        let reason = policy::cache_aware_reason(self.request, new_tokens, min_new_tokens);
         Some(self.pair(&candidate, reason, prefill))
     }
 
-    fn one_after_the_other(&self) -> Option<Pair> {
+    fn decode_first(&self) -> Option<Pair> {
         let chosen = policy::decide(self.routing, self.request, self.decode)?;
-        let candidate = self.candidate(chosen.place, &self.decode.state(chosen.place));
+        let candidate =
+            self.candidate(chosen.worker_index, &self.decode.state(chosen.worker_index));
         let first = policy::decide(self.routing, self.request, self.prefill);
         let prefill = self.prefill_for(&candidate, first.as_ref());
         Some(self.pair(&candidate, chosen.reason, prefill))
     }
 
-    fn pair(&self, decode: &Candidate, reason: Reason, prefill: Result<Decision, Whole>) -> Pair {
-        let part = match (&prefill, &decode.split) {
-            (Ok(_), Some(split)) => split,
-            _ => &decode.whole,
+    fn pair(
+        &self,
+        decode: &Candidate,
+        reason: Reason,
+        prefill: Result<Decision, LocalReason>,
+    ) -> Pair {
+        let share = match (&prefill, &decode.remote) {
+            (Ok(_), Some(remote)) => remote,
+            _ => &decode.local,
         };
         Pair {
-            decode: decode.decision(part, reason),
+            decode: decode.decision(share, reason),
             prefill,
         }
     }
 
-    /// `first` is the prefill worker that is best of all.
-    fn prefill_for(&self, decode: &Candidate, first: Option<&Decision>) -> Result<Decision, Whole> {
-        if decode.split.is_none() {
-            return Err(Whole::DecodeIsWarm);
+    /// `first` is the best prefill worker of all.
+    fn prefill_for(
+        &self,
+        decode: &Candidate,
+        first: Option<&Decision>,
+    ) -> Result<Decision, LocalReason> {
+        if decode.remote.is_none() {
+            return Err(LocalReason::PrefixCached);
         }
-        let first = first.ok_or(Whole::NoPrefill)?;
-        if (self.may_pair)(first.place, decode.place) {
+        let first = first.ok_or(LocalReason::NoPrefillWorker)?;
+        if (self.may_pair)(first.worker_index, decode.index) {
             return Ok(*first);
         }
         let paired = Paired {
             prefill: self.prefill,
-            decode: decode.place,
+            decode: decode.index,
             may_pair: &self.may_pair,
         };
-        policy::decide(self.routing, self.request, &paired).ok_or(Whole::NoPair)
+        policy::decide(self.routing, self.request, &paired).ok_or(LocalReason::NoPair)
     }
 
     fn candidates(&self) -> SmallVec<[Candidate; 32]> {
-        let usable = |place| {
-            let state = self.decode.state(place);
-            state.is_usable.then(|| self.candidate(place, &state))
+        let usable = |index| {
+            let state = self.decode.state(index);
+            state.is_usable.then(|| self.candidate(index, &state))
         };
-        let looked_at = policy::looked_at(self.routing, self.request, self.decode);
-        let found: SmallVec<[Candidate; 32]> = looked_at.into_iter().filter_map(usable).collect();
+        let candidates = policy::candidates(self.routing, self.request, self.decode);
+        let found: SmallVec<[Candidate; 32]> = candidates.into_iter().filter_map(usable).collect();
         if !found.is_empty() {
             return found;
         }
-        // Holders and sample may all be out; somebody else may still be there.
+        // Prefix owners and sample may all be unusable; then all workers are compared.
         (0..self.decode.len()).filter_map(usable).collect()
     }
 
-    fn candidate(&self, place: usize, state: &State) -> Candidate {
-        let held = self.decode.cached(place);
-        let part = |held: &Cached| {
-            let new_tokens = cost::new_tokens(self.routing, self.request, held);
-            Part {
+    fn candidate(&self, index: usize, state: &State) -> Candidate {
+        let cached = self.decode.cached(index);
+        let share = |cached: &Cached| {
+            let new_tokens = cost::new_tokens(self.routing, self.request, cached);
+            Share {
                 new_tokens,
                 cost: cost::terms(self.routing, state, new_tokens).sum(),
             }
         };
-        let whole = part(&held);
-        let lacks = self.request.prompt_tokens.saturating_sub(held.tokens());
+        let local = share(&cached);
+        let lacks = self.request.prompt_tokens.saturating_sub(cached.tokens());
         let received = Cached {
-            cpu: held.cpu + lacks,
-            ..held
+            cpu: cached.cpu + lacks,
+            ..cached
         };
         Candidate {
-            place,
+            index,
             requests: state.requests,
-            tie: policy::tie(self.request, place),
-            cached_tokens: held.tokens(),
-            whole,
-            split: (whole.new_tokens >= self.min).then(|| part(&received)),
+            tie: policy::tie(self.request, index),
+            cached_tokens: cached.tokens(),
+            local,
+            remote: (local.new_tokens >= self.min).then(|| share(&received)),
         }
     }
 }
 
-/// The prefill workers that can hand over to one decode worker.
+/// The prefill workers that fit one decode worker.
 struct Paired<'a, P, F> {
     prefill: &'a P,
     decode: usize,
@@ -302,32 +305,32 @@ impl<P: View, F: Fn(usize, usize) -> bool> View for Paired<'_, P, F> {
         self.prefill.len()
     }
 
-    fn state(&self, place: usize) -> State {
-        let state = self.prefill.state(place);
+    fn state(&self, index: usize) -> State {
+        let state = self.prefill.state(index);
         State {
-            is_usable: state.is_usable && (self.may_pair)(place, self.decode),
+            is_usable: state.is_usable && (self.may_pair)(index, self.decode),
             ..state
         }
     }
 
-    fn pending_tokens(&self, place: usize) -> u64 {
-        self.prefill.pending_tokens(place)
+    fn queued_tokens(&self, index: usize) -> u64 {
+        self.prefill.queued_tokens(index)
     }
 
-    fn identity(&self, place: usize) -> u64 {
-        self.prefill.identity(place)
+    fn identity(&self, index: usize) -> u64 {
+        self.prefill.identity(index)
     }
 
-    fn holders(&self) -> &[usize] {
-        self.prefill.holders()
+    fn prefix_owners(&self) -> &[usize] {
+        self.prefill.prefix_owners()
     }
 
-    fn others_max(&self) -> u32 {
-        self.prefill.others_max()
+    fn max_cached_elsewhere(&self) -> u32 {
+        self.prefill.max_cached_elsewhere()
     }
 
-    fn cached(&self, place: usize) -> Cached {
-        self.prefill.cached(place)
+    fn cached(&self, index: usize) -> Cached {
+        self.prefill.cached(index)
     }
 }
 

@@ -611,7 +611,7 @@ async fn a_decision_is_told_to_those_who_ask() {
         ("cold", 0, 1)
     );
     let (_, second) = cluster.post_decided("/v1/chat/completions", &body).await;
-    assert_eq!(second.reason, "warmest");
+    assert_eq!(second.reason, "longest_prefix");
     assert!(second.cached_tokens > 50, "{second:?}");
     assert_eq!(second.worker, first.worker);
     let place = usize::from(first.worker == "w1");

@@ -60,7 +60,7 @@ async fn taking_turns_is_even() {
         let (_, decided) = cluster
             .post_decided(CHAT, &chat("the same", 1, false))
             .await;
-        assert_eq!(decided.reason, "turn");
+        assert_eq!(decided.reason, "round_robin");
     }
     assert_eq!(cluster.requests().await, [4, 4, 4]);
 }
@@ -166,7 +166,10 @@ async fn a_draining_worker_finishes_what_it_has_and_gets_nothing_new() {
     let (_, decided) = cluster
         .post_decided(CHAT, &body.replace("true", "false"))
         .await;
-    assert_eq!((decided.worker, decided.reason.as_str()), (warm, "warmest"));
+    assert_eq!(
+        (decided.worker, decided.reason.as_str()),
+        (warm, "longest_prefix")
+    );
 
     let unknown = cluster.post_admin("/drain?worker=nobody", "").await;
     assert_eq!(unknown.status, 404);
@@ -189,7 +192,7 @@ async fn explain_lists_every_candidate_and_foretells_the_decision() {
             assert_eq!(answer.status, 200, "{}", answer.text());
             let explained = answer.json();
             assert_eq!(explained["chosen"], first.worker, "{path}");
-            assert_eq!(explained["reason"], "warmest");
+            assert_eq!(explained["reason"], "longest_prefix");
             assert_eq!(explained["policy"], "cache_aware");
             let rows = explained["workers"].as_array().unwrap();
             assert_eq!(rows.len(), 3);
@@ -241,7 +244,7 @@ async fn a_worker_that_was_restarted_is_not_believed_to_be_warm() {
     let (_, second) = cluster.post_decided(CHAT, &body).await;
     assert_eq!(
         (second.worker.clone(), second.reason.as_str()),
-        (first.worker, "warmest")
+        (first.worker, "longest_prefix")
     );
     let place = usize::from(second.worker == "w1");
     assert!(
@@ -291,7 +294,7 @@ async fn metrics_count_what_happened() {
     .await;
     is(
         "warmroute_routing_decisions_total",
-        &["reason=\"warmest\""],
+        &["reason=\"longest_prefix\""],
         1.0,
     )
     .await;

@@ -211,7 +211,7 @@ async fn every_api_is_known_exactly(cluster: &Cluster, model: &str) {
         let (answer, decided) = cluster.post_decided(path, &body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(decided.worker, format!("w{holder}"), "{path}");
-        assert_eq!(decided.reason, "warmest", "{path}");
+        assert_eq!(decided.reason, "longest_prefix", "{path}");
         assert_eq!(decided.cached_tokens, held, "{path}");
     }
 }

@@ -3,7 +3,7 @@
 use super::Score;
 use crate::relay::choice::Unsplit;
 use crate::routing::Reason;
-use crate::routing::pair::Whole;
+use crate::routing::pair::LocalReason;
 
 /// Why a worker was chosen, for somebody who has not read how.
 pub(super) fn why(reason: Reason, chosen: &Score, all: &[Score], prompt_tokens: u32) -> String {
@@ -12,8 +12,8 @@ pub(super) fn why(reason: Reason, chosen: &Score, all: &[Score], prompt_tokens: 
         others.filter(|it| it.is_usable && it.worker != chosen.worker)
     };
     let mut text = match reason {
-        Reason::Warmest => holds(chosen, prompt_tokens),
-        Reason::LessBusy => {
+        Reason::LongestPrefix => holds(chosen, prompt_tokens),
+        Reason::LowerCost => {
             let warmest = others().min_by_key(|it| it.new_tokens);
             let mut text = holds(chosen, prompt_tokens);
             if let Some(warmest) = warmest {
@@ -34,8 +34,8 @@ pub(super) fn why(reason: Reason, chosen: &Score, all: &[Score], prompt_tokens: 
         Reason::Affinity => {
             "requests with this key go to it, as long as it can take them".to_owned()
         }
-        Reason::Turn => "it is its turn".to_owned(),
-        Reason::Drawn => "it was drawn".to_owned(),
+        Reason::RoundRobin => "it is its turn".to_owned(),
+        Reason::Random => "it was drawn".to_owned(),
         Reason::LeastLoad => format!(
             "of those looked at, it has the fewest requests ({})",
             number(chosen.requests)
@@ -43,8 +43,8 @@ pub(super) fn why(reason: Reason, chosen: &Score, all: &[Score], prompt_tokens: 
     };
     let next = others().min_by(|a, b| a.cost.total_cmp(&b.cost));
     match (reason, next) {
-        (Reason::Warmest | Reason::Cold, None) => text += "; there is no other",
-        (Reason::Warmest, Some(next)) => text += &beside(chosen, next),
+        (Reason::LongestPrefix | Reason::Cold, None) => text += "; there is no other",
+        (Reason::LongestPrefix, Some(next)) => text += &beside(chosen, next),
         _ => {}
     }
     if !chosen.is_trusted {
@@ -57,14 +57,14 @@ pub(super) fn why(reason: Reason, chosen: &Score, all: &[Score], prompt_tokens: 
 /// Why a worker computes the prompt itself.
 pub(super) fn not_split(why: Unsplit, remote_prefill_min_tokens: u32) -> String {
     let text = match why {
-        Unsplit::Workers(Whole::DecodeIsWarm) => {
+        Unsplit::Workers(LocalReason::PrefixCached) => {
             return format!(
                 "it would compute fewer than {} tokens itself, which is not worth a second worker",
                 number(remote_prefill_min_tokens)
             );
         }
-        Unsplit::Workers(Whole::NoPrefill) => "no prefill worker can be used now",
-        Unsplit::Workers(Whole::NoPair) => {
+        Unsplit::Workers(LocalReason::NoPrefillWorker) => "no prefill worker can be used now",
+        Unsplit::Workers(LocalReason::NoPair) => {
             "no prefill worker that can be used now is known to fit the worker chosen"
         }
         Unsplit::Request(why) => {
@@ -116,7 +116,7 @@ fn beside(chosen: &Score, next: &Score) -> String {
 }
 
 fn work(worker: &Score) -> String {
-    format!("{} tokens", number(worker.pending_tokens))
+    format!("{} tokens", number(worker.queued_tokens))
 }
 
 /// With commas.
@@ -139,10 +139,10 @@ mod tests {
     use crate::relay::KnownBy;
     use crate::routing::{Cached, Request, Settings, State, cost};
 
-    fn score(name: &str, cached: Cached, pending_tokens: u64) -> Score {
+    fn score(name: &str, cached: Cached, queued_tokens: u64) -> Score {
         let state = State {
             is_usable: true,
-            pending_tokens,
+            queued_tokens,
             ..State::default()
         };
         let request = Request {
@@ -158,7 +158,7 @@ mod tests {
             unusable_because: None,
             breaker: circuit_breaker::State::Closed,
             requests: 3,
-            pending_tokens,
+            queued_tokens,
             decode_tokens: 0,
             cached,
             cached_tokens: cached.tokens(),
@@ -180,7 +180,7 @@ mod tests {
         let held = Cached::in_gpu;
         let check = |reason, scores: &[Score], expected| assert_eq!(said(reason, scores), expected);
         check(
-            Reason::Warmest,
+            Reason::LongestPrefix,
             &[
                 score("gpu-0", held(1_920), 0),
                 score("gpu-2", held(0), 0),
@@ -194,17 +194,17 @@ mod tests {
             disk: 64,
         };
         check(
-            Reason::Warmest,
+            Reason::LongestPrefix,
             &[score("gpu-0", lower, 0)],
             "holds 1,088 of 2,048 prompt tokens, 512 of them to be brought from CPU memory, 64 of them to be brought from disk; there is no other",
         );
         check(
-            Reason::Warmest,
+            Reason::LongestPrefix,
             &[score("a", held(16), 0), score("b", held(16), 1_000_000)],
             "holds 16 of 2,048 prompt tokens; as much as b, which has 1,000,000 tokens to do before it",
         );
         check(
-            Reason::LessBusy,
+            Reason::LowerCost,
             &[score("a", held(0), 0), score("b", held(2_000), 30_000)],
             "holds 0 of 2,048 prompt tokens; b holds 2,000 of them, but has 30,000 tokens to do before it",
         );
@@ -224,16 +224,18 @@ mod tests {
     fn it_says_why_a_worker_computes_the_prompt_itself() {
         let said = |why| not_split(why, 1_024);
         assert_eq!(
-            said(Unsplit::Workers(Whole::DecodeIsWarm)),
+            said(Unsplit::Workers(LocalReason::PrefixCached)),
             "it would compute fewer than 1,024 tokens itself, which is not worth a second worker"
         );
-        assert!(said(Unsplit::Workers(Whole::NoPrefill)).starts_with("no prefill worker"));
+        assert!(
+            said(Unsplit::Workers(LocalReason::NoPrefillWorker)).starts_with("no prefill worker")
+        );
     }
 
     #[test]
     fn it_says_when_events_do_not_count() {
         let mut scores = [score("a", Cached::in_gpu(2_048), 0)];
         scores[0].is_trusted = false;
-        assert!(said(Reason::Warmest, &scores).ends_with("other tokens than this router"));
+        assert!(said(Reason::LongestPrefix, &scores).ends_with("other tokens than this router"));
     }
 }

@@ -16,12 +16,12 @@ fn request(prompt_tokens: u32) -> Request {
     }
 }
 
-/// What is chosen: the decode worker's place, and the prefill worker's or why none.
+/// What is chosen: the decode worker's index, and the prefill worker's or why none.
 fn chosen(
     prompt_tokens: u32,
     prefill: &Table,
     decode: &Table,
-) -> Option<(usize, Result<usize, Whole>)> {
+) -> Option<(usize, Result<usize, LocalReason>)> {
     let any = |_, _| true;
     let pair = decide(
         &SETTINGS,
@@ -31,7 +31,10 @@ fn chosen(
         decode,
         any,
     )?;
-    Some((pair.decode.place, pair.prefill.map(|it| it.place)))
+    Some((
+        pair.decode.worker_index,
+        pair.prefill.map(|it| it.worker_index),
+    ))
 }
 
 #[test]
@@ -57,11 +60,14 @@ fn each_worker_is_chosen_for_what_it_holds_itself() {
     )
     .unwrap();
     let prefill = pair.prefill.unwrap();
-    assert_eq!((prefill.place, prefill.new_tokens), (1, 1_000));
-    assert_eq!((pair.decode.place, pair.decode.cached_tokens), (0, 2_000));
+    assert_eq!((prefill.worker_index, prefill.new_tokens), (1, 1_000));
+    assert_eq!(
+        (pair.decode.worker_index, pair.decode.cached_tokens),
+        (0, 2_000)
+    );
     // 2,000 to receive, at a fifth each.
     assert_eq!(pair.decode.new_tokens, 400);
-    assert_eq!(pair.decode.reason, Reason::Warmest);
+    assert_eq!(pair.decode.reason, Reason::LongestPrefix);
 }
 
 #[test]
@@ -70,14 +76,14 @@ fn a_decode_worker_that_lacks_little_computes_it_itself() {
     let lacking = |tokens: u32| Table::new(&[(true, 0, 0, 4_000 - tokens), (true, 0, 0, 0)]);
     assert_eq!(
         chosen(4_000, &prefill, &lacking(255)),
-        Some((0, Err(Whole::DecodeIsWarm)))
+        Some((0, Err(LocalReason::PrefixCached)))
     );
     assert_eq!(chosen(4_000, &prefill, &lacking(256)), Some((0, Ok(0))));
     // A short prompt is little, whoever gets it.
     let idle = Table::new(&[(true, 0, 0, 0)]);
     assert_eq!(
         chosen(255, &prefill, &idle),
-        Some((0, Err(Whole::DecodeIsWarm)))
+        Some((0, Err(LocalReason::PrefixCached)))
     );
 }
 
@@ -87,7 +93,7 @@ fn a_warm_decode_worker_that_decodes_too_much_is_left_alone() {
     let mut decode = Table::new(&[(true, 0, 0, 4_000), (true, 0, 0, 0)]);
     assert_eq!(
         chosen(4_000, &prefill, &decode),
-        Some((0, Err(Whole::DecodeIsWarm)))
+        Some((0, Err(LocalReason::PrefixCached)))
     );
     // To receive 4,000 tokens costs as much as to compute 800, five times over; 250,000 decoding cost more.
     decode.states[0].decode_tokens = 250_000;
@@ -102,7 +108,7 @@ fn without_a_prefill_worker_the_decode_worker_is_chosen_as_any_other() {
     for prefill in [&nobody, &out] {
         assert_eq!(
             chosen(4_000, prefill, &decode),
-            Some((1, Err(Whole::NoPrefill)))
+            Some((1, Err(LocalReason::NoPrefillWorker)))
         );
     }
     assert_eq!(chosen(4_000, &nobody, &out), None);
@@ -112,15 +118,15 @@ fn without_a_prefill_worker_the_decode_worker_is_chosen_as_any_other() {
 fn workers_that_cannot_hand_over_to_each_other_are_no_pair() {
     let prefill = Table::new(&[(true, 0, 0, 3_000), (true, 0, 9_000, 0)]);
     let decode = Table::new(&[(true, 0, 0, 0)]);
-    let place = |may_pair: fn(usize, usize) -> bool| {
+    let index = |may_pair: fn(usize, usize) -> bool| {
         let routing = Routing::default();
         let request = request(4_000);
         let pair = decide(&SETTINGS, &routing, &request, &prefill, &decode, may_pair).unwrap();
-        pair.prefill.map(|it| it.place)
+        pair.prefill.map(|it| it.worker_index)
     };
-    assert_eq!(place(|_, _| true), Ok(0));
-    assert_eq!(place(|prefill, _| prefill == 1), Ok(1));
-    assert_eq!(place(|_, _| false), Err(Whole::NoPair));
+    assert_eq!(index(|_, _| true), Ok(0));
+    assert_eq!(index(|prefill, _| prefill == 1), Ok(1));
+    assert_eq!(index(|_, _| false), Err(LocalReason::NoPair));
 }
 
 type Row = (bool, u32, u64, u32, u32, u64);
@@ -142,17 +148,17 @@ fn table(rows: &[Row], bounds: bool) -> Table {
         bounds,
         ..Table::default()
     };
-    for &(is_usable, requests, pending_tokens, gpu, cpu, decode_tokens) in rows {
+    for &(is_usable, requests, queued_tokens, gpu, cpu, decode_tokens) in rows {
         table.states.push(State {
             is_usable,
             requests,
-            pending_tokens,
+            queued_tokens,
             decode_tokens,
         });
         table.cached.push(Cached { gpu, cpu, disk: 0 });
     }
     table.holders = (0..rows.len())
-        .filter(|place| rows[*place].3 > 500)
+        .filter(|index| rows[*index].3 > 500)
         .collect();
     table
 }
@@ -169,7 +175,7 @@ fn model(
     let lacks = |row: &Row| prompt_tokens.saturating_sub(row.3 + (f64::from(row.4) * 0.8) as u32);
     let mut costs = Vec::new();
     for (to, decoder) in decode.iter().enumerate().filter(|(_, row)| row.0) {
-        let whole = base(decoder) + 5.0 * f64::from(lacks(decoder));
+        let local = base(decoder) + 5.0 * f64::from(lacks(decoder));
         let missing = prompt_tokens.saturating_sub(decoder.3 + decoder.4);
         let credit = (f64::from(decoder.4 + missing) * 0.8) as u32;
         let receives = prompt_tokens.saturating_sub(decoder.3 + credit);
@@ -181,7 +187,7 @@ fn model(
             }
         }
         match lacks(decoder) < 256 || pairs.is_empty() {
-            true => costs.push(whole),
+            true => costs.push(local),
             false => costs.extend(pairs),
         }
     }
@@ -221,17 +227,17 @@ proptest! {
         let found = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair);
         prop_assert_eq!(found.is_some(), decode.iter().any(|row| row.0));
         let Some(found) = found else { return Ok(()) };
-        let to = found.decode.place;
+        let to = found.decode.worker_index;
         prop_assert!(decode[to].0);
         let pairs = prefill.iter().enumerate().filter(|(from, row)| row.0 && may_pair(*from, to));
         let lacks = prompt_tokens.saturating_sub(decode[to].3 + (f64::from(decode[to].4) * 0.8) as u32);
         match found.prefill {
             Ok(chosen) => {
-                prop_assert!(lacks >= 256 && prefill[chosen.place].0 && may_pair(chosen.place, to));
+                prop_assert!(lacks >= 256 && prefill[chosen.worker_index].0 && may_pair(chosen.worker_index, to));
             }
-            Err(Whole::DecodeIsWarm) => prop_assert!(lacks < 256),
-            Err(Whole::NoPrefill) => prop_assert!(!prefill.iter().any(|row| row.0)),
-            Err(Whole::NoPair) => prop_assert_eq!(pairs.count(), 0),
+            Err(LocalReason::PrefixCached) => prop_assert!(lacks < 256),
+            Err(LocalReason::NoPrefillWorker) => prop_assert!(!prefill.iter().any(|row| row.0)),
+            Err(LocalReason::NoPair) => prop_assert_eq!(pairs.count(), 0),
         }
     }
 }

@@ -16,16 +16,16 @@ pub(in crate::routing) struct Table {
 impl Table {
     pub(in crate::routing) fn new(rows: &[(bool, u32, u64, u32)]) -> Self {
         let mut table = Table::default();
-        for (place, &(is_usable, requests, pending_tokens, cached)) in rows.iter().enumerate() {
+        for (index, &(is_usable, requests, queued_tokens, cached)) in rows.iter().enumerate() {
             table.states.push(State {
                 is_usable,
                 requests,
-                pending_tokens,
+                queued_tokens,
                 decode_tokens: 0,
             });
             table.cached.push(Cached::in_gpu(cached));
             if cached > 0 {
-                table.holders.push(place);
+                table.holders.push(index);
             }
         }
         table
@@ -36,22 +36,22 @@ impl View for Table {
     fn len(&self) -> usize {
         self.states.len()
     }
-    fn state(&self, place: usize) -> State {
-        self.states[place]
+    fn state(&self, index: usize) -> State {
+        self.states[index]
     }
-    fn identity(&self, place: usize) -> u64 {
-        mix(place as u64)
+    fn identity(&self, index: usize) -> u64 {
+        mix(index as u64)
     }
-    fn holders(&self) -> &[usize] {
+    fn prefix_owners(&self) -> &[usize] {
         &self.holders
     }
-    fn cached(&self, place: usize) -> Cached {
-        self.cached[place]
+    fn cached(&self, index: usize) -> Cached {
+        self.cached[index]
     }
-    fn others_max(&self) -> u32 {
-        let others = (0..self.len()).filter(|place| self.bounds && !self.holders.contains(place));
+    fn max_cached_elsewhere(&self) -> u32 {
+        let others = (0..self.len()).filter(|index| self.bounds && !self.holders.contains(index));
         let credit = Settings::default().tier_credit;
-        let most = others.map(|place| self.cached[place].credit(&credit)).max();
+        let most = others.map(|index| self.cached[index].credit(&credit)).max();
         most.unwrap_or(if self.bounds { 0 } else { u32::MAX })
     }
 }
@@ -73,11 +73,11 @@ fn with(policy: Policy) -> Settings {
 }
 
 fn chosen(policy: Policy, request: &Request, table: &Table) -> Option<(usize, Reason)> {
-    decide(&with(policy), request, table).map(|decision| (decision.place, decision.reason))
+    decide(&with(policy), request, table).map(|decision| (decision.worker_index, decision.reason))
 }
 
 #[test]
-fn cache_aware_weighs_what_is_held_against_the_queue() {
+fn cache_aware_weighs_the_cached_prefix_against_the_queue() {
     let request = Request {
         prompt_tokens: 1_000,
         ..Request::default()
@@ -91,15 +91,15 @@ fn cache_aware_weighs_what_is_held_against_the_queue() {
     };
     check(
         &[(true, 0, 0, 0), (true, 9, 2_000, 900)],
-        Some((1, Reason::Warmest)),
+        Some((1, Reason::LongestPrefix)),
     );
     check(
         &[(true, 0, 0, 0), (true, 9, 5_000, 900)],
-        Some((0, Reason::LessBusy)),
+        Some((0, Reason::LowerCost)),
     );
     check(
         &[(true, 0, 0, 500), (true, 9, 5_000, 900)],
-        Some((0, Reason::LessBusy)),
+        Some((0, Reason::LowerCost)),
     );
     check(
         &[(true, 1, 50, 0), (true, 0, 10, 0)],
@@ -229,7 +229,7 @@ fn a_holder_in_the_gpu_is_preferred_to_one_below_it() {
         let found = chosen(Policy::CacheAware, &request, &table);
         assert_eq!(
             found,
-            Some((expected, Reason::Warmest)),
+            Some((expected, Reason::LongestPrefix)),
             "{one:?} {other:?}"
         );
     }
@@ -245,7 +245,7 @@ fn in_a_large_fleet_the_holders_are_looked_at_though_nobody_drew_them() {
     };
     assert_eq!(
         chosen(Policy::CacheAware, &request, &Table::new(&rows)),
-        Some((777, Reason::Warmest))
+        Some((777, Reason::LongestPrefix))
     );
 }
 
@@ -261,8 +261,8 @@ proptest! {
         prop_assert_eq!(decision, decide(&with(ALL[policy]), &request, &table));
         prop_assert_eq!(decision.is_some(), rows.iter().any(|row| row.0));
         if let Some(decision) = decision {
-            prop_assert!(rows[decision.place].0);
-            prop_assert_eq!(decision.cached_tokens, rows[decision.place].3);
+            prop_assert!(rows[decision.worker_index].0);
+            prop_assert_eq!(decision.cached_tokens, rows[decision.worker_index].3);
         }
     }
 
@@ -276,7 +276,7 @@ proptest! {
             .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 500, cached * 160))
             .collect();
         let mut table = Table::new(&rows);
-        table.holders.sort_by_key(|place| std::cmp::Reverse(rows[*place].3));
+        table.holders.sort_by_key(|index| std::cmp::Reverse(rows[*index].3));
         table.holders.truncate(holders);
         let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
         let settings = with(Policy::CacheAware);
@@ -294,8 +294,8 @@ proptest! {
         let settings = with(Policy::CacheAware);
         let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
         if let Some(decision) = decide(&settings, &request, &table) {
-            for place in usable(&table) {
-                prop_assert!(decision.cost <= cost::cost(&settings, &request, &table.states[place], &table.cached[place]));
+            for index in usable(&table) {
+                prop_assert!(decision.cost <= cost::cost(&settings, &request, &table.states[index], &table.cached[index]));
             }
         }
     }

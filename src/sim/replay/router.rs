@@ -53,7 +53,7 @@ enum Beliefs {
 #[derive(Clone, Copy, Debug, Default)]
 struct Load {
     requests: u32,
-    pending_tokens: u64,
+    queued_tokens: u64,
     decode_tokens: u64,
     /// Prompt tokens of all requests, for others' formulas.
     active_tokens: u64,
@@ -132,7 +132,7 @@ impl Router {
                     loads: &self.loads,
                     held: &held,
                 };
-                routing::decide(&self.routing, &request, &view)?.place
+                routing::decide(&self.routing, &request, &view)?.worker_index
             }
             Line::Theirs(formula) => {
                 formula.choose(job.input_tokens, &self.candidates(&held, job))?
@@ -152,7 +152,7 @@ impl Router {
             } => {
                 let load = &mut self.loads[worker];
                 load.requests += 1;
-                load.pending_tokens += u64::from(uncached_tokens);
+                load.queued_tokens += u64::from(uncached_tokens);
                 load.active_tokens += u64::from(job.input_tokens);
                 let id = WorkerId(worker as u32);
                 let coming = match &self.beliefs {
@@ -178,7 +178,7 @@ impl Router {
                 };
                 request.is_computed = true;
                 let load = &mut self.loads[request.worker];
-                load.pending_tokens -= u64::from(request.uncached_tokens);
+                load.queued_tokens -= u64::from(request.uncached_tokens);
                 load.decode_tokens += u64::from(job.input_tokens);
                 if let Some(coming) = request.coming.take() {
                     coming.on_first_token(at);
@@ -193,7 +193,7 @@ impl Router {
                 load.active_tokens -= u64::from(job.input_tokens);
                 match request.is_computed {
                     true => load.decode_tokens -= u64::from(job.input_tokens),
-                    false => load.pending_tokens -= u64::from(request.uncached_tokens),
+                    false => load.queued_tokens -= u64::from(request.uncached_tokens),
                 }
             }
         }
@@ -234,7 +234,7 @@ impl Router {
         loads
             .map(|(place, load)| Candidate {
                 requests: load.requests,
-                pending_tokens: load.pending_tokens,
+                pending_tokens: load.queued_tokens,
                 active_tokens: load.active_tokens,
                 cached_tokens: held.tokens(place),
                 tie: drawn(job.seed, place),
@@ -254,7 +254,7 @@ enum Held<'a> {
         index: &'a Predicted,
         job: &'a Job,
         places: SmallVec<[usize; 8]>,
-        others_max: usize,
+        max_cached_elsewhere: usize,
     },
 }
 
@@ -273,7 +273,7 @@ impl<'a> Held<'a> {
 
     fn predicted(index: &'a Predicted, job: &'a Job, holders_max: usize) -> Self {
         let overlap = index.overlap(&job.blocks, holders_max, job.seed);
-        let others_max = match overlap.last() {
+        let max_cached_elsewhere = match overlap.last() {
             Some(last) if overlap.len() == holders_max => last.blocks as usize,
             _ => 0,
         };
@@ -281,7 +281,7 @@ impl<'a> Held<'a> {
             index,
             job,
             places: overlap.iter().map(|it| it.worker.0 as usize).collect(),
-            others_max,
+            max_cached_elsewhere,
         }
     }
 
@@ -298,12 +298,12 @@ impl<'a> Held<'a> {
                 index,
                 job,
                 places,
-                others_max,
+                max_cached_elsewhere,
             } => {
                 let asked = if places.contains(&place) {
                     &job.blocks[..]
                 } else {
-                    &job.blocks[..*others_max]
+                    &job.blocks[..*max_cached_elsewhere]
                 };
                 let depth = index.depth(WorkerId(place as u32), asked);
                 tokens_of(&job.blocks, depth as usize)
@@ -328,7 +328,7 @@ impl View for Seen<'_> {
         State {
             is_usable: true,
             requests: load.requests,
-            pending_tokens: load.pending_tokens,
+            queued_tokens: load.queued_tokens,
             decode_tokens: load.decode_tokens,
         }
     }
@@ -337,7 +337,7 @@ impl View for Seen<'_> {
         drawn(0, place)
     }
 
-    fn holders(&self) -> &[usize] {
+    fn prefix_owners(&self) -> &[usize] {
         self.held.places()
     }
 

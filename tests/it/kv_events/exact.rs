@@ -154,7 +154,7 @@ async fn a_prompt_goes_to_the_engine_that_tells_that_it_holds_it() {
         for (family, worker, tokens) in [(1, "w2", 192), (2, "w0", 96)] {
             let decided = followed.post(&Prompt::new(family, 205)).await;
             assert_eq!(decided.worker, worker, "{wire:?}");
-            assert_eq!(decided.reason, "warmest", "{wire:?}");
+            assert_eq!(decided.reason, "longest_prefix", "{wire:?}");
             assert_eq!(decided.cached_tokens, tokens, "{wire:?}");
         }
     }

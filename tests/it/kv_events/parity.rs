@@ -101,7 +101,7 @@ async fn an_engine_with_other_tokens_is_noticed_and_believed_again_when_it_agree
     let decided = followed.post(&wrong).await;
     let held = |row: &Row| row.worker == decided.worker && row.tokens > 0;
     assert!(rows.iter().any(held), "{rows:?} {decided:?}");
-    assert_eq!(decided.reason, "warmest");
+    assert_eq!(decided.reason, "longest_prefix");
     let page = explained(&followed, &wrong).await;
     let why = page["why"].as_str().unwrap();
     assert!(why.contains("other tokens"), "{why}");

@@ -51,7 +51,7 @@ async fn a_sibling_goes_where_the_prompt_is_being_computed() {
     let again = followed.post(&prompt).await;
     assert_eq!(
         (again.worker, again.reason),
-        (first.worker, "warmest".to_owned())
+        (first.worker, "longest_prefix".to_owned())
     );
 }
 

@@ -78,7 +78,7 @@ async fn a_tree_that_is_not_proved_counts_for_nothing_and_explain_says_so() {
     );
     assert_eq!(tree["cached"]["gpu"], 192);
     assert_eq!(page["chosen"], "w0", "{page:#}");
-    assert_eq!(page["reason"], "warmest");
+    assert_eq!(page["reason"], "longest_prefix");
     let silent = Faults {
         kv: KvFaults {
             silent: true,

@@ -167,7 +167,7 @@ async fn a_decode_worker_that_holds_the_prompt_computes_the_rest_itself() {
         let first = decided(&cluster, path, &body).await;
         assert_eq!(decision(&first, "split"), "yes", "{path}");
         let second = decided(&cluster, path, &body).await;
-        assert_eq!(decision(&second, "split"), "decode_is_warm", "{path}");
+        assert_eq!(decision(&second, "split"), "prefix_cached", "{path}");
         assert_eq!(decision(&second, "worker"), "w1", "{path}");
         assert_eq!(text(path, &first), text(path, &second));
     }
@@ -257,7 +257,7 @@ async fn a_prompt_counts_at_its_prefill_worker_until_it_is_computed_and_then_no_
     let (path, body) = &generating(200, true)[0];
     let counts = async |name: &str| {
         let row = cluster.worker(name).await;
-        ["requests", "pending_tokens", "decode_tokens"].map(|field| row[field].as_u64().unwrap())
+        ["requests", "queued_tokens", "decode_tokens"].map(|field| row[field].as_u64().unwrap())
     };
     let asked = cluster.open(path, body);
     let seen = async {

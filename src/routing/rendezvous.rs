@@ -1,17 +1,17 @@
-//! Key -> worker, the same on every replica, without a table. Pure.
+//! Rendezvous hashing: session affinity key -> worker, the same on every replica. Pure.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Rendezvous hashing: of all workers, the one whose hash with the key is highest. A worker that
-/// leaves moves only its own keys. `workers` gives (place, identity).
+/// The worker whose hash with the key is highest. A worker that leaves moves only its own keys. `workers` gives
+/// (worker_index, identity).
 pub fn choose(key: u64, workers: impl Iterator<Item = (usize, u64)>) -> Option<usize> {
     workers
-        .map(|(place, identity)| (weight(key, identity), place))
+        .map(|(index, identity)| (weight(key, identity), index))
         .max()
-        .map(|(_, place)| place)
+        .map(|(_, index)| index)
 }
 
-/// The hash of a key as clients send it.
+/// The hash of a key's text.
 pub fn key(text: &[u8]) -> u64 {
     xxh3_64_with_seed(text, 0)
 }
@@ -34,7 +34,7 @@ mod tests {
         names
             .iter()
             .enumerate()
-            .map(|(place, name)| (place, key(&name.to_le_bytes())))
+            .map(|(index, name)| (index, key(&name.to_le_bytes())))
             .collect()
     }
 
@@ -56,7 +56,7 @@ mod tests {
         fn a_worker_that_leaves_moves_only_its_own_keys(number in any::<u32>(), gone in 0usize..6) {
             let all = fleet(&[10, 11, 12, 13, 14, 15]);
             let chosen = choose(u64::from(number), all.iter().copied()).unwrap();
-            let rest = choose(u64::from(number), all.iter().copied().filter(|(place, _)| *place != gone)).unwrap();
+            let rest = choose(u64::from(number), all.iter().copied().filter(|(index, _)| *index != gone)).unwrap();
             prop_assert!(rest != gone);
             if chosen != gone {
                 prop_assert_eq!(chosen, rest);

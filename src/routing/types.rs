@@ -1,0 +1,165 @@
+//! The input and output of a decision: a request, a view of the fleet, a worker with its reason.
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// The lowest cost of queueing and computing, given each worker's cached prefix.
+    CacheAware,
+    RoundRobin,
+    Random,
+    /// The fewest requests in flight.
+    LeastLoad,
+    /// The fewer requests of two workers drawn at random.
+    PowerOfTwo,
+    /// The worker that the request's key hashes to (session affinity).
+    ConsistentHash,
+}
+
+impl Policy {
+    /// The name in configuration and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Policy::CacheAware => "cache_aware",
+            Policy::RoundRobin => "round_robin",
+            Policy::Random => "random",
+            Policy::LeastLoad => "least_load",
+            Policy::PowerOfTwo => "power_of_two",
+            Policy::ConsistentHash => "consistent_hash",
+        }
+    }
+}
+
+/// What a decision needs to know of a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Request {
+    pub prompt_tokens: u32,
+    /// The hash of the session affinity key, for consistent_hash.
+    pub affinity: Option<u64>,
+    /// The number of the request among its model's, for round_robin.
+    pub ticket: u64,
+    /// Draws the random sample and breaks ties.
+    pub seed: u64,
+}
+
+/// Length in tokens of a worker's cached prefix of the prompt, by the tier that has the tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Cached {
+    pub gpu: u32,
+    pub cpu: u32,
+    pub disk: u32,
+}
+
+impl Cached {
+    pub fn in_gpu(gpu: u32) -> Self {
+        Self {
+            gpu,
+            ..Self::default()
+        }
+    }
+
+    /// In all tiers.
+    pub fn tokens(&self) -> u32 {
+        self.gpu + self.cpu + self.disk
+    }
+}
+
+/// One worker's load at the moment of a decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct State {
+    /// False for a worker that must not be chosen.
+    pub is_usable: bool,
+    /// Requests in flight.
+    pub requests: u32,
+    /// Uncached prompt tokens that the worker has accepted and not computed yet.
+    pub queued_tokens: u64,
+    /// Prompt tokens of the requests that the worker is decoding.
+    pub decode_tokens: u64,
+}
+
+/// The workers that serve a model, by `worker_index`.
+pub trait View {
+    fn len(&self) -> usize;
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn state(&self, worker_index: usize) -> State;
+
+    /// The part of the state that most often rules a worker out, read without the rest.
+    fn queued_tokens(&self, worker_index: usize) -> u64 {
+        self.state(worker_index).queued_tokens
+    }
+
+    /// A number that is the same for a worker of the same name on every replica.
+    fn identity(&self, worker_index: usize) -> u64;
+
+    /// The workers with the longest cached prefixes of the prompt.
+    fn prefix_owners(&self) -> &[usize];
+
+    /// An upper bound of the cached prefix of all other workers, in GPU tokens. The lower it is, the fewer
+    /// of them a decision has to look at.
+    fn max_cached_elsewhere(&self) -> u32 {
+        u32::MAX
+    }
+
+    fn cached(&self, worker_index: usize) -> Cached;
+}
+
+/// Why a worker was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// No worker has a longer cached prefix.
+    LongestPrefix,
+    /// Another worker has a longer cached prefix, and its queue costs more than the cache hit saves.
+    LowerCost,
+    /// No worker has any of the prompt cached: the lowest cost.
+    Cold,
+    /// The session affinity key hashes to it.
+    Affinity,
+    /// The next in turn.
+    RoundRobin,
+    /// Drawn at random.
+    Random,
+    /// The fewest requests of the workers compared.
+    LeastLoad,
+}
+
+impl Reason {
+    pub const ALL: [Reason; 7] = [
+        Reason::LongestPrefix,
+        Reason::LowerCost,
+        Reason::Cold,
+        Reason::Affinity,
+        Reason::RoundRobin,
+        Reason::Random,
+        Reason::LeastLoad,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::LongestPrefix => "longest_prefix",
+            Reason::LowerCost => "lower_cost",
+            Reason::Cold => "cold",
+            Reason::Affinity => "affinity",
+            Reason::RoundRobin => "round_robin",
+            Reason::Random => "random",
+            Reason::LeastLoad => "least_load",
+        }
+    }
+}
+
+/// A worker, and why it was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Decision {
+    pub worker_index: usize,
+    pub reason: Reason,
+    /// Length of its cached prefix, in all tiers.
+    pub cached_tokens: u32,
+    /// Tokens to compute; tokens in CPU memory or on disk count in part.
+    pub new_tokens: u32,
+    pub cost: f64,
+}
