@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use serde_json::Map;
-use warmroute::app::process;
+use warmroute::app::process_setup;
 use warmroute::observe::metrics::Registry;
 use warmroute::prompt::Api;
 use warmroute::prompt::cache::{self, Cache};
@@ -121,7 +121,7 @@ fn chat(turns: &[String]) -> Vec<u8> {
 }
 
 fn benches(criterion: &mut Criterion) {
-    process::prepare();
+    process_setup::prepare();
     let mut seed = 1;
     let bare = vocabulary("qwen2");
 

@@ -1,8 +1,9 @@
-//! The operator's surface, on a listener of its own: metrics, health, fleet, explain, drain.
+//! The operator's pages, on a listener of their own: metrics, health, fleet, explain, drain.
 
 mod fleet;
 mod kv;
 mod pairs;
+mod readiness;
 mod responses;
 
 use std::sync::Arc;
@@ -18,25 +19,25 @@ use serde_json::json;
 
 use self::fleet::FleetMetrics;
 pub use self::kv::KvPages;
+pub use self::readiness::Readiness;
 pub use self::responses::ResponsesPage;
-use crate::http::drain::Tasks;
 use crate::observe::metrics::Registry;
 use crate::prompt::{self, Api};
 use crate::relay::Relay;
 use crate::{http, observe};
 
-/// What the page at `/` tells somebody who looks in.
+/// The page at `/`.
 const PATHS: &str = "\
 GET  /metrics             Prometheus metrics
 GET  /healthz             200 while the process lives
-GET  /readyz              200 while some worker can take requests, and the store of responses is up if it must be
+GET  /readyz              200 while a worker can take requests (and the response store is up, if it is required)
 GET  /fleet               workers, models and load (JSON)
-GET  /kv                  what the workers' own cache events tell, and how far it can be relied on (JSON)
-GET  /kv/blocks           ?worker=NAME&rank=0: every block that one rank is known to hold (JSON)
-GET  /responses           responses by how they ended, and their store (JSON)
-POST /explain             any request body in: every worker's cost, and the choice (JSON); ?path=/v1/responses for another API; &tenant=NAME with that tenant's cache salt and responses; &tokens=true shows the prompt's
-POST /drain               stop accepting, finish what runs, exit; ?worker=NAME: give that worker nothing new
-POST /undrain?worker=NAME take it back
+GET  /kv                  state of the workers' KV events and of the prefix-cache index (JSON)
+GET  /kv/blocks           ?worker=NAME&rank=0: every cached block of one rank (JSON)
+GET  /responses           responses by status, and their store (JSON)
+POST /explain             send any request body: every worker's cost, and the decision (JSON); ?path=/v1/responses for another API; &tenant=NAME with that tenant's cache salt and stored responses; &tokens=true shows the prompt's tokens
+POST /drain               stop accepting, finish running requests, exit; ?worker=NAME: send that worker no new requests
+POST /undrain?worker=NAME send it requests again
 ";
 
 /// The admin listener's handler.
@@ -47,9 +48,9 @@ pub struct AdminServer {
     responses: ResponsesPage,
     registry: Registry,
     fleet_metrics: FleetMetrics,
-    tasks: Tasks,
-    drain_asked: Arc<AtomicBool>,
-    drain: tokio::sync::Notify,
+    readiness: Arc<Readiness>,
+    is_drain_requested: AtomicBool,
+    drain_requested: tokio::sync::Notify,
     body_bytes_max: usize,
 }
 
@@ -59,7 +60,7 @@ impl AdminServer {
         kv: KvPages,
         responses: ResponsesPage,
         registry: Registry,
-        tasks: Tasks,
+        readiness: Arc<Readiness>,
         body_bytes_max: u64,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -68,17 +69,17 @@ impl AdminServer {
             kv,
             responses,
             registry,
-            tasks,
-            drain_asked: Arc::default(),
-            drain: tokio::sync::Notify::new(),
+            readiness,
+            is_drain_requested: AtomicBool::new(false),
+            drain_requested: tokio::sync::Notify::new(),
             body_bytes_max: usize::try_from(body_bytes_max).unwrap_or(usize::MAX),
         })
     }
 
     /// Resolves when an operator has asked the process to drain.
-    pub async fn drain_asked(&self) {
-        while !self.drain_asked.load(Relaxed) {
-            self.drain.notified().await;
+    pub async fn drain_requested(&self) {
+        while !self.is_drain_requested.load(Relaxed) {
+            self.drain_requested.notified().await;
         }
     }
 
@@ -95,14 +96,14 @@ impl AdminServer {
             }
             (&Method::GET, "/kv") => answer(StatusCode::OK, &self.kv.page(observe::now())),
             (&Method::GET, "/kv/blocks") => self.blocks(&query),
-            (&Method::GET, "/responses") => answer(StatusCode::OK, &self.responses.show().await),
+            (&Method::GET, "/responses") => answer(StatusCode::OK, &self.responses.page().await),
             (&Method::POST, "/explain") => self.explain(request, &query).await,
             (&Method::POST, "/drain") => match parameter(&query, "worker") {
                 Some(worker) => self.set_drained(&worker, true),
                 None => {
-                    self.drain_asked.store(true, Relaxed);
-                    self.drain.notify_waiters();
-                    self.drain.notify_one();
+                    self.is_drain_requested.store(true, Relaxed);
+                    self.drain_requested.notify_waiters();
+                    self.drain_requested.notify_one();
                     answer(StatusCode::ACCEPTED, &json!({"draining": true}))
                 }
             },
@@ -126,15 +127,9 @@ impl AdminServer {
     }
 
     async fn ready(&self) -> Response<http::Body> {
-        if self.tasks.is_stopping() {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
-        }
-        if !self.relay.fleet().snapshot().is_ready() {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "no healthy worker\n");
-        }
-        match self.responses.is_ready().await {
-            true => text(StatusCode::OK, "ready\n"),
-            false => text(StatusCode::SERVICE_UNAVAILABLE, "no store of responses\n"),
+        match self.readiness.check().await {
+            Ok(()) => text(StatusCode::OK, "ready\n"),
+            Err(missing) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{missing}\n")),
         }
     }
 
@@ -157,7 +152,7 @@ impl AdminServer {
         let Ok(body) = Limited::new(body, self.body_bytes_max).collect().await else {
             return refuse(
                 StatusCode::PAYLOAD_TOO_LARGE,
-                "the body is too large or broke off",
+                "the request body is too large or incomplete",
             );
         };
         let body = body.to_bytes();
@@ -168,13 +163,13 @@ impl AdminServer {
             Some(_) => {
                 return refuse(
                     StatusCode::BAD_REQUEST,
-                    "path must be one of the three that generate text",
+                    "path must be /v1/chat/completions, /v1/completions or /v1/responses",
                 );
             }
         };
-        // Responses are asked of engines in other words, and those of some tenants with a salt.
+        // Engines get stored responses as one whole input, and some tenants' requests with a cache salt.
         let tenant = parameter(query, "tenant");
-        let body = match self.responses.foretell(api, tenant, body).await {
+        let body = match self.responses.engine_body(api, tenant, body).await {
             Ok(body) => body,
             Err(error) => return refuse(StatusCode::BAD_REQUEST, &error),
         };
@@ -211,7 +206,7 @@ impl AdminServer {
             None => refuse(
                 StatusCode::NOT_FOUND,
                 &format!(
-                    "no events of `{name}`, rank {rank}, are followed; GET /kv lists those that are"
+                    "no KV events of worker `{name}`, rank {rank}; GET /kv lists the ranks that have them"
                 ),
             ),
         }

@@ -1,41 +1,50 @@
-//! The OpenAI surface: which paths there are, what a request must look like, how answers and errors
-//! are dressed. Never sees a worker.
+//! The API listener: the route table, and what happens to every request: key, body, request ids, access
+//! log, errors. Never sees a worker.
 
-pub mod foretell;
+mod access_log;
+pub mod dry_run;
 mod models;
 mod request_id;
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{ALLOW, AUTHORIZATION, HeaderValue};
-use hyper::{Method, Request, Response};
+use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
 use prometheus::IntCounterVec;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tracing::debug;
 
+use self::access_log::{AccessLine, LoggedBody};
+use crate::admin::Readiness;
 use crate::http::client::origin_form;
+use crate::http::client_address::TrustedProxies;
 use crate::ids::RequestId;
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::openai::splice;
 use crate::openai::tenant::{self, Admitted, Tenants};
 use crate::prompt::{self, Api};
-use crate::relay::{self, Relay};
+use crate::relay::{self, Relay, SummaryCell};
 use crate::responses::{self, ClientRequest, Endpoint, Mode, Responses, RouteMatch};
 use crate::{http, observe};
 
-/// Limits of requests, beyond those of connections.
+/// Limits of requests, and who may say where they come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
     pub body_bytes_max: u64,
     /// Between two pieces of a request's body; the whole of it may take 10 times as long.
     pub body_timeout_ms: u64,
+    /// Addresses and networks of proxies in front of the router. A request from one of them has the client
+    /// address that its `X-Forwarded-For` reports.
+    pub trusted_proxies: TrustedProxies,
 }
 
 impl Default for Settings {
@@ -44,6 +53,7 @@ impl Default for Settings {
         Self {
             body_bytes_max: 64 << 20,
             body_timeout_ms: 30_000,
+            trusted_proxies: TrustedProxies::default(),
         }
     }
 }
@@ -55,16 +65,17 @@ pub struct ApiServer {
     tenants: Tenants,
     responses: Arc<Responses>,
     relay: Arc<Relay>,
-    refused: IntCounterVec,
+    readiness: Arc<Readiness>,
+    errors: IntCounterVec,
 }
 
-/// What a path and method lead to.
+/// The endpoint of a path and method.
 #[derive(Clone, Debug, PartialEq)]
 enum Route {
     Relay(Api),
     Responses(Endpoint),
     Models,
-    /// One model, by the rest of the path.
+    /// `/v1/models/NAME`.
     Model,
     NotFound,
     WrongMethod {
@@ -110,11 +121,12 @@ impl ApiServer {
         tenants: &[tenant::Listed],
         responses: Arc<Responses>,
         relay: Arc<Relay>,
+        readiness: Arc<Readiness>,
         registry: &Registry,
     ) -> Arc<Self> {
-        let refused = registry.counters(
-            "warmroute_refused_total",
-            "Requests that were answered with an error of the router's own, by status and code.",
+        let errors = registry.counters(
+            "warmroute_request_errors_total",
+            "Requests that the router itself answered with an error, by HTTP status and error code.",
             &["status", "code"],
         );
         Arc::new(Self {
@@ -122,31 +134,59 @@ impl ApiServer {
             tenants: Tenants::new(tenants, registry),
             responses,
             relay,
-            refused,
+            readiness,
+            errors,
         })
     }
 
-    /// Answers a request. Every answer carries `x-request-id`: the client's own, or ours.
-    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<http::Body> {
+    /// Answers a request that came over a connection from `peer`. Every response carries `x-request-id`:
+    /// the client's own, or ours.
+    pub async fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        peer: IpAddr,
+    ) -> Response<LoggedBody> {
+        if request.uri().path() == HEALTH_PATH && request.method() == Method::GET {
+            // Needs no key. Not logged: load balancers ask every few seconds.
+            let response = health(self.readiness.check().await);
+            return response.map(|body| LoggedBody::new(body, None));
+        }
         let id = RequestId::new(fastrand::u128(..));
+        let mut line = access_log::is_on().then(|| {
+            let client = self
+                .settings
+                .trusted_proxies
+                .client_of(peer, request.headers());
+            Box::new(AccessLine::begin(&request, id, client))
+        });
         let (echo, answer) = match request_id::of_client(request.headers()) {
             Ok(client_id) => {
+                if let Some(line) = &mut line {
+                    line.client_request_id.clone_from(&client_id);
+                }
                 let echo = client_id.unwrap_or_else(|| request_id::header(id));
-                (echo.clone(), self.answer(request, id, &echo).await)
+                let line = line.as_deref_mut();
+                (echo.clone(), self.answer(request, id, &echo, line).await)
             }
             Err(error) => (request_id::header(id), Err(error)),
         };
         let mut response = answer.unwrap_or_else(|error| {
             if !error.is_engines {
-                self.refused
+                self.errors
                     .with_label_values(&[error.status.as_str(), error.code])
                     .inc();
+                if let Some(line) = &mut line {
+                    line.error_code = Some(error.code);
+                }
             }
-            debug!(%id, status = error.status.as_u16(), message = error.message, "refused");
+            debug!(%id, status = error.status.as_u16(), message = error.message, "request refused");
             error.into_response()
         });
         response.headers_mut().insert(request_id::HEADER, echo);
-        response
+        if let Some(line) = &mut line {
+            line.status = Some(response.status());
+        }
+        response.map(|body| LoggedBody::new(body, line))
     }
 
     async fn answer(
@@ -154,17 +194,25 @@ impl ApiServer {
         mut request: Request<Incoming>,
         id: RequestId,
         client_id: &HeaderValue,
+        mut line: Option<&mut AccessLine>,
     ) -> Result<Response<http::Body>, ApiError> {
         let admitted = self.tenants.admit(request.headers())?;
-        if self.tenants.ask_for_keys() {
-            // It was for us.
+        if let Some(line) = &mut line {
+            line.tenant = Some(admitted.name.clone());
+        }
+        if self.tenants.require_keys() {
+            // The key is the router's; engines have their own.
             request.headers_mut().remove(AUTHORIZATION);
         }
+        let summary = line.map(|line| &line.summary);
         let mode = self.responses.mode();
         match route(request.method(), request.uri().path(), mode) {
-            Route::Relay(api) => self.carry(api, admitted, request, id, client_id).await,
+            Route::Relay(api) => {
+                self.forward(api, admitted, request, id, client_id, summary)
+                    .await
+            }
             Route::Responses(endpoint) => {
-                self.respond(&endpoint, admitted, request, id, client_id)
+                self.respond(&endpoint, admitted, request, id, client_id, summary)
                     .await
             }
             Route::Models => Ok(models::list(&self.relay.fleet().snapshot())),
@@ -193,6 +241,7 @@ impl ApiServer {
         request: Request<Incoming>,
         id: RequestId,
         client_id: &HeaderValue,
+        summary: Option<&SummaryCell>,
     ) -> Result<Response<http::Body>, ApiError> {
         let begun = observe::now();
         let (head, body) = request.into_parts();
@@ -208,17 +257,19 @@ impl ApiServer {
             id,
             begun,
             admitted,
+            summary,
         };
         self.responses.answer(endpoint, &call).await
     }
 
-    async fn carry(
+    async fn forward(
         &self,
         api: Api,
         admitted: &Admitted,
         request: Request<Incoming>,
         id: RequestId,
         client_id: &HeaderValue,
+        summary: Option<&SummaryCell>,
     ) -> Result<Response<http::Body>, ApiError> {
         let begun = observe::now();
         let (head, body) = request.into_parts();
@@ -232,7 +283,7 @@ impl ApiServer {
             Some(salt) => splice::first_field(&body, &salt.field),
             None => body,
         };
-        // At what engines are sent: parts of it may be put elsewhere later.
+        // The body as engines get it: the relay may move parts of it.
         let peek = prompt::peek(api, &body, self.relay.block_bytes())?;
         if salt.is_some() && peek.cache_salts > 1 {
             return Err(ApiError::salted_already());
@@ -244,29 +295,48 @@ impl ApiServer {
             body: body.clone(),
             id,
             begun,
-            summary: None,
+            summary: summary.cloned(),
         };
         Ok(self.relay.run(&job, peek).await?)
     }
 }
 
-/// How many of the times between two pieces a whole body may take: a byte now and then is no excuse.
+const HEALTH_PATH: &str = "/health";
+
+/// The answer to a load balancer's health check.
+fn health(readiness: Result<(), &'static str>) -> Response<http::Body> {
+    let (status, body) = match readiness {
+        Ok(()) => (StatusCode::OK, json!({"status": "ready"})),
+        Err(missing) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            json!({"status": "not_ready", "reason": missing}),
+        ),
+    };
+    let mut response = Response::new(http::full(body.to_string()));
+    *response.status_mut() = status;
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    response
+}
+
+/// A whole body may take this many times the time-out between two of its pieces, so that a client cannot
+/// keep a request open with a byte now and then.
 const TOTAL_TIMEOUTS: u32 = 10;
 
-/// Reads a body whole: a decision needs its prompt, and a second try all of it.
+/// Reads the whole body: a decision needs the prompt, and a retry all of it.
 async fn read(mut body: Incoming, settings: &Settings) -> Result<Bytes, ApiError> {
     let max = settings.body_bytes_max;
     let announced = body.size_hint().lower();
     if announced > max {
         return Err(ApiError::too_large(max));
     }
-    // The announced length is the client's word: not more than this is set aside before bytes come.
-    const RESERVED_MAX: u64 = 1 << 20;
+    // A client may announce a length and send nothing: no more than this is allocated before bytes come.
+    const MAX_RESERVED: u64 = 1 << 20;
     let mut whole = BytesMut::new();
     let mut first = Bytes::new();
     let limit = Duration::from_millis(settings.body_timeout_ms);
     let total = limit.saturating_mul(TOTAL_TIMEOUTS);
-    // The first wait. A body that never lets us wait needs no clock.
+    // When the body first had to be waited for. A body that is complete at once needs no clock.
     let mut begun = None;
     loop {
         let frame = match poll_once(body.frame()).await {
@@ -293,7 +363,7 @@ async fn read(mut body: Incoming, settings: &Settings) -> Result<Bytes, ApiError
         if (whole.len() + first.len() + data.len()) as u64 > max {
             return Err(ApiError::too_large(max));
         }
-        // A body of one piece, which most are, is not copied.
+        // Most bodies are one piece, which is not copied.
         if first.is_empty() && whole.is_empty() {
             first = data;
             if body.is_end_stream() {
@@ -302,7 +372,7 @@ async fn read(mut body: Incoming, settings: &Settings) -> Result<Bytes, ApiError
             continue;
         }
         if whole.is_empty() {
-            whole.reserve(announced.min(RESERVED_MAX) as usize);
+            whole.reserve(announced.min(MAX_RESERVED) as usize);
             whole.extend_from_slice(&first);
             first = Bytes::new();
         }
@@ -315,7 +385,7 @@ async fn read(mut body: Incoming, settings: &Settings) -> Result<Bytes, ApiError
     })
 }
 
-/// Polls a future once: a body that is there already needs no timer.
+/// Polls a future once: a body that is complete already needs no timer.
 async fn poll_once<F: Future + Unpin>(mut future: F) -> Result<F::Output, ()> {
     std::future::poll_fn(|cx| match std::pin::Pin::new(&mut future).poll(cx) {
         std::task::Poll::Ready(ready) => std::task::Poll::Ready(Ok(ready)),
@@ -367,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_may_be_none_of_the_routers_business() {
+    fn with_pass_through_the_router_stores_no_responses() {
         let found = |method: &Method, path: &str| route(method, path, Mode::PassThrough);
         assert_eq!(
             found(&Method::POST, "/v1/responses"),

@@ -3,7 +3,7 @@
 pub mod check;
 mod discoveries;
 mod events;
-pub mod process;
+pub mod process_setup;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -17,9 +17,9 @@ use tokio::net::TcpListener;
 use tracing::{info, warn};
 
 use self::discoveries::Discoveries;
-use crate::admin::{AdminServer, KvPages, ResponsesPage};
+use crate::admin::{AdminServer, KvPages, Readiness, ResponsesPage};
 use crate::api::ApiServer;
-use crate::api::foretell::Foreteller;
+use crate::api::dry_run::DryRun;
 use crate::config::Config;
 use crate::fleet::discovery::fixed::Fixed;
 use crate::fleet::discovery::{self, Discovery};
@@ -35,15 +35,15 @@ use crate::kv::parity::{Parity, Words};
 use crate::kv::predicted::{self, Predicted};
 use crate::kv::subscriber::{self, Board};
 use crate::kv::{grpc, zmq};
-use crate::observe;
 use crate::observe::metrics::Registry;
+use crate::observe::{self, process};
 use crate::relay::tokens::Tokens;
 use crate::relay::{Caches, Relay};
 use crate::responses::{Mode, Responses};
 use crate::state_token::KeyRing;
 use crate::store::{self, ResponseStore};
 
-/// For the operator's pages that are being sent when the drain is over.
+/// Time for operators' pages that are being sent when the drain is over.
 const ADMIN_DRAIN: Duration = Duration::from_millis(500);
 
 /// A running router.
@@ -52,15 +52,16 @@ pub struct App {
     api: SocketAddr,
     admin: SocketAddr,
     tasks: Tasks,
-    /// The admin listener's, which answers until the drain is over.
+    /// The admin listener's tasks: it answers until the drain is over.
     admin_tasks: Tasks,
     fleet: Arc<registry::Registry>,
     admin_server: Arc<AdminServer>,
+    metrics: Registry,
     drain_timeout: Duration,
-    /// Draining connections run there after the listeners are gone.
+    /// Connections run there, also while they drain.
     _io_threads: IoThreads,
-    /// Follows the workers' events.
-    _listener: OffloadThread,
+    /// Reads the workers' KV events.
+    _kv_events: OffloadThread,
 }
 
 impl App {
@@ -81,6 +82,7 @@ impl App {
     pub fn start(config: &Config, api: TcpListener, admin: TcpListener) -> io::Result<Self> {
         let (api_address, admin_address) = (api.local_addr()?, admin.local_addr()?);
         let metrics = Registry::default();
+        process::register(&metrics);
         let tasks = Tasks::default();
         let admin_tasks = Tasks::default();
         let io_threads = IoThreads::start(config.runtime.threads)?;
@@ -152,7 +154,7 @@ impl App {
                 })
             },
         };
-        let listener = OffloadThread::start("kv-events")?;
+        let kv_events = OffloadThread::start("kv-events")?;
         let following = events::follow(
             fleet.clone(),
             shared,
@@ -163,9 +165,9 @@ impl App {
             },
             tasks.clone(),
         );
-        tasks.spawn_until_stopped_on(listener.runtime(), following);
+        tasks.spawn_until_stopped_on(kv_events.runtime(), following);
         let watching = watcher.run(forest.clone(), board.clone());
-        tasks.spawn_until_stopped_on(listener.runtime(), watching);
+        tasks.spawn_until_stopped_on(kv_events.runtime(), watching);
         tasks.spawn_until_stopped(forget_lost_caches(
             fleet.clone(),
             relay.clone(),
@@ -183,12 +185,16 @@ impl App {
             &metrics,
         )?;
         tasks.spawn(responses.clone().run_background());
+        let stateful = config.responses.mode == Mode::Stateful;
+        let needs_store = stateful && !config.responses.ready_without_store;
+        let required_store = needs_store.then(|| store.clone());
+        let readiness = Arc::new(Readiness::new(relay.clone(), required_store, tasks.clone()));
         let admin_server = AdminServer::new(
             relay.clone(),
             KvPages::new(board, forest, parity),
             responses_page(config, store, responses.clone()),
             metrics.clone(),
-            tasks.clone(),
+            readiness.clone(),
             config.api.requests.body_bytes_max,
         );
         let api_server = ApiServer::new(
@@ -196,18 +202,19 @@ impl App {
             &config.tenants,
             responses,
             relay,
+            readiness,
             &metrics,
         );
         tasks.spawn(server::serve(
             api,
             config.api.connections.clone(),
             server::Metrics::new(&metrics),
-            move |request| api_server.clone().handle(request),
+            move |request, peer| api_server.clone().handle(request, peer),
             io_threads.clone(),
             tasks.clone(),
         ));
         let handler = admin_server.clone();
-        // Its connections are an operator's few; they are not worth a place among the metrics.
+        // A registry of its own: the connection metrics are about the API's clients.
         admin_tasks.spawn(server::serve(
             admin,
             server::Settings {
@@ -215,7 +222,7 @@ impl App {
                 ..server::Settings::default()
             },
             server::Metrics::new(&Registry::default()),
-            move |request| handler.clone().handle(request),
+            move |request, _| handler.clone().handle(request),
             io_threads.clone(),
             admin_tasks.clone(),
         ));
@@ -227,9 +234,10 @@ impl App {
             admin_tasks,
             fleet,
             admin_server,
+            metrics,
             drain_timeout: Duration::from_millis(config.api.drain_timeout_ms),
             _io_threads: io_threads,
-            _listener: listener,
+            _kv_events: kv_events,
         })
     }
 
@@ -246,16 +254,24 @@ impl App {
     }
 
     /// Resolves when an operator has asked for a drain over the admin listener.
-    pub async fn drain_asked(&self) {
-        self.admin_server.drain_asked().await;
+    pub async fn drain_requested(&self) {
+        self.admin_server.drain_requested().await;
     }
 
-    /// Stops accepting, lets running answers finish within the limit, and ends the rest.
+    /// The metrics of this router, for the reference of them.
+    pub fn metrics(&self) -> &Registry {
+        &self.metrics
+    }
+
+    /// Stops accepting, lets running requests finish within the drain timeout, and aborts the rest.
     pub async fn drain(&self) {
-        info!(limit = ?self.drain_timeout, "draining");
+        info!(timeout = ?self.drain_timeout, "draining: no new connections, running requests finish");
         match self.tasks.drain(self.drain_timeout).await {
             0 => info!("drained"),
-            left => warn!(left, "the time to drain is over; connections were cut"),
+            aborted => warn!(
+                aborted,
+                "drain timeout is over; connections and tasks were aborted"
+            ),
         }
         self.admin_tasks.drain(ADMIN_DRAIN).await;
     }
@@ -266,18 +282,16 @@ fn responses_page(
     store: Arc<dyn ResponseStore>,
     responses: Arc<Responses>,
 ) -> ResponsesPage {
-    let settings = &config.responses;
-    let needs_store = settings.mode == Mode::Stateful && !settings.ready_without_store;
-    // Counts and names are always JSON.
     let counted = responses.clone();
+    // Numbers and names always serialize.
     let counts = move || serde_json::to_value(counted.counts()).unwrap_or_default();
-    let foreteller = Arc::new(Foreteller::new(responses, &config.tenants));
-    let foretell =
+    let dry_run = Arc::new(DryRun::new(responses, &config.tenants));
+    let dry_run =
         move |api, tenant: Option<String>, body| -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let foreteller = foreteller.clone();
-            Box::pin(async move { foreteller.foretell(api, tenant.as_deref(), body).await })
+            let dry_run = dry_run.clone();
+            Box::pin(async move { dry_run.engine_body(api, tenant.as_deref(), body).await })
         };
-    ResponsesPage::new(store, Box::new(counts), Box::new(foretell), needs_store)
+    ResponsesPage::new(store, Box::new(counts), Box::new(dry_run))
 }
 
 /// What signs the state that clients keep.

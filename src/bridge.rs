@@ -111,7 +111,7 @@ impl Bridge {
                 ..server::Settings::default()
             },
             server::Metrics::new(&registry),
-            move |request| served.clone().answer(request),
+            move |request, _| served.clone().answer(request),
             io_threads.clone(),
             tasks.clone(),
         ));

@@ -2,10 +2,12 @@
 
 pub mod circuit_breaker;
 pub mod client;
+pub mod client_address;
 pub mod drain;
 pub mod grpc;
 pub mod io_threads;
 pub mod keyed_tasks;
+pub mod proxy_protocol;
 pub mod server;
 pub mod sse;
 
@@ -13,21 +15,21 @@ use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 
-/// Why a body broke off. Opaque: nobody downstream acts on the difference.
+/// Why a body broke off. Opaque, because no caller acts on the difference.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The body of an answer: whole, or frames as they come from an engine.
+/// A response body: complete, or frames as they come from an engine.
 pub type Body = UnsyncBoxBody<Bytes, BodyError>;
 
-/// A body that is already whole.
+/// A body that is already complete.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into())
         .map_err(|never| match never {})
         .boxed_unsync()
 }
 
-/// Headers that describe one connection and are never passed on (RFC 9110, section 7.6.1), with the
-/// old ones that some clients still send.
+/// Headers that describe one connection and are never forwarded (RFC 9110, section 7.6.1), and two
+/// obsolete ones that some clients still send.
 pub const HOP_BY_HOP: [hyper::header::HeaderName; 9] = [
     hyper::header::CONNECTION,
     hyper::header::PROXY_AUTHENTICATE,

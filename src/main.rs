@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tokio::runtime;
-use warmroute::app::{App, check, process};
+use warmroute::app::{App, check, process_setup};
 use warmroute::config::{Config, document};
 use warmroute::http::drain::stop_signal;
 use warmroute::kv::zmq;
@@ -76,7 +76,7 @@ enum Kv {
 }
 
 fn main() -> ExitCode {
-    process::prepare();
+    process_setup::prepare();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -86,7 +86,7 @@ fn main() -> ExitCode {
     };
     let done = match arguments.command {
         Command::Serve { config } => with_config(&config, |config| {
-            observe::start_logging(&config.log);
+            let _flush = observe::start_logging(&config.log)?;
             run(serve(&config))
         }),
         Command::Check {
@@ -121,8 +121,10 @@ fn main() -> ExitCode {
                 Ok(ExitCode::from(USAGE))
             }
             Ok(_) => {
-                observe::start_logging(&observe::Settings::default());
-                run(bridge::run(settings)).map(|()| ExitCode::SUCCESS)
+                let logging = observe::start_logging(&observe::Settings::default());
+                logging
+                    .and_then(|_flush| run(bridge::run(settings)))
+                    .map(|()| ExitCode::SUCCESS)
             }
         },
         Command::Sim(settings) => run(simulate(*settings)).map(|()| ExitCode::SUCCESS),
@@ -176,7 +178,7 @@ async fn serve(config: &Config) -> io::Result<()> {
     let app = App::bind(config).await?;
     tokio::select! {
         stopped = stop_signal() => stopped?,
-        () = app.drain_asked() => {}
+        () = app.drain_requested() => {}
     }
     app.drain().await;
     Ok(())

@@ -1,45 +1,57 @@
-//! What the process tells of itself: logs, the clock that tasks read, and (in `metrics`) numbers.
+//! Logs, the clock that tasks read, and (in `metrics`) the metrics registry.
 
+mod log_writer;
 pub mod metrics;
+pub mod process;
 
-use std::io::IsTerminal;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::io::{self, IsTerminal};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use tracing_subscriber::EnvFilter;
 
-/// The one place where a task reads the clock. What decides takes `now` as an argument instead.
+use self::log_writer::LogWriter;
+
+/// The target of the access log's lines, for use in `log.level`.
+pub const ACCESS_LOG: &str = "warmroute::access";
+
+/// The one place where a task reads the clock. Code that decides takes `now` as an argument instead.
 pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Seconds since 1970, for those to whom the date matters.
+/// Seconds since 1970.
 pub fn unix_s() -> i64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs() as i64)
 }
 
-/// Milliseconds since 1970, for what is compared with another machine's clock.
+/// Milliseconds since 1970, to compare with other machines' clocks.
 pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-/// How logs look and how much they say.
+/// The format and the level of logs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
     pub format: Format,
     /// A level, or directives such as `info,warmroute::relay=debug`.
     pub level: String,
+    /// One line at the end of each API request (level info, target `warmroute::access`).
+    pub access: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        // One line for each change of state; requests speak at debug.
+        // One line for each change of state and, at its end, for each request.
         Self {
             format: Format::Text,
             level: "info".to_owned(),
+            access: true,
         }
     }
 }
@@ -51,26 +63,56 @@ pub enum Format {
     Json,
 }
 
-/// Says what is wrong with a log level, if anything.
+/// Describes what is wrong with a log level, if anything.
 pub fn check_level(level: &str) -> Result<(), String> {
     level
-        .parse::<tracing_subscriber::EnvFilter>()
+        .parse::<EnvFilter>()
         .map(drop)
         .map_err(|error| format!("`{level}` is not a log filter: {error}"))
 }
 
-/// Starts logging to standard error. A second call does nothing: tests share a process.
-pub fn start_logging(settings: &Settings) {
-    let filter = settings
-        .level
-        .parse()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+/// The process's log, once it is started.
+static LOG: OnceLock<LogWriter> = OnceLock::new();
+
+fn log_lines_dropped() -> u64 {
+    LOG.get().map_or(0, LogWriter::dropped)
+}
+
+/// Writes the queued log lines when it is dropped, which is `main`'s last act.
+#[must_use = "dropping the guard at once loses the last lines"]
+#[derive(Debug)]
+pub struct LogGuard(());
+
+/// A standard error that does not take the last lines must not keep the process alive.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Drop for LogGuard {
+    fn drop(&mut self) {
+        if let Some(log) = LOG.get() {
+            log.flush(FLUSH_TIMEOUT);
+        }
+    }
+}
+
+/// Starts logging to standard error. A second call changes nothing: tests share a process.
+pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
+    if LOG.get().is_none() {
+        let _ = LOG.set(LogWriter::start(io::stderr())?);
+    }
+    let writer = LOG.get().expect("set just now").clone();
+    let filter = settings.level.parse();
+    let mut filter = filter.unwrap_or_else(|_| EnvFilter::new("info"));
+    if !settings.access {
+        let off = format!("{ACCESS_LOG}=off").parse();
+        filter = filter.add_directive(off.expect("a target and a level"));
+    }
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(writer);
     let _ = match settings.format {
         Format::Text => logs.try_init(),
         Format::Json => logs.json().try_init(),
     };
+    Ok(LogGuard(()))
 }

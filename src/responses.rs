@@ -56,7 +56,7 @@ use crate::ids::RequestId;
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::openai::tenant::Admitted;
-use crate::relay::Relay;
+use crate::relay::{Relay, SummaryCell};
 use crate::state_token::KeyRing;
 use crate::store::ResponseStore;
 
@@ -80,6 +80,7 @@ pub(super) struct RequestContext<'a> {
     pub(super) headers: &'a HeaderMap,
     pub(super) id: RequestId,
     pub(super) begun: Instant,
+    pub(super) summary: Option<&'a SummaryCell>,
 }
 
 /// One request, read.
@@ -91,6 +92,8 @@ pub(super) struct ClientRequest<'a> {
     pub(super) id: RequestId,
     pub(super) begun: Instant,
     pub(super) admitted: &'a Admitted,
+    /// Filled with the figures of the engine's work, for the access log.
+    pub(super) summary: Option<&'a SummaryCell>,
 }
 
 /// For the operator's page.
@@ -189,6 +192,7 @@ impl ClientRequest<'_> {
             headers: self.headers,
             id: self.id,
             begun: self.begun,
+            summary: self.summary,
         }
     }
 

@@ -1,4 +1,4 @@
-//! `/responses`: what became of responses, and how the store of them is.
+//! `GET /responses`: responses by status, and the state of their store.
 
 use std::fmt;
 use std::future::Future;
@@ -12,21 +12,21 @@ use serde_json::Value;
 use crate::prompt::Api;
 use crate::store::{self, ResponseStore};
 
-/// What the API counts of responses, when it is asked.
+/// Reads the Responses API's counts.
 type Counts = Box<dyn Fn() -> Value + Send + Sync>;
 
-/// What an engine would be sent for a client's body, or why not.
-type Foretold = Pin<Box<dyn Future<Output = Result<Bytes, String>> + Send>>;
+/// The body that an engine would be sent, or why there is none.
+type EngineBody = Pin<Box<dyn Future<Output = Result<Bytes, String>> + Send>>;
 
-/// Foretells it for a tenant of that name, if there is one.
-type Foretell = Box<dyn Fn(Api, Option<String>, Bytes) -> Foretold + Send + Sync>;
+/// Prepares a client's body for an engine, as a request of the named tenant.
+type DryRun = Box<dyn Fn(Api, Option<String>, Bytes) -> EngineBody + Send + Sync>;
 
-/// The page, and what readiness depends on.
+/// What the operator's pages need of the Responses API. Functions, because these two parts do not import
+/// each other.
 pub struct ResponsesPage {
     store: Arc<dyn ResponseStore>,
     counts: Counts,
-    foretell: Foretell,
-    needs_store: bool,
+    dry_run: DryRun,
 }
 
 impl fmt::Debug for ResponsesPage {
@@ -36,33 +36,26 @@ impl fmt::Debug for ResponsesPage {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Shown {
+pub(super) struct Page {
     responses: Value,
     health: store::Health,
     store: Option<store::Report>,
-    /// Why there is no report of the store.
+    /// Why the store gave no report.
     error: Option<String>,
 }
 
 impl ResponsesPage {
-    /// With `needs_store` a router is ready only while its store is up.
-    pub fn new(
-        store: Arc<dyn ResponseStore>,
-        counts: Counts,
-        foretell: Foretell,
-        needs_store: bool,
-    ) -> Self {
+    pub fn new(store: Arc<dyn ResponseStore>, counts: Counts, dry_run: DryRun) -> Self {
         Self {
             store,
             counts,
-            foretell,
-            needs_store,
+            dry_run,
         }
     }
 
-    pub(super) async fn show(&self) -> Shown {
+    pub(super) async fn page(&self) -> Page {
         let report = self.store.report().await;
-        Shown {
+        Page {
             responses: (self.counts)(),
             health: self.store.health(),
             error: report.as_ref().err().map(ToString::to_string),
@@ -70,17 +63,12 @@ impl ResponsesPage {
         }
     }
 
-    pub(super) async fn foretell(
+    pub(super) async fn engine_body(
         &self,
         api: Api,
         tenant: Option<String>,
         body: Bytes,
     ) -> Result<Bytes, String> {
-        (self.foretell)(api, tenant, body).await
-    }
-
-    /// Asks the store if it must be up: one that nobody uses would not be missed.
-    pub(super) async fn is_ready(&self) -> bool {
-        !self.needs_store || self.store.admit().await.is_ok()
+        (self.dry_run)(api, tenant, body).await
     }
 }

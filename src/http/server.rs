@@ -1,17 +1,19 @@
-//! The accept loop and one connection's life: HTTP/1.1 or cleartext HTTP/2 (prior knowledge), a cap
-//! on connections, and limits on idling, dawdling over a request's head, and not reading the answer.
+//! The accept loop, and the life of one connection: HTTP/1.1 or cleartext HTTP/2 (prior knowledge), a
+//! maximum of connections, and time-outs for idle connections, slow request heads and clients that do
+//! not read their response.
 
 mod activity;
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::{Frame, SizeHint};
+use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
@@ -25,8 +27,8 @@ use tracing::{debug, warn};
 
 use self::activity::{Activity, Verdict, Watched};
 use super::drain::Tasks;
-use super::{Body, BodyError};
-use crate::http::io_threads::IoThreads;
+use super::io_threads::IoThreads;
+use super::{BodyError, proxy_protocol};
 use crate::observe;
 use crate::observe::metrics::Registry;
 
@@ -44,6 +46,9 @@ pub struct Settings {
     pub send_timeout_ms: u64,
     /// Requests at a time on one HTTP/2 connection.
     pub http2_streams_max: u32,
+    /// Each connection begins with a PROXY protocol header (version 1 or 2), which names the client.
+    /// Connections without one are closed.
+    pub proxy_protocol: bool,
 }
 
 impl Default for Settings {
@@ -56,6 +61,7 @@ impl Default for Settings {
             idle_timeout_ms: 75_000,
             send_timeout_ms: 60_000,
             http2_streams_max: 1_024,
+            proxy_protocol: false,
         }
     }
 }
@@ -65,7 +71,7 @@ impl Default for Settings {
 pub struct Metrics {
     connections: IntGauge,
     accepted: IntCounter,
-    at_cap: IntCounter,
+    at_limit: IntCounter,
     closed: IntCounterVec,
 }
 
@@ -73,27 +79,31 @@ impl Metrics {
     pub fn new(registry: &Registry) -> Self {
         Self {
             connections: registry
-                .gauge("warmroute_connections", "Client connections that are open."),
+                .gauge("warmroute_connections", "Open client connections."),
             accepted: registry.counter(
                 "warmroute_connections_accepted_total",
-                "Client connections accepted.",
+                "Accepted client connections.",
             ),
-            at_cap: registry.counter(
-                "warmroute_connections_at_cap_total",
-                "Times that accepting waited because connections_max were open.",
+            at_limit: registry.counter(
+                "warmroute_connections_limit_reached_total",
+                "Times that accepting paused because the maximum of connections was open.",
             ),
             closed: registry.counters(
                 "warmroute_connections_closed_total",
-                "Client connections that a limit closed, by limit.",
-                &["limit"],
+                "Client connections that the router closed, by reason: idle, header_timeout, send_timeout, \
+                 proxy_header (missing or malformed).",
+                &["reason"],
             ),
         }
     }
 }
 
-/// Accepts until told to stop. Each connection runs on one of `io_threads`, and `tasks` waits for
-/// it: on the stop signal it finishes what it has begun and closes.
-pub async fn serve<H, F>(
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Accepts connections until the drain begins. Each runs on one of `io_threads`, and the drain waits for
+/// it: it finishes the requests that have begun and closes. `handler` gets each request with the address
+/// of its connection's other end.
+pub async fn serve<H, F, B>(
     listener: TcpListener,
     settings: Settings,
     metrics: Metrics,
@@ -101,14 +111,15 @@ pub async fn serve<H, F>(
     io_threads: IoThreads,
     tasks: Tasks,
 ) where
-    H: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
+    H: Fn(Request<Incoming>, IpAddr) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes, Error = BodyError> + Unpin + Send + 'static,
 {
     let slots = Arc::new(Semaphore::new(settings.connections_max as usize));
     let mut stopped = pin!(tasks.stopped());
     loop {
         if slots.available_permits() == 0 {
-            metrics.at_cap.inc();
+            metrics.at_limit.inc();
         }
         let accepted = tokio::select! {
             () = &mut stopped => return,
@@ -117,17 +128,17 @@ pub async fn serve<H, F>(
                 (slot, listener.accept().await)
             } => accepted,
         };
-        let (slot, stream) = match accepted {
-            (slot, Ok((stream, _))) => (slot, stream),
+        let (slot, stream, peer) = match accepted {
+            (slot, Ok((stream, peer))) => (slot, stream, peer.ip()),
             (_, Err(error)) => {
-                // Out of files, mostly. Trying again at once would only burn a core.
-                warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                // Mostly out of file descriptors; accepting again at once would fail again.
+                warn!(%error, pause = ?ACCEPT_PAUSE, "cannot accept a connection; accepting again after a pause");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
         metrics.accepted.inc();
-        let open = Open::new(metrics.connections.clone());
+        let open = OpenConnection::new(metrics.connections.clone());
         let (settings, metrics, handler, tasks) = (
             settings.clone(),
             metrics.clone(),
@@ -135,37 +146,58 @@ pub async fn serve<H, F>(
             tasks.clone(),
         );
         let tracker = tasks.clone();
-        let carried = io_threads.spawn_connection(stream, move |stream| {
+        let spawned = io_threads.spawn_connection(stream, move |stream| {
             tracker.track(async move {
-                connection(stream, settings, metrics, handler, tasks).await;
+                connection(stream, peer, settings, metrics, handler, tasks).await;
                 drop((slot, open));
             })
         });
-        if let Err(error) = carried {
-            debug!(%error, "connection was gone before it was served");
+        if let Err(error) = spawned {
+            debug!(%error, "client connection lost before it was served");
         }
     }
 }
 
-async fn connection<H, F>(
-    stream: TcpStream,
+async fn connection<H, F, B>(
+    mut stream: TcpStream,
+    mut peer: IpAddr,
     settings: Settings,
     metrics: Metrics,
     handler: H,
     tasks: Tasks,
 ) where
-    H: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
+    H: Fn(Request<Incoming>, IpAddr) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes, Error = BodyError> + Unpin + Send + 'static,
 {
-    // Tokens are small and must not wait for each other.
+    // A token is a small packet; Nagle's algorithm would hold it back.
     let _ = stream.set_nodelay(true);
+    let mut early = Bytes::new();
+    if settings.proxy_protocol {
+        let timeout = Duration::from_millis(settings.header_timeout_ms);
+        let header = tokio::select! {
+            header = proxy_protocol::read(&mut stream, timeout) => header,
+            () = tasks.stopped() => return,
+        };
+        match header {
+            Ok((client, rest)) => {
+                peer = client.unwrap_or(peer);
+                early = rest;
+            }
+            Err(error) => {
+                metrics.closed.with_label_values(&["proxy_header"]).inc();
+                debug!(%peer, %error, "client connection closed: no PROXY protocol header");
+                return;
+            }
+        }
+    }
     let activity = Arc::new(Activity::new(observe::now()));
     let service = service_fn({
         let activity = activity.clone();
         move |request: Request<Incoming>| {
             let busy = activity.begin(request.version());
-            let answer = handler(request);
-            async move { Ok::<_, Infallible>(answer.await.map(|body| Counted { body, busy })) }
+            let response = handler(request, peer);
+            async move { Ok::<_, Infallible>(response.await.map(|body| BusyBody { body, busy })) }
         }
     });
     let mut builder = auto::Builder::new(Executor(tasks.clone()));
@@ -175,7 +207,7 @@ async fn connection<H, F>(
         .http2()
         .max_concurrent_streams(settings.http2_streams_max);
     let mut connection = pin!(builder.serve_connection(
-        TokioIo::new(Watched::new(stream, activity.clone())),
+        TokioIo::new(Watched::new(stream, early, activity.clone())),
         service
     ));
 
@@ -185,10 +217,10 @@ async fn connection<H, F>(
     let mut tick = pin!(tokio::time::sleep(limits.look_every()));
     let mut registered = false;
     let mut finishing = false;
-    let mut is_leaving = false;
+    let mut is_closing = false;
     let ended = poll_fn(|cx| {
         if !registered {
-            // Once is enough: a task keeps its waker, and the flags below tell what woke it.
+            // Once is enough: the task keeps its waker, and the flags below show what woke it.
             registered = true;
             let _ = stopped.as_mut().poll(cx);
             let _ = aborted.as_mut().poll(cx);
@@ -201,21 +233,21 @@ async fn connection<H, F>(
             return Poll::Ready(Ok(()));
         }
         if tick.as_mut().poll(cx).is_ready() {
-            match activity.judge(observe::now(), &limits) {
+            match activity.check(observe::now(), &limits) {
                 Verdict::Fine => {}
-                // Asked to go a look ago and still here: it takes no part in its own farewell.
-                Verdict::Idle if is_leaving => return Poll::Ready(Ok(())),
+                // Told to close at the last look and still open: the client does not react to GOAWAY.
+                Verdict::Idle if is_closing => return Poll::Ready(Ok(())),
                 Verdict::Idle => {
-                    is_leaving = true;
+                    is_closing = true;
                     metrics.closed.with_label_values(&["idle"]).inc();
                     connection.as_mut().graceful_shutdown();
                 }
                 Verdict::SlowHead => {
-                    metrics.closed.with_label_values(&["header"]).inc();
+                    metrics.closed.with_label_values(&["header_timeout"]).inc();
                     return Poll::Ready(Ok(()));
                 }
                 Verdict::NotReading => {
-                    metrics.closed.with_label_values(&["send"]).inc();
+                    metrics.closed.with_label_values(&["send_timeout"]).inc();
                     return Poll::Ready(Ok(()));
                 }
             }
@@ -245,39 +277,39 @@ where
 }
 
 /// Counts a connection for as long as it lives.
-struct Open(IntGauge);
+struct OpenConnection(IntGauge);
 
-impl Open {
+impl OpenConnection {
     fn new(gauge: IntGauge) -> Self {
         gauge.inc();
         Self(gauge)
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.dec();
     }
 }
 
-/// An answer's body that keeps its connection busy until it has been sent or dropped.
-struct Counted {
-    body: Body,
+/// A response body that keeps its connection busy until it has been sent or dropped.
+struct BusyBody<B> {
+    body: B,
     busy: activity::Busy,
 }
 
-impl http_body::Body for Counted {
+impl<B: Body<Data = Bytes> + Unpin> Body for BusyBody<B> {
     type Data = Bytes;
-    type Error = BodyError;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         self.busy.on_poll();
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if let Poll::Ready(Some(Ok(_))) = &polled {
-            self.busy.on_piece();
+            self.busy.on_frame();
         }
         polled
     }

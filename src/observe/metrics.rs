@@ -1,38 +1,77 @@
-//! A registry, and constructors that name a metric and put it there in one step.
+//! A metrics registry whose constructors create a metric and register it in one step.
 //!
 //! Each part owns a struct of its metrics and is handed the registry when it is built. Handles with
-//! labels are resolved once (a worker, a model), so that a request only adds to atomics.
+//! labels are resolved once (per worker, per model), so that a request only adds to atomics.
 
+use std::fmt;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::{
-    Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, TextEncoder,
+    Counter, Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, TextEncoder,
 };
 
-/// Every metric of one process (or of one test).
+/// All metrics of one process (or of one test).
 #[derive(Clone, Debug, Default)]
-pub struct Registry(prometheus::Registry);
+pub struct Registry {
+    metrics: prometheus::Registry,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    families: Mutex<Vec<Family>>,
+    on_scrape: Mutex<Vec<Box<dyn Fn() + Send>>>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+/// What the reference says of one metric.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Family {
+    name: String,
+    kind: &'static str,
+    labels: Vec<String>,
+    help: String,
+}
 
 impl Registry {
     pub fn counter(&self, name: &str, help: &str) -> IntCounter {
-        self.put(IntCounter::new(name, help))
+        self.register("counter", IntCounter::new(name, help))
+    }
+
+    /// A counter of fractions, such as seconds.
+    pub fn real_counter(&self, name: &str, help: &str) -> Counter {
+        self.register("counter", Counter::new(name, help))
     }
 
     pub fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-        self.put(IntCounterVec::new(Opts::new(name, help), labels))
+        self.register("counter", IntCounterVec::new(Opts::new(name, help), labels))
     }
 
     pub fn gauge(&self, name: &str, help: &str) -> IntGauge {
-        self.put(IntGauge::new(name, help))
+        self.register("gauge", IntGauge::new(name, help))
+    }
+
+    /// A gauge of fractions.
+    pub fn real_gauge(&self, name: &str, help: &str) -> Gauge {
+        self.register("gauge", Gauge::new(name, help))
     }
 
     pub fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-        self.put(IntGaugeVec::new(Opts::new(name, help), labels))
+        self.register("gauge", IntGaugeVec::new(Opts::new(name, help), labels))
     }
 
-    /// Gauges of what is no whole number.
+    /// Gauges of fractions.
     pub fn real_gauges(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
-        self.put(GaugeVec::new(Opts::new(name, help), labels))
+        self.register("gauge", GaugeVec::new(Opts::new(name, help), labels))
     }
 
     pub fn histograms(
@@ -42,23 +81,59 @@ impl Registry {
         buckets: &[f64],
         labels: &[&str],
     ) -> HistogramVec {
-        self.put(HistogramVec::new(
-            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
-            labels,
-        ))
+        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        self.register("histogram", HistogramVec::new(options, labels))
+    }
+
+    /// Calls `update` before each scrape, for metrics that are read from elsewhere.
+    pub fn on_scrape(&self, update: impl Fn() + Send + 'static) {
+        self.shared.on_scrape.lock().push(Box::new(update));
     }
 
     /// The Prometheus text format, version 0.0.4.
     pub fn text(&self) -> String {
+        for update in &*self.shared.on_scrape.lock() {
+            update();
+        }
         let mut text = Vec::new();
-        // Writing to a Vec cannot fail, and an empty page is the honest answer if it ever does.
-        let _ = TextEncoder::new().encode(&self.0.gather(), &mut text);
+        // Writing to a Vec cannot fail.
+        let _ = TextEncoder::new().encode(&self.metrics.gather(), &mut text);
         String::from_utf8(text).unwrap_or_default()
     }
 
-    fn put<C: Collector + Clone + 'static>(&self, metric: prometheus::Result<C>) -> C {
+    /// A Markdown table of every registered metric, whether or not it has a value yet.
+    pub fn reference(&self) -> String {
+        let mut families = self.shared.families.lock().clone();
+        families.sort();
+        let mut table = "| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
+        for family in families {
+            let labels: Vec<String> = family.labels.iter().map(|it| format!("`{it}`")).collect();
+            let _ = writeln!(
+                table,
+                "| `{}` | {} | {} | {} |",
+                family.name,
+                family.kind,
+                labels.join(", "),
+                family.help.replace('|', "\\|"),
+            );
+        }
+        table
+    }
+
+    fn register<C: Collector + Clone + 'static>(
+        &self,
+        kind: &'static str,
+        metric: prometheus::Result<C>,
+    ) -> C {
         let metric = metric.expect("metric names and labels are literals");
-        self.0
+        let family = metric.desc().into_iter().map(|desc| Family {
+            name: desc.fq_name.clone(),
+            kind,
+            labels: desc.variable_labels.clone(),
+            help: desc.help.clone(),
+        });
+        self.shared.families.lock().extend(family);
+        self.metrics
             .register(Box::new(metric.clone()))
             .expect("each metric is registered once");
         metric
@@ -75,5 +150,13 @@ mod tests {
         let counters = registry.counters("things_total", "Things.", &["kind"]);
         counters.with_label_values(&["odd"]).inc_by(3);
         assert!(registry.text().contains("things_total{kind=\"odd\"} 3"));
+    }
+
+    #[test]
+    fn the_reference_lists_metrics_that_have_no_value_yet() {
+        let registry = Registry::default();
+        registry.counters("things_total", "Things, by kind.", &["kind", "size"]);
+        let row = "| `things_total` | counter | `kind`, `size` | Things, by kind. |";
+        assert!(registry.reference().contains(row));
     }
 }

@@ -110,10 +110,11 @@ fn from_hex(text: &str) -> Option<KeyDigest> {
     Some(digest)
 }
 
-/// A tenant that may go on.
+/// The tenant of a request whose key is valid.
 #[derive(Clone, Debug)]
 pub struct Admitted {
     pub tenant: Tenant,
+    pub name: Arc<str>,
     /// `cache_salt` for engines, as JSON.
     pub cache_salt: Option<Arc<Salt>>,
     requests: IntCounter,
@@ -145,6 +146,7 @@ impl Tenants {
         );
         let admitted = |name: &str, salt: &Secret| Admitted {
             tenant: Tenant::of(name),
+            name: name.into(),
             cache_salt: Salt::of(salt).map(Arc::new),
             requests: requests.with_label_values(&[name]),
         };
@@ -161,8 +163,8 @@ impl Tenants {
         Self::Known(known)
     }
 
-    /// Whether keys are asked for; they are then not passed on.
-    pub fn ask_for_keys(&self) -> bool {
+    /// Whether requests need a key. Keys are not forwarded to engines.
+    pub fn require_keys(&self) -> bool {
         matches!(self, Self::Known(_))
     }
 
@@ -260,7 +262,7 @@ mod tests {
         for wrong in ["sk-", "sk-c", "SK-A", DIGESTED, "sk-a\u{e9}"] {
             assert_eq!(of(wrong), Err("invalid_api_key"), "{wrong}");
         }
-        assert!(tenants.ask_for_keys());
+        assert!(tenants.require_keys());
         let page = registry.text();
         assert!(
             page.contains("warmroute_tenant_requests_total{tenant=\"a\"} 2"),
@@ -274,7 +276,7 @@ mod tests {
         let admitted = tenants.admit(&HeaderMap::new()).unwrap();
         assert_eq!(admitted.tenant, Tenant::default());
         assert_eq!(admitted.cache_salt, None);
-        assert!(!tenants.ask_for_keys());
+        assert!(!tenants.require_keys());
     }
 
     #[test]

@@ -153,14 +153,14 @@ impl Responses {
         Ok(response)
     }
 
-    /// What an engine would be sent for a client's body, but for what differs each time. Nothing is begun.
-    pub async fn foretell(
+    /// The body that an engine would be sent for a client's body, with other ids. Nothing is sent or stored.
+    pub async fn dry_run(
         &self,
         body: Bytes,
         tenant: Tenant,
         salt: Option<&str>,
     ) -> Result<Bytes, String> {
-        let foretold = async {
+        let prepared = async {
             let create = CreateRequest::read(&body)?;
             let state_reader = StateReader {
                 key_ring: &self.key_ring,
@@ -176,7 +176,7 @@ impl Responses {
             let expanded = self.expand(&create, past, &ids, &state_reader).await?;
             Ok(engine_body::body(&create, &expanded.input, "", salt))
         };
-        foretold.await.map_err(|error: ApiError| error.message)
+        prepared.await.map_err(|error: ApiError| error.message)
     }
 
     /// An engine's answer; of a conversation that is too long to what is left of it, if the client wants that.
@@ -364,7 +364,7 @@ impl Responses {
             body: body.clone(),
             id: call.id,
             begun: call.begun,
-            summary: None,
+            summary: call.summary.cloned(),
         };
         let answer = self.relay.run(&job, peek).await?;
         let status = answer.status();

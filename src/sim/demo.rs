@@ -60,7 +60,7 @@ pub async fn run(settings: Settings) -> io::Result<()> {
         print(&messages::try_it(&settings, &deployment))?;
         tokio::select! {
             stopped = stop_signal() => stopped?,
-            () = deployment.router().drain_asked() => {}
+            () = deployment.router().drain_requested() => {}
         }
     }
     deployment.stop().await;

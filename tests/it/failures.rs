@@ -673,7 +673,7 @@ async fn a_client_that_takes_nothing_for_too_long_is_cut_off() {
     eventually("it began", async || stub.taken() > 0).await;
     eventually("the connection was cut", async || stub.open() == 0).await;
     let page = client::get(router.admin, "/metrics").await;
-    let line = "warmroute_connections_closed_total{limit=\"send\"} 1";
+    let line = "warmroute_connections_closed_total{reason=\"send_timeout\"} 1";
     assert!(page.text().contains(line), "{}", page.text());
 }
 
@@ -700,7 +700,7 @@ async fn an_http2_client_that_grants_no_window_is_cut_off() {
     let _ = cut.expect("the connection is closed");
     eventually("the engine was told", async || stub.open() == 0).await;
     let page = client::get(router.admin, "/metrics").await;
-    let line = "warmroute_connections_closed_total{limit=\"send\"} 1";
+    let line = "warmroute_connections_closed_total{reason=\"send_timeout\"} 1";
     assert!(page.text().contains(line), "{}", page.text());
     drop(answer);
 }
@@ -890,7 +890,7 @@ async fn a_connection_beyond_the_cap_waits_for_its_turn() {
     let third = tokio::spawn(async move { client::post(api, CHAT, chat("x", 1, false)).await });
     assert!(
         cluster
-            .metric("warmroute_connections_at_cap_total", &[])
+            .metric("warmroute_connections_limit_reached_total", &[])
             .await
             >= 1.0
     );
@@ -937,7 +937,7 @@ async fn connections_that_dawdle_or_idle_are_closed() {
             .starts_with("HTTP/1.1 200 OK\r\n")
     );
     eventually("both are counted", async || {
-        cluster.metric(closed, &["limit=\"idle\""]).await == 2.0
+        cluster.metric(closed, &["reason=\"idle\""]).await == 2.0
     })
     .await;
 
@@ -956,7 +956,7 @@ async fn connections_that_dawdle_or_idle_are_closed() {
     let _ = read.expect("the connection is closed");
     dribble.abort();
     eventually("both are counted", async || {
-        cluster.metric(closed, &["limit=\"header\""]).await == 2.0
+        cluster.metric(closed, &["reason=\"header_timeout\""]).await == 2.0
     })
     .await;
 

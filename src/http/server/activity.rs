@@ -1,9 +1,11 @@
 //! What one connection is doing, seen from its reads and writes, and whether that takes too long.
 //!
-//! A connection notes only changes (first byte of a head, a request begun or ended, a blocked
-//! write) and one timer looks at the notes now and then. A timer for each request would cost more.
+//! A connection records only changes (the first byte of a request head, a request begun or ended, a
+//! blocked write), and one timer per connection checks the record now and then. A timer for each request
+//! would cost more.
 
 use std::io;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use hyper::Version;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -18,7 +21,7 @@ use tokio::net::TcpStream;
 use super::Settings;
 use crate::observe;
 
-/// How long a connection may do each of these.
+/// The time-outs of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     head: Duration,
@@ -37,7 +40,7 @@ impl From<&Settings> for Limits {
 }
 
 impl Limits {
-    /// Often enough to keep each limit within half of itself.
+    /// How often to check: no time-out is noticed later than half its length.
     pub(super) fn look_every(&self) -> Duration {
         (self.head.min(self.idle).min(self.send) / 2).max(Duration::from_millis(10))
     }
@@ -53,21 +56,22 @@ pub(super) enum Verdict {
 
 #[derive(Debug)]
 pub(super) struct Activity {
-    born: Instant,
+    /// The other times are milliseconds since then.
+    opened: Instant,
     requests: AtomicU32,
-    /// Bytes of a next request have come, but not its whole head.
+    /// A part of the next request's head has come.
     in_head: AtomicBool,
     http2: AtomicBool,
-    /// When the connection became idle, or the head's first byte came. Milliseconds since birth.
+    /// When the connection became idle, or when the first byte of the head came.
     since_ms: AtomicU64,
-    /// When a write first found no room; 0 when writes succeed.
+    /// When a write first found the socket's buffer full; 0 while writes succeed.
     blocked_ms: AtomicU64,
-    /// Half a send limit each; `judge` counts them on.
+    /// The number of the current period. A period is half a send time-out; `check` begins the next one.
     period: AtomicU32,
-    period_ms: AtomicU64,
-    /// HTTP/2 bodies of which a piece waits for the client's window, by the period in which it came.
-    /// The socket is writable all the while.
-    withheld: [AtomicU32; PERIODS],
+    period_began_ms: AtomicU64,
+    /// HTTP/2 response bodies with a frame that waits for the client's flow-control window, by the period
+    /// in which the frame came. The socket stays writable meanwhile, so `blocked_ms` cannot show this.
+    window_waits: [AtomicU32; PERIODS],
 }
 
 const PERIODS: usize = 4;
@@ -76,22 +80,22 @@ const PERIODS: usize = 4;
 pub(super) struct Busy {
     activity: Arc<Activity>,
     http2: bool,
-    /// The period in which a piece was taken, until the next one is asked for.
-    withheld: Option<usize>,
+    /// The period in which a frame was taken, until the next one is asked for.
+    window_wait: Option<usize>,
 }
 
 impl Activity {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            born: now,
+            opened: now,
             requests: AtomicU32::new(0),
             in_head: AtomicBool::new(false),
             http2: AtomicBool::new(false),
             since_ms: AtomicU64::new(0),
             blocked_ms: AtomicU64::new(0),
             period: AtomicU32::new(0),
-            period_ms: AtomicU64::new(0),
-            withheld: Default::default(),
+            period_began_ms: AtomicU64::new(0),
+            window_waits: Default::default(),
         }
     }
 
@@ -105,17 +109,17 @@ impl Activity {
         Busy {
             activity: self.clone(),
             http2,
-            withheld: None,
+            window_wait: None,
         }
     }
 
-    pub(super) fn judge(&self, now: Instant, limits: &Limits) -> Verdict {
+    pub(super) fn check(&self, now: Instant, limits: &Limits) -> Verdict {
         let now_ms = self.ms(now);
         let blocked_ms = self.blocked_ms.load(Relaxed);
         if blocked_ms != 0 && now_ms.saturating_sub(blocked_ms) > limits.send.as_millis() as u64 {
             return Verdict::NotReading;
         }
-        if self.withholds(now_ms, limits) {
+        if self.is_window_closed(now_ms, limits) {
             return Verdict::NotReading;
         }
         if self.requests.load(Relaxed) > 0 {
@@ -136,18 +140,19 @@ impl Activity {
         }
     }
 
-    /// Whether a piece has waited for longer than the send limit. Counts the periods on.
-    fn withholds(&self, now_ms: u64, limits: &Limits) -> bool {
-        let begun_ms = self.period_ms.load(Relaxed);
-        if now_ms.saturating_sub(begun_ms) <= limits.send.as_millis() as u64 / 2 {
+    /// Whether a frame has waited for the client's window for longer than the send time-out. Begins the
+    /// next period when it is time.
+    fn is_window_closed(&self, now_ms: u64, limits: &Limits) -> bool {
+        let began_ms = self.period_began_ms.load(Relaxed);
+        if now_ms.saturating_sub(began_ms) <= limits.send.as_millis() as u64 / 2 {
             return false;
         }
         let period = self.period.load(Relaxed).wrapping_add(1);
-        self.period_ms.store(now_ms, Relaxed);
+        self.period_began_ms.store(now_ms, Relaxed);
         self.period.store(period, Relaxed);
-        // Of the period before the last two whole ones, whose slot is the next to be used again.
+        // The period before the last two complete ones. Its slot is the next to be reused.
         let oldest = period.wrapping_add(1) as usize % PERIODS;
-        self.withheld[oldest].load(Relaxed) > 0
+        self.window_waits[oldest].load(Relaxed) > 0
     }
 
     fn on_read(&self) {
@@ -168,24 +173,24 @@ impl Activity {
     }
 
     fn ms(&self, now: Instant) -> u64 {
-        now.saturating_duration_since(self.born).as_millis() as u64
+        now.saturating_duration_since(self.opened).as_millis() as u64
     }
 }
 
 impl Busy {
-    /// The body gave a piece. Over HTTP/1 the socket itself shows whether it is taken.
-    pub(super) fn on_piece(&mut self) {
-        if self.http2 && self.withheld.is_none() {
+    /// The body gave a frame. Over HTTP/1 the socket itself shows whether the client reads.
+    pub(super) fn on_frame(&mut self) {
+        if self.http2 && self.window_wait.is_none() {
             let period = self.activity.period.load(Relaxed) as usize % PERIODS;
-            self.activity.withheld[period].fetch_add(1, Relaxed);
-            self.withheld = Some(period);
+            self.activity.window_waits[period].fetch_add(1, Relaxed);
+            self.window_wait = Some(period);
         }
     }
 
-    /// The next piece is asked for: the last one has gone.
+    /// The next frame is asked for, so the last one has been sent.
     pub(super) fn on_poll(&mut self) {
-        if let Some(period) = self.withheld.take() {
-            self.activity.withheld[period].fetch_sub(1, Relaxed);
+        if let Some(period) = self.window_wait.take() {
+            self.activity.window_waits[period].fetch_sub(1, Relaxed);
         }
     }
 }
@@ -202,16 +207,22 @@ impl Drop for Busy {
     }
 }
 
-/// A socket that notes its reads and writes.
+/// A socket that records its reads and writes.
 #[derive(Debug)]
 pub(super) struct Watched {
     socket: TcpStream,
+    /// Bytes that were read from the socket already, and come first.
+    early: Bytes,
     activity: Arc<Activity>,
 }
 
 impl Watched {
-    pub(super) fn new(socket: TcpStream, activity: Arc<Activity>) -> Self {
-        Self { socket, activity }
+    pub(super) fn new(socket: TcpStream, early: Bytes, activity: Arc<Activity>) -> Self {
+        Self {
+            socket,
+            early,
+            activity,
+        }
     }
 }
 
@@ -221,6 +232,13 @@ impl AsyncRead for Watched {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.early.is_empty() {
+            let mut early = mem::take(&mut self.early);
+            buffer.put_slice(&early.split_to(early.len().min(buffer.remaining())));
+            self.early = early;
+            self.activity.on_read();
+            return Poll::Ready(Ok(()));
+        }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
         if buffer.filled().len() > before {
@@ -274,23 +292,23 @@ mod tests {
         send: Duration::from_secs(30),
     };
 
-    fn at(activity: &Activity, seconds: u64) -> Verdict {
-        activity.judge(activity.born + Duration::from_secs(seconds), &LIMITS)
+    fn after(activity: &Activity, seconds: u64) -> Verdict {
+        activity.check(activity.opened + Duration::from_secs(seconds), &LIMITS)
     }
 
     #[test]
     fn a_connection_without_a_request_is_idle_after_the_limit() {
         let activity = Activity::new(observe::now());
-        assert_eq!(at(&activity, 60), Verdict::Fine);
-        assert_eq!(at(&activity, 61), Verdict::Idle);
+        assert_eq!(after(&activity, 60), Verdict::Fine);
+        assert_eq!(after(&activity, 61), Verdict::Idle);
     }
 
     #[test]
-    fn a_head_that_has_begun_must_end_sooner() {
+    fn a_request_head_that_has_begun_must_end_within_its_own_timeout() {
         let activity = Activity::new(observe::now());
         activity.on_read();
-        assert_eq!(at(&activity, 9), Verdict::Fine);
-        assert_eq!(at(&activity, 12), Verdict::SlowHead);
+        assert_eq!(after(&activity, 9), Verdict::Fine);
+        assert_eq!(after(&activity, 12), Verdict::SlowHead);
     }
 
     #[test]
@@ -298,57 +316,57 @@ mod tests {
         let activity = Arc::new(Activity::new(observe::now()));
         activity.on_read();
         let busy = activity.begin(Version::HTTP_11);
-        assert_eq!(at(&activity, 3600), Verdict::Fine);
+        assert_eq!(after(&activity, 3600), Verdict::Fine);
         drop(busy);
-        assert_eq!(at(&activity, 3600), Verdict::Idle);
+        assert_eq!(after(&activity, 3600), Verdict::Idle);
     }
 
     #[test]
-    fn a_client_that_takes_nothing_is_cut_off_even_while_busy() {
+    fn a_client_that_reads_nothing_is_disconnected_even_while_a_request_runs() {
         let activity = Arc::new(Activity::new(observe::now()));
         let busy = activity.begin(Version::HTTP_11);
         activity.on_write(true);
-        assert_eq!(at(&activity, 29), Verdict::Fine);
-        assert_eq!(at(&activity, 32), Verdict::NotReading);
+        assert_eq!(after(&activity, 29), Verdict::Fine);
+        assert_eq!(after(&activity, 32), Verdict::NotReading);
         activity.on_write(false);
-        assert_eq!(at(&activity, 32), Verdict::Fine);
+        assert_eq!(after(&activity, 32), Verdict::Fine);
         drop(busy);
     }
 
     #[test]
-    fn a_piece_that_no_window_lets_go_ends_the_connection() {
+    fn a_frame_that_the_clients_window_never_admits_ends_the_connection() {
         let activity = Arc::new(Activity::new(observe::now()));
         let mut busy = activity.begin(Version::HTTP_2);
-        busy.on_piece();
-        let verdicts: Vec<Verdict> = (1..5).map(|look| at(&activity, 16 * look)).collect();
+        busy.on_frame();
+        let verdicts: Vec<Verdict> = (1..5).map(|look| after(&activity, 16 * look)).collect();
         assert_eq!(verdicts[..2], [Verdict::Fine; 2]);
         assert_eq!(verdicts[2], Verdict::NotReading);
     }
 
     #[test]
-    fn a_body_that_is_asked_for_more_or_dropped_withholds_nothing() {
+    fn a_body_that_is_polled_again_or_dropped_is_not_waiting() {
         let activity = Arc::new(Activity::new(observe::now()));
         let mut busy = activity.begin(Version::HTTP_2);
         for look in 1..20 {
             busy.on_poll();
-            busy.on_piece();
-            assert_eq!(at(&activity, 16 * look), Verdict::Fine);
+            busy.on_frame();
+            assert_eq!(after(&activity, 16 * look), Verdict::Fine);
         }
         let other = activity.begin(Version::HTTP_2);
         drop(busy);
         for look in 20..40 {
-            assert_eq!(at(&activity, 16 * look), Verdict::Fine);
+            assert_eq!(after(&activity, 16 * look), Verdict::Fine);
         }
         drop(other);
     }
 
     #[test]
-    fn over_http1_only_the_socket_tells() {
+    fn over_http1_only_the_socket_shows_whether_the_client_reads() {
         let activity = Arc::new(Activity::new(observe::now()));
         let mut busy = activity.begin(Version::HTTP_11);
-        busy.on_piece();
+        busy.on_frame();
         for look in 1..20 {
-            assert_eq!(at(&activity, 16 * look), Verdict::Fine);
+            assert_eq!(after(&activity, 16 * look), Verdict::Fine);
         }
     }
 }

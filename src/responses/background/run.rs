@@ -121,6 +121,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         headers: &job.headers,
         id: job.id,
         begun: observe::now(),
+        summary: None,
     };
     tokio::select! {
         biased;

@@ -1,4 +1,4 @@
-//! What an engine would be sent for a client's body, but for what differs each time. Nothing is begun.
+//! The body that an engine would be sent for a client's body, for `/explain`. Nothing is sent or stored.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use crate::openai::tenant::{Listed, Salt};
 use crate::prompt::Api;
 use crate::responses::{Mode, Responses};
 
-/// Foretells for anybody, whose key it does not ask for.
+/// Prepares bodies as the API does, without asking for a key: an operator may do so for any tenant.
 #[derive(Debug)]
-pub struct Foreteller {
+pub struct DryRun {
     responses: Arc<Responses>,
-    /// By name.
+    /// By the tenant's name.
     salts: FxHashMap<String, Option<Salt>>,
 }
 
-impl Foreteller {
+impl DryRun {
     pub fn new(responses: Arc<Responses>, tenants: &[Listed]) -> Self {
         let salt = |tenant: &Listed| (tenant.name.clone(), Salt::of(&tenant.cache_salt));
         Self {
@@ -28,9 +28,10 @@ impl Foreteller {
         }
     }
 
-    /// For the tenant of that name; without one for nobody in particular, who has no responses where
-    /// there are tenants, and no salt. An error says what is wrong with the body, or that nobody has the name.
-    pub async fn foretell(
+    /// Prepares `body` as a request of the named tenant; with no name there is no salt, and where tenants
+    /// are configured there are no stored responses. An error says what is wrong with the body, or that
+    /// there is no such tenant.
+    pub async fn engine_body(
         &self,
         api: Api,
         tenant: Option<&str>,
@@ -46,7 +47,7 @@ impl Foreteller {
         let salt = salt.map(|salt| salt.field.as_str());
         if api == Api::Responses && self.responses.mode() == Mode::Stateful {
             let tenant = tenant.map_or_else(Tenant::default, Tenant::of);
-            return self.responses.foretell(body, tenant, salt).await;
+            return self.responses.dry_run(body, tenant, salt).await;
         }
         Ok(match salt {
             Some(salt) => splice::first_field(&body, salt),

@@ -1,0 +1,47 @@
+//! Whether this router should be sent requests, for `/readyz` here and `/health` on the API's port.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::http::drain::Tasks;
+use crate::relay::Relay;
+use crate::store::ResponseStore;
+
+/// What readiness depends on.
+pub struct Readiness {
+    relay: Arc<Relay>,
+    /// The store of responses, if a router without it is not ready.
+    store: Option<Arc<dyn ResponseStore>>,
+    tasks: Tasks,
+}
+
+impl fmt::Debug for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Readiness").finish_non_exhaustive()
+    }
+}
+
+impl Readiness {
+    pub fn new(relay: Arc<Relay>, store: Option<Arc<dyn ResponseStore>>, tasks: Tasks) -> Self {
+        Self {
+            relay,
+            store,
+            tasks,
+        }
+    }
+
+    /// Checks it now. An error names what is missing.
+    pub async fn check(&self) -> Result<(), &'static str> {
+        if self.tasks.is_stopping() {
+            return Err("draining");
+        }
+        if !self.relay.fleet().snapshot().is_ready() {
+            return Err("no healthy worker");
+        }
+        // Asks the store: a store that nobody uses would not be known to be down.
+        match &self.store {
+            Some(store) if store.admit().await.is_err() => Err("response store unavailable"),
+            _ => Ok(()),
+        }
+    }
+}

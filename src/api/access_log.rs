@@ -1,0 +1,220 @@
+//! The access log: one line for each request, written when its response has been sent or the client has
+//! disconnected.
+
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::header::HeaderValue;
+use hyper::{Method, StatusCode, Uri};
+use tracing::{Level, enabled, info};
+
+use crate::http::{self, BodyError};
+use crate::ids::RequestId;
+use crate::observe::{self, ACCESS_LOG};
+use crate::relay::SummaryCell;
+
+/// What the log says of a request. It is written when this is dropped, so that no way to end a request
+/// is missed: an error, a client that disconnects before or during the response, a drain.
+#[derive(Debug)]
+pub(super) struct AccessLine {
+    began: Instant,
+    method: Method,
+    uri: Uri,
+    client: IpAddr,
+    /// Our own id, which engines and the other log lines have.
+    id: RequestId,
+    /// The id in the client's `x-request-id`, if it sent one.
+    pub(super) client_request_id: Option<HeaderValue>,
+    traceparent: Option<HeaderValue>,
+    pub(super) tenant: Option<Arc<str>>,
+    pub(super) status: Option<StatusCode>,
+    /// Of an error that the router itself answered with.
+    pub(super) error_code: Option<&'static str>,
+    bytes: u64,
+    /// Whether the response was sent to its end.
+    is_sent: bool,
+    /// The relay's part of the line.
+    pub(super) summary: SummaryCell,
+}
+
+/// Whether there is an access log. Costs a branch.
+pub(super) fn is_on() -> bool {
+    enabled!(target: ACCESS_LOG, Level::INFO)
+}
+
+impl AccessLine {
+    pub(super) fn begin<B>(request: &hyper::Request<B>, id: RequestId, client: IpAddr) -> Self {
+        Self {
+            began: observe::now(),
+            method: request.method().clone(),
+            uri: request.uri().clone(),
+            client,
+            id,
+            client_request_id: None,
+            traceparent: request.headers().get("traceparent").cloned(),
+            tenant: None,
+            status: None,
+            error_code: None,
+            bytes: 0,
+            is_sent: false,
+            summary: SummaryCell::default(),
+        }
+    }
+}
+
+impl Drop for AccessLine {
+    fn drop(&mut self) {
+        let summary = self.summary.read();
+        let has_tokens = summary.prompt_tokens > 0 || summary.generation_tokens > 0;
+        let tokens = |count: u64| has_tokens.then_some(count);
+        let outcome = match (summary.outcome, self.error_code) {
+            (Some(outcome), _) if outcome != COMPLETE => outcome,
+            (_, Some(_)) => "error",
+            _ if self.is_sent => COMPLETE,
+            _ => "client_disconnected",
+        };
+        info!(
+            target: ACCESS_LOG,
+            method = self.method.as_str(),
+            path = self.uri.path(),
+            model = summary.model.as_deref(),
+            tenant = self.tenant.as_deref(),
+            worker = summary.worker.as_deref(),
+            prefill_worker = summary.prefill_worker.as_deref(),
+            reason = summary.reason,
+            status = self.status.map(|status| status.as_u16()),
+            outcome,
+            error_code = self.error_code,
+            prompt_tokens = tokens(summary.prompt_tokens),
+            cached_tokens = tokens(summary.cached_tokens),
+            generation_tokens = tokens(summary.generation_tokens),
+            ttft_ms = summary.time_to_first_token.map(milliseconds),
+            duration_ms = milliseconds(observe::now() - self.began),
+            bytes = self.bytes,
+            retries = summary.attempts.saturating_sub(1),
+            client = %self.client,
+            id = self.id.as_str(),
+            client_request_id = self.client_request_id.as_ref().and_then(text),
+            trace_id = self.traceparent.as_ref().and_then(text).and_then(trace_id),
+            "request"
+        );
+    }
+}
+
+/// The outcome of a response that was sent to its end.
+const COMPLETE: &str = "complete";
+
+fn text(value: &HeaderValue) -> Option<&str> {
+    value.to_str().ok()
+}
+
+/// With three digits after the point.
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1e3
+}
+
+/// The trace id of a W3C `traceparent` (version, trace id, parent id and flags, in hex).
+fn trace_id(traceparent: &str) -> Option<&str> {
+    let mut parts = traceparent.split('-');
+    let (version, trace, parent, flags) =
+        (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let is_hex = |text: &str, length| {
+        let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        text.len() == length && text.bytes().all(is_digit)
+    };
+    let is_zero = |text: &str| text.bytes().all(|byte| byte == b'0');
+    // Later versions may append fields; version ff is invalid.
+    let is_valid = is_hex(version, 2)
+        && version != "ff"
+        && (version != "00" || parts.next().is_none())
+        && is_hex(trace, 32)
+        && !is_zero(trace)
+        && is_hex(parent, 16)
+        && !is_zero(parent)
+        && is_hex(flags, 2);
+    is_valid.then_some(trace)
+}
+
+/// A response body that writes its request's line at its end.
+#[derive(Debug)]
+pub struct LoggedBody {
+    /// Dropped before the line, which needs the figures that the relay records when its body is dropped.
+    body: http::Body,
+    line: Option<Box<AccessLine>>,
+}
+
+impl LoggedBody {
+    pub(super) fn new(body: http::Body, line: Option<Box<AccessLine>>) -> Self {
+        Self { body, line }
+    }
+}
+
+impl Body for LoggedBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Some(line) = &mut self.line {
+            match &polled {
+                Poll::Ready(Some(Ok(frame))) => {
+                    line.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+                }
+                Poll::Ready(None) => line.is_sent = true,
+                _ => {}
+            }
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for LoggedBody {
+    fn drop(&mut self) {
+        // Of a body that says where it ends, the end itself is not polled for.
+        let is_sent = self.body.is_end_stream();
+        if let Some(line) = &mut self.line {
+            line.is_sent |= is_sent;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_traceparent_that_is_not_valid_has_no_trace_id() {
+        let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+        let check = |text: String, expected: Option<&str>| {
+            assert_eq!(trace_id(&text), expected, "{text}");
+        };
+        check(format!("00-{trace}-00f067aa0ba902b7-01"), Some(trace));
+        check(format!("cc-{trace}-00f067aa0ba902b7-01-more"), Some(trace));
+        check(format!("00-{trace}-00f067aa0ba902b7-01-more"), None);
+        check(format!("ff-{trace}-00f067aa0ba902b7-01"), None);
+        check(format!("00-{trace}-0000000000000000-01"), None);
+        check(format!("00-{}-00f067aa0ba902b7-01", "0".repeat(32)), None);
+        check(
+            format!("00-{}-00f067aa0ba902b7-01", trace.to_uppercase()),
+            None,
+        );
+        check(trace.to_owned(), None);
+        check(String::new(), None);
+    }
+}

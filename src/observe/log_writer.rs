@@ -1,0 +1,193 @@
+//! The queue between those who log and the thread that writes to standard error.
+//!
+//! Logging copies the line into a bounded buffer and never waits: when standard error blocks (a full
+//! pipe, a stopped terminal) and the buffer is full, lines are dropped and counted. The thread writes
+//! all queued lines with one call, so a line of the access log costs no system call of its own.
+
+use std::io::{self, Write};
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tracing_subscriber::fmt::MakeWriter;
+
+/// About 10,000 lines of the access log.
+const MAX_QUEUED_BYTES: usize = 4 << 20;
+/// The thread waits this long for more lines before it writes: a wake-up for each line would cost more
+/// than the line.
+const BATCH_DELAY: Duration = Duration::from_millis(2);
+
+/// Takes lines from any thread. Clones share one queue.
+#[derive(Clone, Debug)]
+pub(super) struct LogWriter(Arc<Queue>);
+
+#[derive(Debug)]
+struct Queue {
+    state: Mutex<State>,
+    has_lines: Condvar,
+    is_idle: Condvar,
+    max_bytes: usize,
+    dropped: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queued: Vec<u8>,
+    is_writing: bool,
+}
+
+impl LogWriter {
+    /// Starts the thread that writes to `out`.
+    pub(super) fn start(out: impl Write + Send + 'static) -> io::Result<Self> {
+        Self::with_limit(out, MAX_QUEUED_BYTES)
+    }
+
+    fn with_limit(out: impl Write + Send + 'static, max_bytes: usize) -> io::Result<Self> {
+        let queue = Arc::new(Queue {
+            state: Mutex::default(),
+            has_lines: Condvar::new(),
+            is_idle: Condvar::new(),
+            max_bytes,
+            dropped: AtomicU64::new(0),
+        });
+        let written = queue.clone();
+        thread::Builder::new()
+            .name("log".to_owned())
+            .spawn(move || written.write_to(out))?;
+        Ok(Self(queue))
+    }
+
+    /// Lines dropped since the start, because the queue was full or the output failed.
+    pub(super) fn dropped(&self) -> u64 {
+        self.0.dropped.load(Relaxed)
+    }
+
+    /// Waits until every queued line is written, but no longer than `limit`.
+    pub(super) fn flush(&self, limit: Duration) {
+        let mut state = self.0.state.lock();
+        let is_busy = |state: &mut State| state.is_writing || !state.queued.is_empty();
+        self.0.is_idle.wait_while_for(&mut state, is_busy, limit);
+    }
+}
+
+impl Queue {
+    fn push(&self, line: &[u8]) {
+        let mut state = self.state.lock();
+        if state.queued.len() + line.len() > self.max_bytes {
+            drop(state);
+            self.dropped.fetch_add(1, Relaxed);
+            return;
+        }
+        let was_empty = state.queued.is_empty();
+        state.queued.extend_from_slice(line);
+        drop(state);
+        if was_empty {
+            self.has_lines.notify_one();
+        }
+    }
+
+    fn write_to(&self, mut out: impl Write) {
+        let mut batch = Vec::new();
+        loop {
+            let mut state = self.state.lock();
+            let is_empty = |state: &mut State| state.queued.is_empty();
+            self.has_lines.wait_while(&mut state, is_empty);
+            drop(state);
+            thread::sleep(BATCH_DELAY);
+            let mut state = self.state.lock();
+            mem::swap(&mut state.queued, &mut batch);
+            state.is_writing = true;
+            drop(state);
+            if out.write_all(&batch).is_err() {
+                let lines = batch.iter().filter(|byte| **byte == b'\n').count();
+                self.dropped.fetch_add(lines as u64, Relaxed);
+            }
+            batch.clear();
+            self.state.lock().is_writing = false;
+            self.is_idle.notify_all();
+        }
+    }
+}
+
+impl<'a> MakeWriter<'a> for LogWriter {
+    type Writer = LineWriter<'a>;
+
+    fn make_writer(&'a self) -> LineWriter<'a> {
+        LineWriter(&self.0)
+    }
+}
+
+/// Queues whatever one call writes, as one line: that is how `tracing_subscriber` writes its lines.
+#[derive(Debug)]
+pub(super) struct LineWriter<'a>(&'a Queue);
+
+impl Write for LineWriter<'_> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// An output whose every write waits for leave, and shows what was written.
+    struct Blocked {
+        leave: mpsc::Receiver<()>,
+        written: mpsc::Sender<Vec<u8>>,
+    }
+
+    impl Write for Blocked {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.leave.recv().map_err(io::Error::other)?;
+            self.written
+                .send(bytes.to_vec())
+                .map_err(io::Error::other)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_blocked_output_blocks_no_logger_and_drops_are_counted() {
+        let (allow, leave) = mpsc::channel();
+        let (written, lines) = mpsc::channel();
+        let writer = LogWriter::with_limit(Blocked { leave, written }, 100).unwrap();
+        let line = [b'x'; 10];
+        writer.make_writer().write_all(&line).unwrap();
+        while !writer.0.state.lock().is_writing {
+            thread::yield_now();
+        }
+        // The first line is being written; ten more fit into the queue.
+        for _ in 0..15 {
+            writer.make_writer().write_all(&line).unwrap();
+        }
+        assert_eq!(writer.dropped(), 5);
+        writer.flush(Duration::from_millis(1));
+        for _ in 0..2 {
+            allow.send(()).unwrap();
+        }
+        writer.flush(Duration::from_secs(10));
+        let lengths: Vec<usize> = lines.try_iter().map(|batch| batch.len()).collect();
+        assert_eq!(lengths, [10, 100]);
+        // An output that fails loses its lines, and they count too.
+        drop(allow);
+        writer.make_writer().write_all(b"one\ntwo\n").unwrap();
+        writer.flush(Duration::from_secs(10));
+        assert_eq!(writer.dropped(), 7);
+    }
+}
