@@ -5,7 +5,8 @@
 //!      -> engine (its body) -> relay -> object (whole) or events (streamed) -> finish (stored) -> client
 //! ```
 
-pub(crate) mod background;
+#[doc(hidden)]
+pub mod background;
 mod client_state;
 mod conversation_lock;
 mod conversations;

@@ -18,6 +18,7 @@ mod pairs;
 mod prefill_decode;
 mod proxy;
 mod redis_server;
+mod replica_simulation;
 mod responses;
 mod routing;
 mod simulation;

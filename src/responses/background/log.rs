@@ -11,13 +11,13 @@ use crate::store::EventBatch;
 
 /// In place of the event that ends a cancelled response: whoever cancels knows neither its number nor
 /// its output, so it is told from the record.
-pub(crate) const CANCELLED: &[u8] = b"cancelled";
+pub const CANCELLED: &[u8] = b"cancelled";
 
 const END: &[u8] = b"\n\n";
 
 /// The events of a response, as far as its owner has made them.
 #[derive(Debug, Default)]
-pub(crate) struct Log {
+pub struct Log {
     text: Vec<u8>,
     /// Where each event ends.
     ends: Vec<usize>,
@@ -31,7 +31,7 @@ pub(crate) struct Log {
 
 impl Log {
     /// Goes on where a log ends that has `stored` events, which are still to be made again here.
-    pub(crate) fn after(stored: u64) -> Self {
+    pub fn after(stored: u64) -> Self {
         let stored = usize::try_from(stored).unwrap_or(usize::MAX);
         Self {
             stored,
@@ -41,7 +41,7 @@ impl Log {
     }
 
     /// Takes whole events.
-    pub(crate) fn push(&mut self, text: &[u8]) {
+    pub fn push(&mut self, text: &[u8]) {
         if let Some(count) = &mut self.overflowed {
             *count += memchr::memmem::find_iter(text, END).count() as u64;
             return;
@@ -53,7 +53,7 @@ impl Log {
     }
 
     /// What is to be stored. Numbers alone once the store keeps no more.
-    pub(crate) fn batch(&self) -> Option<EventBatch> {
+    pub fn batch(&self) -> Option<EventBatch> {
         let stored = self.stored as u64;
         if let Some(count) = self.overflowed {
             return (count > stored).then(|| EventBatch {
@@ -74,19 +74,19 @@ impl Log {
     }
 
     /// The store has all up to `last`.
-    pub(crate) fn on_stored(&mut self, last: u64) {
+    pub fn on_stored(&mut self, last: u64) {
         self.stored = usize::try_from(last + 1).unwrap_or(usize::MAX);
     }
 
     /// The store has lost what came after `last`. False if it cannot be told again.
-    pub(crate) fn rewind(&mut self, last: Option<u64>) -> bool {
+    pub fn rewind(&mut self, last: Option<u64>) -> bool {
         let stored = last.map_or(0, |last| last + 1);
         self.stored = usize::try_from(stored).unwrap_or(usize::MAX);
         self.overflowed.is_some() || self.stored <= self.ends.len()
     }
 
     /// The store keeps no events any more, but for their numbers.
-    pub(crate) fn on_overflow(&mut self) {
+    pub fn on_overflow(&mut self) {
         if self.overflowed.is_none() {
             self.overflowed = Some(self.ends.len() as u64);
             (self.text, self.ends) = (Vec::new(), Vec::new());
@@ -94,23 +94,19 @@ impl Log {
     }
 
     /// Its first `count` events are not here.
-    pub(crate) fn on_overflow_at(&mut self, count: u64) {
+    pub fn on_overflow_at(&mut self, count: u64) {
         self.overflowed = Some(count);
         (self.text, self.ends) = (Vec::new(), Vec::new());
     }
 
     /// How many events were made, kept here or not.
-    pub(crate) fn made(&self) -> u64 {
+    pub fn made(&self) -> u64 {
         self.overflowed.unwrap_or(self.ends.len() as u64)
     }
 
     /// Stored events beyond `after`, up to about `bytes_max`, and the number of the last of them; `None`
     /// where they are the store's to tell.
-    pub(crate) fn tail(
-        &self,
-        after: Option<u64>,
-        bytes_max: usize,
-    ) -> Option<(&[u8], Option<u64>)> {
+    pub fn tail(&self, after: Option<u64>, bytes_max: usize) -> Option<(&[u8], Option<u64>)> {
         let from = after.map_or(0, |after| {
             usize::try_from(after.saturating_add(1)).unwrap_or(usize::MAX)
         });
@@ -130,22 +126,22 @@ impl Log {
     }
 
     /// How many events the store has.
-    pub(crate) fn stored(&self) -> u64 {
+    pub fn stored(&self) -> u64 {
         self.stored as u64
     }
 
     /// The events that are stored; `None` where not all are here.
-    pub(crate) fn stored_text(&self) -> Option<&[u8]> {
+    pub fn stored_text(&self) -> Option<&[u8]> {
         let is_whole = self.overflowed.is_none() && self.stored <= self.ends.len();
         is_whole.then(|| &self.text[..self.stored_bytes()])
     }
 
     /// All events; `None` where not all are here.
-    pub(crate) fn text(&self) -> Option<&[u8]> {
+    pub fn text(&self) -> Option<&[u8]> {
         self.overflowed.is_none().then_some(&self.text)
     }
 
-    pub(crate) fn stored_bytes(&self) -> usize {
+    pub fn stored_bytes(&self) -> usize {
         self.end_of(self.stored)
     }
 
@@ -159,7 +155,7 @@ impl Log {
 }
 
 /// The events beyond `after` of a text whose first event is `first`, and the number of its last.
-pub(crate) fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Option<u64>) {
+pub fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Option<u64>) {
     let mut begin = 0;
     let mut last = None;
     for (number, at) in (first..).zip(memchr::memmem::find_iter(text, END)) {
@@ -172,13 +168,13 @@ pub(crate) fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Opt
 }
 
 /// The table that outlives the log. Empty: there is none.
-pub(crate) fn sealed(text: &[u8]) -> Bytes {
+pub fn sealed(text: &[u8]) -> Bytes {
     const LEVEL: i32 = 3;
     zstd::bulk::compress(text, LEVEL).map_or_else(|_| Bytes::new(), Bytes::from)
 }
 
 /// Reads such a table.
-pub(crate) fn opened(sealed: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
+pub fn opened(sealed: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
     let decoder = zstd::stream::read::Decoder::new(sealed).ok()?;
     let mut text = Vec::new();
     let read = decoder.take(bytes_max as u64).read_to_end(&mut text);

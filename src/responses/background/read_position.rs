@@ -14,7 +14,7 @@ const BEFORE_OUTPUT: u64 = 2;
 
 /// How far one reader is.
 #[derive(Clone, Debug)]
-pub(crate) struct ReadPosition {
+pub struct ReadPosition {
     /// The last number that was told, or need not be.
     after: Option<u64>,
     has_told: bool,
@@ -25,7 +25,7 @@ pub(crate) struct ReadPosition {
 /// What follows what was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Next {
+pub enum Next {
     /// There is more in the store.
     More,
     /// All that there is was told, and the response runs.
@@ -37,7 +37,7 @@ pub(crate) enum Next {
 }
 
 impl ReadPosition {
-    pub(crate) fn new(after: Option<u64>) -> Self {
+    pub fn new(after: Option<u64>) -> Self {
         Self {
             after,
             has_told: false,
@@ -45,17 +45,17 @@ impl ReadPosition {
         }
     }
 
-    pub(crate) fn after(&self) -> Option<u64> {
+    pub fn after(&self) -> Option<u64> {
         self.after
     }
 
     /// The number of an event of which nothing is stored.
-    pub(crate) fn next_number(&self) -> u64 {
+    pub fn next_number(&self) -> u64 {
         self.after.map_or(0, |after| after.saturating_add(1))
     }
 
     /// From the memory of who runs it: events up to `last`. `is_end`: it has ended, and this is all.
-    pub(crate) fn on_tail(&mut self, text: &[u8], last: Option<u64>, is_end: bool) -> Next {
+    pub fn on_tail(&mut self, text: &[u8], last: Option<u64>, is_end: bool) -> Next {
         if !text.is_empty() {
             self.after = last;
             self.has_told = true;
@@ -68,7 +68,7 @@ impl ReadPosition {
     }
 
     /// From the store. Appends what is to be told.
-    pub(crate) fn on_read(
+    pub fn on_read(
         &mut self,
         read: &LoggedEvents,
         cut_bytes_max: usize,
@@ -115,7 +115,7 @@ impl ReadPosition {
     }
 
     /// Whether the end of that record is told, or looked at again: after [`Next::End`].
-    pub(crate) fn is_settled(&mut self, now: Instant, record: &Record) -> bool {
+    pub fn is_settled(&mut self, now: Instant, record: &Record) -> bool {
         let ended = *self.ended.get_or_insert(now);
         let last = record.background.and_then(|it| it.last_event);
         record.status != Status::Cancelled

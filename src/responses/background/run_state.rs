@@ -16,7 +16,7 @@ use crate::store::{self, EventBatch, LoggedEvents, Status, WriteOutcome};
 
 /// The events that are made before an engine has said anything of an answer: whoever begins a response
 /// again tells the same.
-pub(crate) const FIRST_EVENTS: u64 = 3;
+pub const FIRST_EVENTS: u64 = 3;
 
 const STOPPED: &str = "The router that ran this response was stopped.";
 const TOO_LONG: &str = "The response took too long.";
@@ -24,7 +24,7 @@ const REFUSED: &str = "The response could not be stored.";
 
 /// Why a response stops before its engine has said all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StopReason {
+pub enum StopReason {
     /// It was cancelled or deleted.
     Cancelled,
     /// Another replica has it, or may have it.
@@ -38,7 +38,7 @@ pub(crate) enum StopReason {
 }
 
 impl StopReason {
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Cancelled => "cancelled",
             Self::LeaseLost => "lease_lost",
@@ -52,7 +52,7 @@ impl StopReason {
 /// What to do now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Step {
+pub enum Step {
     /// Has an engine make it, and hears it.
     ReadEngine,
     /// Tells the store that an engine has begun it.
@@ -87,7 +87,7 @@ pub(crate) enum Step {
 /// When to take the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Then {
+pub enum Then {
     Continue,
     /// The store could not be asked: after a while.
     RetryLater,
@@ -95,7 +95,7 @@ pub(crate) enum Then {
 
 /// What a reader where it runs is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tail<'a> {
+pub enum Tail<'a> {
     /// Stored events up to `last`. `is_end`: it has ended, and there are no more.
     InMemory {
         text: &'a [u8],
@@ -133,7 +133,7 @@ enum Phase {
 
 /// One response's way.
 #[derive(Debug)]
-pub(crate) struct RunState {
+pub struct RunState {
     streams: bool,
     phase: Phase,
     /// Whether an engine has begun it, and whether the store was told so.
@@ -148,7 +148,7 @@ pub(crate) struct RunState {
 
 impl RunState {
     /// Of a response of which `stored` events are in the store.
-    pub(crate) fn new(streams: bool, stored: u64) -> Self {
+    pub fn new(streams: bool, stored: u64) -> Self {
         Self {
             streams,
             phase: Phase::Generating,
@@ -162,7 +162,7 @@ impl RunState {
     }
 
     /// Of one that another replica began, and nobody can go on with.
-    pub(crate) fn failing(streams: bool, stored: u64, why: &'static str) -> Self {
+    pub fn failing(streams: bool, stored: u64, why: &'static str) -> Self {
         let is_recalled = streams && stored > 0;
         let phase = match is_recalled {
             true => Phase::ReadingStored { why: Some(why) },
@@ -175,7 +175,7 @@ impl RunState {
         }
     }
 
-    pub(crate) fn next(&self) -> Step {
+    pub fn next(&self) -> Step {
         match self.phase {
             Phase::Generating | Phase::Finalizing if self.is_begun && !self.is_started => {
                 Step::MarkStarted
@@ -205,23 +205,23 @@ impl RunState {
     }
 
     /// An engine has begun to answer.
-    pub(crate) fn on_begun(&mut self) {
+    pub fn on_begun(&mut self) {
         self.is_begun = true;
     }
 
-    pub(crate) fn is_begun(&self) -> bool {
+    pub fn is_begun(&self) -> bool {
         self.is_begun
     }
 
     /// Events were made.
-    pub(crate) fn on_events(&mut self, text: &[u8]) {
+    pub fn on_events(&mut self, text: &[u8]) {
         if self.streams {
             self.log.push(text);
         }
     }
 
     /// The last event was made.
-    pub(crate) fn on_last_event(&mut self, text: &[u8]) {
+    pub fn on_last_event(&mut self, text: &[u8]) {
         match self.phase {
             Phase::Generating | Phase::Failing { .. } => {
                 self.on_events(text);
@@ -242,7 +242,7 @@ impl RunState {
     }
 
     /// It must not go on as it does.
-    pub(crate) fn on_stop(&mut self, why: StopReason) {
+    pub fn on_stop(&mut self, why: StopReason) {
         self.phase = match (self.phase, why) {
             (Phase::Over { .. }, _) => return,
             (_, StopReason::LeaseLost) => Phase::Over { is_told: false },
@@ -266,7 +266,7 @@ impl RunState {
         !self.streams || self.log.stored() <= FIRST_EVENTS
     }
 
-    pub(crate) fn on_started(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
+    pub fn on_started(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
         match said {
             Ok(WriteOutcome::Gone | WriteOutcome::Terminal(_)) => self.on_ended_elsewhere(),
             Ok(WriteOutcome::Fenced) => self.on_lost(),
@@ -282,11 +282,7 @@ impl RunState {
     }
 
     /// What the store says to events up to `last`.
-    pub(crate) fn on_appended(
-        &mut self,
-        last: u64,
-        said: &Result<WriteOutcome, store::Error>,
-    ) -> Then {
+    pub fn on_appended(&mut self, last: u64, said: &Result<WriteOutcome, store::Error>) -> Then {
         match said {
             Ok(WriteOutcome::Done | WriteOutcome::Duplicate { .. }) => self.log.on_stored(last),
             Ok(WriteOutcome::Overflow) => {
@@ -303,10 +299,7 @@ impl RunState {
     }
 
     /// Events of another replica; `None`: there is no such response any more.
-    pub(crate) fn on_stored_events(
-        &mut self,
-        said: &Result<Option<LoggedEvents>, store::Error>,
-    ) -> Then {
+    pub fn on_stored_events(&mut self, said: &Result<Option<LoggedEvents>, store::Error>) -> Then {
         let Phase::ReadingStored { why } = self.phase else {
             return Then::Continue;
         };
@@ -346,7 +339,7 @@ impl RunState {
     }
 
     /// What the store says to the end.
-    pub(crate) fn on_finalized(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
+    pub fn on_finalized(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
         let is_short = match self.phase {
             Phase::Finalizing => false,
             Phase::FinalizingWithoutOutput => true,
@@ -381,7 +374,7 @@ impl RunState {
     }
 
     /// The record of a response that should have been cancelled: its status, and its last event's number.
-    pub(crate) fn on_record(
+    pub fn on_record(
         &mut self,
         said: &Result<Option<(Status, Option<u64>)>, store::Error>,
     ) -> Then {
@@ -406,7 +399,7 @@ impl RunState {
         Then::Continue
     }
 
-    pub(crate) fn on_partial_stored(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
+    pub fn on_partial_stored(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
         match said {
             Ok(_) => self.leave(),
             Err(error) => return self.later(error),
@@ -414,7 +407,7 @@ impl RunState {
         Then::Continue
     }
 
-    pub(crate) fn on_released(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
+    pub fn on_released(&mut self, said: &Result<WriteOutcome, store::Error>) -> Then {
         match said {
             // It was cancelled before it was handed back.
             Ok(WriteOutcome::Terminal(Status::Cancelled)) => self.phase = Phase::ReadingCancelled,
@@ -434,7 +427,7 @@ impl RunState {
     }
 
     /// Nobody does anything for it here any more.
-    pub(crate) fn on_left(&mut self) {
+    pub fn on_left(&mut self) {
         if !self.is_over() {
             self.leave();
         }
@@ -463,7 +456,7 @@ impl RunState {
     }
 
     /// What is stored beyond `after`, as far as it was made here, up to about `bytes_max`.
-    pub(crate) fn tail(&self, after: Option<u64>, bytes_max: usize) -> Tail<'_> {
+    pub fn tail(&self, after: Option<u64>, bytes_max: usize) -> Tail<'_> {
         let is_end = self.phase == Phase::Over { is_told: true };
         match self.log.tail(after, bytes_max) {
             Some((text, last)) if is_end || !self.is_over() => Tail::InMemory {
@@ -480,25 +473,25 @@ impl RunState {
     }
 
     /// Whether an engine makes it, or is to.
-    pub(crate) fn is_generating(&self) -> bool {
+    pub fn is_generating(&self) -> bool {
         self.phase == Phase::Generating
     }
 
-    pub(crate) fn streams(&self) -> bool {
+    pub fn streams(&self) -> bool {
         self.streams
     }
 
     /// Why it stopped, if it did.
-    pub(crate) fn why(&self) -> Option<StopReason> {
+    pub fn why(&self) -> Option<StopReason> {
         self.why
     }
 
-    pub(crate) fn log(&self) -> &Log {
+    pub fn log(&self) -> &Log {
         &self.log
     }
 
     /// Whether its owner does nothing more.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over { .. })
     }
 }

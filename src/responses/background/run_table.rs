@@ -10,7 +10,7 @@ use crate::store::{self, FencingToken, Orphan, Owner, OwnershipLoss, ResponseKey
 
 /// Why a response is not begun here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RunRefusal {
+pub enum RunRefusal {
     /// Its fence is not this replica's, or no longer; or the lease does not hold.
     NotOwner,
     /// It runs here already.
@@ -20,7 +20,7 @@ pub(crate) enum RunRefusal {
 }
 
 impl RunRefusal {
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::NotOwner => "not_owner",
             Self::AlreadyRunning => "already_running",
@@ -31,14 +31,14 @@ impl RunRefusal {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    pub(crate) running_max: u64,
-    pub(crate) running_per_tenant_max: u64,
+pub struct Bounds {
+    pub running_max: u64,
+    pub running_per_tenant_max: u64,
 }
 
 /// See the module. `R` is what a run is driven by.
 #[derive(Debug)]
-pub(crate) struct RunTable<R> {
+pub struct RunTable<R> {
     bounds: Bounds,
     leases: lease::Settings,
     /// This life's name. One that lost its lease goes on under another.
@@ -60,12 +60,7 @@ struct RunEntry<R> {
 }
 
 impl<R> RunTable<R> {
-    pub(crate) fn new(
-        now: Instant,
-        bounds: Bounds,
-        leases: &lease::Settings,
-        owner: Owner,
-    ) -> Self {
+    pub fn new(now: Instant, bounds: Bounds, leases: &lease::Settings, owner: Owner) -> Self {
         Self {
             bounds,
             leases: leases.clone(),
@@ -78,28 +73,22 @@ impl<R> RunTable<R> {
     }
 
     /// Whether anything may begin here.
-    pub(crate) fn is_held(&self, now: Instant) -> bool {
+    pub fn is_held(&self, now: Instant) -> bool {
         self.lease.is_held(now)
     }
 
-    pub(crate) fn next_timeout(&self) -> Instant {
+    pub fn next_timeout(&self) -> Instant {
         self.lease.next_timeout()
     }
 
     /// As the lease says. At `Stop` it is lost, all that runs must stop, and what comes next is `next`'s.
-    pub(crate) fn on_timeout(&mut self, now: Instant, next: Owner) -> Step {
+    pub fn on_timeout(&mut self, now: Instant, next: Owner) -> Step {
         let step = self.lease.on_timeout(now);
         self.after(step, now, next)
     }
 
     /// What the store said to a beat of `by`.
-    pub(crate) fn on_heartbeat(
-        &mut self,
-        now: Instant,
-        by: Owner,
-        is_done: bool,
-        next: Owner,
-    ) -> Step {
+    pub fn on_heartbeat(&mut self, now: Instant, by: Owner, is_done: bool, next: Owner) -> Step {
         if by != self.owner {
             // Of a life that is over.
             return Step::Wait;
@@ -122,36 +111,36 @@ impl<R> RunTable<R> {
         step
     }
 
-    pub(crate) fn owner(&self) -> Owner {
+    pub fn owner(&self) -> Owner {
         self.owner
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.runs.len()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    pub(crate) fn find(&self, key: ResponseKey) -> Option<&R> {
+    pub fn find(&self, key: ResponseKey) -> Option<&R> {
         self.runs.get(&key).map(|entry| &entry.run)
     }
 
-    pub(crate) fn find_mut(&mut self, key: ResponseKey) -> Option<&mut R> {
+    pub fn find_mut(&mut self, key: ResponseKey) -> Option<&mut R> {
         self.runs.get_mut(&key).map(|entry| &mut entry.run)
     }
 
-    pub(crate) fn keys(&self) -> Vec<ResponseKey> {
+    pub fn keys(&self) -> Vec<ResponseKey> {
         self.runs.keys().copied().collect()
     }
 
-    pub(crate) fn runs(&self) -> impl Iterator<Item = &R> {
+    pub fn runs(&self) -> impl Iterator<Item = &R> {
         self.runs.values().map(|entry| &entry.run)
     }
 
     /// Takes a entry for a response, whose record need not be there yet.
-    pub(crate) fn sit(
+    pub fn sit(
         &mut self,
         now: Instant,
         key: ResponseKey,
@@ -183,18 +172,18 @@ impl<R> RunTable<R> {
     }
 
     /// Its record is there.
-    pub(crate) fn on_stored(&mut self, key: ResponseKey) {
+    pub fn on_stored(&mut self, key: ResponseKey) {
         if let Some(entry) = self.runs.get_mut(&key) {
             entry.is_stored = true;
         }
     }
 
-    pub(crate) fn leave(&mut self, key: ResponseKey) -> Option<R> {
+    pub fn leave(&mut self, key: ResponseKey) -> Option<R> {
         self.runs.remove(&key).map(|entry| entry.run)
     }
 
     /// What the store is asked about.
-    pub(crate) fn to_check(&self) -> Vec<(ResponseKey, FencingToken)> {
+    pub fn to_check(&self) -> Vec<(ResponseKey, FencingToken)> {
         let runs = self.runs.iter();
         let stored = runs.filter(|(_, entry)| entry.is_stored);
         stored.map(|(key, entry)| (*key, entry.fence)).collect()
@@ -202,7 +191,7 @@ impl<R> RunTable<R> {
 
     /// What follows of what the store said of one that it was asked about. It may have been lost and taken over
     /// again since; then it is not what was asked about.
-    pub(crate) fn on_checked(
+    pub fn on_checked(
         &self,
         asked: &[(ResponseKey, FencingToken)],
         key: ResponseKey,
@@ -216,22 +205,22 @@ impl<R> RunTable<R> {
         })
     }
 
-    pub(crate) fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         (self.runs.len() as u64) < self.bounds.running_max
     }
 
     /// Whether there is room for what another replica lost.
-    pub(crate) fn may_take_over(&self, orphan: &Orphan) -> bool {
+    pub fn may_take_over(&self, orphan: &Orphan) -> bool {
         self.has_room() && !self.runs.contains_key(&orphan.key)
     }
 
     /// Adoptions to be asked for again before any other, until the store says what became of them.
-    pub(crate) fn unconfirmed(&self) -> Vec<Orphan> {
+    pub fn unconfirmed(&self) -> Vec<Orphan> {
         self.unconfirmed.values().copied().collect()
     }
 
     /// What the store said to an adoption by `by`.
-    pub(crate) fn on_take_over(
+    pub fn on_take_over(
         &mut self,
         by: Owner,
         orphan: Orphan,
@@ -253,7 +242,7 @@ impl<R> RunTable<R> {
     }
 
     /// It is this owner's, and cannot be run here.
-    pub(crate) fn hand_back(&mut self, key: ResponseKey, fence: FencingToken) {
+    pub fn hand_back(&mut self, key: ResponseKey, fence: FencingToken) {
         if fence.owner == self.owner {
             self.to_hand_back.insert(key, fence);
         }
@@ -261,7 +250,7 @@ impl<R> RunTable<R> {
 
     /// What the store has as `by`'s and was not among `keys` when it was asked: the run of it is over, and its
     /// end is not stored.
-    pub(crate) fn on_strays(&mut self, by: Owner, strays: &[(ResponseKey, FencingToken)]) {
+    pub fn on_strays(&mut self, by: Owner, strays: &[(ResponseKey, FencingToken)]) {
         for (key, fence) in strays {
             let is_known = self.runs.contains_key(key) || self.unconfirmed.contains_key(key);
             if by == self.owner && !is_known {
@@ -271,7 +260,7 @@ impl<R> RunTable<R> {
     }
 
     /// What is to be handed back.
-    pub(crate) fn to_hand_back(&self) -> Vec<(ResponseKey, FencingToken)> {
+    pub fn to_hand_back(&self) -> Vec<(ResponseKey, FencingToken)> {
         self.to_hand_back
             .iter()
             .map(|(key, fence)| (*key, *fence))
@@ -279,7 +268,7 @@ impl<R> RunTable<R> {
     }
 
     /// The store said what became of it.
-    pub(crate) fn on_released(&mut self, key: ResponseKey) {
+    pub fn on_released(&mut self, key: ResponseKey) {
         self.to_hand_back.remove(&key);
     }
 }

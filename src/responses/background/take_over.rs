@@ -3,7 +3,7 @@
 use super::run_state::FIRST_EVENTS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TakeOver {
+pub enum TakeOver {
     Rerun,
     /// What came of it, and no more.
     Fail(&'static str),
@@ -11,17 +11,17 @@ pub(crate) enum TakeOver {
 
 /// What is known of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OrphanState {
+pub struct OrphanState {
     /// Whether all that is needed to begin it is in the store.
-    pub(crate) is_portable: bool,
-    pub(crate) streams: bool,
+    pub is_portable: bool,
+    pub streams: bool,
     /// How many events of it are stored.
-    pub(crate) stored: u64,
+    pub stored: u64,
     /// How often it was begun, this time included.
-    pub(crate) attempts: u32,
+    pub attempts: u32,
 }
 
-pub(crate) fn take_over(orphan_state: &OrphanState, attempts_max: u32) -> TakeOver {
+pub fn take_over(orphan_state: &OrphanState, attempts_max: u32) -> TakeOver {
     if !orphan_state.is_portable || (orphan_state.streams && orphan_state.stored > FIRST_EVENTS) {
         return TakeOver::Fail("The replica that ran this response was lost.");
     }
@@ -33,7 +33,7 @@ pub(crate) fn take_over(orphan_state: &OrphanState, attempts_max: u32) -> TakeOv
 
 /// Whether there is more to take over than was found: whoever has room for it looks again at once, and does not
 /// leave it until the next sweep. `taken` of those that were `found`, which were up to `max`.
-pub(crate) fn is_more_left(found: usize, taken: usize, max: usize) -> bool {
+pub fn is_more_left(found: usize, taken: usize, max: usize) -> bool {
     found >= max && taken > 0
 }
 

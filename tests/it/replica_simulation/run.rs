@@ -1,35 +1,35 @@
-//! One response that a simulated replica runs: the real course, driven without a task.
+//! One response that a simulated replica runs: the real run state, driven without a task.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::shop::{Ask, Said};
-use super::voice::Voice;
-use crate::responses::background::log;
-use crate::responses::background::run_state::{RunState, Step, StopReason, Then};
-use crate::store::record::Content;
-use crate::store::{
+use super::encoder::EventEncoder;
+use super::store_harness::{StoreReply, StoreRequest};
+use warmroute::responses::background::log;
+use warmroute::responses::background::run_state::{RunState, Step, StopReason, Then};
+use warmroute::store::record::Content;
+use warmroute::store::{
     CancelledOutput, FencingToken, Finalization, IdempotencyToken, ResponseKey, RoutingHint, Status,
 };
 
-/// What an engine says.
+/// An output of the engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Word {
     Some(u64),
-    /// Nothing more, and how it ended.
+    /// The end of the stream, and the resulting status.
     Last(Status),
 }
 
-/// What a run needs of the world.
+/// What a run needs next from its environment.
 #[derive(Debug)]
 pub(super) enum Act {
-    Ask(Ask),
-    /// An engine that answers.
+    StoreRequest(StoreRequest),
+    /// A response of an engine.
     Engine,
-    /// What comes.
+    /// Engine output.
     Wait,
-    /// Nothing more.
+    /// Nothing.
     Leave,
 }
 
@@ -37,19 +37,19 @@ pub(super) enum Act {
 pub(super) struct Run {
     pub(super) serial: u64,
     pub(super) state: RunState,
-    /// Whether its record is known to be there.
+    /// Whether the record is known to exist.
     pub(super) is_stored: bool,
     key: ResponseKey,
     fence: FencingToken,
-    voice: Voice,
+    encoder: EventEncoder,
     heard: VecDeque<Word>,
     has_engine: bool,
     end: Option<End>,
-    /// The question that it waits to be answered. Another one's answer is not heard.
+    /// The request whose reply it waits for; other replies are ignored.
     pub(super) asked: u64,
     /// The last event of the batch that was sent.
     last: u64,
-    /// Ends that were made.
+    /// Finalizations sent so far.
     ends: u64,
 }
 
@@ -68,7 +68,7 @@ impl Run {
             is_stored: false,
             key,
             fence,
-            voice: Voice::new(serial),
+            encoder: EventEncoder::new(serial),
             heard: VecDeque::new(),
             has_engine: false,
             end: None,
@@ -82,7 +82,7 @@ impl Run {
         self.heard.push_back(word);
     }
 
-    /// True if what it waits for is waited for no more.
+    /// True if the pending wait was abandoned.
     pub(super) fn stop(&mut self, reason: StopReason) -> bool {
         let before = self.state.next();
         self.state.on_stop(reason);
@@ -92,9 +92,9 @@ impl Run {
     pub(super) fn act(&mut self) -> Act {
         let (key, fence) = (self.key, self.fence);
         loop {
-            return Act::Ask(match self.state.next() {
-                Step::ReadEngine if !self.voice.is_announced() => {
-                    self.state.on_events(self.voice.announce().as_bytes());
+            return Act::StoreRequest(match self.state.next() {
+                Step::ReadEngine if !self.encoder.is_announced() => {
+                    self.state.on_events(self.encoder.announce().as_bytes());
                     continue;
                 }
                 Step::ReadEngine => match self.heard.pop_front() {
@@ -108,17 +108,17 @@ impl Run {
                         return Act::Engine;
                     }
                 },
-                Step::MarkStarted => Ask::Start(key, fence),
+                Step::MarkStarted => StoreRequest::Start(key, fence),
                 Step::Append(batch) => {
                     self.last = batch.last;
-                    Ask::Append(key, fence, batch)
+                    StoreRequest::Append(key, fence, batch)
                 }
-                Step::ReadStored { after } => Ask::Events(key, after),
+                Step::ReadStored { after } => StoreRequest::Events(key, after),
                 Step::Fail { is_recalled, .. } => {
                     match is_recalled {
-                        true => self.voice.go_on_at(self.state.log().stored()),
+                        true => self.encoder.go_on_at(self.state.log().stored()),
                         false => {
-                            let said = self.voice.words(0);
+                            let said = self.encoder.words(0);
                             self.state.on_events(said.as_bytes());
                         }
                     }
@@ -126,7 +126,7 @@ impl Run {
                     continue;
                 }
                 Step::FailWithoutOutput { number } => {
-                    self.voice.go_on_at(number);
+                    self.encoder.go_on_at(number);
                     self.conclude(Status::Failed);
                     if let Some(end) = &mut self.end {
                         end.cut = Bytes::new();
@@ -137,7 +137,7 @@ impl Run {
                     let Some(end) = &self.end else {
                         return Act::Leave;
                     };
-                    Ask::Finalize(
+                    StoreRequest::Finalize(
                         key,
                         fence,
                         Box::new(Finalization {
@@ -150,7 +150,7 @@ impl Run {
                         }),
                     )
                 }
-                Step::ReadCancelled => Ask::Get(key),
+                Step::ReadCancelled => StoreRequest::Get(key),
                 Step::StorePartial => {
                     let told = self.state.log().stored_text();
                     let told = told.filter(|_| self.state.streams());
@@ -158,9 +158,9 @@ impl Run {
                         content: Content::default(),
                         delta_table: told.map(log::sealed).unwrap_or_default(),
                     };
-                    Ask::Amend(key, fence, amend)
+                    StoreRequest::FinalizeCancelled(key, fence, amend)
                 }
-                Step::Release => Ask::Release(key, fence),
+                Step::Release => StoreRequest::Release(key, fence),
                 Step::Done => return Act::Leave,
             });
         }
@@ -170,11 +170,11 @@ impl Run {
         self.state.on_begun();
         match word {
             Word::Some(count) => {
-                let said = self.voice.words(count);
+                let said = self.encoder.words(count);
                 self.state.on_events(said.as_bytes());
             }
             Word::Last(status) => {
-                let said = self.voice.words(0);
+                let said = self.encoder.words(0);
                 self.state.on_events(said.as_bytes());
                 self.conclude(status);
             }
@@ -184,7 +184,7 @@ impl Run {
     fn conclude(&mut self, status: Status) {
         let text = self.state.log().text().filter(|_| self.state.streams());
         let cut = text.map(log::sealed).unwrap_or_default();
-        self.state.on_last_event(self.voice.end().as_bytes());
+        self.state.on_last_event(self.encoder.end().as_bytes());
         self.ends += 1;
         self.end = Some(End {
             token: IdempotencyToken(self.serial * 256 + self.ends),
@@ -193,13 +193,15 @@ impl Run {
         });
     }
 
-    pub(super) fn on_said(&mut self, said: &Said) -> Then {
+    pub(super) fn on_said(&mut self, said: &StoreReply) -> Then {
         match (self.state.next(), said) {
-            (Step::MarkStarted, Said::Cas(said)) => self.state.on_started(said),
-            (Step::Append(_), Said::Cas(said)) => self.state.on_appended(self.last, said),
-            (Step::ReadStored { .. }, Said::Events(said)) => self.state.on_stored_events(said),
-            (Step::Finalize(_), Said::Cas(said)) => self.state.on_finalized(said),
-            (Step::ReadCancelled, Said::Record(said)) => {
+            (Step::MarkStarted, StoreReply::Write(said)) => self.state.on_started(said),
+            (Step::Append(_), StoreReply::Write(said)) => self.state.on_appended(self.last, said),
+            (Step::ReadStored { .. }, StoreReply::Events(said)) => {
+                self.state.on_stored_events(said)
+            }
+            (Step::Finalize(_), StoreReply::Write(said)) => self.state.on_finalized(said),
+            (Step::ReadCancelled, StoreReply::Record(said)) => {
                 let said = said.as_ref().map(|found| {
                     let found = found.as_ref()?;
                     let last = found.background.and_then(|it| it.last_event);
@@ -207,8 +209,8 @@ impl Run {
                 });
                 self.state.on_record(&said.map_err(Clone::clone))
             }
-            (Step::StorePartial, Said::Cas(said)) => self.state.on_partial_stored(said),
-            (Step::Release, Said::Cas(said)) => self.state.on_released(said),
+            (Step::StorePartial, StoreReply::Write(said)) => self.state.on_partial_stored(said),
+            (Step::Release, StoreReply::Write(said)) => self.state.on_released(said),
             _ => Then::Continue,
         }
     }

@@ -1,5 +1,4 @@
-//! The store of a simulated fleet: the one in memory, asked at a moment, by a clock that others move; and
-//! what must be true of it after each write.
+//! The simulated store: the memory store on a virtual clock, with its invariants checked after each write.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,44 +6,44 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use super::Broken;
-use crate::observe::metrics::Registry;
-use crate::responses::background::log;
-use crate::store::log::LogState;
-use crate::store::memory::{self, Memory};
-use crate::store::{
+use super::Violation;
+use warmroute::observe::metrics::Registry;
+use warmroute::responses::background::log;
+use warmroute::store::log::LogState;
+use warmroute::store::memory::{self, Memory};
+use warmroute::store::{
     self, CancelOutcome, Cancellation, CancelledOutput, DeleteOutcome, EventBatch, FencingToken,
     Finalization, Keep, LoggedEvents, NewRecord, Notice, NoticeCursor, Orphan, Owner,
     OwnershipLoss, Record, ResponseKey, ResponseStore, Status, StoreFuture, Takeover, WriteOutcome,
 };
 
-/// What a store is asked.
+/// A request to the store.
 #[derive(Clone, Debug)]
-pub(super) enum Ask {
-    Beat(Owner, Duration),
-    Retire(Owner),
+pub(super) enum StoreRequest {
+    Heartbeat(Owner, Duration),
+    EndLease(Owner),
     Create(ResponseKey, Box<NewRecord>),
     Start(ResponseKey, FencingToken),
     Append(ResponseKey, FencingToken, EventBatch),
     Finalize(ResponseKey, FencingToken, Box<Finalization>),
     Get(ResponseKey),
-    Amend(ResponseKey, FencingToken, CancelledOutput),
+    FinalizeCancelled(ResponseKey, FencingToken, CancelledOutput),
     Release(ResponseKey, FencingToken),
     Events(ResponseKey, Option<u64>),
     Cancel(ResponseKey, Cancellation),
     Delete(ResponseKey),
     Notices(Owner, NoticeCursor),
-    Check(Vec<(ResponseKey, FencingToken)>),
+    CheckOwnership(Vec<(ResponseKey, FencingToken)>),
     Orphans,
-    Strays(Owner, Vec<ResponseKey>),
-    Adopt(Orphan, Owner),
+    Untracked(Owner, Vec<ResponseKey>),
+    TakeOver(Orphan, Owner),
 }
 
-/// What it says.
+/// The reply to a request.
 #[derive(Debug)]
-pub(super) enum Said {
+pub(super) enum StoreReply {
     Nothing(Result<(), store::Error>),
-    Cas(Result<WriteOutcome, store::Error>),
+    Write(Result<WriteOutcome, store::Error>),
     Record(Result<Option<Record>, store::Error>),
     Events(Result<Option<LoggedEvents>, store::Error>),
     Cancelled(Result<CancelOutcome, store::Error>),
@@ -52,33 +51,35 @@ pub(super) enum Said {
     Notices(Result<(Vec<Notice>, NoticeCursor), store::Error>),
     Lost(Result<Vec<(ResponseKey, OwnershipLoss)>, store::Error>),
     Orphans(Result<Vec<Orphan>, store::Error>),
-    Strays(Result<Vec<(ResponseKey, FencingToken)>, store::Error>),
-    Adopted(Result<Takeover, store::Error>),
+    Untracked(Result<Vec<(ResponseKey, FencingToken)>, store::Error>),
+    TakenOver(Result<Takeover, store::Error>),
 }
 
-impl Ask {
-    /// What is said where the store could not be asked, or did not say what it did.
-    pub(super) fn refused(&self, error: store::Error) -> Said {
+impl StoreRequest {
+    /// The reply for a store that is unreachable or whose reply was lost.
+    pub(super) fn refused(&self, error: store::Error) -> StoreReply {
         match self {
-            Self::Beat(..) | Self::Retire(_) | Self::Create(..) => Said::Nothing(Err(error)),
+            Self::Heartbeat(..) | Self::EndLease(_) | Self::Create(..) => {
+                StoreReply::Nothing(Err(error))
+            }
             Self::Start(..)
             | Self::Append(..)
             | Self::Finalize(..)
-            | Self::Amend(..)
-            | Self::Release(..) => Said::Cas(Err(error)),
-            Self::Get(_) => Said::Record(Err(error)),
-            Self::Events(..) => Said::Events(Err(error)),
-            Self::Cancel(..) => Said::Cancelled(Err(error)),
-            Self::Delete(_) => Said::Deleted(Err(error)),
-            Self::Notices(..) => Said::Notices(Err(error)),
-            Self::Check(_) => Said::Lost(Err(error)),
-            Self::Orphans => Said::Orphans(Err(error)),
-            Self::Strays(..) => Said::Strays(Err(error)),
-            Self::Adopt(..) => Said::Adopted(Err(error)),
+            | Self::FinalizeCancelled(..)
+            | Self::Release(..) => StoreReply::Write(Err(error)),
+            Self::Get(_) => StoreReply::Record(Err(error)),
+            Self::Events(..) => StoreReply::Events(Err(error)),
+            Self::Cancel(..) => StoreReply::Cancelled(Err(error)),
+            Self::Delete(_) => StoreReply::Deleted(Err(error)),
+            Self::Notices(..) => StoreReply::Notices(Err(error)),
+            Self::CheckOwnership(_) => StoreReply::Lost(Err(error)),
+            Self::Orphans => StoreReply::Orphans(Err(error)),
+            Self::Untracked(..) => StoreReply::Untracked(Err(error)),
+            Self::TakeOver(..) => StoreReply::TakenOver(Err(error)),
         }
     }
 
-    /// The response that it is about.
+    /// The response that the request concerns.
     fn key(&self) -> Option<ResponseKey> {
         match self {
             Self::Create(key, _)
@@ -86,62 +87,61 @@ impl Ask {
             | Self::Append(key, ..)
             | Self::Finalize(key, ..)
             | Self::Get(key)
-            | Self::Amend(key, ..)
+            | Self::FinalizeCancelled(key, ..)
             | Self::Release(key, _)
             | Self::Events(key, _)
             | Self::Cancel(key, _)
             | Self::Delete(key) => Some(*key),
-            Self::Adopt(orphan, _) => Some(orphan.key),
-            Self::Beat(..)
-            | Self::Retire(_)
+            Self::TakeOver(orphan, _) => Some(orphan.key),
+            Self::Heartbeat(..)
+            | Self::EndLease(_)
             | Self::Notices(..)
-            | Self::Check(_)
+            | Self::CheckOwnership(_)
             | Self::Orphans
-            | Self::Strays(..) => None,
+            | Self::Untracked(..) => None,
         }
     }
 
-    /// The right by which it writes.
+    /// The fencing token of a write.
     fn fence(&self) -> Option<FencingToken> {
         match self {
             Self::Start(_, fence)
             | Self::Append(_, fence, _)
             | Self::Finalize(_, fence, _)
-            | Self::Amend(_, fence, _)
+            | Self::FinalizeCancelled(_, fence, _)
             | Self::Release(_, fence) => Some(*fence),
             _ => None,
         }
     }
 }
 
-/// What is known of a response from what the store said before.
+/// What earlier replies of the store imply about a response.
 #[derive(Debug, Default)]
-struct Known {
+struct ExpectedRecord {
     status: Option<Status>,
     fence: Option<(Option<Owner>, u64)>,
-    /// Whether it was there and is not any more.
+    /// Whether it existed and was deleted or lost.
     is_gone: bool,
     was_emptied: bool,
     was_finalized: bool,
     was_cancelled: bool,
 }
 
-/// See the module.
-pub(super) struct Shop {
+pub(super) struct StoreHarness {
     begun: Instant,
     clock: Arc<AtomicU64>,
     keep: Keep,
     memory: Memory,
-    known: BTreeMap<ResponseKey, Known>,
-    /// Until when each owner's lease is the store's to keep.
+    known: BTreeMap<ResponseKey, ExpectedRecord>,
+    /// When each owner's lease ends in the store.
     leases: BTreeMap<Owner, Duration>,
 }
 
-/// Read at once: little, so that there are several reads.
+/// Bytes per read of events: few, so that a log takes several reads.
 const EVENTS_BYTES: u64 = 64;
 const ORPHANS_MAX: usize = 64;
 
-impl Shop {
+impl StoreHarness {
     pub(super) fn new(begun: Instant, keep: Keep) -> Self {
         let clock = Arc::new(AtomicU64::new(0));
         Self {
@@ -154,7 +154,7 @@ impl Shop {
         }
     }
 
-    /// All is forgotten.
+    /// Restarts the store empty.
     pub(super) fn empty(&mut self) {
         self.memory = memory(self.begun, &self.clock, &self.keep);
         self.leases.clear();
@@ -168,7 +168,7 @@ impl Shop {
         self.known.get(&key).is_some_and(|known| known.is_gone)
     }
 
-    /// Whether the store lets this owner hold what it runs.
+    /// Whether this owner's lease is valid in the store.
     pub(super) fn has_lease(&self, now: Duration, owner: Owner) -> bool {
         self.leases.get(&owner).is_some_and(|until| now < *until)
     }
@@ -192,38 +192,60 @@ impl Shop {
         self.clock.store(now.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// Does as it is asked, and looks whether that was right.
-    pub(super) fn ask(&mut self, now: Duration, ask: &Ask) -> Result<Said, Broken> {
+    /// Executes a request and checks the invariants of writes.
+    pub(super) fn ask(
+        &mut self,
+        now: Duration,
+        ask: &StoreRequest,
+    ) -> Result<StoreReply, Violation> {
         self.at(now);
         let memory = &self.memory;
         let said = match ask.clone() {
-            Ask::Beat(owner, lease) => {
+            StoreRequest::Heartbeat(owner, lease) => {
                 self.leases.insert(owner, now + lease);
-                Said::Nothing(done(memory.heartbeat(owner, "", lease)))
+                StoreReply::Nothing(done(memory.heartbeat(owner, "", lease)))
             }
-            Ask::Retire(owner) => {
+            StoreRequest::EndLease(owner) => {
                 self.leases.remove(&owner);
-                Said::Nothing(done(memory.end_lease(owner)))
+                StoreReply::Nothing(done(memory.end_lease(owner)))
             }
-            Ask::Create(key, record) => Said::Nothing(done(memory.create(key, *record))),
-            Ask::Start(key, fence) => Said::Cas(done(memory.start(key, fence))),
-            Ask::Append(key, fence, batch) => Said::Cas(done(memory.append(key, fence, batch))),
-            Ask::Finalize(key, fence, end) => Said::Cas(done(memory.finalize(key, fence, *end))),
-            Ask::Get(key) => Said::Record(done(memory.get(key))),
-            Ask::Amend(key, fence, amend) => {
-                Said::Cas(done(memory.finalize_cancelled(key, fence, amend)))
+            StoreRequest::Create(key, record) => {
+                StoreReply::Nothing(done(memory.create(key, *record)))
             }
-            Ask::Release(key, fence) => Said::Cas(done(memory.release(key, fence))),
-            Ask::Events(key, after) => Said::Events(done(memory.events(key, after, EVENTS_BYTES))),
-            Ask::Cancel(key, cancel) => Said::Cancelled(done(memory.cancel(key, cancel))),
-            Ask::Delete(key) => Said::Deleted(done(memory.delete(key))),
-            Ask::Notices(owner, after) => Said::Notices(done(memory.notices(owner, after))),
-            Ask::Check(running) => Said::Lost(done(memory.check_ownership(running))),
-            Ask::Orphans => Said::Orphans(done(memory.orphans(ORPHANS_MAX))),
-            Ask::Strays(owner, running) => {
-                Said::Strays(done(memory.untracked(owner, running, ORPHANS_MAX)))
+            StoreRequest::Start(key, fence) => StoreReply::Write(done(memory.start(key, fence))),
+            StoreRequest::Append(key, fence, batch) => {
+                StoreReply::Write(done(memory.append(key, fence, batch)))
             }
-            Ask::Adopt(orphan, by) => Said::Adopted(done(memory.take_over(orphan, by))),
+            StoreRequest::Finalize(key, fence, end) => {
+                StoreReply::Write(done(memory.finalize(key, fence, *end)))
+            }
+            StoreRequest::Get(key) => StoreReply::Record(done(memory.get(key))),
+            StoreRequest::FinalizeCancelled(key, fence, amend) => {
+                StoreReply::Write(done(memory.finalize_cancelled(key, fence, amend)))
+            }
+            StoreRequest::Release(key, fence) => {
+                StoreReply::Write(done(memory.release(key, fence)))
+            }
+            StoreRequest::Events(key, after) => {
+                StoreReply::Events(done(memory.events(key, after, EVENTS_BYTES)))
+            }
+            StoreRequest::Cancel(key, cancel) => {
+                StoreReply::Cancelled(done(memory.cancel(key, cancel)))
+            }
+            StoreRequest::Delete(key) => StoreReply::Deleted(done(memory.delete(key))),
+            StoreRequest::Notices(owner, after) => {
+                StoreReply::Notices(done(memory.notices(owner, after)))
+            }
+            StoreRequest::CheckOwnership(running) => {
+                StoreReply::Lost(done(memory.check_ownership(running)))
+            }
+            StoreRequest::Orphans => StoreReply::Orphans(done(memory.orphans(ORPHANS_MAX))),
+            StoreRequest::Untracked(owner, running) => {
+                StoreReply::Untracked(done(memory.untracked(owner, running, ORPHANS_MAX)))
+            }
+            StoreRequest::TakeOver(orphan, by) => {
+                StoreReply::TakenOver(done(memory.take_over(orphan, by)))
+            }
         };
         if let Some(key) = ask.key() {
             self.look(now, key, ask, &said)?;
@@ -235,20 +257,20 @@ impl Shop {
         &mut self,
         now: Duration,
         key: ResponseKey,
-        ask: &Ask,
-        said: &Said,
-    ) -> Result<(), Broken> {
+        ask: &StoreRequest,
+        said: &StoreReply,
+    ) -> Result<(), Violation> {
         let found = done(self.memory.get(key)).ok().flatten();
         let leases = &self.leases;
         let known = self.known.entry(key).or_default();
-        let broken = |reason: String| Err(Broken::new(now, key, reason));
+        let broken = |reason: String| Err(Violation::new(now, key, reason));
         let Some(record) = found else {
             known.is_gone |= known.status.is_some();
             return Ok(());
         };
-        if matches!(ask, Ask::Create(..)) && known.was_emptied {
+        if matches!(ask, StoreRequest::Create(..)) && known.was_emptied {
             // Its client was told nothing yet: it is the same creation, tried again.
-            *known = Known::default();
+            *known = ExpectedRecord::default();
         }
         if known.is_gone {
             return broken(format!("{ask:?} brought it back"));
@@ -264,7 +286,7 @@ impl Shop {
         };
         // The right that it had before this write.
         let (owner, fencing_number) = known.fence.unwrap_or((run.owner, run.fencing_number));
-        if let (Some(fence), Said::Cas(Ok(WriteOutcome::Done))) = (ask.fence(), said)
+        if let (Some(fence), StoreReply::Write(Ok(WriteOutcome::Done))) = (ask.fence(), said)
             && (owner, fencing_number) != (Some(fence.owner), fence.number)
         {
             return broken(format!(
@@ -277,7 +299,7 @@ impl Shop {
                 run.fencing_number
             ));
         }
-        if let Ask::Adopt(_, by) = ask
+        if let StoreRequest::TakeOver(_, by) = ask
             && (owner, fencing_number) != (run.owner, run.fencing_number)
         {
             if owner.is_some_and(|owner| leases.get(&owner).is_some_and(|until| now < *until)) {
@@ -287,7 +309,10 @@ impl Shop {
                 return broken(format!("{by} adopted it and {:?} has it", run.owner));
             }
         }
-        if let (Ask::Amend(_, _, amend), Said::Cas(Ok(WriteOutcome::Done))) = (ask, said)
+        if let (
+            StoreRequest::FinalizeCancelled(_, _, amend),
+            StoreReply::Write(Ok(WriteOutcome::Done)),
+        ) = (ask, said)
             && run.streams
             && let Some(told) = told(&self.memory, key)
             && log::opened(&amend.delta_table, told.len() + 1).as_ref() != Some(&told)
@@ -295,8 +320,10 @@ impl Shop {
             return broken("what was left of it is not what was told of it".to_owned());
         }
         match (ask, said) {
-            (Ask::Finalize(..), Said::Cas(Ok(WriteOutcome::Done))) => known.was_finalized = true,
-            (Ask::Cancel(..), Said::Cancelled(Ok(CancelOutcome::Done { .. }))) => {
+            (StoreRequest::Finalize(..), StoreReply::Write(Ok(WriteOutcome::Done))) => {
+                known.was_finalized = true
+            }
+            (StoreRequest::Cancel(..), StoreReply::Cancelled(Ok(CancelOutcome::Done { .. }))) => {
                 known.was_cancelled = true;
             }
             _ => {}

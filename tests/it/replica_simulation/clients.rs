@@ -1,15 +1,15 @@
-//! Who begins, cancels and deletes responses.
+//! The clients: they create, cancel and delete responses.
 
 use super::run::hint;
-use super::shop::Ask;
-use super::{Broken, Event, Fleet, REPLICAS, To, What, key};
-use crate::responses::background::log;
-use crate::responses::background::run_state::RunState;
-use crate::store::record::{Content, InitialState, Retention};
-use crate::store::{self, Cancellation, FencingToken, IdempotencyToken, NewRecord};
+use super::store_harness::StoreRequest;
+use super::{Event, Fleet, REPLICAS, ReplicaEvent, ReplyTo, Violation, key};
+use warmroute::responses::background::log;
+use warmroute::responses::background::run_state::RunState;
+use warmroute::store::record::{Content, InitialState, Retention};
+use warmroute::store::{self, Cancellation, FencingToken, IdempotencyToken, NewRecord};
 
 impl Fleet {
-    /// A replica that takes requests.
+    /// A random replica that accepts requests.
     pub(super) fn open(&mut self) -> Option<usize> {
         let open = |it: &usize| self.replicas[*it].is_up && !self.replicas[*it].is_draining;
         let open: Vec<usize> = (0..REPLICAS).filter(open).collect();
@@ -46,12 +46,12 @@ impl Fleet {
                 request: request.into(),
             },
         };
-        let to = To::Create {
+        let to = ReplyTo::Create {
             number,
             tries: 0,
             is_unknown: false,
         };
-        self.send(at, to, Ask::Create(key, Box::new(record)));
+        self.send(at, to, StoreRequest::Create(key, Box::new(record)));
     }
 
     pub(super) fn cancel(&mut self, at: usize, number: u128) {
@@ -60,8 +60,8 @@ impl Fleet {
             response: b"{}".as_slice().into(),
             event: log::CANCELLED.into(),
         };
-        let to = To::Cancel { number, tries: 0 };
-        self.send(at, to, Ask::Cancel(key(number), cancel));
+        let to = ReplyTo::Cancel { number, tries: 0 };
+        self.send(at, to, StoreRequest::Cancel(key(number), cancel));
     }
 
     pub(super) fn on_created(
@@ -70,13 +70,13 @@ impl Fleet {
         number: u128,
         tries: u32,
         is_unknown: bool,
-        ask: Ask,
+        ask: StoreRequest,
         said: Result<(), store::Error>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Violation> {
         let key = key(number);
         let error = match said {
             Ok(()) => {
-                self.met.acknowledged += 1;
+                self.counts.acknowledged += 1;
                 self.acknowledged.insert(key);
                 return self.begin(at, key);
             }
@@ -84,17 +84,17 @@ impl Fleet {
         };
         let is_unknown = is_unknown || matches!(error, store::Error::Unknown { .. });
         if is_unknown && tries < 3 {
-            let to = To::Create {
+            let to = ReplyTo::Create {
                 number,
                 tries: tries + 1,
                 is_unknown,
             };
-            self.later(at, 100..1_400, What::Retry(to, Box::new(ask)));
+            self.later(at, 100..1_400, ReplicaEvent::Retry(to, Box::new(ask)));
             return Ok(());
         }
         self.replicas[at].table.leave(key);
         if is_unknown {
-            self.send(at, To::Forget, Ask::Delete(key));
+            self.send(at, ReplyTo::Forget, StoreRequest::Delete(key));
         }
         Ok(())
     }

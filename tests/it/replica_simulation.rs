@@ -1,18 +1,19 @@
-//! Replicas over one store in virtual time, with what goes wrong between them: what decides about
-//! background work is the real thing (the lease, an owner's table, a run's course, the plan for what was
-//! lost, a reader's place, and the store in memory); network, clients, engines and faults are drawn from a
-//! seed. After each write and each word that a reader is told it is looked whether what must always be true
-//! still is (`src/ARCHITECTURE.md` lists it), and at the end whether all that was acknowledged has ended.
+//! A simulation of several replicas that share one response store, in virtual time and with injected faults.
+//!
+//! The deciding parts of background runs are the real ones: the lease, an owner's run table, a run's state, the
+//! decision what to do with an orphan, a reader's position, and the memory store. Network, clients, engines and
+//! faults are drawn from a seed. After each write, and each event that a reader receives, the invariants that
+//! `src/ARCHITECTURE.md` lists are checked; at the end, every acknowledged response must have ended.
 
 mod checks;
 mod clients;
+mod encoder;
 mod faults;
 mod network;
 mod owner;
 mod readers;
 mod run;
-mod shop;
-mod voice;
+mod store_harness;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,33 +25,33 @@ use tracing::trace;
 use self::faults::{Fault, Faults};
 use self::readers::{Ledger, Reader};
 use self::run::{Run, Word};
-use self::shop::{Ask, Said, Shop};
-use super::world::World;
-use crate::ids::{ResponseId, Root, Tenant};
-use crate::responses::background::run_table::{Bounds, RunTable};
-use crate::store::{Keep, NoticeCursor, Orphan, Owner, ResponseKey, lease};
+use self::store_harness::{StoreHarness, StoreReply, StoreRequest};
+use warmroute::ids::{ResponseId, Root, Tenant};
+use warmroute::responses::background::run_table::{Bounds, RunTable};
+use warmroute::sim::world::World;
+use warmroute::store::{Keep, NoticeCursor, Orphan, Owner, ResponseKey, lease};
 
 const REPLICAS: usize = 3;
-/// Responses at most.
+/// The most responses in one simulation.
 const NUMBERS: u128 = 3;
-/// A lost response is begun again so often.
+/// How often a lost response is run, at most.
 const ATTEMPTS_MAX: u32 = 3;
-/// Nothing goes wrong any more from here on.
+/// No faults happen after this time.
 const CALM: Duration = Duration::from_secs(25);
-/// By then all must have ended.
+/// Every response must have ended by then.
 const END: Duration = Duration::from_secs(150);
-/// Before what the store did not answer is asked again.
+/// Delay before a request without a reply is retried.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What a seed has broken.
+/// A violated invariant.
 #[derive(Debug)]
-pub struct Broken {
+pub(crate) struct Violation {
     at: Duration,
     key: Option<ResponseKey>,
     reason: String,
 }
 
-impl Broken {
+impl Violation {
     fn new(at: Duration, key: ResponseKey, reason: impl Into<String>) -> Self {
         Self {
             at,
@@ -60,42 +61,42 @@ impl Broken {
     }
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let own = self.key.map_or(0, |key| key.id.own());
         write!(f, "at {:?}, response {own}: {}", self.at, self.reason)
     }
 }
 
-/// What a seed has met: a simulation in which nothing happens proves nothing.
+/// How often each situation occurred: a simulation in which nothing happens proves nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Met {
+pub(crate) struct Counts {
     pub acknowledged: u64,
     pub completed: u64,
     pub failed: u64,
     pub cancelled: u64,
-    /// Forgotten by a store that restarted empty, or deleted.
+    /// Deleted, or lost by a store that restarted empty.
     pub gone: u64,
-    /// Leases that were lost.
+    /// Leases lost.
     pub lost: u64,
-    /// Taken over and begun again, or failed.
+    /// Taken over and run again.
     pub rerun: u64,
     pub given_up: u64,
-    /// Handed back by a replica that stopped.
+    /// Released by a draining replica.
     pub released: u64,
-    /// Events that readers were told.
+    /// Events that readers received.
     pub told: u64,
-    /// Of them from a replica's memory.
+    /// Events that readers received from a replica's memory instead of the store.
     pub told_from_memory: u64,
-    /// Readers that went on elsewhere.
+    /// Readers that resumed on another replica.
     pub resumed: u64,
-    /// Runs that ended without an end.
+    /// Runs that stopped without a terminal event.
     pub broken: u64,
     pub steps: u64,
 }
 
-impl Met {
-    pub fn add(&mut self, other: &Self) {
+impl Counts {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.acknowledged += other.acknowledged;
         self.completed += other.completed;
         self.failed += other.failed;
@@ -113,46 +114,46 @@ impl Met {
     }
 }
 
-/// One run of the world that `seed` makes, by clocks that begin at `begun`.
-pub fn run(seed: u64, begun: Instant) -> Result<Met, Broken> {
+/// Runs the simulation of this seed, with clocks that start at `begun`.
+pub(crate) fn run(seed: u64, begun: Instant) -> Result<Counts, Violation> {
     Fleet::new(seed, begun).run()
 }
 
 #[derive(Debug)]
 enum Event {
-    /// Something at a replica, if it still lives that life.
-    At(usize, u64, What),
-    /// A question reaches the store.
-    Arrive(usize, u64, To, Box<Ask>),
-    /// A client begins, cancels or deletes the response of this number.
+    /// An event at a replica, dropped if the replica has restarted since.
+    At(usize, u64, ReplicaEvent),
+    /// A request reaches the store.
+    Arrive(usize, u64, ReplyTo, Box<StoreRequest>),
+    /// A client creates, cancels or deletes the response of this number.
     Create(u128),
     Cancel(u128),
     Delete(u128),
-    /// A reader of this number.
+    /// The reader of this number connects or reads on.
     Read(usize),
     Fault(Fault),
     Start(usize),
 }
 
 #[derive(Debug)]
-enum What {
+enum ReplicaEvent {
     Lease,
     Notices,
-    Sweep,
+    Scan,
     Word(ResponseKey, u64, Word),
-    /// A run goes on after a pause.
+    /// A run retries after a delay.
     Again(ResponseKey, u64, u64),
     Create(u128),
-    Retry(To, Box<Ask>),
+    Retry(ReplyTo, Box<StoreRequest>),
     Abort,
     Exit,
-    Said(To, Box<(Ask, Said)>),
+    StoreReply(ReplyTo, Box<(StoreRequest, StoreReply)>),
 }
 
-/// Who waits for an answer.
+/// Who waits for a reply.
 #[derive(Clone, Copy, Debug)]
-enum To {
-    Beat(Owner),
+enum ReplyTo {
+    Heartbeat(Owner),
     Run {
         key: ResponseKey,
         serial: u64,
@@ -160,15 +161,15 @@ enum To {
     },
     Notices(Owner),
     Check,
-    Sweep,
-    Adopt(Orphan, Owner),
+    Scan,
+    TakeOver(Orphan, Owner),
     HandBack(ResponseKey),
     Create {
         number: u128,
         tries: u32,
         is_unknown: bool,
     },
-    /// What may have been begun, and nobody was told of.
+    /// Deletes a response whose creation may have succeeded without a reply.
     Forget,
     Cancel {
         number: u128,
@@ -182,16 +183,16 @@ enum To {
 }
 
 struct Replica {
-    life: u64,
+    incarnation: u64,
     is_up: bool,
     paused_until: Duration,
     is_draining: bool,
     is_aborted: bool,
     table: RunTable<Run>,
-    /// Runs that are over, for readers that came before.
+    /// Finished runs that readers still read.
     left: BTreeMap<u64, Run>,
     cursor: (Owner, NoticeCursor),
-    /// Asked to be adopted, and not answered.
+    /// Takeovers without a reply yet.
     adopting: BTreeSet<ResponseKey>,
     looks: u32,
 }
@@ -201,17 +202,17 @@ struct Fleet {
     random: Rng,
     begun: Instant,
     leases: lease::Settings,
-    shop: Shop,
+    store: StoreHarness,
     faults: Faults,
     replicas: Vec<Replica>,
     readers: Vec<Reader>,
     ledger: Ledger,
-    /// Whether each response that was begun streams.
+    /// Whether each created response streams.
     streams: BTreeMap<ResponseKey, bool>,
-    /// Whose clients were told.
+    /// Responses whose creation a client got confirmed.
     acknowledged: BTreeSet<ResponseKey>,
     names: u64,
-    met: Met,
+    counts: Counts,
 }
 
 fn key(number: u128) -> ResponseKey {
@@ -226,14 +227,14 @@ impl Fleet {
         let mut random = Rng::with_seed(seed);
         let mut keep = Keep::default();
         if random.u8(..4) == 0 {
-            // Readers come after the log is gone.
+            // Some readers come after the log has expired.
             keep.log_ttl_s = 2;
         }
         let leases = lease::Settings::default();
         let faults = Faults::new(&mut random);
         let mut fleet = Self {
             world: World::new(),
-            shop: Shop::new(begun, keep),
+            store: StoreHarness::new(begun, keep),
             begun,
             faults,
             replicas: Vec::new(),
@@ -242,7 +243,7 @@ impl Fleet {
             acknowledged: BTreeSet::new(),
             streams: BTreeMap::new(),
             names: 0,
-            met: Met::default(),
+            counts: Counts::default(),
             random,
             leases,
         };
@@ -253,7 +254,7 @@ impl Fleet {
         }
         fleet.plan();
         if seed % 8 == 1 {
-            // Drawn from elsewhere: seeds that have found something find it still.
+            // A random generator of its own, so that known seeds keep their meaning.
             let mut random = Rng::with_seed(!seed);
             for _ in 0..3 {
                 let at = Duration::from_millis(random.u64(1_000..20_000));
@@ -264,7 +265,7 @@ impl Fleet {
         fleet
     }
 
-    /// What clients and faults will do.
+    /// Schedules the clients and the faults.
     fn plan(&mut self) {
         for number in 1..=self.random.u128(1..=NUMBERS) {
             let at = self.ms(500..6_000);
@@ -294,7 +295,7 @@ impl Fleet {
         }
     }
 
-    fn replica(&mut self, life: u64) -> Replica {
+    fn replica(&mut self, incarnation: u64) -> Replica {
         let bounds = Bounds {
             running_max: 2,
             running_per_tenant_max: 2,
@@ -302,7 +303,7 @@ impl Fleet {
         let owner = self.owner();
         let now = self.instant();
         Replica {
-            life,
+            incarnation,
             is_up: false,
             paused_until: Duration::ZERO,
             is_draining: false,
@@ -316,12 +317,12 @@ impl Fleet {
     }
 
     fn start(&mut self, at: usize) {
-        let life = self.replicas[at].life + 1;
-        self.replicas[at] = self.replica(life);
+        let incarnation = self.replicas[at].incarnation + 1;
+        self.replicas[at] = self.replica(incarnation);
         self.replicas[at].is_up = true;
-        self.later(at, 0..50, What::Lease);
-        self.later(at, 0..500, What::Notices);
-        self.later(at, 1_500..2_500, What::Sweep);
+        self.later(at, 0..50, ReplicaEvent::Lease);
+        self.later(at, 0..500, ReplicaEvent::Notices);
+        self.later(at, 1_500..2_500, ReplicaEvent::Scan);
     }
 
     fn owner(&mut self) -> Owner {
@@ -341,17 +342,17 @@ impl Fleet {
         Duration::from_micros(self.random.u64(range.start * 1_000..range.end * 1_000))
     }
 
-    /// Something at this life of a replica, after so many milliseconds.
-    fn later(&mut self, at: usize, after: std::ops::Range<u64>, what: What) {
+    /// Schedules an event at a replica after a random number of milliseconds.
+    fn later(&mut self, at: usize, after: std::ops::Range<u64>, what: ReplicaEvent) {
         let when = self.now() + self.ms(after);
-        let life = self.replicas[at].life;
-        self.world.set(when, Event::At(at, life, what));
+        let incarnation = self.replicas[at].incarnation;
+        self.world.set(when, Event::At(at, incarnation, what));
     }
 
-    fn run(mut self) -> Result<Met, Broken> {
+    fn run(mut self) -> Result<Counts, Violation> {
         let mut looked = CALM;
         while let Some(event) = self.world.next() {
-            self.met.steps += 1;
+            self.counts.steps += 1;
             trace!(now = ?self.now(), ?event);
             if self.now() > END {
                 break;
@@ -359,34 +360,34 @@ impl Fleet {
             self.on_event(event)?;
             if self.now() > looked {
                 looked = self.now() + Duration::from_secs(1);
-                if self.is_settled() {
+                if self.has_settled() {
                     break;
                 }
             }
         }
-        self.settled()?;
-        Ok(self.met)
+        self.check_end()?;
+        Ok(self.counts)
     }
 
-    fn on_event(&mut self, event: Event) -> Result<(), Broken> {
+    fn on_event(&mut self, event: Event) -> Result<(), Violation> {
         match event {
-            Event::At(at, life, what) => {
+            Event::At(at, incarnation, what) => {
                 let replica = &self.replicas[at];
-                if replica.life != life || !replica.is_up {
+                if replica.incarnation != incarnation || !replica.is_up {
                     return Ok(());
                 }
                 if replica.paused_until > self.now() {
-                    // All that waited comes at once, in no order.
+                    // Delayed events arrive together, in random order.
                     let when = replica.paused_until + self.ms(0..5);
-                    self.world.set(when, Event::At(at, life, what));
+                    self.world.set(when, Event::At(at, incarnation, what));
                     return Ok(());
                 }
                 self.on_replica(at, what)
             }
-            Event::Arrive(at, life, to, ask) => self.on_arrival(at, life, to, *ask),
+            Event::Arrive(at, incarnation, to, ask) => self.on_arrival(at, incarnation, to, *ask),
             Event::Create(number) => {
                 if let Some(at) = self.open() {
-                    self.later(at, 0..10, What::Create(number));
+                    self.later(at, 0..10, ReplicaEvent::Create(number));
                 } else {
                     let when = self.now() + Duration::from_secs(1);
                     self.world.set(when, Event::Create(number));
@@ -396,7 +397,7 @@ impl Fleet {
             Event::Cancel(number) | Event::Delete(number)
                 if !self.acknowledged.contains(&key(number)) =>
             {
-                // Nobody knows its name yet.
+                // No client knows its id yet.
                 let when = self.now() + self.ms(100..900);
                 if when < CALM {
                     self.world.set(when, event);
@@ -411,7 +412,7 @@ impl Fleet {
             }
             Event::Delete(number) => {
                 if let Some(at) = self.open() {
-                    self.send(at, To::Nobody, Ask::Delete(key(number)));
+                    self.send(at, ReplyTo::Nobody, StoreRequest::Delete(key(number)));
                 }
                 Ok(())
             }

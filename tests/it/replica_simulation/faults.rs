@@ -1,32 +1,31 @@
-//! What goes wrong, and when: at a moment, or just as something is asked of the store.
+//! The faults: some at a given time, some triggered by a request to the store.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 
-use super::shop::Ask;
+use super::store_harness::StoreRequest;
 use super::{CALM, REPLICAS};
 
-/// One thing that goes wrong.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
-    /// A replica is gone in an instant, and comes back as another.
+    /// A replica is killed and restarts as a new owner.
     Kill(usize),
-    /// It stands still, and goes on as if nothing had been.
+    /// A replica stops for this long and then continues, as a paused VM does.
     Pause(usize, Duration),
-    /// It is told to stop.
+    /// A replica drains.
     Drain(usize),
-    /// All that it runs ends without an end, as by a panic.
+    /// Every run of a replica stops without a terminal event, as after a panic.
     Break(usize),
     /// The store does not answer.
     Down(Duration),
-    /// As `Down`, and it has forgotten all.
+    /// As `Down`, and the store comes back empty.
     Empty(Duration),
-    /// The store does what it is asked, and its answers get lost.
+    /// The store executes requests, but its replies are lost.
     Lose(Duration),
 }
 
-/// What a fault waits for.
+/// The request that triggers a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moment {
     Create,
@@ -34,16 +33,16 @@ enum Moment {
     Append,
     Finalize,
     Cancel,
-    Adopt,
+    TakeOver,
     Release,
-    Amend,
-    Beat,
+    FinalizeCancelled,
+    Heartbeat,
 }
 
 #[derive(Debug)]
 struct Trap {
     moment: Moment,
-    /// How many of them pass before.
+    /// How many such requests pass before the fault.
     left: u32,
     kind: u8,
 }
@@ -54,7 +53,7 @@ pub(super) struct Faults {
     down_until: Duration,
     loses_until: Duration,
     was_emptied: bool,
-    /// Whether ends may be too large for the store.
+    /// Whether the store may refuse a finalization as too large.
     has_large_ends: bool,
 }
 
@@ -66,10 +65,10 @@ impl Faults {
             Moment::Append,
             Moment::Finalize,
             Moment::Cancel,
-            Moment::Adopt,
+            Moment::TakeOver,
             Moment::Release,
-            Moment::Amend,
-            Moment::Beat,
+            Moment::FinalizeCancelled,
+            Moment::Heartbeat,
         ];
         let trap = |random: &mut Rng| Trap {
             moment: MOMENTS[random.usize(..MOMENTS.len())],
@@ -85,7 +84,7 @@ impl Faults {
         }
     }
 
-    /// Those that come at their time.
+    /// Faults at fixed times.
     pub(super) fn timed(&mut self, random: &mut Rng) -> Vec<(Duration, Fault)> {
         let count = random.u8(0..4);
         let one = |_| {
@@ -96,18 +95,23 @@ impl Faults {
         (0..count).map(one).collect()
     }
 
-    /// What happens because of what is asked.
-    pub(super) fn on_send(&mut self, at: usize, ask: &Ask, random: &mut Rng) -> Option<Fault> {
+    /// The fault that this request triggers, if any.
+    pub(super) fn on_send(
+        &mut self,
+        at: usize,
+        ask: &StoreRequest,
+        random: &mut Rng,
+    ) -> Option<Fault> {
         let moment = match ask {
-            Ask::Create(..) => Moment::Create,
-            Ask::Start(..) => Moment::Start,
-            Ask::Append(..) => Moment::Append,
-            Ask::Finalize(..) => Moment::Finalize,
-            Ask::Cancel(..) => Moment::Cancel,
-            Ask::Adopt(..) => Moment::Adopt,
-            Ask::Release(..) => Moment::Release,
-            Ask::Amend(..) => Moment::Amend,
-            Ask::Beat(..) => Moment::Beat,
+            StoreRequest::Create(..) => Moment::Create,
+            StoreRequest::Start(..) => Moment::Start,
+            StoreRequest::Append(..) => Moment::Append,
+            StoreRequest::Finalize(..) => Moment::Finalize,
+            StoreRequest::Cancel(..) => Moment::Cancel,
+            StoreRequest::TakeOver(..) => Moment::TakeOver,
+            StoreRequest::Release(..) => Moment::Release,
+            StoreRequest::FinalizeCancelled(..) => Moment::FinalizeCancelled,
+            StoreRequest::Heartbeat(..) => Moment::Heartbeat,
             _ => return None,
         };
         let place = self.traps.iter().position(|trap| trap.moment == moment)?;
@@ -144,9 +148,9 @@ impl Faults {
         now < self.loses_until
     }
 
-    /// Whether the store will not take it, now and at any time: an end is, unless nothing is kept with it.
-    pub(super) fn finds_too_large(&self, ask: &Ask) -> bool {
-        let Ask::Finalize(_, _, end) = ask else {
+    /// Whether the store refuses this finalization as too large. One without a delta table is always accepted.
+    pub(super) fn finds_too_large(&self, ask: &StoreRequest) -> bool {
+        let StoreRequest::Finalize(_, _, end) = ask else {
             return false;
         };
         self.has_large_ends && end.token.0 % 3 == 0 && !end.delta_table.is_empty()
@@ -157,7 +161,7 @@ fn fault(kind: u8, at: usize, random: &mut Rng) -> Fault {
     let mut ms = |range| Duration::from_millis(random.u64(range));
     match kind {
         0..3 => Fault::Kill(at),
-        // Some longer than the lease, some not.
+        // Some are longer than the lease.
         3..6 => Fault::Pause(at, ms(2_000..25_000)),
         6 | 7 => Fault::Drain(at),
         8 => Fault::Down(ms(100..3_000)),

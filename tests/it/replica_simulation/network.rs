@@ -1,35 +1,35 @@
-//! What is asked of the store and what it says, on the way and when they get there; and what goes wrong.
+//! The network between replicas and store: delays, lost replies, and dispatch of what arrives.
 
 use std::time::Duration;
 
 use super::faults::Fault;
-use super::shop::{Ask, Said};
-use super::{Broken, CALM, Event, Fleet, PAUSE, To, What, key};
-use crate::responses::background::run_state::{StopReason, Then};
-use crate::store::{self, CancelOutcome, Takeover};
+use super::store_harness::{StoreReply, StoreRequest};
+use super::{CALM, Event, Fleet, PAUSE, ReplicaEvent, ReplyTo, Violation, key};
+use warmroute::responses::background::run_state::{StopReason, Then};
+use warmroute::store::{self, CancelOutcome, Takeover};
 
 impl Fleet {
-    /// On its way to the store.
-    pub(super) fn send(&mut self, at: usize, to: To, ask: Ask) {
+    /// Sends a request to the store.
+    pub(super) fn send(&mut self, at: usize, to: ReplyTo, ask: StoreRequest) {
         let fault = self.faults.on_send(at, &ask, &mut self.random);
-        let life = self.replicas[at].life;
+        let incarnation = self.replicas[at].incarnation;
         let delay = self.delay(&ask);
         let when = self.now() + delay;
         self.world
-            .set(when, Event::Arrive(at, life, to, Box::new(ask)));
+            .set(when, Event::Arrive(at, incarnation, to, Box::new(ask)));
         if let Some(fault) = fault {
             let when = self.now() + self.ms(0..30);
             self.world.set(when, Event::Fault(fault));
         }
     }
 
-    /// How long words about this take on their way, there or back.
-    pub(super) fn delay(&mut self, ask: &Ask) -> Duration {
+    /// The network delay of a request or its reply.
+    pub(super) fn delay(&mut self, ask: &StoreRequest) -> Duration {
         let is_slow = self.now() < CALM
             && match ask {
-                // One that makes a record is never late: none is made again after it was deleted.
-                Ask::Create(..) => false,
-                Ask::Beat(..) => self.random.u8(..10) == 0,
+                // A create is never late, or it could recreate a deleted record.
+                StoreRequest::Create(..) => false,
+                StoreRequest::Heartbeat(..) => self.random.u8(..10) == 0,
                 _ => self.random.u8(..40) == 0,
             };
         match is_slow {
@@ -41,10 +41,10 @@ impl Fleet {
     pub(super) fn on_arrival(
         &mut self,
         at: usize,
-        life: u64,
-        to: To,
-        ask: Ask,
-    ) -> Result<(), Broken> {
+        incarnation: u64,
+        to: ReplyTo,
+        ask: StoreRequest,
+    ) -> Result<(), Violation> {
         let now = self.now();
         let retry_after = Duration::from_secs(1);
         let is_lost = now < CALM && self.faults.loses(now) && self.random.u8(..4) == 0;
@@ -73,7 +73,7 @@ impl Fleet {
                 Duration::ZERO,
             )
         } else {
-            let said = self.shop.ask(now, &ask)?;
+            let said = self.store.ask(now, &ask)?;
             match is_lost {
                 true => {
                     let reason = "slow".into();
@@ -86,15 +86,19 @@ impl Fleet {
                 false => (said, self.delay(&ask)),
             }
         };
-        if let Ask::Cancel(key, _) = &ask
-            && matches!(said, Said::Cancelled(Ok(CancelOutcome::Done { .. })))
+        if let StoreRequest::Cancel(key, _) = &ask
+            && matches!(said, StoreReply::Cancelled(Ok(CancelOutcome::Done { .. })))
         {
             self.ledger.on_cancelled(*key);
         }
         let when = now + delay;
         self.world.set(
             when,
-            Event::At(at, life, What::Said(to, Box::new((ask, said)))),
+            Event::At(
+                at,
+                incarnation,
+                ReplicaEvent::StoreReply(to, Box::new((ask, said))),
+            ),
         );
         Ok(())
     }
@@ -102,12 +106,12 @@ impl Fleet {
     pub(super) fn on_said(
         &mut self,
         at: usize,
-        to: To,
-        ask: Ask,
-        said: Said,
-    ) -> Result<(), Broken> {
+        to: ReplyTo,
+        ask: StoreRequest,
+        said: StoreReply,
+    ) -> Result<(), Violation> {
         match (to, said) {
-            (To::Beat(by), Said::Nothing(said)) => {
+            (ReplyTo::Heartbeat(by), StoreReply::Nothing(said)) => {
                 let owner = self.owner();
                 let now = self.instant();
                 let step = self.replicas[at]
@@ -116,7 +120,7 @@ impl Fleet {
                 self.on_step(at, by, step)?;
                 self.set_lease(at);
             }
-            (To::Run { key, serial, asked }, said) => {
+            (ReplyTo::Run { key, serial, asked }, said) => {
                 let Some(run) = self.find(at, key, serial).filter(|run| run.asked == asked) else {
                     return Ok(());
                 };
@@ -124,14 +128,14 @@ impl Fleet {
                     Then::Continue => self.drive(at, key),
                     Then::RetryLater => {
                         let when = self.now() + PAUSE;
-                        let life = self.replicas[at].life;
-                        let what = What::Again(key, serial, asked);
-                        self.world.set(when, Event::At(at, life, what));
+                        let incarnation = self.replicas[at].incarnation;
+                        let what = ReplicaEvent::Again(key, serial, asked);
+                        self.world.set(when, Event::At(at, incarnation, what));
                         Ok(())
                     }
                 };
             }
-            (To::Notices(owner), Said::Notices(Ok((notices, next)))) => {
+            (ReplyTo::Notices(owner), StoreReply::Notices(Ok((notices, next)))) => {
                 if self.replicas[at].cursor.0 == owner {
                     self.replicas[at].cursor.1 = next;
                 }
@@ -139,8 +143,8 @@ impl Fleet {
                     self.stop(at, notice.key, StopReason::Cancelled)?;
                 }
             }
-            (To::Check, Said::Lost(Ok(lost))) => {
-                let Ask::Check(asked) = ask else {
+            (ReplyTo::Check, StoreReply::Lost(Ok(lost))) => {
+                let StoreRequest::CheckOwnership(asked) = ask else {
                     return Ok(());
                 };
                 for (key, lost) in lost {
@@ -150,19 +154,19 @@ impl Fleet {
                     }
                 }
             }
-            (To::Sweep, Said::Orphans(Ok(orphans))) if !self.replicas[at].is_draining => {
+            (ReplyTo::Scan, StoreReply::Orphans(Ok(orphans))) if !self.replicas[at].is_draining => {
                 for orphan in orphans {
                     self.adopt(at, orphan);
                 }
             }
-            (To::Adopt(orphan, by), Said::Adopted(said)) => {
+            (ReplyTo::TakeOver(orphan, by), StoreReply::TakenOver(said)) => {
                 self.replicas[at].adopting.remove(&orphan.key);
                 self.replicas[at].table.on_take_over(by, orphan, &said);
                 if let Ok(Takeover::Done(adopted)) = said {
                     return self.on_adopted(at, &adopted, orphan.key);
                 }
             }
-            (To::HandBack(key), Said::Cas(said))
+            (ReplyTo::HandBack(key), StoreReply::Write(said))
                 if !said
                     .as_ref()
                     .is_err_and(|error| error.retry_after().is_some()) =>
@@ -170,29 +174,32 @@ impl Fleet {
                 self.replicas[at].table.on_released(key);
             }
             (
-                To::Create {
+                ReplyTo::Create {
                     number,
                     tries,
                     is_unknown,
                 },
-                Said::Nothing(said),
+                StoreReply::Nothing(said),
             ) => {
                 return self.on_created(at, number, tries, is_unknown, ask, said);
             }
-            (To::Forget, Said::Deleted(Err(_))) if !self.replicas[at].is_draining => {
-                self.later(at, 1_000..1_001, What::Retry(to, Box::new(ask)));
+            (ReplyTo::Forget, StoreReply::Deleted(Err(_))) if !self.replicas[at].is_draining => {
+                self.later(at, 1_000..1_001, ReplicaEvent::Retry(to, Box::new(ask)));
             }
-            (To::Cancel { number, .. }, Said::Cancelled(Ok(CancelOutcome::Done { .. }))) => {
+            (
+                ReplyTo::Cancel { number, .. },
+                StoreReply::Cancelled(Ok(CancelOutcome::Done { .. })),
+            ) => {
                 return self.stop(at, key(number), StopReason::Cancelled);
             }
-            (To::Cancel { number, tries }, Said::Cancelled(Err(_))) if tries < 3 => {
-                let to = To::Cancel {
+            (ReplyTo::Cancel { number, tries }, StoreReply::Cancelled(Err(_))) if tries < 3 => {
+                let to = ReplyTo::Cancel {
                     number,
                     tries: tries + 1,
                 };
-                self.later(at, 100..1_400, What::Retry(to, Box::new(ask)));
+                self.later(at, 100..1_400, ReplicaEvent::Retry(to, Box::new(ask)));
             }
-            (To::Reader { reader, asked }, said) => {
+            (ReplyTo::Reader { reader, asked }, said) => {
                 return self.on_reader_said(reader, asked, said);
             }
             _ => {}
@@ -200,7 +207,7 @@ impl Fleet {
         Ok(())
     }
 
-    pub(super) fn on_fault(&mut self, fault: Fault) -> Result<(), Broken> {
+    pub(super) fn on_fault(&mut self, fault: Fault) -> Result<(), Violation> {
         let now = self.now();
         match fault {
             Fault::Kill(at) if self.replicas[at].is_up => {
@@ -213,16 +220,16 @@ impl Fleet {
             }
             Fault::Drain(at) if self.replicas[at].is_up && !self.replicas[at].is_draining => {
                 self.replicas[at].is_draining = true;
-                self.later(at, 0..1, What::Lease);
+                self.later(at, 0..1, ReplicaEvent::Lease);
                 for key in self.replicas[at].table.keys() {
                     let run = self.replicas[at].table.find(key);
-                    // What no engine has begun is handed back at once; the rest has until the end.
+                    // Runs that no engine has started are released at once; the others may finish.
                     if run.is_some_and(|run| !run.state.is_begun()) {
                         self.stop(at, key, StopReason::Draining)?;
                     }
                 }
-                self.later(at, 2_000..9_000, What::Abort);
-                self.later(at, 12_000..13_000, What::Exit);
+                self.later(at, 2_000..9_000, ReplicaEvent::Abort);
+                self.later(at, 12_000..13_000, ReplicaEvent::Exit);
                 self.exit(at);
             }
             Fault::Break(at) if self.replicas[at].is_up => {
@@ -233,7 +240,7 @@ impl Fleet {
                         && let Some(mut run) = table.leave(key)
                     {
                         run.state.on_left();
-                        self.met.broken += 1;
+                        self.counts.broken += 1;
                         self.replicas[at].left.insert(run.serial, run);
                     }
                 }
@@ -244,7 +251,7 @@ impl Fleet {
             Fault::Empty(length) => {
                 self.faults.down(now, length);
                 self.faults.empty();
-                self.shop.empty();
+                self.store.empty();
             }
             Fault::Lose(length) => self.faults.lose(now, length),
         }

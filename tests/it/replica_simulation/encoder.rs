@@ -1,29 +1,29 @@
-//! What a simulated run says: events with numbers as the real ones have, and who said them.
+//! Encodes the events of a simulated run. Each event carries its number and the run that produced it.
 
 use std::fmt::Write as _;
 
-use crate::responses::background::run_state::FIRST_EVENTS;
+use warmroute::responses::background::run_state::FIRST_EVENTS;
 
 /// The name of the event that ends a response.
 pub(super) const END: &str = "end";
 
 #[derive(Debug)]
-pub(super) struct Voice {
-    /// Who speaks: no two runs are the same.
+pub(super) struct EventEncoder {
+    /// Identifies the run; unique.
     name: u64,
     next: u64,
 }
 
-/// An event as a reader takes it apart.
+/// An event as a reader parses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct SimulatedEvent {
     pub(super) kind: String,
     pub(super) number: u64,
-    /// The run that said it; nobody for the first events, which all runs say alike.
+    /// The run that produced it; 0 for the first events, which are the same in every run.
     pub(super) name: u64,
 }
 
-impl Voice {
+impl EventEncoder {
     pub(super) fn new(name: u64) -> Self {
         Self { name, next: 0 }
     }
@@ -51,7 +51,7 @@ impl Voice {
         out
     }
 
-    /// All that comes before the first word of an answer, and so many words.
+    /// The events that precede the output, if they are due, and `count` deltas.
     pub(super) fn words(&mut self, count: u64) -> String {
         let mut out = self.announce();
         if self.next < FIRST_EVENTS {
@@ -74,14 +74,14 @@ impl Voice {
     }
 }
 
-/// Whole events; `None`: it is no such text.
-pub(super) fn heard(text: &[u8]) -> Option<Vec<Heard>> {
+/// Parses complete events; `None` if `text` is not a sequence of them.
+pub(super) fn parse_events(text: &[u8]) -> Option<Vec<SimulatedEvent>> {
     let text = std::str::from_utf8(text).ok()?;
     let mut events = Vec::new();
     for event in text.split_terminator("\n\n") {
         let (kind, data) = event.strip_prefix("event: ")?.split_once("\ndata: ")?;
         let (number, name) = data.split_once(' ')?;
-        events.push(Heard {
+        events.push(SimulatedEvent {
             kind: kind.to_owned(),
             number: number.parse().ok()?,
             name: name.parse().ok()?,

@@ -1,21 +1,21 @@
-//! What a simulated replica does as an owner: what `api/responses/background` does in tasks, with the same
-//! machines deciding.
+//! A simulated replica as an owner of background runs: what `responses/background` does in tasks, with the same
+//! deciding parts.
 
 use std::time::Duration;
 
 use super::run::{Act, Run, Word};
-use super::shop::{Ask, Said};
-use super::{ATTEMPTS_MAX, Broken, Event, Fleet, NUMBERS, To, What, key};
-use crate::responses::background::run_state::{RunState, StopReason};
-use crate::responses::background::run_table::RunRefusal;
-use crate::responses::background::take_over::{OrphanState, TakeOver, take_over};
-use crate::store::lease::Step;
-use crate::store::{self, FencingToken, NoticeCursor, Orphan, Owner, ResponseKey, Status};
+use super::store_harness::{StoreReply, StoreRequest};
+use super::{ATTEMPTS_MAX, Event, Fleet, NUMBERS, ReplicaEvent, ReplyTo, Violation, key};
+use warmroute::responses::background::run_state::{RunState, StopReason};
+use warmroute::responses::background::run_table::RunRefusal;
+use warmroute::responses::background::take_over::{OrphanState, TakeOver, take_over};
+use warmroute::store::lease::Step;
+use warmroute::store::{self, FencingToken, NoticeCursor, Orphan, Owner, ResponseKey, Status};
 
 impl Fleet {
-    pub(super) fn on_replica(&mut self, at: usize, what: What) -> Result<(), Broken> {
+    pub(super) fn on_replica(&mut self, at: usize, what: ReplicaEvent) -> Result<(), Violation> {
         match what {
-            What::Lease => {
+            ReplicaEvent::Lease => {
                 let owner = self.owner();
                 let now = self.instant();
                 let by = self.replicas[at].table.owner();
@@ -23,12 +23,12 @@ impl Fleet {
                 self.on_step(at, by, step)?;
                 self.set_lease(at);
                 for number in 1..=NUMBERS {
-                    self.look(key(number))?;
+                    self.check_single_owner(key(number))?;
                 }
             }
-            What::Notices => self.on_notices(at),
-            What::Sweep => return self.on_sweep(at),
-            What::Word(key, serial, word) => {
+            ReplicaEvent::Notices => self.on_notices(at),
+            ReplicaEvent::Scan => return self.on_sweep(at),
+            ReplicaEvent::Word(key, serial, word) => {
                 let found = self.find(at, key, serial);
                 let Some(run) = found.filter(|run| run.state.is_generating()) else {
                     return Ok(());
@@ -38,26 +38,26 @@ impl Fleet {
                     return self.drive(at, key);
                 }
             }
-            What::Again(key, serial, asked) => {
+            ReplicaEvent::Again(key, serial, asked) => {
                 let found = self.find(at, key, serial);
                 if found.is_some_and(|run| run.asked == asked) {
                     return self.drive(at, key);
                 }
             }
-            What::Create(number) => self.on_create(at, number),
-            What::Retry(to, ask) => self.send(at, to, *ask),
-            What::Abort => {
+            ReplicaEvent::Create(number) => self.on_create(at, number),
+            ReplicaEvent::Retry(to, ask) => self.send(at, to, *ask),
+            ReplicaEvent::Abort => {
                 self.replicas[at].is_aborted = true;
                 for key in self.replicas[at].table.keys() {
                     self.stop(at, key, StopReason::Draining)?;
                 }
             }
-            What::Exit => {
+            ReplicaEvent::Exit => {
                 self.replicas[at].is_up = false;
                 let when = self.now() + self.ms(200..3_000);
                 self.world.set(when, Event::Start(at));
             }
-            What::Said(to, about) => {
+            ReplicaEvent::StoreReply(to, about) => {
                 let (ask, said) = *about;
                 return self.on_said(at, to, ask, said);
             }
@@ -70,18 +70,23 @@ impl Fleet {
         let when = next
             .saturating_duration_since(self.begun)
             .max(self.now() + Duration::from_millis(1));
-        let life = self.replicas[at].life;
-        self.world.set(when, Event::At(at, life, What::Lease));
+        let incarnation = self.replicas[at].incarnation;
+        self.world
+            .set(when, Event::At(at, incarnation, ReplicaEvent::Lease));
     }
 
-    pub(super) fn on_step(&mut self, at: usize, owner: Owner, step: Step) -> Result<(), Broken> {
+    pub(super) fn on_step(&mut self, at: usize, owner: Owner, step: Step) -> Result<(), Violation> {
         match step {
             Step::Beat => {
                 let lease = Duration::from_millis(self.leases.lease_ms);
-                self.send(at, To::Beat(owner), Ask::Beat(owner, lease));
+                self.send(
+                    at,
+                    ReplyTo::Heartbeat(owner),
+                    StoreRequest::Heartbeat(owner, lease),
+                );
             }
             Step::Stop => {
-                self.met.lost += 1;
+                self.counts.lost += 1;
                 for key in self.replicas[at].table.keys() {
                     self.stop(at, key, StopReason::LeaseLost)?;
                 }
@@ -92,7 +97,7 @@ impl Fleet {
     }
 
     pub(super) fn on_notices(&mut self, at: usize) {
-        self.later(at, 100..1_000, What::Notices);
+        self.later(at, 100..1_000, ReplicaEvent::Notices);
         let replica = &mut self.replicas[at];
         let owner = replica.table.owner();
         if replica.cursor.0 != owner {
@@ -107,26 +112,32 @@ impl Fleet {
             .looks
             .is_multiple_of(4)
             .then(|| replica.table.to_check());
-        self.send(at, To::Notices(owner), Ask::Notices(owner, cursor));
+        self.send(
+            at,
+            ReplyTo::Notices(owner),
+            StoreRequest::Notices(owner, cursor),
+        );
         if let Some(running) = running {
-            self.send(at, To::Check, Ask::Check(running));
+            self.send(at, ReplyTo::Check, StoreRequest::CheckOwnership(running));
         }
     }
 
-    pub(super) fn on_sweep(&mut self, at: usize) -> Result<(), Broken> {
-        self.later(at, 1_500..2_500, What::Sweep);
+    pub(super) fn on_sweep(&mut self, at: usize) -> Result<(), Violation> {
+        self.later(at, 1_500..2_500, ReplicaEvent::Scan);
         let now = self.instant();
         let replica = &self.replicas[at];
         if replica.is_draining || !replica.table.is_held(now) {
             return Ok(());
         }
-        // A real one looks while it adopts nothing. It asks without delay, which leaves the other faults of
-        // a seed as they are.
+        // A real owner scans only while no takeover is pending. This one scans without delay, which keeps the
+        // other random draws of a seed unchanged.
         let (owner, mut known) = (replica.table.owner(), replica.table.keys());
         known.extend(&replica.adopting);
         let now = self.now();
         if !self.faults.is_down(now)
-            && let Said::Strays(Ok(strays)) = self.shop.ask(now, &Ask::Strays(owner, known))?
+            && let StoreReply::Untracked(Ok(strays)) = self
+                .store
+                .ask(now, &StoreRequest::Untracked(owner, known))?
         {
             self.replicas[at].table.on_strays(owner, &strays);
         }
@@ -134,10 +145,14 @@ impl Fleet {
         let (to_hand_back, unconfirmed) =
             (replica.table.to_hand_back(), replica.table.unconfirmed());
         for (key, fence) in to_hand_back {
-            self.send(at, To::HandBack(key), Ask::Release(key, fence));
+            self.send(
+                at,
+                ReplyTo::HandBack(key),
+                StoreRequest::Release(key, fence),
+            );
         }
         if unconfirmed.is_empty() {
-            self.send(at, To::Sweep, Ask::Orphans);
+            self.send(at, ReplyTo::Scan, StoreRequest::Orphans);
         }
         for orphan in unconfirmed {
             self.adopt(at, orphan);
@@ -150,7 +165,11 @@ impl Fleet {
         if table.may_take_over(&orphan) {
             let by = table.owner();
             self.replicas[at].adopting.insert(orphan.key);
-            self.send(at, To::Adopt(orphan, by), Ask::Adopt(orphan, by));
+            self.send(
+                at,
+                ReplyTo::TakeOver(orphan, by),
+                StoreRequest::TakeOver(orphan, by),
+            );
         }
     }
 
@@ -159,7 +178,7 @@ impl Fleet {
         at: usize,
         adopted: &store::record::TakenOver,
         key: ResponseKey,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Violation> {
         let orphan_state = OrphanState {
             is_portable: adopted.request.first() == Some(&b'p'),
             streams: adopted.streams,
@@ -179,18 +198,22 @@ impl Fleet {
         }
         if admitted.is_err() {
             self.replicas[at].table.hand_back(key, adopted.fence);
-            self.send(at, To::HandBack(key), Ask::Release(key, adopted.fence));
+            self.send(
+                at,
+                ReplyTo::HandBack(key),
+                StoreRequest::Release(key, adopted.fence),
+            );
             return Ok(());
         }
         match is_rerun {
-            true => self.met.rerun += 1,
-            false => self.met.given_up += 1,
+            true => self.counts.rerun += 1,
+            false => self.counts.given_up += 1,
         }
         self.begin(at, key)
     }
 
-    /// Its record is there.
-    pub(super) fn begin(&mut self, at: usize, key: ResponseKey) -> Result<(), Broken> {
+    /// The record has been created.
+    pub(super) fn begin(&mut self, at: usize, key: ResponseKey) -> Result<(), Violation> {
         let is_draining = self.replicas[at].is_draining;
         let table = &mut self.replicas[at].table;
         table.on_stored(key);
@@ -222,42 +245,42 @@ impl Fleet {
         Ok(())
     }
 
-    /// Tells a run why it must not go on, and lets it do what follows.
+    /// Stops a run and drives it on.
     pub(super) fn stop(
         &mut self,
         at: usize,
         key: ResponseKey,
         reason: StopReason,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Violation> {
         let Some(run) = self.replicas[at].table.find_mut(key) else {
             return Ok(());
         };
-        // One whose record is being made finds out when it is there.
+        // A run whose record is still being created learns of the stop afterwards.
         if run.stop(reason) && (run.is_stored || reason == StopReason::LeaseLost) {
             return self.drive(at, key);
         }
         Ok(())
     }
 
-    /// Has a run do what it is to do next.
-    pub(super) fn drive(&mut self, at: usize, key: ResponseKey) -> Result<(), Broken> {
-        self.look(key)?;
+    /// Executes the next step of a run.
+    pub(super) fn drive(&mut self, at: usize, key: ResponseKey) -> Result<(), Violation> {
+        self.check_single_owner(key)?;
         let Some(run) = self.replicas[at].table.find_mut(key) else {
             return Ok(());
         };
         run.asked = 0;
         let serial = run.serial;
         match run.act() {
-            Act::Ask(ask) => {
+            Act::StoreRequest(ask) => {
                 self.names += 1;
                 let asked = self.names;
                 if let Some(run) = self.replicas[at].table.find_mut(key) {
                     run.asked = asked;
                 }
-                if matches!(ask, Ask::Release(..)) {
-                    self.met.released += 1;
+                if matches!(ask, StoreRequest::Release(..)) {
+                    self.counts.released += 1;
                 }
-                self.send(at, To::Run { key, serial, asked }, ask);
+                self.send(at, ReplyTo::Run { key, serial, asked }, ask);
             }
             Act::Engine => self.engine(at, key, serial),
             Act::Wait => {}
@@ -276,15 +299,17 @@ impl Fleet {
         (run.serial == serial).then_some(run)
     }
 
-    /// All that an engine will say, torn where it dies.
+    /// Everything an engine will send, cut off where it fails.
     pub(super) fn engine(&mut self, at: usize, key: ResponseKey, serial: u64) {
         let longest = if self.random.u8(..8) == 0 { 8_000 } else { 800 };
         let mut when = self.now() + self.ms(5..longest);
-        let life = self.replicas[at].life;
+        let incarnation = self.replicas[at].incarnation;
         for _ in 0..self.random.u8(0..5) {
             let word = Word::Some(self.random.u64(0..4));
-            self.world
-                .set(when, Event::At(at, life, What::Word(key, serial, word)));
+            self.world.set(
+                when,
+                Event::At(at, incarnation, ReplicaEvent::Word(key, serial, word)),
+            );
             when += self.ms(1..2_500);
         }
         let status = match self.random.u8(..6) {
@@ -292,17 +317,17 @@ impl Fleet {
             1 => Status::Incomplete,
             _ => Status::Completed,
         };
-        let last = What::Word(key, serial, Word::Last(status));
-        self.world.set(when, Event::At(at, life, last));
+        let last = ReplicaEvent::Word(key, serial, Word::Last(status));
+        self.world.set(when, Event::At(at, incarnation, last));
     }
 
-    /// A stopping replica that runs nothing gives its lease back and is gone.
+    /// A draining replica without runs ends its lease and exits.
     pub(super) fn exit(&mut self, at: usize) {
         let replica = &self.replicas[at];
         if replica.is_draining && replica.table.is_empty() {
             let owner = replica.table.owner();
-            self.send(at, To::Nobody, Ask::Retire(owner));
-            self.later(at, 50..51, What::Exit);
+            self.send(at, ReplyTo::Nobody, StoreRequest::EndLease(owner));
+            self.later(at, 50..51, ReplicaEvent::Exit);
         }
     }
 }
