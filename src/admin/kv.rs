@@ -7,17 +7,16 @@ use serde::Serialize;
 
 use crate::ids::WorkerId;
 use crate::kv::event::{Name, Tier};
-use crate::kv::forest::{Forest, Key};
-use crate::kv::index::Index;
+use crate::kv::index::{IndexKey, PrefixIndex, TreeBlock};
+use crate::kv::indexes::PrefixIndexes;
 use crate::kv::parity::{self, Parity};
-use crate::kv::radix::Listed;
 use crate::kv::subscriber::{Board, Status};
 
 /// Where the pages read.
 #[derive(Debug)]
 pub struct KvPages {
     board: Arc<Board>,
-    forest: Arc<Forest>,
+    indexes: Arc<PrefixIndexes>,
     parity: Arc<Parity>,
 }
 
@@ -70,17 +69,17 @@ struct Copies {
 }
 
 impl KvPages {
-    pub fn new(board: Arc<Board>, forest: Arc<Forest>, parity: Arc<Parity>) -> Self {
+    pub fn new(board: Arc<Board>, indexes: Arc<PrefixIndexes>, parity: Arc<Parity>) -> Self {
         Self {
             board,
-            forest,
+            indexes,
             parity,
         }
     }
 
     pub(super) fn page(&self, now: Instant) -> Page {
-        let indexes = self.forest.all().into_iter();
-        let row = |((model, block_size), index): (Key, Arc<Index>)| IndexRow {
+        let indexes = self.indexes.all().into_iter();
+        let row = |((model, block_size), index): (IndexKey, Arc<PrefixIndex>)| IndexRow {
             model: model.to_string(),
             block_size: u32::from(block_size),
             blocks: index.len(),
@@ -104,7 +103,7 @@ impl KvPages {
         let statuses = self.board.statuses(now);
         let is_it = |status: &&Status| status.worker == name && status.rank == rank;
         let status = statuses.iter().find(is_it)?;
-        let listed = self.forest.list(id, rank);
+        let listed = self.indexes.list(id, rank);
         Some(Blocks {
             worker: name.to_owned(),
             rank,
@@ -114,11 +113,11 @@ impl KvPages {
     }
 }
 
-fn row(block: &Listed) -> BlockRow {
+fn row(block: &TreeBlock) -> BlockRow {
     let hex = |name: Name| format!("{:016x}", name.0);
     let copies = |tier: Tier| {
         let copies = block.copies[tier as usize];
-        (copies != Listed::UNKNOWN).then_some(copies)
+        (copies != TreeBlock::UNKNOWN_COPIES).then_some(copies)
     };
     BlockRow {
         name: hex(block.name),

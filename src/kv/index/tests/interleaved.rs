@@ -1,26 +1,26 @@
-//! A reader that the writer overtakes, in one thread: at each moment of its way where it can matter,
-//! one after the other. What it reports of a worker that nothing happened to is exact; of the others,
-//! every block was held before or after.
+//! A lookup during which the writer changes the index, in one thread: at each race point of the lookup,
+//! one after the other. What it reports of a worker that did not change is exact; of the others, every
+//! block was there before or after.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::*;
-use crate::kv::index::pause::AT_PAUSE;
+use crate::kv::index::race_point::AT_RACE_POINT;
 use crate::kv::index::tests::model::Count;
 
 /// Every worker's blocks at one moment.
 type Moment = Vec<(WorkerId, Model)>;
 
-fn moment(both: &Both) -> Moment {
+fn moment(both: &Modelled) -> Moment {
     let trees = both.trees.iter();
     trees
         .map(|(_, model, worker)| (*worker, model.clone()))
         .collect()
 }
 
-/// Whether a worker held a prompt's block at one of the moments, in a tier or in any.
-fn held(
+/// Whether a worker had a prompt's block at one of the moments, in one tier or in any.
+fn had(
     moments: &[Moment],
     worker: WorkerId,
     prompt: usize,
@@ -37,15 +37,15 @@ fn held(
     })
 }
 
-fn both_of(trees: usize) -> (Arc<Forest>, Rc<RefCell<Both>>) {
-    let (forest, index) = index_of(64 << 20);
-    (forest, Rc::new(RefCell::new(Both::new(index, trees))))
+fn both_of(trees: usize) -> (Arc<PrefixIndexes>, Rc<RefCell<Modelled>>) {
+    let (indexes, index) = index_of(64 << 20);
+    (indexes, Rc::new(RefCell::new(Modelled::new(index, trees))))
 }
 
-/// Lets the writer do something at the given pause of one lookup. False if there was no such pause.
-fn overtake(
+/// Runs `meanwhile` at the given race point of one lookup. False if the lookup has fewer.
+fn interleave(
     at: usize,
-    both: &Rc<RefCell<Both>>,
+    both: &Rc<RefCell<Modelled>>,
     before: &[Step],
     meanwhile: &[Step],
     prompt: usize,
@@ -53,15 +53,15 @@ fn overtake(
 ) -> bool {
     let (index, first) = {
         let mut both = both.borrow_mut();
-        (0..both.trees.len()).for_each(|tree| both.take(&Step::Replant(tree)));
+        (0..both.trees.len()).for_each(|tree| both.take(&Step::Replace(tree)));
         before.iter().for_each(|step| both.take(step));
         (both.index.clone(), moment(&both))
     };
-    let pauses = Rc::new(Cell::new(0));
-    AT_PAUSE.set(Some(Box::new({
-        let (both, pauses, meanwhile) = (both.clone(), pauses.clone(), meanwhile.to_vec());
+    let passed = Rc::new(Cell::new(0));
+    AT_RACE_POINT.set(Some(Box::new({
+        let (both, passed, meanwhile) = (both.clone(), passed.clone(), meanwhile.to_vec());
         move || {
-            if pauses.replace(pauses.get() + 1) == at {
+            if passed.replace(passed.get() + 1) == at {
                 let mut both = both.borrow_mut();
                 meanwhile.iter().for_each(|step| both.take(step));
             }
@@ -70,8 +70,8 @@ fn overtake(
     let mut found = Vec::new();
     let locals = locals_of(prompt);
     index.overlap(root_of(prompt), &locals[..blocks], &mut found);
-    AT_PAUSE.set(None);
-    let is_over = pauses.get() <= at;
+    AT_RACE_POINT.set(None);
+    let is_over = passed.get() <= at;
     let moments = [first, moment(&both.borrow())];
     for depth in &found {
         let of_worker = moments.iter().flatten();
@@ -87,34 +87,34 @@ fn overtake(
         }
         for block in 1..=depth.blocks as usize {
             assert!(
-                held(&moments, depth.worker, prompt, block, None),
-                "at {at}, never held {block} blocks: {depth:?}"
+                had(&moments, depth.worker, prompt, block, None),
+                "at {at}, never had {block} blocks: {depth:?}"
             );
         }
         for block in 1..=depth.gpu_blocks as usize {
             assert!(
-                held(&moments, depth.worker, prompt, block, Some(Tier::Gpu)),
-                "at {at}, never held {block} blocks in the GPU: {depth:?}"
+                had(&moments, depth.worker, prompt, block, Some(Tier::Gpu)),
+                "at {at}, never had {block} blocks in the GPU: {depth:?}"
             );
         }
     }
     for (tree, (worker, model)) in moments[0].iter().enumerate() {
         let is_touched = meanwhile.iter().any(|step| match step {
             Step::Store(run, _) | Step::Remove(run, _) => run.tree == tree,
-            Step::Clear(other) | Step::Replant(other) => *other == tree,
+            Step::Clear(other) | Step::Replace(other) => *other == tree,
         });
         if is_touched {
             continue;
         }
         let (blocks, gpu_blocks, disk_blocks) = model.depth(root_of(prompt), &locals[..blocks]);
-        let expected = Depth {
+        let expected = RankPrefix {
             worker: *worker,
             rank: worker.0 % 2,
             blocks,
             gpu_blocks,
             disk_blocks,
         };
-        let of_worker: Vec<Depth> = found
+        let of_worker: Vec<RankPrefix> = found
             .iter()
             .filter(|depth| depth.worker == *worker)
             .copied()
@@ -122,13 +122,13 @@ fn overtake(
         assert_eq!(
             of_worker,
             if blocks > 0 { vec![expected] } else { vec![] },
-            "at {at}, nothing happened to it"
+            "at {at}, it did not change"
         );
     }
     !is_over
 }
 
-fn overtaken(trees: usize) -> impl Strategy<Value = (Vec<Step>, Vec<Step>, usize, usize)> {
+fn interleaved(trees: usize) -> impl Strategy<Value = (Vec<Step>, Vec<Step>, usize, usize)> {
     (
         proptest::collection::vec(step(trees), 1..25),
         proptest::collection::vec(step(trees), 1..8),
@@ -137,30 +137,30 @@ fn overtaken(trees: usize) -> impl Strategy<Value = (Vec<Step>, Vec<Step>, usize
     )
 }
 
-/// A step of one prompt's first blocks, or of those after its first stretch.
+/// A run of one prompt's blocks.
 fn of(tree: usize, prompt: usize, blocks: std::ops::Range<usize>) -> Run {
     Run {
         tree,
         prompt,
         from: blocks.start,
         len: blocks.len(),
-        naming: Naming::Common,
+        naming: EngineNames::Common,
         tier: Tier::Gpu,
     }
 }
 
 fn store(tree: usize, prompt: usize, blocks: std::ops::Range<usize>) -> Step {
-    Step::Store(of(tree, prompt, blocks), Copies::Unknown)
+    Step::Store(of(tree, prompt, blocks), CopyReport::AtLeastOne)
 }
 
 fn remove(tree: usize, prompt: usize, blocks: std::ops::Range<usize>) -> Step {
     Step::Remove(of(tree, prompt, blocks), true)
 }
 
-/// All that may come between in three steps where pages pass from one prompt to another, get shorter,
-/// and get other holders: too seldom by chance.
+/// All interleavings of three steps by which pages pass from one prompt to another, get shorter and get
+/// other owners: random steps do this too seldom.
 #[test]
-fn a_reader_overtaken_by_any_three_steps_reports_what_was_there() {
+fn a_lookup_interleaved_with_any_three_steps_reports_what_was_there() {
     const P: usize = 0;
     const OTHER: usize = 6;
     let befores = [
@@ -185,7 +185,7 @@ fn a_reader_overtaken_by_any_three_steps_reports_what_was_there() {
         remove(0, P, 20..32),
         remove(1, P, 0..32),
     ];
-    let (_forest, both) = both_of(3);
+    let (_indexes, both) = both_of(3);
     for before in &befores {
         for number in 0..steps.len().pow(3) {
             let chosen = [0, 1, 2].map(|place| number / steps.len().pow(place) % steps.len());
@@ -194,10 +194,10 @@ fn a_reader_overtaken_by_any_three_steps_reports_what_was_there() {
             }
             let meanwhile = chosen.map(|step| steps[step].clone());
             let mut at = 0;
-            while overtake(at, &both, before, &meanwhile, P, 64) {
+            while interleave(at, &both, before, &meanwhile, P, 64) {
                 at += 1;
             }
-            assert!(at > 3, "it was overtaken {at} times");
+            assert!(at > 3, "only {at} race points");
         }
     }
 }
@@ -206,12 +206,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn an_overtaken_reader_reports_what_was_there(
-        (before, meanwhile, prompt, blocks) in overtaken(4),
+    fn an_interleaved_lookup_reports_what_was_there(
+        (before, meanwhile, prompt, blocks) in interleaved(4),
     ) {
-        let (_forest, both) = both_of(4);
+        let (_indexes, both) = both_of(4);
         let mut at = 0;
-        while overtake(at, &both, &before, &meanwhile, prompt, blocks) {
+        while interleave(at, &both, &before, &meanwhile, prompt, blocks) {
             at += 1;
         }
     }

@@ -7,20 +7,26 @@ use crate::observe;
 const A: WorkerId = WorkerId(1);
 const B: WorkerId = WorkerId(2);
 
-fn expected(marks_max: u64) -> (Arc<Expected>, Instant) {
+fn unconfirmed(marks_max: u64) -> (Arc<UnconfirmedBlocks>, Instant) {
     let now = observe::now();
     let settings = Settings {
         grace_ms: 1_000,
         marks_max,
     };
     let metrics = Metrics::new(&Registry::default());
-    (Expected::new(settings, metrics, now), now)
+    (UnconfirmedBlocks::new(settings, metrics, now), now)
 }
 
 /// A prompt of one letter a block.
-fn prompt(letters: &str) -> Marks {
-    let locals = letters.bytes().map(|letter| block::local(&[letter.into()]));
-    marks(block::root(None, None), &locals.collect::<Vec<_>>())
+fn prompt(letters: &str) -> PrefixKeys {
+    let locals = letters
+        .bytes()
+        .map(|letter| block::hash_block(&[letter.into()]));
+    prefix_keys(block::chain_root(None, None), &locals.collect::<Vec<_>>())
+}
+
+fn is_empty(blocks: &UnconfirmedBlocks) -> bool {
+    blocks.count.load(Relaxed) == 0 && blocks.prefixes.is_empty()
 }
 
 fn seconds(count: u64) -> Duration {
@@ -29,40 +35,40 @@ fn seconds(count: u64) -> Duration {
 
 #[test]
 fn a_sibling_sees_what_is_coming_until_the_grace_after_the_first_token_ends() {
-    let (expected, now) = expected(100);
-    let coming = expected.expect(A, &prompt("system one"));
+    let (blocks, now) = unconfirmed(100);
+    let coming = blocks.insert(A, &prompt("system one"));
     let sibling = prompt("system two");
-    let depth = |now| expected.depth(now, A, &sibling);
+    let depth = |now| blocks.depth(now, A, &sibling);
     assert_eq!(depth(now), 7);
     // However long it takes to compute.
     assert_eq!(depth(now + seconds(500)), 7);
     coming.on_first_token(now + seconds(500));
     assert_eq!(depth(now + seconds(500)), 7);
     assert_eq!(depth(now + seconds(501)), 0);
-    assert_eq!(expected.depth(now, B, &sibling), 0);
+    assert_eq!(blocks.depth(now, B, &sibling), 0);
 }
 
 #[test]
 fn a_request_that_its_worker_did_not_take_leaves_nothing_behind() {
-    let (expected, now) = expected(100);
-    let first = expected.expect(A, &prompt("abc"));
-    let second = expected.expect(A, &prompt("abd"));
+    let (blocks, now) = unconfirmed(100);
+    let first = blocks.insert(A, &prompt("abc"));
+    let second = blocks.insert(A, &prompt("abd"));
     drop(first);
-    assert_eq!(expected.depth(now, A, &prompt("abc")), 2);
+    assert_eq!(blocks.depth(now, A, &prompt("abc")), 2);
     drop(second);
-    assert!(expected.is_empty());
+    assert!(is_empty(&blocks));
 }
 
 #[test]
 fn the_deepest_come_first() {
-    let (expected, now) = expected(100);
+    let (blocks, now) = unconfirmed(100);
     let _requests = [
-        expected.expect(A, &prompt("ab")),
-        expected.expect(B, &prompt("abcd")),
-        expected.expect(A, &prompt("x")),
+        blocks.insert(A, &prompt("ab")),
+        blocks.insert(B, &prompt("abcd")),
+        blocks.insert(A, &prompt("x")),
     ];
     let found = |limit| {
-        let found = expected.overlap(now, &prompt("abcdef"), limit);
+        let found = blocks.overlap(now, &prompt("abcdef"), limit);
         found
             .iter()
             .map(|it| (it.worker, it.blocks))
@@ -75,31 +81,31 @@ fn the_deepest_come_first() {
 
 #[test]
 fn another_process_has_computed_nothing() {
-    let (expected, now) = expected(100);
-    expected.expect(A, &prompt("ab")).on_first_token(now);
-    let running = expected.expect(A, &prompt("xy"));
-    expected.forget(A);
-    assert_eq!(expected.depth(now, A, &prompt("ab")), 0);
-    assert_eq!(expected.depth(now, A, &prompt("xy")), 2);
+    let (blocks, now) = unconfirmed(100);
+    blocks.insert(A, &prompt("ab")).on_first_token(now);
+    let running = blocks.insert(A, &prompt("xy"));
+    blocks.forget(A);
+    assert_eq!(blocks.depth(now, A, &prompt("ab")), 0);
+    assert_eq!(blocks.depth(now, A, &prompt("xy")), 2);
     drop(running);
-    assert!(expected.is_empty());
+    assert!(is_empty(&blocks));
 }
 
 #[test]
 fn what_finds_no_room_is_a_prompts_end() {
-    let (expected, now) = expected(3);
-    let coming = expected.expect(A, &prompt("abcde"));
-    assert_eq!(expected.depth(now, A, &prompt("abcde")), 3);
-    assert_eq!(expected.metrics.refused.get(), 2);
+    let (blocks, now) = unconfirmed(3);
+    let coming = blocks.insert(A, &prompt("abcde"));
+    assert_eq!(blocks.depth(now, A, &prompt("abcde")), 3);
+    assert_eq!(blocks.metrics.rejected.get(), 2);
     drop(coming);
-    assert!(expected.is_empty() && expected.coming.is_empty());
+    assert!(is_empty(&blocks));
 }
 
 #[test]
 fn long_prompts_have_few_marks_and_what_they_share_is_known_to_a_32nd() {
     let of = |blocks: u32| {
-        let locals = (0..blocks).map(|block| block::local(&[block]));
-        marks(block::root(None, None), &locals.collect::<Vec<_>>())
+        let locals = (0..blocks).map(|block| block::hash_block(&[block]));
+        prefix_keys(block::chain_root(None, None), &locals.collect::<Vec<_>>())
     };
     assert_eq!(of(63).len(), 63);
     assert!((250..300).contains(&of(8_000).len()));
@@ -160,7 +166,7 @@ impl Plain {
 proptest! {
     #[test]
     fn it_is_what_a_list_of_prompts_says(steps in proptest::collection::vec(step(), 0..60), asked in letters()) {
-        let (expected, born) = expected(10_000);
+        let (blocks, born) = unconfirmed(10_000);
         let text = |letters: &[u8]| prompt(std::str::from_utf8(letters).unwrap());
         let mut now_ms = 0;
         let mut plain = Plain::default();
@@ -169,7 +175,7 @@ proptest! {
             let now = born + Duration::from_millis(now_ms);
             match step {
                 Step::Expect(worker, letters) => {
-                    requests.push(expected.expect(WorkerId(worker), &text(&letters)));
+                    requests.push(blocks.insert(WorkerId(worker), &text(&letters)));
                     plain.running.push((worker, letters));
                 }
                 Step::Computed(place) if place < requests.len() => {
@@ -183,24 +189,24 @@ proptest! {
                 }
                 Step::Computed(_) | Step::Failed(_) => {}
                 Step::Wait(ms) => now_ms += ms,
-                Step::Sweep => expected.sweep(now),
+                Step::Sweep => blocks.remove_expired(now),
                 Step::Forget(worker) => {
-                    expected.forget(WorkerId(worker));
+                    blocks.forget(WorkerId(worker));
                     plain.computed.retain(|it| it.0 != worker);
                 }
             }
             let now = born + Duration::from_millis(now_ms);
-            let overlap = expected.overlap(now, &text(&asked), 8);
+            let overlap = blocks.overlap(now, &text(&asked), 8);
             for worker in 0..3 {
                 let depth = plain.depth(now_ms, worker, &asked);
-                prop_assert_eq!(expected.depth(now, WorkerId(worker), &text(&asked)) as usize, depth);
+                prop_assert_eq!(blocks.depth(now, WorkerId(worker), &text(&asked)) as usize, depth);
                 let found = overlap.iter().find(|it| it.worker == WorkerId(worker));
                 prop_assert_eq!(found.map_or(0, |it| it.blocks as usize), depth);
             }
             prop_assert!(overlap.is_sorted_by(|a, b| a.blocks >= b.blocks));
         }
         drop(requests);
-        expected.sweep(born + Duration::from_millis(now_ms + 1_000));
-        prop_assert!(expected.is_empty() && expected.coming.is_empty());
+        blocks.remove_expired(born + Duration::from_millis(now_ms + 1_000));
+        prop_assert!(is_empty(&blocks));
     }
 }

@@ -1,84 +1,62 @@
-//! What the writer knows of one tree beyond its bits in the holders' sets.
+//! What the writer knows of one tree besides its bits in the owner sets.
 
 use rustc_hash::FxHashMap;
 
+use super::copies::{Copies, StoreContext, default_copies, residency_of};
 use crate::kv::event::{Name, Tier};
-use crate::kv::index::holders::Mark;
-use crate::kv::index::pages::{BlockId, NONE, PageId};
+use crate::kv::index::owner_sets::Residency;
+use crate::kv::index::pages::{BlockId, NO_ID, PageId};
 use crate::kv::index::simd::prefetch;
 
-/// Copies of a block in each tier.
-pub(super) type Copies = [u16; Tier::COUNT];
-
-/// More copies than can be counted, or a block of which one was told again: gone when one goes.
-pub(super) const UNKNOWN: u16 = u16::MAX;
-
-/// Pages that are counted together.
+/// Pages that share an entry of [`TreeState::pages`].
 const GROUP: usize = 8;
 
 #[derive(Debug, Default)]
-pub(in crate::kv::index) struct Known {
-    /// How many blocks the tree holds of each page, in groups of eight pages: what is stored together
-    /// mostly lies in pages that follow each other.
+pub(in crate::kv::index) struct TreeState {
+    /// How many blocks of each page the tree owns, by groups of eight pages: what is stored together
+    /// usually lies in pages that follow each other.
     pages: FxHashMap<u32, [u8; GROUP]>,
-    /// Blocks that go by another name than the one in the common table, both ways.
+    /// Blocks that the tree knows by another name than the name table has, both ways.
     aliases: FxHashMap<Name, BlockId>,
     names: FxHashMap<BlockId, Name>,
-    /// Where it is not what the mark alone says: [`usual`].
+    /// Copies of blocks that have other than the [`default_copies`] of their residency.
     copies: FxHashMap<BlockId, Copies>,
+    /// Blocks in each tier, and in any.
     pub(in crate::kv::index) blocks: [u64; Tier::COUNT],
     pub(in crate::kv::index) len: u64,
     /// The writer's clock at the last store.
     pub(super) stored_at: u64,
-    pub(in crate::kv::index) was_cut: bool,
-    /// Where stores ended, by the last block's name: most go on from there.
-    ends: Ends,
-    /// What it was counted with last.
+    /// Whether the memory limit took blocks since this was last asked.
+    pub(in crate::kv::index) was_evicted: bool,
+    ends: ChainEnds,
+    /// The bytes that the writer's total has for this tree.
     pub(super) counted_bytes: usize,
 }
 
-/// As many chains as one engine mostly works on at a time.
+/// As many chains as one engine usually works on at a time.
 const ENDS: usize = 64;
 
-/// A guess for a name, in a place of its hash: the name's other half, and the block.
+/// Where the last stores ended, since most stores continue there: a small cache from the last block's
+/// name to the block, indexed by the name's hash. Entries have another part of the hash and a guess.
 #[derive(Debug)]
-struct Ends([(u32, BlockId); ENDS]);
+struct ChainEnds([(u32, BlockId); ENDS]);
 
-impl Default for Ends {
+impl Default for ChainEnds {
     fn default() -> Self {
-        Self([(0, NONE); ENDS])
+        Self([(0, NO_ID); ENDS])
     }
 }
 
-impl Ends {
+impl ChainEnds {
     #[inline]
-    fn place(name: Name) -> (usize, u32) {
+    fn position(name: Name) -> (usize, u32) {
         let spread = name.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((spread >> 32) as usize % ENDS, (spread >> 38) as u32)
     }
 }
 
-/// What a mark says of the copies where nothing else is known.
-pub(super) fn usual(mark: Mark) -> Copies {
-    match mark {
-        Mark::Absent => [0, 0, 0],
-        Mark::Gpu => [1, 0, 0],
-        Mark::Cpu => [0, 1, 0],
-        Mark::Disk => [0, 0, 1],
-    }
-}
-
-pub(super) fn mark_of(copies: Copies) -> Mark {
-    match copies {
-        [0, 0, 0] => Mark::Absent,
-        [0, 0, _] => Mark::Disk,
-        [0, _, _] => Mark::Cpu,
-        _ => Mark::Gpu,
-    }
-}
-
-impl Known {
-    /// Asks for what a store reads of it.
+impl TreeState {
+    /// Asks for the cache lines that a store reads.
     #[inline]
     pub(super) fn prefetch(&self) {
         prefetch(&self.pages);
@@ -86,21 +64,21 @@ impl Known {
         prefetch(&self.stored_at);
     }
 
-    /// The block that a store ended with under this name, as far as it is noted. It may be another's by
-    /// now.
+    /// The block that a store ended with under this name, if it is noted. A guess: the block may have
+    /// been reused.
     #[inline]
-    pub(super) fn end(&self, name: Name) -> BlockId {
-        let (place, rest) = Ends::place(name);
-        match self.ends.0[place] {
+    pub(super) fn chain_end(&self, name: Name) -> BlockId {
+        let (position, rest) = ChainEnds::position(name);
+        match self.ends.0[position] {
             (known, block) if known == rest => block,
-            _ => NONE,
+            _ => NO_ID,
         }
     }
 
     #[inline]
-    pub(super) fn set_end(&mut self, name: Name, block: BlockId) {
-        let (place, rest) = Ends::place(name);
-        self.ends.0[place] = (rest, block);
+    pub(super) fn set_chain_end(&mut self, name: Name, block: BlockId) {
+        let (position, rest) = ChainEnds::position(name);
+        self.ends.0[position] = (rest, block);
     }
 
     #[inline]
@@ -140,19 +118,30 @@ impl Known {
         }
     }
 
+    /// Whether all blocks have the copies that their residency stands for.
     #[inline]
-    pub(super) fn is_plain(&self) -> bool {
+    pub(super) fn has_default_copies(&self) -> bool {
         self.copies.is_empty()
     }
 
     #[inline]
-    pub(super) fn copies(&self, block: BlockId, mark: Mark) -> Copies {
+    pub(super) fn copies(&self, block: BlockId, residency: Residency) -> Copies {
         if !self.copies.is_empty()
             && let Some(copies) = self.copies.get(&block)
         {
             return *copies;
         }
-        usual(mark)
+        default_copies(residency)
+    }
+
+    /// Counts the copies of a block that the tree did not own before.
+    #[inline]
+    pub(super) fn count_first_copies(&mut self, store: StoreContext, block: BlockId) {
+        if store.is_default {
+            self.blocks[store.tier as usize] += 1;
+        } else {
+            self.set_copies(block, [0; Tier::COUNT], store.initial_copies);
+        }
     }
 
     /// Notes a block's copies, and counts the tiers that it came to or left.
@@ -165,7 +154,7 @@ impl Known {
                 _ => {}
             }
         }
-        if new == usual(mark_of(new)) {
+        if new == default_copies(residency_of(new)) {
             if !self.copies.is_empty() {
                 self.copies.remove(&block);
             }
@@ -194,7 +183,7 @@ impl Known {
         }
     }
 
-    /// The pages that the tree holds any block of.
+    /// The pages of which the tree owns any block.
     pub(super) fn pages(&self) -> impl Iterator<Item = PageId> {
         self.pages.iter().flat_map(|(group, counts)| {
             let pages = (group * GROUP as u32..).zip(counts);
@@ -202,10 +191,10 @@ impl Known {
         })
     }
 
-    /// Its own maps, without its part of what it shares.
+    /// Memory of the tree alone, without its share of pages and names.
     pub(in crate::kv::index) fn bytes(&self) -> usize {
-        // A map has a byte of control for each place, and a seventh of places to spare.
-        let of = |places: usize, entry: usize| places * 8 / 7 * (entry + 1);
+        // A map has a control byte for each entry, and room for a seventh more.
+        let of = |entries: usize, bytes: usize| entries * 8 / 7 * (bytes + 1);
         of(self.pages.capacity(), 4 + GROUP)
             + of(self.aliases.capacity(), 16)
             + of(self.names.capacity(), 16)

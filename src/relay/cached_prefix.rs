@@ -11,42 +11,42 @@ use smallvec::SmallVec;
 
 use crate::fleet::Group;
 use crate::ids::{Block, WorkerId};
-use crate::kv::Holder;
-use crate::kv::block::{self, Local, Root};
-use crate::kv::expected::{self, Expected, Marks};
-use crate::kv::forest::Forest;
-use crate::kv::index::{Depth, Index};
+use crate::kv::block::{self, ChainRoot, LocalHash};
+use crate::kv::index::{PrefixIndex, RankPrefix};
+use crate::kv::indexes::PrefixIndexes;
 use crate::kv::parity::{self, Made, Parity, Subject};
-use crate::kv::predicted::Predicted;
+use crate::kv::predicted::PredictedIndex;
+use crate::kv::prefix_owners::PrefixOwner;
 use crate::kv::subscriber::{Board, Seats};
+use crate::kv::unconfirmed::{self, PrefixKeys, UnconfirmedBlocks};
 use crate::routing::{Cached, TierCredit};
 
 /// What is known of the workers' caches.
 #[derive(Clone, Debug)]
 pub struct Caches {
     /// What workers tell of themselves.
-    pub forest: Arc<Forest>,
+    pub indexes: Arc<PrefixIndexes>,
     /// Whom of them we hear.
     pub board: Arc<Board>,
     /// What was just sent to them, and they have not told of yet.
-    pub expected: Arc<Expected>,
+    pub unconfirmed: Arc<UnconfirmedBlocks>,
     /// What all were sent.
-    pub predicted: Arc<Predicted>,
+    pub predicted: Arc<PredictedIndex>,
     /// Whether what workers tell is of the same tokens.
     pub parity: Arc<Parity>,
 }
 
-/// Where the knowledge of what a worker holds of a prompt comes from.
+/// Where the knowledge of a worker's cached prefix comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum KnownBy {
-    /// The worker's own events.
-    Events,
-    /// It is computing it, or has just done so, and has not told yet.
-    Expected,
-    /// What it was sent: it tells no events that reach us, or the prompt's tokens are not known, or its
-    /// engine has others.
-    Prediction,
+pub enum PrefixSource {
+    /// The worker's KV events.
+    Exact,
+    /// The worker computes the prefix or has just computed it, and has not reported it yet.
+    Unconfirmed,
+    /// What the worker was sent: its KV events do not reach the router, the prompt's tokens are not known,
+    /// or the engine tokenizes differently.
+    Predicted,
 }
 
 /// A prompt as caches are asked for it.
@@ -55,13 +55,13 @@ pub struct Prompt {
     /// As the predicted index is asked.
     pub blocks: Vec<Block>,
     /// As the trees are asked; none where its tokens are not known.
-    pub exact: Option<Exact>,
+    pub exact: Option<TokenBlocks>,
 }
 
 /// A prompt's blocks, in every size in which its model's engines have them; nearly always one.
 #[derive(Debug)]
-pub struct Exact {
-    root: Root,
+pub struct TokenBlocks {
+    root: ChainRoot,
     len: usize,
     cuts: SmallVec<[Cut; 1]>,
     /// How it came to be its tokens.
@@ -75,28 +75,28 @@ pub struct Exact {
 #[derive(Debug)]
 struct Cut {
     size: NonZeroU32,
-    index: Arc<Index>,
-    locals: Vec<Local>,
-    marks: Marks,
+    index: Arc<PrefixIndex>,
+    locals: Vec<LocalHash>,
+    marks: PrefixKeys,
 }
 
-impl Exact {
+impl TokenBlocks {
     pub fn new(
-        forest: &Forest,
+        indexes: &PrefixIndexes,
         group: &Group,
         cache_salt: Option<&str>,
         token_ids: &[u32],
     ) -> Self {
         let adapter = group.is_adapter.then_some(&*group.model);
-        let root = block::root(adapter, cache_salt);
-        let indexes = group.bases.iter().flat_map(|base| forest.of(base));
+        let root = block::chain_root(adapter, cache_salt);
+        let indexes = group.bases.iter().flat_map(|base| indexes.of(base));
         let cuts = indexes.map(|(size, index)| {
             let mut locals = Vec::new();
-            block::locals(token_ids, size, &mut locals);
+            block::hash_blocks(token_ids, size, &mut locals);
             Cut {
                 size,
                 index,
-                marks: expected::marks(root, &locals),
+                marks: unconfirmed::prefix_keys(root, &locals),
                 locals,
             }
         });
@@ -149,12 +149,12 @@ impl Exact {
     }
 
     /// As the prompt's blocks are counted while they are on their way.
-    pub(super) fn marks(&self) -> impl Iterator<Item = &Marks> {
+    pub(super) fn marks(&self) -> impl Iterator<Item = &PrefixKeys> {
         self.cuts.iter().map(|cut| &cut.marks)
     }
 
     /// What each rank of each worker says it holds, with the size of its blocks.
-    pub(super) fn depths(&self) -> Vec<(Depth, u32)> {
+    pub(super) fn rank_prefixes(&self) -> Vec<(RankPrefix, u32)> {
         let mut depths = Vec::new();
         let mut found = Vec::new();
         for cut in &self.cuts {
@@ -173,7 +173,7 @@ impl Exact {
             // Nothing was told yet, not even how long its blocks are.
             return self.len > 1;
         }
-        let depths = self.depths();
+        let depths = self.rank_prefixes();
         let whole = depths
             .iter()
             .filter(|(depth, size)| depth.worker == worker && depth.blocks >= reusable(*size));
@@ -185,14 +185,14 @@ impl Exact {
     fn ask(
         &self,
         group: &Group,
-        expected: &Expected,
+        unconfirmed: &UnconfirmedBlocks,
         credit: &TierCredit,
         now: Instant,
         holders_max: usize,
     ) -> KnownByPlace {
         let mut known = self.ask_trees(group, credit);
         for cut in &self.cuts {
-            for holder in expected.overlap(now, &cut.marks, holders_max) {
+            for holder in unconfirmed.overlap(now, &cut.marks, holders_max) {
                 let Some(place) = group.place.get(&holder.worker) else {
                     continue;
                 };
@@ -201,7 +201,7 @@ impl Exact {
                 if it.credit < tokens {
                     it.cached = Cached::in_gpu(tokens);
                     it.credit = tokens;
-                    it.by = KnownBy::Expected;
+                    it.by = PrefixSource::Unconfirmed;
                 }
             }
         }
@@ -243,7 +243,7 @@ impl Exact {
 }
 
 /// A rank's depth in tokens.
-pub(super) fn cached(depth: &Depth, size: u32) -> Cached {
+pub(super) fn cached(depth: &RankPrefix, size: u32) -> Cached {
     Cached {
         gpu: depth.gpu_blocks.saturating_mul(size),
         cpu: depth.cpu_blocks().saturating_mul(size),
@@ -260,7 +260,7 @@ struct Known {
     cached: Cached,
     /// Tokens in the GPU that it is worth.
     credit: u32,
-    by: KnownBy,
+    by: PrefixSource,
 }
 
 /// What is known of a group's workers, found by place at once: a prompt's start may be held by all.
@@ -287,7 +287,7 @@ impl KnownByPlace {
                 ranks: 0,
                 cached: Cached::default(),
                 credit: 0,
-                by: KnownBy::Events,
+                by: PrefixSource::Exact,
             });
             *at = self.list.len() as u32;
         }
@@ -303,7 +303,7 @@ impl KnownByPlace {
 
 /// The answers for one prompt, of workers of every role. Looked up once for the deepest holders, and for
 /// others when asked.
-pub struct Held<'a> {
+pub struct CachedPrefixes<'a> {
     group: &'a Group,
     caches: &'a Caches,
     seats: Seats,
@@ -340,7 +340,7 @@ impl Holders {
     }
 }
 
-impl<'a> Held<'a> {
+impl<'a> CachedPrefixes<'a> {
     pub fn new(
         group: &'a Group,
         caches: &'a Caches,
@@ -361,7 +361,7 @@ impl<'a> Held<'a> {
             exact: prompt
                 .exact
                 .as_ref()
-                .map(|exact| exact.ask(group, &caches.expected, credit, now, asked_max)),
+                .map(|exact| exact.ask(group, &caches.unconfirmed, credit, now, asked_max)),
             suspected: match &prompt.exact {
                 Some(exact) if caches.parity.has_alarms() => Some(exact.subject(group)),
                 _ => None,
@@ -371,7 +371,7 @@ impl<'a> Held<'a> {
             holders_max,
             seed,
         };
-        let known_tokens = prompt.exact.as_ref().and_then(Exact::known_tokens);
+        let known_tokens = prompt.exact.as_ref().and_then(TokenBlocks::known_tokens);
         // Where all tell what they hold, there is nothing to predict.
         let all_tell = held.seats.are_all_heard() && !group.event_ranks.contains(&0);
         let is_known = held.exact.is_some() && known_tokens.is_none();
@@ -403,7 +403,7 @@ impl<'a> Held<'a> {
 
     /// Of what comes after an image events tell nothing that can be compared: who holds all `known_tokens`
     /// before it is believed to hold what it was sent.
-    fn go_on_after_image(&mut self, known_tokens: u32, overlap: &[Holder]) {
+    fn go_on_after_image(&mut self, known_tokens: u32, overlap: &[PrefixOwner]) {
         for holder in overlap {
             let tokens = self.of_blocks(holder.blocks);
             let (Some(exact), Some(place)) =
@@ -416,7 +416,7 @@ impl<'a> Held<'a> {
                 let it = exact.at(*place);
                 it.cached = Cached::in_gpu(tokens);
                 it.credit = tokens;
-                it.by = KnownBy::Prediction;
+                it.by = PrefixSource::Predicted;
             }
         }
     }
@@ -467,12 +467,12 @@ impl<'a> Held<'a> {
             .is_none_or(|subject| parity.trusts(subject, worker))
     }
 
-    pub(super) fn known_by(&self, place: usize) -> KnownBy {
+    pub(super) fn known_by(&self, place: usize) -> PrefixSource {
         match &self.exact {
             Some(exact) if self.is_exact(place) => {
-                exact.get(place).map_or(KnownBy::Events, |it| it.by)
+                exact.get(place).map_or(PrefixSource::Exact, |it| it.by)
             }
-            _ => KnownBy::Prediction,
+            _ => PrefixSource::Predicted,
         }
     }
 
@@ -506,9 +506,9 @@ impl<'a> Held<'a> {
     }
 }
 
-impl std::fmt::Debug for Held<'_> {
+impl std::fmt::Debug for CachedPrefixes<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Held").finish_non_exhaustive()
+        f.debug_struct("CachedPrefixes").finish_non_exhaustive()
     }
 }
 
@@ -564,7 +564,7 @@ mod tests {
     use serde_json::value::RawValue;
 
     use super::*;
-    use crate::kv::forest;
+    use crate::kv::indexes;
     use crate::observe::metrics::Registry;
 
     fn group(event_ranks: &[u32]) -> Group {
@@ -585,14 +585,18 @@ mod tests {
     #[test]
     fn tokens_are_kept_only_where_a_worker_tells_what_to_compare_them_with() {
         let registry = Registry::default();
-        let forest = Forest::new(forest::Settings::default(), &registry);
+        let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
         let no_words: parity::Words = Arc::new(|_, _| None);
         let (parity, _watcher) = Parity::new(parity::Settings::default(), &registry, no_words);
-        for (event_ranks, expected) in [(&[][..], false), (&[0, 0], false), (&[0, 2], true)] {
+        for (event_ranks, unconfirmed) in [(&[][..], false), (&[0, 0], false), (&[0, 2], true)] {
             let group = group(event_ranks);
-            let mut exact = Exact::new(&forest, &group, None, &[1, 2, 3]);
+            let mut exact = TokenBlocks::new(&indexes, &group, None, &[1, 2, 3]);
             exact.keep(&group, &parity, &[1, 2, 3]);
-            assert_eq!(exact.checked(&group).is_some(), expected, "{event_ranks:?}");
+            assert_eq!(
+                exact.checked(&group).is_some(),
+                unconfirmed,
+                "{event_ranks:?}"
+            );
         }
     }
 }

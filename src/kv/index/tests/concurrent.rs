@@ -1,12 +1,12 @@
-//! Readers beside a writer: pages, sets and trees' numbers are reused under them all the time, and no
-//! reader may be told of a block that the worker never held.
+//! Lookups on threads beside the writer's: pages, sets and slots are reused under them all the time, and
+//! no lookup may report a block that the worker never had.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::*;
 
-/// Every worker only ever holds its own part of a prompt, however its trees come and go.
+/// Every worker only ever has its own part of a prompt, however often its tree is replaced.
 fn holds_at_most(prompt: usize, worker: WorkerId) -> u32 {
     match (worker.0 as usize + prompt) % 4 {
         0 => 0,
@@ -16,22 +16,22 @@ fn holds_at_most(prompt: usize, worker: WorkerId) -> u32 {
     }
 }
 
-/// Where a prompt begins: prompts that share a start, or, where one page's holders taken for another's
-/// shall show, prompts that share nothing.
-fn start(prompt: usize, is_apart: bool) -> Root {
+/// The root of a prompt. With `is_apart`, prompts share nothing, so that one page's owners taken for
+/// another page's show up.
+fn start(prompt: usize, is_apart: bool) -> ChainRoot {
     match is_apart {
-        true => Root(100 + prompt as u64),
+        true => ChainRoot(100 + prompt as u64),
         false => root_of(prompt),
     }
 }
 
-/// Not a proof: it sees a roster that lacks its "was there when the roll was called", but neither a
-/// page's version nor a set's generation that is not looked at again. Those [`super::overtaken`] sees,
-/// within seconds.
+/// Not a proof: it fails if slots lack the check "was there when the snapshot was taken", but not if a
+/// page's version or a set's generation is not checked again. [`super::interleaved`] finds those within
+/// seconds.
 #[test]
-fn readers_never_see_what_a_worker_never_held() {
+fn lookups_never_report_blocks_that_a_worker_never_had() {
     for (trees, is_apart) in [(2, true), (5, false), (6, true), (70, false)] {
-        let (_forest, index) = index_of(64 << 20);
+        let (_indexes, index) = index_of(64 << 20);
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let readers: Vec<_> = (0..2)
@@ -45,14 +45,14 @@ fn readers_never_see_what_a_worker_never_held() {
             write(&index, trees, is_apart);
             is_over.store(true, Relaxed);
             for reader in readers {
-                assert!(reader.join().unwrap() > 0, "a reader saw nothing at all");
+                assert!(reader.join().unwrap() > 0, "a reader found nothing at all");
             }
         });
     }
 }
 
-fn read(index: &Index, is_over: &AtomicBool, reader: usize, is_apart: bool) -> u64 {
-    let prompts: Vec<Vec<Local>> = (0..PROMPTS.len()).map(locals_of).collect();
+fn read(index: &PrefixIndex, is_over: &AtomicBool, reader: usize, is_apart: bool) -> u64 {
+    let prompts: Vec<Vec<LocalHash>> = (0..PROMPTS.len()).map(locals_of).collect();
     let mut found = Vec::new();
     let mut seen = 0;
     while !is_over.load(Relaxed) {
@@ -60,7 +60,7 @@ fn read(index: &Index, is_over: &AtomicBool, reader: usize, is_apart: bool) -> u
             found.clear();
             index.overlap(start(prompt, is_apart), locals, &mut found);
             for depth in &found {
-                // Prompts share their starts, so what is held of one is held of others.
+                // Prompts share prefixes, so a prefix of one may be a prefix of others.
                 let most = (0..PROMPTS.len())
                     .map(|other| {
                         shared(prompt, other, is_apart).min(holds_at_most(other, depth.worker))
@@ -79,7 +79,7 @@ fn read(index: &Index, is_over: &AtomicBool, reader: usize, is_apart: bool) -> u
     seen
 }
 
-/// Blocks at the start of two prompts that are the same.
+/// Length of the common prefix of two prompts.
 fn shared(a: usize, b: usize, is_apart: bool) -> u32 {
     if start(a, is_apart) != start(b, is_apart) {
         return 0;
@@ -88,9 +88,9 @@ fn shared(a: usize, b: usize, is_apart: bool) -> u32 {
     both.take_while(|(a, b)| a == b).count() as u32
 }
 
-fn write(index: &Arc<Index>, trees: usize, is_apart: bool) {
+fn write(index: &Arc<PrefixIndex>, trees: usize, is_apart: bool) {
     let mut random = fastrand::Rng::with_seed(7);
-    let mut both = Both::new(index.clone(), trees);
+    let mut both = Modelled::new(index.clone(), trees);
     for _ in 0..60_000 {
         let at = random.usize(..trees);
         let prompt = random.usize(..PROMPTS.len());
@@ -103,9 +103,9 @@ fn write(index: &Arc<Index>, trees: usize, is_apart: bool) {
             from: 0,
             len: random.usize(..=most),
             naming: if random.bool() {
-                Naming::Common
+                EngineNames::Common
             } else {
-                Naming::Private
+                EngineNames::Private
             },
             tier: if random.u8(..8) == 0 {
                 Tier::Cpu
@@ -119,8 +119,8 @@ fn write(index: &Arc<Index>, trees: usize, is_apart: bool) {
                 blocks
                     .iter_mut()
                     .for_each(|block| block.name = named(block.name));
-                let after = After::Root(start(prompt, is_apart));
-                let _ = tree.store(after, &blocks, run.tier, Copies::Unknown);
+                let after = Parent::Root(start(prompt, is_apart));
+                let _ = tree.store(after, &blocks, run.tier, CopyReport::AtLeastOne);
             }
             50..90 => {
                 let mut names = run.names();
@@ -129,7 +129,7 @@ fn write(index: &Arc<Index>, trees: usize, is_apart: bool) {
                 tree.remove(&names, run.tier);
             }
             90..96 => tree.clear(),
-            _ => both.take(&Step::Replant(at)),
+            _ => both.take(&Step::Replace(at)),
         }
     }
 }

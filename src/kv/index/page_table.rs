@@ -1,7 +1,7 @@
-//! From a path to the page that begins with it. One writer, readers without a lock.
+//! Hash table from a path hash to the page that begins with it. One writer; readers take no lock.
 //!
-//! Entries lie seven to a cache line beside a count of those that went past it, so a look costs one
-//! miss, and a removal leaves neither a tombstone nor moves another entry: a reader finds whatever
+//! A cache line has seven entries and a count of the entries that overflowed past it. So a lookup costs
+//! one cache miss, and a removal needs no tombstone and moves no other entry: a reader finds whatever
 //! stays. A full table is replaced by a larger one; readers of the old one finish there.
 
 use std::sync::atomic::AtomicU64;
@@ -12,23 +12,23 @@ use super::simd::prefetch;
 
 const ENTRIES: usize = 7;
 
-/// An entry is the low half of the hash above the page's number plus one; 0 is none. That half gives the
-/// line, too, so that a larger table is made without a look at the pages, and it tells entries apart well
-/// enough: with a million pages one look in 4,300 asks a page for nothing.
+/// An entry is the low half of the hash, above the page's number plus one; 0 is none. That half also gives
+/// the line, so a larger table can be made without looking at the pages. It tells entries apart well
+/// enough: with a million pages one lookup in 4,300 looks at a wrong page.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Line {
     entries: [AtomicU64; ENTRIES],
-    /// Entries of this line or of one before it that lie further on.
-    over: AtomicU64,
+    /// Entries that belong in this line or one before it and lie in a later one.
+    overflow: AtomicU64,
 }
 
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct PageTable {
     lines: Box<[Line]>,
 }
 
-impl Table {
+impl PageTable {
     pub(super) fn with_room_for(entries: usize) -> Self {
         // Three quarters full.
         let lines = (entries * 4).div_ceil(ENTRIES * 3).max(4);
@@ -45,31 +45,35 @@ impl Table {
         size_of_val(&*self.lines)
     }
 
-    /// Asks for the line of a hash ahead of its use.
+    /// Asks for the cache line of a hash ahead of its use.
     #[inline]
     pub(super) fn prefetch(&self, hash: u64) {
         prefetch(&self.lines[self.home(hash)]);
     }
 
-    /// The page of a hash that `is_it`.
+    /// The page of a hash that `matches`.
     #[inline]
-    pub(super) fn find(&self, hash: u64, mut is_it: impl FnMut(PageId) -> bool) -> Option<PageId> {
-        let mut at = self.home(hash);
+    pub(super) fn find(
+        &self,
+        hash: u64,
+        mut matches: impl FnMut(PageId) -> bool,
+    ) -> Option<PageId> {
+        let mut index = self.home(hash);
         for _ in 0..self.lines.len() {
-            let line = &self.lines[at];
+            let line = &self.lines[index];
             for entry in &line.entries {
                 let entry = entry.load(Acquire);
                 if (entry >> 32) as u32 == hash as u32
                     && entry as u32 != 0
-                    && is_it(entry as u32 - 1)
+                    && matches(entry as u32 - 1)
                 {
                     return Some(entry as u32 - 1);
                 }
             }
-            if line.over.load(Acquire) == 0 {
+            if line.overflow.load(Acquire) == 0 {
                 break;
             }
-            at = self.next(at);
+            index = self.next(index);
         }
         None
     }
@@ -79,45 +83,46 @@ impl Table {
     }
 
     fn put(&self, new: u64) {
-        let mut at = self.home(new >> 32);
+        let mut index = self.home(new >> 32);
         loop {
-            let line = &self.lines[at];
+            let line = &self.lines[index];
             let free = line.entries.iter().find(|entry| entry.load(Relaxed) == 0);
             if let Some(free) = free {
                 free.store(new, Release);
                 return;
             }
-            // Before the entry itself, which no reader could reach otherwise.
-            line.over.store(line.over.load(Relaxed) + 1, Release);
-            at = self.next(at);
+            // Before the entry itself is stored: no reader could reach it otherwise.
+            line.overflow
+                .store(line.overflow.load(Relaxed) + 1, Release);
+            index = self.next(index);
         }
     }
 
     pub(super) fn remove(&self, hash: u64, page: PageId) {
         let old = entry(hash, page);
         let home = self.home(hash);
-        let mut at = home;
+        let mut index = home;
         for _ in 0..self.lines.len() {
-            let line = &self.lines[at];
+            let line = &self.lines[index];
             let entry = line.entries.iter().find(|entry| entry.load(Relaxed) == old);
             if let Some(entry) = entry {
                 entry.store(0, Release);
                 let mut before = home;
-                while before != at {
-                    let over = &self.lines[before].over;
-                    over.store(over.load(Relaxed) - 1, Release);
+                while before != index {
+                    let overflow = &self.lines[before].overflow;
+                    overflow.store(overflow.load(Relaxed) - 1, Release);
                     before = self.next(before);
                 }
                 return;
             }
-            if line.over.load(Relaxed) == 0 {
+            if line.overflow.load(Relaxed) == 0 {
                 return;
             }
-            at = self.next(at);
+            index = self.next(index);
         }
     }
 
-    /// All pages in it.
+    /// All pages in the table.
     pub(super) fn pages(&self) -> impl Iterator<Item = PageId> {
         self.lines
             .iter()
@@ -127,8 +132,8 @@ impl Table {
             .map(|entry| entry - 1)
     }
 
-    /// With room for more, and what is in this one. The order of lines is that of hashes in both, so
-    /// this goes along them once.
+    /// A table with room for more, and the entries of this one. The lines of both are in the order of
+    /// hashes, so one pass is enough.
     pub(super) fn grown(&self, entries: usize) -> Self {
         let larger = Self::with_room_for(entries);
         for line in &self.lines {
@@ -148,11 +153,11 @@ impl Table {
     }
 
     #[inline]
-    fn next(&self, at: usize) -> usize {
-        if at + 1 == self.lines.len() {
+    fn next(&self, index: usize) -> usize {
+        if index + 1 == self.lines.len() {
             0
         } else {
-            at + 1
+            index + 1
         }
     }
 }
@@ -172,9 +177,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_holds_what_was_put_in_and_not_taken_out(steps in proptest::collection::vec((0u32..80, proptest::bool::weighted(0.8)), 1..200)) {
-            let mut table = Table::with_room_for(10);
-            // Hashes that share lines, and some of them all bits.
+        fn it_has_the_entries_that_were_inserted_and_not_removed(steps in proptest::collection::vec((0u32..80, proptest::bool::weighted(0.8)), 1..200)) {
+            let mut table = PageTable::with_room_for(10);
+            // Hashes that share lines; some are equal.
             let hash = |page: u32| u64::from(page % 3) << 30 | u64::from(page % 7);
             let mut model = HashMap::new();
             for (page, put) in steps {
@@ -189,7 +194,7 @@ mod tests {
                     table.remove(hash(page), page);
                 }
                 for page in 0..80 {
-                    let found = table.find(hash(page), |it| it == page);
+                    let found = table.find(hash(page), |found| found == page);
                     prop_assert_eq!(found.is_some(), model.contains_key(&page));
                 }
                 prop_assert_eq!(table.pages().count(), model.len());

@@ -8,14 +8,14 @@ use std::time::Instant;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use warmroute::ids::WorkerId;
-use warmroute::kv::block::{self, Local};
-use warmroute::kv::expected::{self, Expected, Metrics, Settings};
+use warmroute::kv::block::{self, LocalHash};
+use warmroute::kv::unconfirmed::{self, Metrics, Settings, UnconfirmedBlocks};
 use warmroute::observe::metrics::Registry;
 
 /// A system prompt of `system` blocks that all share, and blocks of one's own up to `blocks`.
-fn prompt(user: u32, system: u32, blocks: u32) -> Vec<Local> {
-    let own = (system..blocks).map(|place| block::local(&[user + 1, place]));
-    let shared = (0..system).map(|place| block::local(&[0, place]));
+fn prompt(user: u32, system: u32, blocks: u32) -> Vec<LocalHash> {
+    let own = (system..blocks).map(|place| block::hash_block(&[user + 1, place]));
+    let shared = (0..system).map(|place| block::hash_block(&[0, place]));
     shared.chain(own).collect()
 }
 
@@ -26,26 +26,26 @@ fn bench(criterion: &mut Criterion) {
         marks_max: 10_000_000,
         ..Settings::default()
     };
-    let expected = Expected::new(settings, Metrics::new(&Registry::default()), now);
-    let root = block::root(None, None);
+    let unconfirmed = UnconfirmedBlocks::new(settings, Metrics::new(&Registry::default()), now);
+    let root = block::chain_root(None, None);
     let coming: Vec<_> = (0..50_000u32)
         .map(|user| {
-            let marks = expected::marks(root, &prompt(user, 8, 64));
-            expected.expect(WorkerId(user % 1_000), &marks)
+            let marks = unconfirmed::prefix_keys(root, &prompt(user, 8, 64));
+            unconfirmed.insert(WorkerId(user % 1_000), &marks)
         })
         .collect();
-    let mut group = criterion.benchmark_group("expected");
+    let mut group = criterion.benchmark_group("unconfirmed");
     for blocks in [128, 8_000] {
         let locals = prompt(77, 8, blocks);
-        let marks = expected::marks(root, &locals);
+        let marks = unconfirmed::prefix_keys(root, &locals);
         group.bench_function(format!("marks/{blocks}"), |bencher| {
-            bencher.iter(|| expected::marks(root, black_box(&locals)));
+            bencher.iter(|| unconfirmed::prefix_keys(root, black_box(&locals)));
         });
         group.bench_function(format!("overlap/{blocks}"), |bencher| {
-            bencher.iter(|| black_box(expected.overlap(now, black_box(&marks), 8)));
+            bencher.iter(|| black_box(unconfirmed.overlap(now, black_box(&marks), 8)));
         });
         group.bench_function(format!("expect/{blocks}"), |bencher| {
-            bencher.iter(|| drop(expected.expect(WorkerId(5), black_box(&marks))));
+            bencher.iter(|| drop(unconfirmed.insert(WorkerId(5), black_box(&marks))));
         });
     }
     group.finish();

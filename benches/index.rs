@@ -39,11 +39,10 @@ use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use warmroute::ids::WorkerId;
-use warmroute::kv::block::{Local, Root, root};
+use warmroute::kv::block::{ChainRoot, LocalHash, root};
 use warmroute::kv::event::{Name, Tier};
-use warmroute::kv::forest::{Forest, Settings};
-use warmroute::kv::index::Index;
-use warmroute::kv::radix::{After, Copies, NewBlock, Tree};
+use warmroute::kv::index::{CopyReport, NewBlock, Parent, PrefixIndex, Tree};
+use warmroute::kv::indexes::{PrefixIndexes, Settings};
 use warmroute::observe::metrics::Registry;
 
 const WORKERS: u32 = 100;
@@ -52,8 +51,8 @@ const BLOCKS: u64 = 100;
 /// Of each chain, the same for all.
 const SHARED: u64 = 20;
 
-fn start() -> Root {
-    root(None, None)
+fn start() -> ChainRoot {
+    chain_root(None, None)
 }
 
 /// One worker's conversation.
@@ -65,7 +64,7 @@ fn chain(worker: u32, number: u64) -> Vec<NewBlock> {
         }
         NewBlock {
             name: Name(random.u64(..)),
-            local: Local(random.u64(..)),
+            local: LocalHash(random.u64(..)),
         }
     };
     (0..BLOCKS).map(new).collect()
@@ -74,7 +73,7 @@ fn chain(worker: u32, number: u64) -> Vec<NewBlock> {
 fn fill(trees: &mut [Tree], chains: &[Vec<Vec<NewBlock>>]) {
     for (tree, chains) in trees.iter_mut().zip(chains) {
         for chain in chains {
-            tree.store(After::Root(start()), chain, Tier::Gpu, Copies::Counted)
+            tree.store(Parent::Root(start()), chain, Tier::Gpu, CopyReport::OneMore)
                 .expect("it begins at the root");
         }
     }
@@ -89,16 +88,16 @@ fn empty(trees: &mut [Tree], chains: &[Vec<Vec<NewBlock>>]) {
     }
 }
 
-fn planted() -> (Arc<Forest>, Arc<Index>, Vec<Tree>) {
-    let forest = Forest::new(Settings::default(), &Registry::default());
-    let index = forest.index(&"m".into(), NonZeroU32::MIN);
+fn planted() -> (Arc<PrefixIndexes>, Arc<PrefixIndex>, Vec<Tree>) {
+    let indexes = PrefixIndexes::new(Settings::default(), &Registry::default());
+    let index = indexes.index(&"m".into(), NonZeroU32::MIN);
     let plant = |worker| {
-        let mut tree = index.plant(WorkerId(worker), 0);
-        tree.set_scoring(true);
+        let mut tree = index.add_tree(WorkerId(worker), 0);
+        tree.set_visible(true);
         tree
     };
     let trees = (0..WORKERS).map(plant).collect();
-    (forest, index, trees)
+    (indexes, index, trees)
 }
 
 #[expect(clippy::print_stdout, reason = "a bench tells what it measured")]
@@ -106,7 +105,7 @@ fn radix(criterion: &mut Criterion) {
     let chains: Vec<Vec<Vec<NewBlock>>> = (0..WORKERS)
         .map(|worker| (0..CHAINS).map(|number| chain(worker, number)).collect())
         .collect();
-    let (forest, index, mut trees) = planted();
+    let (indexes, index, mut trees) = planted();
     for when in ["filled", "after churn"] {
         fill(&mut trees, &chains);
         let memberships: u64 = trees.iter().map(Tree::len).sum();
@@ -131,9 +130,9 @@ fn radix(criterion: &mut Criterion) {
     });
     group.bench_function("remove", |bencher| {
         let filled = || {
-            let (forest, index, mut trees) = planted();
+            let (indexes, index, mut trees) = planted();
             fill(&mut trees, &chains);
-            (forest, index, trees)
+            (indexes, index, trees)
         };
         bencher.iter_batched_ref(
             filled,
@@ -146,7 +145,7 @@ fn radix(criterion: &mut Criterion) {
     fill(&mut trees, &chains);
     let mut group = criterion.benchmark_group("radix/lookup");
     for (name, blocks) in [("shared by all", SHARED), ("whole", BLOCKS)] {
-        let prompts: Vec<Vec<Local>> = (0..WORKERS)
+        let prompts: Vec<Vec<LocalHash>> = (0..WORKERS)
             .map(|worker| {
                 let chain = chain(worker, 3);
                 chain[..blocks as usize]
@@ -166,7 +165,7 @@ fn radix(criterion: &mut Criterion) {
         });
     }
     group.finish();
-    drop((trees, forest));
+    drop((trees, indexes));
 }
 
 criterion_group!(benches, radix);
