@@ -39,7 +39,7 @@ use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use warmroute::ids::WorkerId;
-use warmroute::kv::block::{ChainRoot, LocalHash, root};
+use warmroute::kv::block::{ChainRoot, LocalHash, chain_root};
 use warmroute::kv::event::{Name, Tier};
 use warmroute::kv::index::{CopyReport, NewBlock, Parent, PrefixIndex, Tree};
 use warmroute::kv::indexes::{PrefixIndexes, Settings};
