@@ -254,7 +254,7 @@ fn decision(criterion: &mut Criterion) {
                 number += 1;
                 let prompt = &asked[(number % 64) as usize];
                 let held = fleet.held(prompt, now, number);
-                black_box(held.owners(fleet.group.decode()).places().len())
+                black_box(held.holders(fleet.group.decode()).places().len())
             });
         });
     }

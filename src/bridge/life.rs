@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 
-use super::cached_prefix::Held;
+use super::held::Held;
 use super::history::History;
 use crate::http::grpc::frame;
 use crate::kv::event::Batch;
