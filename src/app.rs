@@ -3,6 +3,7 @@
 pub mod check;
 mod discoveries;
 mod events;
+pub mod metrics_reference;
 pub mod process_setup;
 
 use std::collections::BTreeMap;
@@ -56,6 +57,7 @@ pub struct App {
     admin_tasks: Tasks,
     fleet: Arc<registry::Registry>,
     admin_server: Arc<AdminServer>,
+    /// For the reference of metrics.
     metrics: Registry,
     drain_timeout: Duration,
     /// Connections run there, also while they drain.
@@ -256,11 +258,6 @@ impl App {
     /// Resolves when an operator has asked for a drain over the admin listener.
     pub async fn drain_requested(&self) {
         self.admin_server.drain_requested().await;
-    }
-
-    /// The metrics of this router, for the reference of them.
-    pub fn metrics(&self) -> &Registry {
-        &self.metrics
     }
 
     /// Stops accepting, lets running requests finish within the drain timeout, and aborts the rest.

@@ -1,4 +1,4 @@
-//! What is known of the workers' caches, as JSON.
+//! `GET /kv` and `GET /kv/blocks`: what the router knows of the workers' prefix caches.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::kv::indexes::PrefixIndexes;
 use crate::kv::parity::{self, Parity};
 use crate::kv::subscriber::{Board, Status};
 
-/// Where the pages read.
+/// Where the pages read from.
 #[derive(Debug)]
 pub struct KvPages {
     board: Arc<Board>,
@@ -23,11 +23,10 @@ pub struct KvPages {
 /// `GET /kv`.
 #[derive(Debug, Serialize)]
 pub(super) struct Page {
-    /// Distinct blocks that any worker holds, and what it takes to know them.
     indexes: Vec<IndexRow>,
-    /// Whether engines have the tokens that prompts are looked up by, for each model that was checked.
-    parity: Vec<parity::Status>,
-    /// Each rank of each worker whose events are followed.
+    /// For each model that was checked: whether router and engines have the same tokens for a prompt.
+    tokenizer_check: Vec<parity::Status>,
+    /// The KV events of each rank of each worker that has them.
     ranks: Vec<Status>,
 }
 
@@ -35,11 +34,12 @@ pub(super) struct Page {
 struct IndexRow {
     model: String,
     block_size: u32,
+    /// Distinct blocks that any worker caches.
     blocks: u64,
     memory_bytes: usize,
 }
 
-/// `GET /kv/blocks`: all that is known of one rank, parents before children.
+/// `GET /kv/blocks`: every cached block of one rank, parents before children.
 #[derive(Debug, Serialize)]
 pub(super) struct Blocks {
     worker: String,
@@ -50,17 +50,18 @@ pub(super) struct Blocks {
 
 #[derive(Debug, Serialize)]
 struct BlockRow {
-    /// The engine's own name; hexadecimal, as JSON's numbers are not exact at 64 bits.
-    name: String,
+    /// The engine's hash of the block, in hexadecimal: JSON readers round 64-bit numbers.
+    hash: String,
+    /// The engine's hash of the block before it.
     parent: Option<String>,
-    /// Stands for the block and all before it, in this router.
+    /// The router's hash of the whole prefix that ends with this block.
     path: String,
-    /// Blocks before it.
+    /// Number of blocks before this one.
     depth: u32,
     copies: Copies,
 }
 
-/// None: some, and it is not known how many.
+/// Copies in each tier. `null` means at least one, number unknown.
 #[derive(Debug, Serialize)]
 struct Copies {
     gpu: Option<u32>,
@@ -87,12 +88,12 @@ impl KvPages {
         };
         Page {
             indexes: indexes.map(row).collect(),
-            parity: self.parity.statuses(now),
+            tokenizer_check: self.parity.statuses(now),
             ranks: self.board.statuses(now),
         }
     }
 
-    /// None where no events of that rank are followed.
+    /// `None` if the rank has no KV events.
     pub(super) fn blocks(
         &self,
         now: Instant,
@@ -101,8 +102,8 @@ impl KvPages {
         rank: u32,
     ) -> Option<Blocks> {
         let statuses = self.board.statuses(now);
-        let is_it = |status: &&Status| status.worker == name && status.rank == rank;
-        let status = statuses.iter().find(is_it)?;
+        let is_rank = |status: &&Status| status.worker == name && status.rank == rank;
+        let status = statuses.iter().find(is_rank)?;
         let listed = self.indexes.list(id, rank);
         Some(Blocks {
             worker: name.to_owned(),
@@ -120,7 +121,7 @@ fn row(block: &TreeBlock) -> BlockRow {
         (copies != TreeBlock::UNKNOWN_COPIES).then_some(copies)
     };
     BlockRow {
-        name: hex(block.name),
+        hash: hex(block.name),
         parent: block.parent.map(hex),
         path: format!("{:016x}", block.path),
         depth: block.depth,

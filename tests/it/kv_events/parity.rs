@@ -40,7 +40,7 @@ async fn followed(engines: usize) -> Followed {
 /// What `/kv` says of the model; null before anything was checked.
 async fn parity(followed: &Followed) -> Value {
     let page = followed.cluster.admin("/kv").await.json();
-    let mut rows = page["parity"].as_array().unwrap().iter();
+    let mut rows = page["tokenizer_check"].as_array().unwrap().iter();
     rows.find(|row| row["model"] == "sim")
         .cloned()
         .unwrap_or_default()
