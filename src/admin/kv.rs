@@ -1,4 +1,4 @@
-//! `GET /kv` and `GET /kv/blocks`: what the router knows of the workers' prefix caches.
+//! What is known of the workers' caches, as JSON.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,26 +7,28 @@ use serde::Serialize;
 
 use crate::ids::WorkerId;
 use crate::kv::event::{Name, Tier};
-use crate::kv::index::{IndexKey, PrefixIndex, TreeBlock};
-use crate::kv::indexes::PrefixIndexes;
+use crate::kv::forest::{Forest, Key};
+use crate::kv::index::Index;
 use crate::kv::parity::{self, Parity};
+use crate::kv::radix::Listed;
 use crate::kv::subscriber::{Board, Status};
 
-/// Where the pages read from.
+/// Where the pages read.
 #[derive(Debug)]
 pub struct KvPages {
     board: Arc<Board>,
-    indexes: Arc<PrefixIndexes>,
+    forest: Arc<Forest>,
     parity: Arc<Parity>,
 }
 
 /// `GET /kv`.
 #[derive(Debug, Serialize)]
 pub(super) struct Page {
+    /// Distinct blocks that any worker holds, and what it takes to know them.
     indexes: Vec<IndexRow>,
-    /// For each model that was checked: whether router and engines have the same tokens for a prompt.
-    tokenizer_check: Vec<parity::Status>,
-    /// The KV events of each rank of each worker that has them.
+    /// Whether engines have the tokens that prompts are looked up by, for each model that was checked.
+    parity: Vec<parity::Status>,
+    /// Each rank of each worker whose events are followed.
     ranks: Vec<Status>,
 }
 
@@ -34,12 +36,11 @@ pub(super) struct Page {
 struct IndexRow {
     model: String,
     block_size: u32,
-    /// Distinct blocks that any worker caches.
     blocks: u64,
     memory_bytes: usize,
 }
 
-/// `GET /kv/blocks`: every cached block of one rank, parents before children.
+/// `GET /kv/blocks`: all that is known of one rank, parents before children.
 #[derive(Debug, Serialize)]
 pub(super) struct Blocks {
     worker: String,
@@ -50,18 +51,17 @@ pub(super) struct Blocks {
 
 #[derive(Debug, Serialize)]
 struct BlockRow {
-    /// The engine's hash of the block, in hexadecimal: JSON readers round 64-bit numbers.
-    hash: String,
-    /// The engine's hash of the block before it.
+    /// The engine's own name; hexadecimal, as JSON's numbers are not exact at 64 bits.
+    name: String,
     parent: Option<String>,
-    /// The router's hash of the whole prefix that ends with this block.
+    /// Stands for the block and all before it, in this router.
     path: String,
-    /// Number of blocks before this one.
+    /// Blocks before it.
     depth: u32,
     copies: Copies,
 }
 
-/// Copies in each tier. `null` means at least one, number unknown.
+/// None: some, and it is not known how many.
 #[derive(Debug, Serialize)]
 struct Copies {
     gpu: Option<u32>,
@@ -70,17 +70,17 @@ struct Copies {
 }
 
 impl KvPages {
-    pub fn new(board: Arc<Board>, indexes: Arc<PrefixIndexes>, parity: Arc<Parity>) -> Self {
+    pub fn new(board: Arc<Board>, forest: Arc<Forest>, parity: Arc<Parity>) -> Self {
         Self {
             board,
-            indexes,
+            forest,
             parity,
         }
     }
 
     pub(super) fn page(&self, now: Instant) -> Page {
-        let indexes = self.indexes.all().into_iter();
-        let row = |((model, block_size), index): (IndexKey, Arc<PrefixIndex>)| IndexRow {
+        let indexes = self.forest.all().into_iter();
+        let row = |((model, block_size), index): (Key, Arc<Index>)| IndexRow {
             model: model.to_string(),
             block_size: u32::from(block_size),
             blocks: index.len(),
@@ -88,12 +88,12 @@ impl KvPages {
         };
         Page {
             indexes: indexes.map(row).collect(),
-            tokenizer_check: self.parity.statuses(now),
+            parity: self.parity.statuses(now),
             ranks: self.board.statuses(now),
         }
     }
 
-    /// `None` if the rank has no KV events.
+    /// None where no events of that rank are followed.
     pub(super) fn blocks(
         &self,
         now: Instant,
@@ -102,9 +102,9 @@ impl KvPages {
         rank: u32,
     ) -> Option<Blocks> {
         let statuses = self.board.statuses(now);
-        let is_rank = |status: &&Status| status.worker == name && status.rank == rank;
-        let status = statuses.iter().find(is_rank)?;
-        let listed = self.indexes.list(id, rank);
+        let is_it = |status: &&Status| status.worker == name && status.rank == rank;
+        let status = statuses.iter().find(is_it)?;
+        let listed = self.forest.list(id, rank);
         Some(Blocks {
             worker: name.to_owned(),
             rank,
@@ -114,14 +114,14 @@ impl KvPages {
     }
 }
 
-fn row(block: &TreeBlock) -> BlockRow {
+fn row(block: &Listed) -> BlockRow {
     let hex = |name: Name| format!("{:016x}", name.0);
     let copies = |tier: Tier| {
         let copies = block.copies[tier as usize];
-        (copies != TreeBlock::UNKNOWN_COPIES).then_some(copies)
+        (copies != Listed::UNKNOWN).then_some(copies)
     };
     BlockRow {
-        hash: hex(block.name),
+        name: hex(block.name),
         parent: block.parent.map(hex),
         path: format!("{:016x}", block.path),
         depth: block.depth,

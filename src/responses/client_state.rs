@@ -1,7 +1,11 @@
-//! State that clients keep: what they bring back is opened, what they are given is sealed.
+//! State that clients keep as state tokens, in the `encrypted_content` of reasoning items.
+//!
+//! [`StateReader`] reads the tokens in one request, [`StateSigner`] issues those of one response.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
 
 use super::item::{self, Ids};
 use super::members::{self, Members, put, put_text};
@@ -9,55 +13,65 @@ use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::state_token::{self, Content, KeyRing, Kind, Payload, TooLarge, Verified};
 
-/// To seal or to open so much takes the better part of a millisecond, which a carrier does not wait for.
+/// Tokens of this size take most of a millisecond to sign or verify, so that happens on the offload thread.
 pub(super) const LARGE_BYTES: usize = 64 << 10;
 
-/// Opens for one request of one tenant, at one time.
+/// Reads the state tokens of one request. Limits their unpacked size together.
 #[derive(Debug)]
 pub(super) struct StateReader<'a> {
     pub(super) key_ring: &'a KeyRing,
     pub(super) tenant: Tenant,
-    /// Seconds since 1970.
+    /// Unix seconds.
     pub(super) now_s: u64,
     pub(super) model: &'a str,
-    /// Of all that it has opened.
+    /// Unpacked bytes of all tokens so far.
     pub(super) plain_bytes: AtomicU64,
 }
 
-/// What became of an item with sealed content that a client brought back.
+/// What an input item with a state token stands for.
 #[derive(Debug)]
 pub(super) enum DecodedItem {
-    /// The item that was in it, as it is written.
+    /// The JSON of the item in the token.
     Item(String),
-    /// Its items are in the input already, or are of no use to this model.
+    /// Nothing to add: the items are in the input already, or another model's reasoning.
     Nothing,
 }
 
-impl StateReader<'_> {
+impl<'a> StateReader<'a> {
+    pub(super) fn new(key_ring: &'a KeyRing, tenant: Tenant, now_s: u64, model: &'a str) -> Self {
+        Self {
+            key_ring,
+            tenant,
+            now_s,
+            model,
+            plain_bytes: AtomicU64::new(0),
+        }
+    }
+
     fn verify<'t>(&self, text: &'t str) -> Result<Verified<'t>, ApiError> {
         self.key_ring
             .verify(self.now_s, self.tenant, text)
             .map_err(|rejected| ApiError::rejected_state_token(&rejected))
     }
 
-    /// A small text may unpack to a large one, and a request may have many.
+    /// Checks the limit first: many small tokens may unpack to a lot of text.
     fn unpack(&self, verified: Verified<'_>) -> Result<Payload, ApiError> {
         let bytes = verified.plain_bytes;
         let before = self.plain_bytes.fetch_add(bytes, Ordering::Relaxed);
         let max = self.key_ring.plain_bytes_max();
         if before.saturating_add(bytes) > max {
-            return Err(ApiError::too_large_to_carry(&TooLarge::Items { max }));
+            return Err(ApiError::state_token_too_large(&TooLarge::Items { max }));
         }
         self.key_ring
             .unpack(verified)
             .map_err(|rejected| ApiError::rejected_state_token(&rejected))
     }
 
-    /// Opens what an input item has sealed; `text` is what it has.
+    /// Reads the token of an input item.
     pub(super) fn item(&self, text: &str) -> Result<DecodedItem, ApiError> {
         let verified = self.verify(text)?;
         match verified.kind {
-            // One model's thoughts mean nothing to another.
+            // Reasoning is of use only to the model that produced it.
             Kind::Reasoning if verified.model != self.model => Ok(DecodedItem::Nothing),
             Kind::Reasoning => {
                 let opened = self.unpack(verified)?;
@@ -69,7 +83,7 @@ impl StateReader<'_> {
         }
     }
 
-    /// The conversation that a whole response object brings back: a JSON array of items.
+    /// The conversation in the token of a `previous_response` object: a JSON array of items.
     pub(super) fn conversation(&self, response: &str) -> Result<String, ApiError> {
         const PARAM: &str = "previous_response";
         let wrong = || ApiError::wrong_type(PARAM, "a response object");
@@ -98,69 +112,84 @@ impl StateReader<'_> {
             }
             return Ok(opened.items);
         }
-        let why = "it has no state: create it with `store` false and \
-                   `include` with 'reasoning.encrypted_content'";
+        let why = "it contains no state token: create it with `store` set to false and \
+                   'reasoning.encrypted_content' in `include`";
         Err(ApiError::wrong_value(PARAM, why))
     }
 }
 
-/// Seals what one response gives away.
+/// What a client needs to keep the conversation itself.
+#[derive(Debug)]
+pub(super) struct ClientState {
+    pub(super) signer: StateSigner,
+    /// History and new input, oldest first.
+    pub(super) lists: Vec<Bytes>,
+}
+
+/// The router's own output item with the state token, as the `added` and the `done` event have it.
+#[derive(Debug)]
+pub(super) struct StateItem {
+    pub(super) added: Vec<u8>,
+    pub(super) done: Vec<u8>,
+}
+
+/// Issues the state tokens of one response.
 #[derive(Clone, Debug)]
 pub(super) struct StateSigner {
     pub(super) key_ring: Arc<KeyRing>,
     pub(super) tenant: Tenant,
-    /// Seconds since 1970.
+    /// Unix seconds.
     pub(super) now_s: u64,
     pub(super) response: String,
     pub(super) model: String,
 }
 
 impl StateSigner {
-    fn seal(&self, kind: Kind, items: &str) -> Option<String> {
+    fn sign(&self, kind: Kind, items: &str) -> Option<String> {
         let content = Content {
             kind,
             response_id: &self.response,
             model: &self.model,
             items,
         };
-        // What is too large is counted, and stays away.
+        // Content that is too large is counted and left out.
         self.key_ring.issue(self.now_s, self.tenant, &content).ok()
     }
 
-    /// A reasoning item with itself sealed in it; `None` where it cannot be.
+    /// A reasoning item with a token of itself; `None` if that is too large.
     pub(super) fn reasoning(&self, item: &[u8]) -> Option<Vec<u8>> {
         let text = std::str::from_utf8(item).ok()?;
-        let sealed = self.seal(Kind::Reasoning, &format!("[{text}]"))?;
+        let token = self.sign(Kind::Reasoning, &format!("[{text}]"))?;
         let mut out = item.strip_suffix(b"}")?.to_vec();
         put(&mut out, "encrypted_content", "");
-        put_text(&mut out, &sealed);
+        put_text(&mut out, &token);
         out.push(b'}');
         Some(out)
     }
 
-    /// The item that carries a whole conversation, as it is added and as it is done.
-    pub(super) fn state(&self, ids: &Ids, place: usize, items: &str) -> Option<(Vec<u8>, Vec<u8>)> {
-        let sealed = self.seal(Kind::Turn, items)?;
+    /// The reasoning item with a token of the whole conversation `items`, at `index` of the output.
+    pub(super) fn state_item(&self, ids: &Ids, index: usize, items: &str) -> Option<StateItem> {
+        let token = self.sign(Kind::Turn, items)?;
         let mut added = br#"{"id":"#.to_vec();
-        put_text(&mut added, &ids.output(item::prefix("reasoning"), place));
+        put_text(&mut added, &ids.output(item::prefix("reasoning"), index));
         put(&mut added, "type", "\"reasoning\"");
         put(&mut added, "summary", "[]");
         let mut done = added.clone();
         put(&mut added, "encrypted_content", "null");
         added.push(b'}');
         put(&mut done, "encrypted_content", "");
-        put_text(&mut done, &sealed);
+        put_text(&mut done, &token);
         done.push(b'}');
-        Some((added, done))
+        Some(StateItem { added, done })
     }
 }
 
-/// Whether a text is, or pretends to be, one of ours.
-pub(super) fn is_ours(text: &str) -> bool {
+/// Whether a text looks like a state token.
+pub(super) fn is_state_token(text: &str) -> bool {
     text.starts_with(state_token::PREFIX)
 }
 
-/// Lists of items as one list.
+/// Concatenates JSON arrays of items.
 pub(super) fn joined(lists: &[&[u8]]) -> String {
     let mut out = String::from("[");
     for list in lists {
@@ -184,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_joined_whether_they_are_empty_or_not() {
+    fn empty_and_filled_lists_are_joined() {
         assert_eq!(joined(&[]), "[]");
         assert_eq!(joined(&[b"[]", b"[1]", b"[ ]", b" [2, 3]"]), "[1,2, 3]");
     }

@@ -1,5 +1,5 @@
-//! A conversation that one response has for itself. A task keeps the lock while the response is made,
-//! and gives it back however that ends.
+//! The lock of a conversation while one response is generated. A task renews its lease, and releases the lock
+//! however the response ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,15 +7,16 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::{debug, warn};
 
+use super::retry;
 use crate::http::drain::Tasks;
 use crate::store::{
     self, Claim, ConversationKey, IdempotencyToken, Item, LockOutcome, PutOutcome, ResponseStore,
 };
 
-/// How many times in a lease it is renewed.
+/// Renewals per lease period.
 const RENEWALS: u32 = 3;
 
-/// The lock. Dropping it unlocks the conversation.
+/// A held lock. Dropping it unlocks the conversation.
 #[derive(Debug)]
 pub(super) struct ConversationLock {
     end: oneshot::Sender<End>,
@@ -32,7 +33,7 @@ enum End {
     },
 }
 
-/// Takes a conversation; tells why it could not.
+/// Acquires the lock, or says why it is not available.
 pub(super) async fn acquire(
     store: &Arc<dyn ResponseStore>,
     key: ConversationKey,
@@ -41,38 +42,37 @@ pub(super) async fn acquire(
 ) -> Result<Result<ConversationLock, LockOutcome>, store::Error> {
     let token = IdempotencyToken(fastrand::u64(..));
     let claim = Claim { token, lease };
-    let (end, asked) = oneshot::channel();
-    // Parent the lock is asked for: whoever leaves while it is taken must give it back as well.
-    let (taken, is_taken) = oneshot::channel();
-    tasks.spawn(keep(store.clone(), key, claim, is_taken, asked));
+    let (end, ending) = oneshot::channel();
+    // Spawned first: if the caller is dropped while the lock is being acquired, the task releases it.
+    let (acquired, is_acquired) = oneshot::channel();
+    tasks.spawn(hold(store.clone(), key, claim, is_acquired, ending));
     let lock = store.lock(key, claim).await?;
     if lock != LockOutcome::Locked {
         return Ok(Err(lock));
     }
-    // Who keeps it waits for this word.
-    let _ = taken.send(());
+    let _ = acquired.send(());
     Ok(Ok(ConversationLock { end }))
 }
 
-async fn keep(
+async fn hold(
     store: Arc<dyn ResponseStore>,
     key: ConversationKey,
     claim: Claim,
-    is_taken: oneshot::Receiver<()>,
-    mut asked: oneshot::Receiver<End>,
+    is_acquired: oneshot::Receiver<()>,
+    mut ending: oneshot::Receiver<End>,
 ) {
-    if is_taken.await.is_err() {
-        // Not taken, or nobody was there any more to learn of it: then it must not stay locked.
+    if is_acquired.await.is_err() {
+        // Not acquired, or the caller is gone: make sure that it does not stay locked.
         unlock(&store, key, claim.token).await;
         return;
     }
     let end = loop {
         tokio::select! {
             biased;
-            end = &mut asked => break end,
+            end = &mut ending => break end,
             () = tokio::time::sleep(claim.lease / RENEWALS) => {
                 if let Err(error) = store.lock(key, claim).await {
-                    debug!(id = %key.id, %error, "conversation's lock was not renewed");
+                    debug!(conversation_id = %key.id, %error, "conversation lock not renewed; trying again");
                 }
             }
         }
@@ -89,23 +89,22 @@ async fn keep(
             return;
         }
     };
-    let put = super::retry::until_known(|| store.commit(key, claim.token, items.clone())).await;
+    let put = retry::until_known(|| store.commit(key, claim.token, items.clone())).await;
     if !matches!(put, Ok(PutOutcome::Done)) {
-        warn!(id = %key.id, ?put, "response was not added to its conversation");
+        warn!(conversation_id = %key.id, ?put, "response not added to its conversation");
         unlock(&store, key, claim.token).await;
     }
     let _ = done.send(put);
 }
 
 async fn unlock(store: &Arc<dyn ResponseStore>, key: ConversationKey, token: IdempotencyToken) {
-    if let Err(error) = super::retry::until_known(|| store.unlock(key, token)).await {
-        // Its lease ends it.
-        debug!(id = %key.id, %error, "conversation was not unlocked");
+    if let Err(error) = retry::until_known(|| store.unlock(key, token)).await {
+        debug!(conversation_id = %key.id, %error, "conversation not unlocked; its lease expires");
     }
 }
 
 impl ConversationLock {
-    /// Puts items at the conversation's end and gives it back.
+    /// Appends items to the conversation and unlocks it.
     pub(super) async fn commit(self, items: Vec<Item>) -> Result<PutOutcome, store::Error> {
         let (done, is_done) = oneshot::channel();
         let gone = || store::Error::Unknown {
@@ -118,11 +117,10 @@ impl ConversationLock {
         is_done.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Gives the conversation back as it is. Who is told of an error afterwards finds it free.
+    /// Unlocks the conversation and waits for it, so that a client that retries after an error finds it unlocked.
     pub(super) async fn release(self) {
         let (done, is_done) = oneshot::channel();
         if self.end.send(End::Release { done }).is_ok() {
-            // Where nobody says so, its lease ends it.
             let _ = is_done.await;
         }
     }

@@ -1,17 +1,17 @@
-//! Conversations: lists of items that responses are added to, one after the other.
-
-use std::sync::atomic::AtomicU64;
+//! `/v1/conversations`: lists of items to which responses are appended, one at a time.
 
 use hyper::Response;
 
-use super::client_state::StateReader;
+use super::client_request::ClientRequest;
+use super::http_response::json;
 use super::input::{InputContext, NewInput, ReferencedItems};
 use super::item::Ids;
 use super::members::{self, Members, put, put_text};
 use super::object::with_member;
 use super::page::{self, Query};
-use super::stored::json;
-use super::{ClientRequest, Responses, request, retry};
+use super::request as request_body;
+use super::retry;
+use super::service::Responses;
 use crate::ids::{ConversationId, Root, Tenant};
 use crate::openai::error::ApiError;
 use crate::store::{
@@ -20,23 +20,23 @@ use crate::store::{
 };
 use crate::{http, observe};
 
-/// Of one request.
+/// Items in one request.
 const ITEMS_MAX: usize = 20;
 
 type Answer = Result<Response<http::Body>, ApiError>;
 
 impl Responses {
-    pub(super) async fn create_conversation(&self, call: &ClientRequest<'_>) -> Answer {
-        // All of it may be left out, and so may the body.
-        let body = if call.body.is_empty() {
+    pub(super) async fn create_conversation(&self, request: &ClientRequest<'_>) -> Answer {
+        // Every member is optional, and so is the body.
+        let body = if request.body.is_empty() {
             b"{}"
         } else {
-            &*call.body
+            &*request.body
         };
-        let members = request::parse(body)?;
+        let members = request_body::parse(body)?;
         let metadata = metadata(&members)?;
-        let items = self.items_of(call, &members)?;
-        let id = ConversationId::new(Root(fastrand::u64(..)), request::random()?);
+        let items = self.read_items(request, &members)?;
+        let id = ConversationId::new(Root(fastrand::u64(..)), request_body::random()?);
         let mut object = br#"{"id":"#.to_vec();
         put_text(&mut object, &id.to_string());
         put(&mut object, "object", "\"conversation\"");
@@ -48,7 +48,7 @@ impl Responses {
             object: object.clone().into(),
             items,
         };
-        let tenant = call.admitted.tenant;
+        let tenant = request.admitted.tenant;
         let key = ConversationKey { tenant, id };
         retry::while_unknown(|| self.store.create_conversation(key, new.clone()))
             .await
@@ -64,11 +64,15 @@ impl Responses {
         ))
     }
 
-    pub(super) async fn update_conversation(&self, call: &ClientRequest<'_>, id: &str) -> Answer {
-        let members = request::parse(&call.body)?;
+    pub(super) async fn update_conversation(
+        &self,
+        request: &ClientRequest<'_>,
+        id: &str,
+    ) -> Answer {
+        let members = request_body::parse(&request.body)?;
         let metadata = metadata(&members)?;
         let metadata = metadata.ok_or_else(|| ApiError::missing_parameter("metadata"))?;
-        let key = key(call.admitted.tenant, id)?;
+        let key = key(request.admitted.tenant, id)?;
         let unknown = || ApiError::unknown_conversation(id);
         let object = self.store.conversation(key).await.map_err(of_store)?;
         let object = with_member(&object.ok_or_else(unknown)?, "metadata", metadata);
@@ -97,22 +101,22 @@ impl Responses {
 
     pub(super) async fn add_conversation_items(
         &self,
-        call: &ClientRequest<'_>,
+        request: &ClientRequest<'_>,
         id: &str,
     ) -> Answer {
-        let members = request::parse(&call.body)?;
+        let members = request_body::parse(&request.body)?;
         if members.get("items").is_none() {
             return Err(ApiError::missing_parameter("items"));
         }
-        let items = self.items_of(call, &members)?;
-        let key = key(call.admitted.tenant, id)?;
+        let items = self.read_items(request, &members)?;
+        let key = key(request.admitted.tenant, id)?;
         let token = IdempotencyToken(fastrand::u64(..));
         let put = retry::while_unknown(|| self.store.add_items(key, token, items.clone())).await;
         match put.map_err(of_write)? {
             PutOutcome::Done => Ok(json(page::of_items(&texts(&items), false))),
             PutOutcome::Gone => Err(ApiError::unknown_conversation(id)),
             PutOutcome::Taken(item) => {
-                let why = format!("an item with id '{item}' is there already");
+                let why = format!("an item with id '{item}' exists already");
                 Err(ApiError::wrong_value("items", why))
             }
             PutOutcome::Unlocked => Err(ApiError::locked_conversation()),
@@ -136,7 +140,7 @@ impl Responses {
                 Err(page::unknown_after(&query.after.unwrap_or_default()))
             }
             ItemsOutcome::TooLarge { .. } => {
-                let why = "its items are too large for one page; ask for fewer";
+                let why = "the items are too large for one page; use a smaller limit";
                 Err(ApiError::wrong_value("limit", why))
             }
         }
@@ -144,7 +148,7 @@ impl Responses {
 
     pub(super) async fn conversation_item(&self, tenant: Tenant, id: &str, item: &str) -> Answer {
         let found = self.store.item(key(tenant, id)?, item).await;
-        one(found, id, item)
+        item_answer(found, id, item)
     }
 
     pub(super) async fn delete_conversation_item(
@@ -154,13 +158,13 @@ impl Responses {
         item: &str,
     ) -> Answer {
         let found = self.store.delete_item(key(tenant, id)?, item).await;
-        one(found, id, item)
+        item_answer(found, id, item)
     }
 
     /// The `items` of a body, normalised.
-    fn items_of(
+    fn read_items(
         &self,
-        call: &ClientRequest<'_>,
+        request: &ClientRequest<'_>,
         members: &Members<'_>,
     ) -> Result<Vec<Item>, ApiError> {
         let raw = members.get("items");
@@ -173,24 +177,17 @@ impl Responses {
             }
             Some(Some(_)) | None => {}
         }
-        let state_reader = StateReader {
-            key_ring: &self.key_ring,
-            tenant: call.admitted.tenant,
-            now_s: observe::unix_s().unsigned_abs(),
-            model: "",
-            plain_bytes: AtomicU64::new(0),
-        };
-        let reading = InputContext {
-            ids: &Ids::random(request::random()?),
+        let context = InputContext {
+            ids: &Ids::random(request_body::random()?),
             referenced: &ReferencedItems::new(),
             referenced_bytes_max: 0,
-            state_reader: &state_reader,
-            // Another request may have brought the same.
+            reader: &self.state_reader(request.admitted.tenant, ""),
+            // Two requests could bring the same id.
             keeps_ids: false,
             param: "items",
         };
-        let own = NewInput::read(raw, &reading)?;
-        Ok(own.items.into_iter().map(Item::from).collect())
+        let new_input = NewInput::read(raw, &context)?;
+        Ok(new_input.items.into_iter().map(Item::from).collect())
     }
 }
 
@@ -204,12 +201,12 @@ fn texts(items: &[Item]) -> Vec<&str> {
 fn metadata<'a>(members: &Members<'a>) -> Result<Option<&'a str>, ApiError> {
     let metadata = members.get("metadata");
     if let Some(raw) = metadata {
-        request::check_metadata(raw)?;
+        request_body::check_metadata(raw)?;
     }
     Ok(metadata)
 }
 
-fn one(found: Result<ItemOutcome, store::Error>, id: &str, item: &str) -> Answer {
+fn item_answer(found: Result<ItemOutcome, store::Error>, id: &str, item: &str) -> Answer {
     match found.map_err(of_store)? {
         ItemOutcome::Found(found) => Ok(json(found)),
         ItemOutcome::NoItem => Err(ApiError::unknown_conversation_item(item)),
@@ -226,7 +223,7 @@ fn of_store(error: store::Error) -> ApiError {
     ApiError::of_store(&error)
 }
 
-/// Of a write that would be another one if the client sent it again.
+/// The error of a write that must not be repeated blindly.
 fn of_write(error: store::Error) -> ApiError {
     match error {
         store::Error::Unknown { .. } => ApiError::unknown_outcome(),

@@ -1,12 +1,12 @@
-//! What an engine is sent: the client's own body without what is the router's business. Pure.
+//! The body for an engine: the client's body without the members that the router handles. Pure.
 
 use bytes::Bytes;
 
 use super::members::{put, put_text};
 use super::request::CreateRequest;
 
-/// Members that engines must not see, or see only as the router says.
-const CUT: [&str; 18] = [
+/// Members that are not copied. The router writes some of them itself.
+const NOT_COPIED: [&str; 18] = [
     "input",
     "store",
     "stream",
@@ -27,7 +27,7 @@ const CUT: [&str; 18] = [
     "service_tier",
 ];
 
-/// Those that vLLM takes: it refuses a list with any other, so what only hosted tools have stays here.
+/// Values of `include` that vLLM accepts. It refuses a list with any other.
 const ENGINE_INCLUDES: [&str; 5] = [
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -44,27 +44,27 @@ const ENGINE_TIERS: [&str; 5] = [
     "\"priority\"",
 ];
 
-/// The body of a request for one answer. `input` is the whole list of items; `salt` a member to add.
+/// `input`: the whole list of items. `salt`: a JSON member to add.
 pub(super) fn body(
     create: &CreateRequest<'_>,
     input: &[u8],
     id: &str,
     salt: Option<&str>,
 ) -> Bytes {
-    written(create, input, id, salt, create.stream)
+    write(create, input, id, salt, create.stream)
 }
 
-/// The same for an answer in pieces, whatever the client wants.
+/// As [`body`], always for a streamed answer.
 pub(super) fn streamed_body(
     create: &CreateRequest<'_>,
     input: &[u8],
     id: &str,
     salt: Option<&str>,
 ) -> Bytes {
-    written(create, input, id, salt, true)
+    write(create, input, id, salt, true)
 }
 
-fn written(
+fn write(
     create: &CreateRequest<'_>,
     input: &[u8],
     id: &str,
@@ -78,7 +78,7 @@ fn written(
         put_text(&mut out, id);
     }
     for (name, value) in create.members.iter() {
-        if !CUT.contains(&name) {
+        if !NOT_COPIED.contains(&name) {
             put(&mut out, name, value);
         }
     }
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_clients_passes_byte_for_byte() {
+    fn client_members_pass_byte_for_byte() {
         check(
             r#"{"model":"m", "input":"x", "temperature": 0.10, "tools":[ {"name":"f", "x":1e2} ], "odd\u0020key":"\u0041"}"#,
             r#"{"request_id":"resp_1","model":"m","temperature":0.10,"tools":[ {"name":"f", "x":1e2} ],"odd key":"\u0041","store":false,"cache_salt":"s","input":[1]}"#,
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_routers_does_not_pass() {
+    fn members_that_the_router_handles_do_not_pass() {
         check(
             r#"{"input":"x","model":"m","store":true,"stream":true,"background":false,"truncation":"auto","conversation":"c",
                 "metadata":{"a":"b"},"request_id":null,"stream_options":{"include_obfuscation":true},"service_tier":"turbo",

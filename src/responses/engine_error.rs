@@ -1,4 +1,4 @@
-//! An engine's error -> one that clients know. Pure.
+//! Converts an engine's error into one of the API. Pure.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use hyper::{HeaderMap, StatusCode};
 use super::members::Members;
 use crate::openai::error::ApiError;
 
-/// The code of a prompt that is longer than its model takes.
+/// The error code for a prompt that exceeds the context length of its model.
 pub(super) const TOO_LONG: &str = "context_length_exceeded";
 
-/// What an engine says in place of an answer. What it says of itself is not passed on word for word.
+/// The error for a client. Type and code are the router's own; only the message is the engine's.
 pub(super) fn of_engine(status: StatusCode, body: &[u8]) -> ApiError {
     let text = std::str::from_utf8(body).unwrap_or_default();
     let body = Members::parse(text).unwrap_or_default();
-    // FastAPI's own errors have a detail, older engines no wrapping.
+    // FastAPI's own errors have `detail`; older engines do not wrap the error in `error`.
     let error = body.get("error").and_then(|it| Members::parse(it).ok());
     let error = error.unwrap_or(body);
     let message = error.text("message").or_else(|| error.text("detail"));
@@ -35,8 +35,8 @@ pub(super) fn of_engine(status: StatusCode, body: &[u8]) -> ApiError {
     ApiError::of_engine(status, code, param, message)
 }
 
-/// How long an engine asks to be left alone.
-pub(super) fn pause(headers: &HeaderMap) -> Option<Duration> {
+/// The engine's `Retry-After` in seconds.
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?;
     seconds.trim().parse().ok().map(Duration::from_secs)
 }
@@ -48,12 +48,12 @@ mod tests {
     fn check(status: u16, body: &str, expected: (&str, &str, &str)) {
         let error = of_engine(StatusCode::from_u16(status).unwrap(), body.as_bytes());
         assert_eq!(error.status.as_u16(), status);
-        let said = (error.code, error.param_or_empty(), error.message.as_str());
-        assert_eq!(said, expected, "{body}");
+        let found = (error.code, error.param_or_empty(), error.message.as_str());
+        assert_eq!(found, expected, "{body}");
     }
 
     #[test]
-    fn a_prompt_that_is_too_long_is_told_as_openai_tells_it() {
+    fn a_too_long_prompt_gets_openais_error_code() {
         let body = include_str!("../../tests/fixtures/vllm-0.32/responses_too_long.json");
         let error = of_engine(StatusCode::BAD_REQUEST, body.as_bytes());
         assert_eq!(
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_for_codes_do_not_pass() {
+    fn numeric_error_codes_do_not_pass() {
         check(
             400,
             r#"{"error":{"message":"max_tokens must be at least 1, got 0.","type":"BadRequestError","param":"max_tokens","code":400}}"#,
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_error_of_openais_shape_has_a_message_too() {
+    fn errors_of_other_forms_have_a_message_too() {
         check(
             500,
             "Internal Server Error",

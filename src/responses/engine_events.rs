@@ -1,4 +1,4 @@
-//! An engine's bytes -> its events, without copying those that came whole. Pure.
+//! Splits an engine's byte stream into events, without copying those that arrive in one piece. Pure.
 
 use std::borrow::Cow;
 
@@ -6,14 +6,14 @@ use memchr::{memchr, memmem};
 
 use crate::http::sse;
 
-/// One event: its name (empty where it has none) and its data.
+/// One event: its name, or empty, and its data.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct EngineEvent<'a> {
     pub(super) name: Cow<'a, str>,
     pub(super) data: Cow<'a, str>,
 }
 
-/// Cuts a stream into events.
+/// See the module.
 #[derive(Debug)]
 pub(super) struct EngineEvents {
     reader: Reader,
@@ -22,50 +22,51 @@ pub(super) struct EngineEvents {
 
 #[derive(Debug)]
 enum Reader {
-    /// Lines that end in LF: an event is what lies before an empty line.
-    Blocks { held: Vec<u8> },
-    /// Lines that end in other ways too.
-    Lines(Box<sse::Decoder>),
+    /// All lines end in LF: an event ends at an empty line. `partial` has no whole event.
+    Lf { partial: Vec<u8> },
+    /// Some line ends in CR: the general decoder.
+    Any(Box<sse::Decoder>),
 }
 
-/// An event is longer than may be.
+/// An event is longer than the limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct TooLong;
 
 impl EngineEvents {
     pub(super) fn new(event_bytes_max: usize) -> Self {
         Self {
-            reader: Reader::Blocks { held: Vec::new() },
+            reader: Reader::Lf {
+                partial: Vec::new(),
+            },
             event_bytes_max,
         }
     }
 
-    /// Calls `on` with each event that `bytes` complete, for as long as it answers true.
+    /// Calls `on` with each event that `bytes` complete, until it returns false.
     pub(super) fn push(
         &mut self,
         bytes: &[u8],
         mut on: impl FnMut(EngineEvent<'_>) -> bool,
     ) -> Result<(), TooLong> {
-        if let Reader::Blocks { held } = &mut self.reader
+        if let Reader::Lf { partial } = &mut self.reader
             && memchr(b'\r', bytes).is_some()
         {
-            let held = std::mem::take(held);
+            let partial = std::mem::take(partial);
             let mut decoder = Box::new(sse::Decoder::bounded(self.event_bytes_max));
-            // What is held has no whole event.
-            decoder.push(&held, &mut Vec::new());
-            self.reader = Reader::Lines(decoder);
+            decoder.push(&partial, &mut Vec::new());
+            self.reader = Reader::Any(decoder);
         }
-        let held = match &mut self.reader {
-            Reader::Blocks { held } => held,
-            Reader::Lines(decoder) => {
+        let partial = match &mut self.reader {
+            Reader::Lf { partial } => partial,
+            Reader::Any(decoder) => {
                 let mut events = Vec::new();
                 decoder.push(bytes, &mut events);
-                for event in events {
-                    let frame = EngineEvent {
-                        name: Cow::Owned(event.event),
-                        data: one_line(Cow::Owned(event.data)),
+                for decoded in events {
+                    let event = EngineEvent {
+                        name: Cow::Owned(decoded.event),
+                        data: one_line(Cow::Owned(decoded.data)),
                     };
-                    if !on(frame) {
+                    if !on(event) {
                         return Ok(());
                     }
                 }
@@ -75,8 +76,8 @@ impl EngineEvents {
                 };
             }
         };
-        let mut whole = std::mem::take(held);
-        // An event's end may lie across two pieces.
+        let mut whole = std::mem::take(partial);
+        // The end of an event may span two pieces.
         let mut searched = whole.len().saturating_sub(1);
         let text = if whole.is_empty() {
             bytes
@@ -87,8 +88,8 @@ impl EngineEvents {
         let mut begin = 0;
         while let Some(end) = memmem::find(&text[searched..], b"\n\n") {
             let end = searched + end;
-            if let Some(frame) = read(&text[begin..end])
-                && !on(frame)
+            if let Some(event) = read(&text[begin..end])
+                && !on(event)
             {
                 return Ok(());
             }
@@ -98,7 +99,7 @@ impl EngineEvents {
         if text.len() - begin > self.event_bytes_max {
             return Err(TooLong);
         }
-        *held = if whole.is_empty() {
+        *partial = if whole.is_empty() {
             bytes[begin..].to_vec()
         } else {
             whole.drain(..begin);
@@ -141,7 +142,7 @@ fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<Cow<'a, str>> {
     Some(String::from_utf8_lossy(value))
 }
 
-/// Data over several lines is JSON with white space in it, which may be any.
+/// Data of several lines is JSON, in which a newline can become a space.
 fn one_line(data: Cow<'_, str>) -> Cow<'_, str> {
     if data.contains(['\n', '\r']) {
         Cow::Owned(data.replace(['\n', '\r'], " "))
@@ -157,12 +158,12 @@ mod tests {
     use super::*;
 
     fn read_all(pieces: &[&[u8]]) -> Vec<(String, String)> {
-        let mut frames = EngineEvents::new(1 << 20);
+        let mut reader = EngineEvents::new(1 << 20);
         let mut all = Vec::new();
         for piece in pieces {
-            frames
-                .push(piece, |frame| {
-                    all.push((frame.name.into_owned(), frame.data.into_owned()));
+            reader
+                .push(piece, |event| {
+                    all.push((event.name.into_owned(), event.data.into_owned()));
                     true
                 })
                 .unwrap();
@@ -187,19 +188,19 @@ mod tests {
 
     #[test]
     fn an_event_past_the_bound_is_an_error() {
-        let mut frames = EngineEvents::new(8);
-        assert_eq!(frames.push(b"data: 123", |_| true), Err(TooLong));
+        let mut reader = EngineEvents::new(8);
+        assert_eq!(reader.push(b"data: 123", |_| true), Err(TooLong));
     }
 
     #[test]
-    fn nothing_is_read_after_the_reader_has_enough() {
-        let mut frames = EngineEvents::new(100);
+    fn nothing_is_read_after_on_returns_false() {
+        let mut reader = EngineEvents::new(100);
         let mut fields = 0;
         let stop_at_once = |_: EngineEvent<'_>| {
             fields += 1;
             false
         };
-        frames
+        reader
             .push(b"data: 1\n\ndata: 2\n\n", stop_at_once)
             .unwrap();
         assert_eq!(fields, 1);

@@ -1,7 +1,7 @@
-//! The list of items that an engine is sent: rendered one by one, calls paired with their outputs. Pure.
+//! The list of items for an engine. Checks that tool calls and outputs are paired. Pure.
 //!
-//! An item is rendered in the same bytes each time it is sent, in whatever turn, so that a conversation's
-//! start stays the same prompt. Texts and arguments are never written anew.
+//! An item is written as the same bytes in every turn, so that the prompt prefix stays the same and hits the
+//! engine's prefix cache. Texts and arguments are copied as written.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,37 +12,37 @@ use super::item::{Item, Kind, joined_text};
 use super::members::{self, Members, put, put_string, put_text};
 use crate::openai::error::ApiError;
 
-/// What becomes of items that engines do not know, such as calls of hosted tools.
+/// How items are handled that engines do not support, such as calls of hosted tools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnsupportedItems {
-    /// Shown to the model as a function's call and output, where they have a text; else left out.
+    /// Converted to a function call and its output if they contain text; otherwise left out.
     #[default]
     Convert,
     /// Refused with 400.
     Reject,
 }
 
-/// Writes the list that an engine is sent, item by item, and sees that calls and outputs are paired.
+/// Writes the list item by item.
 #[derive(Debug)]
 pub(super) struct EngineInput {
     json: Vec<u8>,
     unsupported: UnsupportedItems,
     calls: Vec<Call>,
-    /// The last call of each id, by its place among them.
+    /// Index in `calls` of the last call with each id.
     by_id: HashMap<String, usize>,
-    /// Of the item that is added next.
-    place: usize,
-    /// The last item that is no call and no reasoning.
+    /// Index of the next item.
+    next: usize,
+    /// Index of the last item that is neither a call nor reasoning.
     last_other: Option<usize>,
 }
 
 #[derive(Debug)]
 struct Call {
     id: String,
-    /// What errors call it.
+    /// Its name in errors.
     kind: &'static str,
-    place: usize,
+    index: usize,
     is_answered: bool,
 }
 
@@ -55,7 +55,7 @@ impl EngineInput {
             unsupported,
             calls: Vec::new(),
             by_id: HashMap::new(),
-            place: 0,
+            next: 0,
             last_other: None,
         }
     }
@@ -69,18 +69,21 @@ impl EngineInput {
         Ok(())
     }
 
-    pub(super) fn add_own(&mut self, own: &NewInput) -> Result<(), ApiError> {
-        own.items.iter().try_for_each(|item| self.add(&item.json))
+    pub(super) fn add_new(&mut self, new_input: &NewInput) -> Result<(), ApiError> {
+        new_input
+            .items
+            .iter()
+            .try_for_each(|item| self.add(&item.json))
     }
 
-    /// Adds one normalised item, or one that the router itself stored.
+    /// Adds one normalised or stored item.
     pub(super) fn add(&mut self, raw: &str) -> Result<(), ApiError> {
         self.add_item(&Item::read(raw, "input")?)
     }
 
     fn add_item(&mut self, item: &Item<'_>) -> Result<(), ApiError> {
-        let place = self.place;
-        self.place += 1;
+        let index = self.next;
+        self.next += 1;
         if self.unsupported == UnsupportedItems::Reject
             && matches!(
                 item.kind,
@@ -89,7 +92,7 @@ impl EngineInput {
                     | Kind::FileSearchCall
                     | Kind::ClientCall
                     | Kind::ClientCallOutput
-                    | Kind::Silent
+                    | Kind::Hidden
             )
         {
             let why = format!("items of type '{}' are not supported", item.name);
@@ -98,28 +101,28 @@ impl EngineInput {
         match item.kind {
             Kind::Message => {
                 self.add_message(item);
-                self.last_other = Some(place);
+                self.last_other = Some(index);
             }
             Kind::Reasoning => self.add_reasoning(item)?,
             Kind::FunctionCall => {
-                self.called(item, "function call", place);
+                self.add_call(item, "function call", index);
                 self.begin("function_call");
                 self.copy(item, &["call_id", "namespace", "name", "arguments"]);
             }
             Kind::CustomToolCall => {
-                self.called(item, "custom tool call", place);
+                self.add_call(item, "custom tool call", index);
                 self.begin("custom_tool_call");
                 self.copy(item, &["call_id", "name", "input"]);
             }
             Kind::FunctionCallOutput => {
-                self.answered(item, "function call output")?;
-                self.last_other = Some(place);
+                self.mark_answered(item, "function call output")?;
+                self.last_other = Some(index);
                 self.begin("function_call_output");
                 self.copy(item, &["call_id", "output"]);
             }
             Kind::CustomToolCallOutput => {
-                self.answered(item, "custom tool call output")?;
-                self.last_other = Some(place);
+                self.mark_answered(item, "custom tool call output")?;
+                self.last_other = Some(index);
                 self.begin("custom_tool_call_output");
                 self.copy(item, &["call_id", "output"]);
             }
@@ -129,12 +132,12 @@ impl EngineInput {
                     .or_else(|| item.members.get("operation"))
                     .unwrap_or("{}");
                 let id = call_id(item).to_owned();
-                self.called(item, "tool call", place);
+                self.add_call(item, "tool call", index);
                 self.function_call(&id, item.name, what);
             }
             Kind::ClientCallOutput => {
-                self.answered(item, "tool call output")?;
-                self.last_other = Some(place);
+                self.mark_answered(item, "tool call output")?;
+                self.last_other = Some(index);
                 let output = item.members.get("output").unwrap_or("\"\"");
                 let id = call_id(item).to_owned();
                 self.function_call_output(&id, output);
@@ -162,18 +165,18 @@ impl EngineInput {
                     self.answered_call(item, "file_search", &arguments, results);
                 }
             }
-            Kind::Silent | Kind::Compaction | Kind::Reference => {}
+            Kind::Hidden | Kind::Compaction | Kind::Reference => {}
         }
         Ok(())
     }
 
-    /// The list, if every call that something follows has an output.
+    /// The list. Fails if a call has no output though other items follow it.
     pub(super) fn finish(mut self) -> Result<Vec<u8>, ApiError> {
         let last = self.last_other.unwrap_or(0);
         let open = self
             .calls
             .iter()
-            .find(|call| !call.is_answered && call.place < last);
+            .find(|call| !call.is_answered && call.index < last);
         if let Some(call) = open {
             return Err(ApiError::call_without_output(call.kind, &call.id));
         }
@@ -186,7 +189,7 @@ impl EngineInput {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.place
+        self.next
     }
 
     fn begin(&mut self, kind: &str) {
@@ -212,7 +215,7 @@ impl EngineInput {
         self.begin("message");
         put(&mut self.json, "role", role);
         if role == "\"assistant\"" {
-            // Engines take the first part alone, and go on with what is not completed.
+            // Engines read only the first part, and would continue a message that is not completed.
             put(&mut self.json, "status", "\"completed\"");
             let text = joined_text(content, "").unwrap_or_default();
             let part = format!(r#"[{{"type":"output_text","text":"{text}","annotations":[]}}]"#);
@@ -223,7 +226,7 @@ impl EngineInput {
         self.json.push(b'}');
     }
 
-    /// Thoughts that cannot be read are an error; where there are none, there is no item.
+    /// Reasoning without text is left out; encrypted content that the router cannot read is an error.
     fn add_reasoning(&mut self, item: &Item<'_>) -> Result<(), ApiError> {
         let text_of = |name: &str| {
             let content = item.members.get(name);
@@ -239,9 +242,9 @@ impl EngineInput {
             self.json.push(b'}');
             return Ok(());
         }
-        let sealed = item.members.text("encrypted_content");
-        if let Some(sealed) = sealed.filter(|it| !it.is_empty()) {
-            return Err(ApiError::unreadable_content(&sealed));
+        let encrypted = item.members.text("encrypted_content");
+        if let Some(encrypted) = encrypted.filter(|it| !it.is_empty()) {
+            return Err(ApiError::unreadable_content(&encrypted));
         }
         if let Some(text) = text_of("summary") {
             self.begin("reasoning");
@@ -252,31 +255,31 @@ impl EngineInput {
         Ok(())
     }
 
-    fn called(&mut self, item: &Item<'_>, kind: &'static str, place: usize) {
+    fn add_call(&mut self, item: &Item<'_>, kind: &'static str, index: usize) {
         let id = members::text(call_id(item)).unwrap_or_default();
         let id = id.into_owned();
         self.by_id.insert(id.clone(), self.calls.len());
         self.calls.push(Call {
             id,
             kind,
-            place,
+            index,
             is_answered: false,
         });
     }
 
-    fn answered(&mut self, item: &Item<'_>, kind: &str) -> Result<(), ApiError> {
-        // As a text: a client may write what it was given with other escapes.
+    fn mark_answered(&mut self, item: &Item<'_>, kind: &str) -> Result<(), ApiError> {
+        // Compared as text: the client may have changed the escapes.
         let id = members::text(call_id(item)).unwrap_or_default();
         match self.by_id.get(&*id) {
-            Some(place) => {
-                self.calls[*place].is_answered = true;
+            Some(index) => {
+                self.calls[*index].is_answered = true;
                 Ok(())
             }
             None => Err(ApiError::output_without_call(kind, &id)),
         }
     }
 
-    /// A call as a function's; `arguments` is a JSON text that becomes a string.
+    /// Writes a call as a function call. `arguments`: JSON that becomes a string.
     fn function_call(&mut self, id: &str, name: &str, arguments: &str) {
         self.begin("function_call");
         put(&mut self.json, "call_id", id);
@@ -287,7 +290,7 @@ impl EngineInput {
         self.json.push(b'}');
     }
 
-    /// `output` is a JSON value; what is no string becomes the string of its JSON.
+    /// `output`: a JSON value. Anything but a string becomes a string of its JSON.
     fn function_call_output(&mut self, id: &str, output: &str) {
         self.begin("function_call_output");
         put(&mut self.json, "call_id", id);
@@ -307,26 +310,27 @@ impl EngineInput {
     }
 }
 
-/// A list that is too long for its engine, without its older half; `None` where nothing more may go. What
-/// stays in any case: instructions among the items, and all from the last message of the user on. A call
-/// goes with its output.
+/// Drops the older half of a list that is too long for the model; `None` if nothing more may be dropped.
+///
+/// System and developer messages stay, and everything from the last user message on. A call is dropped
+/// together with its output.
 pub(super) fn shortened(list: &[u8]) -> Option<Vec<u8>> {
     let items = members::list(std::str::from_utf8(list).ok()?)?;
     let read: Vec<Item<'_>> = items
         .iter()
         .map(|raw| Item::read(raw, "input").ok())
         .collect::<Option<_>>()?;
-    let role = |place: usize| read[place].members.get("role").unwrap_or_default();
-    let last = (0..read.len()).rfind(|place| role(*place) == "\"user\"")?;
-    let may_go = |place: &usize| !matches!(role(*place), "\"system\"" | "\"developer\"");
-    let old: Vec<usize> = (0..last).filter(may_go).collect();
-    let gone = &old[..old.len().div_ceil(2)];
-    if gone.is_empty() {
+    let role = |index: usize| read[index].members.get("role").unwrap_or_default();
+    let last = (0..read.len()).rfind(|index| role(*index) == "\"user\"")?;
+    let is_droppable = |index: &usize| !matches!(role(*index), "\"system\"" | "\"developer\"");
+    let old: Vec<usize> = (0..last).filter(is_droppable).collect();
+    let dropped = &old[..old.len().div_ceil(2)];
+    if dropped.is_empty() {
         return None;
     }
-    let calls: HashSet<&str> = gone
+    let calls: HashSet<&str> = dropped
         .iter()
-        .map(|place| &read[*place])
+        .map(|index| &read[*index])
         .filter(|item| matches!(item.kind, Kind::FunctionCall | Kind::CustomToolCall))
         .map(call_id)
         .collect();
@@ -337,27 +341,27 @@ pub(super) fn shortened(list: &[u8]) -> Option<Vec<u8>> {
         )
     };
     let mut out = vec![b'['];
-    for (place, item) in read.iter().enumerate() {
-        let goes = gone.binary_search(&place).is_ok()
+    for (index, item) in read.iter().enumerate() {
+        let is_dropped = dropped.binary_search(&index).is_ok()
             || (is_output(item) && calls.contains(call_id(item)));
-        if !goes {
+        if !is_dropped {
             if out.len() > 1 {
                 out.push(b',');
             }
-            out.extend_from_slice(items[place].as_bytes());
+            out.extend_from_slice(items[index].as_bytes());
         }
     }
     out.push(b']');
     Some(out)
 }
 
-/// The id that a call and its output share, as it is written.
+/// The id that a call and its output share, as JSON.
 fn call_id<'a>(item: &Item<'a>) -> &'a str {
     let id = item.members.get("call_id");
     id.or_else(|| item.members.get("id")).unwrap_or("\"\"")
 }
 
-/// What a code interpreter printed, as a JSON string.
+/// The logs of a code interpreter, as a JSON string.
 fn logs(outputs: &str) -> Option<String> {
     let mut all = String::new();
     for output in members::list(outputs)? {

@@ -1,4 +1,4 @@
-//! The end of a response: what is stored, what is added to its conversation, what its client is told.
+//! The end of a response: stores it, appends it to its conversation, and builds the final object.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,164 +6,170 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tracing::{debug, warn};
 
-use super::client_state::{LARGE_BYTES, StateSigner, joined};
+use super::client_state::{ClientState, LARGE_BYTES, StateItem, joined};
 use super::conversation_lock::ConversationLock;
 use super::members::{self, Members};
 use super::metrics::InFlight;
-use super::object::{Outcome, ResponseTemplate, with_member};
-use super::{OnStoreDown, Responses, retry};
+use super::object::with_member;
+use super::outcome::Outcome;
+use super::retry;
+use super::service::Responses;
+use super::settings::OnStoreDown;
+use super::template::ResponseTemplate;
 use crate::ids::Model;
 use crate::observe;
 use crate::openai::error::ApiError;
 use crate::store::record::{Content, InitialState};
 use crate::store::{self, IdempotencyToken, Item, NewRecord, PutOutcome, ResponseKey, RoutingHint};
 
-/// A Response object without its output, and an item of the router's own: as it is added, and as it is done.
-pub(super) type FinalResponse = (Vec<u8>, Option<(Vec<u8>, Vec<u8>)>);
+/// The final Response object, without its output.
+#[derive(Debug)]
+pub(super) struct FinalResponse {
+    pub(super) response: Vec<u8>,
+    pub(super) state_item: Option<StateItem>,
+}
 
-/// What a response that is being made will need at its end.
+/// What a response needs at its end.
 #[derive(Debug)]
 pub(super) struct Finisher {
     pub(super) responses: Arc<Responses>,
     pub(super) key: ResponseKey,
-    /// Whether it is kept.
+    /// Whether to store it.
     pub(super) is_stored: bool,
-    pub(super) past: Option<store::Chain>,
+    /// The responses it continues, for its record.
+    pub(super) chain: Option<store::Chain>,
     pub(super) model: Model,
     pub(super) worker: Option<Arc<str>>,
-    /// Its own input items, one by one.
-    pub(super) own: Vec<Item>,
-    /// The same as one list, with what the client carried before them.
+    /// The new input items, if a conversation gets them.
+    pub(super) new_items: Vec<Item>,
+    /// The input list for the record: the new items, after those of a client-held state.
     pub(super) input: Bytes,
     pub(super) conversation: Option<ConversationLock>,
     pub(super) client_state: Option<ClientState>,
-    /// Whether an answer that could not be stored may still be withheld.
-    pub(super) may_refuse: bool,
+    /// Whether the answer can still become an error if it cannot be stored.
+    pub(super) may_withhold: bool,
     pub(super) in_flight: InFlight,
 }
 
-/// For a client that keeps the state itself.
+/// Why a response was not stored.
 #[derive(Debug)]
-pub(super) struct ClientState {
-    pub(super) state_signer: StateSigner,
-    /// All items before the answer's own, oldest first.
-    pub(super) lists: Vec<Bytes>,
-}
-
-/// Why a response is not kept.
-#[derive(Debug)]
-pub(super) enum NotKept {
+pub(super) enum NotStored {
     Store(store::Error),
-    /// Its conversation did not take it.
+    /// Its conversation did not accept it.
     NotAdded(PutOutcome),
 }
 
-impl fmt::Display for NotKept {
+impl fmt::Display for NotStored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Store(error) => error.fmt(f),
-            Self::NotAdded(put) => write!(f, "its conversation did not take it: {put:?}"),
+            Self::NotAdded(put) => write!(f, "its conversation did not accept it: {put:?}"),
         }
     }
 }
 
-/// What a client is told.
+/// What the client gets.
 #[derive(Debug)]
 pub(super) struct FinishedResponse {
-    /// The object without its output.
+    /// The Response object without its output.
     pub(super) response: Bytes,
     pub(super) outcome: Outcome,
-    /// An item of the router's own at the end of the output: as it is added, and as it is done.
-    pub(super) state: Option<(Vec<u8>, Vec<u8>)>,
-    /// In its place, where the answer may still be an error.
+    pub(super) state_item: Option<StateItem>,
+    /// The error to answer instead.
     pub(super) error: Option<ApiError>,
-    /// Whether it should have been stored.
+    /// Whether it should have been stored and is not.
     pub(super) is_degraded: bool,
-    /// Whether the item with the state was asked for and is not there.
+    /// Whether the state token was left out because it is too large.
     pub(super) is_state_left_out: bool,
 }
 
 impl Finisher {
-    /// `place` is where an item would be that follows the output.
+    /// `item_count`: the number of output items.
     pub(super) async fn run(
         mut self,
         template: ResponseTemplate,
         mut outcome: Outcome,
-        place: usize,
+        item_count: usize,
     ) -> FinishedResponse {
         let responses = self.responses.clone();
-        let (response, state) = self.compose(&template, &mut outcome, place).await;
+        let FinalResponse {
+            response,
+            state_item,
+        } = self.compose(&template, &mut outcome, item_count).await;
         let mut response = Bytes::from(response);
         let is_state_left_out =
-            state.is_none() && self.client_state.is_some() && outcome.status.is_continuable();
+            state_item.is_none() && self.client_state.is_some() && outcome.status.is_continuable();
         if is_state_left_out {
-            debug!(id = %self.key.id, "the state is too large to go with the response");
+            debug!(response_id = %self.key.id, "state token too large; response sent without it");
         }
-        let is_kept = self.keep(&response, &outcome).await;
-        let is_added = match is_kept {
+        let stored = self.store(&response, &outcome).await;
+        let added = match stored {
             Ok(()) => self.add_to_conversation(&outcome).await,
             Err(_) => Ok(()),
         };
         if let Some(lock) = self.conversation.take() {
             lock.release().await;
         }
-        if is_added.is_err() {
-            self.forget().await;
+        if added.is_err() {
+            self.delete().await;
         }
         responses.metrics.on_end(outcome.status);
-        let mut ended = FinishedResponse {
+        let mut finished = FinishedResponse {
             response: Bytes::new(),
             outcome,
-            state,
+            state_item,
             error: None,
             is_degraded: false,
             is_state_left_out,
         };
-        let wrong = is_kept.err().or(is_added.err());
-        if let Some(error) = wrong {
-            warn!(id = %self.key.id, %error, "response was made and not stored");
-            ended.is_degraded = true;
+        if let Some(error) = stored.err().or(added.err()) {
+            warn!(response_id = %self.key.id, %error, "response generated but not stored");
+            finished.is_degraded = true;
             let unstored = with_member(&response, "store", "false");
             response = with_member(&unstored, "conversation", "null").into();
-            if self.may_refuse && responses.settings.on_store_down == OnStoreDown::Fail {
-                responses.metrics.on_lost();
-                ended.error = Some(match error {
-                    // No later try would fare better.
-                    NotKept::Store(error @ store::Error::TooLarge { .. }) => {
+            if self.may_withhold && responses.settings.on_store_down == OnStoreDown::Fail {
+                responses.metrics.on_withheld();
+                finished.error = Some(match error {
+                    // A retry would fail in the same way.
+                    NotStored::Store(error @ store::Error::TooLarge { .. }) => {
                         ApiError::of_store(&error)
                     }
-                    NotKept::Store(_) | NotKept::NotAdded(_) => ApiError::not_stored(),
+                    NotStored::Store(_) | NotStored::NotAdded(_) => ApiError::not_stored(),
                 });
             } else {
                 responses.metrics.on_degraded();
             }
         }
         drop(self.in_flight);
-        ended.response = response;
-        ended
+        finished.response = response;
+        finished
     }
 
-    /// What it ends as.
+    /// Builds the final object, and the state item if there is one.
     pub(super) async fn compose(
         &self,
         template: &ResponseTemplate,
         outcome: &mut Outcome,
-        place: usize,
+        item_count: usize,
     ) -> FinalResponse {
         let response = template.ended(outcome, observe::unix_s().unsigned_abs());
-        let state = self.state(template, outcome, place).await;
-        if let Some((_, done)) = &state {
-            outcome.told = Some(joined(&[outcome.told(), &[b"[", &**done, b"]"].concat()]).into());
+        let state_item = self.state_item(template, outcome, item_count).await;
+        if let Some(item) = &state_item {
+            let state_list = [b"[", &*item.done, b"]"].concat();
+            outcome.client_output = Some(joined(&[outcome.client_output(), &state_list]).into());
         }
-        (response, state)
+        FinalResponse {
+            response,
+            state_item,
+        }
     }
 
-    async fn state(
+    async fn state_item(
         &self,
         template: &ResponseTemplate,
         outcome: &Outcome,
-        place: usize,
-    ) -> Option<(Vec<u8>, Vec<u8>)> {
+        index: usize,
+    ) -> Option<StateItem> {
         let client_state = self
             .client_state
             .as_ref()
@@ -171,25 +177,25 @@ impl Finisher {
         let mut lists = client_state.lists.clone();
         lists.push(Bytes::copy_from_slice(&outcome.output));
         let bytes: usize = lists.iter().map(Bytes::len).sum();
-        let (state_signer, ids) = (client_state.state_signer.clone(), template.ids.clone());
-        let seal = move || {
+        let (signer, ids) = (client_state.signer.clone(), template.ids.clone());
+        let sign = move || {
             let lists: Vec<&[u8]> = lists.iter().map(|list| &**list).collect();
-            state_signer.state(&ids, place, &joined(&lists))
+            signer.state_item(&ids, index, &joined(&lists))
         };
         match bytes < LARGE_BYTES {
-            true => seal(),
-            false => self.responses.aside.run(seal).await.flatten(),
+            true => sign(),
+            false => self.responses.offload.run(sign).await.flatten(),
         }
     }
 
-    /// One write, and only then is anybody told of the end.
-    async fn keep(&self, response: &Bytes, outcome: &Outcome) -> Result<(), NotKept> {
+    /// One write. The client gets the end only after it.
+    async fn store(&self, response: &Bytes, outcome: &Outcome) -> Result<(), NotStored> {
         if !self.is_stored {
             return Ok(());
         }
         let record = NewRecord {
             token: IdempotencyToken(fastrand::u64(..)),
-            parent: self.past.clone(),
+            parent: self.chain.clone(),
             hint: RoutingHint {
                 model: self.model.clone(),
                 worker: self.worker.clone(),
@@ -204,23 +210,23 @@ impl Finisher {
             },
         };
         let store = &self.responses.store;
-        let kept = retry::until_known(|| store.create(self.key, record.clone())).await;
-        kept.map_err(NotKept::Store)
+        let created = retry::until_known(|| store.create(self.key, record.clone())).await;
+        created.map_err(NotStored::Store)
     }
 
-    /// Takes back what was stored: its client is told that nothing is.
-    async fn forget(&self) {
+    /// Deletes the record, because the client gets `store: false`.
+    async fn delete(&self) {
         if !self.is_stored {
             return;
         }
         let store = &self.responses.store;
         if let Err(error) = retry::until_known(|| store.delete(self.key)).await {
-            warn!(id = %self.key.id, %error, "response is stored though its conversation did not take it");
+            warn!(response_id = %self.key.id, %error, "response not deleted; it is stored though its conversation did not accept it");
         }
     }
 
-    pub(super) async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), NotKept> {
-        // What failed leaves no trace.
+    pub(super) async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), NotStored> {
+        // A failed response leaves nothing in the conversation.
         if !outcome.status.is_continuable() {
             return Ok(());
         }
@@ -236,11 +242,11 @@ impl Finisher {
                 json: Bytes::copy_from_slice(raw.as_bytes()),
             })
         });
-        let items = self.own.drain(..).chain(output).collect();
+        let items = self.new_items.drain(..).chain(output).collect();
         match lock.commit(items).await {
             Ok(PutOutcome::Done) => Ok(()),
-            Ok(put) => Err(NotKept::NotAdded(put)),
-            Err(error) => Err(NotKept::Store(error)),
+            Ok(put) => Err(NotStored::NotAdded(put)),
+            Err(error) => Err(NotStored::Store(error)),
         }
     }
 }

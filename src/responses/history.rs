@@ -1,4 +1,4 @@
-//! What a request goes on from, read from the store or from what its client carries.
+//! What came before a request: a chain of stored responses, a conversation, or a state token of the client.
 
 use std::future::poll_fn;
 use std::sync::atomic::AtomicU64;
@@ -7,11 +7,11 @@ use std::task::Poll;
 
 use bytes::Bytes;
 
-use super::Responses;
 use super::client_state::{LARGE_BYTES, StateReader};
 use super::conversation_lock::{self, ConversationLock};
 use super::input::{self, InputContext, NewInput, ReferencedItems};
 use super::request::Parent;
+use super::service::Responses;
 use crate::ids::{ConversationId, ResponseId, Root, Tenant};
 use crate::openai::error::ApiError;
 use crate::store::{
@@ -19,7 +19,7 @@ use crate::store::{
 };
 use crate::{observe, state_token};
 
-/// Of other responses, whose items one input refers to.
+/// Concurrent reads of other responses for `item_reference`s.
 const READS_AT_ONCE: usize = 16;
 
 #[derive(Debug)]
@@ -27,21 +27,21 @@ pub(super) struct History {
     pub(super) root: Root,
     /// JSON arrays of items, oldest first.
     pub(super) lists: Vec<Bytes>,
-    /// For the record of what follows.
+    /// The continued responses, for the record of the new one.
     pub(super) chain: Option<store::Chain>,
     pub(super) conversation: Option<Conversation>,
-    /// Items that the client brought along: nobody stores them but who goes on from them.
-    pub(super) carried: Option<Bytes>,
+    /// Items from a state token of the client. No record has them, so the new record must.
+    pub(super) client_held: Option<Bytes>,
 }
 
 #[derive(Debug)]
 pub(super) struct Conversation {
     pub(super) id: ConversationId,
-    /// None where it is only looked at.
+    /// `None` for [`Access::ReadOnly`].
     pub(super) lock: Option<ConversationLock>,
 }
 
-/// Whether a conversation is for this request alone.
+/// Whether to lock the conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Exclusive,
@@ -55,8 +55,12 @@ impl History {
             lists: Vec::new(),
             chain: None,
             conversation: None,
-            carried: None,
+            client_held: None,
         }
+    }
+
+    pub(super) fn take_lock(&mut self) -> Option<ConversationLock> {
+        self.conversation.as_mut()?.lock.take()
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -65,96 +69,96 @@ impl History {
 }
 
 impl Responses {
-    /// Reads all that comes before a request's own input.
-    pub(super) async fn past(
+    /// Reads what comes before the new input.
+    pub(super) async fn history(
         &self,
-        before: &Parent<'_>,
-        state_reader: &StateReader<'_>,
+        parent: &Parent<'_>,
+        reader: &StateReader<'_>,
         access: Access,
     ) -> Result<History, ApiError> {
         let begun = observe::now();
-        let past = match before {
+        let history = match parent {
             Parent::None => return Ok(History::new(Root(fastrand::u64(..)))),
             Parent::ClientHeld(response) => {
-                let items = Bytes::from(self.carried(response, state_reader).await?);
+                let items = Bytes::from(self.client_held(response, reader).await?);
                 History {
                     lists: vec![items.clone()],
-                    carried: Some(items),
+                    client_held: Some(items),
                     ..History::new(Root(fastrand::u64(..)))
                 }
             }
-            Parent::Response(id) => self.chain(id, state_reader.tenant).await?,
-            Parent::Conversation(id) => self.conversation(id, state_reader.tenant, access).await?,
+            Parent::Response(id) => self.chain(id, reader.tenant).await?,
+            Parent::Conversation(id) => self.conversation(id, reader.tenant, access).await?,
         };
         let took = observe::now().saturating_duration_since(begun);
         self.metrics.on_history_read(took.as_secs_f64());
-        Ok(past)
+        Ok(history)
     }
 
-    async fn carried(
+    async fn client_held(
         &self,
         response: &str,
-        state_reader: &StateReader<'_>,
+        reader: &StateReader<'_>,
     ) -> Result<String, ApiError> {
         if response.len() < LARGE_BYTES {
-            return state_reader.conversation(response);
+            return reader.conversation(response);
         }
         let response = response.to_owned();
-        let open = move |state_reader: &StateReader<'_>| state_reader.conversation(&response);
-        self.opened_aside(state_reader, open).await
+        let read = move |reader: &StateReader<'_>| reader.conversation(&response);
+        self.offloaded(reader, read).await
     }
 
-    /// A request's own items; beside the carrier where there may be much to open among them.
-    pub(super) async fn own(
+    /// Reads the new input; on the offload thread if it may contain large state tokens.
+    pub(super) async fn new_input(
         &self,
         input: Option<&str>,
-        with: &InputContext<'_>,
+        context: &InputContext<'_>,
     ) -> Result<NewInput, ApiError> {
         let is_large = |it: &&str| it.len() >= LARGE_BYTES && it.contains(state_token::PREFIX);
         let Some(input) = input.filter(is_large) else {
-            return NewInput::read(input, with);
+            return NewInput::read(input, context);
         };
-        let (input, param) = (input.to_owned(), with.param.to_owned());
-        let (ids, referenced) = (with.ids.clone(), with.referenced.clone());
-        let (referenced_bytes_max, keeps_ids) = (with.referenced_bytes_max, with.keeps_ids);
-        let read = move |state_reader: &StateReader<'_>| {
-            let with = InputContext {
+        let (input, param) = (input.to_owned(), context.param.to_owned());
+        let (ids, referenced) = (context.ids.clone(), context.referenced.clone());
+        let (referenced_bytes_max, keeps_ids) = (context.referenced_bytes_max, context.keeps_ids);
+        let read = move |reader: &StateReader<'_>| {
+            let context = InputContext {
                 ids: &ids,
                 referenced: &referenced,
                 referenced_bytes_max,
-                state_reader,
+                reader,
                 keeps_ids,
                 param: &param,
             };
-            NewInput::read(Some(&input), &with)
+            NewInput::read(Some(&input), &context)
         };
-        self.opened_aside(with.state_reader, read).await
+        self.offloaded(context.reader, read).await
     }
 
-    /// Does with an state_reader as that one what takes long.
-    async fn opened_aside<T: Send + 'static>(
+    /// Runs a slow read on the offload thread, with a copy of the reader.
+    async fn offloaded<T: Send + 'static>(
         &self,
-        state_reader: &StateReader<'_>,
-        open: impl FnOnce(&StateReader<'_>) -> Result<T, ApiError> + Send + 'static,
+        reader: &StateReader<'_>,
+        read: impl FnOnce(&StateReader<'_>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let (key_ring, model) = (self.key_ring.clone(), state_reader.model.to_owned());
-        let (tenant, now_s) = (state_reader.tenant, state_reader.now_s);
-        let before = state_reader.plain_bytes.load(Relaxed);
+        let (key_ring, model) = (self.key_ring.clone(), reader.model.to_owned());
+        let (tenant, now_s) = (reader.tenant, reader.now_s);
+        let plain_bytes = reader.plain_bytes.load(Relaxed);
         let work = move || {
-            let state_reader = StateReader {
+            let reader = StateReader {
                 key_ring: &key_ring,
                 tenant,
                 now_s,
                 model: &model,
-                plain_bytes: AtomicU64::new(before),
+                plain_bytes: AtomicU64::new(plain_bytes),
             };
-            let opened = open(&state_reader);
-            (opened, state_reader.plain_bytes.into_inner())
+            let result = read(&reader);
+            (result, reader.plain_bytes.into_inner())
         };
-        let done = self.aside.run(work).await;
-        let (opened, plain_bytes) = done.ok_or_else(ApiError::stopping)?;
-        state_reader.plain_bytes.store(plain_bytes, Relaxed);
-        opened
+        let done = self.offload.run(work).await;
+        let (result, plain_bytes) = done.ok_or_else(ApiError::stopping)?;
+        reader.plain_bytes.store(plain_bytes, Relaxed);
+        result
     }
 
     async fn chain(&self, text: &str, tenant: Tenant) -> Result<History, ApiError> {
@@ -174,7 +178,7 @@ impl Responses {
                     ..History::new(id.root())
                 })
             }
-            // The asked one, or one that it builds on.
+            // The named response, or an earlier one of its chain.
             store::History::Missing(missing) => {
                 Err(ApiError::unknown_previous(&missing.to_string()))
             }
@@ -209,13 +213,18 @@ impl Responses {
         let lock = match access {
             Access::ReadOnly => None,
             Access::Exclusive => {
-                let taken =
-                    conversation_lock::acquire(&self.store, key, self.lease(), &self.tasks).await;
+                let taken = conversation_lock::acquire(
+                    &self.store,
+                    key,
+                    self.conversation_lease(),
+                    &self.tasks,
+                )
+                .await;
                 match taken.map_err(of_store)? {
                     Ok(locked) => Some(locked),
                     Err(LockOutcome::Gone) => return Err(unknown()),
                     Err(LockOutcome::Busy | LockOutcome::Locked) => {
-                        self.metrics.locked.inc();
+                        self.metrics.conversation_conflicts.inc();
                         return Err(ApiError::locked_conversation());
                     }
                 }
@@ -223,7 +232,7 @@ impl Responses {
         };
         let bytes_max = self.settings.history_bytes_max;
         let items = self.store.all_items(key, bytes_max).await;
-        let wrong = match items.map_err(of_store) {
+        let error = match items.map_err(of_store) {
             Ok(ItemsOutcome::Found { items, .. }) => {
                 let length = items.iter().map(|item| item.json.len() + 1).sum::<usize>();
                 let mut list = Vec::with_capacity(length + 1);
@@ -248,14 +257,14 @@ impl Responses {
         if let Some(lock) = lock {
             lock.release().await;
         }
-        Err(wrong)
+        Err(error)
     }
 
-    /// The items that an input refers to: of what came before it, or of other stored responses.
+    /// The items that `item_reference`s name, from the history or from other stored responses.
     pub(super) async fn referenced(
         &self,
         input: Option<&str>,
-        past: &History,
+        history: &History,
         tenant: Tenant,
     ) -> Result<ReferencedItems, ApiError> {
         let mut found = ReferencedItems::new();
@@ -263,14 +272,14 @@ impl Responses {
         if wanted.is_empty() {
             return Ok(found);
         }
-        for list in &past.lists {
+        for list in &history.lists {
             input::collect(list, &wanted, &mut found);
         }
         wanted.retain(|id| !found.contains_key(id));
         let owners = input::owners(&wanted);
         let owners_max = self.settings.history_turns_max;
         if owners.len() as u64 > owners_max {
-            return Err(ApiError::too_many_referred_to(owners_max));
+            return Err(ApiError::too_many_references(owners_max));
         }
         let mut owners = owners.into_iter();
         let mut reads: Vec<StoreFuture<'_, Option<Bytes>>> = Vec::new();
@@ -303,16 +312,16 @@ impl Responses {
     }
 }
 
-/// What the first of them to be done says; `None` where there are none.
-async fn first<T>(asked: &mut Vec<StoreFuture<'_, T>>) -> Option<Result<T, store::Error>> {
+/// The result of the first read to finish; `None` if there are none.
+async fn first<T>(reads: &mut Vec<StoreFuture<'_, T>>) -> Option<Result<T, store::Error>> {
     poll_fn(|cx| {
-        for place in 0..asked.len() {
-            if let Poll::Ready(said) = asked[place].as_mut().poll(cx) {
-                drop(asked.swap_remove(place));
-                return Poll::Ready(Some(said));
+        for index in 0..reads.len() {
+            if let Poll::Ready(result) = reads[index].as_mut().poll(cx) {
+                drop(reads.swap_remove(index));
+                return Poll::Ready(Some(result));
             }
         }
-        match asked.is_empty() {
+        match reads.is_empty() {
             true => Poll::Ready(None),
             false => Poll::Pending,
         }

@@ -1,12 +1,12 @@
-//! A request's input -> the items that are kept: each with an id, a type and a status, its content in
-//! parts, and all else as it came. Pure.
+//! Normalises the input of a request into items: each gets an id, a type, a status and content in parts.
+//! Everything else stays as the client wrote it. Pure.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 
-use super::client_state::{DecodedItem, StateReader, is_ours};
+use super::client_state::{DecodedItem, StateReader, is_state_token};
 use super::item::{Ids, Item, Kind, joined_text, owner};
 use super::members::{self, Members, put, put_string, put_text};
 use super::request::is_id_byte;
@@ -17,10 +17,9 @@ use crate::store;
 const ID_LENGTH_MAX: usize = 256;
 const CALL_ID_LENGTH_MAX: usize = 64;
 
-/// The caller's own input, normalised: what is stored, listed and sent.
+/// The normalised input of one request: stored, listed, and sent to the engine.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct NewInput {
-    /// Each a JSON object with an id.
     pub(super) items: Vec<InputItem>,
 }
 
@@ -39,53 +38,53 @@ impl From<InputItem> for store::Item {
     }
 }
 
-/// Items that `item_reference`s name, as they were stored.
+/// Stored items that `item_reference`s name, by id.
 pub(super) type ReferencedItems = HashMap<String, String>;
 
-/// What an input is read with.
+/// What is needed to normalise an input.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InputContext<'a> {
     pub(super) ids: &'a Ids,
     pub(super) referenced: &'a ReferencedItems,
-    /// Of them, each as often as it is referred to.
+    /// Limit on the bytes of referenced items; an item counts once per reference.
     pub(super) referenced_bytes_max: u64,
-    pub(super) state_reader: &'a StateReader<'a>,
-    /// Whether fine ids of the caller's own are kept. Where items of several requests lie together, two
-    /// could be the same.
+    pub(super) reader: &'a StateReader<'a>,
+    /// Whether valid ids of the client are kept. In a conversation they are not, since ids of different
+    /// requests could collide.
     pub(super) keeps_ids: bool,
-    /// What errors call the list.
+    /// The name of the list in errors.
     pub(super) param: &'a str,
 }
 
 impl NewInput {
-    /// Normalises `input` as it is written (a string or a list).
-    pub(super) fn read(input: Option<&str>, with: &InputContext<'_>) -> Result<Self, ApiError> {
+    /// Normalises `input`, the JSON of a string or a list.
+    pub(super) fn read(input: Option<&str>, context: &InputContext<'_>) -> Result<Self, ApiError> {
         let InputContext {
             ids,
             referenced,
             referenced_bytes_max,
-            state_reader,
+            reader,
             keeps_ids,
             param,
-        } = *with;
-        let mut own = Self::default();
+        } = *context;
+        let mut new_input = Self::default();
         let Some(input) = input else {
-            return Ok(own);
+            return Ok(new_input);
         };
         if input.starts_with('"') {
             let id = ids.input("msg", 0);
             let content = [r#"[{"type":"input_text","text":"#, input, "}]"];
-            own.items.push(InputItem {
+            new_input.items.push(InputItem {
                 json: message(&id, "\"user\"", &content, None),
                 id,
             });
-            return Ok(own);
+            return Ok(new_input);
         }
-        let items = members::objects(input).ok_or_else(|| no_items(input, param))?;
+        let items = members::objects(input).ok_or_else(|| wrong_items(input, param))?;
         let mut used = HashSet::new();
         let mut referenced_bytes = 0;
-        for (place, members) in items.into_iter().enumerate() {
-            let at = || format!("{param}[{place}]");
+        for (index, members) in items.into_iter().enumerate() {
+            let at = || format!("{param}[{index}]");
             let mut item = Item::of(members, &at)?;
             if item.kind == Kind::Reference {
                 let id = item
@@ -94,7 +93,7 @@ impl NewInput {
                 let raw = referenced
                     .get(&*id)
                     .ok_or_else(|| ApiError::unknown_item(&id))?;
-                // A few bytes may stand for many, and may be there many times.
+                // A short reference may stand for a large item, and may be repeated.
                 referenced_bytes += raw.len() as u64;
                 if referenced_bytes > referenced_bytes_max {
                     let max = referenced_bytes_max;
@@ -110,32 +109,28 @@ impl NewInput {
                 });
                 match id {
                     Some(id) if used.insert(id.to_string()) => id.into_owned(),
-                    Some(_) | None => ids.input(item.prefix(), place),
+                    Some(_) | None => ids.input(item.prefix(), index),
                 }
             };
-            let sealed = match item.kind {
+            let token = match item.kind {
                 Kind::Reasoning => item.members.text("encrypted_content"),
                 _ => None,
             };
-            let (id, json) = match sealed.filter(|sealed| is_ours(sealed)) {
-                None => {
-                    let id = id_of(&item);
-                    let json = normalised(&item, &id, &at)?;
-                    (id, json)
-                }
-                Some(sealed) => match state_reader.item(&sealed)? {
+            let mut with_id = |item: &Item<'_>| -> Result<InputItem, ApiError> {
+                let id = id_of(item);
+                let json = normalised(item, &id, &at)?;
+                Ok(InputItem { id, json })
+            };
+            let item = match token.filter(|token| is_state_token(token)) {
+                None => with_id(&item)?,
+                Some(token) => match reader.item(&token)? {
                     DecodedItem::Nothing => continue,
-                    DecodedItem::Item(raw) => {
-                        let item = Item::read(&raw, &at())?;
-                        let id = id_of(&item);
-                        let json = normalised(&item, &id, &at)?;
-                        (id, json)
-                    }
+                    DecodedItem::Item(raw) => with_id(&Item::read(&raw, &at())?)?,
                 },
             };
-            own.items.push(InputItem { id, json });
+            new_input.items.push(item);
         }
-        Ok(own)
+        Ok(new_input)
     }
 
     /// As a JSON array.
@@ -147,8 +142,8 @@ impl NewInput {
             .sum::<usize>();
         let mut json = Vec::with_capacity(length + 2);
         json.push(b'[');
-        for (place, item) in self.items.iter().enumerate() {
-            if place > 0 {
+        for (index, item) in self.items.iter().enumerate() {
+            if index > 0 {
                 json.push(b',');
             }
             json.extend_from_slice(item.json.as_bytes());
@@ -158,9 +153,9 @@ impl NewInput {
     }
 }
 
-/// The ids that a list of items refers to.
+/// The ids in the `item_reference`s of an input.
 pub(super) fn references(input: Option<&str>) -> HashSet<String> {
-    // Most requests have none, and this spares them a look at each item.
+    // A string has none.
     let Some(input) = input.filter(|it| it.starts_with('[')) else {
         return HashSet::new();
     };
@@ -176,12 +171,12 @@ pub(super) fn references(input: Option<&str>) -> HashSet<String> {
     found.map(Cow::into_owned).collect()
 }
 
-/// The stored responses that have what is referred to, each with whether it is in its output.
+/// The responses that own these items, each with whether its output (or else its input) has them.
 pub(super) fn owners(references: &HashSet<String>) -> HashSet<(ResponseId, bool)> {
     references.iter().filter_map(|id| owner(id)).collect()
 }
 
-/// Adds those of a stored list's items that are referred to.
+/// Adds the wanted items of a stored list to `found`.
 pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut ReferencedItems) {
     let Some(items) = std::str::from_utf8(list).ok().and_then(members::list) else {
         return;
@@ -194,17 +189,17 @@ pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut Referen
     }
 }
 
-/// What is wrong with a list that does not have objects alone.
-fn no_items(input: &str, param: &str) -> ApiError {
+/// The error for an input that is not a list of objects.
+fn wrong_items(input: &str, param: &str) -> ApiError {
     let items = members::list(input);
     let wrong = items.and_then(|items| items.iter().position(|item| !item.starts_with('{')));
     match wrong {
-        Some(place) => ApiError::wrong_type(&format!("{param}[{place}]"), "an object"),
+        Some(index) => ApiError::wrong_type(&format!("{param}[{index}]"), "an object"),
         None => ApiError::wrong_type(param, "a string or a list of items"),
     }
 }
 
-/// `content` comes in pieces.
+/// Writes a message item. `content`: pieces of its JSON; `rest`: other members to copy.
 fn message(id: &str, role: &str, content: &[&str], rest: Option<&Members<'_>>) -> String {
     let length: usize = content.iter().map(|piece| piece.len()).sum();
     let mut out = Vec::with_capacity(96 + id.len() + length);
@@ -226,12 +221,12 @@ fn message(id: &str, role: &str, content: &[&str], rest: Option<&Members<'_>>) -
     into_string(out)
 }
 
-/// What was put together from pieces of valid UTF-8 is valid.
+/// The bytes are pieces of valid UTF-8 put together.
 fn into_string(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_default()
 }
 
-/// An item as it is kept: with an id, a type and a status, content in parts; all else as it came.
+/// The JSON of an item with an id, a type, a status and content in parts.
 fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<String, ApiError> {
     let of = |name: &str| item.members.get(name);
     let string = |name: &str| match of(name) {
@@ -267,7 +262,7 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
                     &parts
                 }
                 Some(list) => {
-                    // Of what a user says the engine is the judge; what a model said is put together here.
+                    // The engine checks input parts. Output parts are joined here, so they must be readable.
                     let is_readable =
                         kind == "input_text" || joined_text(list, "").is_some() || is_empty(list);
                     if !list.starts_with('[') || !is_readable {
@@ -297,7 +292,7 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
             }
         }
         Kind::Compaction => {
-            // None of ours: nothing here writes such items.
+            // The router writes no compaction items, so it cannot read one.
             let content = item.members.text("encrypted_content").unwrap_or_default();
             return Err(ApiError::unreadable_content(&content));
         }
@@ -307,7 +302,7 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
         | Kind::McpCall
         | Kind::CodeInterpreterCall
         | Kind::FileSearchCall
-        | Kind::Silent
+        | Kind::Hidden
         | Kind::Reference => {}
     }
     let mut out = Vec::with_capacity(128);

@@ -1,56 +1,59 @@
-//! How many tokens an input has: by the model's tokenizer where it is at hand, else the engine's own count.
+//! `POST /v1/responses/input_tokens`: counted with the model's tokenizer if the router has it, else by an engine.
 
 use bytes::Bytes;
 use hyper::{Response, StatusCode};
 
-use super::create::collect;
+use super::client_request::ClientRequest;
+use super::engine_body;
+use super::engine_call::collect;
 use super::history::Access;
+use super::http_response::json;
 use super::item::Ids;
 use super::members::{self, Members};
-use super::request::{self, CreateRequest};
-use super::stored::json;
-use super::{ClientRequest, Responses, engine_body};
+use super::request::{CreateRequest, random};
+use super::service::Responses;
+use crate::http;
 use crate::openai::error::ApiError;
 use crate::prompt::Api;
-use crate::{http, observe};
 
-/// No content of images comes back with the ids.
+/// Asks the engine to answer without image data.
 const NO_MEDIA: &str = r#""mm_payload":"none""#;
 
 impl Responses {
     pub(super) async fn count(
         &self,
-        call: &ClientRequest<'_>,
+        request: &ClientRequest<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let create = CreateRequest::read_count(&call.body)?;
-        let now_s = observe::unix_s().unsigned_abs();
-        let state_reader = self.state_reader(call, &create, now_s);
-        let past = self
-            .past(&create.parent, &state_reader, Access::ReadOnly)
+        let create = CreateRequest::read_count(&request.body)?;
+        let reader = self.state_reader(request.admitted.tenant, &create.model);
+        let history = self
+            .history(&create.parent, &reader, Access::ReadOnly)
             .await?;
-        let ids = Ids::random(request::random()?);
-        let expanded = self.expand(&create, past, &ids, &state_reader).await?;
+        let ids = Ids::random(random()?);
+        let expanded = self.expand(&create, history, &ids, &reader).await?;
         let body = engine_body::body(&create, &expanded.input, "", Some(NO_MEDIA));
         let model = Some(&*create.model).filter(|model| !model.is_empty());
-        let own = self
+        let counted = self
             .relay
-            .count_tokens(Api::Responses, call.headers, &body, model);
-        let tokens = match own.await? {
+            .count_tokens(Api::Responses, request.headers, &body, model)
+            .await?;
+        let tokens = match counted {
             Some(tokens) => tokens,
-            None => self.ask_for_count(call, body).await?,
+            None => self.ask_engine(request, body).await?,
         };
         let text = format!(r#"{{"object":"response.input_tokens","input_tokens":{tokens}}}"#);
         Ok(json(text))
     }
 
-    async fn ask_for_count(
+    async fn ask_engine(
         &self,
-        call: &ClientRequest<'_>,
+        request: &ClientRequest<'_>,
         body: Bytes,
     ) -> Result<usize, ApiError> {
         let path = "/v1/responses/render";
-        // Nothing of it is computed, so nothing of it is held afterwards.
-        let answer = self.ask(&call.context(), Api::Tokenize, path, body).await;
+        let answer = self
+            .ask(&request.context(), Api::Tokenize, path, body)
+            .await;
         let answer = answer.map_err(|error| match error.status {
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED if error.code.is_empty() => {
                 ApiError::cannot_count()
@@ -63,6 +66,8 @@ impl Responses {
             .ok()
             .and_then(|text| Members::parse(text).ok())
             .and_then(|it| members::list(it.get("token_ids")?).map(|ids| ids.len()))
-            .ok_or_else(|| ApiError::engine_broken("the engine's answer has no token ids"))
+            .ok_or_else(|| {
+                ApiError::invalid_engine_response("the engine's answer contains no token ids")
+            })
     }
 }

@@ -1,7 +1,6 @@
 //! One item of a conversation: its kind, its id, its parts. Pure.
 //!
-//! Ids that are minted here name the response or the conversation that they were made for, so that an
-//! item can be found by its id alone.
+//! The ids that the router assigns contain the id of their response, so that an item can be found by its id.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -10,7 +9,7 @@ use super::members::{self, Members};
 use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
 
-/// What the router does with an item goes by this.
+/// Decides what the router does with an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Message,
@@ -19,20 +18,20 @@ pub(super) enum Kind {
     FunctionCallOutput,
     CustomToolCall,
     CustomToolCallOutput,
-    /// Another tool's call that a client answers, by `call_id`; engines know it as a function.
+    /// A call of another tool, which the client answers by `call_id`. Sent to engines as a function call.
     ClientCall,
     ClientCallOutput,
-    /// Calls that were answered where they were made.
+    /// Calls that contain their own output.
     McpCall,
     CodeInterpreterCall,
     FileSearchCall,
-    /// Nothing in it that a model could be shown.
-    Silent,
+    /// Contains nothing to show to a model.
+    Hidden,
     Compaction,
     Reference,
 }
 
-/// Every type that is known, with the prefix of its ids.
+/// The known types, each with the prefix of its ids.
 const TYPES: [(&str, Kind, &str); 24] = [
     ("message", Kind::Message, "msg"),
     ("reasoning", Kind::Reasoning, "rs"),
@@ -50,37 +49,37 @@ const TYPES: [(&str, Kind, &str); 24] = [
     ("shell_call_output", Kind::ClientCallOutput, "sho"),
     ("apply_patch_call", Kind::ClientCall, "apc"),
     ("apply_patch_call_output", Kind::ClientCallOutput, "apco"),
-    ("tool_search_call", Kind::Silent, "tsc"),
-    ("tool_search_output", Kind::Silent, "tso"),
+    ("tool_search_call", Kind::Hidden, "tsc"),
+    ("tool_search_output", Kind::Hidden, "tso"),
     ("mcp_call", Kind::McpCall, "mcp"),
-    ("mcp_list_tools", Kind::Silent, "mcpl"),
-    ("mcp_approval_request", Kind::Silent, "mcpr"),
-    ("mcp_approval_response", Kind::Silent, "mcpa"),
+    ("mcp_list_tools", Kind::Hidden, "mcpl"),
+    ("mcp_approval_request", Kind::Hidden, "mcpr"),
+    ("mcp_approval_response", Kind::Hidden, "mcpa"),
     ("code_interpreter_call", Kind::CodeInterpreterCall, "ci"),
     ("file_search_call", Kind::FileSearchCall, "fs"),
-    ("web_search_call", Kind::Silent, "ws"),
-    ("image_generation_call", Kind::Silent, "ig"),
+    ("web_search_call", Kind::Hidden, "ws"),
+    ("image_generation_call", Kind::Hidden, "ig"),
     ("compaction", Kind::Compaction, "cmp"),
     ("item_reference", Kind::Reference, "ref"),
 ];
 
-/// One item, as it is written.
+/// One item as written.
 #[derive(Clone, Debug)]
 pub(super) struct Item<'a> {
     pub(super) kind: Kind,
-    /// Its type's name.
+    /// The name of its type.
     pub(super) name: &'static str,
     pub(super) members: Members<'a>,
 }
 
 impl<'a> Item<'a> {
-    /// Reads an item; `param` names it in the error.
+    /// Parses an item; `param` is its name in errors.
     pub(super) fn read(raw: &'a str, param: &str) -> Result<Self, ApiError> {
         let members = Members::parse(raw).map_err(|_| ApiError::wrong_type(param, "an object"))?;
         Self::of(members, &|| param.to_owned())
     }
 
-    /// As [`Item::read`], of an object that is read already.
+    /// As [`Item::read`], from a parsed object.
     pub(super) fn of(members: Members<'a>, at: &dyn Fn() -> String) -> Result<Self, ApiError> {
         let name = match members.get("type") {
             Some(raw) => match members::text(raw) {
@@ -111,21 +110,21 @@ impl<'a> Item<'a> {
     }
 }
 
-/// The prefix of ids of items of a type.
+/// The id prefix of a type.
 pub(super) fn prefix(name: &str) -> &'static str {
     let known = TYPES.iter().find(|(known, _, _)| *known == name);
     known.map_or("item", |(_, _, prefix)| prefix)
 }
 
-/// Mints the ids of one response's items, or of those put into a conversation together.
+/// Assigns the ids of the items of one response, or of one addition to a conversation.
 #[derive(Clone, Debug)]
 pub(super) struct Ids {
     /// Hex digits.
     base: String,
 }
 
-/// Where an item's place begins to count: output items and input items have ids of their own.
-const INPUT: usize = 0x8000;
+/// Added to the index of input items, so that their ids differ from those of output items.
+const INPUT_OFFSET: usize = 0x8000;
 const BASE_LENGTH: usize = 48;
 
 impl Ids {
@@ -142,34 +141,34 @@ impl Ids {
         }
     }
 
-    pub(super) fn output(&self, prefix: &str, place: usize) -> String {
-        self.id(prefix, place)
+    pub(super) fn output(&self, prefix: &str, index: usize) -> String {
+        self.id(prefix, index)
     }
 
-    pub(super) fn input(&self, prefix: &str, place: usize) -> String {
-        self.id(prefix, INPUT + place)
+    pub(super) fn input(&self, prefix: &str, index: usize) -> String {
+        self.id(prefix, INPUT_OFFSET + index)
     }
 
-    fn id(&self, prefix: &str, place: usize) -> String {
+    fn id(&self, prefix: &str, index: usize) -> String {
         let mut id = String::with_capacity(prefix.len() + 1 + self.base.len() + 4);
         // Writing to memory cannot fail.
-        let _ = write!(id, "{prefix}_{}{place:04x}", self.base);
+        let _ = write!(id, "{prefix}_{}{index:04x}", self.base);
         id
     }
 }
 
-/// Which response an item id was minted for, and whether it is one of its output items.
+/// The response that an item id belongs to, and whether the item is in its output.
 pub(super) fn owner(id: &str) -> Option<(ResponseId, bool)> {
     let (_, digits) = id.rsplit_once('_')?;
-    let (base, place) = digits.split_at_checked(BASE_LENGTH)?;
+    let (base, index) = digits.split_at_checked(BASE_LENGTH)?;
     let response = format!("{}{base}", ResponseId::PREFIX).parse().ok()?;
-    let place = usize::from_str_radix(place, 16).ok()?;
-    Some((response, place < INPUT))
+    let index = usize::from_str_radix(index, 16).ok()?;
+    Some((response, index < INPUT_OFFSET))
 }
 
-/// The text of a list of parts as an escaped JSON string without its quotes: each part's `text` (or
-/// `refusal`), joined by `between`. `None` where nothing of it is text.
-pub(super) fn joined_text<'a>(content: &'a str, between: &str) -> Option<Cow<'a, str>> {
+/// The text of a list of parts: each part's `text` or `refusal`, joined by `separator`, as a JSON string with
+/// escapes and without quotes. `None` if no part has text.
+pub(super) fn joined_text<'a>(content: &'a str, separator: &str) -> Option<Cow<'a, str>> {
     if let Some(text) = members::escaped(content) {
         return Some(Cow::Borrowed(text));
     }
@@ -181,7 +180,7 @@ pub(super) fn joined_text<'a>(content: &'a str, between: &str) -> Option<Cow<'a,
         };
         joined = Some(match joined {
             None => Cow::Borrowed(text),
-            Some(before) => Cow::Owned([&*before, between, text].concat()),
+            Some(before) => Cow::Owned([&*before, separator, text].concat()),
         });
     }
     joined
@@ -193,7 +192,7 @@ mod tests {
     use crate::ids::Root;
 
     #[test]
-    fn an_item_says_what_it_is_or_is_taken_for_what_it_looks_like() {
+    fn an_item_without_a_type_is_recognised_by_its_members() {
         let kind = |raw: &str| Item::read(raw, "input[0]").map(|item| item.kind);
         assert_eq!(
             kind(r#"{"role":"user","content":"x"}"#).unwrap(),
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_tells_whose_item_it_is() {
+    fn an_id_contains_the_response_it_belongs_to() {
         let response = ResponseId::new(Root(7), 9);
         let ids = Ids::of(response);
         let output = ids.output("msg", 2);
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_of_parts_is_joined_as_it_is_written() {
+    fn texts_of_parts_are_joined_with_their_escapes() {
         let parts = r#"[{"type":"output_text","text":"a\n"},{"type":"refusal","refusal":"\u0062"},{"x":1}]"#;
         assert_eq!(joined_text(parts, "").unwrap(), r"a\n\u0062");
         assert_eq!(joined_text(parts, r"\n").unwrap(), r"a\n\n\u0062");

@@ -1,4 +1,4 @@
-//! A JSON object as slices of its own text, so that what is only passed on is never rebuilt. Pure.
+//! A JSON object as slices of its text, so that values that are only passed on are never rewritten. Pure.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,8 +8,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
-/// An object's members in their order. Of those with the same name the last one counts, as it does for
-/// engines; the others are dropped.
+/// An object's members in order. If a name occurs twice the last one counts, as in engines; the others are
+/// dropped.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Members<'a>(SmallVec<[(Cow<'a, str>, &'a str); 6]>);
 
@@ -19,18 +19,18 @@ pub(super) struct Members<'a>(SmallVec<[(Cow<'a, str>, &'a str); 6]>);
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'a> Members<'a> {
-    /// An error where `text` is not one JSON object.
+    /// Fails if `text` is not one JSON object.
     pub(super) fn parse(text: &'a str) -> serde_json::Result<Self> {
         serde_json::from_str(text)
     }
 
-    /// A member's value as it is written; `None` also where it is null.
+    /// A member's value as written; `None` if it is missing or null.
     pub(super) fn get(&self, name: &str) -> Option<&'a str> {
         let found = self.0.iter().rev().find(|(key, _)| key == name);
         found.map(|(_, value)| *value).filter(|it| *it != "null")
     }
 
-    /// A member that is a string.
+    /// The value of a member that is a string.
     pub(super) fn text(&self, name: &str) -> Option<Cow<'a, str>> {
         self.get(name).and_then(text)
     }
@@ -59,9 +59,9 @@ impl<'de> Deserialize<'de> for Members<'de> {
                 while let Some((Text(name), value)) =
                     map.next_entry::<Text<'de>, &'de RawValue>()?
                 {
-                    // Quadratic in the names, of which real bodies have a few dozen.
-                    const LOOKED_AT: usize = 64;
-                    if members.0.len() < LOOKED_AT {
+                    // Quadratic in the number of names, of which real bodies have a few dozen.
+                    const DEDUPLICATED_MAX: usize = 64;
+                    if members.0.len() < DEDUPLICATED_MAX {
                         members.0.retain(|(known, _)| *known != name);
                     }
                     members.0.push((name, value.get()));
@@ -73,24 +73,24 @@ impl<'de> Deserialize<'de> for Members<'de> {
     }
 }
 
-/// The items of a JSON list as they are written; `None` where it is none.
+/// The items of a JSON list as written; `None` if it is not a list.
 pub(super) fn list(text: &str) -> Option<Vec<&str>> {
     let items: Vec<&RawValue> = serde_json::from_str(text).ok()?;
     Some(items.into_iter().map(RawValue::get).collect())
 }
 
-/// The objects of a JSON list, read in one go; `None` where it is none, or has anything else in it.
+/// The objects of a JSON list; `None` if it is not a list of objects.
 pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {
     serde_json::from_str(text).ok()
 }
 
-/// A JSON string's characters; `None` where it is none.
+/// The characters of a JSON string; `None` if it is not a string.
 pub(super) fn text(raw: &str) -> Option<Cow<'_, str>> {
     let Text(text) = serde_json::from_str(raw).ok()?;
     Some(text)
 }
 
-/// A JSON string without its quotes, escapes as they are: such pieces can be joined.
+/// A JSON string without its quotes and with its escapes: such pieces can be concatenated.
 pub(super) fn escaped(raw: &str) -> Option<&str> {
     raw.strip_prefix('"')?.strip_suffix('"')
 }
@@ -98,7 +98,7 @@ pub(super) fn escaped(raw: &str) -> Option<&str> {
 /// Writes a text as a JSON string.
 pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
     let bytes = text.as_bytes();
-    // Names and ids need no escapes, and are most of what is written.
+    // Names and ids, the most frequent texts, need no escapes.
     if bytes.len() <= 64
         && bytes
             .iter()
@@ -120,7 +120,7 @@ pub(super) fn put_string(out: &mut Vec<u8>, name: &str, text: &str) {
     put_text(out, text);
 }
 
-/// Writes `,"name":value`, without the comma at an object's or a list's beginning.
+/// Writes `,"name":value`; no comma at the start of an object or a list.
 pub(super) fn put(out: &mut Vec<u8>, name: &str, value: &str) {
     out.reserve(name.len() + value.len() + 4);
     if !matches!(out.last(), Some(b'{' | b'[') | None) {
@@ -129,6 +129,13 @@ pub(super) fn put(out: &mut Vec<u8>, name: &str, value: &str) {
     put_text(out, name);
     out.push(b':');
     out.extend_from_slice(value.as_bytes());
+}
+
+/// A JSON string with this text.
+pub(super) fn quoted(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len() + 2);
+    put_text(&mut out, text);
+    String::from_utf8(out).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -152,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_an_error() {
+    fn a_text_that_is_not_an_object_is_an_error() {
         for text in ["[]", "1", "", "{", "{}x", r#"{"a"}"#] {
             assert!(Members::parse(text).is_err(), "{text}");
         }

@@ -1,17 +1,17 @@
-//! What is counted of responses.
+//! Metrics of responses.
 
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use crate::observe::metrics::Registry;
 use crate::store::Status;
 
-/// Items of a history: a first question, a chat, an agent's day.
+/// Buckets for the items of a history: a first question, a chat, an agent at work for a day.
 const ITEMS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0,
 ];
-/// Bytes of it as JSON.
+/// Buckets for its bytes as JSON.
 const BYTES: &[f64] = &[1e3, 4e3, 16e3, 64e3, 256e3, 1e6, 4e6, 16e6, 64e6];
-/// Seconds to read it from the store.
+/// Buckets for the seconds to read it from the store.
 const SECONDS: &[f64] = &[
     0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.0,
 ];
@@ -19,12 +19,12 @@ const SECONDS: &[f64] = &[
 #[derive(Clone, Debug)]
 pub(super) struct Metrics {
     in_flight: IntGaugeVec,
-    terminal: IntCounterVec,
+    finished: IntCounterVec,
     history_items: HistogramVec,
     history_bytes: HistogramVec,
     history_seconds: HistogramVec,
-    degraded: IntCounterVec,
-    pub(super) locked: IntCounter,
+    not_stored: IntCounterVec,
+    pub(super) conversation_conflicts: IntCounter,
 }
 
 impl Metrics {
@@ -32,41 +32,41 @@ impl Metrics {
         Self {
             in_flight: registry.gauges(
                 "warmroute_responses_in_flight",
-                "Responses that are being made, by whether they are stored or run in the background.",
+                "Responses being generated, by mode: stored, unstored or background.",
                 &["mode"],
             ),
-            terminal: registry.counters(
-                "warmroute_responses_terminal_total",
-                "Responses that ended, by how.",
+            finished: registry.counters(
+                "warmroute_responses_finished_total",
+                "Responses that reached a final status, by status.",
                 &["status"],
             ),
             history_items: registry.histograms(
                 "warmroute_responses_history_items",
-                "Items that came before a request's own, where it goes on from something.",
+                "Items of the history that a request continues.",
                 ITEMS,
                 &[],
             ),
             history_bytes: registry.histograms(
                 "warmroute_responses_history_bytes",
-                "Bytes of those items, as stored.",
+                "Bytes of the history that a request continues, as stored.",
                 BYTES,
                 &[],
             ),
             history_seconds: registry.histograms(
-                "warmroute_responses_history_seconds",
-                "Time to read them from the store.",
+                "warmroute_responses_history_read_seconds",
+                "Time to read the history that a request continues.",
                 SECONDS,
                 &[],
             ),
-            degraded: registry.counters(
+            not_stored: registry.counters(
                 "warmroute_responses_not_stored_total",
-                "Responses that were to be stored and were answered all the same, or were lost, \
-                 because the store did not take them, by what was done.",
+                "Responses that should have been stored and were not because the store failed, by outcome: \
+                 served without being stored, or withheld from the client (503).",
                 &["outcome"],
             ),
-            locked: registry.counter(
-                "warmroute_responses_conversation_locked_total",
-                "Requests for a conversation on which another response ran.",
+            conversation_conflicts: registry.counter(
+                "warmroute_responses_conversation_conflicts_total",
+                "Requests refused because another response was being added to the same conversation.",
             ),
         }
     }
@@ -89,17 +89,17 @@ impl Metrics {
     }
 
     pub(super) fn on_end(&self, status: Status) {
-        self.terminal.with_label_values(&[status.as_str()]).inc();
+        self.finished.with_label_values(&[status.as_str()]).inc();
     }
 
-    /// Served without being stored.
+    /// A response was served without being stored.
     pub(super) fn on_degraded(&self) {
-        self.degraded.with_label_values(&["served"]).inc();
+        self.not_stored.with_label_values(&["served"]).inc();
     }
 
-    /// Made, and kept from the client, who was told that it would be stored.
-    pub(super) fn on_lost(&self) {
-        self.degraded.with_label_values(&["withheld"]).inc();
+    /// A response was generated and withheld, because it could not be stored.
+    pub(super) fn on_withheld(&self) {
+        self.not_stored.with_label_values(&["withheld"]).inc();
     }
 
     pub(super) fn begin(&self, is_stored: bool) -> InFlight {
@@ -111,22 +111,22 @@ impl Metrics {
         InFlight::new(self.in_flight.with_label_values(&["background"]))
     }
 
-    /// For the operator's page: in flight, and ended by status.
+    /// The responses in flight, and the finished ones by status.
     pub(super) fn counts(&self) -> (i64, Vec<(&'static str, u64)>) {
         let modes = ["stored", "unstored", "background"]
             .map(|mode| self.in_flight.with_label_values(&[mode]).get());
-        let ended = Status::ALL
+        let finished = Status::ALL
             .into_iter()
             .filter(|status| status.is_terminal());
-        let ended = ended.map(|status| {
-            let count = self.terminal.with_label_values(&[status.as_str()]).get();
+        let finished = finished.map(|status| {
+            let count = self.finished.with_label_values(&[status.as_str()]).get();
             (status.as_str(), count)
         });
-        (modes.iter().sum(), ended.collect())
+        (modes.iter().sum(), finished.collect())
     }
 }
 
-/// Counts one response for as long as it lives.
+/// Counts a response as in flight until it is dropped.
 #[must_use = "dropping the guard ends the response"]
 #[derive(Debug)]
 pub(super) struct InFlight(IntGauge);

@@ -1,4 +1,4 @@
-//! Lists that are given page by page, and what their queries ask for. Pure.
+//! Pagination of lists: query parameters and list objects. Pure.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use crate::store::conversation::Order;
 const LIMIT_DEFAULT: u32 = 20;
 const LIMIT_MAX: u32 = 100;
 
-/// What a query asks for of a list.
+/// The pagination parameters of a query.
 #[derive(Debug, PartialEq)]
 pub(super) struct Query {
     pub(super) after: Option<String>,
@@ -31,7 +31,7 @@ impl Query {
                     let limit = value.parse().ok();
                     let limit = limit.filter(|limit| (1..=LIMIT_MAX).contains(limit));
                     read.limit = limit.ok_or_else(|| {
-                        ApiError::wrong_value("limit", format!("it is not from 1 to {LIMIT_MAX}"))
+                        ApiError::wrong_value("limit", format!("it must be from 1 to {LIMIT_MAX}"))
                     })?;
                 }
                 "order" => {
@@ -39,12 +39,12 @@ impl Query {
                         "asc" => Order::OldestFirst,
                         "desc" => Order::NewestFirst,
                         _ => {
-                            let why = "it is none of 'asc', 'desc'";
+                            let why = "it must be 'asc' or 'desc'";
                             return Err(ApiError::wrong_value("order", why));
                         }
                     };
                 }
-                // What may be included is always there.
+                // `include` is ignored: everything is always included.
                 _ => {}
             }
         }
@@ -52,7 +52,7 @@ impl Query {
     }
 }
 
-/// One parameter of a query that is true or false.
+/// A boolean parameter of a query.
 pub(super) fn flag(query: &str, name: &str) -> Result<bool, ApiError> {
     match parameter(query, name).as_deref() {
         None | Some("false") => Ok(false),
@@ -66,7 +66,7 @@ pub(super) fn parameter<'q>(query: &'q str, name: &str) -> Option<Cow<'q, str>> 
     pairs.find(|(key, _)| key == name).map(|(_, value)| value)
 }
 
-/// A page of a stored list, as a list object.
+/// One page of a stored list, as a list object.
 pub(super) fn of_list(list: &[u8], query: &Query) -> Result<Vec<u8>, ApiError> {
     let items = std::str::from_utf8(list).ok().and_then(members::list);
     let mut items = items.unwrap_or_default();
@@ -75,17 +75,17 @@ pub(super) fn of_list(list: &[u8], query: &Query) -> Result<Vec<u8>, ApiError> {
     }
     let mut begin = 0;
     if let Some(after) = &query.after {
-        let at = items
+        let position = items
             .iter()
             .position(|item| id(item).is_some_and(|id| id == **after));
-        begin = 1 + at.ok_or_else(|| unknown_after(after))?;
+        begin = 1 + position.ok_or_else(|| unknown_after(after))?;
     }
     let end = items.len().min(begin + query.limit as usize);
     Ok(of_items(&items[begin..end], end < items.len()))
 }
 
 pub(super) fn unknown_after(after: &str) -> ApiError {
-    ApiError::wrong_value("after", format!("'{after}' is no item of this list"))
+    ApiError::wrong_value("after", format!("'{after}' is not an item of this list"))
 }
 
 /// A list object.
@@ -93,8 +93,8 @@ pub(super) fn of_items(items: &[&str], has_more: bool) -> Vec<u8> {
     let length = items.iter().map(|item| item.len() + 1).sum::<usize>();
     let mut out = Vec::with_capacity(length + 160);
     out.extend_from_slice(br#"{"object":"list","data":["#);
-    for (place, item) in items.iter().enumerate() {
-        if place > 0 {
+    for (index, item) in items.iter().enumerate() {
+        if index > 0 {
             out.push(b',');
         }
         out.extend_from_slice(item.as_bytes());
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_the_newest_twenty_unless_it_is_asked_for_otherwise() {
+    fn a_page_is_the_newest_twenty_items_by_default() {
         let first = page(30, "").unwrap();
         assert_eq!(first["data"].as_array().unwrap().len(), 20);
         assert_eq!(
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_told_by_its_name() {
+    fn a_wrong_parameter_is_named_in_the_error() {
         for (query, param) in [
             ("limit=0", "limit"),
             ("limit=101", "limit"),

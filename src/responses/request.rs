@@ -1,4 +1,5 @@
-//! The body of a create, checked: what the router acts on has a type, the rest stays as it is written. Pure.
+//! The checked body of `POST /v1/responses`. Members that the router acts on are parsed; the others stay as
+//! written. Pure.
 
 use std::borrow::Cow;
 
@@ -6,7 +7,7 @@ use super::members::{self, Members};
 use crate::openai::error::ApiError;
 use crate::prompt;
 
-/// What a client may ask to be included.
+/// Allowed values of `include`.
 const INCLUDES: [&str; 8] = [
     "file_search_call.results",
     "web_search_call.results",
@@ -21,44 +22,44 @@ const METADATA_PAIRS_MAX: usize = 16;
 const METADATA_KEY_MAX: usize = 64;
 const METADATA_VALUE_MAX: usize = 512;
 
-/// Members that belong between router and engine: a client's own could crash an engine or take over
-/// somebody else's request.
-const ROUTERS_OWN: [&str; 3] = ["request_id", "kv_transfer_params", "ec_transfer_params"];
+/// Members that only the router may send to engines: from a client they could crash an engine or hijack the
+/// request of somebody else.
+const RESERVED: [&str; 3] = ["request_id", "kv_transfer_params", "ec_transfer_params"];
 
-/// One create.
+/// A parsed and checked body.
 #[derive(Debug)]
 pub(super) struct CreateRequest<'a> {
     /// The whole body.
     pub(super) members: Members<'a>,
     pub(super) model: Cow<'a, str>,
-    /// A string or a list, as it is written.
+    /// The JSON of a string or a list.
     pub(super) input: Option<&'a str>,
     pub(super) parent: Parent<'a>,
     pub(super) store: bool,
     pub(super) stream: bool,
     pub(super) background: bool,
-    /// What the client wants back, each as it is written, without quotes.
+    /// The values of `include`.
     pub(super) include: Vec<Cow<'a, str>>,
     pub(super) truncation: Truncation,
-    /// Whether there is something to say without any item.
+    /// Whether the input may be empty, because instructions or tools are counted.
     pub(super) may_be_empty: bool,
 }
 
-/// What the request goes on from.
+/// What the request continues.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Parent<'a> {
     None,
     Response(Cow<'a, str>),
-    /// A response object that the client kept itself, as it is written.
+    /// The JSON of a Response object that the client kept, which contains a state token.
     ClientHeld(&'a str),
     Conversation(Cow<'a, str>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Truncation {
-    /// Too long is an error.
+    /// A too long input is an error.
     Disabled,
-    /// Too long loses its oldest items.
+    /// A too long input loses its oldest items.
     Auto,
 }
 
@@ -67,18 +68,18 @@ impl<'a> CreateRequest<'a> {
         Self::checked(parse(body)?, true)
     }
 
-    /// As [`CreateRequest::read`], of a request to count tokens: nothing of it is required.
+    /// As [`CreateRequest::read`], for a request to count tokens, where no member is required.
     pub(super) fn read_count(body: &'a [u8]) -> Result<Self, ApiError> {
         Self::checked(parse(body)?, false)
     }
 
     fn checked(members: Members<'a>, creates: bool) -> Result<Self, ApiError> {
-        for own in ROUTERS_OWN {
+        for own in RESERVED {
             if members.get(own).is_some() {
-                return Err(ApiError::routers_own(own));
+                return Err(ApiError::reserved_parameter(own));
             }
         }
-        // Now, and not once an engine is to be asked: by then a background response has been promised.
+        // Checked before a background response is accepted.
         for (_, xargs) in members.iter().filter(|(name, _)| *name == "vllm_xargs") {
             prompt::check_xargs(xargs)?;
         }
@@ -89,7 +90,7 @@ impl<'a> CreateRequest<'a> {
             ),
             (
                 "context_management",
-                "is not supported: compaction is the client's own",
+                "is not supported: the client must compact its history itself",
             ),
             (
                 "previous_input_messages",
@@ -149,7 +150,7 @@ impl<'a> CreateRequest<'a> {
     }
 }
 
-/// Reads a body, which must be one JSON object.
+/// Parses a body, which must be one JSON object.
 pub(super) fn parse(body: &[u8]) -> Result<Members<'_>, ApiError> {
     let text = std::str::from_utf8(body).map_err(|error| ApiError::bad_json(&error))?;
     Members::parse(text).map_err(|error| ApiError::bad_json(&error))
@@ -190,7 +191,7 @@ fn parent<'a>(members: &Members<'a>) -> Result<Parent<'a>, ApiError> {
     Ok(found.map_or(Parent::None, |(_, parent)| parent))
 }
 
-/// A conversation is named by its id, or by an object that has it.
+/// `conversation` is an id or an object with an id.
 fn conversation_id(raw: &str) -> Result<Cow<'_, str>, ApiError> {
     let named = if raw.starts_with('{') {
         Members::parse(raw).ok().and_then(|it| it.text("id"))
@@ -202,9 +203,9 @@ fn conversation_id(raw: &str) -> Result<Cow<'_, str>, ApiError> {
     id("conversation", named)
 }
 
-/// An id's characters are checked before anybody looks for it.
+/// Checks the characters of an id.
 pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiError> {
-    /// Longer than any id of ours, or of OpenAI's.
+    /// Longer than any id of the router or of OpenAI.
     const LENGTH_MAX: usize = 256;
     let is_fine = (1..=LENGTH_MAX).contains(&id.len()) && id.bytes().all(is_id_byte);
     match is_fine {
@@ -213,7 +214,7 @@ pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiE
     }
 }
 
-/// For an id: whoever guesses one may ask for what it names.
+/// Random bits for an id. From the operating system, since ids must not be guessable.
 pub(super) fn random() -> Result<u128, ApiError> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
@@ -230,17 +231,21 @@ pub(super) fn check_metadata(raw: &str) -> Result<(), ApiError> {
         return Err(ApiError::wrong_type("metadata", "an object of strings"));
     };
     if pairs.len() > METADATA_PAIRS_MAX {
-        return wrong(format!("it may have {METADATA_PAIRS_MAX} pairs"));
+        return wrong(format!("it may have at most {METADATA_PAIRS_MAX} pairs"));
     }
     for (key, value) in pairs.iter() {
         let Some(value) = members::text(value) else {
             return Err(ApiError::wrong_type(&format!("metadata.{key}"), "a string"));
         };
         if key.chars().count() > METADATA_KEY_MAX {
-            return wrong(format!("a key may have {METADATA_KEY_MAX} characters"));
+            return wrong(format!(
+                "a key may have at most {METADATA_KEY_MAX} characters"
+            ));
         }
         if value.chars().count() > METADATA_VALUE_MAX {
-            return wrong(format!("a value may have {METADATA_VALUE_MAX} characters"));
+            return wrong(format!(
+                "a value may have at most {METADATA_VALUE_MAX} characters"
+            ));
         }
     }
     Ok(())
@@ -252,12 +257,12 @@ fn include<'a>(members: &Members<'a>) -> Result<Vec<Cow<'a, str>>, ApiError> {
     };
     let names = members::list(raw).ok_or_else(|| ApiError::wrong_type("include", "a list"))?;
     let mut include = Vec::with_capacity(names.len().min(INCLUDES.len()));
-    for (place, raw) in names.into_iter().enumerate() {
-        let param = || format!("include[{place}]");
+    for (index, raw) in names.into_iter().enumerate() {
+        let param = || format!("include[{index}]");
         let name = string(&param(), raw)?;
         if !INCLUDES.contains(&&*name) {
             let known = INCLUDES.join("', '");
-            let why = format!("'{name}' is none of '{known}'");
+            let why = format!("'{name}' is not one of '{known}'");
             return Err(ApiError::wrong_value(&param(), why));
         }
         if !include.contains(&name) {
@@ -273,7 +278,7 @@ fn truncation(members: &Members<'_>) -> Result<Truncation, ApiError> {
         Some("\"auto\"") => Ok(Truncation::Auto),
         Some(_) => Err(ApiError::wrong_value(
             "truncation",
-            "it is none of 'auto', 'disabled'",
+            "it must be 'auto' or 'disabled'",
         )),
     }
 }
@@ -282,13 +287,13 @@ fn truncation(members: &Members<'_>) -> Result<Truncation, ApiError> {
 mod tests {
     use super::*;
 
-    /// What is said of a body: `code param`, or nothing if it is fine.
+    /// Expects an error `code param`, or an empty string for a good body.
     fn check(body: &str, expected: &str) {
-        let said = match CreateRequest::read(body.as_bytes()) {
+        let found = match CreateRequest::read(body.as_bytes()) {
             Ok(_) => String::new(),
             Err(error) => format!("{} {}", error.code, error.param_or_empty()),
         };
-        assert_eq!(said, expected, "{body}");
+        assert_eq!(found, expected, "{body}");
     }
 
     fn with(members: &str) -> String {
@@ -296,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_says_by_itself_what_is_to_be_done() {
+    fn parameters_and_defaults_are_read() {
         let body = with(r#""stream":true,"store":null,"include":["message.output_text.logprobs"]"#);
         let create = CreateRequest::read(body.as_bytes()).unwrap();
         assert_eq!((&*create.model, create.input), ("m", Some("\"x\"")));
@@ -334,8 +339,8 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_between_router_and_engine_is_refused_by_name() {
-        for own in ROUTERS_OWN {
+    fn reserved_members_are_refused_by_name() {
+        for own in RESERVED {
             let said = format!("unsupported_parameter {own}");
             check(&with(&format!(r#""{own}":"x""#)), &said);
             check(&with(&format!(r#""{own}":null"#)), "");
@@ -349,14 +354,14 @@ mod tests {
             let xargs = format!(r#""vllm_xargs":{{"{name}":null}}"#);
             check(&with(&xargs), &said);
             check(&with(&format!(r#""vllm_xargs":null,{xargs}"#)), &said);
-            // Of two the engine gets the last.
+            // The last one of two counts.
             check(&with(&format!(r#"{xargs},"vllm_xargs":null"#)), "");
         }
         check(&with(r#""vllm_xargs":{"a":1}"#), "");
     }
 
     #[test]
-    fn there_is_one_thing_to_go_on_from() {
+    fn only_one_parent_is_allowed() {
         let previous = r#""previous_response_id":"resp_1""#;
         let conversation = r#""conversation":{"id":"conv_1"}"#;
         let carried = r#""previous_response":{"id":"resp_1"}"#;
@@ -377,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_looked_at_before_it_is_looked_for() {
+    fn the_characters_of_ids_are_checked() {
         let previous = |id: &str| with(&format!(r#""previous_response_id":"{id}""#));
         check(&previous("resp_a-B9"), "");
         check(&previous("resp a"), "invalid_value previous_response_id");
@@ -394,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_has_its_limits() {
+    fn metadata_is_limited() {
         let metadata = |pairs: String| with(&format!(r#""metadata":{{{pairs}}}"#));
         let pairs = |count: usize| {
             let pairs: Vec<String> = (0..count).map(|it| format!(r#""k{it}":"v""#)).collect();

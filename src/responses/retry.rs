@@ -1,17 +1,19 @@
-//! Writes that come at the end of what cannot be done again are tried more than once.
+//! Retries of writes after work that must not be repeated.
+//!
+//! Every such write carries a token, so that the store does it at most once.
 
 use std::time::Duration;
 
 use crate::store::{self, StoreFuture};
 
-/// Parent each further try: two seconds in all, which a failover of the store takes about.
+/// Pauses before the retries: 2 s in all, about as long as a failover of the store.
 const PAUSES: [Duration; 3] = [
     Duration::from_millis(100),
     Duration::from_millis(500),
     Duration::from_millis(1_400),
 ];
 
-/// Does a write until the store says what became of it. It must client_state a token, for it may be done twice.
+/// Repeats a write until the store confirms or refuses it.
 pub(super) async fn until_known<'a, T>(
     write: impl Fn() -> StoreFuture<'a, T>,
 ) -> Result<T, store::Error> {
@@ -32,8 +34,7 @@ pub(super) async fn until_known<'a, T>(
     }
 }
 
-/// Does a write again, with its token, for as long as the store does not say what became of it. What was
-/// surely not done is the client's own to try again.
+/// Repeats a write only while its outcome is unknown. If it was surely not done, the client can retry it.
 pub(super) async fn while_unknown<'a, T>(
     write: impl Fn() -> StoreFuture<'a, T>,
 ) -> Result<T, store::Error> {
@@ -42,12 +43,12 @@ pub(super) async fn while_unknown<'a, T>(
     loop {
         let error = match write().await {
             Err(error @ store::Error::Unknown { .. }) => error,
-            // This try did nothing, and an earlier one may have.
+            // This attempt did nothing, but an earlier one may have.
             Err(error @ store::Error::Unavailable { .. }) => match unknown {
                 Some(earlier) => earlier,
                 None => return Err(error),
             },
-            said => return said,
+            result => return result,
         };
         let Some(pause) = pauses.next() else {
             return Err(error);
@@ -77,22 +78,22 @@ mod tests {
         }
     }
 
-    /// What is made of these answers, and how many of them were asked for.
+    /// The result for these answers of the store, and the number of attempts.
     async fn check(answers: Vec<Result<u8, store::Error>>) -> (Result<u8, store::Error>, usize) {
         let answers = RefCell::new(answers.into_iter());
-        let asked = RefCell::new(0);
-        let said = while_unknown(|| {
-            *asked.borrow_mut() += 1;
+        let attempts = RefCell::new(0);
+        let result = while_unknown(|| {
+            *attempts.borrow_mut() += 1;
             let answer = answers.borrow_mut().next().unwrap();
             Box::pin(async { answer })
         })
         .await;
-        let asked = *asked.borrow();
-        (said, asked)
+        let attempts = *attempts.borrow();
+        (result, attempts)
     }
 
     #[tokio::test]
-    async fn a_write_of_unknown_outcome_is_done_again_until_that_is_known() {
+    async fn a_write_of_unknown_outcome_is_repeated_until_it_is_known() {
         assert_eq!(check(vec![Err(unknown()), Ok(7)]).await, (Ok(7), 2));
         assert_eq!(
             check(vec![Err(unavailable())]).await,

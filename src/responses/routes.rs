@@ -1,8 +1,8 @@
-//! Which path leads where. Pure.
+//! Routes of `/v1/responses` and `/v1/conversations`. Pure.
 
 use hyper::Method;
 
-/// What can be asked for, with the ids of its path (decoded).
+/// An endpoint, with the decoded ids in its path.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Endpoint {
     Create,
@@ -21,12 +21,13 @@ pub(crate) enum Endpoint {
     DeleteItem(String, String),
 }
 
-/// What a path leads to.
+/// The endpoint for a method and path.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum RouteMatch {
     Endpoint(Endpoint),
+    /// The path exists; these methods are allowed.
     WrongMethod(&'static str),
-    /// None of ours.
+    /// No path of this API.
     NotFound,
 }
 
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_endpoint_has_its_methods_and_the_rest_is_not_ours() {
+    fn every_endpoint_has_its_methods_and_other_paths_are_not_found() {
         let check = |method: &Method, path: &str, expected: RouteMatch| {
             assert_eq!(route(method, path), expected, "{method} {path}");
         };

@@ -1,19 +1,19 @@
-//! Responses that are kept: told again, listed, forgotten.
+//! Stored responses: retrieve, delete, cancel, list input items.
 
 use std::sync::Arc;
 
 use hyper::Response;
-use hyper::header::{self, HeaderValue};
 
-use super::Responses;
+use super::http_response::json;
 use super::object::{with_member, with_output};
 use super::page::{self, Query};
+use super::service::Responses;
 use crate::http;
 use crate::ids::{ResponseId, Tenant};
 use crate::openai::error::ApiError;
 use crate::store::{DeleteOutcome, Record, ResponseKey};
 
-/// Of an event: what JSON numbers hold exactly, and the store counts with.
+/// The largest event number: JSON numbers and the store represent it exactly.
 const NUMBER_MAX: u64 = 1 << 53;
 
 impl Responses {
@@ -40,9 +40,9 @@ impl Responses {
         };
         let record = self.record(tenant, id).await?;
         if is_stream {
-            return self.stream_again(key(tenant, id)?, record, after).await;
+            return self.stream_events(key(tenant, id)?, record, after).await;
         }
-        Ok(json(told(&record)))
+        Ok(json(object(&record)))
     }
 
     pub(super) async fn delete(
@@ -61,7 +61,7 @@ impl Responses {
         }
     }
 
-    /// Only what runs in the background can be cancelled; the others end with their connection.
+    /// Cancels a background response. A foreground response ends with its connection.
     pub(super) async fn cancel(
         &self,
         tenant: Tenant,
@@ -72,11 +72,11 @@ impl Responses {
             return Err(ApiError::foreground_cancel());
         }
         if record.status.is_terminal() {
-            return Ok(json(told(&record)));
+            return Ok(json(object(&record)));
         }
         self.cancel_in_background(key(tenant, id)?, &record).await?;
-        // What it is now: another one may have been faster.
-        Ok(json(told(&self.record(tenant, id).await?)))
+        // Read again: it may have ended before the cancel.
+        Ok(json(object(&self.record(tenant, id).await?)))
     }
 
     pub(super) async fn input_items(
@@ -101,27 +101,20 @@ impl Responses {
     }
 }
 
-/// What we never gave out is not there.
+/// An id that the router never issued is answered like one that is not stored.
 fn key(tenant: Tenant, id: &str) -> Result<ResponseKey, ApiError> {
     let id: ResponseId = id.parse().map_err(|_| ApiError::unknown_response(id))?;
     Ok(ResponseKey { tenant, id })
 }
 
-/// A record as its client sees it.
-fn told(record: &Record) -> Vec<u8> {
+/// The Response object of a record.
+fn object(record: &Record) -> Vec<u8> {
     let content = &record.content;
     if record.status.is_terminal() {
         return with_output(&content.response, &content.output);
     }
-    // Written when it was created, and not since.
+    // The stored object still has the status that it was created with.
     let status = format!("\"{}\"", record.status);
     let response = with_member(&content.response, "status", &status);
     with_output(&response, &content.output)
-}
-
-pub(super) fn json(body: impl Into<bytes::Bytes>) -> Response<http::Body> {
-    let mut response = Response::new(http::full(body));
-    let kind = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
 }

@@ -1,7 +1,7 @@
-//! The body of a streamed response: an engine's events in, ours out, and the end only once it is kept.
+//! The body of a streamed response. The final event is sent only once the response is stored.
 //!
-//! Nothing is read ahead of the client, and a client that leaves drops the engine's connection with
-//! this body.
+//! Nothing is read ahead of the client. If the client disconnects, this body is dropped, and with it the
+//! connection to the engine.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,45 +15,47 @@ use tokio::time::{Sleep, sleep};
 
 use super::events::EventRewriter;
 use super::finish::{FinishedResponse, Finisher};
-use super::object::Outcome;
+use super::outcome::Outcome;
 use crate::http::{self, BodyError};
 use crate::observe;
 use crate::store::Status;
 
-/// What our own words take, around an engine's piece.
+/// Space for what the router adds to a piece of the engine.
 const SPARE_BYTES: usize = 256;
 
-/// What an engine may still say after its last event: some say `[DONE]`.
-const REST_BYTES_MAX: usize = 16 << 10;
+/// What an engine may send after its last event, such as `[DONE]`.
+const TRAILER_BYTES_MAX: usize = 16 << 10;
 
-/// Nothing to clients, and a sign of life to what is between them and us.
+/// A comment, which clients ignore. It keeps proxies from closing an idle connection.
 const COMMENT: &[u8] = b": keep-alive\n\n";
 
 struct StreamBody {
-    /// Gone when it has said all, or is not listened to any more.
+    /// `None` once the engine has closed the stream, or the router has.
     engine: Option<http::Body>,
     events: EventRewriter,
     state: State,
-    /// What came after the engine's last event.
-    rest_bytes: usize,
+    /// Bytes after the engine's last event.
+    trailer_bytes: usize,
     keep_alive: Option<KeepAlive>,
 }
 
-/// How long a stream has said nothing.
+/// Measures how long the stream has been silent.
 struct KeepAlive {
-    max: Duration,
-    spoke: Instant,
-    /// Set once, and again when it is over: words only note the time.
+    interval: Duration,
+    last_sent: Instant,
+    /// Set again only when it has fired: sending data just updates `last_sent`.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl KeepAlive {
-    /// Ready when it is too long, once for each time that it is.
+    /// Ready each time the stream has been silent for the interval.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
-            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.max)));
+            let timer = self
+                .timer
+                .get_or_insert_with(|| Box::pin(sleep(self.interval)));
             ready!(timer.as_mut().poll(cx));
-            let left = self.max.saturating_sub(self.spoke.elapsed());
+            let left = self.interval.saturating_sub(self.last_sent.elapsed());
             if left.is_zero() {
                 self.timer = None;
                 return Poll::Ready(());
@@ -69,61 +71,63 @@ enum State {
     Ended,
 }
 
-pub(super) fn body(engine: http::Body, events: EventRewriter, finish: Finisher) -> http::Body {
-    let keep_alive_ms = finish.responses.settings.keep_alive_ms;
-    let told = StreamBody {
+pub(super) fn body(engine: http::Body, events: EventRewriter, finisher: Finisher) -> http::Body {
+    let keep_alive_ms = finisher.responses.settings.keep_alive_ms;
+    let stream = StreamBody {
         engine: Some(engine),
         events,
-        state: State::Running(Box::new(finish)),
-        rest_bytes: 0,
+        state: State::Running(Box::new(finisher)),
+        trailer_bytes: 0,
         keep_alive: (keep_alive_ms > 0).then(|| KeepAlive {
-            max: Duration::from_millis(keep_alive_ms),
-            spoke: observe::now(),
+            interval: Duration::from_millis(keep_alive_ms),
+            last_sent: observe::now(),
             timer: None,
         }),
     };
-    told.boxed_unsync()
+    stream.boxed_unsync()
 }
 
 impl StreamBody {
     fn on_outcome(&mut self, outcome: Outcome) {
         if outcome.status == Status::Failed {
-            // It may go on for long, and nobody would hear it.
+            // The engine may continue for long, and nobody would read it.
             self.engine = None;
         }
         let state = std::mem::replace(&mut self.state, State::Ended);
-        if let State::Running(finish) = state {
+        if let State::Running(finisher) = state {
             let template = self.events.template().clone();
-            let place = self.events.place();
-            self.state = State::Ending(Box::pin(finish.run(template, outcome, place)));
+            let item_count = self.events.item_count();
+            self.state = State::Ending(Box::pin(finisher.run(template, outcome, item_count)));
         }
     }
 
-    fn on_ended(&mut self, ended: &FinishedResponse) -> Vec<u8> {
+    fn on_finished(&mut self, finished: &FinishedResponse) -> Vec<u8> {
         self.state = State::Ended;
-        let mut out =
-            Vec::with_capacity(ended.response.len() + ended.outcome.told().len() + SPARE_BYTES);
-        if let Some((added, done)) = &ended.state {
-            self.events.add_item(added, done, &mut out);
+        let mut out = Vec::with_capacity(
+            finished.response.len() + finished.outcome.client_output().len() + SPARE_BYTES,
+        );
+        if let Some(item) = &finished.state_item {
+            self.events.add_state_item(item, &mut out);
         }
-        self.events.end(&ended.response, &ended.outcome, &mut out);
+        self.events
+            .end(&finished.response, &finished.outcome, &mut out);
         out
     }
 
-    /// Hears the engine out after it has said how it ended: else it would look as if it was left. Ready
-    /// when it has closed, or talks on and on.
-    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Drains the engine's stream after its last event; otherwise the engine would see a disconnected client.
+    /// Ready when it has closed or exceeds the limit.
+    fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while let Some(data) = ready!(self.poll_engine(cx)) {
-            self.rest_bytes += data.len();
-            if self.rest_bytes > REST_BYTES_MAX {
+            self.trailer_bytes += data.len();
+            if self.trailer_bytes > TRAILER_BYTES_MAX {
                 self.engine = None;
             }
         }
         Poll::Ready(())
     }
 
-    /// Our next words, whole events; none at the end.
-    fn poll_words(&mut self, cx: &mut Context<'_>) -> Poll<Vec<u8>> {
+    /// The next events for the client; empty at the end.
+    fn poll_events(&mut self, cx: &mut Context<'_>) -> Poll<Vec<u8>> {
         loop {
             let out = match &mut self.state {
                 State::Running(_) => {
@@ -141,11 +145,11 @@ impl StreamBody {
                 }
                 State::Ending(ending) => {
                     let ended = ending.as_mut().poll(cx);
-                    let _ = self.poll_rest(cx);
-                    self.on_ended(&ready!(ended))
+                    let _ = self.poll_drain(cx);
+                    self.on_finished(&ready!(ended))
                 }
                 State::Ended => {
-                    ready!(self.poll_rest(cx));
+                    ready!(self.poll_drain(cx));
                     return Poll::Ready(Vec::new());
                 }
             };
@@ -155,7 +159,7 @@ impl StreamBody {
         }
     }
 
-    /// The next piece of what the engine says; `None` when there is no more.
+    /// The next piece from the engine; `None` at the end.
     fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let Some(engine) = &mut self.engine else {
             return Poll::Ready(None);
@@ -179,22 +183,22 @@ impl http_body::Body for StreamBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
-        let words = this.poll_words(cx);
+        let events = this.poll_events(cx);
         let Some(keep_alive) = &mut this.keep_alive else {
-            let words = ready!(words);
-            return Poll::Ready((!words.is_empty()).then(|| Ok(Frame::data(words.into()))));
+            let events = ready!(events);
+            return Poll::Ready((!events.is_empty()).then(|| Ok(Frame::data(events.into()))));
         };
-        match words {
-            Poll::Ready(words) if words.is_empty() => Poll::Ready(None),
-            Poll::Ready(words) => {
-                keep_alive.spoke = observe::now();
-                Poll::Ready(Some(Ok(Frame::data(words.into()))))
+        match events {
+            Poll::Ready(events) if events.is_empty() => Poll::Ready(None),
+            Poll::Ready(events) => {
+                keep_alive.last_sent = observe::now();
+                Poll::Ready(Some(Ok(Frame::data(events.into()))))
             }
-            // Its end is told: all that is awaited is the engine's keep_alive.
+            // The final event is sent; only the stream of the engine is still being drained.
             Poll::Pending if matches!(this.state, State::Ended) => Poll::Pending,
             Poll::Pending => {
                 ready!(keep_alive.poll(cx));
-                keep_alive.spoke = observe::now();
+                keep_alive.last_sent = observe::now();
                 Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))))
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// A clock and its scheduled events. The clock moves only when the next event is taken. Events of the same time are
 /// taken in the order in which they were scheduled.
 #[derive(Debug)]
-pub struct World<E> {
+pub(super) struct World<E> {
     now: Duration,
     scheduled: u64,
     queue: BinaryHeap<Reverse<Scheduled<E>>>,
@@ -21,7 +21,7 @@ struct Scheduled<E> {
 }
 
 impl<E> World<E> {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             now: Duration::ZERO,
             scheduled: 0,
@@ -30,19 +30,19 @@ impl<E> World<E> {
     }
 
     /// Time since the start of the simulation.
-    pub fn now(&self) -> Duration {
+    pub(super) fn now(&self) -> Duration {
         self.now
     }
 
     /// Schedules an event; one for a past time happens now.
-    pub fn set(&mut self, at: Duration, event: E) {
+    pub(super) fn set(&mut self, at: Duration, event: E) {
         let (at, number) = (at.max(self.now), self.scheduled);
         self.scheduled += 1;
         self.queue.push(Reverse(Scheduled { at, number, event }));
     }
 
     /// Takes the next event and moves the clock to its time.
-    pub fn next(&mut self) -> Option<E> {
+    pub(super) fn next(&mut self) -> Option<E> {
         let Reverse(next) = self.queue.pop()?;
         self.now = next.at;
         Some(next.event)

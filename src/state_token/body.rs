@@ -1,15 +1,15 @@
-//! Items packed and unpacked, within bounds that are known beforehand. Pure.
+//! Compression of a token's items, with a limit on the decompressed size. Pure.
 
 use serde::{Deserialize, Serialize};
 use zstd::bulk;
 
-use super::RejectReason;
+use super::rejection::RejectReason;
 
-/// Smaller bodies are not worth it.
-const PACKED_BYTES_MIN: usize = 1 << 10;
+/// Smaller bodies are not compressed.
+const COMPRESS_BYTES_MIN: usize = 1 << 10;
 const LEVEL: i32 = 3;
-/// What unpacks to more than so many times its size is a bomb, or so repetitive that it was left as it
-/// was: conversations come to about 5, tables of numbers to 20.
+/// A higher compression ratio is taken for a decompression bomb and rejected; text that would exceed it is
+/// issued uncompressed. Conversations compress about 5:1, tables of numbers 20:1.
 const RATIO_MAX: usize = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub(super) enum Compression {
     Zstd,
 }
 
-/// A body as a carrier has it.
+/// A token's body.
 #[derive(Debug)]
 pub(super) struct Packed {
     pub(super) compression: Compression,
@@ -29,7 +29,7 @@ pub(super) struct Packed {
 impl Packed {
     pub(super) fn pack(plain: &[u8]) -> Self {
         let compressed = match plain.len() {
-            0..PACKED_BYTES_MIN => None,
+            0..COMPRESS_BYTES_MIN => None,
             _ => bulk::compress(plain, LEVEL).ok(),
         };
         let is_worth_it = |packed: &Vec<u8>| {
@@ -47,7 +47,7 @@ impl Packed {
         }
     }
 
-    /// The plain bytes, which must be `plain_bytes` many: no more is ever set aside.
+    /// Decompresses. The result must have exactly `plain_bytes` bytes; no more is ever allocated.
     pub(super) fn unpack(self, plain_bytes: usize) -> Result<Vec<u8>, RejectReason> {
         let plain = match self.compression {
             Compression::None => self.bytes,
@@ -75,13 +75,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_packed_unpacks_whatever_it_is() {
+    fn packing_and_unpacking_gives_the_same_bytes() {
         let cases = [
             (Vec::new(), Compression::None),
             (b"[]".to_vec(), Compression::None),
             (random(1_000).repeat(20), Compression::Zstd),
             (random(10_000), Compression::None),
-            // So repetitive that it would look like a bomb.
+            // Its ratio would exceed the limit.
             (vec![b'a'; 1 << 20], Compression::None),
         ];
         for (plain, compression) in cases {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_not_set_off() {
+    fn a_decompression_bomb_is_rejected() {
         let packed = |plain: &[u8]| Packed {
             compression: Compression::Zstd,
             bytes: bulk::compress(plain, LEVEL).unwrap(),
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(bomb.unpack(1 << 20), Err(RejectReason::TooLarge));
         let text = random(1_000).repeat(4);
         assert_eq!(packed(&text).unpack(4_000), Ok(text.clone()));
-        // It says less than it has, and more.
+        // A declared size that is too small or too large.
         assert_eq!(packed(&text).unpack(3_999), Err(RejectReason::Unreadable));
         assert_eq!(packed(&text).unpack(4_001), Err(RejectReason::Unreadable));
     }

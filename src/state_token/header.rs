@@ -1,34 +1,35 @@
-//! What a carrier says of itself, as JSON under short names. Pure.
+//! A token's header: JSON with short names. Pure.
 
 use serde::{Deserialize, Serialize};
 
-use super::Kind;
 use super::body::Compression;
+use super::types::Kind;
 
 pub(super) const VERSION: u32 = 1;
 
-/// Names that are not known are passed over: a newer release may add some, and both run side by side
-/// while it is rolled out.
+/// Unknown names are ignored: a newer release may add some, and both releases run side by side during a
+/// rollout.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Header {
     pub(super) v: u32,
-    /// What it is for.
+    /// Kind.
     pub(super) k: Kind,
-    /// The response that it left with.
+    /// Response id.
     pub(super) rid: String,
-    /// Its tenant.
+    /// Tenant tag.
     pub(super) t: String,
+    /// Model.
     pub(super) m: String,
-    /// When it was made and when it expires, in seconds since 1970.
+    /// Issued at and expires at, in Unix seconds.
     pub(super) iat: u64,
     pub(super) exp: u64,
-    /// How its body is packed, and how many bytes it has unpacked.
+    /// Compression of the body, and its decompressed size in bytes.
     pub(super) z: Compression,
     pub(super) n: u64,
     pub(super) enc: Encryption,
 }
 
-/// What the body is encrypted with. Nothing, so far.
+/// Encryption of the body. None so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Encryption {

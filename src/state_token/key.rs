@@ -1,5 +1,4 @@
-//! One key of the ring: how it is written in the configuration, its name, and what is derived from it.
-//! Pure.
+//! One key of the key ring: parsing from the configuration, its id, and the MACs made with it. Pure.
 
 use std::fmt;
 
@@ -14,26 +13,26 @@ use crate::secret::Secret;
 
 pub(super) const MAC_BYTES: usize = 32;
 
-/// As many as the digest has: more security than that nobody gets.
+/// The digest's length: a longer key would add no security.
 const KEY_BYTES_MIN: usize = 32;
 const KEY_BYTES_MAX: usize = 1_024;
 
-/// 32 random bytes have fewer distinct ones less than once in 10^18 keys. A typed pattern has fewer.
+/// Fewer than one in 10^18 random 32-byte keys has fewer distinct bytes; a typed pattern does.
 const DISTINCT_BYTES_MIN: usize = 16;
 
-/// What keys are derived for; an encrypted layer would get a purpose of its own.
+/// HKDF info of the MAC key. An encryption key would get a purpose of its own.
 const PURPOSE_MAC: &[u8] = b"warmroute carrier v1 mac\0";
 
 const ID_LENGTH: usize = 8;
 
-/// A key that signs carriers. Only what is derived from it is kept.
+/// A key that signs tokens. Keeps only the HKDF state, not the key itself.
 #[derive(Clone)]
 pub struct Key {
     id: [u8; ID_LENGTH],
     derive: Hkdf<Sha256>,
 }
 
-/// Its name, which every carrier shows.
+/// Shows the id, which is in every token.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.id())
@@ -41,8 +40,7 @@ impl fmt::Debug for Key {
 }
 
 impl Key {
-    /// Reads hex (all of it hex digits) or base64, with either alphabet, padded or not. The error
-    /// says nothing of the key.
+    /// Parses hex, or base64 in either alphabet, padded or not. The error does not show the key.
     pub fn parse(secret: &Secret) -> Result<Self, &'static str> {
         let text = secret.expose().trim();
         if text.is_empty() {
@@ -80,7 +78,7 @@ impl Key {
         }
     }
 
-    /// The first 8 hex digits of the key's SHA-256, so that nobody has to name it.
+    /// The first 8 hex digits of the key's SHA-256.
     pub fn id(&self) -> &str {
         std::str::from_utf8(&self.id).expect("made of ASCII")
     }
@@ -89,7 +87,7 @@ impl Key {
         self.digest(tenant, text).finalize().into_bytes().into()
     }
 
-    /// In constant time.
+    /// Compares in constant time.
     pub(super) fn verifies(&self, tenant: Tenant, text: &[u8], mac: &[u8; MAC_BYTES]) -> bool {
         self.digest(tenant, text).verify_slice(mac).is_ok()
     }
@@ -180,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_does_not_show() {
+    fn debug_output_shows_only_the_id() {
         let secret = "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff";
         let key = Key::parse(&Secret::new(secret)).unwrap();
         assert_eq!(format!("{key:?}"), "9432c1a7");

@@ -1,22 +1,22 @@
-//! Why a carrier is not opened, or not made. Pure.
+//! Why a token is rejected, or cannot be issued. Pure.
 
 use std::fmt;
 
-/// Why a carrier was not opened. For metrics: a client is told no more than [`Rejected`] shows.
+/// Why a token was rejected. For metrics only: the client sees the message of [`Rejected`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectReason {
-    /// Not one of ours.
+    /// Not in the form of a token.
     Malformed,
-    /// Larger than allowed, as text or unpacked.
+    /// Larger than allowed, as text or decompressed.
     TooLarge,
-    /// Of no key that we have.
+    /// Signed with a key that is not in the key ring.
     UnknownKey,
-    /// Changed, made up, or another tenant's.
+    /// Changed, forged, or another tenant's.
     BadSignature,
-    /// Signed for this tenant, and says another. No replica writes that.
+    /// Signed for this tenant, but its header names another. No replica writes such a token.
     WrongTenant,
     Expired,
-    /// Signed, and not to be read by this release.
+    /// Correctly signed, but this release cannot decode it.
     Unreadable,
 }
 
@@ -44,12 +44,12 @@ impl RejectReason {
     }
 }
 
-/// A carrier that was not opened. Shows the message for its client, the same for everything but age, so
-/// that it tells nothing of keys and tenants.
+/// A rejected token. Displays the message for the client, which is the same for every reason but expiry and so
+/// reveals nothing about keys and tenants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
     pub reason: RejectReason,
-    /// Its first and last characters, by which a client may know which one it was.
+    /// The first and last characters of the token, so that the client can identify it.
     shown: String,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for Rejected {
     }
 }
 
-/// Items that no carrier can take. Never cut short instead.
+/// Items that do not fit into a token. They are never truncated instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TooLarge {
     /// Before compression.

@@ -1,6 +1,10 @@
 use proptest::prelude::*;
 
+use super::key_ring::CLOCK_SKEW_S;
 use super::*;
+use crate::ids::Tenant;
+use crate::observe::metrics::Registry;
+use crate::secret::Secret;
 
 const NOW: u64 = 1_800_000_000;
 
@@ -31,12 +35,12 @@ fn turn(items: &str) -> Content<'_> {
     }
 }
 
-fn refusal(key_ring: &KeyRing, now_s: u64, tenant: Tenant, text: &str) -> RejectReason {
+fn rejection(key_ring: &KeyRing, now_s: u64, tenant: Tenant, text: &str) -> RejectReason {
     key_ring.open(now_s, tenant, text).unwrap_err().reason
 }
 
 #[test]
-fn what_is_sealed_opens_byte_for_byte() {
+fn an_issued_token_gives_back_its_items_byte_for_byte() {
     let key_ring = key_ring(&[1]);
     let long: String = (0..5_000).map(|at| format!("story {at}, é😀 ")).collect();
     let long = format!(r#"[{{"text":"{long}"}}]"#);
@@ -61,16 +65,16 @@ fn what_is_sealed_opens_byte_for_byte() {
     }
 }
 
-/// Made by another program from the description of the form.
+/// Made by another program from the description in the module header.
 #[test]
-fn a_carrier_of_this_release_opens_in_the_next() {
-    const SEALED: &str = concat!(
+fn a_token_of_an_earlier_release_is_accepted() {
+    const TOKEN: &str = concat!(
         "wrc1.ae216c2e.eyJ2IjoxLCJrIjoidHVybiIsInJpZCI6InJlc3BfMSIsInQiOiI2MmNlMTYzOWZlNjBkYTBhIi",
         "wibSI6InNpbSIsImlhdCI6MTgwMDAwMDAwMCwiZXhwIjoxODAyNTkyMDAwLCJ6Ijoibm9uZSIsIm4iOjQ5LCJlbm",
         "MiOiJub25lIn0.W3sidHlwZSI6Im1lc3NhZ2UiLCJyb2xlIjoidXNlciIsImNvbnRlbnQiOiJoaSJ9XQ.uMsNaK9",
         "O4lQx0mHFaFErBy564XlTdE_FixRYq8k4UEI",
     );
-    let opened = key_ring(&[1]).open(NOW, Tenant::default(), SEALED).unwrap();
+    let opened = key_ring(&[1]).open(NOW, Tenant::default(), TOKEN).unwrap();
     assert_eq!(
         opened.items,
         r#"[{"type":"message","role":"user","content":"hi"}]"#
@@ -86,15 +90,15 @@ fn keys_rotate_without_a_gap() {
         key_ring(&[100, 1]),
         key_ring(&[100]),
     );
-    let sealed = |by: &KeyRing| by.issue(NOW, Tenant::default(), &turn("[1]")).unwrap();
-    // Everywhere first to open with, then to sign with, then alone.
+    let issue = |by: &KeyRing| by.issue(NOW, Tenant::default(), &turn("[1]")).unwrap();
+    // A rotation: the new key first only verifies, then signs, then remains alone.
     for (by, opens, refuse) in [
         (&a, vec![&a, &ab, &ba], vec![&b]),
         (&ab, vec![&a, &ab, &ba], vec![&b]),
         (&ba, vec![&ab, &ba, &b], vec![&a]),
         (&b, vec![&ab, &ba, &b], vec![&a]),
     ] {
-        let text = sealed(by);
+        let text = issue(by);
         for key_ring in opens {
             assert_eq!(
                 key_ring.open(NOW, Tenant::default(), &text).unwrap().items,
@@ -103,7 +107,7 @@ fn keys_rotate_without_a_gap() {
         }
         for key_ring in refuse {
             assert_eq!(
-                refusal(key_ring, NOW, Tenant::default(), &text),
+                rejection(key_ring, NOW, Tenant::default(), &text),
                 RejectReason::UnknownKey
             );
         }
@@ -111,7 +115,7 @@ fn keys_rotate_without_a_gap() {
 }
 
 #[test]
-fn another_tenants_carrier_is_as_a_forged_one() {
+fn a_token_of_another_tenant_fails_like_a_forged_one() {
     let key_ring = key_ring(&[1]);
     let text = key_ring.issue(NOW, Tenant::of("a"), &turn("[1]")).unwrap();
     let foreign = key_ring.open(NOW, Tenant::of("b"), &text).unwrap_err();
@@ -120,17 +124,17 @@ fn another_tenants_carrier_is_as_a_forged_one() {
     let forged = format!("{start}.{}{}", "A".repeat(39), &text[text.len() - 4..]);
     let refused = key_ring.open(NOW, Tenant::of("a"), &forged).unwrap_err();
     assert_eq!(refused.to_string(), foreign.to_string());
-    // Even if it were signed for this tenant, the header would tell.
+    // Even with a good signature for this tenant, the tenant in the header is checked.
     let header = br#"{"v":1,"k":"turn","rid":"r","t":"0","m":"","iat":1800000000,"exp":1900000000,"z":"none","n":2,"enc":"none"}"#;
     let text = key_ring.sign(Tenant::of("a"), header, b"[]");
     assert_eq!(
-        refusal(&key_ring, NOW, Tenant::of("a"), &text),
+        rejection(&key_ring, NOW, Tenant::of("a"), &text),
         RejectReason::WrongTenant
     );
 }
 
 #[test]
-fn a_carrier_expires() {
+fn a_token_expires() {
     let ring_of = |expiry_s| {
         with(Settings {
             keys: vec![secret(1)],
@@ -148,17 +152,17 @@ fn a_carrier_expires() {
                 refused.reason == RejectReason::Expired
             })
     };
-    // The clock of the replica that made it may be ahead of ours.
+    // The issuing replica's clock may be ahead of ours.
     assert!(!expired(&long, NOW - 250));
     assert!(!expired(&long, NOW + 1_000_000 + CLOCK_SKEW_S));
     assert!(expired(&long, NOW + 1_000_000 + CLOCK_SKEW_S + 1));
-    // A time that was made shorter holds for those that are out already.
+    // A shorter configured expiry holds for tokens that were issued before.
     assert!(expired(&short, NOW + 1_000 + CLOCK_SKEW_S + 1));
     assert!(!expired(&short, NOW + 1_000));
 }
 
 #[test]
-fn what_is_too_large_is_refused_and_never_cut() {
+fn items_that_are_too_large_are_refused_and_never_truncated() {
     let key_ring = with(Settings {
         keys: vec![secret(1)],
         bytes_max: 4 << 10,
@@ -177,15 +181,15 @@ fn what_is_too_large_is_refused_and_never_cut() {
     assert_eq!(text, TooLarge::Text { max: 4 << 10 });
     let plain = issue(&items(70_000, &|_| 'a')).unwrap_err();
     assert_eq!(plain, TooLarge::Items { max: 64 << 10 });
-    assert_eq!(key_ring.has_room(65_537), Err(plain));
-    assert_eq!(key_ring.has_room(65_536), Ok(()));
-    // What was sealed under a larger limit.
+    assert_eq!(key_ring.check_size(65_537), Err(plain));
+    assert_eq!(key_ring.check_size(65_536), Ok(()));
+    // A token issued under a larger limit.
     let roomy = super::tests::key_ring(&[1]);
     let text = roomy
         .issue(NOW, Tenant::default(), &turn(&items(20_000, &random)))
         .unwrap();
     assert_eq!(
-        refusal(&key_ring, NOW, Tenant::default(), &text),
+        rejection(&key_ring, NOW, Tenant::default(), &text),
         RejectReason::TooLarge
     );
     let pattern = |at: usize| random(at % 1_000);
@@ -194,13 +198,13 @@ fn what_is_too_large_is_refused_and_never_cut() {
         .unwrap();
     assert!(text.len() < 4 << 10);
     assert_eq!(
-        refusal(&key_ring, NOW, Tenant::default(), &text),
+        rejection(&key_ring, NOW, Tenant::default(), &text),
         RejectReason::TooLarge
     );
 }
 
 #[test]
-fn signed_nonsense_is_a_refusal() {
+fn invalid_content_with_a_good_signature_is_rejected() {
     let key_ring = key_ring(&[1]);
     let tenant = Tenant::default();
     let header = |change: &dyn Fn(&mut serde_json::Value)| {
@@ -252,7 +256,7 @@ fn signed_nonsense_is_a_refusal() {
 }
 
 #[test]
-fn foreign_texts_are_refused_and_shown_by_their_ends() {
+fn other_texts_are_rejected_and_their_ends_shown() {
     let key_ring = key_ring(&[1]);
     let check = |text: &str, reason, shown: &str| {
         let refused = key_ring.open(NOW, Tenant::default(), text).unwrap_err();
@@ -292,20 +296,20 @@ fn foreign_texts_are_refused_and_shown_by_their_ends() {
 }
 
 #[test]
-fn a_ring_without_configured_keys_has_its_own() {
+fn without_configured_keys_the_fallback_key_is_used() {
     let of = |own| KeyRing::new(Settings::default(), own, &Registry::default()).unwrap();
     let text = of([1; 32])
         .issue(NOW, Tenant::default(), &turn("[]"))
         .unwrap();
     assert!(of([1; 32]).open(NOW, Tenant::default(), &text).is_ok());
     assert_eq!(
-        refusal(&of([2; 32]), NOW, Tenant::default(), &text),
+        rejection(&of([2; 32]), NOW, Tenant::default(), &text),
         RejectReason::UnknownKey
     );
 }
 
 #[test]
-fn all_that_is_wrong_with_the_settings_is_told() {
+fn all_problems_of_the_settings_are_reported() {
     let settings = Settings {
         keys: vec![
             secret(1),
@@ -339,7 +343,7 @@ fn all_that_is_wrong_with_the_settings_is_told() {
 }
 
 #[test]
-fn what_is_done_is_counted() {
+fn tokens_are_counted_by_outcome() {
     let registry = Registry::default();
     let settings = Settings {
         keys: vec![secret(1), secret(100)],
@@ -355,18 +359,18 @@ fn what_is_done_is_counted() {
     both.open(NOW, Tenant::of("b"), &text).unwrap_err();
     let page = registry.text();
     for line in [
-        "warmroute_carriers_total{op=\"sealed\"} 1",
-        "warmroute_carriers_total{op=\"opened\"} 1",
-        "warmroute_carriers_total{op=\"opened_with_older_key\"} 1",
-        "warmroute_carriers_refused_total{reason=\"signature\"} 1",
-        "warmroute_carriers_refused_total{reason=\"expired\"} 0",
+        "warmroute_state_tokens_total{outcome=\"issued\"} 1",
+        "warmroute_state_tokens_total{outcome=\"accepted\"} 1",
+        "warmroute_state_tokens_total{outcome=\"accepted_with_older_key\"} 1",
+        "warmroute_state_tokens_rejected_total{reason=\"bad_signature\"} 1",
+        "warmroute_state_tokens_rejected_total{reason=\"expired\"} 0",
         "use=\"active\"} 1",
     ] {
         assert!(page.contains(line), "{line} is not in\n{page}");
     }
 }
 
-/// Items of a text that compresses more or less.
+/// Items of random and repetitive text.
 fn items() -> impl Strategy<Value = String> {
     (any::<String>(), 0..200usize)
         .prop_map(|(text, times)| serde_json::to_string(&vec![text.repeat(times), text]).unwrap())
@@ -374,7 +378,7 @@ fn items() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn any_items_come_back(items in items(), tenant in ".*") {
+    fn any_items_are_given_back(items in items(), tenant in ".*") {
         let key_ring = key_ring(&[1]);
         let tenant = Tenant::of(&tenant);
         let text = key_ring.issue(NOW, tenant, &turn(&items)).unwrap();
@@ -382,7 +386,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_never_opens(items in items(), at in any::<prop::sample::Index>(), byte in 0..128u8) {
+    fn a_changed_byte_is_always_rejected(items in items(), at in any::<prop::sample::Index>(), byte in 0..128u8) {
         let key_ring = key_ring(&[1]);
         let text = key_ring.issue(NOW, Tenant::default(), &turn(&items)).unwrap();
         let mut bytes = text.clone().into_bytes();
@@ -394,7 +398,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_cut_lengthened_or_put_together_never_opens(
+    fn truncated_extended_or_rearranged_tokens_are_rejected(
         items in items(), at in any::<prop::sample::Index>(), other in ".{0,3}",
     ) {
         let key_ring = key_ring(&[1]);
@@ -413,7 +417,7 @@ proptest! {
 }
 
 #[test]
-fn every_byte_of_a_carrier_counts() {
+fn every_byte_of_a_token_is_checked() {
     let key_ring = key_ring(&[1]);
     let text = key_ring
         .issue(NOW, Tenant::default(), &turn(r#"["x"]"#))
@@ -432,7 +436,7 @@ fn every_byte_of_a_carrier_counts() {
 }
 
 #[test]
-fn a_carrier_fits_into_a_body() {
+fn a_token_fits_into_a_request_body() {
     let within = |body_bytes_max| Settings::default().within(body_bytes_max).bytes_max;
     assert_eq!(within(64 << 20), 4 << 20);
     assert_eq!(within(100_000), 100_000);

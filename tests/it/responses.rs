@@ -1173,7 +1173,7 @@ async fn an_engines_answer_that_makes_no_sense_is_an_error_and_not_asked_for_aga
         let stub = Stub::start(format!("{head}{body}")).await;
         let router = stub.router(|_| {}).await;
         let answer = client::post(router.api, PATH, ask("hello").to_string()).await;
-        refused(&answer, 502, "engine_answer_broken", "");
+        refused(&answer, 502, "invalid_engine_response", "");
         assert_eq!(answer.header("x-should-retry"), "false");
         // As a stream it has begun, and ends as one that failed.
         let body = with(ask("hello"), json!({"stream": true}));
@@ -1251,8 +1251,8 @@ async fn operators_see_what_became_of_responses() {
     cluster.create(&ask("x")).await;
     cluster.create(&json!({"model": "sim", "input": "x"})).await;
     let page = cluster.admin("/responses").await.json();
-    assert_eq!(page["responses"]["ended"]["incomplete"], 1);
-    assert_eq!(page["responses"]["ended"]["completed"], 1);
+    assert_eq!(page["responses"]["finished"]["incomplete"], 1);
+    assert_eq!(page["responses"]["finished"]["completed"], 1);
     assert_eq!(
         (&page["responses"]["mode"], &page["health"]["is_up"]),
         (&json!("stateful"), &json!(true))

@@ -1,4 +1,4 @@
-//! What the Responses API says of bad requests, in OpenAI's own words where clients look at them.
+//! Errors of the Responses API. Codes and messages are OpenAI's own where OpenAI has such an error.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl ApiError {
         Self::bad("unsupported_parameter", param, message)
     }
 
-    pub fn routers_own(param: &str) -> Self {
+    pub fn reserved_parameter(param: &str) -> Self {
         let message = format!("`{param}` is set by the router and cannot be part of a request");
         Self::bad("unsupported_parameter", param, message)
     }
@@ -66,7 +66,7 @@ impl ApiError {
         Self::bad("invalid_value", param, message)
     }
 
-    /// For what is asked for by its path.
+    /// For an id in the path.
     pub fn unknown_response(id: &str) -> Self {
         let message = format!("Response with id '{id}' not found.");
         Self::new(StatusCode::NOT_FOUND, "", message)
@@ -119,7 +119,7 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "", message).param("input")
     }
 
-    /// For an item that is asked for by its path.
+    /// For an item id in the path.
     pub fn unknown_conversation_item(id: &str) -> Self {
         let message = format!("Item with id '{id}' not found in this conversation.");
         Self::new(StatusCode::NOT_FOUND, "", message)
@@ -138,7 +138,7 @@ impl ApiError {
         Self::bad("invalid_encrypted_content", "", rejected.to_string())
     }
 
-    pub fn too_large_to_carry(why: &dyn Display) -> Self {
+    pub fn state_token_too_large(why: &dyn Display) -> Self {
         Self::bad("", "input", why.to_string())
     }
 
@@ -159,90 +159,94 @@ impl ApiError {
         Self::bad("context_length_exceeded", "input", message)
     }
 
-    /// An input refers to items of so many other responses.
-    pub fn too_many_referred_to(max: u64) -> Self {
+    /// `item_reference`s name items of too many other responses.
+    pub fn too_many_references(max: u64) -> Self {
         let message = format!("the input refers to items of more than {max} other responses");
         Self::bad("context_length_exceeded", "input", message)
     }
 
-    /// More than the store takes of one response or conversation, whatever its answer will be.
+    /// The input alone exceeds what the store accepts for one response or conversation.
     pub fn too_large_to_store(max: u64) -> Self {
         let message =
-            format!("the input is larger than the {max} bytes that can be stored with a response");
+            format!("the input is larger than {max} bytes, the limit for a stored response");
         Self::bad("context_length_exceeded", "input", message)
     }
 
-    /// The store cannot be asked now: nothing is said of what it holds.
+    /// The store is unreachable. Says nothing about what is stored.
     pub fn store_unavailable(pause: Duration) -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "store_unavailable",
-            "the store of responses cannot be reached now; try again",
+            "the response store is unreachable; try again",
         );
         error.retry_after = Some(pause);
         error
     }
 
-    /// What the store says of itself, before anything was begun.
+    /// An error of the store before any work was started.
     pub fn of_store(error: &store::Error) -> Self {
         match error {
             store::Error::Unavailable { retry_after, .. }
             | store::Error::Unknown { retry_after, .. } => Self::store_unavailable(*retry_after),
             store::Error::Full { retry_after } => Self::store_full(*retry_after),
             store::Error::TooLarge { bytes, max } => {
-                let message = format!("{bytes} bytes are more than the {max} that can be stored");
+                let message =
+                    format!("{bytes} bytes exceed the limit of {max} for a stored response");
                 Self::bad("", "input", message)
             }
             store::Error::Exists | store::Error::Unreadable(_) => {
                 let message = error.to_string();
                 let status = StatusCode::INTERNAL_SERVER_ERROR;
                 let mut error = Self::new(status, "store_error", message);
-                // It will be so the next time as well.
+                // A retry would meet the same record.
                 error.should_retry = Some(false);
                 error
             }
         }
     }
 
-    /// This replica runs as much as it may.
+    /// This replica is at its limit of background runs.
     pub fn background_full(pause: Duration) -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "background_full",
-            "the router runs as many background responses as it may; try again",
+            "Too many background responses are running on this router. Retry later.",
         );
         error.retry_after = Some(pause);
         error
     }
 
-    /// The tenant has as much running as it may.
-    pub fn too_much_background(max: u64, pause: Duration) -> Self {
+    /// The tenant is at its limit of background runs.
+    pub fn too_many_background(max: u64, pause: Duration) -> Self {
         let mut error = Self::new(
             StatusCode::TOO_MANY_REQUESTS,
             "rate_limit_exceeded",
-            format!("{max} background responses run already, which is as many as may"),
+            format!(
+                "Too many background responses are running for this tenant (limit {max}). Retry after {} s.",
+                pause.as_secs()
+            ),
         );
         error.retry_after = Some(pause);
         error
     }
 
-    /// It may be stored or not: asking again could store it twice.
+    /// The write may or may not have happened: a retry could store it twice.
     pub fn unknown_outcome() -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "store_unavailable",
-            "the store did not say whether it took this; look before you send it again",
+            "the response store did not confirm the write; check whether it happened before you retry",
         );
         error.should_retry = Some(false);
         error
     }
 
-    /// The answer was made, and could not be stored: asking again would make it again.
+    /// The response was generated but not stored. A retry would generate it again.
     pub fn not_stored() -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "store_unavailable",
-            "the response was generated, but could not be stored",
+            "the response was generated but could not be stored",
         );
         error.should_retry = Some(false);
         error
@@ -252,13 +256,13 @@ impl ApiError {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "store_full",
-            "the store of responses has no room now; try again",
+            "the response store is full; try again later",
         );
         error.retry_after = Some(pause);
         error
     }
 
-    /// What works beside the carriers has ended, as all else will.
+    /// The offload threads have ended: the process is stopping.
     pub fn stopping() -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -270,11 +274,11 @@ impl ApiError {
     }
 
     pub fn no_randomness(error: &dyn Display) -> Self {
-        let message = format!("the system gives no randomness: {error}");
+        let message = format!("the operating system returned no random bytes: {error}");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
-    /// Counting is the engine's, and it does not offer it.
+    /// Neither the router nor the engine can count tokens for this model.
     pub fn cannot_count() -> Self {
         let mut error = Self::new(
             StatusCode::NOT_IMPLEMENTED,
@@ -285,25 +289,25 @@ impl ApiError {
         error
     }
 
-    /// An engine's own error.
+    /// An error that an engine answered.
     pub fn of_engine(status: StatusCode, code: &'static str, param: &str, message: String) -> Self {
         let mut error = Self::new(status, code, message);
         error.param = Some(param.to_owned()).filter(|param| !param.is_empty());
-        // An engine that fails on a request would fail on it again; a busy one would not.
+        // An engine that failed on this request would fail again; a busy one (503) would not.
         let is_fault = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
         error.should_retry = is_fault.then_some(false);
         error.is_engines = true;
         error
     }
 
-    pub fn pause(&mut self, pause: Option<Duration>) {
+    pub fn set_retry_after(&mut self, pause: Option<Duration>) {
         self.retry_after = pause;
     }
 
-    /// An engine's answer that makes no sense, or none at all.
-    pub fn engine_broken(message: impl Into<String>) -> Self {
-        let mut error = Self::new(StatusCode::BAD_GATEWAY, "engine_answer_broken", message);
-        // The engine has done the work; who asks again should know that.
+    /// An engine's answer that cannot be decoded, is too long, or ended early.
+    pub fn invalid_engine_response(message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::BAD_GATEWAY, "invalid_engine_response", message);
+        // A retry would make an engine do all the work again.
         error.should_retry = Some(false);
         error
     }

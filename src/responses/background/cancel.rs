@@ -1,20 +1,21 @@
-//! Cancelling, from any replica: the record is decided first, its owner hears of it then.
+//! Cancelling from any replica: sets the status in the record first; the owner gets a notice and stops its run.
 
 use super::log::CANCELLED;
 use crate::observe;
 use crate::openai::error::ApiError;
 use crate::responses::object::with_member;
-use crate::responses::{Responses, retry};
+use crate::responses::retry;
+use crate::responses::service::Responses;
 use crate::store::{CancelOutcome, Cancellation, IdempotencyToken, Record, ResponseKey, Status};
 
 impl Responses {
-    /// Cancels what runs. What has ended stays as it is.
+    /// Cancels a running response. One that has ended stays as it is.
     pub(in crate::responses) async fn cancel_in_background(
         &self,
         key: ResponseKey,
         record: &Record,
     ) -> Result<(), ApiError> {
-        let begun = observe::now();
+        let requested = observe::now();
         let cancel = Cancellation {
             token: IdempotencyToken(fastrand::u64(..)),
             response: with_member(&record.content.response, "status", "\"cancelled\"").into(),
@@ -24,8 +25,8 @@ impl Responses {
         match cancelled.map_err(|error| ApiError::of_store(&error))? {
             CancelOutcome::Done { .. } => {
                 self.metrics.on_end(Status::Cancelled);
-                self.background.on_cancelled(key, begun);
-                let took = observe::now().saturating_duration_since(begun);
+                self.background.on_cancelled(key, requested);
+                let took = observe::now().saturating_duration_since(requested);
                 self.background
                     .metrics
                     .cancel_seconds

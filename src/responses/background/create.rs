@@ -1,4 +1,4 @@
-//! The beginning of a background response: its record is there before its client hears of it.
+//! `POST /v1/responses` with `background`: the client gets its answer only after the record is stored.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,50 +7,52 @@ use hyper::{HeaderMap, Response};
 use tokio::sync::oneshot;
 use tracing::warn;
 
-use super::RunGuard;
 use super::reader::{self, Reader};
 use super::run::{self, Job};
 use super::run_state::RunState;
+use super::runs::RunGuard;
 use super::stored_request::StoredRequest;
+use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
-use crate::responses::create::own_headers;
+use crate::responses::client_request::ClientRequest;
 use crate::responses::history::Access;
+use crate::responses::http_response::json;
+use crate::responses::http_response::set_body_headers;
 use crate::responses::item::Ids;
-use crate::responses::object::{ResponseTemplate, with_output};
-use crate::responses::prepared::PreparedResponse;
+use crate::responses::object::with_output;
+use crate::responses::prepare::PreparedResponse;
 use crate::responses::request::CreateRequest;
-use crate::responses::stored::json;
-use crate::responses::{ClientRequest, Responses, retry};
+use crate::responses::retry;
+use crate::responses::service::Responses;
+use crate::responses::template::ResponseTemplate;
 use crate::store::record::{Content, InitialState, Retention};
 use crate::store::{
     self, FencingToken, IdempotencyToken, NewRecord, ResponseKey, RoutingHint, Status,
 };
-use crate::{http, observe};
 
 impl Responses {
     pub(in crate::responses) async fn create_in_background(
         self: &Arc<Self>,
-        call: &ClientRequest<'_>,
+        request: &ClientRequest<'_>,
         create: &CreateRequest<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let tenant = call.admitted.tenant;
-        let now_s = observe::unix_s().unsigned_abs();
-        call.salt(create)?;
-        // Without a store nobody would ever hear of it: there is no other way to serve it.
+        let tenant = request.admitted.tenant;
+        request.salt(create)?;
+        // A background response exists only in the store, so it cannot be served without one.
         let admitted = self.store.admit().await;
         admitted.map_err(|error| ApiError::of_store(&error))?;
-        self.background.held().await?;
-        let state_reader = self.state_reader(call, create, now_s);
-        let mut past = self
-            .past(&create.parent, &state_reader, Access::Exclusive)
+        self.background.wait_for_lease().await?;
+        let reader = self.state_reader(tenant, &create.model);
+        let mut history = self
+            .history(&create.parent, &reader, Access::Exclusive)
             .await?;
-        let mut lock = past.conversation.as_mut().and_then(|it| it.lock.take());
-        let is_in_conversation = past.conversation.is_some();
-        let prepared = self.prepare(create, past, &state_reader, true, create.store);
+        let mut lock = history.take_lock();
+        let is_in_conversation = history.conversation.is_some();
+        let prepared = self.prepare(create, history, &reader, true, create.store);
         let ready = prepared.await.and_then(|prepared| {
             let is_portable = prepared.client_state.is_none() && !is_in_conversation;
-            self.ready(call, create, prepared, is_portable, tenant)
+            self.admit_background(request, create, prepared, is_portable, tenant)
         });
         let (record, mut job, guard) = match ready {
             Ok(ready) => ready,
@@ -65,15 +67,15 @@ impl Responses {
         let key = guard.key;
         let response = record.content.response.clone();
         let run = guard.run.clone();
-        // A client that leaves now may have been told: what was begun is run.
-        let (begun, is_begun) = oneshot::channel();
+        // In a task of its own: the run starts even if the client disconnects now.
+        let (created, is_created) = oneshot::channel();
         self.tasks
-            .spawn(begin(self.clone(), record, job, guard, begun));
-        let is_begun = is_begun.await.unwrap_or(Err(store::Error::Unknown {
+            .spawn(store_and_start(self.clone(), record, job, guard, created));
+        let is_created = is_created.await.unwrap_or(Err(store::Error::Unknown {
             retry_after: Duration::from_secs(1),
             reason: "the router is stopping".into(),
         }));
-        is_begun.map_err(|error| ApiError::of_store(&error))?;
+        is_created.map_err(|error| ApiError::of_store(&error))?;
         if !create.stream {
             return Ok(json(with_output(&response, b"[]")));
         }
@@ -85,24 +87,24 @@ impl Responses {
             Some(run),
         )));
         *answer.headers_mut() = HeaderMap::new();
-        own_headers(answer.headers_mut(), true);
+        set_body_headers(answer.headers_mut(), true);
         Ok(answer)
     }
 
-    /// All that is stored of it first, what is to be done for it, and its place here.
-    fn ready(
+    /// The first record, the job, and the admission on this replica.
+    fn admit_background(
         self: &Arc<Self>,
-        call: &ClientRequest<'_>,
+        request: &ClientRequest<'_>,
         create: &CreateRequest<'_>,
         mut prepared: PreparedResponse,
         is_portable: bool,
         tenant: Tenant,
     ) -> Result<(NewRecord, Job, RunGuard), ApiError> {
-        let salt = call.salt(create)?;
+        let salt = request.salt(create)?;
         let input = std::mem::take(&mut prepared.input);
         let meta = prepared.meta();
-        let kept = StoredRequest::new(create, &meta, salt, is_portable, input);
-        let kept = kept.ok_or_else(|| ApiError::wrong_value("input", "it cannot be kept"))?;
+        let stored = StoredRequest::new(create, &meta, salt, is_portable, input);
+        let stored = stored.ok_or_else(|| ApiError::wrong_value("input", "it cannot be stored"))?;
         let response =
             ResponseTemplate::new(create, &meta, Ids::of(prepared.id)).running(Status::Queued);
         let key = ResponseKey {
@@ -112,16 +114,16 @@ impl Responses {
         let fence = FencingToken::first(self.background.owner());
         let guard = self
             .background
-            .sit(key, fence, RunState::new(create.stream, 0))
-            .map_err(|refused| self.background.refusal(refused))?;
+            .admit(key, fence, RunState::new(create.stream, 0))
+            .map_err(|refused| self.background.refusal_error(refused))?;
         let record = NewRecord {
             token: IdempotencyToken(fastrand::u64(..)),
-            parent: prepared.past.chain.take(),
+            parent: prepared.history.chain.take(),
             hint: RoutingHint {
                 model: (&*create.model).into(),
                 worker: None,
             },
-            input: prepared.own.json(),
+            input: prepared.new_input.json(),
             content: Content {
                 response: response.into(),
                 output: b"[]".as_slice().into(),
@@ -133,14 +135,14 @@ impl Responses {
                     false => Retention::Ephemeral,
                 },
                 streams: create.stream,
-                request: kept.write(),
+                request: stored.write(),
             },
         };
         let job = Job {
-            kept,
-            headers: call.headers.clone(),
-            id: call.id,
-            own: prepared.take_own(),
+            request: stored,
+            headers: request.headers.clone(),
+            id: request.id,
+            new_items: prepared.take_new_items(),
             conversation: None,
             client_state: prepared.client_state.take(),
         };
@@ -148,19 +150,19 @@ impl Responses {
     }
 }
 
-async fn begin(
+async fn store_and_start(
     responses: Arc<Responses>,
     record: NewRecord,
     job: Job,
     guard: RunGuard,
-    begun: oneshot::Sender<Result<(), store::Error>>,
+    answer: oneshot::Sender<Result<(), store::Error>>,
 ) {
     let key = guard.key;
     let created = retry::while_unknown(|| responses.store.create(key, record.clone())).await;
     let is_created = created.is_ok();
     let is_unknown = matches!(created, Err(store::Error::Unknown { .. }));
     if is_created {
-        let _ = begun.send(created);
+        let _ = answer.send(created);
         responses.background.table.lock().on_stored(key);
         run::spawn(responses, job, guard);
         return;
@@ -168,13 +170,13 @@ async fn begin(
     if let Some(lock) = job.conversation {
         lock.release().await;
     }
-    let _ = begun.send(created);
-    // It may be there, owned by us: nobody was told of it, so nobody misses it.
+    let _ = answer.send(created);
+    // The record may be stored. The client got an error, so delete it.
     while is_unknown && !responses.tasks.is_stopping() {
         match responses.store.delete(key).await {
             Ok(_) => return,
             Err(error) => {
-                warn!(id = %key.id, %error, "a response that was not begun may be in the store")
+                warn!(response_id = %key.id, %error, "refused background response may still be stored; deleting it again in 1s")
             }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;

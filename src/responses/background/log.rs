@@ -1,7 +1,7 @@
-//! A background response's events as text: how they are cut into batches, and read again. Pure.
+//! The event log of a background response: the text of its events, in batches. Pure.
 //!
-//! A batch is the events as clients are sent them, one after the other. Where a table of all of them
-//! outlives the log, it is the same text, compressed.
+//! A batch is the text that clients get. After the response has ended, the store may keep all events as one
+//! compressed text instead of the batches.
 
 use std::io::Read as _;
 
@@ -9,29 +9,29 @@ use bytes::Bytes;
 
 use crate::store::EventBatch;
 
-/// In place of the event that ends a cancelled response: whoever cancels knows neither its number nor
-/// its output, so it is told from the record.
-pub const CANCELLED: &[u8] = b"cancelled";
+/// Stored instead of the final event of a cancelled response: the canceller knows neither its number nor the
+/// output, so readers build the event from the record.
+pub(crate) const CANCELLED: &[u8] = b"cancelled";
 
 const END: &[u8] = b"\n\n";
 
-/// The events of a response, as far as its owner has made them.
+/// The events that the owner of a response has written.
 #[derive(Debug, Default)]
-pub struct Log {
+pub(crate) struct Log {
     text: Vec<u8>,
-    /// Where each event ends.
+    /// The end of each event in `text`.
     ends: Vec<usize>,
-    /// How many of them are stored.
+    /// Number of stored events.
     stored: usize,
-    /// How many of those another replica stored: its words may differ from those made again here.
+    /// Number of events that another replica stored. They may differ from those written again here.
     others: usize,
-    /// How many there are, kept here or not.
+    /// The number of events, once their text is no longer kept.
     overflowed: Option<u64>,
 }
 
 impl Log {
-    /// Goes on where a log ends that has `stored` events, which are still to be made again here.
-    pub fn after(stored: u64) -> Self {
+    /// Continues a log with `stored` events, which will be written again here.
+    pub(crate) fn after(stored: u64) -> Self {
         let stored = usize::try_from(stored).unwrap_or(usize::MAX);
         Self {
             stored,
@@ -40,8 +40,8 @@ impl Log {
         }
     }
 
-    /// Takes whole events.
-    pub fn push(&mut self, text: &[u8]) {
+    /// Appends whole events.
+    pub(crate) fn push(&mut self, text: &[u8]) {
         if let Some(count) = &mut self.overflowed {
             *count += memchr::memmem::find_iter(text, END).count() as u64;
             return;
@@ -52,8 +52,8 @@ impl Log {
         self.ends.extend(ends);
     }
 
-    /// What is to be stored. Numbers alone once the store keeps no more.
-    pub fn batch(&self) -> Option<EventBatch> {
+    /// The next batch to store. Without text once the store keeps no more events.
+    pub(crate) fn batch(&self) -> Option<EventBatch> {
         let stored = self.stored as u64;
         if let Some(count) = self.overflowed {
             return (count > stored).then(|| EventBatch {
@@ -73,40 +73,44 @@ impl Log {
         })
     }
 
-    /// The store has all up to `last`.
-    pub fn on_stored(&mut self, last: u64) {
+    /// The store has every event up to `last`.
+    pub(crate) fn on_stored(&mut self, last: u64) {
         self.stored = usize::try_from(last + 1).unwrap_or(usize::MAX);
     }
 
-    /// The store has lost what came after `last`. False if it cannot be told again.
-    pub fn rewind(&mut self, last: Option<u64>) -> bool {
+    /// The store has lost the events after `last`. False if they are not here to be stored again.
+    pub(crate) fn rewind(&mut self, last: Option<u64>) -> bool {
         let stored = last.map_or(0, |last| last + 1);
         self.stored = usize::try_from(stored).unwrap_or(usize::MAX);
         self.overflowed.is_some() || self.stored <= self.ends.len()
     }
 
-    /// The store keeps no events any more, but for their numbers.
-    pub fn on_overflow(&mut self) {
+    /// The store keeps no more events, only their number.
+    pub(crate) fn on_overflow(&mut self) {
         if self.overflowed.is_none() {
             self.overflowed = Some(self.ends.len() as u64);
             (self.text, self.ends) = (Vec::new(), Vec::new());
         }
     }
 
-    /// Its first `count` events are not here.
-    pub fn on_overflow_at(&mut self, count: u64) {
+    /// The first `count` events are not here.
+    pub(crate) fn on_overflow_at(&mut self, count: u64) {
         self.overflowed = Some(count);
         (self.text, self.ends) = (Vec::new(), Vec::new());
     }
 
-    /// How many events were made, kept here or not.
-    pub fn made(&self) -> u64 {
+    /// Number of events, whether their text is here or not.
+    pub(crate) fn made(&self) -> u64 {
         self.overflowed.unwrap_or(self.ends.len() as u64)
     }
 
-    /// Stored events beyond `after`, up to about `bytes_max`, and the number of the last of them; `None`
-    /// where they are the store's to tell.
-    pub fn tail(&self, after: Option<u64>, bytes_max: usize) -> Option<(&[u8], Option<u64>)> {
+    /// Stored events after `after`, up to about `bytes_max` bytes, and the number of the last one; `None` if they
+    /// must be read from the store.
+    pub(crate) fn tail(
+        &self,
+        after: Option<u64>,
+        bytes_max: usize,
+    ) -> Option<(&[u8], Option<u64>)> {
         let from = after.map_or(0, |after| {
             usize::try_from(after.saturating_add(1)).unwrap_or(usize::MAX)
         });
@@ -125,27 +129,27 @@ impl Log {
         ))
     }
 
-    /// How many events the store has.
-    pub fn stored(&self) -> u64 {
+    /// Number of stored events.
+    pub(crate) fn stored(&self) -> u64 {
         self.stored as u64
     }
 
-    /// The events that are stored; `None` where not all are here.
-    pub fn stored_text(&self) -> Option<&[u8]> {
+    /// The text of the stored events; `None` if not all are here.
+    pub(crate) fn stored_text(&self) -> Option<&[u8]> {
         let is_whole = self.overflowed.is_none() && self.stored <= self.ends.len();
         is_whole.then(|| &self.text[..self.stored_bytes()])
     }
 
-    /// All events; `None` where not all are here.
-    pub fn text(&self) -> Option<&[u8]> {
+    /// The text of all events; `None` if not all are here.
+    pub(crate) fn text(&self) -> Option<&[u8]> {
         self.overflowed.is_none().then_some(&self.text)
     }
 
-    pub fn stored_bytes(&self) -> usize {
+    pub(crate) fn stored_bytes(&self) -> usize {
         self.end_of(self.stored)
     }
 
-    /// Where the first `count` events end.
+    /// The end of the first `count` events.
     fn end_of(&self, count: usize) -> usize {
         match count.checked_sub(1) {
             None => 0,
@@ -154,8 +158,8 @@ impl Log {
     }
 }
 
-/// The events beyond `after` of a text whose first event is `first`, and the number of its last.
-pub fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Option<u64>) {
+/// The events after `after` in a text that begins with event `first`, and the number of its last event.
+pub(crate) fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Option<u64>) {
     let mut begin = 0;
     let mut last = None;
     for (number, at) in (first..).zip(memchr::memmem::find_iter(text, END)) {
@@ -167,15 +171,15 @@ pub fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Option<u64
     (&text[begin..], last)
 }
 
-/// The table that outlives the log. Empty: there is none.
-pub fn sealed(text: &[u8]) -> Bytes {
+/// The compressed text of all events; empty on failure.
+pub(crate) fn compressed(text: &[u8]) -> Bytes {
     const LEVEL: i32 = 3;
     zstd::bulk::compress(text, LEVEL).map_or_else(|_| Bytes::new(), Bytes::from)
 }
 
-/// Reads such a table.
-pub fn opened(sealed: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
-    let decoder = zstd::stream::read::Decoder::new(sealed).ok()?;
+/// Decompresses it, up to `bytes_max`.
+pub(crate) fn decompressed(compressed: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
+    let decoder = zstd::stream::read::Decoder::new(compressed).ok()?;
     let mut text = Vec::new();
     let read = decoder.take(bytes_max as u64).read_to_end(&mut text);
     read.ok().map(|_| text)
@@ -196,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_overflowed_goes_on_with_numbers() {
+    fn an_overflowed_log_continues_with_numbers_only() {
         let mut log = Log::default();
         log.push(text(2).as_bytes());
         log.on_overflow();
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_here_are_told_what_is_stored_and_was_made_here() {
+    fn local_readers_get_events_that_are_stored_and_were_written_here() {
         let mut log = Log::after(2);
         log.push(text(4).as_bytes());
         assert_eq!(log.tail(None, 99), None);
@@ -222,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_over_makes_again_what_is_stored_and_stores_what_is_not() {
+    fn after_a_take_over_only_new_events_are_stored() {
         let mut log = Log::after(2);
         assert_eq!((log.batch(), log.stored_text()), (None, None));
         log.push(text(3).as_bytes());
@@ -270,7 +274,7 @@ mod tests {
             prop_assert_eq!(&tail, expected.as_bytes());
             let whole = text(made);
             prop_assert_eq!(log.stored_text(), Some(whole.as_bytes()));
-            let again = opened(&sealed(text(made).as_bytes()), 1 << 20).unwrap();
+            let again = decompressed(&compressed(text(made).as_bytes()), 1 << 20).unwrap();
             prop_assert_eq!(beyond(&again, 0, after), (expected.as_bytes(), made.checked_sub(1)));
         }
     }

@@ -1,10 +1,10 @@
-//! What is counted of background work.
+//! Metrics of background runs.
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 
 use crate::observe::metrics::Registry;
 
-/// Seconds from a cancel on.
+/// Buckets for the seconds since a cancel.
 const SECONDS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 
 #[derive(Clone, Debug)]
@@ -26,34 +26,34 @@ impl Metrics {
             running: registry
                 .gauges(
                     "warmroute_background_running",
-                    "Background responses that this replica runs, those that wait included.",
+                    "Background responses that this replica runs, including those that wait for a worker.",
                     &[],
                 )
                 .with_label_values(none),
             refused: registry.counters(
                 "warmroute_background_refused_total",
-                "Background responses that were not begun, by why.",
+                "Background responses that were not admitted, by reason.",
                 &["reason"],
             ),
             orphans: registry.counters(
                 "warmroute_background_orphans_total",
-                "Responses of lost or stopping replicas that this one took over, by what it did.",
+                "Responses taken over from lost or stopping replicas, by action: rerun or failed.",
                 &["action"],
             ),
             stopped: registry.counters(
                 "warmroute_background_stopped_total",
-                "Background responses that this replica stopped running before their end, by why.",
+                "Background runs that stopped before their end, by reason.",
                 &["reason"],
             ),
             readers: registry.counters(
                 "warmroute_background_readers_total",
-                "Streams of background responses, by how they were begun.",
+                "Event streams of background responses, by kind: live, replay, resume, or refused.",
                 &["kind"],
             ),
             cancel_seconds: registry
                 .histograms(
                     "warmroute_background_cancel_seconds",
-                    "Time until a cancel was answered.",
+                    "Time to answer a cancel request.",
                     SECONDS,
                     &[],
                 )
@@ -61,15 +61,15 @@ impl Metrics {
             cancel_stop_seconds: registry
                 .histograms(
                     "warmroute_background_cancel_stop_seconds",
-                    "Time from a cancel, of this replica or another, until the engine's connection was closed here. \
-                     Of another's by the store's clock and this replica's, which must agree.",
+                    "Time from a cancel request until the connection to the engine was closed. If another replica \
+                     answered the request, this compares the store's clock with the local one.",
                     SECONDS,
                     &[],
                 )
                 .with_label_values(none),
             event_bytes: registry.counter(
                 "warmroute_background_event_bytes_total",
-                "Bytes of events of background responses that were stored.",
+                "Bytes of stored events of background responses.",
             ),
         }
     }

@@ -1,4 +1,4 @@
-//! What one reader is told of a response's events, and when that is all. Pure.
+//! How far one reader has got in the events of a response, and when it has all. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -6,59 +6,60 @@ use super::log;
 use crate::store::log::LogState;
 use crate::store::{LoggedEvents, Record, Status};
 
-/// How long the end of a cancelled response waits for its output. Its owner hears of the cancel and adds
-/// what was told: two writes and a notice, ten times over.
+/// How long a reader waits for the output of a cancelled response, which the owner stores after it gets the
+/// notice. Normally that takes a tenth of this.
 const OUTPUT_WAIT: Duration = Duration::from_secs(1);
-/// The number of a cancel's event before which no output was told: it was created, and is in progress.
+/// A response whose cancel has at most this event number had no output: only the events that it was created and
+/// is in progress.
 const BEFORE_OUTPUT: u64 = 2;
 
-/// How far one reader is.
+/// See the module.
 #[derive(Clone, Debug)]
-pub struct ReadPosition {
-    /// The last number that was told, or need not be.
+pub(crate) struct ReadPosition {
+    /// The last event number that was sent, or that the client has.
     after: Option<u64>,
-    has_told: bool,
-    /// When its end was first there to be told.
-    ended: Option<Instant>,
+    has_sent: bool,
+    /// When the end was first seen.
+    end_seen: Option<Instant>,
 }
 
-/// What follows what was told.
+/// What the reader does after sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Next {
-    /// There is more in the store.
+pub(crate) enum Next {
+    /// Read more.
     More,
-    /// All that there is was told, and the response runs.
+    /// All events so far are sent and the response runs.
     Wait,
-    /// The last event is told from the record.
+    /// Send the final event, built from the record.
     End,
-    /// It was the last event.
+    /// The final event was sent.
     Over,
 }
 
 impl ReadPosition {
-    pub fn new(after: Option<u64>) -> Self {
+    pub(crate) fn new(after: Option<u64>) -> Self {
         Self {
             after,
-            has_told: false,
-            ended: None,
+            has_sent: false,
+            end_seen: None,
         }
     }
 
-    pub fn after(&self) -> Option<u64> {
+    pub(crate) fn after(&self) -> Option<u64> {
         self.after
     }
 
-    /// The number of an event of which nothing is stored.
-    pub fn next_number(&self) -> u64 {
+    /// The number after the last event, for an event that is not stored.
+    pub(crate) fn next_number(&self) -> u64 {
         self.after.map_or(0, |after| after.saturating_add(1))
     }
 
-    /// From the memory of who runs it: events up to `last`. `is_end`: it has ended, and this is all.
-    pub fn on_tail(&mut self, text: &[u8], last: Option<u64>, is_end: bool) -> Next {
+    /// LoggedEvents up to `last` from memory. `is_end`: the response has ended and these are the last.
+    pub(crate) fn on_tail(&mut self, text: &[u8], last: Option<u64>, is_end: bool) -> Next {
         if !text.is_empty() {
             self.after = last;
-            self.has_told = true;
+            self.has_sent = true;
             return Next::More;
         }
         match is_end {
@@ -67,8 +68,8 @@ impl ReadPosition {
         }
     }
 
-    /// From the store. Appends what is to be told.
-    pub fn on_read(
+    /// LoggedEvents from the store. Appends those to send to `out`.
+    pub(crate) fn on_read(
         &mut self,
         read: &LoggedEvents,
         cut_bytes_max: usize,
@@ -77,7 +78,7 @@ impl ReadPosition {
         let begin = out.len();
         let mut is_cancelled = false;
         for batch in &read.batches {
-            // It says that the end is in the record.
+            // The final event must be built from the record.
             if &*batch.bytes == log::CANCELLED {
                 is_cancelled = true;
                 break;
@@ -86,14 +87,14 @@ impl ReadPosition {
             self.after = self.after.max(Some(batch.last));
         }
         if let LogState::Expired(cut) = &read.log
-            && let Some(text) = log::opened(cut, cut_bytes_max)
+            && let Some(text) = log::decompressed(cut, cut_bytes_max)
         {
             let (rest, last) = log::beyond(&text, 0, self.after);
             out.extend_from_slice(rest);
             self.after = self.after.max(last);
         }
         let has_more = out.len() > begin;
-        self.has_told |= has_more;
+        self.has_sent |= has_more;
         if !read.status.is_terminal() {
             return match has_more {
                 true => Next::More,
@@ -104,7 +105,7 @@ impl ReadPosition {
             return self.on_end(read.last);
         }
         let is_end = match read.log {
-            // The end is all that is kept.
+            // Only the end is stored besides.
             LogState::Expired(_) | LogState::Overflowed => true,
             LogState::Whole => is_cancelled || read.batches.is_empty(),
         };
@@ -114,24 +115,24 @@ impl ReadPosition {
         }
     }
 
-    /// Whether the end of that record is told, or looked at again: after [`Next::End`].
-    pub fn is_settled(&mut self, now: Instant, record: &Record) -> bool {
-        let ended = *self.ended.get_or_insert(now);
+    /// After [`Next::End`]: whether to send the end of this record, or to read the record again.
+    pub(crate) fn is_settled(&mut self, now: Instant, record: &Record) -> bool {
+        let end_seen = *self.end_seen.get_or_insert(now);
         let last = record.background.and_then(|it| it.last_event);
         record.status != Status::Cancelled
             || &*record.content.output != b"[]"
             || last.is_none_or(|last| last <= BEFORE_OUTPUT)
-            || now.saturating_duration_since(ended) >= OUTPUT_WAIT
+            || now.saturating_duration_since(end_seen) >= OUTPUT_WAIT
     }
 
-    /// Everything up to the last event was told, or was told before.
+    /// All events are sent, or the client had them.
     fn on_end(&mut self, last: Option<u64>) -> Next {
-        if self.has_told {
+        if self.has_sent {
             return Next::Over;
         }
-        // An empty stream would look like a broken one.
+        // Send the last event again: an empty stream would look broken.
         self.after = last.and_then(|last| last.checked_sub(1));
-        self.has_told = true;
+        self.has_sent = true;
         Next::More
     }
 }
@@ -151,7 +152,7 @@ mod tests {
         (first..=last).flat_map(event).collect()
     }
 
-    fn events(status: Status, batches: &[(u64, u64)], last: u64, kept: LogState) -> LoggedEvents {
+    fn events(status: Status, batches: &[(u64, u64)], last: u64, log: LogState) -> LoggedEvents {
         let batch = |&(first, last): &(u64, u64)| EventBatch {
             first,
             last,
@@ -161,7 +162,7 @@ mod tests {
             status,
             batches: batches.iter().map(batch).collect(),
             last: Some(last),
-            log: kept,
+            log,
         }
     }
 
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_is_told_what_is_beyond_its_number() {
+    fn a_reader_gets_the_events_after_its_number() {
         let running = events(Status::InProgress, &[(0, 2), (3, 3)], 3, LogState::Whole);
         let reading = check(Some(1), &running, &text(2, 3), Next::More);
         assert_eq!(reading.after(), Some(3));
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_all_is_told_the_end_once_more() {
+    fn a_reader_that_has_all_gets_the_end_again() {
         let ended = events(Status::Completed, &[(3, 3)], 3, LogState::Whole);
         let mut reading = check(Some(9), &ended, b"", Next::More);
         let mut out = Vec::new();
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_what_was_cancelled_waits_for_its_output_for_a_while() {
+    fn the_end_of_a_cancelled_response_waits_for_its_output() {
         let begun = observe::now();
         let bare = ended(Status::Cancelled, 9, "[]");
         let mut reading = ReadPosition::new(None);
@@ -242,7 +243,7 @@ mod tests {
         let amended = ended(Status::Cancelled, 9, "[{}]");
         assert!(reading.clone().is_settled(begun, &amended));
         assert!(reading.is_settled(begun + OUTPUT_WAIT, &bare));
-        // Nothing was told of these.
+        // These have no output.
         let unbegun = ended(Status::Cancelled, 2, "[]");
         assert!(ReadPosition::new(None).is_settled(begun, &unbegun));
         let empty = ended(Status::Completed, 9, "[]");
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_is_in_the_record_alone_is_told_from_there() {
+    fn a_final_event_that_is_not_stored_is_built_from_the_record() {
         let mut cancelled = events(Status::Cancelled, &[(0, 2)], 3, LogState::Whole);
         cancelled.batches.push(EventBatch {
             first: 3,
@@ -258,7 +259,7 @@ mod tests {
             bytes: log::CANCELLED.into(),
         });
         check(None, &cancelled, &text(0, 2), Next::End);
-        let sealed = LogState::Expired(log::sealed(&text(0, 2)));
+        let sealed = LogState::Expired(log::compressed(&text(0, 2)));
         let sealed = events(Status::Completed, &[], 3, sealed);
         check(Some(0), &sealed, &text(1, 2), Next::End);
         let overflowed = events(Status::Completed, &[], 3, LogState::Overflowed);

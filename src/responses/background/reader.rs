@@ -1,5 +1,5 @@
-//! A background response's events, told from the store: to the client that began it and to any other,
-//! from any number on, on any replica. Nothing is told that is not stored.
+//! Streams a background response's events to one client, on any replica and from any event number on. Only
+//! stored events are sent.
 
 use std::future::Future;
 use std::io::Write as _;
@@ -16,39 +16,39 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::read_position::{Next, ReadPosition};
-use super::run_state::Tail;
-use super::{Background, Run};
+use super::run_step::Tail;
+use super::runs::{Background, Run};
 use crate::http::{self, BodyError};
 use crate::observe;
 use crate::openai::error::ApiError;
-use crate::responses::Responses;
-use crate::responses::create::own_headers;
+use crate::responses::http_response::set_body_headers;
 use crate::responses::object::{with_member, with_output};
+use crate::responses::service::Responses;
 use crate::store::{self, Record, ResponseKey, Status};
 
-/// Read from the store at once.
+/// Bytes of events per read from the store.
 const READ_BYTES: u64 = 256 << 10;
-/// Looked again though there was no news.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// A local reader looks again after this time, even without an update.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 const COMMENT: &[u8] = b": waiting\n\n";
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// One reader.
+/// The stream of one client.
 pub(super) struct Reader {
     responses: Arc<Responses>,
     key: ResponseKey,
-    reading: ReadPosition,
-    /// Where the response runs here: what is stored is told from memory, and there is no need to ask.
-    here: Option<Here>,
-    spoke: Instant,
+    position: ReadPosition,
+    /// Set while the response runs on this replica: its stored events are sent from memory.
+    local: Option<LocalRun>,
+    last_sent: Instant,
     is_over: bool,
-    /// For a response that vanishes.
-    last_known: Option<Record>,
+    /// The record when the stream began, in case the response is deleted.
+    first_record: Option<Record>,
 }
 
-struct Here {
+struct LocalRun {
     run: Arc<Run>,
-    news: watch::Receiver<u64>,
+    updates: watch::Receiver<u64>,
 }
 
 impl Background {
@@ -58,7 +58,7 @@ impl Background {
 }
 
 impl Responses {
-    pub(in crate::responses) async fn stream_again(
+    pub(in crate::responses) async fn stream_events(
         self: &Arc<Self>,
         key: ResponseKey,
         record: Record,
@@ -74,9 +74,9 @@ impl Responses {
         });
         let run = self.background.find(key);
         let mut reader = Reader::new(self.clone(), key, after, run);
-        reader.last_known = Some(record);
+        reader.first_record = Some(record);
         let mut answer = Response::new(body(reader));
-        own_headers(answer.headers_mut(), true);
+        set_body_headers(answer.headers_mut(), true);
         Ok(answer)
     }
 }
@@ -88,126 +88,125 @@ impl Reader {
         after: Option<u64>,
         run: Option<Arc<Run>>,
     ) -> Self {
-        let here = run.map(|run| Here {
-            news: run.news.subscribe(),
+        let local = run.map(|run| LocalRun {
+            updates: run.updates.subscribe(),
             run,
         });
         Self {
             responses,
             key,
-            reading: ReadPosition::new(after),
-            here,
-            spoke: observe::now(),
+            position: ReadPosition::new(after),
+            local,
+            last_sent: observe::now(),
             is_over: false,
-            last_known: None,
+            first_record: None,
         }
     }
 
-    /// The next piece; `None` at the end.
+    /// The next events for the client; `None` at the end.
     async fn next(&mut self) -> Option<Vec<u8>> {
         while !self.is_over {
-            if let Some(here) = &mut self.here {
-                here.news.mark_unchanged();
+            if let Some(local) = &mut self.local {
+                local.updates.mark_unchanged();
             }
-            let (piece, next) = match self.read_here() {
+            let (piece, next) = match self.read_local() {
                 Some(read) => read,
-                None => self.read().await,
+                None => self.read_store().await,
             };
-            let piece = self.ended(piece, next).await;
+            let piece = self.with_end(piece, next).await;
             if !piece.is_empty() {
-                self.spoke = observe::now();
+                self.last_sent = observe::now();
                 return Some(piece);
             }
             if self.is_over || next == Next::More {
                 continue;
             }
-            let left = self.may_be_silent();
-            if left.is_zero() {
-                self.spoke = observe::now();
+            let max = self.until_keep_alive();
+            if max.is_zero() {
+                self.last_sent = observe::now();
                 return Some(COMMENT.to_vec());
             }
-            self.wait(left).await;
+            self.wait(max).await;
         }
         None
     }
 
-    /// How much longer this may say nothing.
-    fn may_be_silent(&self) -> Duration {
+    /// Time until the next keep-alive comment.
+    fn until_keep_alive(&self) -> Duration {
         match self.responses.settings.keep_alive_ms {
             0 => Duration::MAX,
             max => {
-                let silent = observe::now().saturating_duration_since(self.spoke);
+                let silent = observe::now().saturating_duration_since(self.last_sent);
                 Duration::from_millis(max).saturating_sub(silent)
             }
         }
     }
 
-    /// Until there may be more to read, and no longer than it may say nothing.
+    /// Waits until there may be more to read, at most for `max`.
     async fn wait(&mut self, max: Duration) {
         let background = &self.responses.background;
         let poll = Duration::from_millis(background.settings.poll_ms);
-        let Some(here) = &mut self.here else {
+        let Some(local) = &mut self.local else {
             tokio::time::sleep(poll.min(max)).await;
-            // Its reader goes on elsewhere.
+            // The client continues on another replica.
             self.is_over = background.tasks.is_stopping();
             return;
         };
-        let _ = tokio::time::timeout(max.min(LOOK_EVERY), here.news.changed()).await;
+        let _ = tokio::time::timeout(max.min(RECHECK_INTERVAL), local.updates.changed()).await;
     }
 
-    /// What is stored and told from memory; `None` where it is to be read from the store.
-    fn read_here(&mut self) -> Option<(Vec<u8>, Next)> {
-        let run = self.here.as_ref()?.run.clone();
+    /// Reads from memory; `None` if the events must be read from the store.
+    fn read_local(&mut self) -> Option<(Vec<u8>, Next)> {
+        let run = self.local.as_ref()?.run.clone();
         let state = run.state.lock();
-        match state.tail(self.reading.after(), READ_BYTES as usize) {
+        match state.tail(self.position.after(), READ_BYTES as usize) {
             Tail::InMemory { text, last, is_end } => {
-                let next = self.reading.on_tail(text, last, is_end);
+                let next = self.position.on_tail(text, last, is_end);
                 Some((text.to_vec(), next))
             }
             Tail::InStore => None,
             Tail::NotRunning => {
-                self.here = None;
+                self.local = None;
                 None
             }
         }
     }
 
-    async fn read(&mut self) -> (Vec<u8>, Next) {
-        let after = self.reading.after();
-        let said = self.responses.store.events(self.key, after, READ_BYTES);
-        let read = match said.await {
+    async fn read_store(&mut self) -> (Vec<u8>, Next) {
+        let after = self.position.after();
+        let events = self.responses.store.events(self.key, after, READ_BYTES);
+        let read = match events.await {
             Ok(read) => read,
-            // Down for now: readers wait, as the response does.
+            // The store is unreachable: the reader waits.
             Err(error) if error.retry_after().is_some() => return (Vec::new(), Next::Wait),
             Err(error) => return (self.unreadable(&error), Next::Wait),
         };
         let Some(read) = read else {
             self.is_over = true;
-            return (self.vanished(), Next::Wait);
+            return (self.deleted(), Next::Wait);
         };
         let max = self.responses.background.log_bytes_max;
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         let mut out = Vec::new();
-        let next = self.reading.on_read(&read, max, &mut out);
+        let next = self.position.on_read(&read, max, &mut out);
         (out, next)
     }
 
-    /// What was read, with the end if that is told now.
-    async fn ended(&mut self, mut piece: Vec<u8>, next: Next) -> Vec<u8> {
+    /// Appends the end of the stream if it has come.
+    async fn with_end(&mut self, mut piece: Vec<u8>, next: Next) -> Vec<u8> {
         match next {
             Next::More | Next::Wait => return piece,
             Next::End => match self.responses.store.get(self.key).await {
-                // Its owner has yet to add what was told.
-                Ok(Some(record)) if !self.reading.is_settled(observe::now(), &record) => {
+                // The owner has not stored the output of the cancelled response yet.
+                Ok(Some(record)) if !self.position.is_settled(observe::now(), &record) => {
                     return piece;
                 }
-                Ok(Some(record)) => piece.extend(ending(&record)),
+                Ok(Some(record)) => piece.extend(final_event(&record)),
                 Ok(None) => {
                     self.is_over = true;
-                    piece.extend(self.vanished());
+                    piece.extend(self.deleted());
                     return piece;
                 }
-                // It is asked again.
                 Err(error) if error.retry_after().is_some() => return piece,
                 Err(error) => {
                     piece.extend(self.unreadable(&error));
@@ -221,18 +220,18 @@ impl Reader {
         piece
     }
 
-    /// The end of a stream, not of its response: what is stored cannot be read here.
+    /// Ends the stream, but not the response: this replica cannot decode the stored events.
     fn unreadable(&mut self, error: &store::Error) -> Vec<u8> {
-        warn!(id = %self.key.id, %error, "a stream of a background response ends early");
+        warn!(response_id = %self.key.id, %error, "stored events cannot be read; ending the event stream with an error");
         self.is_over = true;
-        let mut out = unreadable(self.reading.next_number());
+        let mut out = unreadable(self.position.next_number());
         out.extend_from_slice(DONE);
         out
     }
 
-    /// The end of a response that was deleted while it was read.
-    fn vanished(&self) -> Vec<u8> {
-        let response = match &self.last_known {
+    /// The final event of a response that was deleted while it was read.
+    fn deleted(&self) -> Vec<u8> {
+        let response = match &self.first_record {
             Some(record) => record.content.response.clone(),
             None => format!(
                 r#"{{"id":"{}","object":"response","error":null,"status":""}}"#,
@@ -243,27 +242,27 @@ impl Reader {
         let error = r#"{"code":"server_error","message":"The response was deleted."}"#;
         let response = with_member(&response, "status", "\"failed\"");
         let response = with_output(&with_member(&response, "error", error), b"[]");
-        let number = self.reading.next_number();
-        let mut out = told("response.failed", number, &response);
+        let number = self.position.next_number();
+        let mut out = response_event("response.failed", number, &response);
         out.extend_from_slice(DONE);
         out
     }
 }
 
-/// The event that ends a stream, from the record.
-pub(super) fn ending(record: &Record) -> Vec<u8> {
+/// The final event, built from the record.
+fn final_event(record: &Record) -> Vec<u8> {
     let name = match record.status {
         Status::Completed => "response.completed",
         Status::Failed => "response.failed",
-        // No client knows an event for what was cancelled; this one ends every reader.
+        // There is no event for a cancelled response; every client ends its stream at this one.
         _ => "response.incomplete",
     };
     let number = record.background.and_then(|it| it.last_event);
     let response = with_output(&record.content.response, &record.content.output);
-    told(name, number.unwrap_or_default(), &response)
+    response_event(name, number.unwrap_or_default(), &response)
 }
 
-/// As OpenAI tells of an error within a stream.
+/// The error event that OpenAI uses within a stream.
 fn unreadable(number: u64) -> Vec<u8> {
     format!(
         "event: error\ndata: {{\"type\":\"error\",\"sequence_number\":{number},\"code\":\"server_error\",\
@@ -272,7 +271,7 @@ fn unreadable(number: u64) -> Vec<u8> {
     .into_bytes()
 }
 
-pub(super) fn told(name: &str, number: u64, response: &[u8]) -> Vec<u8> {
+pub(super) fn response_event(name: &str, number: u64, response: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(response.len() + 128);
     let _ = write!(
         out,
@@ -283,20 +282,20 @@ pub(super) fn told(name: &str, number: u64, response: &[u8]) -> Vec<u8> {
     out
 }
 
-type Pulled = Pin<Box<dyn Future<Output = Option<(Vec<u8>, Reader)>> + Send>>;
+type PendingPiece = Pin<Box<dyn Future<Output = Option<(Vec<u8>, Reader)>> + Send>>;
 
-struct Pulling(Option<Pulled>);
+struct ReaderBody(Option<PendingPiece>);
 
-/// Reads when it is read: a slow client costs nothing but its connection.
+/// The body reads only when it is polled, so a slow client costs nothing but its connection.
 pub(super) fn body(reader: Reader) -> http::Body {
-    Pulling(Some(pull(reader))).boxed_unsync()
+    ReaderBody(Some(next_piece(reader))).boxed_unsync()
 }
 
-fn pull(mut reader: Reader) -> Pulled {
+fn next_piece(mut reader: Reader) -> PendingPiece {
     Box::pin(async move { reader.next().await.map(|piece| (piece, reader)) })
 }
 
-impl http_body::Body for Pulling {
+impl http_body::Body for ReaderBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -304,16 +303,16 @@ impl http_body::Body for Pulling {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Some(pulled) = &mut self.0 else {
+        let Some(pending) = &mut self.0 else {
             return Poll::Ready(None);
         };
-        match ready!(pulled.as_mut().poll(cx)) {
+        match ready!(pending.as_mut().poll(cx)) {
             None => {
                 self.0 = None;
                 Poll::Ready(None)
             }
             Some((piece, reader)) => {
-                self.0 = Some(pull(reader));
+                self.0 = Some(next_piece(reader));
                 Poll::Ready(Some(Ok(Frame::data(piece.into()))))
             }
         }

@@ -1,10 +1,9 @@
-//! One background response, from its first event to its end: does what its course says.
+//! The task of one background run: carries out the steps of its [`RunState`](super::run_state::RunState).
 
 mod encoder;
 mod engine_stream;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,54 +12,58 @@ use tokio::runtime::Handle;
 use tokio::time::sleep;
 use tracing::warn;
 
-use self::encoder::{End, EventEncoder};
+use self::encoder::{EndOfRun, EventEncoder};
 use self::engine_stream::EngineStream;
-use super::run_state::{Step, StopReason, Then};
+use super::run_step::{Step, StopReason, Then};
+use super::runs::RunGuard;
 use super::stored_request::StoredRequest;
-use super::{RunGuard, unreadable};
+use super::unreadable;
 use crate::ids::RequestId;
 use crate::observe;
 use crate::relay::ServedBy;
-use crate::responses::client_state::StateReader;
+use crate::responses::client_request::RequestContext;
+use crate::responses::client_state::ClientState;
 use crate::responses::conversation_lock::ConversationLock;
-use crate::responses::finish::{ClientState, Finisher};
+use crate::responses::finish::Finisher;
 use crate::responses::item::Ids;
-use crate::responses::object::{Outcome, ResponseTemplate};
+use crate::responses::outcome::Outcome;
 use crate::responses::request::CreateRequest;
-use crate::responses::{RequestContext, Responses};
+use crate::responses::service::Responses;
+use crate::responses::template::ResponseTemplate;
 use crate::store::{self, CancelledOutput, Item, Status, WriteOutcome};
 
-/// Parent the store is asked again that did not answer. The lease ends it.
+/// Pause before a step is repeated because the store was unreachable. The end of the lease bounds the retries.
 const STORE_PAUSE: Duration = Duration::from_millis(200);
-/// Of another replica's events, read at once.
-const RECALL_BYTES: u64 = 1 << 20;
+/// Bytes of stored events per read.
+const READ_BYTES: u64 = 1 << 20;
 
-/// What is to be done for one response.
+/// What a run needs besides its record.
 #[derive(Debug)]
 pub(super) struct Job {
-    pub(super) kept: StoredRequest,
-    /// The client's.
+    pub(super) request: StoredRequest,
+    /// The client's headers; empty after a take-over.
     pub(super) headers: HeaderMap,
     pub(super) id: RequestId,
-    pub(super) own: Vec<Item>,
+    /// The new input items, if a conversation gets them.
+    pub(super) new_items: Vec<Item>,
     pub(super) conversation: Option<ConversationLock>,
     pub(super) client_state: Option<ClientState>,
 }
 
 impl Job {
-    pub(super) fn adopted(kept: StoredRequest) -> Self {
+    pub(super) fn taken_over(request: StoredRequest) -> Self {
         Self {
-            kept,
+            request,
             headers: HeaderMap::new(),
             id: RequestId::new(fastrand::u128(..)),
-            own: Vec::new(),
+            new_items: Vec::new(),
             conversation: None,
             client_state: None,
         }
     }
 }
 
-/// Runs it until its end; the drain waits for it, and it ends soon after that is over.
+/// Spawns a run. The drain waits for it; when the drain is over the run fails or is released.
 pub(super) fn spawn(responses: Arc<Responses>, job: Job, guard: RunGuard) {
     let tracked = responses.tasks.clone().track(run(responses, job, guard));
     drop(Handle::current().spawn(tracked));
@@ -69,52 +72,41 @@ pub(super) fn spawn(responses: Arc<Responses>, job: Job, guard: RunGuard) {
 struct Runner<'a> {
     responses: &'a Responses,
     guard: &'a RunGuard,
-    words: EventEncoder,
-    finish: Finisher,
-    end: Option<End>,
+    encoder: EventEncoder,
+    finisher: Finisher,
+    end: Option<EndOfRun>,
 }
 
 async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
-    let kept = job.kept;
+    let request = job.request;
     let key = guard.key;
-    let text = key.id.to_string();
-    let Ok(create) = CreateRequest::read_count(kept.client()) else {
-        // Of a release that read more of a body than this one.
+    let name = key.id.to_string();
+    let Ok(create) = CreateRequest::read_count(request.client()) else {
+        // A newer release accepted this body.
         return unreadable::end(&responses, &guard).await;
     };
-    let state_reader = StateReader {
-        key_ring: &responses.key_ring,
-        tenant: key.tenant,
-        now_s: observe::unix_s().unsigned_abs(),
-        model: &create.model,
-        plain_bytes: AtomicU64::new(0),
-    };
-    let state_signer = job
-        .client_state
-        .as_ref()
-        .map(|client_state| client_state.state_signer.clone());
-    let state_signer =
-        state_signer.or_else(|| responses.state_signer(&create, &state_reader, &text));
-    let template = ResponseTemplate::new(&create, &kept.meta(&text), Ids::of(key.id));
-    let finish = Finisher {
+    let reader = responses.state_reader(key.tenant, &create.model);
+    let signer = responses.state_signer(&create, &reader, &name);
+    let template = ResponseTemplate::new(&create, &request.meta(&name), Ids::of(key.id));
+    let finisher = Finisher {
         responses: responses.clone(),
         key,
         is_stored: false,
-        past: None,
+        chain: None,
         model: (&*create.model).into(),
         worker: None,
-        own: job.own,
+        new_items: job.new_items,
         input: Bytes::new(),
         conversation: job.conversation,
         client_state: job.client_state,
-        may_refuse: false,
+        may_withhold: false,
         in_flight: responses.metrics.begin_background(),
     };
     let mut runner = Runner {
         responses: &responses,
         guard: &guard,
-        words: EventEncoder::new(template, responses.limits(), state_signer),
-        finish,
+        encoder: EventEncoder::new(template, responses.event_options(), signer),
+        finisher,
         end: None,
     };
     let context = RequestContext {
@@ -125,42 +117,42 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
     };
     tokio::select! {
         biased;
-        why = stopped(&responses, &guard) => guard.run.state.lock().on_stop(why),
-        () = runner.make(&create, &kept, &text, &context) => {}
+        reason = stopped(&responses, &guard) => guard.run.state.lock().on_stop(reason),
+        () = runner.generate(&create, &request, &name, &context) => {}
     }
-    // The engine's connection went with what made it.
-    if let Some(asked) = guard.run.cancelled.get() {
-        let took = observe::now().saturating_duration_since(*asked);
+    // Dropping `generate` has closed the connection to the engine.
+    if let Some(requested) = guard.run.cancel_requested.get() {
+        let took = observe::now().saturating_duration_since(*requested);
         let seconds = &responses.background.metrics.cancel_stop_seconds;
         seconds.observe(took.as_secs_f64());
     }
     tokio::select! {
         biased;
-        () = lost(&guard) => guard.run.state.lock().on_stop(StopReason::LeaseLost),
-        () = runner.end() => {}
+        () = lease_lost(&guard) => guard.run.state.lock().on_stop(StopReason::LeaseLost),
+        () = runner.store_end() => {}
     }
-    let why = guard.run.state.lock().why();
-    if let Some(why) = why {
+    let reason = guard.run.state.lock().stop_reason();
+    if let Some(reason) = reason {
         let stopped = &responses.background.metrics.stopped;
-        stopped.with_label_values(&[why.as_str()]).inc();
+        stopped.with_label_values(&[reason.as_str()]).inc();
     }
-    if let Some(lock) = runner.finish.conversation.take() {
+    if let Some(lock) = runner.finisher.conversation.take() {
         lock.release().await;
     }
 }
 
-/// Resolves when it must not go on as it does.
+/// Resolves when the run must stop generating.
 async fn stopped(responses: &Responses, guard: &RunGuard) -> StopReason {
     let mut stop = guard.run.stop.subscribe();
-    let told = async {
+    let requested = async {
         match stop.wait_for(Option::is_some).await {
-            Ok(why) => (*why).unwrap_or(StopReason::LeaseLost),
+            Ok(reason) => (*reason).unwrap_or(StopReason::LeaseLost),
             Err(_) => StopReason::LeaseLost,
         }
     };
     let drained = async {
         responses.tasks.stopped().await;
-        // What no engine has begun is handed over at once; the rest has until the end of the drain.
+        // A run that no engine has begun is released at once; the others have until the end of the drain.
         let is_begun = guard.run.state.lock().is_begun();
         if is_begun {
             responses.tasks.aborted().await;
@@ -170,17 +162,17 @@ async fn stopped(responses: &Responses, guard: &RunGuard) -> StopReason {
     let limit = Duration::from_millis(responses.background.settings.run_max_ms);
     tokio::select! {
         biased;
-        why = told => why,
-        why = drained => why,
+        reason = requested => reason,
+        reason = drained => reason,
         () = sleep(limit) => StopReason::TimeLimit,
     }
 }
 
-/// Resolves when another replica may have it.
-async fn lost(guard: &RunGuard) {
+/// Resolves when another replica may own the response.
+async fn lease_lost(guard: &RunGuard) {
     let mut stop = guard.run.stop.subscribe();
     let _ = stop
-        .wait_for(|why| *why == Some(StopReason::LeaseLost))
+        .wait_for(|reason| *reason == Some(StopReason::LeaseLost))
         .await;
 }
 
@@ -189,11 +181,12 @@ impl Runner<'_> {
         self.guard.run.state.lock().next()
     }
 
-    /// Has it made, and stores its events as they come. The engine's connection goes with this future.
-    async fn make(
+    /// Has an engine generate the response and stores the events as they arrive. Dropping this future closes
+    /// the connection to the engine.
+    async fn generate(
         &mut self,
         create: &CreateRequest<'_>,
-        kept: &StoredRequest,
+        request: &StoredRequest,
         id: &str,
         context: &RequestContext<'_>,
     ) {
@@ -203,61 +196,62 @@ impl Runner<'_> {
         let mut engine: Option<EngineStream> = None;
         loop {
             let then = match self.next() {
-                Step::ReadEngine if !self.words.is_announced() => {
-                    state.lock().on_events(&self.words.announce());
+                Step::ReadEngine if !self.encoder.is_announced() => {
+                    state.lock().on_events(&self.encoder.announce());
                     Then::Continue
                 }
                 Step::ReadEngine => {
-                    let Some(hearing) = &mut engine else {
-                        match self.answered(create, kept, id, context).await {
+                    let Some(stream) = &mut engine else {
+                        let answer = self.responses.wait_for_engine(create, request, id, context);
+                        match answer.await {
                             Ok(answer) => {
                                 let served_by = answer.extensions().get::<ServedBy>();
-                                self.finish.worker = served_by.map(|it| it.0.clone());
+                                self.finisher.worker = served_by.map(|it| it.0.clone());
                                 engine = Some(EngineStream::new(answer.into_body()));
                             }
                             Err(error) => {
-                                let (said, outcome) = self.words.refuse(&error);
-                                self.conclude(&said, outcome).await;
+                                let (events, outcome) = self.encoder.fail_with(&error);
+                                self.conclude(&events, outcome).await;
                             }
                         }
                         continue;
                     };
-                    let is_over = hearing.hear(flush).await;
-                    let (said, outcome) = self.words.push(&hearing.take(), is_over);
+                    let is_over = stream.read(flush).await;
+                    let (events, outcome) = self.encoder.push(&stream.take(), is_over);
                     state.lock().on_begun();
                     let Some(outcome) = outcome else {
-                        state.lock().on_events(&said);
+                        state.lock().on_events(&events);
                         continue;
                     };
                     let is_failed = outcome.status == Status::Failed;
-                    self.conclude(&said, outcome).await;
-                    if let Some(hearing) = engine.take().filter(|_| !is_failed) {
-                        hearing.rest().await;
+                    self.conclude(&events, outcome).await;
+                    if let Some(stream) = engine.take().filter(|_| !is_failed) {
+                        stream.drain().await;
                     }
                     return;
                 }
                 Step::MarkStarted => {
-                    let said = store.start(key, fence).await;
-                    state.lock().on_started(&said)
+                    let result = store.start(key, fence).await;
+                    state.lock().on_started(&result)
                 }
                 Step::Append(batch) => {
                     let (last, bytes) = (batch.last, batch.bytes.len() as u64);
-                    let said = store.append(key, fence, batch).await;
-                    if let Err(error) = &said
+                    let result = store.append(key, fence, batch).await;
+                    if let Err(error) = &result
                         && error.retry_after().is_none()
                     {
-                        warn!(id = %key.id, %error, "events of a background response were not stored");
+                        warn!(response_id = %key.id, %error, "events of a background response not stored; the response fails");
                     }
-                    if said == Ok(WriteOutcome::Done) {
+                    if result == Ok(WriteOutcome::Done) {
                         self.responses.background.metrics.event_bytes.inc_by(bytes);
                     }
-                    let then = state.lock().on_appended(last, &said);
-                    self.guard.run.news.send_modify(|news| *news += 1);
+                    let then = state.lock().on_appended(last, &result);
+                    self.guard.run.updates.send_modify(|count| *count += 1);
                     then
                 }
                 Step::ReadStored { after } => {
-                    let said = store.events(key, after, RECALL_BYTES).await;
-                    state.lock().on_stored_events(&said)
+                    let result = store.events(key, after, READ_BYTES).await;
+                    state.lock().on_stored_events(&result)
                 }
                 _ => return,
             };
@@ -267,88 +261,90 @@ impl Runner<'_> {
         }
     }
 
-    /// Makes its last events, and all that is stored at its end.
-    async fn conclude(&mut self, said: &[u8], mut outcome: Outcome) {
-        let composed = self.words.compose(&self.finish, &mut outcome).await;
+    /// Builds the final events and everything that is stored at the end.
+    async fn conclude(&mut self, events: &[u8], mut outcome: Outcome) {
+        let last = self.encoder.compose(&self.finisher, &mut outcome).await;
         let mut state = self.guard.run.state.lock();
-        state.on_events(said);
-        let end = self.words.conclude(&mut state, composed, outcome);
+        state.on_events(events);
+        let end = self.encoder.conclude(&mut state, last, outcome);
         self.end = Some(end);
     }
 
-    /// Stores its end, or what is left of it.
-    async fn end(&mut self) {
+    /// Stores the end, finalises after a cancel, or releases the response.
+    async fn store_end(&mut self) {
         let (store, key, fence) = (&self.responses.store, self.guard.key, self.guard.run.fence);
         let state = &self.guard.run.state;
         let mut response = Bytes::new();
-        let mut left: Option<CancelledOutput> = None;
+        let mut partial: Option<CancelledOutput> = None;
         loop {
             let then = match self.next() {
                 Step::Done => return,
-                // What was left undone before it ended.
+                // The run stopped before this was stored.
                 Step::MarkStarted => {
-                    let said = store.start(key, fence).await;
-                    state.lock().on_started(&said)
+                    let result = store.start(key, fence).await;
+                    state.lock().on_started(&result)
                 }
-                Step::Fail { why, is_recalled } => {
-                    let (said, outcome) = match is_recalled {
-                        true => self.words.fail_after(state.lock().log(), why),
-                        false => self.words.fail(why),
+                Step::Fail {
+                    why,
+                    has_stored_output,
+                } => {
+                    let (events, outcome) = match has_stored_output {
+                        true => self.encoder.fail_after(state.lock().log(), why),
+                        false => self.encoder.fail(why),
                     };
-                    self.conclude(&said, outcome).await;
+                    self.conclude(&events, outcome).await;
                     Then::Continue
                 }
                 Step::FailWithoutOutput { number } => {
-                    let end = self.words.shorten(&mut state.lock(), number);
+                    let end = self.encoder.fail_too_large(&mut state.lock(), number);
                     self.end = Some(end);
                     Then::Continue
                 }
                 Step::Finalize(batch) => {
                     let Some(end) = &self.end else {
-                        warn!(id = %key.id, "a background response has no end");
+                        warn!(response_id = %key.id, "background response has no end to store; another replica takes it over");
                         return;
                     };
-                    let end = end.with(batch, &self.finish);
-                    let said = store.finalize(key, fence, end).await;
-                    if let Err(error) = &said {
-                        warn!(id = %key.id, %error, "the end of a background response was not stored");
+                    let end = end.with_batch(batch, &self.finisher);
+                    let result = store.finalize(key, fence, end).await;
+                    if let Err(error) = &result {
+                        warn!(response_id = %key.id, %error, "end of a background response not stored");
                     }
-                    let then = state.lock().on_finalized(&said);
-                    self.on_finalized(&said).await;
+                    let then = state.lock().on_finalized(&result);
+                    self.on_finalized(&result).await;
                     then
                 }
                 Step::ReadCancelled => {
-                    let said = store.get(key).await.map(|found| {
+                    let result = store.get(key).await.map(|found| {
                         let found = found?;
                         let last = found.background.and_then(|it| it.last_event);
                         response = found.content.response;
                         Some((found.status, last))
                     });
-                    state.lock().on_record(&said)
+                    state.lock().on_record(&result)
                 }
                 Step::StorePartial => {
-                    let amend = left.get_or_insert_with(|| {
+                    let partial = partial.get_or_insert_with(|| {
                         let response = std::mem::take(&mut response);
-                        self.words.cut(&state.lock(), response)
+                        self.encoder.partial_output(&state.lock(), response)
                     });
-                    let said = store.finalize_cancelled(key, fence, amend.clone()).await;
-                    if let Err(error) = &said {
-                        warn!(id = %key.id, %error, "what there was of a cancelled response was not kept");
+                    let result = store.finalize_cancelled(key, fence, partial.clone()).await;
+                    if let Err(error) = &result {
+                        warn!(response_id = %key.id, %error, "partial output of a cancelled response not stored");
                     }
-                    state.lock().on_partial_stored(&said)
+                    state.lock().on_partial_stored(&result)
                 }
                 Step::Release => {
-                    let said = store.release(key, fence).await;
-                    if let Err(error) = &said {
-                        warn!(id = %key.id, %error, "a background response was not handed over");
+                    let result = store.release(key, fence).await;
+                    if let Err(error) = &result {
+                        warn!(response_id = %key.id, %error, "background response not released; others take it over when the lease ends");
                     }
-                    state.lock().on_released(&said)
+                    state.lock().on_released(&result)
                 }
                 Step::ReadStored { after } => {
-                    let said = store.events(key, after, RECALL_BYTES).await;
-                    state.lock().on_stored_events(&said)
+                    let result = store.events(key, after, READ_BYTES).await;
+                    state.lock().on_stored_events(&result)
                 }
-                // These are done with.
                 Step::ReadEngine | Step::Append(_) => return,
             };
             if then == Then::RetryLater {
@@ -357,19 +353,19 @@ impl Runner<'_> {
         }
     }
 
-    /// It is stored: whoever reads it here is told, and its conversation gets it.
-    async fn on_finalized(&mut self, said: &Result<WriteOutcome, store::Error>) {
-        if *said != Ok(WriteOutcome::Done) {
+    /// The end is stored: wakes the readers here and appends the response to its conversation.
+    async fn on_finalized(&mut self, result: &Result<WriteOutcome, store::Error>) {
+        if *result != Ok(WriteOutcome::Done) {
             return;
         }
-        self.guard.run.news.send_modify(|news| *news += 1);
+        self.guard.run.updates.send_modify(|count| *count += 1);
         let Some(end) = self.end.take() else {
             return;
         };
         self.responses.metrics.on_end(end.outcome.status);
-        if let Err(error) = self.finish.add_to_conversation(&end.outcome).await {
-            let id = self.guard.key.id;
-            warn!(%id, %error, "response was made and not added to its conversation");
+        if let Err(error) = self.finisher.add_to_conversation(&end.outcome).await {
+            let response_id = self.guard.key.id;
+            warn!(%response_id, %error, "background response stored but not added to its conversation");
         }
     }
 }

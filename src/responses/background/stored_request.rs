@@ -1,12 +1,12 @@
-//! What a replica needs to begin a response that another one was to make. Pure.
+//! The request of a background response, stored so that another replica can start it again. Pure.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::responses::members::put;
-use crate::responses::object::ResponseMeta;
 use crate::responses::request::CreateRequest;
+use crate::responses::template::ResponseMeta;
 
 /// StoredRequest in the store until the response's end. The client's headers are not: they hold its key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -16,13 +16,14 @@ pub(super) struct StoredRequest {
     previous: Option<String>,
     conversation: Option<String>,
     store: bool,
-    /// The member by which an engine keeps the tenant's prompts apart.
+    /// The JSON member that separates the tenant's prefix cache from other tenants'.
     pub(super) salt: Option<String>,
-    /// Whether it has nothing (a conversation's lock, a state to client_state) that its first replica alone has.
+    /// Whether another replica can run it: no conversation lock and no client state, which only the first
+    /// replica has.
     pub(super) is_portable: bool,
     /// The client's body without its input.
     client: Box<RawValue>,
-    /// The whole list of items that an engine is sent.
+    /// The whole list of items for the engine.
     input: Box<RawValue>,
 }
 
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_replica_reads_what_one_has_kept() {
+    fn another_replica_reads_the_stored_request() {
         let body = br#"{"model":"m","input":"long","background":true,"temperature":0.50}"#;
         let create = CreateRequest::read(body).unwrap();
         let meta = ResponseMeta {
@@ -94,9 +95,9 @@ mod tests {
             conversation: None,
             store: true,
         };
-        let kept =
+        let stored =
             StoredRequest::new(&create, &meta, Some("\"s\":1"), true, b"[1]".to_vec()).unwrap();
-        let read = StoredRequest::read(&kept.write()).unwrap();
+        let read = StoredRequest::read(&stored.write()).unwrap();
         assert_eq!(
             read.client(),
             br#"{"model":"m","background":true,"temperature":0.50}"#

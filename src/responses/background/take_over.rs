@@ -1,39 +1,42 @@
-//! What to do with a response whose replica was lost: nobody must see two beginnings of it. Pure.
+//! Whether an orphan is generated again or fails: no reader may see two different beginnings. Pure.
 
-use super::run_state::FIRST_EVENTS;
+use super::run_step::FIRST_EVENTS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TakeOver {
+pub(crate) enum TakeOver {
     Rerun,
-    /// What came of it, and no more.
+    /// End it as failed, with the output that is stored.
     Fail(&'static str),
 }
 
-/// What is known of it.
+/// The state of a response whose owner was lost.
 #[derive(Clone, Copy, Debug)]
-pub struct OrphanState {
-    /// Whether all that is needed to begin it is in the store.
-    pub is_portable: bool,
-    pub streams: bool,
-    /// How many events of it are stored.
-    pub stored: u64,
-    /// How often it was begun, this time included.
-    pub attempts: u32,
+pub(crate) struct OrphanState {
+    /// Whether the store has everything needed to start it again.
+    pub(crate) is_portable: bool,
+    pub(crate) streams: bool,
+    /// Number of stored events.
+    pub(crate) stored: u64,
+    /// How often it was started, this time included.
+    pub(crate) attempts: u32,
 }
 
-pub fn take_over(orphan_state: &OrphanState, attempts_max: u32) -> TakeOver {
-    if !orphan_state.is_portable || (orphan_state.streams && orphan_state.stored > FIRST_EVENTS) {
-        return TakeOver::Fail("The replica that ran this response was lost.");
+impl OrphanState {
+    pub(crate) fn decide(&self, attempts_max: u32) -> TakeOver {
+        let was_read = self.streams && self.stored > FIRST_EVENTS;
+        if !self.is_portable || was_read {
+            return TakeOver::Fail("The replica that ran this response was lost.");
+        }
+        if self.attempts > attempts_max {
+            return TakeOver::Fail("Every replica that ran this response was lost.");
+        }
+        TakeOver::Rerun
     }
-    if orphan_state.attempts > attempts_max {
-        return TakeOver::Fail("Every replica that ran this response was lost.");
-    }
-    TakeOver::Rerun
 }
 
-/// Whether there is more to take over than was found: whoever has room for it looks again at once, and does not
-/// leave it until the next sweep. `taken` of those that were `found`, which were up to `max`.
-pub fn is_more_left(found: usize, taken: usize, max: usize) -> bool {
+/// Whether to scan again at once instead of after the interval: the last scan filled its limit `max` and some of
+/// the `found` orphans were `taken`.
+pub(crate) fn must_rescan(found: usize, taken: usize, max: usize) -> bool {
     found >= max && taken > 0
 }
 
@@ -42,14 +45,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_of_a_full_replica_is_taken_over_at_once() {
-        assert!(is_more_left(64, 64, 64) && is_more_left(64, 1, 64));
-        // Nothing more is there; and others take it, or the store lets nobody.
-        assert!(!is_more_left(63, 63, 64) && !is_more_left(64, 0, 64));
+    fn scans_repeat_at_once_while_they_are_full() {
+        assert!(must_rescan(64, 64, 64) && must_rescan(64, 1, 64));
+        // The last orphans; or others take them, or the store refuses.
+        assert!(!must_rescan(63, 63, 64) && !must_rescan(64, 0, 64));
     }
 
     #[test]
-    fn what_nobody_saw_is_run_again_and_the_rest_fails() {
+    fn an_orphan_without_read_output_is_started_again_and_others_fail() {
         let check = |is_portable, streams, stored, attempts, runs: bool| {
             let orphan_state = OrphanState {
                 is_portable,
@@ -58,7 +61,7 @@ mod tests {
                 attempts,
             };
             assert_eq!(
-                take_over(&orphan_state, 3) == TakeOver::Rerun,
+                orphan_state.decide(3) == TakeOver::Rerun,
                 runs,
                 "{orphan_state:?}"
             );

@@ -1,5 +1,4 @@
-//! The end of a response of which a lost replica kept nothing that this one can read: it fails, as the
-//! record has it.
+//! Fails a response that was taken over although this replica cannot decode its stored request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,17 +6,18 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::run_state::StopReason;
-use super::{RunGuard, reader};
-use crate::responses::Responses;
+use super::reader;
+use super::run_step::StopReason;
+use super::runs::RunGuard;
 use crate::responses::object::{with_member, with_output};
+use crate::responses::service::Responses;
 use crate::store::record::Content;
 use crate::store::{
     self, EventBatch, Finalization, IdempotencyToken, Record, Status, WriteOutcome,
 };
 
 const PAUSE: Duration = Duration::from_millis(200);
-const ERROR: &str = r#"{"code":"server_error","message":"The replica that ran this response was lost, and what it kept cannot be read."}"#;
+const ERROR: &str = r#"{"code":"server_error","message":"The replica that ran this response was lost, and its stored request cannot be read."}"#;
 
 pub(super) fn spawn(responses: Arc<Responses>, guard: RunGuard) {
     responses
@@ -26,9 +26,9 @@ pub(super) fn spawn(responses: Arc<Responses>, guard: RunGuard) {
         .spawn(async move { end(&responses, &guard).await });
 }
 
-/// Ends it so, where it sits.
+/// Stores the failure, unless the lease is lost.
 pub(super) async fn end(responses: &Responses, guard: &RunGuard) {
-    warn!(id = %guard.key.id, "what a lost replica kept of a response cannot be read");
+    warn!(response_id = %guard.key.id, "stored request of a background response cannot be decoded; the response fails");
     let mut stop = guard.run.stop.subscribe();
     tokio::select! {
         biased;
@@ -41,7 +41,7 @@ async fn fail(responses: &Responses, guard: &RunGuard) {
     let (key, fence) = (guard.key, guard.run.fence);
     let token = IdempotencyToken(fastrand::u64(..));
     loop {
-        let said = match responses.store.get(key).await {
+        let result = match responses.store.get(key).await {
             Ok(Some(record)) => {
                 let end = failed(record, token);
                 responses.store.finalize(key, fence, end).await
@@ -49,20 +49,22 @@ async fn fail(responses: &Responses, guard: &RunGuard) {
             Ok(None) => return,
             Err(error) => Err(error),
         };
-        match said {
+        match result {
             Ok(WriteOutcome::Done) => return responses.metrics.on_end(Status::Failed),
-            // An event came in between: the end is told after it.
+            // An event was stored meanwhile: the end gets the next number.
             Ok(
                 WriteOutcome::Gap { .. } | WriteOutcome::Duplicate { .. } | WriteOutcome::Overflow,
             ) => {}
             Ok(WriteOutcome::Gone | WriteOutcome::Fenced | WriteOutcome::Terminal(_)) => return,
             Err(error) if error.retry_after().is_some() => sleep(PAUSE).await,
             Err(error @ store::Error::Unreadable(_)) => {
-                // A newer release's replica, if there is one, reads it.
+                // A replica of a newer release may be able to decode it.
                 let _ = responses.store.release(key, fence).await;
-                return warn!(id = %key.id, %error, "it is left to others");
+                return warn!(response_id = %key.id, %error, "response record cannot be decoded; leaving it to other replicas");
             }
-            Err(error) => return warn!(id = %key.id, %error, "it was not ended"),
+            Err(error) => {
+                return warn!(response_id = %key.id, %error, "failure of a background response not stored");
+            }
         }
     }
 }
@@ -73,11 +75,11 @@ fn failed(record: Record, token: IdempotencyToken) -> Finalization {
     let background = record.background.filter(|it| it.streams);
     let batch = background.map(|background| {
         let number = background.last_event.map_or(0, |last| last + 1);
-        let told = with_output(&response, b"[]");
+        let object = with_output(&response, b"[]");
         EventBatch {
             first: number,
             last: number,
-            bytes: reader::told("response.failed", number, &told).into(),
+            bytes: reader::response_event("response.failed", number, &object).into(),
         }
     });
     Finalization {

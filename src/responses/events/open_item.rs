@@ -1,23 +1,23 @@
-//! An item that the engine has begun and not ended: enough of it to end it. Pure.
+//! An item that the engine has begun and not completed, with what is needed to complete it. Pure.
 
 use std::io::Write as _;
 
-use super::quoted;
 use crate::responses::item::{self, Ids};
-use crate::responses::members::{Members, put};
+use crate::responses::members::{Members, put, quoted};
 
 #[derive(Debug)]
 pub(super) struct OpenItem {
-    /// As the engine counts.
-    pub(super) index: Option<u64>,
-    pub(super) place: usize,
-    /// Our id for it, as a JSON string.
+    /// The engine's index of the item.
+    pub(super) engine_index: Option<u64>,
+    /// The router's index of it.
+    pub(super) index: usize,
+    /// The router's id for it, as a JSON string.
     pub(super) id: String,
     kind: Kind,
-    /// As it was added, as the engine writes it.
+    /// Its JSON when the engine added it.
     added: String,
     parts: Vec<Part>,
-    /// A call's, as an escaped JSON string without its quotes.
+    /// The arguments of a call: a JSON string with escapes, without quotes.
     arguments: String,
 }
 
@@ -33,7 +33,7 @@ enum Kind {
 #[derive(Debug)]
 struct Part {
     kind: PartKind,
-    /// As an escaped JSON string without its quotes: deltas are joined as they are written.
+    /// A JSON string with escapes, without quotes: deltas are concatenated as written.
     text: String,
     is_open: bool,
 }
@@ -46,12 +46,17 @@ enum PartKind {
 }
 
 impl OpenItem {
-    pub(super) fn new(item: &str, index: Option<u64>, place: usize, ids: &Ids) -> Option<Self> {
+    pub(super) fn new(
+        item: &str,
+        engine_index: Option<u64>,
+        index: usize,
+        ids: &Ids,
+    ) -> Option<Self> {
         let kind = Members::parse(item).ok()?.text("type")?;
         Some(Self {
+            engine_index,
             index,
-            place,
-            id: quoted(&ids.output(item::prefix(&kind), place)),
+            id: quoted(&ids.output(item::prefix(&kind), index)),
             kind: match &*kind {
                 "message" => Kind::Message,
                 "reasoning" => Kind::Reasoning,
@@ -86,7 +91,7 @@ impl OpenItem {
         }
     }
 
-    /// Takes a piece of its text; returns how many bytes are kept of it.
+    /// Appends a delta; returns the number of bytes stored.
     pub(super) fn push(&mut self, name: &str, delta: &str) -> usize {
         match name {
             "response.output_text.delta"
@@ -109,7 +114,7 @@ impl OpenItem {
         }
     }
 
-    /// The place of its last part.
+    /// The index of its last part.
     pub(super) fn content_index(&self) -> Option<u64> {
         self.parts.len().checked_sub(1).map(|last| last as u64)
     }
@@ -119,8 +124,8 @@ impl OpenItem {
         parts.sum::<usize>() + self.arguments.len()
     }
 
-    /// What is left to be said of its last part, or of its arguments: names, and members that follow
-    /// the item's id and place.
+    /// The missing events of its last part or its arguments: names, and the members after the item's id and
+    /// index.
     pub(super) fn closing(&mut self) -> Vec<(&'static str, Vec<u8>)> {
         let mut events = Vec::new();
         match self.kind {
@@ -139,7 +144,7 @@ impl OpenItem {
             }
             Kind::Message | Kind::Reasoning | Kind::Other => {}
         }
-        let place = self.parts.len().saturating_sub(1);
+        let index = self.parts.len().saturating_sub(1);
         let Some(part) = self.parts.last_mut().filter(|part| part.is_open) else {
             return events;
         };
@@ -156,15 +161,15 @@ impl OpenItem {
                 format!(r#""text":"{text}""#),
             ),
         };
-        let members = format!(r#","content_index":{place},{last}"#);
+        let members = format!(r#","content_index":{index},{last}"#);
         events.push((name, members.into_bytes()));
-        let mut members = format!(r#","content_index":{place},"part":"#).into_bytes();
+        let mut members = format!(r#","content_index":{index},"part":"#).into_bytes();
         part.write(&mut members);
         events.push(("response.content_part.done", members));
         events
     }
 
-    /// The item with what came of it.
+    /// The JSON of the item with what was received.
     pub(super) fn item(&self) -> String {
         let members = Members::parse(&self.added).unwrap_or_default();
         let mut out = vec![b'{'];
@@ -176,8 +181,8 @@ impl OpenItem {
         match self.kind {
             Kind::Message | Kind::Reasoning => {
                 put(&mut out, "content", "[");
-                for (place, part) in self.parts.iter().enumerate() {
-                    if place > 0 {
+                for (index, part) in self.parts.iter().enumerate() {
+                    if index > 0 {
                         out.push(b',');
                     }
                     part.write(&mut out);

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::ids::{ResponseId, Root};
 use crate::responses::item::Ids;
-use crate::responses::object::ResponseMeta;
 use crate::responses::request::CreateRequest;
+use crate::responses::template::ResponseMeta;
 
 const RECORDED: &[u8] = include_bytes!("../../../tests/fixtures/vllm-0.32/responses_stream.sse");
 const RECORDED_DECODE: &[u8] =
@@ -377,7 +377,7 @@ fn events_nobody_knows_yet_pass_with_their_number() {
 #[test]
 fn an_answer_past_the_bound_fails() {
     let mut events = machine(ReasoningEvents::OpenAi);
-    events.stream.limits.bytes_max = 10;
+    events.stream.bytes_max = 10;
     let mut out = Vec::new();
     let outcome = events.push(&sse(&thoughts_and_a_call()), &mut out).unwrap();
     assert_eq!(outcome.error.unwrap().message, TOO_LONG);

@@ -17,7 +17,7 @@ fn read(input: &str, referenced: &ReferencedItems) -> Result<NewInput, ApiError>
         &registry,
     );
     let key_ring = key_ring.unwrap();
-    let state_reader = StateReader {
+    let reader = StateReader {
         key_ring: &key_ring,
         tenant: crate::ids::Tenant::default(),
         now_s: 1,
@@ -28,7 +28,7 @@ fn read(input: &str, referenced: &ReferencedItems) -> Result<NewInput, ApiError>
         ids: &ids(),
         referenced,
         referenced_bytes_max: 1_000_000,
-        state_reader: &state_reader,
+        reader: &reader,
         keeps_ids: true,
         param: "input",
     };
@@ -202,12 +202,12 @@ fn arguments_keep_their_bytes() {
 fn a_conversations_start_is_the_same_bytes_in_every_turn() {
     let first = own(&json!("hello")).unwrap();
     let mut alone = EngineInput::new(UnsupportedItems::Convert, 0);
-    alone.add_own(&first).unwrap();
+    alone.add_new(&first).unwrap();
     let alone = alone.finish().unwrap();
     let mut later = EngineInput::new(UnsupportedItems::Convert, 0);
     later.add_list(&first.json()).unwrap();
     later
-        .add_own(&own(&json!([user("more")])).unwrap())
+        .add_new(&own(&json!([user("more")])).unwrap())
         .unwrap();
     let later = later.finish().unwrap();
     assert!(later.starts_with(&alone[..alone.len() - 1]));
@@ -220,7 +220,7 @@ fn an_easy_message_and_its_long_form_are_sent_as_one() {
     let text = own(&json!("x")).unwrap();
     let sent = |own: &NewInput| {
         let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
-        input.add_own(own).unwrap();
+        input.add_new(own).unwrap();
         input.finish().unwrap()
     };
     assert_eq!(sent(&easy), sent(&long));
@@ -490,7 +490,7 @@ fn all_that_a_request_brings_sealed_has_one_bound() {
         json!({"type": "reasoning", "summary": [], "encrypted_content": text})
     };
     let count = |kind: crate::state_token::Kind, count: usize| {
-        let state_reader = StateReader {
+        let reader = StateReader {
             key_ring: &key_ring,
             tenant: crate::ids::Tenant::default(),
             now_s: 1,
@@ -501,7 +501,7 @@ fn all_that_a_request_brings_sealed_has_one_bound() {
             ids: &ids(),
             referenced: &ReferencedItems::new(),
             referenced_bytes_max: 0,
-            state_reader: &state_reader,
+            reader: &reader,
             keeps_ids: true,
             param: "input",
         };

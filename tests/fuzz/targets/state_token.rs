@@ -1,5 +1,5 @@
-//! Any text as a state carrier, and any header and body under a good signature. Nothing panics, what is
-//! not signed never opens, and what is sealed opens as it was.
+//! Any text as a state token, and any header and body with a good signature. Nothing panics, an unsigned text
+//! is never accepted, and an issued token gives back its items.
 
 #![no_main]
 
@@ -45,14 +45,14 @@ fuzz_target!(|bytes: &[u8]| {
                 model: "sim",
                 items: &items,
             };
-            let Ok(sealed) = key_ring.issue(NOW_S, tenant, &content) else {
+            let Ok(token) = key_ring.issue(NOW_S, tenant, &content) else {
                 return;
             };
-            let opened = key_ring.open(NOW_S, tenant, &sealed).expect("just sealed");
+            let opened = key_ring.open(NOW_S, tenant, &token).expect("just issued");
             assert_eq!(opened.items, items);
-            let mut changed = sealed.into_bytes();
-            let key_index = usize::from(*at) * 257 % changed.len();
-            changed[key_index] ^= 1;
+            let mut changed = token.into_bytes();
+            let index = usize::from(*at) * 257 % changed.len();
+            changed[index] ^= 1;
             let changed = String::from_utf8_lossy(&changed).into_owned();
             assert!(key_ring.open(NOW_S, tenant, &changed).is_err());
         }

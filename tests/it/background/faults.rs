@@ -265,7 +265,7 @@ async fn a_router_that_slept_through_its_lease_writes_nothing_more() {
     }
     // None of the ends was the sleeper's.
     for status in ["completed", "incomplete", "failed", "cancelled"] {
-        let sample = format!("warmroute_responses_terminal_total{{status=\"{status}\"}}");
+        let sample = format!("warmroute_responses_finished_total{{status=\"{status}\"}}");
         assert_eq!(fleet.metric(0, &sample).await, 0.0, "{status}");
     }
     assert_eq!(fleet.engine.generated().await, 6);

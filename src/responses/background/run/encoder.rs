@@ -1,5 +1,4 @@
-//! What a background response says: its events, and its end in each of the ways it may end. Pure but for
-//! the date.
+//! The events of a background run, and its end in every case. Pure except for the date.
 
 use bytes::Bytes;
 
@@ -10,41 +9,43 @@ use crate::responses::background::run_state::RunState;
 use crate::responses::client_state::StateSigner;
 use crate::responses::events::{EventOptions, EventRewriter};
 use crate::responses::finish::{FinalResponse, Finisher};
-use crate::responses::object::{Outcome, ResponseTemplate};
+use crate::responses::outcome::Outcome;
+use crate::responses::template::ResponseTemplate;
 use crate::store::record::Content;
 use crate::store::{CancelledOutput, EventBatch, Finalization, IdempotencyToken, RoutingHint};
 
-/// It ends each reader's stream, and is no event.
-const MARK: &[u8] = b"data: [DONE]\n\n";
+/// The end of every reader's stream. It is not an event and is not stored.
+const DONE: &[u8] = b"data: [DONE]\n\n";
 const TOO_LARGE: &str = "The response is larger than the store allows.";
 
 pub(super) struct EventEncoder {
     template: ResponseTemplate,
-    limits: EventOptions,
-    state_signer: Option<StateSigner>,
+    options: EventOptions,
+    signer: Option<StateSigner>,
     events: EventRewriter,
     is_announced: bool,
 }
 
-/// How it ended, to be stored.
-pub(super) struct End {
+/// The end of a run, as it is stored.
+pub(super) struct EndOfRun {
     token: IdempotencyToken,
     pub(super) outcome: Outcome,
     response: Bytes,
-    cut: Bytes,
+    /// All events, compressed; empty if not all are here.
+    log: Bytes,
 }
 
 impl EventEncoder {
     pub(super) fn new(
         template: ResponseTemplate,
-        limits: EventOptions,
-        state_signer: Option<StateSigner>,
+        options: EventOptions,
+        signer: Option<StateSigner>,
     ) -> Self {
-        let events = EventRewriter::new(template.clone(), limits, state_signer.clone());
+        let events = EventRewriter::new(template.clone(), options, signer.clone());
         Self {
             template,
-            limits,
-            state_signer,
+            options,
+            signer,
             events: events.in_background(),
             is_announced: false,
         }
@@ -54,7 +55,7 @@ impl EventEncoder {
         self.is_announced
     }
 
-    /// Says that it waits.
+    /// The events of a queued response.
     pub(super) fn announce(&mut self) -> Vec<u8> {
         self.is_announced = true;
         let mut out = Vec::new();
@@ -62,18 +63,18 @@ impl EventEncoder {
         out
     }
 
-    /// What an engine said, and how it ended once it has.
-    pub(super) fn push(&mut self, heard: &[u8], is_over: bool) -> (Vec<u8>, Option<Outcome>) {
-        let mut out = Vec::with_capacity(heard.len() + heard.len() / 4);
-        let mut outcome = self.events.push(heard, &mut out);
+    /// The events for what an engine sent, and the outcome once there is one.
+    pub(super) fn push(&mut self, piece: &[u8], is_over: bool) -> (Vec<u8>, Option<Outcome>) {
+        let mut out = Vec::with_capacity(piece.len() + piece.len() / 4);
+        let mut outcome = self.events.push(piece, &mut out);
         if is_over && outcome.is_none() {
             outcome = self.events.finish(&mut out);
         }
         (out, outcome)
     }
 
-    /// No engine took it.
-    pub(super) fn refuse(&mut self, error: &ApiError) -> (Vec<u8>, Outcome) {
+    /// The response fails because no engine accepted it.
+    pub(super) fn fail_with(&mut self, error: &ApiError) -> (Vec<u8>, Outcome) {
         let (out, mut outcome) = self.fail(&error.message);
         if let Some(failure) = &mut outcome.error
             && error.status.is_client_error()
@@ -85,106 +86,105 @@ impl EventEncoder {
 
     pub(super) fn fail(&mut self, why: &str) -> (Vec<u8>, Outcome) {
         let mut out = Vec::new();
-        let outcome = self.events.refuse(why, &mut out);
+        let outcome = self.events.fail(why, &mut out);
         (out, outcome)
     }
 
-    /// It fails after what another replica told of it: that is its output.
+    /// The response fails with the output that another replica has stored.
     pub(super) fn fail_after(&mut self, log: &Log, why: &str) -> (Vec<u8>, Outcome) {
-        let partial = self
-            .again()
-            .cut_again(log.stored_text().unwrap_or_default());
-        self.events.go_on_at(log.stored());
+        let stored = log.stored_text().unwrap_or_default();
+        let partial = self.new_rewriter().cancel_from(stored);
+        self.events.continue_at(log.stored());
         let outcome = Outcome {
             output: partial.output,
-            told: partial.told,
+            client_output: partial.client_output,
             ..Outcome::failed("server_error", why)
         };
         (Vec::new(), outcome)
     }
 
-    fn again(&self) -> EventRewriter {
-        let events = EventRewriter::new(
-            self.template.clone(),
-            self.limits,
-            self.state_signer.clone(),
-        );
+    fn new_rewriter(&self) -> EventRewriter {
+        let events = EventRewriter::new(self.template.clone(), self.options, self.signer.clone());
         events.in_background()
     }
 
-    /// The object that it ends as, and an item of the router's own.
-    pub(super) async fn compose(&self, finish: &Finisher, outcome: &mut Outcome) -> FinalResponse {
-        let (template, place) = (self.events.template(), self.events.place());
-        finish.compose(template, outcome, place).await
+    pub(super) async fn compose(
+        &self,
+        finisher: &Finisher,
+        outcome: &mut Outcome,
+    ) -> FinalResponse {
+        let (template, item_count) = (self.events.template(), self.events.item_count());
+        finisher.compose(template, outcome, item_count).await
     }
 
-    /// Its last events.
+    /// Writes the final events.
     pub(super) fn conclude(
         &mut self,
         state: &mut RunState,
-        (response, state_item): FinalResponse,
+        last: FinalResponse,
         outcome: Outcome,
-    ) -> End {
+    ) -> EndOfRun {
         let mut out = Vec::new();
-        if let Some((added, done)) = &state_item {
-            self.events.add_item(added, done, &mut out);
+        if let Some(item) = &last.state_item {
+            self.events.add_state_item(item, &mut out);
         }
         state.on_events(&out);
         let text = state.log().text().filter(|_| state.streams());
-        let cut = text.map(log::sealed).unwrap_or_default();
-        self.last(state, &response, &outcome);
-        End {
+        let log = text.map(log::compressed).unwrap_or_default();
+        self.write_last(state, &last.response, &outcome);
+        EndOfRun {
             token: IdempotencyToken(fastrand::u64(..)),
             outcome,
-            response: response.into(),
-            cut,
+            response: last.response.into(),
+            log,
         }
     }
 
-    /// Its end without its output, which the store would not keep.
-    pub(super) fn shorten(&mut self, state: &mut RunState, number: u64) -> End {
+    /// A failure without output, after the store rejected the response as too large.
+    pub(super) fn fail_too_large(&mut self, state: &mut RunState, number: u64) -> EndOfRun {
         let outcome = Outcome::failed("server_error", TOO_LARGE);
-        let response = self
-            .template
-            .ended(&outcome, observe::unix_s().unsigned_abs());
-        self.events.go_on_at(number);
-        self.last(state, &response, &outcome);
-        End {
+        let now_s = observe::unix_s().unsigned_abs();
+        let response = self.template.ended(&outcome, now_s);
+        self.events.continue_at(number);
+        self.write_last(state, &response, &outcome);
+        EndOfRun {
             token: IdempotencyToken(fastrand::u64(..)),
             outcome,
             response: response.into(),
-            cut: Bytes::new(),
+            log: Bytes::new(),
         }
     }
 
-    fn last(&mut self, state: &mut RunState, response: &[u8], outcome: &Outcome) {
+    fn write_last(&mut self, state: &mut RunState, response: &[u8], outcome: &Outcome) {
         let mut out = Vec::new();
         self.events.end(response, outcome, &mut out);
-        state.on_last_event(out.strip_suffix(MARK).unwrap_or(&out));
+        state.on_last_event(out.strip_suffix(DONE).unwrap_or(&out));
     }
 
-    /// What there is of a cancelled response: what its readers were told, and no more.
-    pub(super) fn cut(&mut self, state: &RunState, response: Bytes) -> CancelledOutput {
-        let told = state.log().stored_text().filter(|_| state.streams());
-        let outcome = match told {
-            Some(told) => self.again().cut_again(told),
-            None => {
-                let again = self.again();
-                std::mem::replace(&mut self.events, again).cut()
-            }
+    /// The output of a cancelled response: exactly what its readers could receive.
+    pub(super) fn partial_output(&mut self, state: &RunState, response: Bytes) -> CancelledOutput {
+        let stored = state.log().stored_text().filter(|_| state.streams());
+        let new = self.new_rewriter();
+        let outcome = match stored {
+            Some(stored) => new.cancel_from(stored),
+            None => std::mem::replace(&mut self.events, new).cancel(),
         };
         CancelledOutput {
             content: Content {
                 response,
                 output: outcome.output.into(),
             },
-            delta_table: told.map(log::sealed).unwrap_or_default(),
+            delta_table: stored.map(log::compressed).unwrap_or_default(),
         }
     }
 }
 
-impl End {
-    pub(super) fn with(&self, batch: Option<EventBatch>, finish: &Finisher) -> Finalization {
+impl EndOfRun {
+    pub(super) fn with_batch(
+        &self,
+        batch: Option<EventBatch>,
+        finisher: &Finisher,
+    ) -> Finalization {
         Finalization {
             token: self.token,
             status: self.outcome.status,
@@ -193,11 +193,11 @@ impl End {
                 output: Bytes::copy_from_slice(&self.outcome.output),
             },
             hint: RoutingHint {
-                model: finish.model.clone(),
-                worker: finish.worker.clone(),
+                model: finisher.model.clone(),
+                worker: finisher.worker.clone(),
             },
             batch,
-            delta_table: self.cut.clone(),
+            delta_table: self.log.clone(),
         }
     }
 }

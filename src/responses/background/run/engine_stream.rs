@@ -1,44 +1,44 @@
-//! What an engine says to a background response: asked for until one takes it, and heard in pieces that
-//! are worth storing.
+//! An engine's answer to a background run: waits for a free worker, then reads in pieces worth storing.
 
 use std::time::Duration;
 
 use http_body_util::BodyExt;
-use hyper::StatusCode;
+use hyper::{Response, StatusCode};
 use tokio::time::sleep;
 
-use super::Runner;
 use crate::openai::error::ApiError;
 use crate::responses::background::stored_request::StoredRequest;
+use crate::responses::client_request::RequestContext;
 use crate::responses::request::{CreateRequest, Truncation};
-use crate::responses::{RequestContext, engine_body, engine_error, engine_input};
+use crate::responses::service::Responses;
+use crate::responses::{engine_body, engine_error, engine_input};
 use crate::{http, observe};
 
-/// Between two asks for a worker, the first and the longest.
+/// The first and the longest pause between attempts to find a worker.
 const WORKER_PAUSE: Duration = Duration::from_millis(250);
 const WORKER_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Of an engine's words that are gathered.
-const GATHERED_MAX: usize = 64 << 10;
-/// What an engine may still say after its last event, and for how long.
-const REST_BYTES_MAX: usize = 16 << 10;
-const REST: Duration = Duration::from_secs(1);
+/// A piece is stored when it reaches this size.
+const PIECE_BYTES_MAX: usize = 64 << 10;
+/// What an engine may send after its last event, and for how long.
+const TRAILER_BYTES_MAX: usize = 16 << 10;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl Runner<'_> {
-    /// An engine's answer, waited for while there is none to be had.
-    pub(super) async fn answered(
+impl Responses {
+    /// An engine's answer. Retries while every worker is busy or unavailable.
+    pub(super) async fn wait_for_engine(
         &self,
         create: &CreateRequest<'_>,
-        kept: &StoredRequest,
+        request: &StoredRequest,
         id: &str,
         context: &RequestContext<'_>,
-    ) -> Result<hyper::Response<http::Body>, ApiError> {
-        let settings = &self.responses.background.settings;
+    ) -> Result<Response<http::Body>, ApiError> {
+        let settings = &self.background.settings;
         let limit = Duration::from_millis(settings.queue_max_ms);
-        let mut input = kept.input().to_vec();
+        let mut input = request.input().to_vec();
         let mut pause = WORKER_PAUSE;
         loop {
-            let body = engine_body::streamed_body(create, &input, id, kept.salt.as_deref());
-            let error = match self.responses.ask_response(context, body).await {
+            let body = engine_body::streamed_body(create, &input, id, request.salt.as_deref());
+            let error = match self.ask_response(context, body).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
@@ -63,10 +63,10 @@ impl Runner<'_> {
     }
 }
 
-/// An engine that speaks. Dropping it closes the connection, and the engine stops.
+/// An engine's stream. Dropping it closes the connection, and the engine stops generating.
 pub(super) struct EngineStream {
     engine: http::Body,
-    gathered: Vec<u8>,
+    piece: Vec<u8>,
     has_begun: bool,
 }
 
@@ -74,14 +74,14 @@ impl EngineStream {
     pub(super) fn new(engine: http::Body) -> Self {
         Self {
             engine,
-            gathered: Vec::new(),
+            piece: Vec::new(),
             has_begun: false,
         }
     }
 
-    /// Gathers what comes within `flush` of the next word; the first words are not waited for. True if
-    /// there is no more.
-    pub(super) async fn hear(&mut self, flush: Duration) -> bool {
+    /// Collects what arrives within `flush` of the first bytes; the very first bytes of the stream are
+    /// returned at once. True at the end of the stream.
+    pub(super) async fn read(&mut self, flush: Duration) -> bool {
         let mut due = None;
         loop {
             let is_due = async {
@@ -95,8 +95,8 @@ impl EngineStream {
                 () = is_due => return false,
                 frame = self.engine.frame() => match frame {
                     Some(Ok(frame)) => {
-                        self.gathered.extend_from_slice(&frame.into_data().unwrap_or_default());
-                        if !std::mem::replace(&mut self.has_begun, true) || self.gathered.len() >= GATHERED_MAX {
+                        self.piece.extend_from_slice(&frame.into_data().unwrap_or_default());
+                        if !std::mem::replace(&mut self.has_begun, true) || self.piece.len() >= PIECE_BYTES_MAX {
                             return false;
                         }
                         let now = tokio::time::Instant::from_std(observe::now());
@@ -109,20 +109,20 @@ impl EngineStream {
     }
 
     pub(super) fn take(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.gathered)
+        std::mem::take(&mut self.piece)
     }
 
-    /// Hears it out, for a while: else it would look to the engine as if it was left.
-    pub(super) async fn rest(mut self) {
-        let heard = async {
+    /// Reads the rest for a while; otherwise the engine would see a disconnected client.
+    pub(super) async fn drain(mut self) {
+        let rest = async {
             let mut bytes = 0;
             while let Some(Ok(frame)) = self.engine.frame().await {
                 bytes += frame.into_data().map_or(0, |data| data.len());
-                if bytes > REST_BYTES_MAX {
+                if bytes > TRAILER_BYTES_MAX {
                     return;
                 }
             }
         };
-        let _ = tokio::time::timeout(REST, heard).await;
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, rest).await;
     }
 }

@@ -17,8 +17,8 @@ fn too_large() -> store::Error {
     store::Error::TooLarge { bytes: 2, max: 1 }
 }
 
-/// One of which these many events are stored, and an engine speaks.
-fn told(count: u64) -> RunState {
+/// A run whose engine answers, with `count` events stored.
+fn streaming(count: u64) -> RunState {
     let mut state = RunState::new(true, 0);
     state.on_begun();
     assert_eq!(state.next(), Step::MarkStarted);
@@ -35,8 +35,8 @@ fn told(count: u64) -> RunState {
 }
 
 #[test]
-fn events_are_stored_before_more_is_heard() {
-    let mut state = told(3);
+fn events_are_stored_before_more_is_read() {
+    let mut state = streaming(3);
     state.on_events(&event(3));
     let Step::Append(batch) = state.next() else {
         panic!("{:?}", state.next());
@@ -52,13 +52,13 @@ fn events_are_stored_before_more_is_heard() {
 }
 
 #[test]
-fn what_nobody_has_seen_is_handed_back_and_the_rest_fails() {
+fn a_drained_run_is_released_before_output_and_fails_after() {
     let failed = Step::Fail {
         why: STOPPED,
-        is_recalled: false,
+        has_stored_output: false,
     };
     for (stored, expected) in [(3, Step::Release), (4, failed)] {
-        let mut state = told(stored);
+        let mut state = streaming(stored);
         state.on_stop(StopReason::Draining);
         assert_eq!(state.next(), expected);
     }
@@ -68,8 +68,8 @@ fn what_nobody_has_seen_is_handed_back_and_the_rest_fails() {
 }
 
 #[test]
-fn of_a_cancel_and_an_end_the_store_says_which_came_first() {
-    let mut state = told(3);
+fn the_store_decides_between_a_cancel_and_an_end() {
+    let mut state = streaming(3);
     state.on_last_event(&event(3));
     let cancelled = Ok(WriteOutcome::Terminal(Status::Cancelled));
     assert_eq!(state.on_finalized(&cancelled), Then::Continue);
@@ -94,7 +94,7 @@ fn of_a_cancel_and_an_end_the_store_says_which_came_first() {
 }
 
 #[test]
-fn a_cancel_while_another_replicas_events_are_read_leaves_those() {
+fn a_cancel_after_a_take_over_keeps_the_stored_events() {
     let mut state = RunState::failing(true, 2, "lost");
     state.on_stop(StopReason::Cancelled);
     assert_eq!(state.next(), Step::ReadCancelled);
@@ -126,8 +126,8 @@ fn a_cancel_while_another_replicas_events_are_read_leaves_those() {
 }
 
 #[test]
-fn a_cancel_that_the_store_has_lost_hands_the_response_back() {
-    let mut state = told(3);
+fn a_cancel_that_the_store_lost_releases_the_response() {
+    let mut state = streaming(3);
     state.on_stop(StopReason::Cancelled);
     assert_eq!(state.next(), Step::ReadCancelled);
     assert_eq!(
@@ -138,20 +138,20 @@ fn a_cancel_that_the_store_has_lost_hands_the_response_back() {
 }
 
 #[test]
-fn who_lost_the_lease_writes_nothing_more_whatever_it_was_about() {
-    let mut ending = told(3);
+fn after_the_lease_is_lost_nothing_is_written() {
+    let mut ending = streaming(3);
     ending.on_last_event(&event(3));
-    let mut cutting = told(3);
+    let mut cutting = streaming(3);
     cutting.on_stop(StopReason::Cancelled);
-    for mut state in [told(3), ending, cutting] {
+    for mut state in [streaming(3), ending, cutting] {
         state.on_stop(StopReason::LeaseLost);
         assert_eq!(state.next(), Step::Done);
     }
 }
 
 #[test]
-fn an_end_too_large_to_keep_is_made_once_more_without_its_output() {
-    let mut state = told(3);
+fn an_end_that_is_too_large_to_store_becomes_a_failure_without_output() {
+    let mut state = streaming(3);
     state.on_events(&event(3));
     state.on_last_event(&event(4));
     assert_eq!(state.on_finalized(&Err(too_large())), Then::Continue);
@@ -161,7 +161,7 @@ fn an_end_too_large_to_keep_is_made_once_more_without_its_output() {
         panic!("{:?}", state.next());
     };
     assert_eq!((batch.first, batch.last, &*batch.bytes), (3, 3, &*event(3)));
-    // An append that nobody waited for was done after all.
+    // An earlier append whose answer never came was stored after all.
     assert_eq!(
         state.on_finalized(&Ok(WriteOutcome::Duplicate { last: 3 })),
         Then::Continue
@@ -173,8 +173,8 @@ fn an_end_too_large_to_keep_is_made_once_more_without_its_output() {
 }
 
 #[test]
-fn an_end_whose_events_the_store_lost_is_told_with_them() {
-    let mut state = told(4);
+fn events_that_the_store_lost_are_stored_again_with_the_end() {
+    let mut state = streaming(4);
     state.on_last_event(&event(4));
     assert_eq!(
         state.on_finalized(&Ok(WriteOutcome::Gap { last: Some(1) })),
@@ -192,7 +192,7 @@ fn an_end_whose_events_the_store_lost_is_told_with_them() {
 }
 
 #[test]
-fn what_another_replica_told_is_read_before_it_fails() {
+fn another_replicas_events_are_read_before_the_failure_is_stored() {
     let mut state = RunState::failing(true, 4, "lost");
     assert_eq!(state.next(), Step::ReadStored { after: None });
     let read = |first: u64, last: u64| {
@@ -213,7 +213,7 @@ fn what_another_replica_told_is_read_before_it_fails() {
     assert_eq!(state.on_stored_events(&read(1, 3)), Then::Continue);
     let failed = Step::Fail {
         why: "lost",
-        is_recalled: true,
+        has_stored_output: true,
     };
     assert_eq!(state.next(), failed);
     let whole: Vec<u8> = (0..4).flat_map(event).collect();
@@ -226,7 +226,7 @@ fn what_another_replica_told_is_read_before_it_fails() {
 }
 
 #[test]
-fn what_the_store_will_never_take_is_not_asked_for_again() {
+fn a_write_that_the_store_rejects_for_good_is_not_retried() {
     let mut state = RunState::new(true, 0);
     state.on_begun();
     assert_eq!(state.on_started(&Err(down())), Then::RetryLater);
@@ -234,7 +234,7 @@ fn what_the_store_will_never_take_is_not_asked_for_again() {
     assert_eq!(state.on_started(&Err(too_large())), Then::Continue);
     let failed = Step::Fail {
         why: REFUSED,
-        is_recalled: false,
+        has_stored_output: false,
     };
     assert_eq!(state.next(), failed);
     state.on_last_event(&event(0));
@@ -244,7 +244,7 @@ fn what_the_store_will_never_take_is_not_asked_for_again() {
     assert_eq!(state.on_stored_events(&Err(too_large())), Then::Continue);
     let failed = Step::Fail {
         why: "lost",
-        is_recalled: true,
+        has_stored_output: true,
     };
     assert_eq!((state.next(), state.log().stored_text()), (failed, None));
     state.on_last_event(&event(4));

@@ -1,0 +1,95 @@
+//! What a run is told to do and asked to stop for: the inputs and outputs of
+//! [`RunState`](super::run_state::RunState). Pure.
+
+use crate::store::EventBatch;
+
+/// The number of events that are written before an engine has answered. Every replica that starts the
+/// response again writes the same ones.
+pub(crate) const FIRST_EVENTS: u64 = 3;
+
+/// Why a run stops before its engine has finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StopReason {
+    /// The response was cancelled or deleted.
+    Cancelled,
+    /// This replica lost its lease, or another replica has taken the response over.
+    LeaseLost,
+    /// This replica is stopping.
+    Draining,
+    /// The run exceeded its time limit.
+    TimeLimit,
+    /// The store rejects its events for good.
+    StoreRefused,
+}
+
+impl StopReason {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Cancelled => "cancelled",
+            Self::LeaseLost => "lease_lost",
+            Self::Draining => "draining",
+            Self::TimeLimit => "time_limit",
+            Self::StoreRefused => "store_refused",
+        }
+    }
+}
+
+/// What the driver of a run must do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Step {
+    /// Send the request to an engine, or read on from its answer.
+    ReadEngine,
+    /// Set the record's status to in progress.
+    MarkStarted,
+    Append(EventBatch),
+    /// Read events that another replica stored, after this number.
+    ReadStored {
+        after: Option<u64>,
+    },
+    /// Build the final event of a failed response. `has_stored_output`: its output is what another
+    /// replica stored, which was read before.
+    Fail {
+        why: &'static str,
+        has_stored_output: bool,
+    },
+    /// Build a failed response without output, because the store rejects its size. Its final event gets
+    /// this number.
+    FailWithoutOutput {
+        number: u64,
+    },
+    /// Store the final status, with these last events.
+    Finalize(Option<EventBatch>),
+    /// Read the record, whose status should be cancelled.
+    ReadCancelled,
+    /// Store the output of a cancelled response: what its readers have received.
+    StorePartial,
+    /// Give up ownership, so that any replica may take the response over.
+    Release,
+    /// Nothing is left to do.
+    Done,
+}
+
+/// When to take the next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Then {
+    Continue,
+    /// The store was unreachable: repeat the step after a pause.
+    RetryLater,
+}
+
+/// Where a reader on the owning replica finds its next events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tail<'a> {
+    /// Here: stored events up to `last`. `is_end`: the response has ended and these are the last.
+    InMemory {
+        text: &'a [u8],
+        last: Option<u64>,
+        is_end: bool,
+    },
+    /// In the store, for these events.
+    InStore,
+    /// In the store from now on: nothing runs here any more.
+    NotRunning,
+}

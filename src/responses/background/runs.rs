@@ -1,0 +1,245 @@
+//! The background runs of this replica: admission, lookup, stopping, and counts.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use prometheus::Histogram;
+use serde::Serialize;
+use tokio::sync::{Notify, watch};
+
+use super::metrics::Metrics;
+use super::run_state::RunState;
+use super::run_step::StopReason;
+use super::run_table::{Bounds, RunRefusal, RunTable};
+use super::settings::Settings;
+use crate::http::drain::Tasks;
+use crate::observe;
+use crate::observe::metrics::Registry;
+use crate::openai::error::ApiError;
+use crate::store::{FencingToken, Owner, ResponseKey, lease};
+
+/// How long a create waits for this replica's first heartbeat.
+const FIRST_HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// See the module.
+#[derive(Debug)]
+pub(in crate::responses) struct Background {
+    pub(super) settings: Settings,
+    pub(super) lease: lease::Settings,
+    /// Event logs larger than this were not kept.
+    pub(super) log_bytes_max: u64,
+    /// Whether this replica holds its lease.
+    pub(super) lease_held: watch::Sender<bool>,
+    /// Wakes the heartbeat task: the lease may be due.
+    pub(super) wakes: Notify,
+    pub(super) table: Mutex<RunTable<Arc<Run>>>,
+    pub(super) metrics: Metrics,
+    pub(super) tasks: Tasks,
+}
+
+/// One response that runs on this replica.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) fence: FencingToken,
+    pub(super) state: Mutex<RunState>,
+    pub(super) stop: watch::Sender<Option<StopReason>>,
+    /// Changes when there is more for readers.
+    pub(super) updates: watch::Sender<u64>,
+    /// When the cancel was requested.
+    pub(super) cancel_requested: OnceLock<Instant>,
+}
+
+/// Registers a run for as long as it lives.
+#[derive(Debug)]
+pub(super) struct RunGuard {
+    pub(super) background: Arc<Background>,
+    pub(super) key: ResponseKey,
+    pub(super) run: Arc<Run>,
+}
+
+impl Drop for RunGuard {
+    fn drop(&mut self) {
+        let _ = self.background.table.lock().remove(self.key);
+        self.background.metrics.running.dec();
+        self.run.state.lock().on_left();
+        self.run.updates.send_modify(|count| *count += 1);
+    }
+}
+
+/// For `GET /responses` on the admin listener.
+#[derive(Debug, Serialize)]
+pub(in crate::responses) struct Counts {
+    owner: String,
+    /// Whether this replica holds its lease, without which it runs nothing.
+    lease_held: bool,
+    running: usize,
+    /// Of those, runs whose engine has not begun to answer.
+    queued: usize,
+    /// Size of the stored events of all runs.
+    event_log_bytes: usize,
+    /// Time to answer cancel requests sent to this replica.
+    cancel_latency: Latency,
+    /// Time from a cancel request until the connection to the engine was closed, for runs of this replica.
+    engine_stop_latency: Latency,
+}
+
+#[derive(Debug, Serialize)]
+struct Latency {
+    count: u64,
+    mean_ms: f64,
+}
+
+impl Latency {
+    fn of(seconds: &Histogram) -> Self {
+        let count = seconds.get_sample_count();
+        Self {
+            count,
+            mean_ms: 1_000.0 * seconds.get_sample_sum() / count.max(1) as f64,
+        }
+    }
+}
+
+impl Background {
+    pub(in crate::responses) fn new(
+        settings: Settings,
+        lease: lease::Settings,
+        log_bytes_max: u64,
+        tasks: Tasks,
+        registry: &Registry,
+    ) -> Arc<Self> {
+        let bounds = Bounds {
+            running_max: settings.running_max,
+            running_per_tenant_max: settings.running_per_tenant_max,
+        };
+        let owner = Owner(fastrand::u64(..));
+        let table = RunTable::new(observe::now(), bounds, &lease, owner);
+        Arc::new(Self {
+            settings,
+            lease,
+            log_bytes_max,
+            lease_held: watch::Sender::new(false),
+            wakes: Notify::new(),
+            table: Mutex::new(table),
+            metrics: Metrics::new(registry),
+            tasks,
+        })
+    }
+
+    pub(in crate::responses) fn counts(&self) -> Counts {
+        let (owner, running, runs) = {
+            let table = self.table.lock();
+            let runs: Vec<Arc<Run>> = table.runs().cloned().collect();
+            (table.owner().to_string(), table.len(), runs)
+        };
+        // Locks each run after the table is unlocked: a busy run must not block lookups of others.
+        let (mut queued, mut event_log_bytes) = (0, 0);
+        for run in &runs {
+            let state = run.state.lock();
+            queued += usize::from(!state.is_begun());
+            event_log_bytes += state.log().stored_bytes();
+        }
+        Counts {
+            owner,
+            lease_held: *self.lease_held.borrow(),
+            running,
+            queued,
+            event_log_bytes,
+            cancel_latency: Latency::of(&self.metrics.cancel_seconds),
+            engine_stop_latency: Latency::of(&self.metrics.cancel_stop_seconds),
+        }
+    }
+
+    pub(super) fn owner(&self) -> Owner {
+        self.table.lock().owner()
+    }
+
+    /// Waits up to [`FIRST_HEARTBEAT`] until this replica holds its lease.
+    pub(super) async fn wait_for_lease(&self) -> Result<(), ApiError> {
+        let mut lease_held = self.lease_held.subscribe();
+        let held = tokio::time::timeout(FIRST_HEARTBEAT, lease_held.wait_for(|held| *held)).await;
+        match held {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) | Err(_) => {
+                self.refuse("no_lease");
+                Err(ApiError::store_unavailable(Duration::from_secs(1)))
+            }
+        }
+    }
+
+    /// Admits a run. Its record need not be stored yet.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        key: ResponseKey,
+        fence: FencingToken,
+        state: RunState,
+    ) -> Result<RunGuard, RunRefusal> {
+        let run = Arc::new(Run {
+            fence,
+            state: Mutex::new(state),
+            stop: watch::Sender::new(None),
+            updates: watch::Sender::new(0),
+            cancel_requested: OnceLock::new(),
+        });
+        let admitted = match self.tasks.is_stopping() {
+            true => Err(RunRefusal::NotOwner),
+            false => {
+                let now = observe::now();
+                self.table.lock().insert(now, key, fence, run.clone())
+            }
+        };
+        if let Err(refused) = admitted {
+            self.refuse(refused.as_str());
+            return Err(refused);
+        }
+        self.metrics.running.inc();
+        self.wakes.notify_one();
+        Ok(RunGuard {
+            background: self.clone(),
+            key,
+            run,
+        })
+    }
+
+    /// The error for a client whose response was not admitted.
+    pub(super) fn refusal_error(&self, refused: RunRefusal) -> ApiError {
+        let pause = Duration::from_secs(1);
+        match refused {
+            RunRefusal::NotOwner | RunRefusal::AlreadyRunning => ApiError::store_unavailable(pause),
+            RunRefusal::ReplicaFull => ApiError::background_full(pause),
+            RunRefusal::TenantFull => {
+                let max = self.settings.running_per_tenant_max;
+                ApiError::too_many_background(max, pause)
+            }
+        }
+    }
+
+    pub(super) fn refuse(&self, reason: &str) {
+        self.metrics.refused.with_label_values(&[reason]).inc();
+    }
+
+    pub(super) fn find(&self, key: ResponseKey) -> Option<Arc<Run>> {
+        self.table.lock().find(key).cloned()
+    }
+
+    /// The response was cancelled, by a request at that time.
+    pub(super) fn on_cancelled(&self, key: ResponseKey, requested: Instant) {
+        if let Some(run) = self.find(key) {
+            let _ = run.cancel_requested.set(requested);
+        }
+        self.stop(key, StopReason::Cancelled);
+    }
+
+    pub(super) fn stop(&self, key: ResponseKey, why: StopReason) {
+        if let Some(run) = self.find(key) {
+            // A lost lease outranks every other reason.
+            run.stop.send_if_modified(|reason| {
+                let is_new = *reason != Some(StopReason::LeaseLost);
+                if is_new {
+                    *reason = Some(why);
+                }
+                is_new
+            });
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! One request of a client, and the part of it that goes along to an engine.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use hyper::HeaderMap;
+
+use super::request::CreateRequest;
+use crate::ids::RequestId;
+use crate::openai::error::ApiError;
+use crate::openai::tenant::Admitted;
+use crate::relay::SummaryCell;
+
+/// A client's request with its whole body.
+#[derive(Debug)]
+pub(crate) struct ClientRequest<'a> {
+    pub(crate) headers: &'a HeaderMap,
+    pub(crate) query: &'a str,
+    pub(crate) body: Bytes,
+    pub(crate) id: RequestId,
+    pub(crate) begun: Instant,
+    pub(crate) admitted: &'a Admitted,
+    /// Filled with the figures of the engine's work, for the access log.
+    pub(crate) summary: Option<&'a SummaryCell>,
+}
+
+/// What the relay needs to know of the client's request besides the engine's body.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestContext<'a> {
+    pub(super) headers: &'a HeaderMap,
+    pub(super) id: RequestId,
+    pub(super) begun: Instant,
+    pub(super) summary: Option<&'a SummaryCell>,
+}
+
+impl ClientRequest<'_> {
+    pub(super) fn context(&self) -> RequestContext<'_> {
+        RequestContext {
+            headers: self.headers,
+            id: self.id,
+            begun: self.begun,
+            summary: self.summary,
+        }
+    }
+
+    /// The JSON member that separates this tenant's prefix cache from other tenants'.
+    pub(super) fn salt(&self, create: &CreateRequest<'_>) -> Result<Option<&str>, ApiError> {
+        let Some(salt) = &self.admitted.cache_salt else {
+            return Ok(None);
+        };
+        if create.members.iter().any(|(name, _)| name == "cache_salt") {
+            return Err(ApiError::salted_already());
+        }
+        Ok(Some(&salt.field))
+    }
+}

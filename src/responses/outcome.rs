@@ -1,0 +1,164 @@
+//! How a response ended, and its output items. Pure.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+
+use super::client_state::StateSigner;
+use super::item::Ids;
+use super::members::{self, Members};
+use super::output_item::put_item;
+use crate::store::Status;
+
+/// How a response ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Outcome {
+    pub(super) status: Status,
+    /// JSON array of items, as stored.
+    pub(super) output: Vec<u8>,
+    /// The items as the client gets them, if they differ: with state tokens.
+    pub(super) client_output: Option<Vec<u8>>,
+    pub(super) usage: Option<Usage>,
+    /// Why it is incomplete.
+    pub(super) incomplete_reason: Option<String>,
+    pub(super) error: Option<Failure>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Failure {
+    pub(super) code: &'static str,
+    pub(super) message: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct Usage {
+    pub(super) input_tokens: u64,
+    pub(super) input_tokens_details: InputDetails,
+    pub(super) output_tokens: u64,
+    pub(super) output_tokens_details: OutputDetails,
+    pub(super) total_tokens: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct InputDetails {
+    pub(super) cached_tokens: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct OutputDetails {
+    pub(super) reasoning_tokens: u64,
+}
+
+impl Outcome {
+    pub(super) fn failed(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status: Status::Failed,
+            output: b"[]".to_vec(),
+            client_output: None,
+            usage: None,
+            incomplete_reason: None,
+            error: Some(Failure {
+                code,
+                message: message.into(),
+            }),
+        }
+    }
+
+    /// The outcome in an engine's Response object, without the output. `None` if it has not ended or is not a
+    /// Response object.
+    pub(super) fn of_engine(members: &Members<'_>) -> Option<Self> {
+        let status = match Status::parse(&members.text("status")?)? {
+            // The router did not cancel it.
+            Status::Cancelled => Status::Failed,
+            Status::Queued | Status::InProgress => return None,
+            ended => ended,
+        };
+        let text_in = |object: &str, name: &str| {
+            let object = Members::parse(members.get(object)?).ok()?;
+            object.text(name).map(Cow::into_owned)
+        };
+        let reason =
+            || text_in("incomplete_details", "reason").unwrap_or("max_output_tokens".into());
+        let message = || text_in("error", "message").unwrap_or("the engine failed".into());
+        Some(Self {
+            status,
+            output: b"[]".to_vec(),
+            client_output: None,
+            usage: members
+                .get("usage")
+                .and_then(|raw| serde_json::from_str(raw).ok()),
+            incomplete_reason: (status == Status::Incomplete).then(reason),
+            error: (status == Status::Failed).then(|| Failure {
+                code: "server_error",
+                message: message(),
+            }),
+        })
+    }
+
+    /// Reads the output of an engine's Response object and returns the number of items.
+    pub(super) fn read_output(
+        &mut self,
+        members: &Members<'_>,
+        ids: &Ids,
+        signer: Option<&StateSigner>,
+    ) -> Option<usize> {
+        let items = members.get("output").and_then(members::list);
+        let items = items.unwrap_or_default();
+        let mut list = OutputItems::default();
+        for (index, raw) in items.iter().enumerate() {
+            // Only the last item can be incomplete.
+            let is_cut = self.status != Status::Completed && index + 1 == items.len();
+            let status = if is_cut { "incomplete" } else { "completed" };
+            let mut item = Vec::with_capacity(raw.len() + 192);
+            let kind = put_item(&mut item, raw, ids, index, status)?;
+            let signed = signer.filter(|_| kind == "reasoning");
+            let signed = signed.and_then(|signer| signer.reasoning(&item));
+            list.push(item, signed);
+        }
+        (self.output, self.client_output) = list.finish();
+        Some(items.len())
+    }
+
+    /// The items as the client gets them.
+    pub(super) fn client_output(&self) -> &[u8] {
+        self.client_output.as_deref().unwrap_or(&self.output)
+    }
+}
+
+/// Output items, each as stored and, if different, as the client gets it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OutputItems {
+    items: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+}
+
+impl OutputItems {
+    pub(super) fn push(&mut self, stored: Vec<u8>, client: Option<Vec<u8>>) {
+        self.items.push((stored, client));
+    }
+
+    /// The stored list, and the client's if it differs.
+    pub(super) fn finish(&self) -> (Vec<u8>, Option<Vec<u8>>) {
+        let items = self.items.iter();
+        let stored = array(items.clone().map(|(stored, _)| stored.as_slice()));
+        let differs = items.clone().any(|(_, client)| client.is_some());
+        let client = items.map(|(stored, client)| client.as_ref().unwrap_or(stored).as_slice());
+        (stored, differs.then(|| array(client)))
+    }
+}
+
+fn array<'a>(items: impl Iterator<Item = &'a [u8]> + Clone) -> Vec<u8> {
+    let bytes = items.clone().map(|item| item.len() + 1).sum::<usize>();
+    let mut out = Vec::with_capacity(bytes + 2);
+    out.push(b'[');
+    for item in items {
+        if out.len() > 1 {
+            out.push(b',');
+        }
+        out.extend_from_slice(item);
+    }
+    out.push(b']');
+    out
+}

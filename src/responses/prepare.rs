@@ -1,0 +1,209 @@
+//! Everything that a response needs before an engine is asked: its id, history, input and client state.
+
+use bytes::Bytes;
+
+use super::client_state::{ClientState, StateReader, StateSigner};
+use super::engine_input::EngineInput;
+use super::history::History;
+use super::input::{InputContext, NewInput};
+use super::item::Ids;
+use super::request::{self, CreateRequest, Parent};
+use super::service::Responses;
+use super::template::ResponseMeta;
+use crate::ids::{ResponseId, Tenant};
+use crate::observe;
+use crate::openai::error::ApiError;
+use crate::store::Item;
+
+/// The client includes this to get its state, and the model's reasoning, as state tokens.
+const STATE_INCLUDE: &str = "reasoning.encrypted_content";
+
+pub(super) struct PreparedResponse {
+    pub(super) id: ResponseId,
+    /// The id as text.
+    pub(super) name: String,
+    pub(super) history: History,
+    pub(super) new_input: NewInput,
+    /// History and new input as the list of items for the engine.
+    pub(super) input: Vec<u8>,
+    pub(super) client_state: Option<ClientState>,
+    previous: Option<String>,
+    conversation: Option<String>,
+    created_at: u64,
+    store: bool,
+}
+
+/// A request's new input together with its history.
+pub(super) struct ExpandedInput {
+    pub(super) history: History,
+    pub(super) new_input: NewInput,
+    /// Both as the list of items for the engine.
+    pub(super) input: Vec<u8>,
+}
+
+impl PreparedResponse {
+    pub(super) fn meta(&self) -> ResponseMeta<'_> {
+        ResponseMeta {
+            id: &self.name,
+            created_at: self.created_at,
+            previous: self.previous.as_deref(),
+            conversation: self.conversation.as_deref(),
+            store: self.store,
+        }
+    }
+
+    /// The new input items, if a conversation will get them.
+    pub(super) fn take_new_items(&mut self) -> Vec<Item> {
+        match self.history.conversation {
+            Some(_) => {
+                let items = std::mem::take(&mut self.new_input.items);
+                items.into_iter().map(Item::from).collect()
+            }
+            None => Vec::new(),
+        }
+    }
+}
+
+impl Responses {
+    /// `has_record`: whether the store will have a record of it. `store`: what the Response object says.
+    pub(super) async fn prepare(
+        &self,
+        create: &CreateRequest<'_>,
+        history: History,
+        reader: &StateReader<'_>,
+        has_record: bool,
+        store: bool,
+    ) -> Result<PreparedResponse, ApiError> {
+        let id = ResponseId::new(history.root, request::random()?);
+        let name = id.to_string();
+        let expanded = self.expand(create, history, &Ids::of(id), reader).await?;
+        let ExpandedInput {
+            history,
+            new_input,
+            input,
+        } = expanded;
+        self.check_size(has_record, &history, &new_input)?;
+        let client_state = self.client_state(create, reader, &name, &history, &new_input)?;
+        let previous = history.chain.as_ref().and_then(|chain| chain.ids.last());
+        Ok(PreparedResponse {
+            id,
+            previous: previous.map(ResponseId::to_string),
+            conversation: history.conversation.as_ref().map(|it| it.id.to_string()),
+            name,
+            history,
+            new_input,
+            input,
+            client_state,
+            created_at: reader.now_s,
+            store,
+        })
+    }
+
+    /// Reads the new input with everything it refers to, and appends it to the history.
+    pub(super) async fn expand(
+        &self,
+        create: &CreateRequest<'_>,
+        history: History,
+        ids: &Ids,
+        reader: &StateReader<'_>,
+    ) -> Result<ExpandedInput, ApiError> {
+        let referenced = self
+            .referenced(create.input, &history, reader.tenant)
+            .await?;
+        let context = InputContext {
+            ids,
+            referenced: &referenced,
+            referenced_bytes_max: self.settings.history_bytes_max,
+            reader,
+            keeps_ids: history.conversation.is_none(),
+            param: "input",
+        };
+        let new_input = self.new_input(create.input, &context).await?;
+        let history_bytes = history.bytes();
+        let bytes = history_bytes + create.input.map_or(0, str::len);
+        let mut input = EngineInput::new(self.settings.unsupported_items, bytes + bytes / 8 + 128);
+        for list in &history.lists {
+            input.add_list(list)?;
+        }
+        if create.parent != Parent::None {
+            self.metrics.on_history(input.len(), history_bytes);
+        }
+        input.add_new(&new_input)?;
+        if input.is_empty() && !create.may_be_empty {
+            return Err(ApiError::missing_parameter("input"));
+        }
+        let input = input.finish()?;
+        Ok(ExpandedInput {
+            history,
+            new_input,
+            input,
+        })
+    }
+
+    /// Checks that the input fits into the record or conversation, before an engine is asked. The output
+    /// comes on top and is checked when it is stored.
+    fn check_size(
+        &self,
+        has_record: bool,
+        history: &History,
+        new_input: &NewInput,
+    ) -> Result<(), ApiError> {
+        let new_bytes: usize = new_input.items.iter().map(|item| item.json.len() + 1).sum();
+        let record = history.client_held.as_ref().map_or(0, Bytes::len) + new_bytes;
+        let whole = history.bytes() + new_bytes;
+        let max = self.settings.store.keep.record_bytes_max;
+        let is_too_large = (has_record && record as u64 > max)
+            || (history.conversation.is_some() && whole as u64 > max);
+        match is_too_large {
+            true => Err(ApiError::too_large_to_store(max)),
+            false => Ok(()),
+        }
+    }
+
+    /// The state that the client gets back as a token: only if it asked for one and nothing is stored.
+    fn client_state(
+        &self,
+        create: &CreateRequest<'_>,
+        reader: &StateReader<'_>,
+        id: &str,
+        history: &History,
+        new_input: &NewInput,
+    ) -> Result<Option<ClientState>, ApiError> {
+        let signer = self.state_signer(create, reader, id);
+        let Some(signer) = signer.filter(|_| !create.store) else {
+            return Ok(None);
+        };
+        let mut lists = history.lists.clone();
+        lists.push(new_input.json());
+        let bytes = lists.iter().map(Bytes::len).sum();
+        self.key_ring
+            .check_size(bytes)
+            .map_err(|why| ApiError::state_token_too_large(&why))?;
+        Ok(Some(ClientState { signer, lists }))
+    }
+
+    /// Signs state tokens for this response, if the client asked for them.
+    pub(super) fn state_signer(
+        &self,
+        create: &CreateRequest<'_>,
+        reader: &StateReader<'_>,
+        id: &str,
+    ) -> Option<StateSigner> {
+        create.includes(STATE_INCLUDE).then(|| StateSigner {
+            key_ring: self.key_ring.clone(),
+            tenant: reader.tenant,
+            now_s: reader.now_s,
+            response: id.to_owned(),
+            model: create.model.clone().into_owned(),
+        })
+    }
+
+    pub(super) fn state_reader<'a>(&'a self, tenant: Tenant, model: &'a str) -> StateReader<'a> {
+        StateReader::new(
+            &self.key_ring,
+            tenant,
+            observe::unix_s().unsigned_abs(),
+            model,
+        )
+    }
+}

@@ -1,0 +1,91 @@
+//! What the endpoints share: store, relay, keys, tasks, metrics. Each endpoint adds its own methods.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::background::{self, Background};
+use super::metrics::Metrics;
+use super::settings::{Mode, Settings};
+use crate::http::drain::Tasks;
+use crate::http::io_threads::OffloadThread;
+use crate::observe::metrics::Registry;
+use crate::relay::Relay;
+use crate::state_token::KeyRing;
+use crate::store::ResponseStore;
+
+/// The endpoints below `/v1/responses` and `/v1/conversations`.
+#[derive(Debug)]
+pub struct Responses {
+    pub(super) settings: Settings,
+    pub(super) store: Arc<dyn ResponseStore>,
+    pub(super) relay: Arc<Relay>,
+    pub(super) key_ring: Arc<KeyRing>,
+    pub(super) tasks: Tasks,
+    pub(super) metrics: Metrics,
+    pub(super) background: Arc<Background>,
+    /// Signs and verifies large state tokens. Each request has at most one job waiting here.
+    pub(super) offload: OffloadThread,
+}
+
+/// For `GET /responses` on the admin listener.
+#[derive(Debug, Serialize)]
+pub struct Counts {
+    mode: Mode,
+    in_flight: i64,
+    /// Responses since the start, by final status.
+    finished: BTreeMap<&'static str, u64>,
+    conversation_conflicts: u64,
+    background: background::Counts,
+}
+
+impl Responses {
+    pub fn new(
+        settings: Settings,
+        store: Arc<dyn ResponseStore>,
+        relay: Arc<Relay>,
+        key_ring: Arc<KeyRing>,
+        tasks: Tasks,
+        registry: &Registry,
+    ) -> io::Result<Arc<Self>> {
+        let background = Background::new(
+            settings.background.clone(),
+            settings.store.lease.clone(),
+            settings.store.keep.log_bytes_max,
+            tasks.clone(),
+            registry,
+        );
+        Ok(Arc::new(Self {
+            settings,
+            store,
+            relay,
+            key_ring,
+            tasks,
+            metrics: Metrics::new(registry),
+            background,
+            offload: OffloadThread::start("state-tokens")?,
+        }))
+    }
+
+    pub fn mode(&self) -> Mode {
+        self.settings.mode
+    }
+
+    pub fn counts(&self) -> Counts {
+        let (in_flight, finished) = self.metrics.counts();
+        Counts {
+            mode: self.settings.mode,
+            in_flight,
+            finished: finished.into_iter().collect(),
+            conversation_conflicts: self.metrics.conversation_conflicts.get(),
+            background: self.background.counts(),
+        }
+    }
+
+    pub(super) fn conversation_lease(&self) -> Duration {
+        Duration::from_millis(self.settings.conversation_lease_ms)
+    }
+}

@@ -1,0 +1,342 @@
+//! The Response object that clients get, built from their request. Pure.
+//!
+//! An engine's own object is not passed on: engines leave members out and add their own. Every member that
+//! clients require is always present.
+
+use std::io::Write as _;
+
+use serde_json::value::RawValue;
+
+use super::item::Ids;
+use super::members::{Members, put, put_string, put_text};
+use super::object::with_output;
+use super::outcome::Outcome;
+use super::request::CreateRequest;
+use crate::store::Status;
+
+/// The members of a Response object that follow from the request.
+#[derive(Clone, Debug)]
+pub(super) struct ResponseTemplate {
+    /// Unix seconds.
+    created_at: u64,
+    /// Members up to the sampling parameters.
+    head: Vec<u8>,
+    temperature: Option<String>,
+    top_p: Option<String>,
+    /// The other members.
+    tail: Vec<u8>,
+    pub(super) ids: Ids,
+}
+
+/// Members of a Response object that the router decides.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ResponseMeta<'a> {
+    pub(super) id: &'a str,
+    /// Unix seconds.
+    pub(super) created_at: u64,
+    /// Id of the previous response.
+    pub(super) previous: Option<&'a str>,
+    /// Id of the conversation.
+    pub(super) conversation: Option<&'a str>,
+    /// Whether it will be stored, whatever the client asked for.
+    pub(super) store: bool,
+}
+
+impl ResponseTemplate {
+    pub(super) fn new(create: &CreateRequest<'_>, meta: &ResponseMeta<'_>, ids: Ids) -> Self {
+        let members = &create.members;
+        let of = |name: &str| members.get(name);
+        let mut head = Vec::with_capacity(512);
+        head.extend_from_slice(br#"{"id":"#);
+        put_text(&mut head, meta.id);
+        put(&mut head, "object", "\"response\"");
+        put(&mut head, "created_at", &meta.created_at.to_string());
+        put_name(&mut head, "model");
+        put_text(&mut head, &create.model);
+        put_name(&mut head, "previous_response_id");
+        put_optional(&mut head, meta.previous);
+        if let Some(conversation) = meta.conversation {
+            put_name(&mut head, "conversation");
+            head.extend_from_slice(br#"{"id":"#);
+            put_text(&mut head, conversation);
+            head.push(b'}');
+        }
+        put(
+            &mut head,
+            "instructions",
+            of("instructions").unwrap_or("null"),
+        );
+
+        let mut tail = Vec::with_capacity(768);
+        tail.push(b',');
+        put_first(
+            &mut tail,
+            "presence_penalty",
+            number(of("presence_penalty")).unwrap_or("0.0"),
+        );
+        put(
+            &mut tail,
+            "frequency_penalty",
+            number(of("frequency_penalty")).unwrap_or("0.0"),
+        );
+        put(
+            &mut tail,
+            "top_logprobs",
+            number(of("top_logprobs")).unwrap_or("0"),
+        );
+        put_name(&mut tail, "tools");
+        put_tools(&mut tail, of("tools"));
+        put(
+            &mut tail,
+            "tool_choice",
+            of("tool_choice").unwrap_or("\"auto\""),
+        );
+        put(
+            &mut tail,
+            "parallel_tool_calls",
+            of("parallel_tool_calls").unwrap_or("true"),
+        );
+        put(
+            &mut tail,
+            "truncation",
+            of("truncation").unwrap_or("\"disabled\""),
+        );
+        put_name(&mut tail, "text");
+        put_format(&mut tail, of("text"));
+        put_name(&mut tail, "reasoning");
+        put_with(
+            &mut tail,
+            of("reasoning"),
+            &[("effort", "null"), ("summary", "null")],
+        );
+        put(
+            &mut tail,
+            "max_output_tokens",
+            of("max_output_tokens").unwrap_or("null"),
+        );
+        put(
+            &mut tail,
+            "max_tool_calls",
+            of("max_tool_calls").unwrap_or("null"),
+        );
+        put(
+            &mut tail,
+            "store",
+            if meta.store { "true" } else { "false" },
+        );
+        put(
+            &mut tail,
+            "background",
+            if create.background { "true" } else { "false" },
+        );
+        let tier = of("service_tier").filter(|it| it.starts_with('"') && *it != "\"auto\"");
+        put(&mut tail, "service_tier", tier.unwrap_or("\"default\""));
+        put(&mut tail, "metadata", of("metadata").unwrap_or("{}"));
+        for name in ["safety_identifier", "prompt_cache_key", "user"] {
+            put(&mut tail, name, of(name).unwrap_or("null"));
+        }
+        for name in ["prompt_cache_retention", "prompt_cache_options"] {
+            if let Some(value) = of(name) {
+                put(&mut tail, name, value);
+            }
+        }
+        // The client's values are copied as written, and an event's data must be one line.
+        for part in [&mut head, &mut tail] {
+            if part.contains(&b'\n') || part.contains(&b'\r') {
+                part.retain(|byte| !matches!(byte, b'\n' | b'\r'));
+            }
+        }
+        Self {
+            created_at: meta.created_at,
+            head,
+            temperature: number(of("temperature")).map(str::to_owned),
+            top_p: number(of("top_p")).map(str::to_owned),
+            tail,
+            ids,
+        }
+    }
+
+    /// Takes over the engine's sampling parameters where the request has none.
+    pub(super) fn learn(&mut self, engine: &Members<'_>) {
+        for (own, name) in [
+            (&mut self.temperature, "temperature"),
+            (&mut self.top_p, "top_p"),
+        ] {
+            if own.is_none() {
+                *own = number(engine.get(name)).map(str::to_owned);
+            }
+        }
+    }
+
+    /// The object of a running response.
+    pub(super) fn open(&self, status: Status) -> Vec<u8> {
+        with_output(&self.running(status), b"[]")
+    }
+
+    /// The object of a running response without its output.
+    pub(super) fn running(&self, status: Status) -> Vec<u8> {
+        let mut out = self.begin(status);
+        for name in ["completed_at", "error", "incomplete_details", "usage"] {
+            put(&mut out, name, "null");
+        }
+        out.push(b'}');
+        out
+    }
+
+    /// The object of an ended response without its output. `now`: Unix seconds.
+    pub(super) fn ended(&self, outcome: &Outcome, now: u64) -> Vec<u8> {
+        let mut out = self.begin(outcome.status);
+        let completed_at = (outcome.status == Status::Completed).then(|| now.max(self.created_at));
+        match completed_at {
+            Some(at) => put(&mut out, "completed_at", &at.to_string()),
+            None => put(&mut out, "completed_at", "null"),
+        }
+        put_name(&mut out, "error");
+        match &outcome.error {
+            None => out.extend_from_slice(b"null"),
+            Some(error) => {
+                out.extend_from_slice(br#"{"code":"#);
+                put_text(&mut out, error.code);
+                put_name(&mut out, "message");
+                put_text(&mut out, &error.message);
+                out.push(b'}');
+            }
+        }
+        put_name(&mut out, "incomplete_details");
+        match &outcome.incomplete_reason {
+            None => out.extend_from_slice(b"null"),
+            Some(reason) => {
+                out.extend_from_slice(br#"{"reason":"#);
+                put_text(&mut out, reason);
+                out.push(b'}');
+            }
+        }
+        put_name(&mut out, "usage");
+        match &outcome.usage {
+            None => out.extend_from_slice(b"null"),
+            Some(usage) => {
+                // Writing to memory cannot fail.
+                let _ = write!(
+                    out,
+                    r#"{{"input_tokens":{},"input_tokens_details":{{"cached_tokens":{}}},"output_tokens":{},"output_tokens_details":{{"reasoning_tokens":{}}},"total_tokens":{}}}"#,
+                    usage.input_tokens,
+                    usage.input_tokens_details.cached_tokens,
+                    usage.output_tokens,
+                    usage.output_tokens_details.reasoning_tokens,
+                    usage.total_tokens,
+                );
+            }
+        }
+        out.push(b'}');
+        out
+    }
+
+    fn begin(&self, status: Status) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.head.len() + self.tail.len() + 512);
+        out.extend_from_slice(&self.head);
+        put_string(&mut out, "status", status.as_str());
+        put(
+            &mut out,
+            "temperature",
+            self.temperature.as_deref().unwrap_or("1.0"),
+        );
+        put(&mut out, "top_p", self.top_p.as_deref().unwrap_or("1.0"));
+        out.extend_from_slice(&self.tail);
+        out
+    }
+}
+
+/// As [`put`], after a comma that is already written.
+fn put_first(out: &mut Vec<u8>, name: &str, value: &str) {
+    put_text(out, name);
+    out.push(b':');
+    out.extend_from_slice(value.as_bytes());
+}
+
+fn put_name(out: &mut Vec<u8>, name: &str) {
+    put(out, name, "");
+}
+
+fn put_optional(out: &mut Vec<u8>, text: Option<&str>) {
+    match text {
+        Some(text) => put_text(out, text),
+        None => out.extend_from_slice(b"null"),
+    }
+}
+
+fn number(raw: Option<&str>) -> Option<&str> {
+    raw.filter(|it| it.starts_with(|first: char| first == '-' || first.is_ascii_digit()))
+}
+
+/// Writes an object, with defaults for the members that it lacks.
+fn put_with(out: &mut Vec<u8>, raw: Option<&str>, defaults: &[(&str, &str)]) {
+    let members = raw.and_then(|raw| Members::parse(raw).ok());
+    let members = members.unwrap_or_default();
+    out.push(b'{');
+    for (name, value) in members.iter() {
+        put(out, name, value);
+    }
+    for (name, value) in defaults {
+        if !members.iter().any(|(known, _)| known == *name) {
+            put(out, name, value);
+        }
+    }
+    out.push(b'}');
+}
+
+fn put_tools(out: &mut Vec<u8>, raw: Option<&str>) {
+    let tools: Vec<&RawValue> = raw
+        .and_then(|raw| serde_json::from_str(raw).ok())
+        .unwrap_or_default();
+    out.push(b'[');
+    for (index, tool) in tools.into_iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        let is_function = Members::parse(tool.get())
+            .is_ok_and(|members| members.get("type") == Some("\"function\""));
+        if is_function {
+            const REQUIRED: [(&str, &str); 3] = [
+                ("description", "null"),
+                ("parameters", "null"),
+                ("strict", "null"),
+            ];
+            put_with(out, Some(tool.get()), &REQUIRED);
+        } else {
+            out.extend_from_slice(tool.get().as_bytes());
+        }
+    }
+    out.push(b']');
+}
+
+fn put_format(out: &mut Vec<u8>, raw: Option<&str>) {
+    let members = raw.and_then(|raw| Members::parse(raw).ok());
+    let members = members.unwrap_or_default();
+    out.push(b'{');
+    put_name(out, "format");
+    match members.get("format") {
+        None => out.extend_from_slice(br#"{"type":"text"}"#),
+        Some(format) => {
+            let is_schema =
+                Members::parse(format).is_ok_and(|it| it.get("type") == Some("\"json_schema\""));
+            if is_schema {
+                put_with(
+                    out,
+                    Some(format),
+                    &[("description", "null"), ("strict", "false")],
+                );
+            } else {
+                out.extend_from_slice(format.as_bytes());
+            }
+        }
+    }
+    for (name, value) in members.iter() {
+        if name != "format" {
+            put(out, name, value);
+        }
+    }
+    out.push(b'}');
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! Who begins, cancels and deletes responses.
+
+use super::run::hint;
+use super::shop::Ask;
+use super::{Broken, Event, Fleet, REPLICAS, To, What, key};
+use crate::responses::background::log;
+use crate::responses::background::run_state::RunState;
+use crate::store::record::{Content, InitialState, Retention};
+use crate::store::{self, Cancellation, FencingToken, IdempotencyToken, NewRecord};
+
+impl Fleet {
+    /// A replica that takes requests.
+    pub(super) fn open(&mut self) -> Option<usize> {
+        let open = |it: &usize| self.replicas[*it].is_up && !self.replicas[*it].is_draining;
+        let open: Vec<usize> = (0..REPLICAS).filter(open).collect();
+        match open.is_empty() {
+            true => None,
+            false => Some(open[self.random.usize(..open.len())]),
+        }
+    }
+
+    pub(super) fn on_create(&mut self, at: usize, number: u128) {
+        let key = key(number);
+        let fence = FencingToken::first(self.replicas[at].table.owner());
+        let streams = self.random.u8(..4) > 0;
+        if self.sit(at, key, fence, RunState::new(streams, 0)).is_err() {
+            let when = self.now() + self.ms(100..900);
+            self.world.set(when, Event::Create(number));
+            return;
+        }
+        self.streams.insert(key, streams);
+        let request: &[u8] = match self.random.u8(..8) {
+            0 => b"not portable",
+            _ => b"portable",
+        };
+        let record = NewRecord {
+            token: IdempotencyToken(number as u64),
+            parent: None,
+            hint: hint(),
+            input: b"[]".as_slice().into(),
+            content: Content::default(),
+            initial: InitialState::Background {
+                fence,
+                retention: Retention::Stored,
+                streams,
+                request: request.into(),
+            },
+        };
+        let to = To::Create {
+            number,
+            tries: 0,
+            is_unknown: false,
+        };
+        self.send(at, to, Ask::Create(key, Box::new(record)));
+    }
+
+    pub(super) fn cancel(&mut self, at: usize, number: u128) {
+        let cancel = Cancellation {
+            token: IdempotencyToken(self.random.u64(..)),
+            response: b"{}".as_slice().into(),
+            event: log::CANCELLED.into(),
+        };
+        let to = To::Cancel { number, tries: 0 };
+        self.send(at, to, Ask::Cancel(key(number), cancel));
+    }
+
+    pub(super) fn on_created(
+        &mut self,
+        at: usize,
+        number: u128,
+        tries: u32,
+        is_unknown: bool,
+        ask: Ask,
+        said: Result<(), store::Error>,
+    ) -> Result<(), Broken> {
+        let key = key(number);
+        let error = match said {
+            Ok(()) => {
+                self.met.acknowledged += 1;
+                self.acknowledged.insert(key);
+                return self.begin(at, key);
+            }
+            Err(error) => error,
+        };
+        let is_unknown = is_unknown || matches!(error, store::Error::Unknown { .. });
+        if is_unknown && tries < 3 {
+            let to = To::Create {
+                number,
+                tries: tries + 1,
+                is_unknown,
+            };
+            self.later(at, 100..1_400, What::Retry(to, Box::new(ask)));
+            return Ok(());
+        }
+        self.replicas[at].table.remove(key);
+        if is_unknown {
+            self.send(at, To::Forget, Ask::Delete(key));
+        }
+        Ok(())
+    }
+}

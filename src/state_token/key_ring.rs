@@ -1,0 +1,278 @@
+//! The keys of this router: issues, verifies and unpacks tokens. Pure.
+
+use std::fmt;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::value::RawValue;
+
+use super::body::Packed;
+use super::header::{self, Encryption, Header};
+use super::key::{Key, MAC_BYTES};
+use super::metrics::Metrics;
+use super::rejection::{RejectReason, Rejected, TooLarge};
+use super::settings::Settings;
+use super::types::{Content, PREFIX, Payload, Verified};
+use crate::ids::Tenant;
+use crate::observe::metrics::Registry;
+
+/// How far apart the clocks of two replicas may be.
+pub(super) const CLOCK_SKEW_S: u64 = 300;
+
+/// Issues tokens with the first key and accepts tokens of any key.
+pub struct KeyRing {
+    keys: Vec<Key>,
+    settings: Settings,
+    metrics: Metrics,
+}
+
+impl fmt::Debug for KeyRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyRing").field("keys", &self.keys).finish()
+    }
+}
+
+impl KeyRing {
+    /// `fallback_key` (random bytes) is used if no key is configured. Tokens issued with it are worthless
+    /// after a restart. Fails as [`Settings::check`] does.
+    pub fn new(
+        settings: Settings,
+        fallback_key: [u8; 32],
+        registry: &Registry,
+    ) -> Result<Self, Vec<(String, String)>> {
+        let mut keys = settings.check()?;
+        if keys.is_empty() {
+            keys.push(Key::new(&fallback_key));
+        }
+        Ok(Self {
+            metrics: Metrics::new(registry, &keys),
+            keys,
+            settings,
+        })
+    }
+
+    /// Checks the size of items before an engine works on the request. A list that passes may still be too
+    /// large as a token: that depends on its compression.
+    pub fn check_size(&self, plain_bytes: usize) -> Result<(), TooLarge> {
+        self.check_plain_size(plain_bytes)
+            .inspect_err(|_| self.metrics.too_large.inc())
+    }
+
+    fn check_plain_size(&self, plain_bytes: usize) -> Result<(), TooLarge> {
+        let max = self.settings.plain_bytes_max;
+        match plain_bytes as u64 > max {
+            true => Err(TooLarge::Items { max }),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes a token for a tenant at `now_s` (Unix seconds). `content.items` must be a JSON array.
+    pub fn issue(
+        &self,
+        now_s: u64,
+        tenant: Tenant,
+        content: &Content<'_>,
+    ) -> Result<String, TooLarge> {
+        let issued = self
+            .check_plain_size(content.items.len())
+            .and_then(|()| self.issue_within(now_s, tenant, content));
+        match &issued {
+            Ok(text) => {
+                self.metrics.issued.inc();
+                self.metrics.issued_bytes.inc_by(text.len() as u64);
+            }
+            Err(_) => self.metrics.too_large.inc(),
+        }
+        issued
+    }
+
+    fn issue_within(
+        &self,
+        now_s: u64,
+        tenant: Tenant,
+        content: &Content<'_>,
+    ) -> Result<String, TooLarge> {
+        let packed = Packed::pack(content.items.as_bytes());
+        let header = Header {
+            v: header::VERSION,
+            k: content.kind,
+            rid: content.response_id.to_owned(),
+            t: tenant.as_str().to_owned(),
+            m: content.model.to_owned(),
+            iat: now_s,
+            exp: now_s.saturating_add(self.settings.expiry_s),
+            z: packed.compression,
+            n: content.items.len() as u64,
+            enc: Encryption::None,
+        };
+        let text = self.sign(tenant, &header.to_json(), &packed.bytes);
+        let max = self.settings.bytes_max;
+        match text.len() as u64 > max {
+            true => Err(TooLarge::Text { max }),
+            false => Ok(text),
+        }
+    }
+
+    /// Signs any header and body, so that tests reach the checks behind the signature.
+    #[doc(hidden)]
+    pub fn sign(&self, tenant: Tenant, header: &[u8], body: &[u8]) -> String {
+        let key = &self.keys[0];
+        let mut text = format!("{PREFIX}{}.", key.id());
+        URL_SAFE_NO_PAD.encode_string(header, &mut text);
+        text.push('.');
+        URL_SAFE_NO_PAD.encode_string(body, &mut text);
+        let mac = key.mac(tenant, text.as_bytes());
+        text.push('.');
+        URL_SAFE_NO_PAD.encode_string(mac, &mut text);
+        text
+    }
+
+    /// Verifies and unpacks a token of this tenant at `now_s` (Unix seconds).
+    pub fn open(&self, now_s: u64, tenant: Tenant, text: &str) -> Result<Payload, Rejected> {
+        let verified = self.verify(now_s, tenant, text)?;
+        self.unpack(verified)
+    }
+
+    /// The first half of [`KeyRing::open`]: checks signature, tenant, expiry and declared size, and allocates
+    /// nothing large.
+    pub fn verify<'a>(
+        &self,
+        now_s: u64,
+        tenant: Tenant,
+        text: &'a str,
+    ) -> Result<Verified<'a>, Rejected> {
+        self.verify_text(now_s, tenant, text)
+            .map_err(|reason| self.reject(reason, text))
+    }
+
+    /// The second half of [`KeyRing::open`]: decompresses and parses the items.
+    pub fn unpack(&self, verified: Verified<'_>) -> Result<Payload, Rejected> {
+        let Verified {
+            text, key_index, ..
+        } = verified;
+        let payload = unpack(verified).map_err(|reason| self.reject(reason, text))?;
+        match key_index {
+            0 => self.metrics.accepted.inc(),
+            _ => self.metrics.accepted_with_older_key.inc(),
+        }
+        self.metrics.accepted_bytes.inc_by(text.len() as u64);
+        Ok(payload)
+    }
+
+    /// Limit on the unpacked items of all tokens in one request together.
+    pub fn plain_bytes_max(&self) -> u64 {
+        self.settings.plain_bytes_max
+    }
+
+    fn reject(&self, reason: RejectReason, text: &str) -> Rejected {
+        self.metrics.rejected[reason as usize].inc();
+        Rejected::new(reason, text)
+    }
+
+    fn verify_text<'a>(
+        &self,
+        now_s: u64,
+        tenant: Tenant,
+        text: &'a str,
+    ) -> Result<Verified<'a>, RejectReason> {
+        if text.len() as u64 > self.settings.bytes_max {
+            return Err(RejectReason::TooLarge);
+        }
+        let Parts {
+            key_id,
+            header,
+            body,
+            mac,
+            signed,
+        } = Parts::split(text).ok_or(RejectReason::Malformed)?;
+        let mut keys = self.keys.iter();
+        let key_index = keys
+            .position(|key| key.id() == key_id)
+            .ok_or(RejectReason::UnknownKey)?;
+        if !self.keys[key_index].verifies(tenant, signed.as_bytes(), &mac) {
+            return Err(RejectReason::BadSignature);
+        }
+        // A replica wrote the rest. The size limits are checked all the same: a key may leak.
+        let header = decode(header)?;
+        let header = Header::from_json(&header).ok_or(RejectReason::Unreadable)?;
+        if header.v != header::VERSION || header.enc != Encryption::None {
+            return Err(RejectReason::Unreadable);
+        }
+        if header.t != tenant.as_str() {
+            return Err(RejectReason::WrongTenant);
+        }
+        // The expiry in the token, or the configured one if that has been made shorter since.
+        let expires_s = header
+            .exp
+            .min(header.iat.saturating_add(self.settings.expiry_s));
+        if now_s > expires_s.saturating_add(CLOCK_SKEW_S) {
+            return Err(RejectReason::Expired);
+        }
+        if header.n > self.settings.plain_bytes_max {
+            return Err(RejectReason::TooLarge);
+        }
+        Ok(Verified {
+            kind: header.k,
+            model: header.m,
+            plain_bytes: header.n,
+            response_id: header.rid,
+            issued_s: header.iat,
+            compression: header.z,
+            body,
+            text,
+            key_index,
+        })
+    }
+}
+
+fn unpack(verified: Verified<'_>) -> Result<Payload, RejectReason> {
+    let packed = Packed {
+        compression: verified.compression,
+        bytes: decode(verified.body)?,
+    };
+    let plain_bytes = usize::try_from(verified.plain_bytes).map_err(|_| RejectReason::TooLarge)?;
+    let items = packed.unpack(plain_bytes)?;
+    let items = String::from_utf8(items).map_err(|_| RejectReason::Unreadable)?;
+    serde_json::from_str::<Vec<&RawValue>>(&items).map_err(|_| RejectReason::Unreadable)?;
+    Ok(Payload {
+        kind: verified.kind,
+        response_id: verified.response_id,
+        model: verified.model,
+        issued_s: verified.issued_s,
+        items,
+    })
+}
+
+/// A token's text, split at its dots. Only the MAC is decoded.
+struct Parts<'a> {
+    key_id: &'a str,
+    header: &'a str,
+    body: &'a str,
+    mac: [u8; MAC_BYTES],
+    /// The text that the MAC covers.
+    signed: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn split(text: &'a str) -> Option<Self> {
+        let (signed, mac) = text.rsplit_once('.')?;
+        let mut parts = signed.strip_prefix(PREFIX)?.split('.');
+        let (key_id, header, body) = (parts.next()?, parts.next()?, parts.next()?);
+        if parts.next().is_some() {
+            return None;
+        }
+        Some(Self {
+            key_id,
+            header,
+            body,
+            mac: URL_SAFE_NO_PAD.decode(mac).ok()?.try_into().ok()?,
+            signed,
+        })
+    }
+}
+
+fn decode(text: &str) -> Result<Vec<u8>, RejectReason> {
+    URL_SAFE_NO_PAD
+        .decode(text)
+        .map_err(|_| RejectReason::Unreadable)
+}
