@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::num::NonZeroU32;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use warmroute::kv::block::{Path, STRETCH, locals, root};
+use warmroute::kv::block::{PathHash, SEGMENT_BLOCKS, chain_root, hash_blocks};
 
 const TOKENS: u32 = 128 * 1024;
 
@@ -20,15 +20,15 @@ fn block(criterion: &mut Criterion) {
         group.bench_function(format!("locals/{size}"), |bencher| {
             bencher.iter(|| {
                 found.clear();
-                locals(black_box(&tokens), size, &mut found);
+                hash_blocks(black_box(&tokens), size, &mut found);
                 found.len()
             });
         });
         group.bench_function(format!("paths/{size}"), |bencher| {
             bencher.iter(|| {
-                let start = Path::start(root(None, None));
-                let stretches = black_box(&found).chunks(STRETCH);
-                stretches.fold(start, |path, stretch| path.stretch(stretch).1)
+                let start = PathHash::start(chain_root(None, None));
+                let segments = black_box(&found).chunks(SEGMENT_BLOCKS);
+                segments.fold(start, |path, segment| path.segment(segment).1)
             });
         });
     }

@@ -38,15 +38,15 @@ use warmroute::fleet::{Facts, Group, Member, Role, breaker};
 use warmroute::http::client;
 use warmroute::kv::block;
 use warmroute::kv::event::{Name, Tier};
-use warmroute::kv::expected::{self, Expected};
-use warmroute::kv::forest::{self, Forest};
+use warmroute::kv::index::{CopyReport, NewBlock, Parent, Tree};
+use warmroute::kv::indexes::{self, PrefixIndexes};
 use warmroute::kv::parity::{self, Parity};
-use warmroute::kv::predicted::{self, Predicted};
-use warmroute::kv::radix::{After, Copies, NewBlock, Tree};
+use warmroute::kv::predicted::{self, PredictedIndex};
 use warmroute::kv::subscriber::Board;
+use warmroute::kv::unconfirmed::{self, UnconfirmedBlocks};
 use warmroute::observe::metrics;
 use warmroute::relay::Caches;
-use warmroute::relay::held::{Exact, Held, Prompt};
+use warmroute::relay::cached_prefix::{CachedPrefixes, Prompt, TokenBlocks};
 use warmroute::relay::view::{LiveView, Task};
 use warmroute::routing::{self, Request};
 
@@ -76,10 +76,10 @@ fn tokens(worker: u32, conversation: u32, len: u32) -> Vec<u32> {
 }
 
 fn store(tree: &mut Tree, tokens: &[u32]) {
-    let root = block::root(None, None);
+    let root = block::chain_root(None, None);
     let mut locals = Vec::new();
-    block::locals(tokens, BLOCK, &mut locals);
-    let mut path = block::Path::start(root);
+    block::hash_blocks(tokens, BLOCK, &mut locals);
+    let mut path = block::PathHash::start(root);
     let blocks = locals.iter().zip(0..).map(|(local, depth)| {
         path = path.step(*local, depth);
         NewBlock {
@@ -88,7 +88,7 @@ fn store(tree: &mut Tree, tokens: &[u32]) {
         }
     });
     let blocks: Vec<NewBlock> = blocks.collect();
-    tree.store(After::Root(root), &blocks, Tier::Gpu, Copies::Counted)
+    tree.store(Parent::Root(root), &blocks, Tier::Gpu, CopyReport::OneMore)
         .expect("it begins at the root");
 }
 
@@ -126,13 +126,13 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
         fleet.set_health(status.worker.id, Health::Up);
     }
     let group = fleet.snapshot().models["m"].clone();
-    let forest = Forest::new(forest::Settings::default(), &registry);
-    let index = forest.index(&"m".into(), BLOCK);
+    let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
+    let index = indexes.index(&"m".into(), BLOCK);
     let mut trees = Vec::new();
     let mut load = Vec::new();
     for (worker, number) in group.workers.iter().zip(0..) {
-        let mut tree = index.plant(worker.id, 0);
-        tree.set_scoring(true);
+        let mut tree = index.add_tree(worker.id, 0);
+        tree.set_visible(true);
         for conversation in 0..CONVERSATIONS {
             store(&mut tree, &tokens(number, conversation, held_tokens));
         }
@@ -147,14 +147,14 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
     }
     let now = Instant::now();
     let caches = Caches {
-        forest,
+        indexes,
         board: Arc::new(Board::default()),
-        expected: Expected::new(
-            expected::Settings::default(),
-            expected::Metrics::new(&registry),
+        unconfirmed: UnconfirmedBlocks::new(
+            unconfirmed::Settings::default(),
+            unconfirmed::Metrics::new(&registry),
             now,
         ),
-        predicted: Arc::new(Predicted::new(
+        predicted: Arc::new(PredictedIndex::new(
             predicted::Settings::default(),
             predicted::Metrics::new(&registry),
             now,
@@ -179,14 +179,19 @@ impl Fleet {
     fn prompt(&self, tokens: &[u32]) -> Prompt {
         Prompt {
             blocks: Vec::new(),
-            exact: Some(Exact::new(&self.caches.forest, &self.group, None, tokens)),
+            exact: Some(TokenBlocks::new(
+                &self.caches.indexes,
+                &self.group,
+                None,
+                tokens,
+            )),
         }
     }
 
-    fn held<'a>(&'a self, prompt: &'a Prompt, now: Instant, seed: u64) -> Held<'a> {
+    fn held<'a>(&'a self, prompt: &'a Prompt, now: Instant, seed: u64) -> CachedPrefixes<'a> {
         let credit = &self.settings.tier_credit;
         let holders = self.settings.holders as usize;
-        Held::new(
+        CachedPrefixes::new(
             &self.group,
             &self.caches,
             prompt,
@@ -197,7 +202,7 @@ impl Fleet {
         )
     }
 
-    fn view<'a>(&'a self, held: &'a Held<'a>, now: Instant) -> LiveView<'a> {
+    fn view<'a>(&'a self, held: &'a CachedPrefixes<'a>, now: Instant) -> LiveView<'a> {
         LiveView::new(&self.group, held, Task::Decode, now, &[])
     }
 }

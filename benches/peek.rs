@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use serde_json::json;
-use warmroute::kv::block;
+use warmroute::kv::text_block;
 use warmroute::prompt::{self, Api};
 
 fn peek(criterion: &mut Criterion) {
@@ -37,7 +37,7 @@ fn peek(criterion: &mut Criterion) {
                     .blocks
                     .iter()
                     .map(|block| (block.hash, block.bytes / 4));
-                block::chain(block::start("m", None), blocks)
+                text_block::chain(text_block::chain_root("m", None), blocks)
             });
         });
     }

@@ -5,6 +5,7 @@ mod kv;
 mod pairs;
 mod readiness;
 mod responses;
+mod worker_metrics;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,10 +18,10 @@ use hyper::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 use serde_json::json;
 
-use self::fleet::FleetMetrics;
 pub use self::kv::KvPages;
 pub use self::readiness::Readiness;
 pub use self::responses::ResponsesPage;
+use self::worker_metrics::WorkerMetrics;
 use crate::observe::metrics::Registry;
 use crate::prompt::{self, Api};
 use crate::relay::Relay;
@@ -47,7 +48,7 @@ pub struct AdminServer {
     kv: KvPages,
     responses: ResponsesPage,
     registry: Registry,
-    fleet_metrics: FleetMetrics,
+    worker_metrics: WorkerMetrics,
     readiness: Arc<Readiness>,
     is_drain_requested: AtomicBool,
     drain_requested: tokio::sync::Notify,
@@ -64,7 +65,7 @@ impl AdminServer {
         body_bytes_max: u64,
     ) -> Arc<Self> {
         Arc::new(Self {
-            fleet_metrics: FleetMetrics::new(&registry),
+            worker_metrics: WorkerMetrics::new(&registry),
             relay,
             kv,
             responses,
@@ -134,7 +135,7 @@ impl AdminServer {
     }
 
     fn metrics(&self) -> Response<http::Body> {
-        self.fleet_metrics.observe(&self.relay, observe::now());
+        self.worker_metrics.update(&self.relay, observe::now());
         let mut response = text(StatusCode::OK, self.registry.text());
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         response.headers_mut().insert(header::CONTENT_TYPE, kind);

@@ -3,6 +3,7 @@
 pub mod check;
 mod discoveries;
 mod events;
+pub mod metrics_reference;
 pub mod process_setup;
 
 use std::collections::BTreeMap;
@@ -29,11 +30,11 @@ use crate::http::drain::Tasks;
 use crate::http::io_threads::{IoThreads, OffloadThread};
 use crate::http::server;
 use crate::ids::WorkerId;
-use crate::kv::expected::{self, Expected};
-use crate::kv::forest::Forest;
+use crate::kv::indexes::PrefixIndexes;
 use crate::kv::parity::{Parity, Words};
-use crate::kv::predicted::{self, Predicted};
+use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::subscriber::{self, Board};
+use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
 use crate::kv::{grpc, zmq};
 use crate::observe::metrics::Registry;
 use crate::observe::{self, process};
@@ -56,6 +57,7 @@ pub struct App {
     admin_tasks: Tasks,
     fleet: Arc<registry::Registry>,
     admin_server: Arc<AdminServer>,
+    /// For the reference of metrics.
     metrics: Registry,
     drain_timeout: Duration,
     /// Connections run there, also while they drain.
@@ -92,15 +94,15 @@ impl App {
             config.fleet.workers_max as usize,
             &config.prefill_decode.topology,
         );
-        let predicted = Arc::new(Predicted::new(
+        let predicted = Arc::new(PredictedIndex::new(
             config.predicted.clone(),
             predicted::Metrics::new(&metrics),
             observe::now(),
         ));
-        let forest = Forest::new(config.events.index.clone(), &metrics);
-        let expected = Expected::new(
+        let indexes = PrefixIndexes::new(config.events.index.clone(), &metrics);
+        let unconfirmed = UnconfirmedBlocks::new(
             config.events.expected.clone(),
-            expected::Metrics::new(&metrics),
+            unconfirmed::Metrics::new(&metrics),
             observe::now(),
         );
         let board = Arc::new(Board::default());
@@ -117,9 +119,9 @@ impl App {
             config.relay.clone(),
             fleet.clone(),
             Caches {
-                forest: forest.clone(),
+                indexes: indexes.clone(),
                 board: board.clone(),
-                expected: expected.clone(),
+                unconfirmed: unconfirmed.clone(),
                 predicted: predicted.clone(),
                 parity: parity.clone(),
             },
@@ -141,16 +143,16 @@ impl App {
         ));
         watch_pairs(config, &fleet, &tasks);
         let shared = subscriber::Shared {
-            forest: forest.clone(),
+            indexes: indexes.clone(),
             board: board.clone(),
             metrics: subscriber::Metrics::new(&metrics),
             settings: config.events.stream.clone(),
             // What it was sent it does not hold any more either.
             on_loss: {
-                let (predicted, expected) = (predicted.clone(), expected.clone());
+                let (predicted, unconfirmed) = (predicted.clone(), unconfirmed.clone());
                 Arc::new(move |worker| {
                     predicted.forget(worker);
-                    expected.forget(worker);
+                    unconfirmed.forget(worker);
                 })
             },
         };
@@ -166,13 +168,13 @@ impl App {
             tasks.clone(),
         );
         tasks.spawn_until_stopped_on(kv_events.runtime(), following);
-        let watching = watcher.run(forest.clone(), board.clone());
+        let watching = watcher.run(indexes.clone(), board.clone());
         tasks.spawn_until_stopped_on(kv_events.runtime(), watching);
         tasks.spawn_until_stopped(forget_lost_caches(
             fleet.clone(),
             relay.clone(),
             predicted,
-            expected,
+            unconfirmed,
         ));
 
         let store = store::open(&config.responses.store, io_threads.count(), &metrics)?;
@@ -191,7 +193,7 @@ impl App {
         let readiness = Arc::new(Readiness::new(relay.clone(), required_store, tasks.clone()));
         let admin_server = AdminServer::new(
             relay.clone(),
-            KvPages::new(board, forest, parity),
+            KvPages::new(board, indexes, parity),
             responses_page(config, store, responses.clone()),
             metrics.clone(),
             readiness.clone(),
@@ -256,11 +258,6 @@ impl App {
     /// Resolves when an operator has asked for a drain over the admin listener.
     pub async fn drain_requested(&self) {
         self.admin_server.drain_requested().await;
-    }
-
-    /// The metrics of this router, for the reference of them.
-    pub fn metrics(&self) -> &Registry {
-        &self.metrics
     }
 
     /// Stops accepting, lets running requests finish within the drain timeout, and aborts the rest.
@@ -344,8 +341,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 async fn forget_lost_caches(
     fleet: Arc<registry::Registry>,
     relay: Arc<Relay>,
-    predicted: Arc<Predicted>,
-    expected: Arc<Expected>,
+    predicted: Arc<PredictedIndex>,
+    unconfirmed: Arc<UnconfirmedBlocks>,
 ) {
     let mut changes = fleet.changes();
     let mut lives: BTreeMap<WorkerId, u64> = BTreeMap::new();
@@ -359,12 +356,12 @@ async fn forget_lost_caches(
         for (worker, life) in &now {
             if lives.get(worker).is_some_and(|known| known != life) {
                 predicted.forget(*worker);
-                expected.forget(*worker);
+                unconfirmed.forget(*worker);
                 relay.forget_pinned(*worker);
             }
         }
-        predicted.sweep(observe::now(), |worker| now.contains_key(&worker));
-        expected.sweep(observe::now());
+        predicted.remove_expired(observe::now(), |worker| now.contains_key(&worker));
+        unconfirmed.remove_expired(observe::now());
         relay.forget_departed_workers(&snapshot);
         lives = now;
         // A request that was still out when its worker left may have recorded it again, and what is

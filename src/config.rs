@@ -15,7 +15,7 @@ pub use self::tokenizer::{From, Loaded, Tokenizer};
 use crate::fleet::discovery::Listed;
 use crate::fleet::{Member, Role, breaker, events, health};
 use crate::http::{client, server};
-use crate::kv::{expected, forest, grpc, parity, predicted, stream, zmq};
+use crate::kv::{grpc, indexes, parity, predicted, stream, unconfirmed, zmq};
 use crate::openai::tenant;
 use crate::relay::{self, ModelSettings, PerModel};
 use crate::routing::{self, Policy, TierCredit};
@@ -195,8 +195,8 @@ pub struct ModelOverride {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Events {
-    pub index: forest::Settings,
-    pub expected: expected::Settings,
+    pub index: indexes::Settings,
+    pub expected: unconfirmed::Settings,
     pub parity: parity::Settings,
     pub stream: stream::Settings,
     pub zmq: zmq::Settings,

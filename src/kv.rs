@@ -1,34 +1,26 @@
-//! What each worker's cache holds, as far as it is known.
+//! Which prompt blocks each worker has cached: exactly, from its KV events, or predicted from what
+//! the router sent there.
+//!
+//! - Knowledge: [`index`] (reported blocks of all workers, by [`block`] hashes), [`indexes`] (one
+//!   index for each model and block size), [`unconfirmed`] (sent, not reported yet), [`predicted`]
+//!   (workers without KV events, by [`text_block`] hashes).
+//! - Events: everything from an engine's socket up to the tree that its events change.
 
 pub mod admit;
 pub mod block;
 pub mod event;
-pub mod expected;
-pub mod forest;
 pub mod grpc;
 pub mod index;
+pub mod indexes;
 pub mod msgpack;
 pub mod parity;
 pub mod predicted;
+pub mod prefix_owners;
 pub mod protobuf;
-pub mod radix;
 pub mod source;
 pub mod stream;
 pub mod subscriber;
 pub mod tap;
+pub mod text_block;
+pub mod unconfirmed;
 pub mod zmq;
-
-use smallvec::SmallVec;
-
-use crate::ids::WorkerId;
-
-/// A worker that holds the start of a prompt, and how much of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holder {
-    pub worker: WorkerId,
-    /// Blocks from the prompt's start.
-    pub blocks: u32,
-}
-
-/// The deepest holders of one prompt, deepest first.
-pub type Overlap = SmallVec<[Holder; 8]>;

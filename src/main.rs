@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tokio::runtime;
-use warmroute::app::{App, check, process_setup};
+use warmroute::app::{App, check, metrics_reference, process_setup};
 use warmroute::config::{Config, document};
 use warmroute::http::drain::stop_signal;
 use warmroute::kv::zmq;
@@ -51,9 +51,18 @@ enum Command {
     Sim(Box<sim::worker::Settings>),
     /// Replay a recorded request trace in virtual time and compare routing policies.
     Replay(Box<sim::replay::Settings>),
-    /// Look at what engines tell of their caches.
+    /// Look at engines' KV events.
     #[command(subcommand)]
     Kv(Kv),
+    /// Describe the metrics.
+    #[command(subcommand)]
+    Metrics(Metrics),
+}
+
+#[derive(Subcommand)]
+enum Metrics {
+    /// Print a Markdown page of every metric: type, labels, meaning.
+    Reference,
 }
 
 #[derive(Subcommand)]
@@ -141,6 +150,11 @@ fn main() -> ExitCode {
             };
             run(tap(target, json)).map(|()| ExitCode::SUCCESS)
         }
+        Command::Metrics(Metrics::Reference) => run(async {
+            let page = metrics_reference::page().await?;
+            io::stdout().write_all(page.as_bytes())
+        })
+        .map(|()| ExitCode::SUCCESS),
         Command::Replay(settings) => match &settings.config {
             Some(config) => with_config(config, |config| sim::replay::run(&settings, &config)),
             None => sim::replay::run(&settings, &Config::default()).map(|()| ExitCode::SUCCESS),

@@ -5,6 +5,7 @@
 
 pub mod attempt;
 mod budget;
+pub mod cached_prefix;
 mod carry;
 mod choice;
 mod core;
@@ -13,7 +14,6 @@ mod engine_answer;
 mod explain;
 pub mod handoff;
 mod headers;
-pub mod held;
 mod job;
 mod meter;
 mod metrics;
@@ -35,9 +35,9 @@ pub mod usage;
 pub mod view;
 mod worker_series;
 
+pub use self::cached_prefix::{Caches, PrefixSource};
 pub use self::core::Relay;
 pub use self::explain::{Explanation, Score};
-pub use self::held::{Caches, KnownBy};
 pub use self::job::{DECISION, Error, Job, ServedBy};
 pub use self::model::{KeySource, ModelSettings, PerModel};
 pub use self::settings::Settings;

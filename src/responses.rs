@@ -6,7 +6,8 @@
 //!      ─▶ outcome (whole answer) or events (stream) ─▶ finish (stored) ─▶ client
 //! ```
 
-pub(crate) mod background;
+#[doc(hidden)]
+pub mod background;
 mod client_request;
 mod client_state;
 mod conversation_lock;

@@ -6,11 +6,11 @@ pub mod engine;
 pub mod fault;
 mod progress;
 pub mod replay;
-pub mod replicas;
 pub mod report;
 pub mod trace;
 pub mod worker;
-mod world;
+#[doc(hidden)]
+pub mod world;
 
 /// The values that a group of command-line arguments has when none is given.
 fn default_arguments<T: clap::Args>() -> T {

@@ -1,4 +1,4 @@
-//! What is known of the workers' caches, as JSON.
+//! `GET /kv` and `GET /kv/blocks`: what the router knows of the workers' prefix caches.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,28 +7,26 @@ use serde::Serialize;
 
 use crate::ids::WorkerId;
 use crate::kv::event::{Name, Tier};
-use crate::kv::forest::{Forest, Key};
-use crate::kv::index::Index;
+use crate::kv::index::{IndexKey, PrefixIndex, TreeBlock};
+use crate::kv::indexes::PrefixIndexes;
 use crate::kv::parity::{self, Parity};
-use crate::kv::radix::Listed;
 use crate::kv::subscriber::{Board, Status};
 
-/// Where the pages read.
+/// Where the pages read from.
 #[derive(Debug)]
 pub struct KvPages {
     board: Arc<Board>,
-    forest: Arc<Forest>,
+    indexes: Arc<PrefixIndexes>,
     parity: Arc<Parity>,
 }
 
 /// `GET /kv`.
 #[derive(Debug, Serialize)]
 pub(super) struct Page {
-    /// Distinct blocks that any worker holds, and what it takes to know them.
     indexes: Vec<IndexRow>,
-    /// Whether engines have the tokens that prompts are looked up by, for each model that was checked.
-    parity: Vec<parity::Status>,
-    /// Each rank of each worker whose events are followed.
+    /// For each model that was checked: whether router and engines have the same tokens for a prompt.
+    tokenizer_check: Vec<parity::Status>,
+    /// The KV events of each rank of each worker that has them.
     ranks: Vec<Status>,
 }
 
@@ -36,11 +34,12 @@ pub(super) struct Page {
 struct IndexRow {
     model: String,
     block_size: u32,
+    /// Distinct blocks that any worker caches.
     blocks: u64,
     memory_bytes: usize,
 }
 
-/// `GET /kv/blocks`: all that is known of one rank, parents before children.
+/// `GET /kv/blocks`: every cached block of one rank, parents before children.
 #[derive(Debug, Serialize)]
 pub(super) struct Blocks {
     worker: String,
@@ -51,17 +50,18 @@ pub(super) struct Blocks {
 
 #[derive(Debug, Serialize)]
 struct BlockRow {
-    /// The engine's own name; hexadecimal, as JSON's numbers are not exact at 64 bits.
-    name: String,
+    /// The engine's hash of the block, in hexadecimal: JSON readers round 64-bit numbers.
+    hash: String,
+    /// The engine's hash of the block before it.
     parent: Option<String>,
-    /// Stands for the block and all before it, in this router.
+    /// The router's hash of the whole prefix that ends with this block.
     path: String,
-    /// Blocks before it.
+    /// Number of blocks before this one.
     depth: u32,
     copies: Copies,
 }
 
-/// None: some, and it is not known how many.
+/// Copies in each tier. `null` means at least one, number unknown.
 #[derive(Debug, Serialize)]
 struct Copies {
     gpu: Option<u32>,
@@ -70,17 +70,17 @@ struct Copies {
 }
 
 impl KvPages {
-    pub fn new(board: Arc<Board>, forest: Arc<Forest>, parity: Arc<Parity>) -> Self {
+    pub fn new(board: Arc<Board>, indexes: Arc<PrefixIndexes>, parity: Arc<Parity>) -> Self {
         Self {
             board,
-            forest,
+            indexes,
             parity,
         }
     }
 
     pub(super) fn page(&self, now: Instant) -> Page {
-        let indexes = self.forest.all().into_iter();
-        let row = |((model, block_size), index): (Key, Arc<Index>)| IndexRow {
+        let indexes = self.indexes.all().into_iter();
+        let row = |((model, block_size), index): (IndexKey, Arc<PrefixIndex>)| IndexRow {
             model: model.to_string(),
             block_size: u32::from(block_size),
             blocks: index.len(),
@@ -88,12 +88,12 @@ impl KvPages {
         };
         Page {
             indexes: indexes.map(row).collect(),
-            parity: self.parity.statuses(now),
+            tokenizer_check: self.parity.statuses(now),
             ranks: self.board.statuses(now),
         }
     }
 
-    /// None where no events of that rank are followed.
+    /// `None` if the rank has no KV events.
     pub(super) fn blocks(
         &self,
         now: Instant,
@@ -102,9 +102,9 @@ impl KvPages {
         rank: u32,
     ) -> Option<Blocks> {
         let statuses = self.board.statuses(now);
-        let is_it = |status: &&Status| status.worker == name && status.rank == rank;
-        let status = statuses.iter().find(is_it)?;
-        let listed = self.forest.list(id, rank);
+        let is_rank = |status: &&Status| status.worker == name && status.rank == rank;
+        let status = statuses.iter().find(is_rank)?;
+        let listed = self.indexes.list(id, rank);
         Some(Blocks {
             worker: name.to_owned(),
             rank,
@@ -114,14 +114,14 @@ impl KvPages {
     }
 }
 
-fn row(block: &Listed) -> BlockRow {
+fn row(block: &TreeBlock) -> BlockRow {
     let hex = |name: Name| format!("{:016x}", name.0);
     let copies = |tier: Tier| {
         let copies = block.copies[tier as usize];
-        (copies != Listed::UNKNOWN).then_some(copies)
+        (copies != TreeBlock::UNKNOWN_COPIES).then_some(copies)
     };
     BlockRow {
-        name: hex(block.name),
+        hash: hex(block.name),
         parent: block.parent.map(hex),
         path: format!("{:016x}", block.path),
         depth: block.depth,

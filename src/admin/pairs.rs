@@ -1,4 +1,4 @@
-//! Who can hand over to whom, as JSON.
+//! The pairs of prefill and decode workers, as part of `GET /fleet`.
 
 use std::sync::Arc;
 
@@ -10,40 +10,42 @@ use crate::fleet::handoff::pairs::Pairs;
 #[derive(Debug, Serialize)]
 pub(super) struct PairsRow {
     connector: Connector,
-    /// Of a prefill and a decode worker, both up.
+    /// Pairs of a prefill and a decode worker that are both up.
     count: usize,
-    /// Nothing is known to keep these from handing over.
-    not_proved: usize,
-    unable: Vec<UnableRow>,
-    /// Workers for whom there is nobody.
-    alone: Vec<String>,
+    /// Pairs of which nothing speaks against a KV transfer. Whether one works is shown by
+    /// `check --live --transfer`.
+    unverified: usize,
+    incompatible: Vec<IncompatibleRow>,
+    /// Workers without a compatible partner.
+    unpaired: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct UnableRow {
+struct IncompatibleRow {
     reason: &'static str,
-    why: String,
+    message: String,
     count: usize,
-    /// Some of them, prefill's name first.
-    such_as: Vec<[String; 2]>,
+    /// Some of the pairs, each as prefill worker and decode worker.
+    examples: Vec<[String; 2]>,
 }
 
 impl PairsRow {
     pub(super) fn new(connector: Connector, pairs: Pairs) -> Self {
-        let named = |(from, to): (Arc<str>, Arc<str>)| [from.to_string(), to.to_string()];
-        let not_proved = pairs.not_proved();
-        let unable = pairs.unable.into_iter().map(|it| UnableRow {
-            reason: it.why.as_str(),
-            why: it.why.to_string(),
-            count: it.count,
-            such_as: it.such_as.into_iter().map(named).collect(),
+        let unverified = pairs.not_proved();
+        let names =
+            |(prefill, decode): (Arc<str>, Arc<str>)| [prefill.to_string(), decode.to_string()];
+        let incompatible = pairs.unable.into_iter().map(|unable| IncompatibleRow {
+            reason: unable.why.as_str(),
+            message: unable.why.to_string(),
+            count: unable.count,
+            examples: unable.such_as.into_iter().map(names).collect(),
         });
         Self {
             connector,
             count: pairs.count,
-            not_proved,
-            unable: unable.collect(),
-            alone: pairs.alone.iter().map(|name| name.to_string()).collect(),
+            unverified,
+            incompatible: incompatible.collect(),
+            unpaired: pairs.alone.iter().map(|name| name.to_string()).collect(),
         }
     }
 }

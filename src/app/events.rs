@@ -189,8 +189,8 @@ mod tests {
     use super::*;
     use crate::fleet::events;
     use crate::fleet::registry::tests::{facts, member, registry};
-    use crate::kv::forest::{self, Forest};
     use crate::kv::grpc::tests::{Servicer, load_of};
+    use crate::kv::indexes::{self, PrefixIndexes};
     use crate::kv::stream;
     use crate::kv::subscriber::Board;
     use crate::observe::metrics;
@@ -210,7 +210,7 @@ mod tests {
         fleet.set_facts(worker.id, known);
         let registry = metrics::Registry::default();
         let shared = Shared {
-            forest: Forest::new(forest::Settings::default(), &registry),
+            indexes: PrefixIndexes::new(indexes::Settings::default(), &registry),
             board: Arc::new(Board::default()),
             metrics: subscriber::Metrics::new(&registry),
             settings: stream::Settings::default(),

@@ -12,7 +12,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::block;
 use super::event::{Event, Medium, Name, Place, Removed, Stored, Tier};
-use super::radix::{After, NewBlock};
+use super::index::{NewBlock, Parent};
 
 /// More groups, or unknown media, than any engine has: past it, what is new is not learnt.
 const LEARNT_MAX: usize = 64;
@@ -21,7 +21,7 @@ const LEARNT_MAX: usize = 64;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change<'a> {
     Store {
-        after: After,
+        after: Parent,
         blocks: &'a [NewBlock],
         tier: Tier,
         block_size: NonZeroU32,
@@ -211,8 +211,8 @@ impl Admit {
             (None, None) => first_keys.and_then(|keys| extra::salt(keys, lora_name)),
         };
         let after = match stored.parent {
-            Some(parent) => After::Block(parent),
-            None => After::Root(block::root(lora_name, salt)),
+            Some(parent) => Parent::Block(parent),
+            None => Parent::Root(block::chain_root(lora_name, salt)),
         };
         self.blocks.clear();
         let tokens = stored.token_ids.chunks_exact(block_size.get() as usize);
@@ -220,8 +220,8 @@ impl Admit {
             let keys = stored.extra_keys.get(place).map_or(&[][..], Vec::as_slice);
             let salt = salt.filter(|_| place == 0);
             let local = match extra::hash(keys, lora_name, salt) {
-                None => block::local(tokens),
-                Some(extra) => block::local_with(tokens, extra),
+                None => block::hash_block(tokens),
+                Some(extra) => block::hash_block_with(tokens, extra),
             };
             self.blocks.push(NewBlock { name: *name, local });
         }

@@ -1,9 +1,10 @@
-//! What workers without cache events hold, as far as we can guess: what we sent them, in the order of
-//! use, bounded by what their caches hold, and aged.
+//! What workers without KV events probably have cached: the prompts the router sent there, in the order
+//! of use, limited by the size of the engine's cache and by age.
 //!
-//! One tree for each worker decides what is kept (least recently used leaves first, so that a worker
-//! that holds a block holds all before it), and a table over all workers answers who holds a block.
-//! Because of that order, "how deep" is a binary search and needs no walk along the prompt.
+//! One LRU for each worker decides what is kept. It drops the ends of prompts first, so a worker that
+//! owns a block owns all blocks before it. A map over all workers says who owns a block. Because of
+//! that order the length of a worker's cached prefix is a binary search, without a walk along the
+//! prompt.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -18,7 +19,7 @@ use rustc_hash::FxBuildHasher;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::{Holder, Overlap};
+use super::prefix_owners::{self, PrefixOwners};
 use crate::ids::{Block, BlockHash, WorkerId};
 use crate::observe::metrics::Registry;
 
@@ -31,7 +32,7 @@ pub struct Settings {
     pub bytes_per_token: f64,
     /// Tokens that a worker's cache holds, for engines that do not say.
     pub tokens_per_worker: u64,
-    /// How long a prompt that was not seen again counts as held.
+    /// How long a prompt that was not seen again counts as entry.
     pub age_max_s: u32,
     /// Blocks of all workers together, about 120 bytes each.
     pub blocks_max: u64,
@@ -64,69 +65,70 @@ pub struct Metrics {
 
 impl Metrics {
     pub fn new(registry: &Registry) -> Self {
-        let forgotten = registry.counters(
-            "warmroute_predicted_forgotten_blocks_total",
-            "Blocks no longer believed to be held, by why: the worker's own capacity, the router's \
-             memory, age, a process that is gone, or a request that the worker did not take.",
+        let evicted = registry.counters(
+            "warmroute_predicted_evicted_blocks_total",
+            "Blocks no longer predicted to be cached, by reason: the worker's cache is full \
+             (worker_capacity), the router's limit (router_memory), age, the worker restarted or left \
+             (worker_gone), or it did not accept the request (request_not_accepted).",
             &["reason"],
         );
-        let of = |reason| forgotten.with_label_values(&[reason]);
+        let of = |reason| evicted.with_label_values(&[reason]);
         Self {
             blocks: registry.gauge(
                 "warmroute_predicted_blocks",
-                "Prompt blocks that workers are believed to hold.",
+                "Prompt blocks that workers are predicted to have cached.",
             ),
-            capacity: of("capacity"),
-            memory: of("memory"),
+            capacity: of("worker_capacity"),
+            memory: of("router_memory"),
             age: of("age"),
-            gone: of("gone"),
-            retracted: of("retracted"),
+            gone: of("worker_gone"),
+            retracted: of("request_not_accepted"),
         }
     }
 }
 
-/// The index over every worker and model.
+/// The predicted blocks of all workers and models.
 #[derive(Debug)]
-pub struct Predicted {
-    /// Who holds a block, sorted.
-    holders: DashMap<BlockHash, SmallVec<[WorkerId; 4]>, FxBuildHasher>,
-    trees: DashMap<WorkerId, Arc<Mutex<Tree>>, FxBuildHasher>,
-    /// As many as `trees` has; counting those takes all of its locks.
-    tree_count: AtomicUsize,
+pub struct PredictedIndex {
+    /// The workers that own a block, sorted.
+    owners: DashMap<BlockHash, SmallVec<[WorkerId; 4]>, FxBuildHasher>,
+    lrus: DashMap<WorkerId, Arc<Mutex<WorkerLru>>, FxBuildHasher>,
+    /// The length of `lrus`: asking the map for it would take all of its locks.
+    lru_count: AtomicUsize,
     settings: Settings,
     metrics: Metrics,
-    born: Instant,
+    created: Instant,
 }
 
 /// One worker's blocks, least recently used first.
 #[derive(Debug, Default)]
-struct Tree {
-    blocks: LinkedHashMap<BlockHash, Held, FxBuildHasher>,
+struct WorkerLru {
+    blocks: LinkedHashMap<BlockHash, Entry, FxBuildHasher>,
     tokens: u64,
-    /// Tokens of all prompts so far: a clock that stands still while nothing is used.
+    /// Tokens of all prompts so far: the clock of use, which stands still while nothing is used.
     used_tokens: u64,
-    /// The worker left; nothing more is recorded.
+    /// The worker left the fleet; nothing more is recorded.
     is_closed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct Entry {
     tokens: u32,
-    /// Seconds since the index was made.
+    /// Seconds since `created` at the last use.
     used_s: u32,
-    /// The tree's `used_tokens` then.
+    /// The LRU's `used_tokens` at the last use.
     used_at: u64,
 }
 
-impl Predicted {
+impl PredictedIndex {
     pub fn new(settings: Settings, metrics: Metrics, now: Instant) -> Self {
         Self {
-            holders: DashMap::default(),
-            trees: DashMap::default(),
-            tree_count: AtomicUsize::new(0),
+            owners: DashMap::default(),
+            lrus: DashMap::default(),
+            lru_count: AtomicUsize::new(0),
             settings,
             metrics,
-            born: now,
+            created: now,
         }
     }
 
@@ -134,48 +136,33 @@ impl Predicted {
         &self.settings
     }
 
-    /// Up to `limit` workers that hold the most of a prompt. Where many hold equally much, `seed`
-    /// picks among them.
-    pub fn overlap(&self, prompt: &[Block], limit: usize, seed: u64) -> Overlap {
-        let mut found = Overlap::new();
-        // The deepest block that anyone holds, then the next ones above it that more workers hold.
-        let mut end = prompt.len();
-        let mut known = 0;
-        while found.len() < limit {
-            let depth = partition(end, |place| self.holder_count(prompt[place]) > known);
-            if depth == 0 {
-                break;
-            }
-            let Some(holders) = self.holders.get(&prompt[depth - 1].path) else {
-                break;
+    /// Up to `limit` workers with the longest cached prefixes, the longest first. Among many workers with
+    /// the same prefix `seed` picks.
+    pub fn overlap(&self, prompt: &[Block], limit: usize, seed: u64) -> PrefixOwners {
+        let longest = |end, count| partition(end, |block| self.owner_count(prompt[block]) > count);
+        prefix_owners::search(prompt.len(), limit, longest, |last, found| {
+            let Some(owners) = self.owners.get(&prompt[last].path) else {
+                return;
             };
-            known = holders.len();
-            let start = (seed % known.max(1) as u64) as usize;
-            for worker in holders[start..].iter().chain(&holders[..start]) {
-                if found.len() < limit && !found.iter().any(|holder| holder.worker == *worker) {
-                    found.push(Holder {
-                        worker: *worker,
-                        blocks: depth as u32,
-                    });
-                }
+            let start = (seed % owners.len().max(1) as u64) as usize;
+            for worker in owners[start..].iter().chain(&owners[..start]) {
+                found.add(*worker, last as u32 + 1);
             }
-            end = depth - 1;
-        }
-        found
+        })
     }
 
-    /// How many of a prompt's first blocks one worker holds.
+    /// How many of a prompt's first blocks one worker has cached.
     pub fn depth(&self, worker: WorkerId, prompt: &[Block]) -> u32 {
-        let holds = |block: Block| {
-            self.holders
+        let is_cached = |block: Block| {
+            self.owners
                 .get(&block.path)
-                .is_some_and(|holders| holders.binary_search(&worker).is_ok())
+                .is_some_and(|owners| owners.binary_search(&worker).is_ok())
         };
-        partition(prompt.len(), |place| holds(prompt[place])) as u32
+        partition(prompt.len(), |block| is_cached(prompt[block])) as u32
     }
 
-    /// Counts a prompt as held by a worker, as of now. `capacity_tokens` is what the engine says it
-    /// holds, 0 if it does not. Returns how many blocks counted as held before.
+    /// Counts a prompt as cached by a worker and used now. `capacity_tokens` is the size of the engine's
+    /// cache, 0 if unknown. Returns how many of the prompt's first blocks counted as cached before.
     pub fn record(
         &self,
         now: Instant,
@@ -183,205 +170,213 @@ impl Predicted {
         capacity_tokens: u64,
         prompt: &[Block],
     ) -> usize {
-        let tree = self.tree(worker);
+        let lru = self.lru(worker);
         let used_s = self.seconds(now);
         let capacity_tokens = if capacity_tokens == 0 {
             self.settings.tokens_per_worker
         } else {
             capacity_tokens
         };
-        // What is longer than the cache must not push everything else out of it.
+        // The part of a prompt beyond the cache's size must not evict everything else.
         let fitting =
             prompt.partition_point(|block| u64::from(block.end_tokens) <= capacity_tokens);
         let prompt = &prompt[..fitting];
-        let tree = &mut *tree.lock();
-        if tree.is_closed || self.is_fresh(tree, prompt, used_s, capacity_tokens) {
+        let lru = &mut *lru.lock();
+        if lru.is_closed || self.is_fresh(lru, prompt, used_s, capacity_tokens) {
             return prompt.len();
         }
-        let mut held_before = 0;
-        tree.used_tokens += prompt.last().map_or(0, |last| u64::from(last.end_tokens));
-        let used_at = tree.used_tokens;
-        // From the end to the start: leaves become the oldest.
-        for (place, block) in prompt.iter().enumerate().rev() {
-            match tree.blocks.to_back(&block.path) {
-                Some(held) => {
-                    held_before = held_before.max(place + 1);
-                    held.used_s = used_s;
-                    held.used_at = used_at;
+        let mut cached_before = 0;
+        lru.used_tokens += prompt.last().map_or(0, |last| u64::from(last.end_tokens));
+        let used_at = lru.used_tokens;
+        // From the end to the start, so that the end is the least recently used.
+        for (position, block) in prompt.iter().enumerate().rev() {
+            match lru.blocks.to_back(&block.path) {
+                Some(entry) => {
+                    cached_before = cached_before.max(position + 1);
+                    entry.used_s = used_s;
+                    entry.used_at = used_at;
                 }
                 None => {
-                    let before = place
+                    let before = position
                         .checked_sub(1)
-                        .map_or(0, |place| prompt[place].end_tokens);
+                        .map_or(0, |last| prompt[last].end_tokens);
                     let tokens = block.end_tokens - before;
-                    tree.tokens += u64::from(tokens);
-                    tree.blocks.insert(
+                    lru.tokens += u64::from(tokens);
+                    lru.blocks.insert(
                         block.path,
-                        Held {
+                        Entry {
                             tokens,
                             used_s,
                             used_at,
                         },
                     );
                     self.metrics.blocks.inc();
-                    let mut holders = self.holders.entry(block.path).or_default();
-                    if let Err(place) = holders.binary_search(&worker) {
-                        holders.insert(place, worker);
+                    let mut owners = self.owners.entry(block.path).or_default();
+                    if let Err(position) = owners.binary_search(&worker) {
+                        owners.insert(position, worker);
                     }
                 }
             }
         }
-        self.evict(tree, worker, capacity_tokens, used_s);
-        held_before
+        self.evict(lru, worker, capacity_tokens, used_s);
+        cached_before
     }
 
-    /// Takes back what a record added, after `held_before` blocks: the worker did not take the request.
-    /// A sibling that counted on the same blocks meanwhile loses them too: colder, not wrong.
-    pub fn retract(&self, worker: WorkerId, prompt: &[Block], held_before: usize) {
-        let Some(tree) = self.trees.get(&worker).map(|tree| tree.clone()) else {
+    /// Takes back the blocks after `cached_before` that a record added: the worker did not accept the
+    /// request. Another request recorded meanwhile with the same blocks loses them too, which makes the
+    /// prediction colder, not wrong.
+    pub fn retract(&self, worker: WorkerId, prompt: &[Block], cached_before: usize) {
+        let Some(lru) = self.lrus.get(&worker).map(|lru| lru.clone()) else {
             return;
         };
-        let tree = &mut *tree.lock();
-        for block in prompt.get(held_before..).unwrap_or_default() {
-            if self.remove(tree, worker, block.path) {
+        let lru = &mut *lru.lock();
+        for block in prompt.get(cached_before..).unwrap_or_default() {
+            if self.remove(lru, worker, block.path) {
                 self.metrics.retracted.inc();
             }
         }
     }
 
-    /// Drops all that a worker was believed to hold: its process is another one.
+    /// Forgets all blocks of a worker: its process was restarted.
     pub fn forget(&self, worker: WorkerId) {
-        if let Some(tree) = self.trees.get(&worker).map(|tree| tree.clone()) {
-            self.clear(&mut tree.lock(), worker);
+        if let Some(lru) = self.lrus.get(&worker).map(|lru| lru.clone()) {
+            self.clear(&mut lru.lock(), worker);
         }
     }
 
-    /// Drops workers that are no longer there, and what nobody asked for in a long time. To be called
-    /// now and then: requests only look at the worker that they go to.
-    pub fn sweep(&self, now: Instant, is_listed: impl Fn(WorkerId) -> bool) {
-        let trees: Vec<(WorkerId, Arc<Mutex<Tree>>)> = self
-            .trees
+    /// Drops workers that left the fleet, and blocks that were not used for long. To be called now and
+    /// then: a request only cleans up the worker that it goes to.
+    pub fn remove_expired(&self, now: Instant, is_listed: impl Fn(WorkerId) -> bool) {
+        let lrus: Vec<(WorkerId, Arc<Mutex<WorkerLru>>)> = self
+            .lrus
             .iter()
-            .map(|tree| (*tree.key(), tree.value().clone()))
+            .map(|lru| (*lru.key(), lru.value().clone()))
             .collect();
-        for (worker, tree) in trees {
-            let tree = &mut *tree.lock();
+        for (worker, lru) in lrus {
+            let lru = &mut *lru.lock();
             if is_listed(worker) {
-                self.evict(tree, worker, u64::MAX, self.seconds(now));
+                self.evict(lru, worker, u64::MAX, self.seconds(now));
             } else {
-                self.clear(tree, worker);
-                tree.is_closed = true;
-                if self.trees.remove(&worker).is_some() {
-                    self.tree_count.fetch_sub(1, Relaxed);
+                self.clear(lru, worker);
+                lru.is_closed = true;
+                if self.lrus.remove(&worker).is_some() {
+                    self.lru_count.fetch_sub(1, Relaxed);
                 }
             }
         }
     }
 
-    /// Blocks and tokens that a worker is believed to hold.
+    /// Blocks and tokens that a worker is predicted to have cached.
     pub fn size(&self, worker: WorkerId) -> (usize, u64) {
-        self.trees.get(&worker).map_or((0, 0), |tree| {
-            let tree = tree.lock();
-            (tree.blocks.len(), tree.tokens)
+        self.lrus.get(&worker).map_or((0, 0), |lru| {
+            let lru = lru.lock();
+            (lru.blocks.len(), lru.tokens)
         })
     }
 
-    /// Whether the whole prompt is held and was used so lately that its place in the order of use
-    /// would hardly change. Repeated prompts then cost one look.
-    fn is_fresh(&self, tree: &Tree, prompt: &[Block], now_s: u32, capacity_tokens: u64) -> bool {
+    /// Whether the whole prompt is cached and was used so recently that its place in the order of use
+    /// would hardly change. A repeated prompt then costs one lookup.
+    fn is_fresh(
+        &self,
+        lru: &WorkerLru,
+        prompt: &[Block],
+        now_s: u32,
+        capacity_tokens: u64,
+    ) -> bool {
         const FRESH: u64 = 64;
-        let Some(held) = prompt.last().and_then(|last| tree.blocks.get(&last.path)) else {
+        let Some(entry) = prompt.last().and_then(|last| lru.blocks.get(&last.path)) else {
             return false;
         };
-        let age_s = now_s.saturating_sub(held.used_s);
-        tree.used_tokens - held.used_at < capacity_tokens / FRESH
+        let age_s = now_s.saturating_sub(entry.used_s);
+        lru.used_tokens - entry.used_at < capacity_tokens / FRESH
             && u64::from(age_s) <= u64::from(self.settings.age_max_s) / FRESH
     }
 
-    fn tree(&self, worker: WorkerId) -> Arc<Mutex<Tree>> {
-        if let Some(tree) = self.trees.get(&worker) {
-            return tree.clone();
+    fn lru(&self, worker: WorkerId) -> Arc<Mutex<WorkerLru>> {
+        if let Some(lru) = self.lrus.get(&worker) {
+            return lru.clone();
         }
         let new = || {
-            self.tree_count.fetch_add(1, Relaxed);
+            self.lru_count.fetch_add(1, Relaxed);
             Arc::default()
         };
-        self.trees.entry(worker).or_insert_with(new).clone()
+        self.lrus.entry(worker).or_insert_with(new).clone()
     }
 
-    /// Makes room: least recently used first, which is the end of a prompt before its start.
-    fn evict(&self, tree: &mut Tree, worker: WorkerId, capacity_tokens: u64, now_s: u32) {
-        let share = self.settings.blocks_max / self.tree_count.load(Relaxed).max(1) as u64;
+    /// Drops the least recently used blocks beyond the limits: the end of a prompt before its start.
+    fn evict(&self, lru: &mut WorkerLru, worker: WorkerId, capacity_tokens: u64, now_s: u32) {
+        let share = self.settings.blocks_max / self.lru_count.load(Relaxed).max(1) as u64;
         let blocks_max = share.max(1) as usize;
         let old_s = now_s.saturating_sub(self.settings.age_max_s);
-        while let Some((path, held)) = tree.blocks.front().map(|(path, held)| (*path, *held)) {
-            let reason = if tree.tokens > capacity_tokens {
+        while let Some((path, entry)) = lru.blocks.front().map(|(path, entry)| (*path, *entry)) {
+            let reason = if lru.tokens > capacity_tokens {
                 &self.metrics.capacity
-            } else if tree.blocks.len() > blocks_max {
+            } else if lru.blocks.len() > blocks_max {
                 &self.metrics.memory
-            } else if held.used_s < old_s {
+            } else if entry.used_s < old_s {
                 &self.metrics.age
             } else {
                 break;
             };
-            self.remove(tree, worker, path);
+            self.remove(lru, worker, path);
             reason.inc();
         }
     }
 
-    /// With the tree's lock held throughout, so that no record falls between tree and holders.
-    fn clear(&self, tree: &mut Tree, worker: WorkerId) {
-        self.metrics.gone.inc_by(tree.blocks.len() as u64);
-        while let Some(path) = tree.blocks.front().map(|(path, _)| *path) {
-            self.remove(tree, worker, path);
+    /// The caller holds the LRU's lock throughout, so that no record comes between the LRU and `owners`.
+    fn clear(&self, lru: &mut WorkerLru, worker: WorkerId) {
+        self.metrics.gone.inc_by(lru.blocks.len() as u64);
+        while let Some(path) = lru.blocks.front().map(|(path, _)| *path) {
+            self.remove(lru, worker, path);
         }
     }
 
-    fn remove(&self, tree: &mut Tree, worker: WorkerId, path: BlockHash) -> bool {
-        let Some(held) = tree.blocks.remove(&path) else {
+    fn remove(&self, lru: &mut WorkerLru, worker: WorkerId, path: BlockHash) -> bool {
+        let Some(entry) = lru.blocks.remove(&path) else {
             return false;
         };
-        tree.tokens -= u64::from(held.tokens);
-        self.remove_holder(path, worker);
+        lru.tokens -= u64::from(entry.tokens);
+        self.remove_owner(path, worker);
         self.metrics.blocks.dec();
         true
     }
 
-    fn remove_holder(&self, path: BlockHash, worker: WorkerId) {
-        let dashmap::Entry::Occupied(mut holders) = self.holders.entry(path) else {
+    fn remove_owner(&self, path: BlockHash, worker: WorkerId) {
+        let dashmap::Entry::Occupied(mut owners) = self.owners.entry(path) else {
             return;
         };
-        if let Ok(place) = holders.get().binary_search(&worker) {
-            holders.get_mut().remove(place);
+        if let Ok(position) = owners.get().binary_search(&worker) {
+            owners.get_mut().remove(position);
         }
-        if holders.get().is_empty() {
-            holders.remove();
+        if owners.get().is_empty() {
+            owners.remove();
         }
     }
 
-    fn holder_count(&self, block: Block) -> usize {
-        self.holders
+    fn owner_count(&self, block: Block) -> usize {
+        self.owners
             .get(&block.path)
-            .map_or(0, |holders| holders.len())
+            .map_or(0, |owners| owners.len())
     }
 
     fn seconds(&self, now: Instant) -> u32 {
-        now.saturating_duration_since(self.born)
+        now.saturating_duration_since(self.created)
             .min(Duration::from_secs(u64::from(u32::MAX)))
             .as_secs() as u32
     }
 }
 
-/// The first place of `0..end` where `holds` is false, given that it is true before and false after.
-fn partition(end: usize, holds: impl Fn(usize) -> bool) -> usize {
+/// The first index of `0..end` for which `is_cached` is false, given that it is true before and false
+/// after.
+fn partition(end: usize, is_cached: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, end);
-    // A repeated prompt is held whole, and a new one not at all: ask there first.
-    if high > 0 && holds(high - 1) {
+    // A repeated prompt is cached as a whole, so try its end first.
+    if high > 0 && is_cached(high - 1) {
         return high;
     }
     while low < high {
         let middle = low + (high - low) / 2;
-        if holds(middle) {
+        if is_cached(middle) {
             low = middle + 1;
         } else {
             high = middle;

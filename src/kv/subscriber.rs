@@ -18,7 +18,7 @@ use tracing::debug;
 
 use super::admit::Harm;
 use super::event::Batch;
-use super::forest::Forest;
+use super::indexes::PrefixIndexes;
 use super::source::{Said, Source};
 use super::stream::{self, Numbered, State, Step, Steps, Stream};
 use crate::ids::{Model, WorkerId};
@@ -53,7 +53,7 @@ pub struct Subject {
 /// What all subscribers share.
 #[derive(Clone)]
 pub struct Shared {
-    pub forest: Arc<Forest>,
+    pub indexes: Arc<PrefixIndexes>,
     pub board: Arc<Board>,
     pub metrics: Metrics,
     pub settings: stream::Settings,
@@ -143,7 +143,7 @@ impl Task {
         let task = Self {
             subject,
             stream: Stream::new(shared.settings, now),
-            ground: Ground::new(shared.forest, model, worker, rank),
+            ground: Ground::new(shared.indexes, model, worker, rank),
             seat,
             meters,
             on_loss: shared.on_loss,

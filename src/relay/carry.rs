@@ -298,7 +298,7 @@ impl Relay {
         let report = plan.asks(&self.caches.board, worker);
         let running = Running::new(
             in_flight,
-            plan.expect(&self.caches.expected, worker),
+            plan.expect(&self.caches.unconfirmed, worker),
             plan.check(&self.caches.parity, now, worker),
             report.map(|_| self.caches.board.ask(worker.id)),
         );

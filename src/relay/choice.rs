@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Relay;
+use super::cached_prefix::CachedPrefixes;
 use super::handoff::NotSplit;
-use super::held::Held;
 use super::plan::{Excluded, Plan};
 use super::prefill_decode::{OnPrefillFailure, PrefillDecode};
 use super::view::{LiveView, Task};
@@ -148,7 +148,7 @@ impl Relay {
     pub(super) fn choose_once(
         &self,
         plan: &Plan,
-        held: &Held<'_>,
+        held: &CachedPrefixes<'_>,
         now: Instant,
         failed: &Failed,
     ) -> Option<Chosen> {
@@ -171,7 +171,7 @@ impl Relay {
     fn choose_pair(
         &self,
         plan: &Plan,
-        held: &Held<'_>,
+        held: &CachedPrefixes<'_>,
         now: Instant,
         it: &PrefillDecode,
         decode: &LiveView<'_>,

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use prometheus::{IntCounter, IntCounterVec};
 
 use super::budget::RetryBudget;
-use super::held::Caches;
+use super::cached_prefix::Caches;
 use super::model::{ModelSettings, Models};
 use super::prefill_decode::{self, PrefillDecode};
 use super::settings::Settings;
 use super::tokens::Tokens;
 use crate::fleet::registry::Registry;
-use crate::kv::predicted::Predicted;
+use crate::kv::predicted::PredictedIndex;
 use crate::observe::metrics;
 
 /// What is counted of requests as a whole; `model` has what is counted for each model.
@@ -73,7 +73,7 @@ impl Relay {
         &self.fleet
     }
 
-    pub fn predicted(&self) -> &Predicted {
+    pub fn predicted(&self) -> &PredictedIndex {
         &self.caches.predicted
     }
 

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use serde::Serialize;
 
+use super::cached_prefix::{self, PrefixSource};
 use super::choice::{Failed, Unsplit};
-use super::held::{self, KnownBy};
 use super::plan::Plan;
 use super::prefill_decode::PrefillDecode;
 use super::tokens::Found;
@@ -16,7 +16,7 @@ use super::{Error, Relay};
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Status};
 use crate::http::circuit_breaker;
-use crate::kv::index::Depth;
+use crate::kv::index::RankPrefix;
 use crate::kv::subscriber::TreeState;
 use crate::observe;
 use crate::prompt::{Api, Peek};
@@ -84,7 +84,7 @@ pub struct Score {
     pub cached: Cached,
     pub cached_tokens: u32,
     /// How that is known.
-    pub known_by: KnownBy,
+    pub known_by: PrefixSource,
     /// What it tells of each rank's cache, and how far that can be relied on. None for a worker without events.
     pub trees: Vec<Tree>,
     /// False while its engine is seen to have other tokens than this router: then its events do not count.
@@ -130,7 +130,9 @@ impl Relay {
         let decision = chosen.as_ref().map(|(decision, _)| *decision);
         let prefill = chosen.and_then(|(_, prefill)| prefill);
         let exact = plan.prompt.exact.as_ref();
-        let depths = exact.map(held::Exact::depths).unwrap_or_default();
+        let depths = exact
+            .map(cached_prefix::TokenBlocks::rank_prefixes)
+            .unwrap_or_default();
         let workers = self.scores(&plan, &view, &depths);
         let split = match (&self.prefill_decode, prefill) {
             (Some(it), Some(prefill)) => {
@@ -211,7 +213,7 @@ impl Relay {
         }
     }
 
-    fn scores(&self, plan: &Plan, view: &LiveView<'_>, depths: &[(Depth, u32)]) -> Vec<Score> {
+    fn scores(&self, plan: &Plan, view: &LiveView<'_>, depths: &[(RankPrefix, u32)]) -> Vec<Score> {
         (0..view.len())
             .map(|place| self.score(plan, view, depths, place))
             .collect()
@@ -221,7 +223,7 @@ impl Relay {
         &self,
         plan: &Plan,
         view: &LiveView<'_>,
-        depths: &[(Depth, u32)],
+        depths: &[(RankPrefix, u32)],
         place: usize,
     ) -> Score {
         let in_group = view.in_group(place);
@@ -248,8 +250,9 @@ impl Relay {
             let own = own.find(|(it, _)| it.worker == worker.id && it.rank == state.rank);
             Tree {
                 scores: matches!(state.state, "partial" | "live"),
-                cached: own
-                    .map_or_else(Cached::default, |(depth, size)| held::cached(depth, *size)),
+                cached: own.map_or_else(Cached::default, |(depth, size)| {
+                    cached_prefix::cached(depth, *size)
+                }),
                 state,
             }
         };

@@ -8,17 +8,17 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use smallvec::SmallVec;
 
+use super::cached_prefix::{CachedPrefixes, Prompt, TokenBlocks};
 use super::handoff::{Legs, NotSplit};
-use super::held::{Exact, Held, Prompt};
 use super::model::ModelState;
 use super::report::Report;
 use super::tokens::Found;
 use super::{Error, Relay, tell_tokens};
 use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::WorkerId;
-use crate::kv::expected::{Coming, Expected};
 use crate::kv::parity::{Check, Made, Parity};
 use crate::kv::subscriber::Board;
+use crate::kv::unconfirmed::{UnconfirmedBlocks, UnconfirmedPrompt};
 use crate::prompt::{self, Api, Peek};
 use crate::{kv, routing};
 
@@ -49,9 +49,9 @@ impl Plan {
     /// ranks, since nobody knows to which of them it goes.
     pub(super) fn expect(
         &self,
-        expected: &Arc<Expected>,
+        unconfirmed: &Arc<UnconfirmedBlocks>,
         worker: &Worker,
-    ) -> SmallVec<[Coming; 1]> {
+    ) -> SmallVec<[UnconfirmedPrompt; 1]> {
         let Some(exact) = &self.prompt.exact else {
             return SmallVec::new();
         };
@@ -61,7 +61,7 @@ impl Plan {
         }
         let marks = exact.marks();
         marks
-            .map(|marks| expected.expect(worker.id, marks))
+            .map(|marks| unconfirmed.insert(worker.id, marks))
             .collect()
     }
 }
@@ -126,9 +126,9 @@ impl Relay {
         };
         let measure = Measure::new(&peek.prompt, found.as_ref(), model.bytes_per_token);
         let blocks = if api.generates() {
-            let start = kv::block::start(&group.model, salt);
+            let start = kv::text_block::chain_root(&group.model, salt);
             let blocks = peek.prompt.blocks.iter();
-            kv::block::chain(
+            kv::text_block::chain(
                 start,
                 blocks.map(|block| (block.hash, measure.tokens(u64::from(block.bytes)))),
             )
@@ -136,7 +136,7 @@ impl Relay {
             Vec::new()
         };
         let exact = found.as_ref().map(|found| {
-            let mut exact = Exact::new(&self.caches.forest, &group, salt, &found.ids);
+            let mut exact = TokenBlocks::new(&self.caches.indexes, &group, salt, &found.ids);
             exact.made = made;
             exact.ends_early = found.ends_early();
             exact.keep(&group, &self.caches.parity, &found.ids);
@@ -204,8 +204,13 @@ impl Relay {
     }
 
     /// What workers hold of a plan's prompt.
-    pub(super) fn held<'a>(&'a self, plan: &'a Plan, now: Instant, holders_max: usize) -> Held<'a> {
-        Held::new(
+    pub(super) fn held<'a>(
+        &'a self,
+        plan: &'a Plan,
+        now: Instant,
+        holders_max: usize,
+    ) -> CachedPrefixes<'a> {
+        CachedPrefixes::new(
             &plan.group,
             &self.caches,
             &plan.prompt,

@@ -328,7 +328,7 @@ impl Try<'_> {
         let report = plan.asks(&relay.caches.board, worker);
         let mut running = Running::new(
             InFlight::new(worker.clone(), tokens, held_tokens),
-            plan.expect(&relay.caches.expected, worker),
+            plan.expect(&relay.caches.unconfirmed, worker),
             plan.check(&relay.caches.parity, now, worker),
             report.map(|_| relay.caches.board.ask(worker.id)),
         );
@@ -548,7 +548,7 @@ impl Try<'_> {
         }
         let worker = &choice.worker;
         Belief::new(&relay.caches.predicted, now, worker, &plan.prompt.blocks).confirm();
-        for coming in plan.expect(&relay.caches.expected, worker) {
+        for coming in plan.expect(&relay.caches.unconfirmed, worker) {
             coming.on_first_token(now);
         }
     }

@@ -10,16 +10,16 @@ use smallvec::SmallVec;
 use crate::fleet::Worker;
 use crate::fleet::load::InFlight;
 use crate::ids::{Block, WorkerId};
-use crate::kv::expected::Coming;
 use crate::kv::parity::Check;
-use crate::kv::predicted::Predicted;
+use crate::kv::predicted::PredictedIndex;
 use crate::kv::subscriber::Asking;
+use crate::kv::unconfirmed::UnconfirmedPrompt;
 
 /// Dropped, it takes back what is not true any more.
 #[derive(Debug)]
 pub(super) struct Running {
     in_flight: InFlight,
-    coming: SmallVec<[Coming; 1]>,
+    coming: SmallVec<[UnconfirmedPrompt; 1]>,
     check: Option<Check>,
     asking: Option<Asking>,
 }
@@ -27,7 +27,7 @@ pub(super) struct Running {
 impl Running {
     pub(super) fn new(
         in_flight: InFlight,
-        coming: SmallVec<[Coming; 1]>,
+        coming: SmallVec<[UnconfirmedPrompt; 1]>,
         check: Option<Check>,
         asking: Option<Asking>,
     ) -> Self {
@@ -67,7 +67,7 @@ impl Running {
 /// the worker has begun to answer.
 #[must_use = "dropped, it is taken back"]
 pub(super) struct Belief<'a> {
-    predicted: &'a Predicted,
+    predicted: &'a PredictedIndex,
     worker: WorkerId,
     blocks: &'a [Block],
     held_before: usize,
@@ -75,7 +75,7 @@ pub(super) struct Belief<'a> {
 
 impl<'a> Belief<'a> {
     pub(super) fn new(
-        predicted: &'a Predicted,
+        predicted: &'a PredictedIndex,
         now: Instant,
         worker: &Worker,
         blocks: &'a [Block],

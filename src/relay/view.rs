@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::held::{Held, Holders};
+use super::cached_prefix::{CachedPrefixes, Holders};
 use crate::fleet::handoff::Connector;
 use crate::fleet::{Group, Worker};
 use crate::ids::WorkerId;
@@ -25,7 +25,7 @@ pub enum Task {
 #[derive(Debug)]
 pub struct LiveView<'a> {
     group: &'a Group,
-    held: &'a Held<'a>,
+    held: &'a CachedPrefixes<'a>,
     holders: Holders,
     task: Task,
     places: Range<usize>,
@@ -36,7 +36,7 @@ pub struct LiveView<'a> {
 impl<'a> LiveView<'a> {
     pub fn new(
         group: &'a Group,
-        held: &'a Held<'a>,
+        held: &'a CachedPrefixes<'a>,
         task: Task,
         now: Instant,
         excluded: &'a [WorkerId],
@@ -56,7 +56,7 @@ impl<'a> LiveView<'a> {
         }
     }
 
-    pub(super) fn held(&self) -> &Held<'a> {
+    pub(super) fn held(&self) -> &CachedPrefixes<'a> {
         self.held
     }
 

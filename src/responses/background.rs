@@ -7,19 +7,19 @@
 
 mod cancel;
 mod create;
-pub(crate) mod log;
+pub mod log;
 mod metrics;
 mod owner;
-pub(crate) mod read_position;
+pub mod read_position;
 mod reader;
 mod run;
-pub(crate) mod run_state;
-pub(crate) mod run_step;
-pub(crate) mod run_table;
+pub mod run_state;
+pub mod run_step;
+pub mod run_table;
 mod runs;
 mod settings;
 mod stored_request;
-pub(crate) mod take_over;
+pub mod take_over;
 mod unreadable;
 
 pub(super) use self::runs::{Background, Counts};

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// A clock and its scheduled events. The clock moves only when the next event is taken. Events of the same time are
 /// taken in the order in which they were scheduled.
 #[derive(Debug)]
-pub(super) struct World<E> {
+pub struct World<E> {
     now: Duration,
     scheduled: u64,
     queue: BinaryHeap<Reverse<Scheduled<E>>>,
@@ -21,7 +21,7 @@ struct Scheduled<E> {
 }
 
 impl<E> World<E> {
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             now: Duration::ZERO,
             scheduled: 0,
@@ -30,19 +30,19 @@ impl<E> World<E> {
     }
 
     /// Time since the start of the simulation.
-    pub(super) fn now(&self) -> Duration {
+    pub fn now(&self) -> Duration {
         self.now
     }
 
     /// Schedules an event; one for a past time happens now.
-    pub(super) fn set(&mut self, at: Duration, event: E) {
+    pub fn set(&mut self, at: Duration, event: E) {
         let (at, number) = (at.max(self.now), self.scheduled);
         self.scheduled += 1;
         self.queue.push(Reverse(Scheduled { at, number, event }));
     }
 
     /// Takes the next event and moves the clock to its time.
-    pub(super) fn next(&mut self) -> Option<E> {
+    pub fn next(&mut self) -> Option<E> {
         let Reverse(next) = self.queue.pop()?;
         self.now = next.at;
         Some(next.event)

@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -414,6 +416,8 @@ pub(crate) struct Router {
     _app: Option<App>,
     pub(crate) child: Option<Killed>,
     log: Arc<Mutex<String>>,
+    /// Whether the child's log is read as it is written.
+    is_log_read: Arc<AtomicBool>,
     _file: Option<Removed>,
 }
 
@@ -446,6 +450,7 @@ impl Router {
             _app: Some(app),
             child: None,
             log: Arc::default(),
+            is_log_read: Arc::default(),
             _file: None,
         }
     }
@@ -468,10 +473,15 @@ impl Router {
         let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines();
         let log: Arc<Mutex<String>> = Arc::default();
         let kept = log.clone();
+        let is_log_read = Arc::new(AtomicBool::new(true));
+        let is_read = is_log_read.clone();
         // Ends with the child.
         std::thread::spawn(move || {
             while let Some(Ok(line)) = lines.next() {
                 writeln!(kept.lock(), "{line}").unwrap();
+                while !is_read.load(Relaxed) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
             }
         });
         let mut addresses = None;
@@ -487,12 +497,18 @@ impl Router {
             _app: None,
             child: Some(child),
             log,
+            is_log_read,
             _file: Some(file),
         }
     }
 
     pub(crate) fn log(&self) -> String {
         self.log.lock().clone()
+    }
+
+    /// Reads a child's log, or leaves it where it is, so that the pipe fills.
+    pub(crate) fn read_log(&self, reads: bool) {
+        self.is_log_read.store(reads, Relaxed);
     }
 }
 

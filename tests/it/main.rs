@@ -6,6 +6,7 @@
     reason = "a test that fails should panic where it fails, and its tasks die with its runtime"
 )]
 
+mod access_log;
 mod architecture;
 mod background;
 mod cli;
@@ -14,10 +15,12 @@ mod cluster;
 mod config;
 mod failures;
 mod kv_events;
+mod metrics_reference;
 mod pairs;
 mod prefill_decode;
 mod proxy;
 mod redis_server;
+mod replica_simulation;
 mod responses;
 mod routing;
 mod simulation;

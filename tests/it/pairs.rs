@@ -258,7 +258,7 @@ async fn a_prefill_worker_whose_bootstrap_server_is_silent_is_no_pair() {
         serde_json::from_slice(&page.body).unwrap()
     };
     eventually("the pair is known", async || {
-        fleet().await["pairs"]["not_proved"] == 1
+        fleet().await["pairs"]["unverified"] == 1
     })
     .await;
     let pairs = &fleet().await["pairs"];
@@ -266,7 +266,7 @@ async fn a_prefill_worker_whose_bootstrap_server_is_silent_is_no_pair() {
         (&pairs["connector"], &pairs["count"]),
         (&"mooncake".into(), &1.into())
     );
-    let bootstrap = async || fleet().await["workers"][0]["handoffs"]["bootstrap"].clone();
+    let bootstrap = async || fleet().await["workers"][0]["kv_transfers"]["bootstrap"].clone();
     let expected = format!("http://{}", p0.bootstrap.unwrap());
     assert_eq!(bootstrap().await, Value::from(expected));
     drop(p0);
@@ -275,5 +275,8 @@ async fn a_prefill_worker_whose_bootstrap_server_is_silent_is_no_pair() {
         fleet().await["pairs"]["count"] == 0
     })
     .await;
-    assert_eq!(fleet().await["pairs"]["alone"], serde_json::json!(["d0"]));
+    assert_eq!(
+        fleet().await["pairs"]["unpaired"],
+        serde_json::json!(["d0"])
+    );
 }

@@ -206,7 +206,7 @@ async fn every_api_is_known_exactly(cluster: &Cluster, model: &str) {
                 false => 0,
             };
             assert_eq!(row["cached_tokens"], expected, "{path}, {body}: {page:#}");
-            assert_eq!(row["known_by"], "events", "{path}: {page:#}");
+            assert_eq!(row["known_by"], "exact", "{path}: {page:#}");
         }
         let (answer, decided) = cluster.post_decided(path, &body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
@@ -298,7 +298,7 @@ async fn a_prompt_is_known_up_to_its_first_image_and_predicted_from_there() {
     assert!(before >= 48, "{page:#}");
     for worker in ["w0", "w1"] {
         assert_eq!(row(&page, worker)["cached_tokens"], before, "{page:#}");
-        assert_eq!(row(&page, worker)["known_by"], "events", "{page:#}");
+        assert_eq!(row(&page, worker)["known_by"], "exact", "{page:#}");
     }
     let (answer, decided) = cluster.post_decided(path, &image(&long)).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -312,7 +312,7 @@ async fn a_prompt_is_known_up_to_its_first_image_and_predicted_from_there() {
             is_there,
             "{page:#}"
         );
-        let known_by = if is_there { "prediction" } else { "events" };
+        let known_by = if is_there { "predicted" } else { "exact" };
         assert_eq!(row["known_by"], known_by, "{page:#}");
     }
     let part = cluster.metric("warmroute_tokens_prompts_total", &["outcome=\"part\""]);
@@ -481,11 +481,11 @@ async fn an_engine_that_renders_nothing_tells_what_tokenize_tells() {
         cluster.knows(0).await;
         let page = cluster.explain(path, &body).await;
         let expected = match path {
-            "/v1/responses" => "prediction",
-            _ => "events",
+            "/v1/responses" => "predicted",
+            _ => "exact",
         };
         assert_eq!(row(&page, "w0")["known_by"], expected, "{path}: {page:#}");
-        if expected == "events" {
+        if expected == "exact" {
             assert_eq!(page["prompt_tokens"], prompt_tokens(&answer), "{path}");
         }
     }

@@ -26,7 +26,7 @@ fn text(text: &str) -> ExtraKey {
 }
 
 /// What comes of the last of `events`: a root or parent and the local hashes, or why not.
-fn check(events: &[Event]) -> Result<(After, Vec<u64>), Left> {
+fn check(events: &[Event]) -> Result<(Parent, Vec<u64>), Left> {
     let mut admit = Admit::default();
     let (last, before) = events.split_last().unwrap();
     for event in before {
@@ -46,12 +46,12 @@ fn why(events: &[Event]) -> (Filtered, Harm) {
 }
 
 fn plain() -> Vec<u64> {
-    vec![block::local(&[1, 2]).0, block::local(&[3, 4]).0]
+    vec![block::hash_block(&[1, 2]).0, block::hash_block(&[3, 4]).0]
 }
 
 #[test]
 fn a_prompt_begins_at_the_root_of_its_adapter_and_salt() {
-    let root = |lora, salt| After::Root(block::root(lora, salt));
+    let root = |lora, salt| Parent::Root(block::chain_root(lora, salt));
     let none = stored(|_| {});
     assert_eq!(check(&[none]), Ok((root(None, None), plain())));
     let lora = stored(|stored| {
@@ -77,13 +77,13 @@ fn a_prompt_begins_at_the_root_of_its_adapter_and_salt() {
 #[test]
 fn a_continued_prompt_follows_its_parent_and_a_text_there_is_no_salt() {
     let next = stored(|stored| stored.parent = Some(Name(9)));
-    assert_eq!(check(&[next]), Ok((After::Block(Name(9)), plain())));
+    assert_eq!(check(&[next]), Ok((Parent::Block(Name(9)), plain())));
     let odd = stored(|stored| {
         stored.parent = Some(Name(9));
         stored.extra_keys = vec![vec![text("t")], vec![]];
     });
     let (after, locals) = check(&[odd]).unwrap();
-    assert_eq!(after, After::Block(Name(9)));
+    assert_eq!(after, Parent::Block(Name(9)));
     assert_ne!(locals[0], plain()[0]);
     assert_eq!(locals[1], plain()[1]);
 }
@@ -93,7 +93,7 @@ fn images_and_embeddings_are_part_of_their_block_alone() {
     let with = |key: ExtraKey| {
         let (after, locals) =
             check(&[stored(|stored| stored.extra_keys = vec![vec![], vec![key]])]).unwrap();
-        assert_eq!(after, After::Root(block::root(None, None)));
+        assert_eq!(after, Parent::Root(block::chain_root(None, None)));
         assert_eq!(locals[0], plain()[0]);
         locals[1]
     };

@@ -1,4 +1,4 @@
-//! One bound on the memory of several indexes.
+//! One memory limit for several indexes.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -7,38 +7,37 @@ use std::sync::atomic::Ordering::Relaxed;
 use prometheus::IntGauge;
 
 #[derive(Debug)]
-pub(in crate::kv) struct Budget {
-    bytes_max: u64,
+pub(in crate::kv) struct MemoryBudget {
+    max_bytes: u64,
     bytes: AtomicU64,
-    /// Indexes that share it.
     accounts: AtomicU64,
     gauge: IntGauge,
 }
 
-impl Budget {
-    pub(in crate::kv) fn new(bytes_max: u64, gauge: IntGauge) -> Arc<Self> {
+impl MemoryBudget {
+    pub(in crate::kv) fn new(max_bytes: u64, gauge: IntGauge) -> Arc<Self> {
         Arc::new(Self {
-            bytes_max,
+            max_bytes,
             bytes: AtomicU64::new(0),
             accounts: AtomicU64::new(0),
             gauge,
         })
     }
 
-    pub(in crate::kv) fn bytes_max(&self) -> u64 {
-        self.bytes_max
+    pub(super) fn max_bytes(&self) -> u64 {
+        self.max_bytes
     }
 }
 
-/// One index's part of it; given back when dropped.
+/// The memory of one index; given back when dropped.
 #[derive(Debug)]
-pub(in crate::kv) struct Account {
-    budget: Arc<Budget>,
+pub(super) struct MemoryAccount {
+    budget: Arc<MemoryBudget>,
     charged: AtomicU64,
 }
 
-impl Account {
-    pub(in crate::kv) fn new(budget: Arc<Budget>) -> Self {
+impl MemoryAccount {
+    pub(super) fn new(budget: Arc<MemoryBudget>) -> Self {
         budget.accounts.fetch_add(1, Relaxed);
         Self {
             budget,
@@ -47,25 +46,25 @@ impl Account {
     }
 
     #[inline]
-    pub(super) fn is_over(&self) -> bool {
-        self.budget.bytes.load(Relaxed) > self.budget.bytes_max
+    pub(super) fn is_over_limit(&self) -> bool {
+        self.budget.bytes.load(Relaxed) > self.budget.max_bytes
     }
 
-    /// An index gives no pages back while it lives, so the first could leave none to those that come
-    /// later: an eighth is only for those that have less than their equal part.
+    /// An index gives no pages back while it lives, so the first one could leave nothing to later ones:
+    /// an eighth of the budget is only for indexes that have less than an equal part.
     pub(super) fn has_room_for(&self, bytes: usize) -> bool {
         let bytes = bytes as u64;
-        let bytes_max = self.budget.bytes_max;
-        let equal_part = bytes_max / self.budget.accounts.load(Relaxed).max(2);
-        let bytes_max = if self.charged.load(Relaxed) + bytes <= equal_part {
-            bytes_max
+        let max_bytes = self.budget.max_bytes;
+        let equal_part = max_bytes / self.budget.accounts.load(Relaxed).max(2);
+        let max_bytes = if self.charged.load(Relaxed) + bytes <= equal_part {
+            max_bytes
         } else {
-            bytes_max - bytes_max / 8
+            max_bytes - max_bytes / 8
         };
-        self.budget.bytes.load(Relaxed) + bytes <= bytes_max
+        self.budget.bytes.load(Relaxed) + bytes <= max_bytes
     }
 
-    /// What the index takes in all. Called with its lock held.
+    /// Sets the index's total. Called with its lock held.
     #[inline]
     pub(super) fn charge(&self, bytes: usize) {
         let bytes = bytes as u64;
@@ -79,7 +78,7 @@ impl Account {
     }
 }
 
-impl Drop for Account {
+impl Drop for MemoryAccount {
     fn drop(&mut self) {
         self.charge(0);
         self.budget.accounts.fetch_sub(1, Relaxed);

@@ -1,111 +1,122 @@
-//! How deep each tree holds a prompt, read while the writer goes on.
+//! Finds how long a prefix of a prompt each tree owns, while the writer goes on.
 //!
-//! What a reader reports of a block was true at one moment between the lookup's begin and its end:
-//! page and version, the word of the holders and the set's generation are looked at again after what
-//! they stand for was read, and what does not agree is read once more or not used.
+//! What a lookup reports of a block was true at one moment between the lookup's start and its end:
+//! after it read what a page's version, a block's owner set or a set's generation stand for, it loads
+//! each of them again. If one has changed, the lookup reads again or does not use the block.
 
-mod tally;
+mod remaining;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use self::tally::Tally;
-use super::holders::{Members, NOBODY};
-use super::pages::{Body, FAR, Head, PageId, Version};
-use super::pause::pause;
+use self::remaining::RemainingTrees;
+use super::members::Members;
+use super::owner_sets::{EMPTY_SET, SetId};
+use super::page_table::PageTable;
+use super::pages::{Body, Head, LOOKAHEAD, PageId, Version};
+use super::race_point::race_point;
+use super::shared::Shared;
 use super::simd::prefetch;
-use super::table::Table;
-use super::{Depth, Shared};
-use crate::kv::block::{Local, Path, Root, STRETCH};
+use super::types::RankPrefix;
+use crate::kv::block::{ChainRoot, LocalHash, PathHash, SEGMENT_BLOCKS};
 
-/// How often a page that the writer is changing is looked at again. A change is some stores, unless the
-/// writer's thread was put to sleep among them; then its blocks are missed.
-const TRIES: usize = 64;
+/// How often a page that the writer is changing is read again. A change is a few stores, unless the
+/// writer's thread was suspended among them; then the page's blocks are missed.
+const MAX_TRIES: usize = 64;
 
-/// A word that no block has: of a class of sets that there is not.
-const NO_WORD: u32 = u32::MAX;
+/// An id that no block has: there is no such class of sets.
+const NO_SET: SetId = u32::MAX;
 
 /// A lookup on its way along a prompt.
-struct Walk<'a> {
+struct Lookup<'a> {
     shared: &'a Shared,
-    tally: Tally<'a>,
-    /// Who is left in the tally is among these.
-    last: Last<'a>,
-    /// The holders that were read last.
+    trees: RemainingTrees<'a>,
+    /// The owners of the last block.
+    last: LastOwners<'a>,
+    /// The trees of the set that was read last.
     members: Members,
 }
 
-/// A word of holders, where its generation is, and which it was.
-struct Last<'a> {
-    word: u32,
-    now: &'a AtomicU64,
-    then: u64,
+/// A set that contains all remaining trees, with its generation when it was read.
+struct LastOwners<'a> {
+    set: SetId,
+    generation: &'a AtomicU64,
+    generation_read: u64,
 }
 
-enum Next {
-    GoOn,
-    Over,
-}
+/// A page on the way: its head, and the guess at the page [`LOOKAHEAD`] segments on.
+type PageAhead<'a> = (&'a Head, &'a AtomicU32);
 
-/// A page on the way: its head, and where its chain may be [`FAR`] stretches on.
-type At<'a> = (&'a Head, &'a AtomicU32);
+/// Path hashes of a segment's first and last block.
+type SegmentEnds = (PathHash, PathHash);
+
+/// No tree owns the prompt's next block.
+struct NoTreeLeft;
+
+/// The page changed while it was read.
+struct Changed;
 
 impl Shared {
-    pub(super) fn overlap(&self, root: Root, locals: &[Local], found: &mut Vec<Depth>) {
-        let mut walk = Walk {
+    pub(super) fn overlap(
+        &self,
+        root: ChainRoot,
+        locals: &[LocalHash],
+        found: &mut Vec<RankPrefix>,
+    ) {
+        let mut lookup = Lookup {
             shared: self,
-            tally: Tally::new(&self.roster, found),
-            last: Last {
-                word: NO_WORD,
-                now: self.sets.generation(NO_WORD),
-                then: 0,
+            trees: RemainingTrees::new(&self.slots, found),
+            last: LastOwners {
+                set: NO_SET,
+                generation: self.sets.generation(NO_SET),
+                generation_read: 0,
             },
             members: Members::default(),
         };
-        let nowhere = Head::nowhere();
-        let mut at = (&nowhere, &nowhere.next);
-        let mut state = Path::start(root);
+        let before_first = Head::before_first();
+        let mut page = (&before_first, &before_first.next);
+        let mut path = PathHash::start(root);
         let mut depth = 0;
-        let (stretches, rest) = locals.as_chunks::<STRETCH>();
-        for stretch in stretches {
-            let ends = state.stretch(stretch);
-            let next = walk
-                .goes_on(at, ends)
-                .or_else(|| walk.turns(at, state, ends, stretch, depth));
+        let (segments, rest) = locals.as_chunks::<SEGMENT_BLOCKS>();
+        for segment in segments {
+            let ends = path.segment(segment);
+            let next = lookup
+                .step_as_before(page, ends)
+                .or_else(|| lookup.step(page, path, ends, segment, depth));
             let Some(next) = next else {
                 return;
             };
-            at = next;
-            (_, state) = ends;
-            depth += STRETCH as u32;
+            page = next;
+            (_, path) = ends;
+            depth += SEGMENT_BLOCKS as u32;
         }
         if !rest.is_empty() {
-            let ends = state.stretch(rest);
-            if walk.turns(at, state, ends, rest, depth).is_none() {
+            let ends = path.segment(rest);
+            if lookup.step(page, path, ends, rest, depth).is_none() {
                 return;
             }
             depth += rest.len() as u32;
         }
-        walk.tally.end(depth);
+        lookup.trees.report_all(depth);
     }
 
-    /// The page where a chain went on last after a page, if it is the one that begins with a path.
+    /// The page where the chain continued from a page last, if it begins with this path hash.
     #[inline]
-    fn page_after(&self, head: &Head, first: Path) -> Option<(PageId, &Head)> {
+    fn page_after(&self, head: &Head, first: PathHash) -> Option<(PageId, &Head)> {
         let next = head.next.load(Relaxed);
         let head = self.pages.head(next)?;
         begins_with(head, first).then_some((next, head))
     }
 
-    /// The page that begins with a path.
+    /// The page that begins with this path hash.
     #[inline(never)]
-    fn page_at(&self, table: &Table, first: Path) -> Option<(PageId, &Head)> {
+    fn page_at(&self, table: &PageTable, first: PathHash) -> Option<(PageId, &Head)> {
         let found = table.find(first.mixed(), |page| {
             let head = self.pages.head(page);
             head.is_some_and(|head| begins_with(head, first))
         })?;
-        // They mostly follow each other, two to a line.
-        for ahead in (1..FAR as u32).step_by(2) {
+        // The next pages usually follow it, two heads to a cache line.
+        for ahead in (1..LOOKAHEAD as u32).step_by(2) {
             if let Some((head, far)) = self.pages.ahead(found.wrapping_add(ahead)) {
                 prefetch(head);
                 prefetch(far);
@@ -115,75 +126,86 @@ impl Shared {
     }
 }
 
-impl<'a> Walk<'a> {
-    /// The page after one, where the guess is right, it is just the stretch of these paths, and the same
-    /// trees hold all of it as before: nearly every step of a long way.
+impl<'a> Lookup<'a> {
+    /// One segment on, in nearly every step of a long prompt: the guess at the next page is right, the page
+    /// is exactly this segment, and all its blocks have the same owners as the last block.
     #[inline]
-    fn goes_on(&self, (head, far): At<'a>, (first, last): (Path, Path)) -> Option<At<'a>> {
+    fn step_as_before(
+        &self,
+        (head, far): PageAhead<'a>,
+        (first, last): SegmentEnds,
+    ) -> Option<PageAhead<'a>> {
         let pages = &self.shared.pages;
         if let Some((head, far)) = pages.ahead(far.load(Relaxed)) {
             prefetch(head);
             prefetch(far);
         }
         let (head, far) = pages.ahead(head.next.load(Relaxed))?;
-        let (version, all) = whole(head, first, last, STRETCH)?;
-        (self.is_last(all) && head.is_still(version)).then_some((head, far))
+        let (version, common) = whole_page(head, first, last, SEGMENT_BLOCKS)?;
+        (self.are_last_owners(common) && head.is_still(version)).then_some((head, far))
     }
 
-    /// Any other step, over the stretch that follows `before`. Returns its last page; none when it is over.
+    /// One segment on, in any other case; `before` is the path hash before it. Returns the segment's last
+    /// page; none when the lookup is over.
     #[inline(never)]
-    fn turns(
+    fn step(
         &mut self,
-        (head, _): At<'a>,
-        before: Path,
-        (first, last): (Path, Path),
-        stretch: &[Local],
+        (head, _): PageAhead<'a>,
+        before: PathHash,
+        (first, last): SegmentEnds,
+        segment: &[LocalHash],
         depth: u32,
-    ) -> Option<At<'a>> {
+    ) -> Option<PageAhead<'a>> {
         let next = self.shared.page_after(head, first);
         let next = next.or_else(|| self.shared.page_at(&self.shared.starts.load(), first));
-        let Some((at, head)) = next else {
-            self.tally.end(depth);
+        let Some((page, head)) = next else {
+            self.trees.report_all(depth);
             return None;
         };
-        let passes = match depth {
-            0 => self.begins(head, first, last, stretch.len()),
-            _ => self.passes(head, first, last, stretch.len()),
+        let is_passed = match depth {
+            0 => self.start_with_page(head, first, last, segment.len()),
+            _ => self.pass_page(head, first, last, segment.len()),
         };
-        if passes {
-            return self.shared.pages.ahead(at);
+        if is_passed {
+            return self.shared.pages.ahead(page);
         }
-        let (_, body) = self.shared.pages.page(at)?;
+        let (_, body) = self.shared.pages.page(page)?;
         prefetch(&body.paths);
-        prefetch(&body.paths[STRETCH / 2]);
-        prefetch(&body.held);
-        if depth == 0 && !self.begin(head, body, first) {
+        prefetch(&body.paths[SEGMENT_BLOCKS / 2]);
+        prefetch(&body.owners);
+        if depth == 0 && !self.start_with_block(head, body, first) {
             return None;
         }
-        let last = self.stretch((at, head, body), before, stretch, depth)?;
+        let last = self.walk_segment((page, head, body), before, segment, depth)?;
         self.shared.pages.ahead(last)
     }
 
-    /// Takes the holders of the first page, if they are the same for all of it and it is just this
-    /// stretch: then its blocks need not be looked at.
+    /// Starts with the owners of the first page, if all its blocks have the same and it is exactly this
+    /// segment: then its blocks need not be looked at.
     #[inline]
-    fn begins(&mut self, head: &Head, first: Path, last: Path, len: usize) -> bool {
-        let Some((version, all)) = whole(head, first, last, len) else {
+    fn start_with_page(
+        &mut self,
+        head: &Head,
+        first: PathHash,
+        last: PathHash,
+        len: usize,
+    ) -> bool {
+        let Some((version, common)) = whole_page(head, first, last, len) else {
             return false;
         };
-        match self.read(&head.all, all) {
+        match self.read_owners(&head.common, common) {
             Some(generation) if head.is_still(version) => {
-                self.tally.begin(&self.members);
-                self.keep(all, generation);
+                self.trees.start(&self.members);
+                self.set_last_owners(common, generation);
                 true
             }
             _ => false,
         }
     }
 
-    /// Takes the holders of the first block. False if there are none.
-    fn begin(&mut self, head: &Head, body: &Body, first: Path) -> bool {
-        for _ in 0..TRIES {
+    /// Starts with the owners of the first block. False if there are none.
+    fn start_with_block(&mut self, head: &Head, body: &Body, first: PathHash) -> bool {
+        for _ in 0..MAX_TRIES {
             let Some(version) = head.version() else {
                 std::hint::spin_loop();
                 continue;
@@ -191,86 +213,95 @@ impl<'a> Walk<'a> {
             if version.len() == 0 || body.paths[0].load(Relaxed) != first.0 {
                 return false;
             }
-            pause();
-            let held = body.held[0].load(Acquire);
-            if held == NOBODY {
+            race_point();
+            let owners = body.owners[0].load(Acquire);
+            if owners == EMPTY_SET {
                 return false;
             }
-            if let Some(generation) = self.read(&body.held[0], held)
+            if let Some(generation) = self.read_owners(&body.owners[0], owners)
                 && head.is_still(version)
             {
-                self.tally.begin(&self.members);
-                self.keep(held, generation);
+                self.trees.start(&self.members);
+                self.set_last_owners(owners, generation);
                 return true;
             }
         }
         false
     }
 
-    /// Whether a page is just this stretch, and all trees hold all of it as they held what is before.
+    /// Whether a page is exactly this segment, and all remaining trees own all of it in the same tier as
+    /// before.
     #[inline]
-    fn passes(&mut self, head: &Head, first: Path, last: Path, len: usize) -> bool {
-        let Some((version, all)) = whole(head, first, last, len) else {
+    fn pass_page(&mut self, head: &Head, first: PathHash, last: PathHash, len: usize) -> bool {
+        let Some((version, common)) = whole_page(head, first, last, len) else {
             return false;
         };
-        if self.is_last(all) {
+        if self.are_last_owners(common) {
             return head.is_still(version);
         }
-        let Some(generation) = self.read(&head.all, all) else {
+        let Some(generation) = self.read_owners(&head.common, common) else {
             return false;
         };
-        if !head.is_still(version) || self.tally.loses(&self.members) {
+        if !head.is_still(version) || self.trees.would_shrink(&self.members) {
             return false;
         }
-        self.keep(all, generation);
+        self.set_last_owners(common, generation);
         true
     }
 
-    /// A stretch block by block, through the pages that part within it. Returns the last of them; none
-    /// when it is over.
+    /// Walks a segment block by block, through the pages that fork off within it. Returns the last page;
+    /// none when the lookup is over.
     #[inline(never)]
-    fn stretch(
+    fn walk_segment(
         &mut self,
-        page: (PageId, &'a Head, &Body),
-        before: Path,
-        stretch: &[Local],
+        first: (PageId, &'a Head, &Body),
+        before: PathHash,
+        segment: &[LocalHash],
         depth: u32,
     ) -> Option<PageId> {
-        let mut paths = [0; STRETCH];
+        let mut paths = [0; SEGMENT_BLOCKS];
         let mut path = before;
-        for (at, local) in stretch.iter().enumerate() {
-            path = path.step(*local, depth + at as u32);
-            paths[at] = path.0;
+        for (position, local) in segment.iter().enumerate() {
+            path = path.step(*local, depth + position as u32);
+            paths[position] = path.0;
         }
-        let paths = &paths[..stretch.len()];
+        let paths = &paths[..segment.len()];
         let mut done = 0;
-        let (mut at, mut head, mut body) = page;
+        let (mut page, mut head, mut body) = first;
         loop {
-            let matched = self.page(head, body, &paths[done..], depth + done as u32)?;
+            let matched = self
+                .walk_page(head, body, &paths[done..], depth + done as u32)
+                .ok()?;
             done += matched;
             if done == paths.len() {
-                return Some(at);
+                return Some(page);
             }
             let forks = self.shared.forks.load();
             let fork = match matched {
                 0 => None,
-                _ => self.shared.page_at(&forks, Path(paths[done])),
+                _ => self.shared.page_at(&forks, PathHash(paths[done])),
             };
             let Some((next, (next_head, next_body))) =
                 fork.and_then(|(next, _)| Some((next, self.shared.pages.page(next)?)))
             else {
-                self.tally.end(depth + done as u32);
+                self.trees.report_all(depth + done as u32);
                 return None;
             };
-            (at, head, body) = (next, next_head, next_body);
+            (page, head, body) = (next, next_head, next_body);
         }
     }
 
-    /// Goes along one page's blocks as far as they are these. None when nobody is left.
-    fn page(&mut self, head: &Head, body: &Body, paths: &[u64], depth: u32) -> Option<usize> {
-        let mut tries = TRIES;
-        let mut at = 0;
-        while at < paths.len() {
+    /// Walks one page's blocks as far as they have these path hashes. Returns how many.
+    fn walk_page(
+        &mut self,
+        head: &Head,
+        body: &Body,
+        paths: &[u64],
+        depth: u32,
+    ) -> Result<usize, NoTreeLeft> {
+        let mut tries = MAX_TRIES;
+        let mut done = 0;
+        while done < paths.len() {
             tries -= 1;
             if tries == 0 {
                 break;
@@ -279,117 +310,116 @@ impl<'a> Walk<'a> {
                 std::hint::spin_loop();
                 continue;
             };
-            // Blocks that were passed before the page changed were there; these go on from them.
-            let there = body.paths.get(at..version.len()).unwrap_or_default();
-            let these = there.iter().zip(&paths[at..]);
-            let end = at + these.take_while(|(a, b)| a.load(Relaxed) == **b).count();
-            while at < end {
-                at += self.alike(head, version, &body.held[at..end]);
-                if at == end {
+            // Blocks passed before the page changed were there then; the walk continues after them.
+            let left = body.paths.get(done..version.len()).unwrap_or_default();
+            let pairs = left.iter().zip(&paths[done..]);
+            let end = done + pairs.take_while(|(a, b)| a.load(Relaxed) == **b).count();
+            while done < end {
+                done += self.same_owners(head, version, &body.owners[done..end]);
+                if done == end {
                     break;
                 }
-                match self.block(head, version, &body.held[at], depth + at as u32) {
-                    Ok(Next::GoOn) => at += 1,
-                    Ok(Next::Over) => return None,
+                match self.retain_owners(head, version, &body.owners[done], depth + done as u32) {
+                    Ok(()) if self.trees.is_empty() => return Err(NoTreeLeft),
+                    Ok(()) => done += 1,
                     Err(Changed) => break,
                 }
             }
-            // That there are no more of these was so since `version`: a place is another block's only after
-            // nobody held the one before.
-            if at == end {
+            // The page had no more matching blocks from `version` on: an offset gets another block only
+            // after the one before had no owner.
+            if done == end {
                 break;
             }
         }
-        Some(at)
+        Ok(done)
     }
 
-    /// How many blocks, from the first on, are held as the last one was.
+    /// How many blocks, from the first on, have the same owners as the last block.
     #[inline]
-    fn alike(&self, head: &Head, version: Version, held: &[AtomicU32]) -> usize {
-        pause();
-        let alike = held
+    fn same_owners(&self, head: &Head, version: Version, owners: &[AtomicU32]) -> usize {
+        race_point();
+        let same = owners
             .iter()
-            .take_while(|held| held.load(Acquire) == self.last.word)
+            .take_while(|owners| owners.load(Acquire) == self.last.set)
             .count();
-        // What the word means is looked at after all of them were.
-        match self.is_last(self.last.word) && head.is_still(version) {
-            true => alike,
+        // Only after loading all of them, check that the set still is what it was.
+        match self.are_last_owners(self.last.set) && head.is_still(version) {
+            true => same,
             false => 0,
         }
     }
 
-    /// Takes out who does not hold a block.
-    fn block(
+    /// Reports and removes the trees that do not own a block.
+    fn retain_owners(
         &mut self,
         head: &Head,
         version: Version,
-        held: &AtomicU32,
+        owners: &AtomicU32,
         depth: u32,
-    ) -> Result<Next, Changed> {
-        pause();
-        let word = held.load(Acquire);
-        let generation = self.read(held, word).ok_or(Changed)?;
+    ) -> Result<(), Changed> {
+        race_point();
+        let set = owners.load(Acquire);
+        let generation = self.read_owners(owners, set).ok_or(Changed)?;
         if !head.is_still(version) {
             return Err(Changed);
         }
-        self.tally.narrow(&self.members, depth);
-        self.keep(word, generation);
-        match self.tally.is_over() {
-            true => Ok(Next::Over),
-            false => Ok(Next::GoOn),
-        }
+        self.trees.retain(&self.members, depth);
+        self.set_last_owners(set, generation);
+        Ok(())
     }
 
-    fn keep(&mut self, word: u32, generation: u64) {
-        self.last = Last {
-            word,
-            now: self.shared.sets.generation(word),
-            then: generation,
+    fn set_last_owners(&mut self, set: SetId, generation_read: u64) {
+        self.last = LastOwners {
+            set,
+            generation: self.shared.sets.generation(set),
+            generation_read,
         };
     }
 
-    /// Whether a word means what the last one did, so that it takes nobody out.
+    /// Whether a set is the last block's and unchanged, so that all remaining trees are in it.
     #[inline]
-    fn is_last(&self, word: u32) -> bool {
-        // A set's generation only rises: the same now as then is the same in between.
-        word == self.last.word && self.last.now.load(Acquire) == self.last.then
+    fn are_last_owners(&self, set: SetId) -> bool {
+        // A set's generation only rises: if it is the same now, it was the same in between.
+        set == self.last.set && self.last.generation.load(Acquire) == self.last.generation_read
     }
 
-    /// Reads who is meant by a word into `members`, and that it still is what its place says.
+    /// Reads a set's trees into `members`. Returns its generation, or none if `place` has another set by
+    /// now or the set has changed.
     #[inline]
-    fn read(&mut self, place: &AtomicU32, word: u32) -> Option<u64> {
-        self.members.reset(self.tally.groups());
-        pause();
-        if word == NOBODY {
+    fn read_owners(&mut self, place: &AtomicU32, set: SetId) -> Option<u64> {
+        self.members.reset(self.trees.groups());
+        race_point();
+        if set == EMPTY_SET {
             return Some(0);
         }
-        let generation = self.shared.sets.read(word, &mut self.members)?;
-        pause();
-        // In this order: at the moment of the first load the word was there, and it meant what was
-        // read from before until after that.
-        let is_there = place.load(Acquire) == word;
-        let is_same = self.shared.sets.generation(word).load(Acquire) == generation;
+        let generation = self.shared.sets.read(set, &mut self.members)?;
+        race_point();
+        // In this order: at the moment of the first load the set was there, and it was what was read from
+        // before that until after it.
+        let is_there = place.load(Acquire) == set;
+        let is_same = self.shared.sets.generation(set).load(Acquire) == generation;
         (is_there && is_same).then_some(generation)
     }
 }
 
 #[inline]
-fn begins_with(head: &Head, first: Path) -> bool {
+fn begins_with(head: &Head, first: PathHash) -> bool {
     head.first.load(Relaxed) == first.0 && head.len() > 0
 }
 
-/// A page's version and the word of its common holders, if it is just this stretch and has any.
+/// A page's version and common owners, if it is exactly this segment and has common owners.
 #[inline]
-fn whole(head: &Head, first: Path, last: Path, len: usize) -> Option<(Version, u32)> {
+fn whole_page(
+    head: &Head,
+    first: PathHash,
+    last: PathHash,
+    len: usize,
+) -> Option<(Version, SetId)> {
     let version = head.version()?;
-    let is_it = version.len() == len
+    let is_segment = version.len() == len
         && head.last.load(Relaxed) == last.0
         && head.first.load(Relaxed) == first.0;
-    pause();
-    let all = head.all.load(Acquire);
-    let is_whole = is_it && all != NOBODY;
-    is_whole.then_some((version, all))
+    race_point();
+    let common = head.common.load(Acquire);
+    (is_segment && common != EMPTY_SET).then_some((version, common))
 }
-
-/// The page changed while it was read.
-struct Changed;

@@ -1,59 +1,64 @@
 //! Pages of up to 16 consecutive blocks of one chain: what a lookup reads of them, without a lock.
 //!
-//! A page never crosses a stretch ([`STRETCH`] blocks of a chain), so a prompt that nobody shares in
-//! part is one page a stretch, and a page whose holders are the same for all of its blocks costs a
-//! lookup one comparison. Holders stay with each block, so holes are exact.
+//! A page never crosses a segment ([`SEGMENT_BLOCKS`] blocks of a chain). So a prompt that no other
+//! prompt shares in part has one page for each segment, and a page whose blocks all have the same
+//! owners costs a lookup one comparison. Each block has its own owners, so a block missing in the
+//! middle of a chain is seen exactly.
 //!
-//! One writer at a time (the index's lock) changes pages. Readers hold no lock; what keeps them from
-//! taking one page's holders for another page's blocks is the version in [`Head::state`]: it is odd
-//! while blocks of the page come, go or change, and a reader believes nothing that it read between
-//! two different versions. Holders of a block that stays are one atomic word and change any time.
+//! One writer at a time (the index's lock) changes pages; readers take no lock. The version in
+//! [`Head::state`] keeps them from taking one page's owners for another page's blocks: it is odd while
+//! the page's blocks change, and a reader discards what it read between two different versions. The
+//! owners of a block that stays are one atomic number and may change at any time.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
-use super::holders::NOBODY;
-use crate::kv::block::STRETCH;
+use super::owner_sets::{EMPTY_SET, SetId};
+use crate::kv::block::SEGMENT_BLOCKS;
 
-/// A page's number. Numbers that one event takes follow each other where they can.
+/// A page's number. Pages that one event takes are numbered consecutively where possible.
 pub(super) type PageId = u32;
 
-/// A block's place: the page's number times 16, and the block's place in it.
+/// The page's number times 16, plus the block's offset in the page.
 pub(super) type BlockId = u32;
 
-pub(super) const NONE: u32 = u32::MAX;
+/// No page, or no block.
+pub(super) const NO_ID: u32 = u32::MAX;
 
-pub(super) fn block_id(page: PageId, at: usize) -> BlockId {
-    page * STRETCH as u32 + at as u32
+pub(super) fn block_id(page: PageId, offset: usize) -> BlockId {
+    page * SEGMENT_BLOCKS as u32 + offset as u32
 }
 
-pub(super) fn place_of(block: BlockId) -> (PageId, usize) {
-    (block / STRETCH as u32, block as usize % STRETCH)
+pub(super) fn locate(block: BlockId) -> (PageId, usize) {
+    (
+        block / SEGMENT_BLOCKS as u32,
+        block as usize % SEGMENT_BLOCKS,
+    )
 }
 
-/// What a lookup reads of a page that it passes whole; two to a cache line.
+/// What a lookup reads of a page that it passes as a whole. Two fit a cache line.
 #[derive(Debug, Default)]
 #[repr(align(32))]
 pub(super) struct Head {
-    /// The version above the lowest byte, and the number of blocks in it.
+    /// The number of blocks in the lowest byte, the version above it.
     state: AtomicU64,
-    /// The path of the first block.
+    /// The path hash of the first block.
     pub(super) first: AtomicU64,
-    /// The path of the last block.
+    /// The path hash of the last block.
     pub(super) last: AtomicU64,
-    /// The holders of every block, where they are the same; else nobody.
-    pub(super) all: AtomicU32,
-    /// The page of the stretch after this, of the chain that went on from here last: a guess.
+    /// The owner set of every block if all have the same, else [`EMPTY_SET`].
+    pub(super) common: AtomicU32,
+    /// A guess: the page of the next segment, where a chain continued from this page last.
     pub(super) next: AtomicU32,
 }
 
-/// What a lookup reads where it cannot pass a page whole.
+/// What a lookup reads of a page block by block.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Body {
-    pub(super) paths: [AtomicU64; STRETCH],
-    pub(super) held: [AtomicU32; STRETCH],
+    pub(super) paths: [AtomicU64; SEGMENT_BLOCKS],
+    pub(super) owners: [AtomicU32; SEGMENT_BLOCKS],
 }
 
 /// A page's version and how many blocks it had then.
@@ -69,22 +74,23 @@ impl Version {
 const ODD: u64 = 1 << 8;
 
 impl Head {
-    /// Of no page: nothing goes on from it.
-    pub(super) fn nowhere() -> Self {
+    /// The head of no page, with no next page: where a lookup starts.
+    pub(super) fn before_first() -> Self {
         Self {
-            next: AtomicU32::new(NONE),
+            next: AtomicU32::new(NO_ID),
             ..Self::default()
         }
     }
 
-    /// The version to check what is read from here on against; none while the page changes.
+    /// The version that everything read from here on must be checked against ([`Head::is_still`]); none
+    /// while the page changes.
     #[inline]
     pub(super) fn version(&self) -> Option<Version> {
         let state = self.state.load(Acquire);
         (state & ODD == 0).then_some(Version(state))
     }
 
-    /// Whether all that was read since `version` belongs together.
+    /// Whether the page has not changed since it had `version`.
     #[inline]
     pub(super) fn is_still(&self, version: Version) -> bool {
         fence(Acquire);
@@ -97,10 +103,10 @@ impl Head {
         (self.state.load(Relaxed) & 0xff) as usize
     }
 
-    /// The writer is about to write past the page's last block, where nobody looks but a reader to whom
-    /// the page is still longer: that one must see what it became since.
+    /// The writer is about to write after the page's last block. Only a reader that still sees the page
+    /// as longer looks there; it must then see that the page changed.
     #[inline]
-    pub(super) fn prepare(&self) {
+    pub(super) fn prepare_append(&self) {
         fence(Release);
     }
 
@@ -112,7 +118,7 @@ impl Head {
         fence(Release);
     }
 
-    /// The page has `len` blocks now, and all that was stored since [`Head::open`] is part of it.
+    /// The page has `len` blocks now; everything stored since [`Head::open`] is part of this version.
     #[inline]
     pub(super) fn close(&self, len: usize) {
         let state = self.state.load(Relaxed);
@@ -133,47 +139,46 @@ impl FetchOrRelaxed for AtomicU64 {
     }
 }
 
-/// Pages are made this many at once.
+/// Pages are allocated this many at once.
 pub(super) const CHUNK: usize = 1024;
 
 #[derive(Debug)]
 struct Chunk {
     heads: Box<[Head; CHUNK]>,
     bodies: Box<[Body; CHUNK]>,
-    /// The page [`FAR`] stretches after each, of the chain that went on from here last: guesses.
+    /// Guesses: the page [`LOOKAHEAD`] segments after each page.
     far: Box<[AtomicU32; CHUNK]>,
 }
 
-/// So many pages ahead a lookup asks for heads: what it takes to bring one is about what it takes to
-/// pass so many.
-pub(super) const FAR: usize = 8;
+/// How many pages ahead a lookup asks for heads: loading one takes about as long as passing this many.
+pub(super) const LOOKAHEAD: usize = 8;
 
 fn boxed<T: Default, const N: usize>() -> Box<[T; N]> {
     let made: Box<[T]> = (0..N).map(|_| T::default()).collect();
     let Ok(made) = made.try_into() else {
-        unreachable!("as many were made as it holds")
+        unreachable!("the boxed slice has N items")
     };
     made
 }
 
-/// All pages of an index. They are made as they are needed, reused, and freed with the index.
+/// All pages of an index. They are allocated when needed, reused, and freed with the index.
 #[derive(Debug)]
 pub(super) struct Pages {
     chunks: Box<[OnceLock<Chunk>]>,
 }
 
 impl Pages {
-    /// What a page takes.
+    /// Memory of a page.
     pub(super) const BYTES: usize = size_of::<Head>() + size_of::<Body>() + 4;
 
-    pub(super) fn new(pages_max: usize) -> Self {
-        let chunks = pages_max.div_ceil(CHUNK).max(1);
+    pub(super) fn new(max_pages: usize) -> Self {
+        let chunks = max_pages.div_ceil(CHUNK).max(1);
         Self {
             chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
         }
     }
 
-    pub(super) fn pages_max(&self) -> usize {
+    pub(super) fn max_pages(&self) -> usize {
         self.chunks.len() * CHUNK
     }
 
@@ -181,7 +186,7 @@ impl Pages {
         size_of_val(&*self.chunks)
     }
 
-    /// Makes the pages from `first` on, a whole chunk.
+    /// Allocates the chunk of pages from `first` on.
     pub(super) fn make(&self, first: PageId) {
         self.chunks[first as usize / CHUNK].get_or_init(|| Chunk {
             heads: boxed(),
@@ -190,7 +195,7 @@ impl Pages {
         });
     }
 
-    /// None where no page was made yet.
+    /// None if the page was not allocated yet.
     #[inline]
     pub(super) fn head(&self, page: PageId) -> Option<&Head> {
         let chunk = self.chunks.get(page as usize / CHUNK)?.get()?;
@@ -200,33 +205,33 @@ impl Pages {
     #[inline]
     pub(super) fn page(&self, page: PageId) -> Option<(&Head, &Body)> {
         let chunk = self.chunks.get(page as usize / CHUNK)?.get()?;
-        let at = page as usize % CHUNK;
-        Some((&chunk.heads[at], &chunk.bodies[at]))
+        let offset = page as usize % CHUNK;
+        Some((&chunk.heads[offset], &chunk.bodies[offset]))
     }
 
-    /// A page's head, and where its chain may be [`FAR`] stretches on.
+    /// A page's head, and the guess at the page [`LOOKAHEAD`] segments on.
     #[inline]
     pub(super) fn ahead(&self, page: PageId) -> Option<(&Head, &AtomicU32)> {
         let chunk = self.chunks.get(page as usize / CHUNK)?.get()?;
-        let at = page as usize % CHUNK;
-        Some((&chunk.heads[at], &chunk.far[at]))
+        let offset = page as usize % CHUNK;
+        Some((&chunk.heads[offset], &chunk.far[offset]))
     }
 
-    /// For the writer, whose page numbers are of pages that it made.
+    /// For the writer, which only has numbers of pages that it allocated.
     #[inline]
-    pub(super) fn at(&self, page: PageId) -> (&Head, &Body) {
-        self.page(page).expect("the writer made the page")
+    pub(super) fn get(&self, page: PageId) -> (&Head, &Body) {
+        self.page(page).expect("the writer allocated the page")
     }
 }
 
 impl Body {
-    /// The word of the holders of the first `len` blocks, if it is the same for all.
+    /// The owner set of the first `len` blocks if all have the same, else [`EMPTY_SET`].
     #[inline]
-    pub(super) fn common(&self, len: usize) -> u32 {
-        let first = self.held[0].load(Relaxed);
-        let differ = self.held[..len]
+    pub(super) fn common(&self, len: usize) -> SetId {
+        let first = self.owners[0].load(Relaxed);
+        let differ = self.owners[..len]
             .iter()
-            .fold(0, |differ, held| differ | (held.load(Relaxed) ^ first));
-        if differ == 0 { first } else { NOBODY }
+            .fold(0, |differ, owners| differ | (owners.load(Relaxed) ^ first));
+        if differ == 0 { first } else { EMPTY_SET }
     }
 }

@@ -1,9 +1,9 @@
-//! The index beside the literal model, step by step.
+//! The index against the plainest model of it, step by step.
 
-mod beside;
-mod bound;
+mod concurrent;
+mod interleaved;
+mod memory_limit;
 mod model;
-mod overtaken;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -12,57 +12,60 @@ use proptest::prelude::*;
 
 use self::model::Model;
 use super::*;
-use crate::kv::forest::Settings;
+use crate::ids::WorkerId;
+use crate::kv::block::{ChainRoot, LocalHash};
+use crate::kv::event::{Name, Tier};
+use crate::kv::indexes::{PrefixIndexes, Settings};
 use crate::observe::metrics::Registry;
 
 const BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
 
-fn index_of(memory_bytes_max: u64) -> (Arc<Forest>, Arc<Index>) {
-    let forest = Forest::new(Settings { memory_bytes_max }, &Registry::default());
-    let index = forest.index(&"m".into(), BLOCK_SIZE);
-    (forest, index)
+fn index_of(memory_bytes_max: u64) -> (Arc<PrefixIndexes>, Arc<PrefixIndex>) {
+    let indexes = PrefixIndexes::new(Settings { memory_bytes_max }, &Registry::default());
+    let index = indexes.index(&"m".into(), BLOCK_SIZE);
+    (indexes, index)
 }
 
-/// Where each prompt parts from the first, and which root it has.
+/// Where each prompt forks off the first one, and its root.
 const PROMPTS: [(usize, u64); 7] = [(99, 7), (5, 7), (16, 7), (21, 7), (5, 8), (20, 7), (0, 7)];
 const LENGTH: usize = 72;
 
-fn local_at(prompt: usize, at: usize) -> Local {
-    let (parts_at, _) = PROMPTS[prompt];
-    Local(if at < parts_at {
+fn local_at(prompt: usize, at: usize) -> LocalHash {
+    let (forks_at, _) = PROMPTS[prompt];
+    LocalHash(if at < forks_at {
         at as u64 % 3 + 1
     } else {
         (prompt * 1_000 + at) as u64
     })
 }
 
-fn locals_of(prompt: usize) -> Vec<Local> {
+fn locals_of(prompt: usize) -> Vec<LocalHash> {
     (0..LENGTH).map(|at| local_at(prompt, at)).collect()
 }
 
-fn root_of(prompt: usize) -> Root {
-    Root(PROMPTS[prompt].1)
+fn root_of(prompt: usize) -> ChainRoot {
+    ChainRoot(PROMPTS[prompt].1)
 }
 
 /// How an engine names its blocks.
 #[derive(Clone, Copy, Debug)]
-enum Naming {
-    /// As all others do.
+enum EngineNames {
+    /// Like all other engines.
     Common,
     /// With a seed of its own.
     Private,
-    /// With so few names that they are used again and again.
+    /// With so few names that different blocks get the same one.
     Few,
 }
 
-fn name_of(naming: Naming, tree: usize, prompt: usize, at: usize) -> Name {
+fn name_of(naming: EngineNames, tree: usize, prompt: usize, at: usize) -> Name {
     let mut content = vec![root_of(prompt).0];
     content.extend((0..=at).map(|at| local_at(prompt, at).0));
     let path = model::path_of(&content);
     Name(match naming {
-        Naming::Common => path,
-        Naming::Private => path.wrapping_add(tree as u64 + 1),
-        Naming::Few => path % 23,
+        EngineNames::Common => path,
+        EngineNames::Private => path.wrapping_add(tree as u64 + 1),
+        EngineNames::Few => path % 23,
     })
 }
 
@@ -72,7 +75,7 @@ struct Run {
     prompt: usize,
     from: usize,
     len: usize,
-    naming: Naming,
+    naming: EngineNames,
     tier: Tier,
 }
 
@@ -94,27 +97,27 @@ impl Run {
             .collect()
     }
 
-    fn after(&self) -> After {
+    fn after(&self) -> Parent {
         match self.from.checked_sub(1) {
-            None => After::Root(root_of(self.prompt)),
-            Some(before) => After::Block(name_of(self.naming, self.tree, self.prompt, before)),
+            None => Parent::Root(root_of(self.prompt)),
+            Some(before) => Parent::Block(name_of(self.naming, self.tree, self.prompt, before)),
         }
     }
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Store(Run, Copies),
+    Store(Run, CopyReport),
     Remove(Run, bool),
     Clear(usize),
-    Replant(usize),
+    Replace(usize),
 }
 
 fn run(trees: usize) -> impl Strategy<Value = Run> {
     let naming = prop_oneof![
-        6 => Just(Naming::Common),
-        3 => Just(Naming::Private),
-        1 => Just(Naming::Few),
+        6 => Just(EngineNames::Common),
+        3 => Just(EngineNames::Private),
+        1 => Just(EngineNames::Few),
     ];
     let tier = prop_oneof![
         8 => Just(Tier::Gpu),
@@ -136,41 +139,41 @@ fn run(trees: usize) -> impl Strategy<Value = Run> {
 }
 
 fn step(trees: usize) -> impl Strategy<Value = Step> {
-    let copies = prop_oneof![8 => Just(Copies::Counted), 1 => Just(Copies::Unknown)];
+    let copies = prop_oneof![8 => Just(CopyReport::OneMore), 1 => Just(CopyReport::AtLeastOne)];
     prop_oneof![
         12 => (run(trees), copies).prop_map(|(run, copies)| Step::Store(run, copies)),
         8 => (run(trees), any::<bool>()).prop_map(|(run, is_tail_first)| Step::Remove(run, is_tail_first)),
         1 => (0..trees).prop_map(Step::Clear),
-        1 => (0..trees).prop_map(Step::Replant),
+        1 => (0..trees).prop_map(Step::Replace),
     ]
 }
 
-/// The index, and the model of each tree.
-struct Both {
-    index: Arc<Index>,
+/// The index, and each tree beside its model.
+struct Modelled {
+    index: Arc<PrefixIndex>,
     trees: Vec<(Tree, Model, WorkerId)>,
-    plantings: u32,
+    trees_added: u32,
 }
 
-impl Both {
-    fn new(index: Arc<Index>, trees: usize) -> Self {
+impl Modelled {
+    fn new(index: Arc<PrefixIndex>, trees: usize) -> Self {
         let mut both = Self {
             index,
             trees: Vec::new(),
-            plantings: 0,
+            trees_added: 0,
         };
         for _ in 0..trees {
-            let planted = both.plant();
-            both.trees.push(planted);
+            let tree = both.add_tree();
+            both.trees.push(tree);
         }
         both
     }
 
-    fn plant(&mut self) -> (Tree, Model, WorkerId) {
-        self.plantings += 1;
-        let worker = WorkerId(self.plantings);
-        let mut tree = self.index.plant(worker, self.plantings % 2);
-        tree.set_scoring(true);
+    fn add_tree(&mut self) -> (Tree, Model, WorkerId) {
+        self.trees_added += 1;
+        let worker = WorkerId(self.trees_added);
+        let mut tree = self.index.add_tree(worker, self.trees_added % 2);
+        tree.set_visible(true);
         (tree, Model::default(), worker)
     }
 
@@ -195,15 +198,15 @@ impl Both {
                 self.trees[*tree].0.clear();
                 self.trees[*tree].1 = Model::default();
             }
-            Step::Replant(tree) => {
-                let planted = self.plant();
-                // The old one goes after the new one came, and its number is free for the next.
-                self.trees[*tree] = planted;
+            Step::Replace(tree) => {
+                let new = self.add_tree();
+                // The old tree is removed after the new one came; its slot is free for the next one.
+                self.trees[*tree] = new;
             }
         }
     }
 
-    fn overlap(&self, prompt: usize, blocks: usize) -> Vec<Depth> {
+    fn overlap(&self, prompt: usize, blocks: usize) -> Vec<RankPrefix> {
         let mut found = Vec::new();
         let locals = locals_of(prompt);
         self.index
@@ -220,7 +223,7 @@ impl Both {
                 for (_, model, worker) in &self.trees {
                     let (blocks, gpu_blocks, disk_blocks) = model.depth(root_of(prompt), locals);
                     if blocks > 0 {
-                        expected.push(Depth {
+                        expected.push(RankPrefix {
                             worker: *worker,
                             rank: worker.0 % 2,
                             blocks,
@@ -240,7 +243,7 @@ impl Both {
         for (tree, model, _) in &self.trees {
             assert_eq!(tree.blocks(), model.in_tiers());
             assert_eq!(tree.len(), model.blocks.len() as u64);
-            assert_eq!(tree.list().collect::<Vec<_>>(), model.list());
+            assert_eq!(tree.list(), model.list());
             contents.extend(model.blocks.keys().cloned());
         }
         assert_eq!(self.index.len(), contents.len() as u64);
@@ -248,8 +251,8 @@ impl Both {
 }
 
 fn check(trees: usize, steps: &[Step]) {
-    let (_forest, index) = index_of(64 << 20);
-    let mut both = Both::new(index, trees);
+    let (_indexes, index) = index_of(64 << 20);
+    let mut both = Modelled::new(index, trees);
     for step in steps {
         both.take(step);
         both.check_lookups();
@@ -261,16 +264,16 @@ proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 20_000, ..ProptestConfig::with_cases(40) })]
 
     #[test]
-    fn it_holds_what_the_model_holds(steps in proptest::collection::vec(step(3), 1..60)) {
+    fn the_index_equals_its_model(steps in proptest::collection::vec(step(3), 1..60)) {
         check(3, &steps);
     }
 
     #[test]
-    fn so_do_many_trees(steps in proptest::collection::vec(step(120), 1..60), trees in 100usize..120) {
+    fn so_does_an_index_with_many_trees(steps in proptest::collection::vec(step(120), 1..60), trees in 100usize..120) {
         let steps: Vec<Step> = steps.into_iter().map(|mut step| {
             match &mut step {
                 Step::Store(run, _) | Step::Remove(run, _) => run.tree %= trees,
-                Step::Clear(tree) | Step::Replant(tree) => *tree %= trees,
+                Step::Clear(tree) | Step::Replace(tree) => *tree %= trees,
             }
             step
         }).collect();

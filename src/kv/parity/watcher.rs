@@ -19,9 +19,9 @@ use tracing::{info, warn};
 use super::difference::Difference;
 use super::{Book, Made, Outcome, Run, Settings, Subject, Turn};
 use crate::ids::{Model, WorkerId};
-use crate::kv::block::{self, Local, Root};
-use crate::kv::forest::Forest;
-use crate::kv::index::{Depth, Index};
+use crate::kv::block::{self, ChainRoot, LocalHash};
+use crate::kv::index::{PrefixIndex, RankPrefix};
+use crate::kv::indexes::PrefixIndexes;
 use crate::kv::subscriber::{Board, Standing};
 use crate::observe;
 use crate::observe::metrics::Registry;
@@ -42,7 +42,7 @@ pub struct Prompt {
     pub subject: Subject,
     /// Under which its blocks are known.
     pub bases: Vec<Model>,
-    pub root: Root,
+    pub root: ChainRoot,
     pub tokens: Arc<[u32]>,
 }
 
@@ -317,8 +317,8 @@ impl std::fmt::Debug for Watcher {
 /// A prompt in one size of blocks.
 struct Cut {
     size: NonZeroU32,
-    index: Arc<Index>,
-    locals: Vec<Local>,
+    index: Arc<PrefixIndex>,
+    locals: Vec<LocalHash>,
 }
 
 /// A check under way.
@@ -338,7 +338,7 @@ struct Pending {
 impl Watcher {
     /// Looks for as long as it is polled. By the clock: a request that puts its check into the queue wakes
     /// nobody.
-    pub async fn run(mut self, forest: Arc<Forest>, board: Arc<Board>) {
+    pub async fn run(mut self, indexes: Arc<PrefixIndexes>, board: Arc<Board>) {
         let mut found = Vec::new();
         let mut swept_at = observe::now();
         loop {
@@ -347,7 +347,7 @@ impl Watcher {
             while let Ok(check) = self.asked.try_recv() {
                 self.begin(now, check, &board);
             }
-            self.look(now, &forest, &board, &mut found);
+            self.look(now, &indexes, &board, &mut found);
             if swept_at + SWEEP <= now {
                 swept_at = now;
                 self.sweep(&board);
@@ -382,13 +382,19 @@ impl Watcher {
         }
     }
 
-    fn look(&mut self, now: Instant, forest: &Forest, board: &Board, found: &mut Vec<Depth>) {
+    fn look(
+        &mut self,
+        now: Instant,
+        indexes: &PrefixIndexes,
+        board: &Board,
+        found: &mut Vec<RankPrefix>,
+    ) {
         let grace = self.parity.settings.grace();
         let mut at = 0;
         while at < self.pending.len() {
             let pending = &mut self.pending[at];
             let is_over = pending.begun + grace <= now;
-            match pending.look(is_over, forest, board, found) {
+            match pending.look(is_over, indexes, board, found) {
                 None => at += 1,
                 Some(outcome) => {
                     let pending = self.pending.swap_remove(at);
@@ -493,9 +499,9 @@ impl Pending {
     fn look(
         &mut self,
         is_over: bool,
-        forest: &Forest,
+        indexes: &PrefixIndexes,
         board: &Board,
-        found: &mut Vec<Depth>,
+        found: &mut Vec<RankPrefix>,
     ) -> Option<Option<Outcome>> {
         let Check {
             prompt,
@@ -509,11 +515,11 @@ impl Pending {
             return Some(Some(Outcome::Unproved));
         };
         if self.cuts.is_empty() {
-            let indexes = prompt.bases.iter().flat_map(|base| forest.of(base));
+            let indexes = prompt.bases.iter().flat_map(|base| indexes.of(base));
             self.cuts = indexes
                 .map(|(size, index)| {
                     let mut locals = Vec::new();
-                    block::locals(&prompt.tokens, size, &mut locals);
+                    block::hash_blocks(&prompt.tokens, size, &mut locals);
                     Cut {
                         size,
                         index,

@@ -3,23 +3,23 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::kv::block;
+use crate::kv::text_block;
 use crate::observe;
 
 const TOKENS: u32 = 10;
 
-fn index(settings: Settings) -> Predicted {
-    Predicted::new(settings, Metrics::new(&Registry::default()), observe::now())
+fn index(settings: Settings) -> PredictedIndex {
+    PredictedIndex::new(settings, Metrics::new(&Registry::default()), observe::now())
 }
 
 fn prompt(locals: &[u64]) -> Vec<Block> {
-    block::chain(
-        block::start("m", None),
+    text_block::chain(
+        text_block::chain_root("m", None),
         locals.iter().map(|local| (*local, TOKENS)),
     )
 }
 
-fn depths(index: &Predicted, prompt: &[Block]) -> Vec<(u32, u32)> {
+fn depths(index: &PredictedIndex, prompt: &[Block]) -> Vec<(u32, u32)> {
     index
         .overlap(prompt, 8, 0)
         .iter()
@@ -30,7 +30,7 @@ fn depths(index: &Predicted, prompt: &[Block]) -> Vec<(u32, u32)> {
 #[test]
 fn the_deepest_holder_comes_first() {
     let index = index(Settings::default());
-    let now = index.born;
+    let now = index.created;
     index.record(now, WorkerId(1), 0, &prompt(&[1, 2]));
     index.record(now, WorkerId(2), 0, &prompt(&[1, 2, 3, 4]));
     index.record(now, WorkerId(3), 0, &prompt(&[1, 9]));
@@ -47,7 +47,7 @@ fn the_deepest_holder_comes_first() {
 fn where_many_hold_equally_much_the_seed_picks() {
     let index = index(Settings::default());
     for worker in 0..10 {
-        index.record(index.born, WorkerId(worker), 0, &prompt(&[1]));
+        index.record(index.created, WorkerId(worker), 0, &prompt(&[1]));
     }
     let first = |seed| index.overlap(&prompt(&[1, 2]), 2, seed)[0].worker.0;
     assert_eq!((first(3), first(14)), (3, 4));
@@ -61,15 +61,15 @@ fn a_full_worker_forgets_the_tail_of_what_was_used_longest_ago() {
         ..Settings::default()
     });
     let worker = WorkerId(1);
-    index.record(index.born, worker, 0, &prompt(&[1, 2, 3]));
-    index.record(index.born, worker, 0, &prompt(&[4, 5]));
-    index.record(index.born, worker, 0, &prompt(&[1]));
-    index.record(index.born, worker, 0, &prompt(&[6]));
+    index.record(index.created, worker, 0, &prompt(&[1, 2, 3]));
+    index.record(index.created, worker, 0, &prompt(&[4, 5]));
+    index.record(index.created, worker, 0, &prompt(&[1]));
+    index.record(index.created, worker, 0, &prompt(&[6]));
     assert_eq!(index.depth(worker, &prompt(&[1, 2, 3])), 2);
     assert_eq!(index.depth(worker, &prompt(&[4, 5])), 2);
     assert_eq!(index.size(worker), (5, 50));
     // The engine knows better how much it holds.
-    index.record(index.born, worker, 20, &prompt(&[6]));
+    index.record(index.created, worker, 20, &prompt(&[6]));
     assert_eq!(index.size(worker), (2, 20));
 }
 
@@ -80,15 +80,15 @@ fn what_was_not_used_for_long_is_forgotten() {
         ..Settings::default()
     });
     let worker = WorkerId(1);
-    index.record(index.born, worker, 0, &prompt(&[1, 2]));
+    index.record(index.created, worker, 0, &prompt(&[1, 2]));
     index.record(
-        index.born + Duration::from_secs(40),
+        index.created + Duration::from_secs(40),
         worker,
         0,
         &prompt(&[1]),
     );
     index.record(
-        index.born + Duration::from_secs(90),
+        index.created + Duration::from_secs(90),
         worker,
         0,
         &prompt(&[9]),
@@ -103,8 +103,8 @@ fn memory_is_shared_by_the_workers() {
         ..Settings::default()
     });
     for worker in 0..3 {
-        index.record(index.born, WorkerId(worker), 0, &prompt(&[1, 2, 3, 4]));
-        index.record(index.born, WorkerId(worker), 0, &prompt(&[1, 2, 3, 4]));
+        index.record(index.created, WorkerId(worker), 0, &prompt(&[1, 2, 3, 4]));
+        index.record(index.created, WorkerId(worker), 0, &prompt(&[1, 2, 3, 4]));
     }
     assert_eq!(index.size(WorkerId(2)), (2, 20));
 }
@@ -113,15 +113,15 @@ fn memory_is_shared_by_the_workers() {
 fn what_a_worker_did_not_take_is_taken_back() {
     let index = index(Settings::default());
     let worker = WorkerId(1);
-    assert_eq!(index.record(index.born, worker, 0, &prompt(&[1, 2])), 0);
+    assert_eq!(index.record(index.created, worker, 0, &prompt(&[1, 2])), 0);
     assert_eq!(
-        index.record(index.born, worker, 0, &prompt(&[1, 2, 3, 4])),
+        index.record(index.created, worker, 0, &prompt(&[1, 2, 3, 4])),
         2
     );
     index.retract(worker, &prompt(&[1, 2, 3, 4]), 2);
     assert_eq!(index.depth(worker, &prompt(&[1, 2, 3, 4])), 2);
     assert_eq!(index.size(worker), (2, 20));
-    assert_eq!(index.record(index.born, worker, 0, &prompt(&[1, 2])), 2);
+    assert_eq!(index.record(index.created, worker, 0, &prompt(&[1, 2])), 2);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_prompt_longer_than_the_cache_pushes_out_no_more_than_fits() {
         ..Settings::default()
     });
     let worker = WorkerId(1);
-    index.record(index.born, worker, 0, &prompt(&[1, 2, 3, 4, 5]));
+    index.record(index.created, worker, 0, &prompt(&[1, 2, 3, 4, 5]));
     assert_eq!(index.depth(worker, &prompt(&[1, 2, 3, 4, 5])), 3);
 }
 
@@ -152,7 +152,7 @@ fn a_prompt_that_is_only_read_again_is_used_all_the_same() {
         &[1, 0, 0, 0, 0],
     ];
     for locals in read {
-        index.record(index.born, worker, 0, &prompt(locals));
+        index.record(index.created, worker, 0, &prompt(locals));
     }
     assert_eq!(index.depth(worker, &prompt(&[2, 1])), 2);
     assert_eq!(index.depth(worker, &prompt(&[0, 2, 2])), 0);
@@ -164,24 +164,24 @@ fn a_sweep_drops_what_is_old_and_who_left() {
         age_max_s: 60,
         ..Settings::default()
     });
-    index.record(index.born, WorkerId(1), 0, &prompt(&[1]));
-    index.record(index.born, WorkerId(2), 0, &prompt(&[1]));
-    index.sweep(index.born, |worker| worker == WorkerId(1));
+    index.record(index.created, WorkerId(1), 0, &prompt(&[1]));
+    index.record(index.created, WorkerId(2), 0, &prompt(&[1]));
+    index.remove_expired(index.created, |worker| worker == WorkerId(1));
     assert_eq!(depths(&index, &prompt(&[1])), [(1, 1)]);
-    index.sweep(index.born + Duration::from_secs(90), |_| true);
+    index.remove_expired(index.created + Duration::from_secs(90), |_| true);
     assert_eq!(depths(&index, &prompt(&[1])), []);
-    assert_eq!(index.tree_count.load(Relaxed), 1);
+    assert_eq!(index.lru_count.load(Relaxed), 1);
 }
 
 #[test]
 fn a_worker_that_is_gone_leaves_nothing() {
     let index = index(Settings::default());
-    index.record(index.born, WorkerId(1), 0, &prompt(&[1, 2]));
-    index.record(index.born, WorkerId(2), 0, &prompt(&[1]));
+    index.record(index.created, WorkerId(1), 0, &prompt(&[1, 2]));
+    index.record(index.created, WorkerId(2), 0, &prompt(&[1]));
     index.forget(WorkerId(1));
     assert_eq!(depths(&index, &prompt(&[1, 2])), [(2, 1)]);
     index.forget(WorkerId(2));
-    assert!(index.holders.is_empty());
+    assert!(index.owners.is_empty());
     assert_eq!(index.metrics.blocks.get(), 0);
 }
 
@@ -213,7 +213,7 @@ proptest! {
                     model.remove(&worker);
                 }
                 Step::Record { worker, prompt: locals } => {
-                    index.record(index.born, WorkerId(worker), 0, &prompt(&locals));
+                    index.record(index.created, WorkerId(worker), 0, &prompt(&locals));
                     let held = model.entry(worker).or_default();
                     for end in (1..=locals.len()).rev() {
                         held.retain(|prefix| prefix != &locals[..end]);

@@ -14,8 +14,8 @@ use serde::Serialize;
 use super::rate::Rate;
 use crate::ids::WorkerId;
 use crate::kv::event::{Batch, Event, Tier};
+use crate::kv::index::CopyReport;
 use crate::kv::parity::difference::Heard;
-use crate::kv::radix::Copies;
 use crate::kv::stream::{Counts, Reason, State};
 use crate::observe;
 
@@ -417,12 +417,12 @@ impl Seat {
 
     /// What a batch says of copies: while an answer may come, a chain from its start on may have been
     /// told before.
-    pub(super) fn copies(&self, now: Instant, is_live: bool) -> Copies {
+    pub(super) fn copies(&self, now: Instant, is_live: bool) -> CopyReport {
         let asked = self.entry.asked.lock();
         let is_awaited = asked.running > 0 || asked.until.is_some_and(|until| now < until);
         match is_awaited || asked.was_asked && !is_live {
-            true => Copies::Unknown,
-            false => Copies::Counted,
+            true => CopyReport::AtLeastOne,
+            false => CopyReport::OneMore,
         }
     }
 }

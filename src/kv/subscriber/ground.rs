@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::ids::{Model, WorkerId};
 use crate::kv::admit::{Admit, Change, Filtered, Harm, harm_of_store};
 use crate::kv::event::{Batch, Event, Name, Tier};
-use crate::kv::forest::Forest;
-use crate::kv::radix::{After, Copies, Tree};
+use crate::kv::index::{CopyReport, Parent, Tree};
+use crate::kv::indexes::PrefixIndexes;
 
 /// What one batch did.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(super) struct Tally {
 }
 
 pub(super) struct Ground {
-    forest: Arc<Forest>,
+    indexes: Arc<PrefixIndexes>,
     model: Model,
     worker: WorkerId,
     rank: u32,
@@ -37,9 +37,14 @@ pub(super) struct Ground {
 }
 
 impl Ground {
-    pub(super) fn new(forest: Arc<Forest>, model: Model, worker: WorkerId, rank: u32) -> Self {
+    pub(super) fn new(
+        indexes: Arc<PrefixIndexes>,
+        model: Model,
+        worker: WorkerId,
+        rank: u32,
+    ) -> Self {
         Self {
-            forest,
+            indexes,
             model,
             worker,
             rank,
@@ -56,7 +61,7 @@ impl Ground {
 
     /// Does what a batch says; `copies` is what it says of those of a chain's first blocks. Where it cannot be known what the batch removed, all is forgotten at that
     /// place, and the harm tells so.
-    pub(super) fn apply(&mut self, batch: &Batch, copies: Copies, tally: &mut Tally) {
+    pub(super) fn apply(&mut self, batch: &Batch, copies: CopyReport, tally: &mut Tally) {
         for event in &batch.events {
             tally.events += 1;
             let harm = self.apply_event(event, copies, tally);
@@ -70,7 +75,7 @@ impl Ground {
         }
     }
 
-    fn apply_event(&mut self, event: &Event, copies: Copies, tally: &mut Tally) -> Harm {
+    fn apply_event(&mut self, event: &Event, copies: CopyReport, tally: &mut Tally) -> Harm {
         let change = match self.admit.admit(event) {
             Ok(change) => change,
             Err(left) => {
@@ -90,9 +95,9 @@ impl Ground {
                     .as_ref()
                     .is_none_or(|(size, _)| *size != block_size)
                 {
-                    let index = self.forest.index(&self.model, block_size);
-                    let mut tree = index.plant(self.worker, self.rank);
-                    tree.set_scoring(self.is_scoring);
+                    let index = self.indexes.index(&self.model, block_size);
+                    let mut tree = index.add_tree(self.worker, self.rank);
+                    tree.set_visible(self.is_scoring);
                     self.tree = Some((block_size, tree));
                     self.is_out = false;
                 }
@@ -101,12 +106,12 @@ impl Ground {
                 };
                 // Nothing on the wire tells a re-report from a new copy, but that it begins at the start.
                 let copies = match after {
-                    After::Root(_) => copies,
-                    After::Block(_) => Copies::Counted,
+                    Parent::Root(_) => copies,
+                    Parent::Block(_) => CopyReport::OneMore,
                 };
                 if tree.store(after, blocks, tier, copies).is_err() {
                     // What begins a chain needs no parent.
-                    self.is_out |= matches!(after, After::Root(_));
+                    self.is_out |= matches!(after, Parent::Root(_));
                     let why = match self.is_out {
                         true => Filtered::IndexFull,
                         false => Filtered::UnknownParent,
@@ -150,7 +155,9 @@ impl Ground {
 
     /// Whether the memory bound took blocks since this was last asked: other trees' stores do that, too.
     pub(super) fn was_cut(&mut self) -> bool {
-        self.tree.as_mut().is_some_and(|(_, tree)| tree.was_cut())
+        self.tree
+            .as_mut()
+            .is_some_and(|(_, tree)| tree.take_evicted())
     }
 
     /// Forgets all, also what was learnt of the process.
@@ -163,7 +170,7 @@ impl Ground {
         if let Some((_, tree)) = &mut self.tree {
             tree.clear();
             // What was taken of the past is of no matter to what comes.
-            tree.was_cut();
+            tree.take_evicted();
         }
     }
 
@@ -171,7 +178,7 @@ impl Ground {
         if self.is_scoring != is_scoring {
             self.is_scoring = is_scoring;
             if let Some((_, tree)) = &mut self.tree {
-                tree.set_scoring(is_scoring);
+                tree.set_visible(is_scoring);
             }
         }
     }

@@ -6,9 +6,9 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::kv::admit::Filtered;
 use crate::kv::event::{Event, Medium, Name, Place, Removed, Stored, Tier};
-use crate::kv::radix::{After, Copies, NewBlock};
+use crate::kv::index::{CopyReport, NewBlock, Parent};
 use crate::kv::source::{Chunk, Frame, Undecodable};
-use crate::kv::{block, forest};
+use crate::kv::{block, indexes};
 use crate::observe::metrics::Registry;
 
 /// Says what the test says, and tells it what was asked.
@@ -39,7 +39,7 @@ struct Stage {
     say: mpsc::UnboundedSender<Said>,
     asked: mpsc::UnboundedReceiver<u64>,
     life: watch::Sender<u64>,
-    forest: Arc<Forest>,
+    indexes: Arc<PrefixIndexes>,
     board: Arc<Board>,
     registry: Registry,
     /// Who was said to have lost its cache.
@@ -59,7 +59,7 @@ fn on_stage<F: Future<Output = ()>>(can_replay: bool, play: impl FnOnce(Stage) -
             Arc::new(move |worker| losses.lock().push(worker))
         },
         ..shared(
-            Forest::new(forest::Settings::default(), &registry),
+            PrefixIndexes::new(indexes::Settings::default(), &registry),
             &registry,
         )
     };
@@ -70,7 +70,7 @@ fn on_stage<F: Future<Output = ()>>(can_replay: bool, play: impl FnOnce(Stage) -
         say,
         asked,
         life,
-        forest: shared.forest.clone(),
+        indexes: shared.indexes.clone(),
         board: shared.board.clone(),
         registry,
         losses,
@@ -106,10 +106,10 @@ impl Stage {
     /// Blocks of the prompt that routing sees.
     fn depth(&self, tokens: &[u32]) -> u32 {
         let mut locals = Vec::new();
-        block::locals(tokens, SIZE, &mut locals);
+        block::hash_blocks(tokens, SIZE, &mut locals);
         let mut found = Vec::new();
-        for (_, index) in self.forest.of("m") {
-            index.overlap(block::root(None, None), &locals, &mut found);
+        for (_, index) in self.indexes.of("m") {
+            index.overlap(block::chain_root(None, None), &locals, &mut found);
         }
         found.iter().map(|depth| depth.blocks).max().unwrap_or(0)
     }
@@ -128,9 +128,9 @@ fn subject() -> Subject {
     }
 }
 
-fn shared(forest: Arc<Forest>, registry: &Registry) -> Shared {
+fn shared(indexes: Arc<PrefixIndexes>, registry: &Registry) -> Shared {
     Shared {
-        forest,
+        indexes,
         board: Arc::default(),
         metrics: Metrics::new(registry),
         settings: stream::Settings::default(),
@@ -385,8 +385,8 @@ fn a_rank_has_its_figures_among_the_metrics() {
 #[test]
 fn a_tree_that_others_stores_cut_does_not_count_as_whole_for_long() {
     let registry = Registry::default();
-    let forest = Forest::new(
-        forest::Settings {
+    let indexes = PrefixIndexes::new(
+        indexes::Settings {
             memory_bytes_max: 4 << 20,
         },
         &registry,
@@ -399,7 +399,7 @@ fn a_tree_that_others_stores_cut_does_not_count_as_whole_for_long() {
         can_replay: false,
     };
     let mut now = observe::now();
-    let mut task = Task::new(now, subject(), shared(forest.clone(), &registry));
+    let mut task = Task::new(now, subject(), shared(indexes.clone(), &registry));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap();
@@ -409,16 +409,16 @@ fn a_tree_that_others_stores_cut_does_not_count_as_whole_for_long() {
             task.take(now, Input::Said(said), &mut source).await;
         }
         assert_eq!(task.state, State::Live);
-        let mut other = forest.index(&"m".into(), SIZE).plant(WorkerId(8), 0);
+        let mut other = indexes.index(&"m".into(), SIZE).add_tree(WorkerId(8), 0);
         for chain in 1..200_u64 {
             let new = |at| NewBlock {
                 name: Name(chain << 32 | at),
-                local: block::Local(chain << 32 | at),
+                local: block::LocalHash(chain << 32 | at),
             };
             let blocks: Vec<NewBlock> = (0..1_000).map(new).collect();
-            let after = After::Root(block::root(None, None));
+            let after = Parent::Root(block::chain_root(None, None));
             other
-                .store(after, &blocks, Tier::Gpu, Copies::Counted)
+                .store(after, &blocks, Tier::Gpu, CopyReport::OneMore)
                 .unwrap();
         }
         assert!(task.ground.tree().unwrap().1.len() < 5_000);
@@ -439,13 +439,13 @@ fn a_tree_that_others_stores_cut_does_not_count_as_whole_for_long() {
 #[test]
 fn a_rank_for_which_the_index_has_no_place_is_told_as_such() {
     let registry = Registry::default();
-    let forest = Forest::new(forest::Settings::default(), &registry);
-    let index = forest.index(&"m".into(), SIZE);
+    let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
+    let index = indexes.index(&"m".into(), SIZE);
     // As many as an index can tell apart, and one more.
     let mut trees: Vec<_> = (0..24_001)
-        .map(|other| index.plant(WorkerId(100 + other), 0))
+        .map(|other| index.add_tree(WorkerId(100 + other), 0))
         .collect();
-    let mut ground = Ground::new(forest, "m".into(), WORKER, 0);
+    let mut ground = Ground::new(indexes, "m".into(), WORKER, 0);
     let filtered = |ground: &mut Ground, events| {
         let mut tally = Tally::default();
         let batch = Batch {
@@ -453,7 +453,7 @@ fn a_rank_for_which_the_index_has_no_place_is_told_as_such() {
             rank: None,
             events,
         };
-        ground.apply(&batch, Copies::Counted, &mut tally);
+        ground.apply(&batch, CopyReport::OneMore, &mut tally);
         assert_eq!(tally.harm, Harm::Incomplete);
         tally.filtered
     };
@@ -633,7 +633,7 @@ fn the_task_can_be_spawned() {
         asked,
         can_replay: false,
     };
-    let forest = Forest::new(forest::Settings::default(), &registry);
-    let shared = shared(forest, &registry);
+    let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
+    let shared = shared(indexes, &registry);
     check(run(source, subject(), shared, watch::channel(0).1));
 }

@@ -136,7 +136,7 @@ fn number(number: impl Into<i128>) -> String {
 mod tests {
     use super::*;
     use crate::http::circuit_breaker;
-    use crate::relay::KnownBy;
+    use crate::relay::PrefixSource;
     use crate::routing::{Cached, Request, Settings, State, cost};
 
     fn score(name: &str, cached: Cached, queued_tokens: u64) -> Score {
@@ -162,7 +162,7 @@ mod tests {
             decode_tokens: 0,
             cached,
             cached_tokens: cached.tokens(),
-            known_by: KnownBy::Events,
+            known_by: PrefixSource::Exact,
             trees: Vec::new(),
             is_trusted: true,
             new_tokens,

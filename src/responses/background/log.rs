@@ -11,13 +11,13 @@ use crate::store::EventBatch;
 
 /// Stored instead of the final event of a cancelled response: the canceller knows neither its number nor the
 /// output, so readers build the event from the record.
-pub(crate) const CANCELLED: &[u8] = b"cancelled";
+pub const CANCELLED: &[u8] = b"cancelled";
 
 const END: &[u8] = b"\n\n";
 
 /// The events that the owner of a response has written.
 #[derive(Debug, Default)]
-pub(crate) struct Log {
+pub struct Log {
     text: Vec<u8>,
     /// The end of each event in `text`.
     ends: Vec<usize>,
@@ -31,7 +31,7 @@ pub(crate) struct Log {
 
 impl Log {
     /// Continues a log with `stored` events, which will be written again here.
-    pub(crate) fn after(stored: u64) -> Self {
+    pub fn after(stored: u64) -> Self {
         let stored = usize::try_from(stored).unwrap_or(usize::MAX);
         Self {
             stored,
@@ -41,7 +41,7 @@ impl Log {
     }
 
     /// Appends whole events.
-    pub(crate) fn push(&mut self, text: &[u8]) {
+    pub fn push(&mut self, text: &[u8]) {
         if let Some(count) = &mut self.overflowed {
             *count += memchr::memmem::find_iter(text, END).count() as u64;
             return;
@@ -53,7 +53,7 @@ impl Log {
     }
 
     /// The next batch to store. Without text once the store keeps no more events.
-    pub(crate) fn batch(&self) -> Option<EventBatch> {
+    pub fn batch(&self) -> Option<EventBatch> {
         let stored = self.stored as u64;
         if let Some(count) = self.overflowed {
             return (count > stored).then(|| EventBatch {
@@ -74,19 +74,19 @@ impl Log {
     }
 
     /// The store has every event up to `last`.
-    pub(crate) fn on_stored(&mut self, last: u64) {
+    pub fn on_stored(&mut self, last: u64) {
         self.stored = usize::try_from(last + 1).unwrap_or(usize::MAX);
     }
 
     /// The store has lost the events after `last`. False if they are not here to be stored again.
-    pub(crate) fn rewind(&mut self, last: Option<u64>) -> bool {
+    pub fn rewind(&mut self, last: Option<u64>) -> bool {
         let stored = last.map_or(0, |last| last + 1);
         self.stored = usize::try_from(stored).unwrap_or(usize::MAX);
         self.overflowed.is_some() || self.stored <= self.ends.len()
     }
 
     /// The store keeps no more events, only their number.
-    pub(crate) fn on_overflow(&mut self) {
+    pub fn on_overflow(&mut self) {
         if self.overflowed.is_none() {
             self.overflowed = Some(self.ends.len() as u64);
             (self.text, self.ends) = (Vec::new(), Vec::new());
@@ -94,23 +94,19 @@ impl Log {
     }
 
     /// The first `count` events are not here.
-    pub(crate) fn on_overflow_at(&mut self, count: u64) {
+    pub fn on_overflow_at(&mut self, count: u64) {
         self.overflowed = Some(count);
         (self.text, self.ends) = (Vec::new(), Vec::new());
     }
 
     /// Number of events, whether their text is here or not.
-    pub(crate) fn made(&self) -> u64 {
+    pub fn made(&self) -> u64 {
         self.overflowed.unwrap_or(self.ends.len() as u64)
     }
 
     /// Stored events after `after`, up to about `bytes_max` bytes, and the number of the last one; `None` if they
     /// must be read from the store.
-    pub(crate) fn tail(
-        &self,
-        after: Option<u64>,
-        bytes_max: usize,
-    ) -> Option<(&[u8], Option<u64>)> {
+    pub fn tail(&self, after: Option<u64>, bytes_max: usize) -> Option<(&[u8], Option<u64>)> {
         let from = after.map_or(0, |after| {
             usize::try_from(after.saturating_add(1)).unwrap_or(usize::MAX)
         });
@@ -130,22 +126,22 @@ impl Log {
     }
 
     /// Number of stored events.
-    pub(crate) fn stored(&self) -> u64 {
+    pub fn stored(&self) -> u64 {
         self.stored as u64
     }
 
     /// The text of the stored events; `None` if not all are here.
-    pub(crate) fn stored_text(&self) -> Option<&[u8]> {
+    pub fn stored_text(&self) -> Option<&[u8]> {
         let is_whole = self.overflowed.is_none() && self.stored <= self.ends.len();
         is_whole.then(|| &self.text[..self.stored_bytes()])
     }
 
     /// The text of all events; `None` if not all are here.
-    pub(crate) fn text(&self) -> Option<&[u8]> {
+    pub fn text(&self) -> Option<&[u8]> {
         self.overflowed.is_none().then_some(&self.text)
     }
 
-    pub(crate) fn stored_bytes(&self) -> usize {
+    pub fn stored_bytes(&self) -> usize {
         self.end_of(self.stored)
     }
 
@@ -159,7 +155,7 @@ impl Log {
 }
 
 /// The events after `after` in a text that begins with event `first`, and the number of its last event.
-pub(crate) fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Option<u64>) {
+pub fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Option<u64>) {
     let mut begin = 0;
     let mut last = None;
     for (number, at) in (first..).zip(memchr::memmem::find_iter(text, END)) {
@@ -172,13 +168,13 @@ pub(crate) fn beyond(text: &[u8], first: u64, after: Option<u64>) -> (&[u8], Opt
 }
 
 /// The compressed text of all events; empty on failure.
-pub(crate) fn compressed(text: &[u8]) -> Bytes {
+pub fn compressed(text: &[u8]) -> Bytes {
     const LEVEL: i32 = 3;
     zstd::bulk::compress(text, LEVEL).map_or_else(|_| Bytes::new(), Bytes::from)
 }
 
 /// Decompresses it, up to `bytes_max`.
-pub(crate) fn decompressed(compressed: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
+pub fn decompressed(compressed: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
     let decoder = zstd::stream::read::Decoder::new(compressed).ok()?;
     let mut text = Vec::new();
     let read = decoder.take(bytes_max as u64).read_to_end(&mut text);

@@ -15,7 +15,7 @@ const BEFORE_OUTPUT: u64 = 2;
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(crate) struct ReadPosition {
+pub struct ReadPosition {
     /// The last event number that was sent, or that the client has.
     after: Option<u64>,
     has_sent: bool,
@@ -26,7 +26,7 @@ pub(crate) struct ReadPosition {
 /// What the reader does after sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Next {
+pub enum Next {
     /// Read more.
     More,
     /// All events so far are sent and the response runs.
@@ -38,7 +38,7 @@ pub(crate) enum Next {
 }
 
 impl ReadPosition {
-    pub(crate) fn new(after: Option<u64>) -> Self {
+    pub fn new(after: Option<u64>) -> Self {
         Self {
             after,
             has_sent: false,
@@ -46,17 +46,17 @@ impl ReadPosition {
         }
     }
 
-    pub(crate) fn after(&self) -> Option<u64> {
+    pub fn after(&self) -> Option<u64> {
         self.after
     }
 
     /// The number after the last event, for an event that is not stored.
-    pub(crate) fn next_number(&self) -> u64 {
+    pub fn next_number(&self) -> u64 {
         self.after.map_or(0, |after| after.saturating_add(1))
     }
 
     /// LoggedEvents up to `last` from memory. `is_end`: the response has ended and these are the last.
-    pub(crate) fn on_tail(&mut self, text: &[u8], last: Option<u64>, is_end: bool) -> Next {
+    pub fn on_tail(&mut self, text: &[u8], last: Option<u64>, is_end: bool) -> Next {
         if !text.is_empty() {
             self.after = last;
             self.has_sent = true;
@@ -69,7 +69,7 @@ impl ReadPosition {
     }
 
     /// LoggedEvents from the store. Appends those to send to `out`.
-    pub(crate) fn on_read(
+    pub fn on_read(
         &mut self,
         read: &LoggedEvents,
         cut_bytes_max: usize,
@@ -116,7 +116,7 @@ impl ReadPosition {
     }
 
     /// After [`Next::End`]: whether to send the end of this record, or to read the record again.
-    pub(crate) fn is_settled(&mut self, now: Instant, record: &Record) -> bool {
+    pub fn is_settled(&mut self, now: Instant, record: &Record) -> bool {
         let end_seen = *self.end_seen.get_or_insert(now);
         let last = record.background.and_then(|it| it.last_event);
         record.status != Status::Cancelled

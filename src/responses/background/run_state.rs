@@ -49,7 +49,7 @@ enum Phase {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct RunState {
+pub struct RunState {
     streams: bool,
     phase: Phase,
     /// Whether an engine has begun to answer.
@@ -66,7 +66,7 @@ pub(crate) struct RunState {
 
 impl RunState {
     /// A response that is to be generated, of which `stored` events are in the store already.
-    pub(crate) fn new(streams: bool, stored: u64) -> Self {
+    pub fn new(streams: bool, stored: u64) -> Self {
         Self {
             streams,
             phase: Phase::Generating,
@@ -80,7 +80,7 @@ impl RunState {
     }
 
     /// A response taken over from another replica that cannot be generated again.
-    pub(crate) fn failing(streams: bool, stored: u64, why: &'static str) -> Self {
+    pub fn failing(streams: bool, stored: u64, why: &'static str) -> Self {
         let has_stored_output = streams && stored > 0;
         let phase = match has_stored_output {
             true => Phase::ReadingStored { why: Some(why) },
@@ -93,7 +93,7 @@ impl RunState {
         }
     }
 
-    pub(crate) fn next(&self) -> Step {
+    pub fn next(&self) -> Step {
         match self.phase {
             Phase::Generating | Phase::Finalizing if self.is_begun && !self.is_started => {
                 Step::MarkStarted
@@ -123,23 +123,23 @@ impl RunState {
     }
 
     /// An engine has begun to answer.
-    pub(crate) fn on_begun(&mut self) {
+    pub fn on_begun(&mut self) {
         self.is_begun = true;
     }
 
-    pub(crate) fn is_begun(&self) -> bool {
+    pub fn is_begun(&self) -> bool {
         self.is_begun
     }
 
     /// New events were written.
-    pub(crate) fn on_events(&mut self, text: &[u8]) {
+    pub fn on_events(&mut self, text: &[u8]) {
         if self.streams {
             self.log.push(text);
         }
     }
 
     /// The final event was written.
-    pub(crate) fn on_last_event(&mut self, text: &[u8]) {
+    pub fn on_last_event(&mut self, text: &[u8]) {
         match self.phase {
             Phase::Generating | Phase::Failing { .. } => {
                 self.on_events(text);
@@ -160,7 +160,7 @@ impl RunState {
     }
 
     /// The run must stop generating.
-    pub(crate) fn on_stop(&mut self, why: StopReason) {
+    pub fn on_stop(&mut self, why: StopReason) {
         self.phase = match (self.phase, why) {
             (Phase::Over { .. }, _) => return,
             (_, StopReason::LeaseLost) => Phase::Over { is_complete: false },
@@ -184,7 +184,7 @@ impl RunState {
         !self.streams || self.log.stored() <= FIRST_EVENTS
     }
 
-    pub(crate) fn on_started(&mut self, result: &Result<WriteOutcome, store::Error>) -> Then {
+    pub fn on_started(&mut self, result: &Result<WriteOutcome, store::Error>) -> Then {
         match result {
             Ok(WriteOutcome::Gone | WriteOutcome::Terminal(_)) => self.on_ended_elsewhere(),
             Ok(WriteOutcome::Fenced) => self.on_lost(),
@@ -200,11 +200,7 @@ impl RunState {
     }
 
     /// The store answered an append of events up to `last`.
-    pub(crate) fn on_appended(
-        &mut self,
-        last: u64,
-        result: &Result<WriteOutcome, store::Error>,
-    ) -> Then {
+    pub fn on_appended(&mut self, last: u64, result: &Result<WriteOutcome, store::Error>) -> Then {
         match result {
             Ok(WriteOutcome::Done | WriteOutcome::Duplicate { .. }) => self.log.on_stored(last),
             Ok(WriteOutcome::Overflow) => {
@@ -221,7 +217,7 @@ impl RunState {
     }
 
     /// LoggedEvents that another replica stored; `None`: the response is gone.
-    pub(crate) fn on_stored_events(
+    pub fn on_stored_events(
         &mut self,
         result: &Result<Option<LoggedEvents>, store::Error>,
     ) -> Then {
@@ -264,7 +260,7 @@ impl RunState {
     }
 
     /// The store answered the write of the end.
-    pub(crate) fn on_finalized(&mut self, result: &Result<WriteOutcome, store::Error>) -> Then {
+    pub fn on_finalized(&mut self, result: &Result<WriteOutcome, store::Error>) -> Then {
         let is_short = match self.phase {
             Phase::Finalizing => false,
             Phase::FinalizingWithoutOutput => true,
@@ -299,7 +295,7 @@ impl RunState {
     }
 
     /// The record of a response that should be cancelled: its status and the number of its last event.
-    pub(crate) fn on_record(
+    pub fn on_record(
         &mut self,
         result: &Result<Option<(Status, Option<u64>)>, store::Error>,
     ) -> Then {
@@ -324,10 +320,7 @@ impl RunState {
         Then::Continue
     }
 
-    pub(crate) fn on_partial_stored(
-        &mut self,
-        result: &Result<WriteOutcome, store::Error>,
-    ) -> Then {
+    pub fn on_partial_stored(&mut self, result: &Result<WriteOutcome, store::Error>) -> Then {
         match result {
             Ok(_) => self.leave(),
             Err(error) => return self.later(error),
@@ -335,7 +328,7 @@ impl RunState {
         Then::Continue
     }
 
-    pub(crate) fn on_released(&mut self, result: &Result<WriteOutcome, store::Error>) -> Then {
+    pub fn on_released(&mut self, result: &Result<WriteOutcome, store::Error>) -> Then {
         match result {
             // It was cancelled before the release.
             Ok(WriteOutcome::Terminal(Status::Cancelled)) => self.phase = Phase::ReadingCancelled,
@@ -355,7 +348,7 @@ impl RunState {
     }
 
     /// The task of the run has ended.
-    pub(crate) fn on_left(&mut self) {
+    pub fn on_left(&mut self) {
         if !self.is_over() {
             self.leave();
         }
@@ -384,7 +377,7 @@ impl RunState {
     }
 
     /// Stored events after `after` that were written here, up to about `bytes_max` bytes.
-    pub(crate) fn tail(&self, after: Option<u64>, bytes_max: usize) -> Tail<'_> {
+    pub fn tail(&self, after: Option<u64>, bytes_max: usize) -> Tail<'_> {
         let is_end = self.phase == Phase::Over { is_complete: true };
         match self.log.tail(after, bytes_max) {
             Some((text, last)) if is_end || !self.is_over() => Tail::InMemory {
@@ -401,25 +394,25 @@ impl RunState {
     }
 
     /// Whether an engine works on it, or one is to be found.
-    pub(crate) fn is_generating(&self) -> bool {
+    pub fn is_generating(&self) -> bool {
         self.phase == Phase::Generating
     }
 
-    pub(crate) fn streams(&self) -> bool {
+    pub fn streams(&self) -> bool {
         self.streams
     }
 
     /// Why the run stopped early, if it did.
-    pub(crate) fn stop_reason(&self) -> Option<StopReason> {
+    pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason
     }
 
-    pub(crate) fn log(&self) -> &Log {
+    pub fn log(&self) -> &Log {
         &self.log
     }
 
     /// Whether nothing is left to do.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over { .. })
     }
 }

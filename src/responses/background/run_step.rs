@@ -5,11 +5,11 @@ use crate::store::EventBatch;
 
 /// The number of events that are written before an engine has answered. Every replica that starts the
 /// response again writes the same ones.
-pub(crate) const FIRST_EVENTS: u64 = 3;
+pub const FIRST_EVENTS: u64 = 3;
 
 /// Why a run stops before its engine has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StopReason {
+pub enum StopReason {
     /// The response was cancelled or deleted.
     Cancelled,
     /// This replica lost its lease, or another replica has taken the response over.
@@ -23,7 +23,7 @@ pub(crate) enum StopReason {
 }
 
 impl StopReason {
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Cancelled => "cancelled",
             Self::LeaseLost => "lease_lost",
@@ -37,7 +37,7 @@ impl StopReason {
 /// What the driver of a run must do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Step {
+pub enum Step {
     /// Send the request to an engine, or read on from its answer.
     ReadEngine,
     /// Set the record's status to in progress.
@@ -73,7 +73,7 @@ pub(crate) enum Step {
 /// When to take the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Then {
+pub enum Then {
     Continue,
     /// The store was unreachable: repeat the step after a pause.
     RetryLater,
@@ -81,7 +81,7 @@ pub(crate) enum Then {
 
 /// Where a reader on the owning replica finds its next events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tail<'a> {
+pub enum Tail<'a> {
     /// Here: stored events up to `last`. `is_end`: the response has ended and these are the last.
     InMemory {
         text: &'a [u8],

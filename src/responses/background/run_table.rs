@@ -12,7 +12,7 @@ use crate::store::{self, FencingToken, Orphan, Owner, OwnershipLoss, ResponseKey
 
 /// Why a response is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RunRefusal {
+pub enum RunRefusal {
     /// Its fencing token belongs to another owner id, or the lease is not held.
     NotOwner,
     /// It runs here already.
@@ -22,7 +22,7 @@ pub(crate) enum RunRefusal {
 }
 
 impl RunRefusal {
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::NotOwner => "not_owner",
             Self::AlreadyRunning => "already_running",
@@ -33,14 +33,14 @@ impl RunRefusal {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    pub(crate) running_max: u64,
-    pub(crate) running_per_tenant_max: u64,
+pub struct Bounds {
+    pub running_max: u64,
+    pub running_per_tenant_max: u64,
 }
 
 /// See the module. `R` is the handle of a run.
 #[derive(Debug)]
-pub(crate) struct RunTable<R> {
+pub struct RunTable<R> {
     bounds: Bounds,
     leases: lease::Settings,
     /// The current owner id. It changes when the lease is lost.
@@ -62,12 +62,7 @@ struct RunEntry<R> {
 }
 
 impl<R> RunTable<R> {
-    pub(crate) fn new(
-        now: Instant,
-        bounds: Bounds,
-        leases: &lease::Settings,
-        owner: Owner,
-    ) -> Self {
+    pub fn new(now: Instant, bounds: Bounds, leases: &lease::Settings, owner: Owner) -> Self {
         Self {
             bounds,
             leases: leases.clone(),
@@ -80,29 +75,23 @@ impl<R> RunTable<R> {
     }
 
     /// Whether the lease is held, so that runs may start.
-    pub(crate) fn holds_lease(&self, now: Instant) -> bool {
+    pub fn holds_lease(&self, now: Instant) -> bool {
         self.lease.is_held(now)
     }
 
-    pub(crate) fn next_timeout(&self) -> Instant {
+    pub fn next_timeout(&self) -> Instant {
         self.lease.next_timeout()
     }
 
     /// Passes a timeout to the lease. On `Step::Stop` the lease is lost: all runs must stop, and the owner id
     /// becomes `next`.
-    pub(crate) fn on_timeout(&mut self, now: Instant, next: Owner) -> Step {
+    pub fn on_timeout(&mut self, now: Instant, next: Owner) -> Step {
         let step = self.lease.on_timeout(now);
         self.after(step, now, next)
     }
 
     /// The store answered a heartbeat of owner `by`.
-    pub(crate) fn on_heartbeat(
-        &mut self,
-        now: Instant,
-        by: Owner,
-        is_done: bool,
-        next: Owner,
-    ) -> Step {
+    pub fn on_heartbeat(&mut self, now: Instant, by: Owner, is_done: bool, next: Owner) -> Step {
         if by != self.owner {
             // The answer to an owner id that was given up.
             return Step::Wait;
@@ -125,36 +114,36 @@ impl<R> RunTable<R> {
         step
     }
 
-    pub(crate) fn owner(&self) -> Owner {
+    pub fn owner(&self) -> Owner {
         self.owner
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.runs.len()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    pub(crate) fn find(&self, key: ResponseKey) -> Option<&R> {
+    pub fn find(&self, key: ResponseKey) -> Option<&R> {
         self.runs.get(&key).map(|entry| &entry.run)
     }
 
-    pub(crate) fn find_mut(&mut self, key: ResponseKey) -> Option<&mut R> {
+    pub fn find_mut(&mut self, key: ResponseKey) -> Option<&mut R> {
         self.runs.get_mut(&key).map(|entry| &mut entry.run)
     }
 
-    pub(crate) fn keys(&self) -> Vec<ResponseKey> {
+    pub fn keys(&self) -> Vec<ResponseKey> {
         self.runs.keys().copied().collect()
     }
 
-    pub(crate) fn runs(&self) -> impl Iterator<Item = &R> {
+    pub fn runs(&self) -> impl Iterator<Item = &R> {
         self.runs.values().map(|entry| &entry.run)
     }
 
     /// Adds a run. Its record need not be stored yet.
-    pub(crate) fn insert(
+    pub fn insert(
         &mut self,
         now: Instant,
         key: ResponseKey,
@@ -186,25 +175,25 @@ impl<R> RunTable<R> {
     }
 
     /// The record of a run is stored.
-    pub(crate) fn on_stored(&mut self, key: ResponseKey) {
+    pub fn on_stored(&mut self, key: ResponseKey) {
         if let Some(entry) = self.runs.get_mut(&key) {
             entry.is_stored = true;
         }
     }
 
-    pub(crate) fn remove(&mut self, key: ResponseKey) -> Option<R> {
+    pub fn remove(&mut self, key: ResponseKey) -> Option<R> {
         self.runs.remove(&key).map(|entry| entry.run)
     }
 
     /// The runs to check against the store.
-    pub(crate) fn to_check(&self) -> Vec<(ResponseKey, FencingToken)> {
+    pub fn to_check(&self) -> Vec<(ResponseKey, FencingToken)> {
         let runs = self.runs.iter();
         let stored = runs.filter(|(_, entry)| entry.is_stored);
         stored.map(|(key, entry)| (*key, entry.fence)).collect()
     }
 
     /// Why a run must stop that the store reports as lost. `None` if it was taken over again since the check.
-    pub(crate) fn on_checked(
+    pub fn on_checked(
         &self,
         checked: &[(ResponseKey, FencingToken)],
         key: ResponseKey,
@@ -218,22 +207,22 @@ impl<R> RunTable<R> {
         })
     }
 
-    pub(crate) fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         (self.runs.len() as u64) < self.bounds.running_max
     }
 
     /// Whether this orphan may run here.
-    pub(crate) fn may_take_over(&self, orphan: &Orphan) -> bool {
+    pub fn may_take_over(&self, orphan: &Orphan) -> bool {
         self.has_room() && !self.runs.contains_key(&orphan.key)
     }
 
     /// Take-overs to repeat, before any new one, until the store confirms or denies them.
-    pub(crate) fn unconfirmed(&self) -> Vec<Orphan> {
+    pub fn unconfirmed(&self) -> Vec<Orphan> {
         self.unconfirmed.values().copied().collect()
     }
 
     /// The store answered a take-over by owner `by`.
-    pub(crate) fn on_take_over(
+    pub fn on_take_over(
         &mut self,
         by: Owner,
         orphan: Orphan,
@@ -255,7 +244,7 @@ impl<R> RunTable<R> {
     }
 
     /// This owner has the response and cannot run it.
-    pub(crate) fn hand_back(&mut self, key: ResponseKey, fence: FencingToken) {
+    pub fn hand_back(&mut self, key: ResponseKey, fence: FencingToken) {
         if fence.owner == self.owner {
             self.to_hand_back.insert(key, fence);
         }
@@ -263,7 +252,7 @@ impl<R> RunTable<R> {
 
     /// Responses that the store lists under owner `by` and that did not run here: their run ended without
     /// storing an end.
-    pub(crate) fn on_strays(&mut self, by: Owner, strays: &[(ResponseKey, FencingToken)]) {
+    pub fn on_strays(&mut self, by: Owner, strays: &[(ResponseKey, FencingToken)]) {
         for (key, fence) in strays {
             let is_known = self.runs.contains_key(key) || self.unconfirmed.contains_key(key);
             if by == self.owner && !is_known {
@@ -273,7 +262,7 @@ impl<R> RunTable<R> {
     }
 
     /// Responses to release.
-    pub(crate) fn to_hand_back(&self) -> Vec<(ResponseKey, FencingToken)> {
+    pub fn to_hand_back(&self) -> Vec<(ResponseKey, FencingToken)> {
         self.to_hand_back
             .iter()
             .map(|(key, fence)| (*key, *fence))
@@ -281,7 +270,7 @@ impl<R> RunTable<R> {
     }
 
     /// The store answered the release.
-    pub(crate) fn on_released(&mut self, key: ResponseKey) {
+    pub fn on_released(&mut self, key: ResponseKey) {
         self.to_hand_back.remove(&key);
     }
 }

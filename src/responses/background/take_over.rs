@@ -3,7 +3,7 @@
 use super::run_step::FIRST_EVENTS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TakeOver {
+pub enum TakeOver {
     Rerun,
     /// End it as failed, with the output that is stored.
     Fail(&'static str),
@@ -11,18 +11,18 @@ pub(crate) enum TakeOver {
 
 /// The state of a response whose owner was lost.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OrphanState {
+pub struct OrphanState {
     /// Whether the store has everything needed to start it again.
-    pub(crate) is_portable: bool,
-    pub(crate) streams: bool,
+    pub is_portable: bool,
+    pub streams: bool,
     /// Number of stored events.
-    pub(crate) stored: u64,
+    pub stored: u64,
     /// How often it was started, this time included.
-    pub(crate) attempts: u32,
+    pub attempts: u32,
 }
 
 impl OrphanState {
-    pub(crate) fn decide(&self, attempts_max: u32) -> TakeOver {
+    pub fn decide(&self, attempts_max: u32) -> TakeOver {
         let was_read = self.streams && self.stored > FIRST_EVENTS;
         if !self.is_portable || was_read {
             return TakeOver::Fail("The replica that ran this response was lost.");
@@ -36,7 +36,7 @@ impl OrphanState {
 
 /// Whether to scan again at once instead of after the interval: the last scan filled its limit `max` and some of
 /// the `found` orphans were `taken`.
-pub(crate) fn must_rescan(found: usize, taken: usize, max: usize) -> bool {
+pub fn must_rescan(found: usize, taken: usize, max: usize) -> bool {
     found >= max && taken > 0
 }
 

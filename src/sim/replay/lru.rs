@@ -47,12 +47,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::kv::block;
+    use crate::kv::text_block;
 
     fn prompt(letters: &[u64]) -> Vec<Block> {
         let locals = letters.iter().map(|letter| (*letter, 16));
-        block::chain(
-            block::start("m", None),
+        text_block::chain(
+            text_block::chain_root("m", None),
             locals.collect::<Vec<_>>().into_iter(),
         )
     }

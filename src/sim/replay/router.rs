@@ -12,8 +12,8 @@ use super::line::Line;
 use super::told::Told;
 use super::workload::{Job, tokens_of};
 use crate::ids::WorkerId;
-use crate::kv::expected::{self, Coming, Expected};
-use crate::kv::predicted::{self, Predicted};
+use crate::kv::predicted::{self, PredictedIndex};
+use crate::kv::unconfirmed::{self, UnconfirmedBlocks, UnconfirmedPrompt};
 use crate::observe::metrics::Registry;
 use crate::routing::{self, Cached, Request, State, View};
 
@@ -44,9 +44,9 @@ pub(super) struct Router {
 enum Beliefs {
     /// Beside what the engines tell.
     Events {
-        expected: Option<Arc<Expected>>,
+        unconfirmed: Option<Arc<UnconfirmedBlocks>>,
     },
-    Predicted(Box<Predicted>),
+    Predicted(Box<PredictedIndex>),
 }
 
 /// As `fleet::load` counts.
@@ -63,7 +63,7 @@ struct Load {
 struct InFlight {
     worker: usize,
     uncached_tokens: u32,
-    coming: Option<Coming>,
+    coming: Option<UnconfirmedPrompt>,
     is_computed: bool,
 }
 
@@ -91,15 +91,15 @@ impl Router {
         // A run's own: nobody reads it.
         let registry = Registry::default();
         let beliefs = match settings.knowledge {
-            Knowledge::Predicted => Beliefs::Predicted(Box::new(Predicted::new(
+            Knowledge::Predicted => Beliefs::Predicted(Box::new(PredictedIndex::new(
                 settings.predicted.clone(),
                 predicted::Metrics::new(&registry),
                 born,
             ))),
             Knowledge::Events => Beliefs::Events {
-                expected: settings.expects.then(|| {
-                    let metrics = expected::Metrics::new(&registry);
-                    Expected::new(expected::Settings::default(), metrics, born)
+                unconfirmed: settings.expects.then(|| {
+                    let metrics = unconfirmed::Metrics::new(&registry);
+                    UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics, born)
                 }),
             },
         };
@@ -156,9 +156,9 @@ impl Router {
                 load.active_tokens += u64::from(job.input_tokens);
                 let id = WorkerId(worker as u32);
                 let coming = match &self.beliefs {
-                    Beliefs::Events { expected } => {
-                        expected.as_ref().map(|it| it.expect(id, &job.marks))
-                    }
+                    Beliefs::Events { unconfirmed } => unconfirmed
+                        .as_ref()
+                        .map(|it| it.insert(id, &job.prefix_keys)),
                     Beliefs::Predicted(predicted) => {
                         predicted.record(at, id, self.cache_tokens, &job.blocks);
                         None
@@ -202,22 +202,23 @@ impl Router {
     /// Frees what counts no more.
     pub(super) fn sweep(&self, now: Duration) {
         match &self.beliefs {
-            Beliefs::Events { expected } => {
-                if let Some(expected) = expected {
-                    expected.sweep(self.born + now);
+            Beliefs::Events { unconfirmed } => {
+                if let Some(unconfirmed) = unconfirmed {
+                    unconfirmed.remove_expired(self.born + now);
                 }
             }
-            Beliefs::Predicted(predicted) => predicted.sweep(self.born + now, |_| true),
+            Beliefs::Predicted(predicted) => predicted.remove_expired(self.born + now, |_| true),
         }
     }
 
     fn held<'a>(&'a self, now: Duration, job: &'a Job, told: &Told) -> Held<'a> {
         let holders_max = self.routing.holders as usize;
         match &self.beliefs {
-            Beliefs::Events { expected } => {
+            Beliefs::Events { unconfirmed } => {
                 let mut tokens = told.tokens(job);
-                if let Some(expected) = expected {
-                    let coming = expected.overlap(self.born + now, &job.marks, holders_max);
+                if let Some(unconfirmed) = unconfirmed {
+                    let coming =
+                        unconfirmed.overlap(self.born + now, &job.prefix_keys, holders_max);
                     for holder in coming {
                         let known = &mut tokens[holder.worker.0 as usize];
                         *known = (*known).max(tokens_of(&job.blocks, holder.blocks as usize));
@@ -251,7 +252,7 @@ enum Held<'a> {
     },
     /// The deepest holders are known, and the others looked up when asked for.
     Predicted {
-        index: &'a Predicted,
+        index: &'a PredictedIndex,
         job: &'a Job,
         places: SmallVec<[usize; 8]>,
         max_cached_elsewhere: usize,
@@ -271,7 +272,7 @@ impl<'a> Held<'a> {
         Held::Exact { tokens, places }
     }
 
-    fn predicted(index: &'a Predicted, job: &'a Job, holders_max: usize) -> Self {
+    fn predicted(index: &'a PredictedIndex, job: &'a Job, holders_max: usize) -> Self {
         let overlap = index.overlap(&job.blocks, holders_max, job.seed);
         let max_cached_elsewhere = match overlap.last() {
             Some(last) if overlap.len() == holders_max => last.blocks as usize,

@@ -7,37 +7,36 @@ use std::sync::Arc;
 use super::engine::Change;
 use super::workload::{Job, tokens_of};
 use crate::ids::{BlockHash, Model, WorkerId};
-use crate::kv::block::Root;
+use crate::kv::block::ChainRoot;
 use crate::kv::event::{Name, Tier};
-use crate::kv::forest::{Forest, Settings};
-use crate::kv::index::Index;
-use crate::kv::radix::{After, Copies, NewBlock, Tree};
+use crate::kv::index::{CopyReport, NewBlock, Parent, PrefixIndex, Tree};
+use crate::kv::indexes::{PrefixIndexes, Settings};
 use crate::observe::metrics::Registry;
 
 #[derive(Debug)]
 pub(super) struct Told {
     /// Keeps the index's memory bound.
-    _forest: Arc<Forest>,
-    index: Arc<Index>,
-    root: Root,
+    _indexes: Arc<PrefixIndexes>,
+    index: Arc<PrefixIndex>,
+    root: ChainRoot,
     trees: Vec<Tree>,
 }
 
 impl Told {
-    pub(super) fn new(workers: usize, block_tokens: NonZeroU32, root: Root) -> Self {
-        let forest = Forest::new(Settings::default(), &Registry::default());
-        let index = forest.index(&Model::from("replay"), block_tokens);
+    pub(super) fn new(workers: usize, block_tokens: NonZeroU32, root: ChainRoot) -> Self {
+        let indexes = PrefixIndexes::new(Settings::default(), &Registry::default());
+        let index = indexes.index(&Model::from("replay"), block_tokens);
         let plant = |worker| {
-            let mut tree = index.plant(WorkerId(worker as u32), 0);
+            let mut tree = index.add_tree(WorkerId(worker as u32), 0);
             // There is no connection to lose: each is known from its first block on.
-            tree.set_scoring(true);
+            tree.set_visible(true);
             tree
         };
         Self {
             trees: (0..workers).map(plant).collect(),
             index,
             root,
-            _forest: forest,
+            _indexes: indexes,
         }
     }
 
@@ -45,8 +44,8 @@ impl Told {
     pub(super) fn apply(&mut self, worker: usize, job: &Job, change: &Change) {
         let tree = &mut self.trees[worker];
         let after = match change.held.checked_sub(1) {
-            Some(last) => After::Block(name(job.blocks[last].path)),
-            None => After::Root(self.root),
+            Some(last) => Parent::Block(name(job.blocks[last].path)),
+            None => Parent::Root(self.root),
         };
         let new: Vec<NewBlock> = (change.held..change.end)
             .map(|place| NewBlock {
@@ -55,7 +54,7 @@ impl Told {
             })
             .collect();
         // Fails only where the index's memory bound has taken the parent: then these are not known.
-        let _ = tree.store(after, &new, Tier::Gpu, Copies::Counted);
+        let _ = tree.store(after, &new, Tier::Gpu, CopyReport::OneMore);
         let evicted: Vec<Name> = change.evicted.iter().map(|path| name(*path)).collect();
         tree.remove(&evicted, Tier::Gpu);
     }

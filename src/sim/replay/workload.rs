@@ -8,8 +8,9 @@ use fastrand::Rng;
 
 use super::lru::Lru;
 use crate::ids::Block;
-use crate::kv::block::{self, Local, Root};
-use crate::kv::expected::{self, Marks};
+use crate::kv::block::{self, ChainRoot, LocalHash};
+use crate::kv::text_block;
+use crate::kv::unconfirmed::{self, PrefixKeys};
 use crate::sim::trace::Entry;
 
 /// One request of the replay.
@@ -21,8 +22,8 @@ pub(super) struct Job {
     /// The prompt's full blocks, as the predicted index takes them,
     pub(super) blocks: Vec<Block>,
     /// and as the index of reported ones does.
-    pub(super) locals: Vec<Local>,
-    pub(super) marks: Marks,
+    pub(super) locals: Vec<LocalHash>,
+    pub(super) prefix_keys: PrefixKeys,
     /// Which router a load balancer gave it to.
     pub(super) router: usize,
     /// The same for all policies.
@@ -42,18 +43,18 @@ pub(super) struct Shape {
 /// The requests in the order of their arrival.
 pub(super) fn jobs(entries: &[Entry], shape: &Shape) -> Vec<Job> {
     let mut rng = Rng::with_seed(shape.seed);
-    let start = block::start("replay", None);
+    let start = text_block::chain_root("replay", None);
     let mut jobs: Vec<Job> = entries
         .iter()
         .map(|entry| {
-            let locals: Vec<Local> = entry.blocks.iter().map(|name| local(*name)).collect();
+            let locals: Vec<LocalHash> = entry.blocks.iter().map(|name| local(*name)).collect();
             let sized = locals.iter().map(|it| (it.0, shape.block_tokens.get()));
-            let blocks = block::chain(start, sized);
+            let blocks = text_block::chain(start, sized);
             Job {
                 at: (entry.at + shape.dither.mul_f64(rng.f64())).div_f64(shape.speed),
                 input_tokens: entry.input_tokens,
                 output_tokens: entry.output_tokens,
-                marks: expected::marks(root(), &locals),
+                prefix_keys: unconfirmed::prefix_keys(root(), &locals),
                 blocks,
                 locals,
                 router: rng.usize(..shape.routers),
@@ -66,13 +67,13 @@ pub(super) fn jobs(entries: &[Entry], shape: &Shape) -> Vec<Job> {
 }
 
 /// Of the one model that there is.
-pub(super) fn root() -> Root {
-    block::root(None, None)
+pub(super) fn root() -> ChainRoot {
+    block::chain_root(None, None)
 }
 
 /// Traces number their blocks from 0; chains are made of hashes.
-fn local(name: u64) -> Local {
-    Local(xxhash_rust::xxh3::xxh3_64(&name.to_le_bytes()))
+fn local(name: u64) -> LocalHash {
+    LocalHash(xxhash_rust::xxh3::xxh3_64(&name.to_le_bytes()))
 }
 
 /// The share of all prompt tokens that one cache of `blocks_max` blocks would serve, if everything

@@ -109,7 +109,7 @@ async fn knows_every_block(wire: Wire, layout: Layout, hashes: Hashes) {
             let row = |place: usize| Row {
                 worker: format!("w{place}"),
                 tokens: expected[place],
-                known_by: "events".to_owned(),
+                known_by: "exact".to_owned(),
             };
             assert_eq!(rows, [row(0), row(1)], "{what}, {family}, {salt:?}");
             to_the_holder += u32::from(expected.iter().any(|tokens| *tokens > 0));
@@ -209,7 +209,7 @@ async fn adapters_and_salts_share_nothing_with_each_other() {
             let rows = followed.explain(&variant(model, salt, 205)).await;
             let expected = u64::from(length / 16 * 16);
             assert_eq!(rows[0].tokens, expected, "{wire:?}, {model}, {salt:?}");
-            assert!(rows[0].known_by == "events", "{wire:?}, {model}, {salt:?}");
+            assert!(rows[0].known_by == "exact", "{wire:?}, {model}, {salt:?}");
         }
     }
 }

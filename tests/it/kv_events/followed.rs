@@ -289,7 +289,7 @@ pub(super) async fn scored(cluster: &Cluster, worker: &str, rank: usize) -> Opti
     let row = |block: &Value| {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let copies = block["copies"]["gpu"].as_u64().unwrap_or(u64::MAX);
-        let name = text(&block["name"]).unwrap();
+        let name = text(&block["hash"]).unwrap();
         (copies > 0).then_some((name, (text(&block["parent"]), copies)))
     };
     Some(blocks.filter_map(row).collect())

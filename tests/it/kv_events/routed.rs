@@ -42,7 +42,11 @@ async fn a_sibling_goes_where_the_prompt_is_being_computed() {
         assert_eq!(row.tokens > 0, row.worker == first.worker, "{row:?}");
         assert_eq!(
             row.known_by,
-            if row.tokens > 0 { "expected" } else { "events" }
+            if row.tokens > 0 {
+                "unconfirmed"
+            } else {
+                "exact"
+            }
         );
     }
     // Its answer has come, so the prompt is computed, and told.
@@ -74,7 +78,7 @@ async fn a_worker_whose_events_cannot_be_reached_is_predicted() {
     let prompt = Prompt::new(1, 320);
     let first = followed.post(&prompt).await;
     for row in followed.explain(&prompt).await {
-        assert_eq!(row.known_by, "prediction");
+        assert_eq!(row.known_by, "predicted");
         assert_eq!(row.tokens > 0, row.worker == first.worker, "{row:?}");
     }
     followed.tells(0, 0, "state", "cold").await;
@@ -86,5 +90,5 @@ async fn a_worker_whose_events_cannot_be_reached_is_predicted() {
     heard.tells(0, 0, "is_connected", true).await;
     heard.post(&prompt).await;
     heard.equals(0, 0).await;
-    assert_eq!(heard.explain(&prompt).await[0].known_by, "events");
+    assert_eq!(heard.explain(&prompt).await[0].known_by, "exact");
 }

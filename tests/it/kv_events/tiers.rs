@@ -97,7 +97,7 @@ async fn a_tree_that_is_not_proved_counts_for_nothing_and_explain_says_so() {
         (&json!("stale"), &json!(false))
     );
     assert_eq!(row["cached_tokens"], 0, "{row:#}");
-    assert_eq!(row["known_by"], "events", "{row:#}");
+    assert_eq!(row["known_by"], "exact", "{row:#}");
     assert_eq!(page["reason"], "cold", "{page:#}");
     assert_eq!(page["left_out"], json!([]));
 }

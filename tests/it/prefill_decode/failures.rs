@@ -741,7 +741,7 @@ async fn one_request_does_not_keep_a_prefill_worker_from_all_others() {
     assert!(answer.status >= 500, "{}", answer.text());
     assert!(fleet.outcome("failed").await >= 3.0);
     let row = fleet.cluster.worker("p0").await;
-    assert_eq!(row["handoffs"]["circuit_breaker"], "closed");
+    assert_eq!(row["kv_transfers"]["circuit_breaker"], "closed");
 }
 
 #[tokio::test]

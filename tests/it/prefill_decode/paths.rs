@@ -49,7 +49,7 @@ async fn pairs(
         for engine in &cluster.engines[..count] {
             eventually("its bootstrap server is known", async || {
                 let row = cluster.worker(&engine.name).await;
-                row["handoffs"]["bootstrap"].is_string()
+                row["kv_transfers"]["bootstrap"].is_string()
             })
             .await;
         }
@@ -303,7 +303,7 @@ async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends()
         .await;
     let pinned = async || {
         cluster
-            .metric("warmroute_worker_pinned_handoffs", &["w0"])
+            .metric("warmroute_worker_kv_transfers_pending", &["w0"])
             .await
     };
     assert_eq!(pinned().await, 0.0);
@@ -312,8 +312,8 @@ async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends()
     let asked = tokio::spawn(async move { client::post(api, path, body).await });
     eventually("its blocks are pinned", async || pinned().await == 1.0).await;
     let row = cluster.worker("w0").await;
-    assert_eq!(row["handoffs"]["pinned"], 1);
-    assert!(row["handoffs"]["pinned_tokens"].as_u64().unwrap() > 8);
+    assert_eq!(row["kv_transfers"]["pending"], 1);
+    assert!(row["kv_transfers"]["pending_tokens"].as_u64().unwrap() > 8);
     asked.abort();
     let abandoned = ["outcome=\"abandoned\""];
     eventually("it counts as abandoned", async || {
@@ -457,7 +457,7 @@ async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
     }
     // After three in a row it is not asked, but it is not down either.
     let row = cluster.worker("w0").await;
-    assert_eq!(row["handoffs"]["circuit_breaker"], "open");
+    assert_eq!(row["kv_transfers"]["circuit_breaker"], "open");
     assert_eq!(row["circuit_breaker"], "closed");
     let none = ["outcome=\"no_params\""];
     assert_eq!(cluster.metric("warmroute_handoffs_total", &none).await, 3.0);
@@ -533,13 +533,13 @@ async fn a_decode_leg_that_keeps_silent_is_cancelled_and_the_request_begun_again
     }
     assert_eq!(
         cluster
-            .metric("warmroute_worker_pinned_handoffs", &["w0"])
+            .metric("warmroute_worker_kv_transfers_pending", &["w0"])
             .await,
         3.0
     );
     // It may have been a queue.
     let row = cluster.worker("w0").await;
-    assert_eq!(row["handoffs"]["circuit_breaker"], "closed");
+    assert_eq!(row["kv_transfers"]["circuit_breaker"], "closed");
 }
 
 #[tokio::test]

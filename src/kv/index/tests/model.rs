@@ -1,10 +1,10 @@
-//! The literal truth: what each tree holds, in maps, a block being the list of all content up to it.
+//! The plainest model of a tree: a map whose key for a block is the list of all content up to it.
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::kv::block::{Local, Path, Root};
+use crate::kv::block::{ChainRoot, LocalHash, PathHash};
 use crate::kv::event::{Name, Tier};
-use crate::kv::radix::{After, Copies, Listed, NewBlock, UnknownParent};
+use crate::kv::index::{CopyReport, NewBlock, Parent, TreeBlock, UnknownParent};
 
 /// A root and the local hashes from there on.
 pub(super) type Content = Vec<u64>;
@@ -12,7 +12,7 @@ pub(super) type Content = Vec<u64>;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Count {
     Known(u32),
-    /// One at least.
+    /// At least one.
     Some,
 }
 
@@ -31,14 +31,14 @@ pub(super) struct Model {
 impl Model {
     pub(super) fn store(
         &mut self,
-        after: After,
+        after: Parent,
         blocks: &[NewBlock],
         tier: Tier,
-        told: Copies,
+        report: CopyReport,
     ) -> Result<(), UnknownParent> {
         let mut content = match after {
-            After::Root(root) => vec![root.0],
-            After::Block(name) => self.names.get(&name).cloned().ok_or(UnknownParent)?,
+            Parent::Root(root) => vec![root.0],
+            Parent::Block(name) => self.names.get(&name).cloned().ok_or(UnknownParent)?,
         };
         for block in blocks {
             content.push(block.local.0);
@@ -52,9 +52,9 @@ impl Model {
                 copies: [Count::Known(0); 3],
             });
             let copies = &mut held.copies[tier as usize];
-            *copies = match (*copies, told) {
-                (Count::Known(known), Copies::Counted) => Count::Known(known + 1),
-                (Count::Known(0), Copies::Unknown) => Count::Some,
+            *copies = match (*copies, report) {
+                (Count::Known(known), CopyReport::OneMore) => Count::Known(known + 1),
+                (Count::Known(0), CopyReport::AtLeastOne) => Count::Some,
                 (known, _) => known,
             };
             if held.name != block.name {
@@ -101,8 +101,8 @@ impl Model {
         }
     }
 
-    /// Blocks from a prompt's start in any tier, and in the GPU; and those behind that are on disk only.
-    pub(super) fn depth(&self, root: Root, locals: &[Local]) -> (u32, u32, u32) {
+    /// Blocks from a prompt's start in any tier, in the GPU, and of the rest those on disk only.
+    pub(super) fn depth(&self, root: ChainRoot, locals: &[LocalHash]) -> (u32, u32, u32) {
         let (mut any, mut gpu, mut disk) = (0, None, 0);
         let mut content = vec![root.0];
         for local in locals {
@@ -129,8 +129,8 @@ impl Model {
         })
     }
 
-    pub(super) fn list(&self) -> Vec<Listed> {
-        let listed = self.blocks.iter().map(|(content, block)| Listed {
+    pub(super) fn list(&self) -> Vec<TreeBlock> {
+        let listed = self.blocks.iter().map(|(content, block)| TreeBlock {
             name: block.name,
             parent: self
                 .blocks
@@ -140,20 +140,20 @@ impl Model {
             depth: content.len() as u32 - 2,
             copies: block.copies.map(|copies| match copies {
                 Count::Known(known) => known,
-                Count::Some => Listed::UNKNOWN,
+                Count::Some => TreeBlock::UNKNOWN_COPIES,
             }),
         });
-        let mut listed: Vec<Listed> = listed.collect();
+        let mut listed: Vec<TreeBlock> = listed.collect();
         listed.sort_by_key(|block| (block.depth, block.path));
         listed
     }
 }
 
 pub(super) fn path_of(content: &[u64]) -> u64 {
-    let start = Path::start(Root(content[0]));
+    let start = PathHash::start(ChainRoot(content[0]));
     let locals = content[1..].iter().zip(0..);
     let end = locals.fold(start, |path, (local, depth)| {
-        path.step(Local(*local), depth)
+        path.step(LocalHash(*local), depth)
     });
     end.0
 }

@@ -1,25 +1,26 @@
-//! Removing: one copy of each named block, or all that a tree holds; and listing what is left.
+//! Removes blocks from a tree: one copy of each named block, or whole blocks.
 
-use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use super::tree::{UNKNOWN, mark_of};
-use super::{Known, Row, Writer};
+use super::Writer;
+use super::copies::{UNKNOWN, residency_of};
+use super::page_rows::PageRow;
+use super::tree_state::TreeState;
 use crate::kv::event::{Name, Tier};
-use crate::kv::index::Shared;
-use crate::kv::index::holders::{Mark, NOBODY, Slot};
-use crate::kv::index::pages::{BlockId, CHUNK, NONE, PageId, block_id, place_of};
+use crate::kv::index::owner_sets::{EMPTY_SET, Residency, Slot};
+use crate::kv::index::pages::{BlockId, CHUNK, NO_ID, PageId, block_id, locate};
+use crate::kv::index::shared::Shared;
 use crate::kv::index::simd::prefetch;
-use crate::kv::radix::Listed;
 
-/// A page that blocks are being removed from, one after the other.
-struct Run {
+/// A page while blocks are removed from it, and how many the tree no longer owns.
+struct Removal {
     page: PageId,
-    gone: usize,
+    removed: usize,
 }
 
 impl Writer {
-    /// Returns how many of the names the tree did not hold in that tier.
+    /// Removes one copy of each block. Returns for how many names the tree had none in that tier.
     pub(in crate::kv::index) fn remove(
         &mut self,
         shared: &Shared,
@@ -27,288 +28,236 @@ impl Writer {
         names: &[Name],
         tier: Tier,
     ) -> usize {
-        let Some(mut known) = self
-            .trees
-            .get_mut(slot as usize)
-            .and_then(|tree| tree.take())
-        else {
+        let Some(mut tree) = self.take_tree(slot) else {
             return names.len();
         };
         let mut missing = 0;
-        // Engines remove a chain from its end, so the block before is asked for next.
-        let mut guess = NONE;
-        let mut run = Run {
-            page: NONE,
-            gone: 0,
+        // Engines remove a chain from its end, so the next name is likely that of the block before.
+        let mut guess = NO_ID;
+        let mut removal = Removal {
+            page: NO_ID,
+            removed: 0,
         };
         let mut left = names;
         while let [name, rest @ ..] = left {
             let found = self
-                .is_guess(shared, &known, slot, guess, *name)
+                .is_block_named(shared, &tree, slot, guess, *name)
                 .then_some(guess)
-                .or_else(|| self.resolve(shared, &known, slot, *name));
+                .or_else(|| self.resolve(shared, &tree, slot, *name));
             let Some(block) = found else {
                 missing += 1;
-                guess = NONE;
+                guess = NO_ID;
                 left = rest;
                 continue;
             };
-            let (page, at) = place_of(block);
-            if run.page != page {
-                self.finish(shared, &mut known, &run);
-                run = Run { page, gone: 0 };
-                self.unsettle(shared, page);
-                self.prefetch_up(shared, page);
+            let (page, offset) = locate(block);
+            if removal.page != page {
+                self.finish(shared, &mut tree, &removal);
+                removal = Removal { page, removed: 0 };
+                self.invalidate(shared, page);
+                self.prefetch_parent(shared, page);
             }
-            let mut alike = 0;
-            if tier == Tier::Gpu && known.is_plain() && !known.has_aliases() {
-                alike = self.remove_alike(shared, slot, block, left);
-                known.blocks[Tier::Gpu as usize] -= alike as u64;
-                run.gone += alike;
+            let mut run = 0;
+            if tier == Tier::Gpu && tree.has_default_copies() && !tree.has_aliases() {
+                run = self.remove_owner_from_run(shared, slot, block, left);
+                tree.blocks[Tier::Gpu as usize] -= run as u64;
+                removal.removed += run;
             }
-            if alike == 0 {
-                match self.remove_copy(shared, &mut known, slot, block, tier) {
-                    Some(Mark::Absent) => run.gone += 1,
+            if run == 0 {
+                match self.remove_copy(shared, &mut tree, slot, block, tier) {
+                    Some(Residency::Absent) => removal.removed += 1,
                     Some(_) => {}
                     None => missing += 1,
                 }
-                alike = 1;
+                run = 1;
             }
-            left = &left[alike..];
-            guess = match at + 1 - alike {
-                0 => self.meta(page).up,
-                at => block_id(page, at - 1),
+            left = &left[run..];
+            guess = match offset + 1 - run {
+                0 => self.meta(page).parent,
+                offset => block_id(page, offset - 1),
             };
         }
-        self.finish(shared, &mut known, &run);
-        self.bury();
-        self.count_bytes(&mut known);
-        self.trees[slot as usize] = Some(known);
+        self.finish(shared, &mut tree, &removal);
+        self.purge_names();
+        self.put_back(slot, tree);
         missing
     }
 
-    /// Removes blocks of one page from the tree, one before the other, as long as they go by these names
-    /// and have the same holders. Returns how many; none if the tree does not hold the first one in
-    /// the GPU. It may have no aliases, and no block of which it holds other than one copy.
-    fn remove_alike(
+    /// Removes the tree from the owners of a page's blocks, from `block` backwards, as long as they have
+    /// these names and the same owners. Returns how many; none if the tree does not have the first one
+    /// in the GPU. The tree must have no aliases and only default copies.
+    fn remove_owner_from_run(
         &mut self,
         shared: &Shared,
         slot: Slot,
         block: BlockId,
         names: &[Name],
     ) -> usize {
-        let (page, last) = place_of(block);
-        let (_, body) = shared.pages.at(page);
-        let old = body.held[last].load(Relaxed);
-        if self.sets.mark(&shared.sets, old, slot) != Mark::Gpu {
+        let (page, last) = locate(block);
+        let (_, body) = shared.pages.get(page);
+        let old = body.owners[last].load(Relaxed);
+        if self.sets.residency(&shared.sets, old, slot) != Residency::Gpu {
             return 0;
         }
-        let new = self.sets.with(&shared.sets, old, slot, Mark::Absent);
+        let new = self
+            .sets
+            .with_residency(&shared.sets, old, slot, Residency::Absent);
         let chunk = &mut self.chunks[page as usize / CHUNK];
-        let mut gone = 0;
-        for (name, at) in names.iter().zip((0..=last).rev()) {
-            let is_next = gone == 0 || chunk.has_name(page, at, name.0);
-            if !is_next || body.held[at].load(Relaxed) != old {
+        let mut run = 0;
+        for (name, offset) in names.iter().zip((0..=last).rev()) {
+            let is_next = run == 0 || chunk.has_name(page, offset, name.0);
+            if !is_next || body.owners[offset].load(Relaxed) != old {
                 break;
             }
-            gone += 1;
+            run += 1;
         }
-        let first = last + 1 - gone;
-        self.sets.retain(new, gone as u32);
-        for held in &body.held[first..=last] {
-            held.store(new, Release);
+        let first = last + 1 - run;
+        self.sets.retain(new, run as u32);
+        for owners in &body.owners[first..=last] {
+            owners.store(new, Release);
         }
-        if new == NOBODY {
-            self.blocks -= gone as u64;
-            let Row { meta, names } = &mut chunk.rows[page as usize % CHUNK];
-            meta.live -= gone as u32;
-            for at in (first..=last).rev() {
-                if meta.named >> at & 1 == 1 {
-                    self.dead.push((names[at], block_id(page, at)));
+        if new == EMPTY_SET {
+            self.blocks -= run as u64;
+            let PageRow { meta, names } = &mut chunk.rows[page as usize % CHUNK];
+            meta.owned -= run as u32;
+            for offset in (first..=last).rev() {
+                if meta.named >> offset & 1 == 1 {
+                    self.stale_names
+                        .push((names[offset], block_id(page, offset)));
                 }
             }
-            meta.named &= !(((1 << gone) - 1) << first);
+            meta.named &= !(((1 << run) - 1) << first);
         }
-        self.sets.release(&shared.sets, old, gone as u32);
-        gone
+        self.sets.release(&shared.sets, old, run as u32);
+        run
     }
 
-    /// Asks for the page that is likely next.
+    /// Asks for the cache lines of the page that a removal likely goes on to.
     #[inline]
-    fn prefetch_up(&self, shared: &Shared, page: PageId) {
-        let up = self.meta(page).up;
-        if up != NONE {
-            let (page, at) = place_of(up);
-            let (head, body) = shared.pages.at(page);
+    fn prefetch_parent(&self, shared: &Shared, page: PageId) {
+        let parent = self.meta(page).parent;
+        if parent != NO_ID {
+            let (page, offset) = locate(parent);
+            let (head, body) = shared.pages.get(page);
             let names = &self.chunk(page).rows[page as usize % CHUNK].names;
             prefetch(head);
-            prefetch(&body.held);
-            prefetch(&names[at]);
-            prefetch(&names[at / 2]);
+            prefetch(&body.owners);
+            prefetch(&names[offset]);
+            prefetch(&names[offset / 2]);
             prefetch(self.meta(page));
         }
     }
 
+    /// Whether a guessed block is the one that the tree knows by this name. A tree with aliases must
+    /// look the name up.
     #[inline]
-    pub(super) fn is_guess(
+    pub(super) fn is_block_named(
         &self,
         shared: &Shared,
-        known: &Known,
+        tree: &TreeState,
         slot: Slot,
         guess: BlockId,
         name: Name,
     ) -> bool {
-        if guess == NONE || known.has_aliases() {
+        if guess == NO_ID || tree.has_aliases() {
             return false;
         }
-        self.has_name(guess, name) && self.mark(shared, slot, guess) != Mark::Absent
+        self.has_name(guess, name) && self.residency(shared, slot, guess) != Residency::Absent
     }
 
-    /// What the tree still says of the block; none if there was no copy in that tier.
+    /// Removes one copy. Returns where the tree still has the block; none if it had no copy in that tier.
     fn remove_copy(
         &mut self,
         shared: &Shared,
-        known: &mut Known,
+        tree: &mut TreeState,
         slot: Slot,
         block: BlockId,
         tier: Tier,
-    ) -> Option<Mark> {
-        let mark = self.mark(shared, slot, block);
-        let old = known.copies(block, mark);
+    ) -> Option<Residency> {
+        let residency = self.residency(shared, slot, block);
+        let old = tree.copies(block, residency);
         let mut new = old;
         let copies = &mut new[tier as usize];
         *copies = match *copies {
             0 => return None,
             UNKNOWN => 0,
-            known => known - 1,
+            count => count - 1,
         };
-        let left = mark_of(new);
-        known.set_copies(block, old, new);
-        self.set_mark(shared, slot, block, left);
-        if left == Mark::Absent {
-            known.drop_alias(block);
+        let left = residency_of(new);
+        tree.set_copies(block, old, new);
+        self.set_residency(shared, slot, block, left);
+        if left == Residency::Absent {
+            tree.drop_alias(block);
         }
         Some(left)
     }
 
-    fn finish(&mut self, shared: &Shared, known: &mut Known, run: &Run) {
-        if run.page == NONE {
+    fn finish(&mut self, shared: &Shared, tree: &mut TreeState, removal: &Removal) {
+        if removal.page == NO_ID {
             return;
         }
-        known.discount_page(run.page, run.gone);
-        self.memberships -= run.gone as u64;
-        self.settle(shared, run.page);
+        tree.discount_page(removal.page, removal.removed);
+        self.memberships -= removal.removed as u64;
+        self.refresh(shared, removal.page);
     }
 
-    /// Forgets one block of a tree, all copies of it.
+    /// Removes all copies of one block from a tree.
     pub(super) fn forget(
         &mut self,
         shared: &Shared,
-        known: &mut Known,
+        tree: &mut TreeState,
         slot: Slot,
         block: BlockId,
     ) {
-        let (page, at) = place_of(block);
-        self.forget_in_page(shared, known, slot, page, at..at + 1);
-        self.bury();
+        let (page, offset) = locate(block);
+        self.forget_in_page(shared, tree, slot, page, offset..offset + 1);
+        self.purge_names();
     }
 
-    /// Forgets a tree's blocks in some places of a page. Returns how many there were.
+    /// Removes all copies of a tree's blocks in a part of a page. Returns how many blocks.
     pub(super) fn forget_in_page(
         &mut self,
         shared: &Shared,
-        known: &mut Known,
+        tree: &mut TreeState,
         slot: Slot,
         page: PageId,
-        places: std::ops::Range<usize>,
+        offsets: Range<usize>,
     ) -> usize {
-        let mut run = Run { page, gone: 0 };
-        self.unsettle(shared, page);
-        for at in places {
-            let block = block_id(page, at);
-            let mark = self.mark(shared, slot, block);
-            if mark == Mark::Absent {
+        let mut removal = Removal { page, removed: 0 };
+        self.invalidate(shared, page);
+        for offset in offsets {
+            let block = block_id(page, offset);
+            let residency = self.residency(shared, slot, block);
+            if residency == Residency::Absent {
                 continue;
             }
-            let old = known.copies(block, mark);
-            known.set_copies(block, old, [0; Tier::COUNT]);
-            self.set_mark(shared, slot, block, Mark::Absent);
-            known.drop_alias(block);
-            run.gone += 1;
+            let old = tree.copies(block, residency);
+            tree.set_copies(block, old, [0; Tier::COUNT]);
+            self.set_residency(shared, slot, block, Residency::Absent);
+            tree.drop_alias(block);
+            removal.removed += 1;
         }
-        self.finish(shared, known, &run);
-        run.gone
+        self.finish(shared, tree, &removal);
+        removal.removed
     }
 
-    /// Forgets all that a tree holds.
+    /// Removes all blocks of a tree.
     pub(in crate::kv::index) fn clear(&mut self, shared: &Shared, slot: Slot) {
-        let Some(mut known) = self
-            .trees
-            .get_mut(slot as usize)
-            .and_then(|tree| tree.take())
-        else {
+        let Some(mut tree) = self.take_tree(slot) else {
             return;
         };
-        let mut pages: Vec<PageId> = known.pages().collect();
-        // So that they are handed out again in their order.
+        let mut pages: Vec<PageId> = tree.pages().collect();
+        // The last page first, so that free pages are handed out again in ascending order.
         pages.sort_unstable_by(|a, b| b.cmp(a));
         for page in pages {
-            let len = shared.pages.at(page).0.len();
-            self.forget_in_page(shared, &mut known, slot, page, 0..len);
-            if self.dead.len() >= 64 {
-                self.bury();
+            let len = shared.pages.get(page).0.len();
+            self.forget_in_page(shared, &mut tree, slot, page, 0..len);
+            if self.stale_names.len() >= 64 {
+                self.purge_names();
             }
         }
-        self.bury();
-        known.shrink();
-        self.count_bytes(&mut known);
-        self.trees[slot as usize] = Some(known);
-    }
-
-    /// All that a tree holds, parents before children.
-    pub(in crate::kv::index) fn list(&self, shared: &Shared, slot: Slot) -> Vec<Listed> {
-        let Some(known) = self.tree(slot) else {
-            return Vec::new();
-        };
-        let mut listed = Vec::with_capacity(known.len as usize);
-        let mut parents = Vec::with_capacity(known.len as usize);
-        for page in known.pages() {
-            let meta = self.meta(page);
-            let names = &self.chunk(page).rows[page as usize % CHUNK].names;
-            let (head, body) = shared.pages.at(page);
-            for (at, name) in names.iter().enumerate().take(head.len()) {
-                let block = block_id(page, at);
-                let mark = self.mark(shared, slot, block);
-                if mark == Mark::Absent {
-                    continue;
-                }
-                let copies = known.copies(block, mark);
-                listed.push(Listed {
-                    name: known.alias_of(block).unwrap_or(Name(*name)),
-                    parent: None,
-                    path: body.paths[at].load(Relaxed),
-                    depth: meta.depth + at as u32,
-                    copies: copies.map(|copies| match copies {
-                        UNKNOWN => Listed::UNKNOWN,
-                        known => u32::from(known),
-                    }),
-                });
-                parents.push(match at {
-                    0 => meta.up_path,
-                    at => body.paths[at - 1].load(Relaxed),
-                });
-            }
-        }
-        let names: HashMap<u64, Name> = listed
-            .iter()
-            .map(|block| (block.path, block.name))
-            .collect();
-        for (block, parent) in listed.iter_mut().zip(parents) {
-            if block.depth > 0 {
-                block.parent = names.get(&parent).copied();
-            }
-        }
-        listed.sort_unstable_by_key(|block| (block.depth, block.path));
-        listed
+        self.purge_names();
+        tree.shrink();
+        self.put_back(slot, tree);
     }
 }

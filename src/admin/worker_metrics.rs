@@ -1,0 +1,103 @@
+//! Gauges of each worker. They are set when they are scraped: requests do not pay for them, and a worker
+//! that left has no stale value.
+
+use std::time::Instant;
+
+use prometheus::IntGaugeVec;
+
+use crate::fleet::health::Health;
+use crate::fleet::{Role, Status};
+use crate::observe::metrics::Registry;
+use crate::relay::Relay;
+
+/// Reads a worker's value, if it has one.
+type Read = fn(&Status, &Relay, Instant) -> Option<u64>;
+
+const GAUGES: [(&str, &str, Read); 11] = [
+    (
+        "warmroute_worker_up",
+        "1 for a worker that answers its health probes, else 0.",
+        |status, _, _| Some(u64::from(status.health == Health::Up)),
+    ),
+    (
+        "warmroute_worker_draining",
+        "1 for a worker that gets no new requests because it drains, else 0.",
+        |status, _, _| Some(u64::from(status.draining)),
+    ),
+    (
+        "warmroute_circuit_breaker_state",
+        "A worker's circuit breaker: 0 closed, 1 half-open, 2 open.",
+        |status, _, _| Some(u64::from(status.worker.breaker.state().number())),
+    ),
+    (
+        "warmroute_worker_requests",
+        "Requests of this router that run on a worker.",
+        |status, _, _| Some(u64::from(status.worker.load.own_requests())),
+    ),
+    (
+        "warmroute_worker_queued_tokens",
+        "Uncached prompt tokens that a worker has accepted and not computed yet, as the router counts them.",
+        |status, _, _| Some(status.worker.load.queued_tokens()),
+    ),
+    (
+        "warmroute_worker_decode_tokens",
+        "Prompt tokens of the requests that a worker decodes, as the router counts them.",
+        |status, _, _| Some(status.worker.load.decode_tokens()),
+    ),
+    (
+        "warmroute_worker_reported_running",
+        "Running requests, as the engine reports them.",
+        |status, _, _| Some(status.worker.load.reported()?.running.into()),
+    ),
+    (
+        "warmroute_worker_reported_waiting",
+        "Waiting requests, as the engine reports them.",
+        |status, _, _| Some(status.worker.load.reported()?.waiting.into()),
+    ),
+    (
+        "warmroute_worker_predicted_tokens",
+        "Tokens that the router predicts to be in a worker's prefix cache.",
+        |status, relay, _| Some(relay.predicted().size(status.worker.id).1),
+    ),
+    (
+        "warmroute_worker_kv_transfers_pending",
+        "Prompts whose blocks a prefill worker keeps until they are fetched or the engine's lease ends.",
+        |status, relay, now| Some(pending(status, relay, now)?.0),
+    ),
+    (
+        "warmroute_worker_kv_transfer_tokens_pending",
+        "Tokens of the prompts that a prefill worker keeps for decode workers.",
+        |status, relay, now| Some(pending(status, relay, now)?.1),
+    ),
+];
+
+/// Prompts that wait for their transfer, and their tokens.
+fn pending(status: &Status, relay: &Relay, now: Instant) -> Option<(u64, u64)> {
+    if status.worker.role == Role::Decode {
+        return None;
+    }
+    let (prompts, tokens) = relay.pinned(now, status.worker.id)?;
+    Some((prompts as u64, tokens))
+}
+
+#[derive(Debug)]
+pub(super) struct WorkerMetrics([IntGaugeVec; GAUGES.len()]);
+
+impl WorkerMetrics {
+    pub(super) fn new(registry: &Registry) -> Self {
+        Self(GAUGES.map(|(name, help, _)| registry.gauges(name, help, &["worker"])))
+    }
+
+    pub(super) fn update(&self, relay: &Relay, now: Instant) {
+        let snapshot = relay.fleet().snapshot();
+        for (gauge, (_, _, read)) in self.0.iter().zip(GAUGES) {
+            gauge.reset();
+            for status in &snapshot.workers {
+                if let Some(value) = read(status, relay, now) {
+                    let value = i64::try_from(value).unwrap_or(i64::MAX);
+                    gauge.with_label_values(&[&status.worker.name]).set(value);
+                }
+            }
+        }
+    }
+}

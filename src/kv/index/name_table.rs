@@ -1,0 +1,215 @@
+//! Hash table from an engine's name of a block to the block: one for all workers of an index, since
+//! most engines give the same content the same name. Only the writer uses it.
+//!
+//! This is extendible hashing: a directory of buckets, where a full bucket is split in two by the next
+//! bit of the hash. Entries keep 32 bits of the hash, so growing reads no names and copies no entry
+//! twice, takes memory only for the new bucket, and no event waits while a whole table is rebuilt. The
+//! table has no names: a caller checks with the block itself whether it has the name.
+
+mod bucket;
+
+use self::bucket::{Bucket, LINES_BYTES};
+use super::pages::BlockId;
+use super::simd::prefetch;
+
+/// Buckets are split at most this often, so that an engine whose names have the same hash on purpose
+/// cannot take memory or time without a limit. The largest index needs two less.
+const MAX_DEPTH: u32 = 20;
+
+#[derive(Debug)]
+pub(super) struct NameTable {
+    /// The bucket of each value of the first `depth` bits of a hash.
+    directory: Vec<u32>,
+    depth: u32,
+    buckets: Vec<Bucket>,
+    max_depth: u32,
+}
+
+/// The outcome of giving a block a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Insert {
+    Done,
+    /// Another block has the name.
+    Taken(BlockId),
+    /// Too many names have nearly the same hash.
+    NoRoom,
+}
+
+/// The hash of a name; never 0, which stands for a free entry.
+#[inline]
+fn spread(name: u64) -> u32 {
+    let product = u128::from(name ^ 0xa076_1d64_78bd_642f) * 0xe703_7ed1_a0b4_28db;
+    let hash = (product as u64) ^ ((product >> 64) as u64);
+    ((hash >> 32) as u32).max(1)
+}
+
+impl NameTable {
+    pub(super) fn new() -> Self {
+        Self::with_max_depth(MAX_DEPTH)
+    }
+
+    fn with_max_depth(max_depth: u32) -> Self {
+        Self {
+            directory: vec![0],
+            depth: 0,
+            buckets: vec![Bucket::new(0)],
+            max_depth,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.buckets.len() * LINES_BYTES
+            + self.buckets.capacity() * size_of::<Bucket>()
+            + self.directory.capacity() * 4
+    }
+
+    #[inline]
+    fn bucket_of(&self, hash: u32) -> usize {
+        let first = (u64::from(hash) << self.depth) >> 32;
+        self.directory[first as usize] as usize
+    }
+
+    /// Asks for the cache line of a name ahead of its use.
+    #[inline]
+    pub(super) fn prefetch(&self, name: u64) {
+        let hash = spread(name);
+        prefetch(self.buckets[self.bucket_of(hash)].home(hash));
+    }
+
+    #[inline]
+    pub(super) fn find(&self, name: u64, matches: impl FnMut(BlockId) -> bool) -> Option<BlockId> {
+        let hash = spread(name);
+        let bucket = &self.buckets[self.bucket_of(hash)];
+        bucket.find(hash, matches)
+    }
+
+    /// Gives a name to a block if the table alone shows that no block has it: no entry has its hash.
+    #[inline]
+    pub(super) fn insert_if_new(&mut self, name: u64, block: BlockId) -> bool {
+        let hash = spread(name);
+        let index = self.bucket_of(hash);
+        let bucket = &mut self.buckets[index];
+        if bucket.is_full() || bucket.has_hash(hash) {
+            return false;
+        }
+        bucket.insert(hash, block);
+        true
+    }
+
+    /// Gives a name to a block, unless another has it already.
+    #[inline]
+    pub(super) fn insert(
+        &mut self,
+        name: u64,
+        block: BlockId,
+        matches: impl FnMut(BlockId) -> bool,
+    ) -> Insert {
+        let hash = spread(name);
+        let mut index = self.bucket_of(hash);
+        let bucket = &self.buckets[index];
+        if let Some(owner) = bucket.find(hash, matches) {
+            return Insert::Taken(owner);
+        }
+        if bucket.is_full() {
+            match self.split(hash) {
+                Some(split) => index = split,
+                None => return Insert::NoRoom,
+            }
+        }
+        self.buckets[index].insert(hash, block);
+        Insert::Done
+    }
+
+    #[inline]
+    pub(super) fn remove(&mut self, name: u64, block: BlockId) {
+        let hash = spread(name);
+        let index = self.bucket_of(hash);
+        self.buckets[index].remove(hash, block);
+    }
+
+    /// Splits the bucket of a hash until there is room for it. Returns that bucket.
+    #[cold]
+    #[inline(never)]
+    fn split(&mut self, hash: u32) -> Option<usize> {
+        loop {
+            let index = self.bucket_of(hash);
+            let depth = self.buckets[index].depth();
+            if !self.buckets[index].is_full() {
+                return Some(index);
+            }
+            if depth == self.max_depth {
+                return None;
+            }
+            if depth == self.depth {
+                let twice = self.directory.iter().flat_map(|bucket| [*bucket; 2]);
+                self.directory = twice.collect();
+                self.depth += 1;
+            }
+            let new = self.buckets[index].split();
+            // The new bucket gets the hashes that share the bits so far and have the next one set.
+            let first = ((u64::from(hash) << depth) >> 32 << 1 | 1) as usize;
+            let each = 1 << (self.depth - depth - 1);
+            let new_index = self.buckets.len() as u32;
+            self.directory[first * each..(first + 1) * each].fill(new_index);
+            self.buckets.push(new);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::bucket::MAX_ENTRIES;
+    use super::*;
+
+    fn check(max_depth: u32, names: u64, steps: Vec<(u64, bool)>) {
+        let mut table = NameTable::with_max_depth(max_depth);
+        let mut model: HashMap<u64, BlockId> = HashMap::new();
+        for (name, put) in steps {
+            let name = name % names;
+            let block = name as u32;
+            if put {
+                let expected = model.get(&name).copied();
+                match table.insert(name, block, |block| u64::from(block) == name) {
+                    Insert::Taken(block) => assert_eq!(Some(block), expected),
+                    Insert::Done => assert_eq!(model.insert(name, block), None),
+                    Insert::NoRoom => {
+                        assert!(model.len() >= MAX_ENTRIES as usize && expected.is_none())
+                    }
+                }
+            } else if model.remove(&name).is_some() {
+                table.remove(name, block);
+            }
+        }
+        for name in 0..names {
+            let found = table.find(name, |block| u64::from(block) == name);
+            assert_eq!(found, model.get(&name).copied());
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20))]
+
+        #[test]
+        fn it_has_the_names_that_were_inserted_and_not_removed(
+            steps in proptest::collection::vec((any::<u64>(), proptest::bool::weighted(0.8)), 1..20_000),
+            names in prop_oneof![Just(100u64), Just(20_000)],
+            max_depth in prop_oneof![Just(0), Just(2), Just(MAX_DEPTH)],
+        ) {
+            check(max_depth, names, steps);
+        }
+    }
+
+    #[test]
+    fn names_with_the_same_hash_bits_find_no_room_at_last() {
+        let mut table = NameTable::with_max_depth(2);
+        let done = (0..10_000).filter(|name| {
+            table.insert(*name, *name as u32, |block| u64::from(block) == *name) == Insert::Done
+        });
+        assert_eq!(done.count(), 4 * MAX_ENTRIES as usize);
+        assert_eq!(table.buckets.len(), 4);
+    }
+}

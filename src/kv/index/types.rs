@@ -1,0 +1,83 @@
+//! What goes into an index and comes out of it.
+
+use std::fmt;
+
+use crate::ids::WorkerId;
+use crate::kv::block::{ChainRoot, LocalHash};
+use crate::kv::event::{Name, Tier};
+
+/// What stored blocks continue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parent {
+    /// Nothing: they are a chain's first blocks.
+    Root(ChainRoot),
+    Block(Name),
+}
+
+/// A block that a KV event reports as stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewBlock {
+    pub name: Name,
+    pub local: LocalHash,
+}
+
+/// How many copies of a block a report stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyReport {
+    /// One more than before.
+    OneMore,
+    /// At least one, because the block may have been reported before. A block first reported so is
+    /// forgotten at its first removal; the count of one that is counted already does not change.
+    AtLeastOne,
+}
+
+/// The tree does not own the parent of the stored blocks, so their place in a chain is unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownParent;
+
+impl fmt::Display for UnknownParent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the parent block is not known")
+    }
+}
+
+impl std::error::Error for UnknownParent {}
+
+/// A block that a tree owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeBlock {
+    pub name: Name,
+    /// None for a chain's first block, and where the tree does not own the block before.
+    pub parent: Option<Name>,
+    /// Path hash: stands for the block and everything before it.
+    pub path: u64,
+    /// Blocks before it.
+    pub depth: u32,
+    /// By tier; [`TreeBlock::UNKNOWN_COPIES`] for at least one.
+    pub copies: [u32; Tier::COUNT],
+}
+
+impl TreeBlock {
+    pub const UNKNOWN_COPIES: u32 = u32::MAX;
+}
+
+/// The prefix of a prompt that one dp rank of a worker has cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RankPrefix {
+    pub worker: WorkerId,
+    pub rank: u32,
+    /// Its length, in whatever tier.
+    pub blocks: u32,
+    /// The leading part that is all in the GPU. Engines load everything after it from the lower
+    /// tiers, even a block that is in the GPU but follows one that is not.
+    pub gpu_blocks: u32,
+    /// Of the rest, the blocks that are on disk only.
+    pub disk_blocks: u32,
+}
+
+impl RankPrefix {
+    /// Blocks that the CPU's memory has, or that are behind one that it must provide.
+    pub fn cpu_blocks(&self) -> u32 {
+        self.blocks - self.gpu_blocks - self.disk_blocks
+    }
+}

@@ -1,0 +1,320 @@
+//! Unconfirmed blocks: the prompt blocks that a worker was just sent and has not reported yet.
+//!
+//! A worker's KV events report a block only once it is computed. Until then the next request with the
+//! same prefix must already see it coming, or a burst of such requests would spread over the workers.
+//! So a prompt's blocks count as cached from the choice of its worker until the first token, and a
+//! grace period longer, for the event to arrive. Workers without KV events need none of this:
+//! [`super::predicted`] counts prompts at once.
+//!
+//! Nothing here waits for a particular event: an early one does no harm, and without one the grace
+//! period ends.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use dashmap::{DashMap, Entry};
+use prometheus::{IntCounter, IntGauge};
+use rustc_hash::FxBuildHasher;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use super::block::{ChainRoot, LocalHash, PathHash};
+use super::prefix_owners::{self, PrefixOwners};
+use crate::ids::{BlockHash, WorkerId};
+use crate::observe::metrics::Registry;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// How long a prompt's blocks count as held after its first token, without an event of them.
+    pub grace_ms: u64,
+    /// Marks of all workers together, about 60 bytes each. What finds no room is not counted as held.
+    pub marks_max: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            // Events come a step after the first token; this outlives a batch that has to be asked
+            // for again.
+            grace_ms: 3_000,
+            // 60 MB: 5,000 prompts of 200 marks at a time.
+            marks_max: 1_000_000,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    prefixes: IntGauge,
+    rejected: IntCounter,
+}
+
+impl Metrics {
+    pub fn new(registry: &Registry) -> Self {
+        Self {
+            prefixes: registry.gauge(
+                "warmroute_kv_unconfirmed_prefixes",
+                "Prompt prefixes that workers are computing, or have just computed and not reported.",
+            ),
+            rejected: registry.counter(
+                "warmroute_kv_unconfirmed_prefixes_rejected_total",
+                "Prompt prefixes that were not counted as unconfirmed because of the limit.",
+            ),
+        }
+    }
+}
+
+/// The prefixes of a prompt that are counted: those of 1 to 32 blocks, then 32 for each doubling of the
+/// length. A prompt of 8,000 blocks has 280 of them, and what two prompts share is known to 1/32.
+pub type PrefixKeys = Arc<[PrefixKey]>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixKey {
+    pub path: BlockHash,
+    /// Length of the prefix.
+    pub blocks: u32,
+}
+
+/// The prefix keys of a prompt, given all of its full blocks.
+pub fn prefix_keys(root: ChainRoot, locals: &[LocalHash]) -> PrefixKeys {
+    let mut path = PathHash::start(root);
+    let mut keys = Vec::with_capacity(locals.len().min(64));
+    for (local, depth) in locals.iter().zip(0..) {
+        path = path.step(*local, depth);
+        let blocks = depth + 1;
+        if is_counted(blocks) {
+            let path = BlockHash(path.mixed());
+            keys.push(PrefixKey { path, blocks });
+        }
+    }
+    keys.into()
+}
+
+/// Depends on the length alone: otherwise two prompts with a common prefix would not share its keys.
+fn is_counted(blocks: u32) -> bool {
+    let stride = 1 << blocks.max(1).ilog2().saturating_sub(5);
+    blocks.is_multiple_of(stride)
+}
+
+/// The unconfirmed prefixes of all workers.
+#[derive(Debug)]
+pub struct UnconfirmedBlocks {
+    prefixes: DashMap<BlockHash, Owners, FxBuildHasher>,
+    /// Entries of all owners.
+    count: AtomicU64,
+    settings: Settings,
+    metrics: Metrics,
+    created: Instant,
+}
+
+/// Sorted by worker.
+type Owners = SmallVec<[Owner; 2]>;
+
+/// A worker that computes or has computed a prefix.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    worker: WorkerId,
+    /// Requests that have not computed the prefix yet.
+    requests: u32,
+    /// Milliseconds since `created`: how long the prefix counts without such a request.
+    until_ms: u64,
+}
+
+impl Owner {
+    fn counts(&self, now_ms: u64) -> bool {
+        self.requests > 0 || now_ms < self.until_ms
+    }
+}
+
+impl UnconfirmedBlocks {
+    pub fn new(settings: Settings, metrics: Metrics, now: Instant) -> Arc<Self> {
+        Arc::new(Self {
+            prefixes: DashMap::default(),
+            count: AtomicU64::new(0),
+            settings,
+            metrics,
+            created: now,
+        })
+    }
+
+    /// Counts a prompt's prefixes as cached by the worker that was chosen for it.
+    pub fn insert(self: &Arc<Self>, worker: WorkerId, keys: &PrefixKeys) -> UnconfirmedPrompt {
+        let mut inserted = 0;
+        // Short prefixes first: what finds no room is the end of the prompt.
+        for key in keys.iter() {
+            if !self.add(worker, key.path) {
+                let rejected = keys.len() - inserted;
+                self.metrics.rejected.inc_by(rejected as u64);
+                break;
+            }
+            inserted += 1;
+        }
+        UnconfirmedPrompt {
+            blocks: self.clone(),
+            worker,
+            keys: keys.clone(),
+            inserted,
+        }
+    }
+
+    /// Up to `limit` workers that will have cached the longest prefixes, the longest first.
+    pub fn overlap(&self, now: Instant, keys: &[PrefixKey], limit: usize) -> PrefixOwners {
+        let now_ms = self.milliseconds(now);
+        let longest = |end: usize, count| {
+            keys[..end].partition_point(|key| self.has_more_owners(now_ms, *key, count))
+        };
+        prefix_owners::search(keys.len(), limit, longest, |prefix, found| {
+            let key = keys[prefix];
+            if let Some(owners) = self.prefixes.get(&key.path) {
+                let counting = owners.iter().filter(|owner| owner.counts(now_ms));
+                counting.for_each(|owner| found.add(owner.worker, key.blocks));
+            }
+        })
+    }
+
+    /// How many of a prompt's first blocks one worker will have cached.
+    pub fn depth(&self, now: Instant, worker: WorkerId, keys: &[PrefixKey]) -> u32 {
+        let now_ms = self.milliseconds(now);
+        let depth = keys.partition_point(|key| {
+            self.prefixes.get(&key.path).is_some_and(|owners| {
+                position_of(&owners, worker).is_ok_and(|position| owners[position].counts(now_ms))
+            })
+        });
+        depth.checked_sub(1).map_or(0, |last| keys[last].blocks)
+    }
+
+    /// Forgets what a worker has computed: its process was restarted. Requests that it was still
+    /// computing fail, and remove their own prefixes.
+    pub fn forget(&self, worker: WorkerId) {
+        self.retain(|owner| {
+            if owner.worker == worker {
+                owner.until_ms = 0;
+            }
+            owner.worker != worker || owner.requests > 0
+        });
+    }
+
+    /// Frees prefixes whose grace period has ended. To be called now and then.
+    pub fn remove_expired(&self, now: Instant) {
+        let now_ms = self.milliseconds(now);
+        self.retain(|owner| owner.counts(now_ms));
+    }
+
+    /// Whether more than `count` workers own a prefix.
+    fn has_more_owners(&self, now_ms: u64, key: PrefixKey, count: usize) -> bool {
+        self.prefixes.get(&key.path).is_some_and(|owners| {
+            let mut counting = owners.iter().filter(|owner| owner.counts(now_ms));
+            counting.nth(count).is_some()
+        })
+    }
+
+    fn add(&self, worker: WorkerId, path: BlockHash) -> bool {
+        let mut owners = self.prefixes.entry(path).or_default();
+        let position = match position_of(&owners, worker) {
+            Ok(known) => {
+                owners[known].requests += 1;
+                return true;
+            }
+            Err(position) => position,
+        };
+        let has_room = self.count.fetch_add(1, Relaxed) < self.settings.marks_max;
+        if has_room {
+            let new = Owner {
+                worker,
+                requests: 1,
+                until_ms: 0,
+            };
+            owners.insert(position, new);
+            self.metrics.prefixes.inc();
+        } else {
+            self.count.fetch_sub(1, Relaxed);
+        }
+        let is_empty = owners.is_empty();
+        drop(owners);
+        if is_empty {
+            self.prefixes
+                .remove_if(&path, |_, owners| owners.is_empty());
+        }
+        has_room
+    }
+
+    /// One request less computes this prefix. `until_ms` is 0 if it was not computed.
+    fn release(&self, worker: WorkerId, path: BlockHash, until_ms: u64) {
+        let Entry::Occupied(mut owners) = self.prefixes.entry(path) else {
+            return;
+        };
+        let Ok(position) = position_of(owners.get(), worker) else {
+            return;
+        };
+        let owner = &mut owners.get_mut()[position];
+        owner.requests = owner.requests.saturating_sub(1);
+        owner.until_ms = owner.until_ms.max(until_ms);
+        if owner.requests == 0 && owner.until_ms == 0 {
+            owners.get_mut().remove(position);
+            self.subtract(1);
+            if owners.get().is_empty() {
+                owners.remove();
+            }
+        }
+    }
+
+    fn retain(&self, keep: impl Fn(&mut Owner) -> bool) {
+        self.prefixes.retain(|_, owners| {
+            let before = owners.len();
+            owners.retain(&keep);
+            self.subtract(before - owners.len());
+            !owners.is_empty()
+        });
+    }
+
+    fn subtract(&self, prefixes: usize) {
+        self.count.fetch_sub(prefixes as u64, Relaxed);
+        self.metrics.prefixes.sub(prefixes as i64);
+    }
+
+    fn milliseconds(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.created).as_millis() as u64
+    }
+}
+
+/// The worker's position among the owners, or where it would be inserted.
+fn position_of(owners: &Owners, worker: WorkerId) -> Result<usize, usize> {
+    owners.binary_search_by_key(&worker, |owner| owner.worker)
+}
+
+/// A prompt that a worker is computing. Dropping it before the first token removes its prefixes.
+#[must_use = "dropping it says that the worker does not compute the prompt"]
+#[derive(Debug)]
+pub struct UnconfirmedPrompt {
+    blocks: Arc<UnconfirmedBlocks>,
+    worker: WorkerId,
+    keys: PrefixKeys,
+    /// How many of the keys were inserted and are not released yet.
+    inserted: usize,
+}
+
+impl UnconfirmedPrompt {
+    /// The prompt is computed; KV events of its blocks are under way.
+    pub fn on_first_token(mut self, now: Instant) {
+        let grace = Duration::from_millis(self.blocks.settings.grace_ms);
+        self.release(self.blocks.milliseconds(now + grace));
+    }
+
+    fn release(&mut self, until_ms: u64) {
+        for key in &self.keys[..std::mem::take(&mut self.inserted)] {
+            self.blocks.release(self.worker, key.path, until_ms);
+        }
+    }
+}
+
+impl Drop for UnconfirmedPrompt {
+    fn drop(&mut self) {
+        self.release(0);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::kv::block;
+use crate::observe;
+
+const A: WorkerId = WorkerId(1);
+const B: WorkerId = WorkerId(2);
+
+fn unconfirmed(marks_max: u64) -> (Arc<UnconfirmedBlocks>, Instant) {
+    let now = observe::now();
+    let settings = Settings {
+        grace_ms: 1_000,
+        marks_max,
+    };
+    let metrics = Metrics::new(&Registry::default());
+    (UnconfirmedBlocks::new(settings, metrics, now), now)
+}
+
+/// A prompt of one letter a block.
+fn prompt(letters: &str) -> PrefixKeys {
+    let locals = letters
+        .bytes()
+        .map(|letter| block::hash_block(&[letter.into()]));
+    prefix_keys(block::chain_root(None, None), &locals.collect::<Vec<_>>())
+}
+
+fn is_empty(blocks: &UnconfirmedBlocks) -> bool {
+    blocks.count.load(Relaxed) == 0 && blocks.prefixes.is_empty()
+}
+
+fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+#[test]
+fn a_sibling_sees_what_is_coming_until_the_grace_after_the_first_token_ends() {
+    let (blocks, now) = unconfirmed(100);
+    let coming = blocks.insert(A, &prompt("system one"));
+    let sibling = prompt("system two");
+    let depth = |now| blocks.depth(now, A, &sibling);
+    assert_eq!(depth(now), 7);
+    // However long it takes to compute.
+    assert_eq!(depth(now + seconds(500)), 7);
+    coming.on_first_token(now + seconds(500));
+    assert_eq!(depth(now + seconds(500)), 7);
+    assert_eq!(depth(now + seconds(501)), 0);
+    assert_eq!(blocks.depth(now, B, &sibling), 0);
+}
+
+#[test]
+fn a_request_that_its_worker_did_not_take_leaves_nothing_behind() {
+    let (blocks, now) = unconfirmed(100);
+    let first = blocks.insert(A, &prompt("abc"));
+    let second = blocks.insert(A, &prompt("abd"));
+    drop(first);
+    assert_eq!(blocks.depth(now, A, &prompt("abc")), 2);
+    drop(second);
+    assert!(is_empty(&blocks));
+}
+
+#[test]
+fn the_deepest_come_first() {
+    let (blocks, now) = unconfirmed(100);
+    let _requests = [
+        blocks.insert(A, &prompt("ab")),
+        blocks.insert(B, &prompt("abcd")),
+        blocks.insert(A, &prompt("x")),
+    ];
+    let found = |limit| {
+        let found = blocks.overlap(now, &prompt("abcdef"), limit);
+        found
+            .iter()
+            .map(|it| (it.worker, it.blocks))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(found(8), [(B, 4), (A, 2)]);
+    assert_eq!(found(1), [(B, 4)]);
+    assert_eq!(found(0), []);
+}
+
+#[test]
+fn another_process_has_computed_nothing() {
+    let (blocks, now) = unconfirmed(100);
+    blocks.insert(A, &prompt("ab")).on_first_token(now);
+    let running = blocks.insert(A, &prompt("xy"));
+    blocks.forget(A);
+    assert_eq!(blocks.depth(now, A, &prompt("ab")), 0);
+    assert_eq!(blocks.depth(now, A, &prompt("xy")), 2);
+    drop(running);
+    assert!(is_empty(&blocks));
+}
+
+#[test]
+fn what_finds_no_room_is_a_prompts_end() {
+    let (blocks, now) = unconfirmed(3);
+    let coming = blocks.insert(A, &prompt("abcde"));
+    assert_eq!(blocks.depth(now, A, &prompt("abcde")), 3);
+    assert_eq!(blocks.metrics.rejected.get(), 2);
+    drop(coming);
+    assert!(is_empty(&blocks));
+}
+
+#[test]
+fn long_prompts_have_few_marks_and_what_they_share_is_known_to_a_32nd() {
+    let of = |blocks: u32| {
+        let locals = (0..blocks).map(|block| block::hash_block(&[block]));
+        prefix_keys(block::chain_root(None, None), &locals.collect::<Vec<_>>())
+    };
+    assert_eq!(of(63).len(), 63);
+    assert!((250..300).contains(&of(8_000).len()));
+    for blocks in [64, 100, 1_000, 5_555] {
+        let known = of(blocks).last().unwrap().blocks;
+        assert!(known * 33 >= blocks * 32, "{known} of {blocks}");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Expect(u32, Vec<u8>),
+    Computed(usize),
+    Failed(usize),
+    Wait(u64),
+    Sweep,
+    Forget(u32),
+}
+
+fn letters() -> impl Strategy<Value = Vec<u8>> {
+    proptest::collection::vec(b'a'..b'c', 0..6)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0u32..3, letters()).prop_map(|(worker, prompt)| Step::Expect(worker, prompt)),
+        2 => (0usize..8).prop_map(Step::Computed),
+        1 => (0usize..8).prop_map(Step::Failed),
+        2 => (0u64..700).prop_map(Step::Wait),
+        1 => Just(Step::Sweep),
+        1 => (0u32..3).prop_map(Step::Forget),
+    ]
+}
+
+/// The plainest model: a list of prompts, each with its worker and the time until which it counts.
+#[derive(Default)]
+struct Plain {
+    running: Vec<(u32, Vec<u8>)>,
+    computed: Vec<(u32, Vec<u8>, u64)>,
+}
+
+impl Plain {
+    fn depth(&self, now_ms: u64, worker: u32, prompt: &[u8]) -> usize {
+        let lately = self.computed.iter().filter(|it| now_ms < it.2);
+        let all = self.running.iter().map(|it| (it.0, &it.1));
+        all.chain(lately.map(|it| (it.0, &it.1)))
+            .filter(|it| it.0 == worker)
+            .map(|it| {
+                std::iter::zip(it.1, prompt)
+                    .take_while(|(a, b)| a == b)
+                    .count()
+            })
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+proptest! {
+    #[test]
+    fn it_is_what_a_list_of_prompts_says(steps in proptest::collection::vec(step(), 0..60), asked in letters()) {
+        let (blocks, born) = unconfirmed(10_000);
+        let text = |letters: &[u8]| prompt(std::str::from_utf8(letters).unwrap());
+        let mut now_ms = 0;
+        let mut plain = Plain::default();
+        let mut requests = Vec::new();
+        for step in steps {
+            let now = born + Duration::from_millis(now_ms);
+            match step {
+                Step::Expect(worker, letters) => {
+                    requests.push(blocks.insert(WorkerId(worker), &text(&letters)));
+                    plain.running.push((worker, letters));
+                }
+                Step::Computed(place) if place < requests.len() => {
+                    requests.remove(place).on_first_token(now);
+                    let (worker, letters) = plain.running.remove(place);
+                    plain.computed.push((worker, letters, now_ms + 1_000));
+                }
+                Step::Failed(place) if place < requests.len() => {
+                    drop(requests.remove(place));
+                    plain.running.remove(place);
+                }
+                Step::Computed(_) | Step::Failed(_) => {}
+                Step::Wait(ms) => now_ms += ms,
+                Step::Sweep => blocks.remove_expired(now),
+                Step::Forget(worker) => {
+                    blocks.forget(WorkerId(worker));
+                    plain.computed.retain(|it| it.0 != worker);
+                }
+            }
+            let now = born + Duration::from_millis(now_ms);
+            let overlap = blocks.overlap(now, &text(&asked), 8);
+            for worker in 0..3 {
+                let depth = plain.depth(now_ms, worker, &asked);
+                prop_assert_eq!(blocks.depth(now, WorkerId(worker), &text(&asked)) as usize, depth);
+                let found = overlap.iter().find(|it| it.worker == WorkerId(worker));
+                prop_assert_eq!(found.map_or(0, |it| it.blocks as usize), depth);
+            }
+            prop_assert!(overlap.is_sorted_by(|a, b| a.blocks >= b.blocks));
+        }
+        drop(requests);
+        blocks.remove_expired(born + Duration::from_millis(now_ms + 1_000));
+        prop_assert!(is_empty(&blocks));
+    }
+}

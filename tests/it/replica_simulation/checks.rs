@@ -1,0 +1,100 @@
+//! The invariants, checked at each step and at the end of a simulation.
+
+use super::{Fleet, Violation};
+use warmroute::store::{ResponseKey, Status};
+
+impl Fleet {
+    pub(super) fn has_settled(&mut self) -> bool {
+        let now = self.now();
+        let keys: Vec<ResponseKey> = self.streams.keys().copied().collect();
+        self.replicas
+            .iter()
+            .all(|it| it.is_up && it.table.is_empty())
+            && self
+                .readers
+                .iter()
+                .all(|it| it.is_over || !self.acknowledged.contains(&it.key))
+            && keys.into_iter().all(|key| {
+                let found = self.store.get(now, key);
+                found.is_none_or(|found| found.status.is_terminal())
+            })
+    }
+
+    /// Checks the end state: the faults are over, and every run had time to finish.
+    pub(super) fn check_end(&mut self) -> Result<(), Violation> {
+        let now = self.now();
+        for key in self.streams.keys().copied().collect::<Vec<_>>() {
+            let is_acknowledged = self.acknowledged.contains(&key);
+            let Some(record) = self.store.get(now, key) else {
+                if is_acknowledged && !self.store.is_gone(key) {
+                    return Err(Violation::new(
+                        now,
+                        key,
+                        "it was acknowledged and is missing",
+                    ));
+                }
+                self.counts.gone += 1;
+                continue;
+            };
+            match record.status {
+                Status::Completed | Status::Incomplete => self.counts.completed += 1,
+                Status::Failed => self.counts.failed += 1,
+                Status::Cancelled => self.counts.cancelled += 1,
+                running => {
+                    let reason = format!("it is {running} at the end, {:?}", record.background);
+                    return Err(Violation::new(now, key, reason));
+                }
+            }
+            if record.background.is_some_and(|it| it.streams) {
+                self.read_whole(key)?;
+            }
+        }
+        for replica in &self.replicas {
+            if let Some(key) = replica.table.keys().first() {
+                return Err(Violation::new(
+                    now,
+                    *key,
+                    "it has ended in the store and still runs",
+                ));
+            }
+        }
+        for reader in &self.readers {
+            if !reader.is_over && self.acknowledged.contains(&reader.key) {
+                return Err(Violation::new(now, reader.key, "a reader never finished"));
+            }
+        }
+        Ok(())
+    }
+
+    /// At most one replica with a valid lease runs a response, and a lease that a replica considers valid is
+    /// valid in the store too.
+    pub(super) fn check_single_owner(&self, key: ResponseKey) -> Result<(), Violation> {
+        if self.faults.was_emptied() {
+            // The store has lost the leases too, until the next heartbeats.
+            return Ok(());
+        }
+        let now = self.instant();
+        let mut holders = 0;
+        for replica in self
+            .replicas
+            .iter()
+            .filter(|it| it.is_up && it.table.holds_lease(now))
+        {
+            if replica.is_draining && replica.table.is_empty() {
+                // It has ended its lease.
+                continue;
+            }
+            let owner = replica.table.owner();
+            if !self.store.has_lease(self.now(), owner) {
+                let reason = format!("{owner} holds a lease that the store does not");
+                return Err(Violation::new(self.now(), key, reason));
+            }
+            let found = replica.table.find(key);
+            holders += u32::from(found.is_some_and(|run| run.state.is_generating()));
+        }
+        match holders {
+            0 | 1 => Ok(()),
+            _ => Err(Violation::new(self.now(), key, "two replicas run it")),
+        }
+    }
+}

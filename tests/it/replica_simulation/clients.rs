@@ -1,0 +1,101 @@
+//! The clients: they create, cancel and delete responses.
+
+use super::run::hint;
+use super::store_harness::StoreRequest;
+use super::{Event, Fleet, REPLICAS, ReplicaEvent, ReplyTo, Violation, key};
+use warmroute::responses::background::log;
+use warmroute::responses::background::run_state::RunState;
+use warmroute::store::record::{Content, InitialState, Retention};
+use warmroute::store::{self, Cancellation, FencingToken, IdempotencyToken, NewRecord};
+
+impl Fleet {
+    /// A random replica that accepts requests.
+    pub(super) fn open(&mut self) -> Option<usize> {
+        let open = |it: &usize| self.replicas[*it].is_up && !self.replicas[*it].is_draining;
+        let open: Vec<usize> = (0..REPLICAS).filter(open).collect();
+        match open.is_empty() {
+            true => None,
+            false => Some(open[self.random.usize(..open.len())]),
+        }
+    }
+
+    pub(super) fn on_create(&mut self, at: usize, number: u128) {
+        let key = key(number);
+        let fence = FencingToken::first(self.replicas[at].table.owner());
+        let streams = self.random.u8(..4) > 0;
+        if self.sit(at, key, fence, RunState::new(streams, 0)).is_err() {
+            let when = self.now() + self.ms(100..900);
+            self.world.set(when, Event::Create(number));
+            return;
+        }
+        self.streams.insert(key, streams);
+        let request: &[u8] = match self.random.u8(..8) {
+            0 => b"not portable",
+            _ => b"portable",
+        };
+        let record = NewRecord {
+            token: IdempotencyToken(number as u64),
+            parent: None,
+            hint: hint(),
+            input: b"[]".as_slice().into(),
+            content: Content::default(),
+            initial: InitialState::Background {
+                fence,
+                retention: Retention::Stored,
+                streams,
+                request: request.into(),
+            },
+        };
+        let to = ReplyTo::Create {
+            number,
+            tries: 0,
+            is_unknown: false,
+        };
+        self.send(at, to, StoreRequest::Create(key, Box::new(record)));
+    }
+
+    pub(super) fn cancel(&mut self, at: usize, number: u128) {
+        let cancel = Cancellation {
+            token: IdempotencyToken(self.random.u64(..)),
+            response: b"{}".as_slice().into(),
+            event: log::CANCELLED.into(),
+        };
+        let to = ReplyTo::Cancel { number, tries: 0 };
+        self.send(at, to, StoreRequest::Cancel(key(number), cancel));
+    }
+
+    pub(super) fn on_created(
+        &mut self,
+        at: usize,
+        number: u128,
+        tries: u32,
+        is_unknown: bool,
+        ask: StoreRequest,
+        said: Result<(), store::Error>,
+    ) -> Result<(), Violation> {
+        let key = key(number);
+        let error = match said {
+            Ok(()) => {
+                self.counts.acknowledged += 1;
+                self.acknowledged.insert(key);
+                return self.begin(at, key);
+            }
+            Err(error) => error,
+        };
+        let is_unknown = is_unknown || matches!(error, store::Error::Unknown { .. });
+        if is_unknown && tries < 3 {
+            let to = ReplyTo::Create {
+                number,
+                tries: tries + 1,
+                is_unknown,
+            };
+            self.later(at, 100..1_400, ReplicaEvent::Retry(to, Box::new(ask)));
+            return Ok(());
+        }
+        self.replicas[at].table.remove(key);
+        if is_unknown {
+            self.send(at, ReplyTo::Forget, StoreRequest::Delete(key));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,334 @@
+//! A simulated replica as an owner of background runs: what `responses/background` does in tasks, with the same
+//! deciding parts.
+
+use std::time::Duration;
+
+use super::run::{Act, Run, Word};
+use super::store_harness::{StoreReply, StoreRequest};
+use super::{ATTEMPTS_MAX, Event, Fleet, NUMBERS, ReplicaEvent, ReplyTo, Violation, key};
+use warmroute::responses::background::run_state::RunState;
+use warmroute::responses::background::run_step::StopReason;
+use warmroute::responses::background::run_table::RunRefusal;
+use warmroute::responses::background::take_over::{OrphanState, TakeOver};
+use warmroute::store::lease::Step;
+use warmroute::store::{self, FencingToken, NoticeCursor, Orphan, Owner, ResponseKey, Status};
+
+impl Fleet {
+    pub(super) fn on_replica(&mut self, at: usize, what: ReplicaEvent) -> Result<(), Violation> {
+        match what {
+            ReplicaEvent::Lease => {
+                let owner = self.owner();
+                let now = self.instant();
+                let by = self.replicas[at].table.owner();
+                let step = self.replicas[at].table.on_timeout(now, owner);
+                self.on_step(at, by, step)?;
+                self.set_lease(at);
+                for number in 1..=NUMBERS {
+                    self.check_single_owner(key(number))?;
+                }
+            }
+            ReplicaEvent::Notices => self.on_notices(at),
+            ReplicaEvent::Scan => return self.on_sweep(at),
+            ReplicaEvent::Word(key, serial, word) => {
+                let found = self.find(at, key, serial);
+                let Some(run) = found.filter(|run| run.state.is_generating()) else {
+                    return Ok(());
+                };
+                run.hear(word);
+                if run.asked == 0 {
+                    return self.drive(at, key);
+                }
+            }
+            ReplicaEvent::Again(key, serial, asked) => {
+                let found = self.find(at, key, serial);
+                if found.is_some_and(|run| run.asked == asked) {
+                    return self.drive(at, key);
+                }
+            }
+            ReplicaEvent::Create(number) => self.on_create(at, number),
+            ReplicaEvent::Retry(to, ask) => self.send(at, to, *ask),
+            ReplicaEvent::Abort => {
+                self.replicas[at].is_aborted = true;
+                for key in self.replicas[at].table.keys() {
+                    self.stop(at, key, StopReason::Draining)?;
+                }
+            }
+            ReplicaEvent::Exit => {
+                self.replicas[at].is_up = false;
+                let when = self.now() + self.ms(200..3_000);
+                self.world.set(when, Event::Start(at));
+            }
+            ReplicaEvent::StoreReply(to, about) => {
+                let (ask, said) = *about;
+                return self.on_said(at, to, ask, said);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_lease(&mut self, at: usize) {
+        let next = self.replicas[at].table.next_timeout();
+        let when = next
+            .saturating_duration_since(self.begun)
+            .max(self.now() + Duration::from_millis(1));
+        let incarnation = self.replicas[at].incarnation;
+        self.world
+            .set(when, Event::At(at, incarnation, ReplicaEvent::Lease));
+    }
+
+    pub(super) fn on_step(&mut self, at: usize, owner: Owner, step: Step) -> Result<(), Violation> {
+        match step {
+            Step::Beat => {
+                let lease = Duration::from_millis(self.leases.lease_ms);
+                self.send(
+                    at,
+                    ReplyTo::Heartbeat(owner),
+                    StoreRequest::Heartbeat(owner, lease),
+                );
+            }
+            Step::Stop => {
+                self.counts.lost += 1;
+                for key in self.replicas[at].table.keys() {
+                    self.stop(at, key, StopReason::LeaseLost)?;
+                }
+            }
+            Step::Wait => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_notices(&mut self, at: usize) {
+        self.later(at, 100..1_000, ReplicaEvent::Notices);
+        let replica = &mut self.replicas[at];
+        let owner = replica.table.owner();
+        if replica.cursor.0 != owner {
+            replica.cursor = (owner, NoticeCursor::default());
+        }
+        if replica.table.is_empty() {
+            return;
+        }
+        let cursor = replica.cursor.1;
+        replica.looks += 1;
+        let running = replica
+            .looks
+            .is_multiple_of(4)
+            .then(|| replica.table.to_check());
+        self.send(
+            at,
+            ReplyTo::Notices(owner),
+            StoreRequest::Notices(owner, cursor),
+        );
+        if let Some(running) = running {
+            self.send(at, ReplyTo::Check, StoreRequest::CheckOwnership(running));
+        }
+    }
+
+    pub(super) fn on_sweep(&mut self, at: usize) -> Result<(), Violation> {
+        self.later(at, 1_500..2_500, ReplicaEvent::Scan);
+        let now = self.instant();
+        let replica = &self.replicas[at];
+        if replica.is_draining || !replica.table.holds_lease(now) {
+            return Ok(());
+        }
+        // A real owner scans only while no takeover is pending. This one scans without delay, which keeps the
+        // other random draws of a seed unchanged.
+        let (owner, mut known) = (replica.table.owner(), replica.table.keys());
+        known.extend(&replica.adopting);
+        let now = self.now();
+        if !self.faults.is_down(now)
+            && let StoreReply::Untracked(Ok(strays)) = self
+                .store
+                .ask(now, &StoreRequest::Untracked(owner, known))?
+        {
+            self.replicas[at].table.on_strays(owner, &strays);
+        }
+        let replica = &self.replicas[at];
+        let (to_hand_back, unconfirmed) =
+            (replica.table.to_hand_back(), replica.table.unconfirmed());
+        for (key, fence) in to_hand_back {
+            self.send(
+                at,
+                ReplyTo::HandBack(key),
+                StoreRequest::Release(key, fence),
+            );
+        }
+        if unconfirmed.is_empty() {
+            self.send(at, ReplyTo::Scan, StoreRequest::Orphans);
+        }
+        for orphan in unconfirmed {
+            self.adopt(at, orphan);
+        }
+        Ok(())
+    }
+
+    pub(super) fn adopt(&mut self, at: usize, orphan: Orphan) {
+        let table = &self.replicas[at].table;
+        if table.may_take_over(&orphan) {
+            let by = table.owner();
+            self.replicas[at].adopting.insert(orphan.key);
+            self.send(
+                at,
+                ReplyTo::TakeOver(orphan, by),
+                StoreRequest::TakeOver(orphan, by),
+            );
+        }
+    }
+
+    pub(super) fn on_adopted(
+        &mut self,
+        at: usize,
+        adopted: &store::record::TakenOver,
+        key: ResponseKey,
+    ) -> Result<(), Violation> {
+        let orphan_state = OrphanState {
+            is_portable: adopted.request.first() == Some(&b'p'),
+            streams: adopted.streams,
+            stored: adopted.last_event.map_or(0, |last| last + 1),
+            attempts: adopted.attempts,
+        };
+        let state = match orphan_state.decide(ATTEMPTS_MAX) {
+            TakeOver::Rerun => RunState::new(orphan_state.streams, orphan_state.stored),
+            TakeOver::Fail(reason) => {
+                RunState::failing(orphan_state.streams, orphan_state.stored, reason)
+            }
+        };
+        let is_rerun = state.is_generating();
+        let admitted = self.sit(at, key, adopted.fence, state);
+        if admitted == Err(RunRefusal::AlreadyRunning) {
+            return Ok(());
+        }
+        if admitted.is_err() {
+            self.replicas[at].table.hand_back(key, adopted.fence);
+            self.send(
+                at,
+                ReplyTo::HandBack(key),
+                StoreRequest::Release(key, adopted.fence),
+            );
+            return Ok(());
+        }
+        match is_rerun {
+            true => self.counts.rerun += 1,
+            false => self.counts.given_up += 1,
+        }
+        self.begin(at, key)
+    }
+
+    /// The record has been created.
+    pub(super) fn begin(&mut self, at: usize, key: ResponseKey) -> Result<(), Violation> {
+        let is_draining = self.replicas[at].is_draining;
+        let table = &mut self.replicas[at].table;
+        table.on_stored(key);
+        if let Some(run) = table.find_mut(key) {
+            run.is_stored = true;
+            if is_draining {
+                run.state.on_stop(StopReason::Draining);
+            }
+        }
+        self.drive(at, key)
+    }
+
+    pub(super) fn sit(
+        &mut self,
+        at: usize,
+        key: ResponseKey,
+        fence: FencingToken,
+        state: RunState,
+    ) -> Result<(), RunRefusal> {
+        self.names += 1;
+        let run = Run::new(self.names, key, fence, state);
+        let now = self.instant();
+        let replica = &mut self.replicas[at];
+        if replica.is_draining {
+            return Err(RunRefusal::NotOwner);
+        }
+        replica.table.insert(now, key, fence, run)?;
+        self.set_lease(at);
+        Ok(())
+    }
+
+    /// Stops a run and drives it on.
+    pub(super) fn stop(
+        &mut self,
+        at: usize,
+        key: ResponseKey,
+        reason: StopReason,
+    ) -> Result<(), Violation> {
+        let Some(run) = self.replicas[at].table.find_mut(key) else {
+            return Ok(());
+        };
+        // A run whose record is still being created learns of the stop afterwards.
+        if run.stop(reason) && (run.is_stored || reason == StopReason::LeaseLost) {
+            return self.drive(at, key);
+        }
+        Ok(())
+    }
+
+    /// Executes the next step of a run.
+    pub(super) fn drive(&mut self, at: usize, key: ResponseKey) -> Result<(), Violation> {
+        self.check_single_owner(key)?;
+        let Some(run) = self.replicas[at].table.find_mut(key) else {
+            return Ok(());
+        };
+        run.asked = 0;
+        let serial = run.serial;
+        match run.act() {
+            Act::StoreRequest(ask) => {
+                self.names += 1;
+                let asked = self.names;
+                if let Some(run) = self.replicas[at].table.find_mut(key) {
+                    run.asked = asked;
+                }
+                if matches!(ask, StoreRequest::Release(..)) {
+                    self.counts.released += 1;
+                }
+                self.send(at, ReplyTo::Run { key, serial, asked }, ask);
+            }
+            Act::Engine => self.engine(at, key, serial),
+            Act::Wait => {}
+            Act::Leave => {
+                if let Some(run) = self.replicas[at].table.remove(key) {
+                    self.replicas[at].left.insert(serial, run);
+                }
+                self.exit(at);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn find(&mut self, at: usize, key: ResponseKey, serial: u64) -> Option<&mut Run> {
+        let run = self.replicas[at].table.find_mut(key)?;
+        (run.serial == serial).then_some(run)
+    }
+
+    /// Everything an engine will send, cut off where it fails.
+    pub(super) fn engine(&mut self, at: usize, key: ResponseKey, serial: u64) {
+        let longest = if self.random.u8(..8) == 0 { 8_000 } else { 800 };
+        let mut when = self.now() + self.ms(5..longest);
+        let incarnation = self.replicas[at].incarnation;
+        for _ in 0..self.random.u8(0..5) {
+            let word = Word::Some(self.random.u64(0..4));
+            self.world.set(
+                when,
+                Event::At(at, incarnation, ReplicaEvent::Word(key, serial, word)),
+            );
+            when += self.ms(1..2_500);
+        }
+        let status = match self.random.u8(..6) {
+            0 => Status::Failed,
+            1 => Status::Incomplete,
+            _ => Status::Completed,
+        };
+        let last = ReplicaEvent::Word(key, serial, Word::Last(status));
+        self.world.set(when, Event::At(at, incarnation, last));
+    }
+
+    /// A draining replica without runs ends its lease and exits.
+    pub(super) fn exit(&mut self, at: usize) {
+        let replica = &self.replicas[at];
+        if replica.is_draining && replica.table.is_empty() {
+            let owner = replica.table.owner();
+            self.send(at, ReplyTo::Nobody, StoreRequest::EndLease(owner));
+            self.later(at, 50..51, ReplicaEvent::Exit);
+        }
+    }
+}

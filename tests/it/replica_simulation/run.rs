@@ -1,0 +1,227 @@
+//! One response that a simulated replica runs: the real run state, driven without a task.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::encoder::EventEncoder;
+use super::store_harness::{StoreReply, StoreRequest};
+use warmroute::responses::background::log;
+use warmroute::responses::background::run_state::RunState;
+use warmroute::responses::background::run_step::{Step, StopReason, Then};
+use warmroute::store::record::Content;
+use warmroute::store::{
+    CancelledOutput, FencingToken, Finalization, IdempotencyToken, ResponseKey, RoutingHint, Status,
+};
+
+/// An output of the engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Word {
+    Some(u64),
+    /// The end of the stream, and the resulting status.
+    Last(Status),
+}
+
+/// What a run needs next from its environment.
+#[derive(Debug)]
+pub(super) enum Act {
+    StoreRequest(StoreRequest),
+    /// A response of an engine.
+    Engine,
+    /// Engine output.
+    Wait,
+    /// Nothing.
+    Leave,
+}
+
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) serial: u64,
+    pub(super) state: RunState,
+    /// Whether the record is known to exist.
+    pub(super) is_stored: bool,
+    key: ResponseKey,
+    fence: FencingToken,
+    encoder: EventEncoder,
+    heard: VecDeque<Word>,
+    has_engine: bool,
+    end: Option<End>,
+    /// The request whose reply it waits for; other replies are ignored.
+    pub(super) asked: u64,
+    /// The last event of the batch that was sent.
+    last: u64,
+    /// Finalizations sent so far.
+    ends: u64,
+}
+
+#[derive(Debug)]
+struct End {
+    token: IdempotencyToken,
+    status: Status,
+    cut: Bytes,
+}
+
+impl Run {
+    pub(super) fn new(serial: u64, key: ResponseKey, fence: FencingToken, state: RunState) -> Self {
+        Self {
+            serial,
+            state,
+            is_stored: false,
+            key,
+            fence,
+            encoder: EventEncoder::new(serial),
+            heard: VecDeque::new(),
+            has_engine: false,
+            end: None,
+            asked: 0,
+            last: 0,
+            ends: 0,
+        }
+    }
+
+    pub(super) fn hear(&mut self, word: Word) {
+        self.heard.push_back(word);
+    }
+
+    /// True if the pending wait was abandoned.
+    pub(super) fn stop(&mut self, reason: StopReason) -> bool {
+        let before = self.state.next();
+        self.state.on_stop(reason);
+        before != self.state.next()
+    }
+
+    pub(super) fn act(&mut self) -> Act {
+        let (key, fence) = (self.key, self.fence);
+        loop {
+            return Act::StoreRequest(match self.state.next() {
+                Step::ReadEngine if !self.encoder.is_announced() => {
+                    self.state.on_events(self.encoder.announce().as_bytes());
+                    continue;
+                }
+                Step::ReadEngine => match self.heard.pop_front() {
+                    Some(word) => {
+                        self.on_word(word);
+                        continue;
+                    }
+                    None if self.has_engine => return Act::Wait,
+                    None => {
+                        self.has_engine = true;
+                        return Act::Engine;
+                    }
+                },
+                Step::MarkStarted => StoreRequest::Start(key, fence),
+                Step::Append(batch) => {
+                    self.last = batch.last;
+                    StoreRequest::Append(key, fence, batch)
+                }
+                Step::ReadStored { after } => StoreRequest::Events(key, after),
+                Step::Fail {
+                    has_stored_output, ..
+                } => {
+                    match has_stored_output {
+                        true => self.encoder.go_on_at(self.state.log().stored()),
+                        false => {
+                            let said = self.encoder.words(0);
+                            self.state.on_events(said.as_bytes());
+                        }
+                    }
+                    self.conclude(Status::Failed);
+                    continue;
+                }
+                Step::FailWithoutOutput { number } => {
+                    self.encoder.go_on_at(number);
+                    self.conclude(Status::Failed);
+                    if let Some(end) = &mut self.end {
+                        end.cut = Bytes::new();
+                    }
+                    continue;
+                }
+                Step::Finalize(batch) => {
+                    let Some(end) = &self.end else {
+                        return Act::Leave;
+                    };
+                    StoreRequest::Finalize(
+                        key,
+                        fence,
+                        Box::new(Finalization {
+                            token: end.token,
+                            status: end.status,
+                            content: Content::default(),
+                            hint: hint(),
+                            batch,
+                            delta_table: end.cut.clone(),
+                        }),
+                    )
+                }
+                Step::ReadCancelled => StoreRequest::Get(key),
+                Step::StorePartial => {
+                    let told = self.state.log().stored_text();
+                    let told = told.filter(|_| self.state.streams());
+                    let amend = CancelledOutput {
+                        content: Content::default(),
+                        delta_table: told.map(log::compressed).unwrap_or_default(),
+                    };
+                    StoreRequest::FinalizeCancelled(key, fence, amend)
+                }
+                Step::Release => StoreRequest::Release(key, fence),
+                Step::Done => return Act::Leave,
+            });
+        }
+    }
+
+    fn on_word(&mut self, word: Word) {
+        self.state.on_begun();
+        match word {
+            Word::Some(count) => {
+                let said = self.encoder.words(count);
+                self.state.on_events(said.as_bytes());
+            }
+            Word::Last(status) => {
+                let said = self.encoder.words(0);
+                self.state.on_events(said.as_bytes());
+                self.conclude(status);
+            }
+        }
+    }
+
+    fn conclude(&mut self, status: Status) {
+        let text = self.state.log().text().filter(|_| self.state.streams());
+        let cut = text.map(log::compressed).unwrap_or_default();
+        self.state.on_last_event(self.encoder.end().as_bytes());
+        self.ends += 1;
+        self.end = Some(End {
+            token: IdempotencyToken(self.serial * 256 + self.ends),
+            status,
+            cut,
+        });
+    }
+
+    pub(super) fn on_said(&mut self, said: &StoreReply) -> Then {
+        match (self.state.next(), said) {
+            (Step::MarkStarted, StoreReply::Write(said)) => self.state.on_started(said),
+            (Step::Append(_), StoreReply::Write(said)) => self.state.on_appended(self.last, said),
+            (Step::ReadStored { .. }, StoreReply::Events(said)) => {
+                self.state.on_stored_events(said)
+            }
+            (Step::Finalize(_), StoreReply::Write(said)) => self.state.on_finalized(said),
+            (Step::ReadCancelled, StoreReply::Record(said)) => {
+                let said = said.as_ref().map(|found| {
+                    let found = found.as_ref()?;
+                    let last = found.background.and_then(|it| it.last_event);
+                    Some((found.status, last))
+                });
+                self.state.on_record(&said.map_err(Clone::clone))
+            }
+            (Step::StorePartial, StoreReply::Write(said)) => self.state.on_partial_stored(said),
+            (Step::Release, StoreReply::Write(said)) => self.state.on_released(said),
+            _ => Then::Continue,
+        }
+    }
+}
+
+pub(super) fn hint() -> RoutingHint {
+    RoutingHint {
+        model: "sim".into(),
+        worker: None,
+    }
+}

@@ -1,0 +1,366 @@
+//! The simulated store: the memory store on a virtual clock, with its invariants checked after each write.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use super::Violation;
+use warmroute::observe::metrics::Registry;
+use warmroute::responses::background::log;
+use warmroute::store::log::LogState;
+use warmroute::store::memory::{self, Memory};
+use warmroute::store::{
+    self, CancelOutcome, Cancellation, CancelledOutput, DeleteOutcome, EventBatch, FencingToken,
+    Finalization, Keep, LoggedEvents, NewRecord, Notice, NoticeCursor, Orphan, Owner,
+    OwnershipLoss, Record, ResponseKey, ResponseStore, Status, StoreFuture, Takeover, WriteOutcome,
+};
+
+/// A request to the store.
+#[derive(Clone, Debug)]
+pub(super) enum StoreRequest {
+    Heartbeat(Owner, Duration),
+    EndLease(Owner),
+    Create(ResponseKey, Box<NewRecord>),
+    Start(ResponseKey, FencingToken),
+    Append(ResponseKey, FencingToken, EventBatch),
+    Finalize(ResponseKey, FencingToken, Box<Finalization>),
+    Get(ResponseKey),
+    FinalizeCancelled(ResponseKey, FencingToken, CancelledOutput),
+    Release(ResponseKey, FencingToken),
+    Events(ResponseKey, Option<u64>),
+    Cancel(ResponseKey, Cancellation),
+    Delete(ResponseKey),
+    Notices(Owner, NoticeCursor),
+    CheckOwnership(Vec<(ResponseKey, FencingToken)>),
+    Orphans,
+    Untracked(Owner, Vec<ResponseKey>),
+    TakeOver(Orphan, Owner),
+}
+
+/// The reply to a request.
+#[derive(Debug)]
+pub(super) enum StoreReply {
+    Nothing(Result<(), store::Error>),
+    Write(Result<WriteOutcome, store::Error>),
+    Record(Result<Option<Record>, store::Error>),
+    Events(Result<Option<LoggedEvents>, store::Error>),
+    Cancelled(Result<CancelOutcome, store::Error>),
+    Deleted(Result<DeleteOutcome, store::Error>),
+    Notices(Result<(Vec<Notice>, NoticeCursor), store::Error>),
+    Lost(Result<Vec<(ResponseKey, OwnershipLoss)>, store::Error>),
+    Orphans(Result<Vec<Orphan>, store::Error>),
+    Untracked(Result<Vec<(ResponseKey, FencingToken)>, store::Error>),
+    TakenOver(Result<Takeover, store::Error>),
+}
+
+impl StoreRequest {
+    /// The reply for a store that is unreachable or whose reply was lost.
+    pub(super) fn refused(&self, error: store::Error) -> StoreReply {
+        match self {
+            Self::Heartbeat(..) | Self::EndLease(_) | Self::Create(..) => {
+                StoreReply::Nothing(Err(error))
+            }
+            Self::Start(..)
+            | Self::Append(..)
+            | Self::Finalize(..)
+            | Self::FinalizeCancelled(..)
+            | Self::Release(..) => StoreReply::Write(Err(error)),
+            Self::Get(_) => StoreReply::Record(Err(error)),
+            Self::Events(..) => StoreReply::Events(Err(error)),
+            Self::Cancel(..) => StoreReply::Cancelled(Err(error)),
+            Self::Delete(_) => StoreReply::Deleted(Err(error)),
+            Self::Notices(..) => StoreReply::Notices(Err(error)),
+            Self::CheckOwnership(_) => StoreReply::Lost(Err(error)),
+            Self::Orphans => StoreReply::Orphans(Err(error)),
+            Self::Untracked(..) => StoreReply::Untracked(Err(error)),
+            Self::TakeOver(..) => StoreReply::TakenOver(Err(error)),
+        }
+    }
+
+    /// The response that the request concerns.
+    fn key(&self) -> Option<ResponseKey> {
+        match self {
+            Self::Create(key, _)
+            | Self::Start(key, _)
+            | Self::Append(key, ..)
+            | Self::Finalize(key, ..)
+            | Self::Get(key)
+            | Self::FinalizeCancelled(key, ..)
+            | Self::Release(key, _)
+            | Self::Events(key, _)
+            | Self::Cancel(key, _)
+            | Self::Delete(key) => Some(*key),
+            Self::TakeOver(orphan, _) => Some(orphan.key),
+            Self::Heartbeat(..)
+            | Self::EndLease(_)
+            | Self::Notices(..)
+            | Self::CheckOwnership(_)
+            | Self::Orphans
+            | Self::Untracked(..) => None,
+        }
+    }
+
+    /// The fencing token of a write.
+    fn fence(&self) -> Option<FencingToken> {
+        match self {
+            Self::Start(_, fence)
+            | Self::Append(_, fence, _)
+            | Self::Finalize(_, fence, _)
+            | Self::FinalizeCancelled(_, fence, _)
+            | Self::Release(_, fence) => Some(*fence),
+            _ => None,
+        }
+    }
+}
+
+/// What earlier replies of the store imply about a response.
+#[derive(Debug, Default)]
+struct ExpectedRecord {
+    status: Option<Status>,
+    fence: Option<(Option<Owner>, u64)>,
+    /// Whether it existed and was deleted or lost.
+    is_gone: bool,
+    was_emptied: bool,
+    was_finalized: bool,
+    was_cancelled: bool,
+}
+
+pub(super) struct StoreHarness {
+    begun: Instant,
+    clock: Arc<AtomicU64>,
+    keep: Keep,
+    memory: Memory,
+    known: BTreeMap<ResponseKey, ExpectedRecord>,
+    /// When each owner's lease ends in the store.
+    leases: BTreeMap<Owner, Duration>,
+}
+
+/// Bytes per read of events: few, so that a log takes several reads.
+const EVENTS_BYTES: u64 = 64;
+const ORPHANS_MAX: usize = 64;
+
+impl StoreHarness {
+    pub(super) fn new(begun: Instant, keep: Keep) -> Self {
+        let clock = Arc::new(AtomicU64::new(0));
+        Self {
+            begun,
+            memory: memory(begun, &clock, &keep),
+            clock,
+            keep,
+            known: BTreeMap::new(),
+            leases: BTreeMap::new(),
+        }
+    }
+
+    /// Restarts the store empty.
+    pub(super) fn empty(&mut self) {
+        self.memory = memory(self.begun, &self.clock, &self.keep);
+        self.leases.clear();
+        for known in self.known.values_mut() {
+            known.is_gone |= known.status.is_some();
+            known.was_emptied = true;
+        }
+    }
+
+    pub(super) fn is_gone(&self, key: ResponseKey) -> bool {
+        self.known.get(&key).is_some_and(|known| known.is_gone)
+    }
+
+    /// Whether this owner's lease is valid in the store.
+    pub(super) fn has_lease(&self, now: Duration, owner: Owner) -> bool {
+        self.leases.get(&owner).is_some_and(|until| now < *until)
+    }
+
+    pub(super) fn get(&mut self, now: Duration, key: ResponseKey) -> Option<Record> {
+        self.at(now);
+        done(self.memory.get(key)).ok()?
+    }
+
+    pub(super) fn events(
+        &mut self,
+        now: Duration,
+        key: ResponseKey,
+        after: Option<u64>,
+    ) -> Option<LoggedEvents> {
+        self.at(now);
+        done(self.memory.events(key, after, EVENTS_BYTES)).ok()?
+    }
+
+    fn at(&self, now: Duration) {
+        self.clock.store(now.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// Executes a request and checks the invariants of writes.
+    pub(super) fn ask(
+        &mut self,
+        now: Duration,
+        ask: &StoreRequest,
+    ) -> Result<StoreReply, Violation> {
+        self.at(now);
+        let memory = &self.memory;
+        let said = match ask.clone() {
+            StoreRequest::Heartbeat(owner, lease) => {
+                self.leases.insert(owner, now + lease);
+                StoreReply::Nothing(done(memory.heartbeat(owner, "", lease)))
+            }
+            StoreRequest::EndLease(owner) => {
+                self.leases.remove(&owner);
+                StoreReply::Nothing(done(memory.end_lease(owner)))
+            }
+            StoreRequest::Create(key, record) => {
+                StoreReply::Nothing(done(memory.create(key, *record)))
+            }
+            StoreRequest::Start(key, fence) => StoreReply::Write(done(memory.start(key, fence))),
+            StoreRequest::Append(key, fence, batch) => {
+                StoreReply::Write(done(memory.append(key, fence, batch)))
+            }
+            StoreRequest::Finalize(key, fence, end) => {
+                StoreReply::Write(done(memory.finalize(key, fence, *end)))
+            }
+            StoreRequest::Get(key) => StoreReply::Record(done(memory.get(key))),
+            StoreRequest::FinalizeCancelled(key, fence, amend) => {
+                StoreReply::Write(done(memory.finalize_cancelled(key, fence, amend)))
+            }
+            StoreRequest::Release(key, fence) => {
+                StoreReply::Write(done(memory.release(key, fence)))
+            }
+            StoreRequest::Events(key, after) => {
+                StoreReply::Events(done(memory.events(key, after, EVENTS_BYTES)))
+            }
+            StoreRequest::Cancel(key, cancel) => {
+                StoreReply::Cancelled(done(memory.cancel(key, cancel)))
+            }
+            StoreRequest::Delete(key) => StoreReply::Deleted(done(memory.delete(key))),
+            StoreRequest::Notices(owner, after) => {
+                StoreReply::Notices(done(memory.notices(owner, after)))
+            }
+            StoreRequest::CheckOwnership(running) => {
+                StoreReply::Lost(done(memory.check_ownership(running)))
+            }
+            StoreRequest::Orphans => StoreReply::Orphans(done(memory.orphans(ORPHANS_MAX))),
+            StoreRequest::Untracked(owner, running) => {
+                StoreReply::Untracked(done(memory.untracked(owner, running, ORPHANS_MAX)))
+            }
+            StoreRequest::TakeOver(orphan, by) => {
+                StoreReply::TakenOver(done(memory.take_over(orphan, by)))
+            }
+        };
+        if let Some(key) = ask.key() {
+            self.look(now, key, ask, &said)?;
+        }
+        Ok(said)
+    }
+
+    fn look(
+        &mut self,
+        now: Duration,
+        key: ResponseKey,
+        ask: &StoreRequest,
+        said: &StoreReply,
+    ) -> Result<(), Violation> {
+        let found = done(self.memory.get(key)).ok().flatten();
+        let leases = &self.leases;
+        let known = self.known.entry(key).or_default();
+        let broken = |reason: String| Err(Violation::new(now, key, reason));
+        let Some(record) = found else {
+            known.is_gone |= known.status.is_some();
+            return Ok(());
+        };
+        if matches!(ask, StoreRequest::Create(..)) && known.was_emptied {
+            // Its client was told nothing yet: it is the same creation, tried again.
+            *known = ExpectedRecord::default();
+        }
+        if known.is_gone {
+            return broken(format!("{ask:?} brought it back"));
+        }
+        if let Some(was) = known.status
+            && was != record.status
+            && !was.may_become(record.status)
+        {
+            return broken(format!("{was} became {} by {ask:?}", record.status));
+        }
+        let Some(run) = &record.background else {
+            return broken("it is not in the background".to_owned());
+        };
+        // The right that it had before this write.
+        let (owner, fencing_number) = known.fence.unwrap_or((run.owner, run.fencing_number));
+        if let (Some(fence), StoreReply::Write(Ok(WriteOutcome::Done))) = (ask.fence(), said)
+            && (owner, fencing_number) != (Some(fence.owner), fence.number)
+        {
+            return broken(format!(
+                "{ask:?} was done, and it was {owner:?}'s at {fencing_number}"
+            ));
+        }
+        if run.fencing_number < fencing_number {
+            return broken(format!(
+                "its fencing_number fell from {fencing_number} to {}",
+                run.fencing_number
+            ));
+        }
+        if let StoreRequest::TakeOver(_, by) = ask
+            && (owner, fencing_number) != (run.owner, run.fencing_number)
+        {
+            if owner.is_some_and(|owner| leases.get(&owner).is_some_and(|until| now < *until)) {
+                return broken(format!("{by} took it from {owner:?}, whose lease holds"));
+            }
+            if run.owner != Some(*by) || run.fencing_number != fencing_number + 1 {
+                return broken(format!("{by} adopted it and {:?} has it", run.owner));
+            }
+        }
+        if let (
+            StoreRequest::FinalizeCancelled(_, _, amend),
+            StoreReply::Write(Ok(WriteOutcome::Done)),
+        ) = (ask, said)
+            && run.streams
+            && let Some(told) = told(&self.memory, key)
+            && log::decompressed(&amend.delta_table, told.len() + 1).as_ref() != Some(&told)
+        {
+            return broken("what was left of it is not what was told of it".to_owned());
+        }
+        match (ask, said) {
+            (StoreRequest::Finalize(..), StoreReply::Write(Ok(WriteOutcome::Done))) => {
+                known.was_finalized = true
+            }
+            (StoreRequest::Cancel(..), StoreReply::Cancelled(Ok(CancelOutcome::Done { .. }))) => {
+                known.was_cancelled = true;
+            }
+            _ => {}
+        }
+        if known.was_finalized && known.was_cancelled {
+            return broken("it was finalised, and cancelled".to_owned());
+        }
+        known.status = Some(record.status);
+        known.fence = Some((run.owner, run.fencing_number));
+        Ok(())
+    }
+}
+
+/// All that was told of a cancelled response, while its log is there.
+fn told(memory: &Memory, key: ResponseKey) -> Option<Vec<u8>> {
+    let read = done(memory.events(key, None, u64::MAX)).ok()??;
+    if read.log != LogState::Whole {
+        return None;
+    }
+    let batches = read
+        .batches
+        .iter()
+        .filter(|it| &*it.bytes != log::CANCELLED);
+    Some(batches.flat_map(|it| it.bytes.to_vec()).collect())
+}
+
+fn memory(begun: Instant, clock: &Arc<AtomicU64>, keep: &Keep) -> Memory {
+    let clock = clock.clone();
+    let now = move || begun + Duration::from_micros(clock.load(Ordering::Relaxed));
+    let settings = memory::Settings::default();
+    Memory::with_clock(&settings, keep, &Registry::default(), Arc::new(now))
+}
+
+/// The store in memory waits for nothing.
+fn done<T>(mut asked: StoreFuture<'_, T>) -> Result<T, store::Error> {
+    match asked.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(said) => said,
+        Poll::Pending => Err(store::Error::Unreadable("it waits".into())),
+    }
+}
