@@ -46,7 +46,8 @@ use warmroute::kv::subscriber::Board;
 use warmroute::kv::unconfirmed::{self, UnconfirmedBlocks};
 use warmroute::observe::metrics;
 use warmroute::relay::Caches;
-use warmroute::relay::cached_prefix::{CachedPrefixes, Prompt, TokenBlocks};
+use warmroute::relay::cached_prefix::CachedPrefixes;
+use warmroute::relay::prompt_blocks::{Prompt, TokenBlocks};
 use warmroute::relay::view::{LiveView, Task};
 use warmroute::routing::{self, Request};
 
@@ -254,7 +255,7 @@ fn decision(criterion: &mut Criterion) {
                 number += 1;
                 let prompt = &asked[(number % 64) as usize];
                 let held = fleet.held(prompt, now, number);
-                black_box(held.holders(fleet.group.decode()).places().len())
+                black_box(held.owners(fleet.group.decode()).worker_indexes().len())
             });
         });
     }

@@ -22,6 +22,7 @@ mod opening;
 mod pinned;
 mod plan;
 pub mod prefill_decode;
+pub mod prompt_blocks;
 mod report;
 mod request_count;
 mod running;

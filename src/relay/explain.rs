@@ -10,6 +10,7 @@ use super::cached_prefix::{self, PrefixSource};
 use super::choice::{Failed, Unsplit};
 use super::plan::Plan;
 use super::prefill_decode::PrefillDecode;
+use super::prompt_blocks::TokenBlocks;
 use super::tokens::Found;
 use super::view::{LiveView, Task};
 use super::{Error, Relay};
@@ -130,9 +131,7 @@ impl Relay {
         let decision = chosen.as_ref().map(|(decision, _)| *decision);
         let prefill = chosen.and_then(|(_, prefill)| prefill);
         let exact = plan.prompt.exact.as_ref();
-        let depths = exact
-            .map(cached_prefix::TokenBlocks::rank_prefixes)
-            .unwrap_or_default();
+        let depths = exact.map(TokenBlocks::rank_prefixes).unwrap_or_default();
         let workers = self.scores(&plan, &view, &depths);
         let split = match (&self.prefill_decode, prefill) {
             (Some(it), Some(prefill)) => {
@@ -266,7 +265,7 @@ impl Relay {
             decode_tokens: state.decode_tokens,
             cached,
             cached_tokens: cached.tokens(),
-            known_by: view.held().known_by(in_group),
+            known_by: view.held().source(in_group),
             trees: trees.map(tree).collect(),
             is_trusted: view.held().is_trusted(in_group),
             new_tokens,

@@ -8,9 +8,10 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use smallvec::SmallVec;
 
-use super::cached_prefix::{CachedPrefixes, Prompt, TokenBlocks};
+use super::cached_prefix::CachedPrefixes;
 use super::handoff::{Legs, NotSplit};
 use super::model::ModelState;
+use super::prompt_blocks::{Prompt, TokenBlocks};
 use super::report::Report;
 use super::tokens::Found;
 use super::{Error, Relay, tell_tokens};
@@ -59,9 +60,8 @@ impl Plan {
         if place.is_none_or(|place| self.group.event_ranks[*place] != 1) {
             return SmallVec::new();
         }
-        let marks = exact.marks();
-        marks
-            .map(|marks| unconfirmed.insert(worker.id, marks))
+        let keys = exact.prefix_keys();
+        keys.map(|keys| unconfirmed.insert(worker.id, keys))
             .collect()
     }
 }

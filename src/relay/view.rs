@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::cached_prefix::{CachedPrefixes, Holders};
+use super::cached_prefix::{CachedPrefixes, TopOwners};
 use crate::fleet::handoff::Connector;
 use crate::fleet::{Group, Worker};
 use crate::ids::WorkerId;
@@ -26,7 +26,7 @@ pub enum Task {
 pub struct LiveView<'a> {
     group: &'a Group,
     held: &'a CachedPrefixes<'a>,
-    holders: Holders,
+    holders: TopOwners,
     task: Task,
     places: Range<usize>,
     now: Instant,
@@ -47,7 +47,7 @@ impl<'a> LiveView<'a> {
         };
         Self {
             group,
-            holders: held.holders(places.clone()),
+            holders: held.owners(places.clone()),
             held,
             task,
             places,
@@ -117,7 +117,7 @@ impl View for LiveView<'_> {
     }
 
     fn prefix_owners(&self) -> &[usize] {
-        self.holders.places()
+        self.holders.worker_indexes()
     }
 
     fn max_cached_elsewhere(&self) -> u32 {

@@ -1,0 +1,151 @@
+//! What the workers of a group reported of one prompt, and what they are computing of it.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::fleet::Group;
+use crate::kv::index::RankPrefix;
+use crate::kv::unconfirmed::UnconfirmedBlocks;
+use crate::relay::prompt_blocks::TokenBlocks;
+use crate::routing::{Cached, TierCredit};
+
+/// Where the knowledge of a worker's cached prefix comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrefixSource {
+    /// The worker's KV events.
+    Exact,
+    /// The worker computes the prefix or has just computed it, and has not reported it yet.
+    Unconfirmed,
+    /// What the worker was sent: its KV events do not reach the router, the prompt's tokens are not known,
+    /// or the engine tokenizes differently.
+    Predicted,
+}
+
+/// A rank's prefix in tokens.
+pub(in crate::relay) fn cached(prefix: &RankPrefix, size: u32) -> Cached {
+    Cached {
+        gpu: prefix.gpu_blocks.saturating_mul(size),
+        cpu: prefix.cpu_blocks().saturating_mul(size),
+        disk: prefix.disk_blocks.saturating_mul(size),
+    }
+}
+
+/// What one worker has cached of a prompt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WorkerPrefix {
+    pub(super) worker_index: u32,
+    /// How many of its dp ranks reported any block.
+    ranks: u32,
+    pub(super) cached: Cached,
+    /// Tokens in the GPU that `cached` is worth.
+    pub(super) credit: u32,
+    pub(super) source: PrefixSource,
+}
+
+/// The prefixes of a group's workers. A lookup by worker is one step, since every worker may own a
+/// prompt's first blocks.
+#[derive(Debug)]
+pub(super) struct ReportedPrefixes {
+    /// For each worker one plus its position in `list`, or 0.
+    positions: Vec<u32>,
+    list: Vec<WorkerPrefix>,
+}
+
+impl ReportedPrefixes {
+    /// Looks up a prompt: what events reported, or, where it is worth more, what is unconfirmed.
+    pub(super) fn find(
+        prompt: &TokenBlocks,
+        group: &Group,
+        unconfirmed: &UnconfirmedBlocks,
+        credit: &TierCredit,
+        now: Instant,
+        max_owners: usize,
+    ) -> Self {
+        let mut found = Self::find_exact(prompt, group, credit);
+        for sized in &prompt.sizes {
+            for owner in unconfirmed.overlap(now, &sized.prefix_keys, max_owners) {
+                let Some(worker_index) = group.place.get(&owner.worker) else {
+                    continue;
+                };
+                let tokens = owner.blocks.saturating_mul(sized.size.get());
+                let prefix = found.entry(*worker_index);
+                if prefix.credit < tokens {
+                    prefix.set_in_gpu(tokens, PrefixSource::Unconfirmed);
+                }
+            }
+        }
+        found
+    }
+
+    /// What events reported. Of a worker with several dp ranks the one with the least counts, since the
+    /// request may go to any of them.
+    fn find_exact(prompt: &TokenBlocks, group: &Group, credit: &TierCredit) -> Self {
+        let mut reported = Self {
+            positions: vec![0; group.workers.len()],
+            list: Vec::new(),
+        };
+        let mut found = Vec::new();
+        for sized in &prompt.sizes {
+            found.clear();
+            sized.index.overlap(prompt.root, &sized.locals, &mut found);
+            for rank in &found {
+                // None for a worker that is down or serves another model.
+                let Some(worker_index) = group.place.get(&rank.worker) else {
+                    continue;
+                };
+                let cached = cached(rank, sized.size.get());
+                let worth = cached.credit(credit);
+                let prefix = reported.entry(*worker_index);
+                if prefix.ranks == 0 || worth < prefix.credit {
+                    prefix.cached = cached;
+                    prefix.credit = worth;
+                }
+                prefix.ranks += 1;
+            }
+        }
+        for prefix in &mut reported.list {
+            let has_rank_without = prefix.ranks != group.event_ranks[prefix.worker_index as usize];
+            if has_rank_without {
+                prefix.cached = Cached::default();
+                prefix.credit = 0;
+            }
+        }
+        reported
+    }
+
+    pub(super) fn entry(&mut self, worker_index: usize) -> &mut WorkerPrefix {
+        let position = &mut self.positions[worker_index];
+        if *position == 0 {
+            self.list.push(WorkerPrefix {
+                worker_index: worker_index as u32,
+                ranks: 0,
+                cached: Cached::default(),
+                credit: 0,
+                source: PrefixSource::Exact,
+            });
+            *position = self.list.len() as u32;
+        }
+        &mut self.list[*position as usize - 1]
+    }
+
+    #[inline]
+    pub(super) fn get(&self, worker_index: usize) -> Option<&WorkerPrefix> {
+        let position = self.positions[worker_index].checked_sub(1)?;
+        Some(&self.list[position as usize])
+    }
+
+    /// The workers that have any of the prompt cached.
+    pub(super) fn with_credit(&self) -> impl Iterator<Item = &WorkerPrefix> {
+        self.list.iter().filter(|prefix| prefix.credit > 0)
+    }
+}
+
+impl WorkerPrefix {
+    pub(super) fn set_in_gpu(&mut self, tokens: u32, source: PrefixSource) {
+        self.cached = Cached::in_gpu(tokens);
+        self.credit = tokens;
+        self.source = source;
+    }
+}

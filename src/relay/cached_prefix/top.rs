@@ -1,0 +1,59 @@
+//! The few greatest of many items, in one pass.
+
+use smallvec::SmallVec;
+
+/// Keeps the `max` workers with the greatest keys: credit first, then the request's own order.
+pub(super) struct Top {
+    max: usize,
+    items: SmallVec<[((u32, u64), usize); 8]>,
+    /// Position of the least item, once there are `max`.
+    least: usize,
+}
+
+impl Top {
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            max,
+            items: SmallVec::new(),
+            least: 0,
+        }
+    }
+
+    /// Whether an item with this key would be kept.
+    #[inline]
+    pub(super) fn accepts(&self, key: (u32, u64)) -> bool {
+        self.items.len() < self.max
+            || self
+                .items
+                .get(self.least)
+                .is_some_and(|least| key > least.0)
+    }
+
+    pub(super) fn add(&mut self, key: (u32, u64), worker_index: usize) {
+        match self.items.len() < self.max {
+            true => self.items.push((key, worker_index)),
+            false => self.items[self.least] = (key, worker_index),
+        }
+        if self.items.len() == self.max {
+            let positions = 0..self.items.len();
+            self.least = positions
+                .min_by_key(|position| self.items[*position].0)
+                .unwrap_or(0);
+        }
+    }
+
+    /// No item that was not kept has more credit.
+    pub(super) fn others_max(&self) -> u32 {
+        match self.items.len() < self.max {
+            true => 0,
+            false => self
+                .items
+                .get(self.least)
+                .map_or(u32::MAX, |least| least.0.0),
+        }
+    }
+
+    pub(super) fn workers(&self) -> impl Iterator<Item = usize> {
+        self.items.iter().map(|(_, worker_index)| *worker_index)
+    }
+}

@@ -1,0 +1,192 @@
+//! A request's prompt as blocks, in the forms in which the knowledge of caches is looked up.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::fleet::Group;
+use crate::ids::{Block, WorkerId};
+use crate::kv::block::{self, ChainRoot, LocalHash};
+use crate::kv::index::{PrefixIndex, RankPrefix};
+use crate::kv::indexes::PrefixIndexes;
+use crate::kv::parity::{self, Made, Parity, Subject};
+use crate::kv::unconfirmed::{self, PrefixKeys};
+
+#[derive(Debug, Default)]
+pub struct Prompt {
+    /// Blocks of text, for predictions.
+    pub blocks: Vec<Block>,
+    /// Blocks of tokens, for what KV events reported; none if the prompt's tokens are not known.
+    pub exact: Option<TokenBlocks>,
+}
+
+/// A prompt's token blocks, in every block size that engines of its model have; nearly always one.
+#[derive(Debug)]
+pub struct TokenBlocks {
+    pub(super) root: ChainRoot,
+    len: usize,
+    pub(super) sizes: SmallVec<[SizedBlocks; 1]>,
+    /// Where the tokens come from.
+    pub(super) made: Made,
+    /// Whether the prompt goes on after these blocks: with an image, and text after it.
+    pub(super) ends_early: bool,
+    /// Kept if they are to be compared with what the engine reports.
+    tokens: Option<Arc<[u32]>>,
+}
+
+/// A prompt's blocks of one size, and the index to look them up in.
+#[derive(Debug)]
+pub(super) struct SizedBlocks {
+    pub(super) size: NonZeroU32,
+    pub(super) index: Arc<PrefixIndex>,
+    pub(super) locals: Vec<LocalHash>,
+    pub(super) prefix_keys: PrefixKeys,
+}
+
+impl TokenBlocks {
+    pub fn new(
+        indexes: &PrefixIndexes,
+        group: &Group,
+        cache_salt: Option<&str>,
+        token_ids: &[u32],
+    ) -> Self {
+        let adapter = group.is_adapter.then_some(&*group.model);
+        let root = block::chain_root(adapter, cache_salt);
+        let indexes = group.bases.iter().flat_map(|base| indexes.of(base));
+        let sizes = indexes.map(|(size, index)| {
+            let mut locals = Vec::new();
+            block::hash_blocks(token_ids, size, &mut locals);
+            SizedBlocks {
+                size,
+                index,
+                prefix_keys: unconfirmed::prefix_keys(root, &locals),
+                locals,
+            }
+        });
+        Self {
+            root,
+            len: token_ids.len(),
+            sizes: sizes.collect(),
+            made: Made::Given,
+            ends_early: false,
+            tokens: None,
+        }
+    }
+
+    pub(super) fn subject(&self, group: &Group) -> Subject {
+        Subject {
+            model: group.model.clone(),
+            made: self.made,
+        }
+    }
+
+    /// Tokens of the full blocks, if the prompt's tokens after them are not known.
+    pub(super) fn tokens_before_image(&self) -> Option<u32> {
+        let tokens =
+            |sized: &SizedBlocks| (sized.locals.len() as u32).saturating_mul(sized.size.get());
+        let full = self.sizes.iter().map(tokens).min().unwrap_or(0);
+        self.ends_early.then_some(full)
+    }
+
+    /// Keeps the tokens if a worker reports something to compare them with and there is room to check
+    /// another prompt of this length.
+    pub(super) fn keep(&mut self, group: &Group, parity: &Parity, token_ids: &[u32]) {
+        let has_events = group.event_ranks.iter().any(|ranks| *ranks > 0);
+        let is_kept = has_events && parity.has_room(token_ids.len());
+        self.tokens = is_kept.then(|| token_ids.into());
+    }
+
+    /// What is to be checked of the prompt, if its tokens were kept.
+    pub(super) fn checked(&self, group: &Group) -> Option<parity::Prompt> {
+        let tokens = self.tokens.clone()?;
+        Some(parity::Prompt {
+            subject: self.subject(group),
+            bases: group.bases.clone(),
+            root: self.root,
+            tokens,
+        })
+    }
+
+    /// Blocks of the smallest size.
+    pub(super) fn blocks(&self) -> usize {
+        let lengths = self.sizes.iter().map(|sized| sized.locals.len());
+        lengths.max().unwrap_or(0)
+    }
+
+    /// The prefixes to count as unconfirmed while the prompt is computed.
+    pub(super) fn prefix_keys(&self) -> impl Iterator<Item = &PrefixKeys> {
+        self.sizes.iter().map(|sized| &sized.prefix_keys)
+    }
+
+    /// The prefix that each dp rank of each worker reported, with the size of its blocks.
+    pub(super) fn rank_prefixes(&self) -> Vec<(RankPrefix, u32)> {
+        let mut prefixes = Vec::new();
+        let mut found = Vec::new();
+        for sized in &self.sizes {
+            found.clear();
+            sized.index.overlap(self.root, &sized.locals, &mut found);
+            prefixes.extend(found.iter().map(|prefix| (*prefix, sized.size.get())));
+        }
+        prefixes
+    }
+
+    /// Whether a worker's engine could reuse more of the prompt than its events reported. An engine never
+    /// reuses the last token.
+    pub(super) fn could_tell_more(&self, worker: WorkerId, ranks: u32) -> bool {
+        let reusable = |size: u32| (self.len.saturating_sub(1) / size as usize) as u32;
+        if self.sizes.is_empty() {
+            // No event yet, so even the block size is unknown.
+            return self.len > 1;
+        }
+        let prefixes = self.rank_prefixes();
+        let whole = prefixes
+            .iter()
+            .filter(|(prefix, size)| prefix.worker == worker && prefix.blocks >= reusable(*size));
+        let mut sizes = self.sizes.iter();
+        let has_reusable = sizes.any(|sized| reusable(sized.size.get()) > 0);
+        has_reusable && whole.count() < ranks as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::value::RawValue;
+
+    use super::*;
+    use crate::kv::indexes;
+    use crate::observe::metrics::Registry;
+
+    fn group(event_ranks: &[u32]) -> Group {
+        Group {
+            model: "m".into(),
+            workers: Vec::new(),
+            decode_only: 0,
+            prefill_only: 0,
+            shapes: Vec::new(),
+            place: Default::default(),
+            event_ranks: event_ranks.to_vec(),
+            card: RawValue::NULL.to_owned(),
+            bases: vec!["m".into()],
+            is_adapter: false,
+        }
+    }
+
+    #[test]
+    fn tokens_are_kept_only_if_a_worker_reports_something_to_compare_them_with() {
+        let registry = Registry::default();
+        let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
+        let no_words: parity::Words = Arc::new(|_, _| None);
+        let (parity, _watcher) = Parity::new(parity::Settings::default(), &registry, no_words);
+        for (event_ranks, unconfirmed) in [(&[][..], false), (&[0, 0], false), (&[0, 2], true)] {
+            let group = group(event_ranks);
+            let mut exact = TokenBlocks::new(&indexes, &group, None, &[1, 2, 3]);
+            exact.keep(&group, &parity, &[1, 2, 3]);
+            assert_eq!(
+                exact.checked(&group).is_some(),
+                unconfirmed,
+                "{event_ranks:?}"
+            );
+        }
+    }
+}
