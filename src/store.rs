@@ -1,25 +1,26 @@
-//! What is kept of responses and conversations between requests, so that any replica can answer for
-//! any of them: the trait with its contract. `memory` and `redis` keep it; one suite holds both to it.
+//! The response store: responses and conversations kept between requests, so that any replica can retrieve,
+//! continue or cancel any of them. [`ResponseStore`] is implemented by `memory` (one replica) and `redis`
+//! (shared); `tests/it/store_contract.rs` tests both against the contract below.
 //!
 //! # The contract
 //!
-//! 1. **Only `create` makes a record, and never over another one.** Every other write of a response
-//!    that is not there answers `Gone` and leaves it so: a late writer brings nothing back.
-//! 2. **A terminal status is for ever.** Transitions are compare-and-set on the status (see
-//!    [`Status::may_become`]); of a cancel and a finalize that race, one wins, and both callers learn
-//!    which. There is one terminal event.
-//! 3. **Owner and epoch fence.** A write of a running response carries its [`Fence`]; after an adoption
-//!    or a release the old one's writes answer `Fenced` and change nothing.
-//! 4. **Events are numbered without holes.** An append that does not begin where the log ends changes
-//!    nothing and says where it ends.
-//! 5. **A tenant is part of the key.** What another tenant owns is not there.
-//! 6. **Not there is never said of a store that could not be asked**: that is an [`Error`]. Where a
-//!    write may or may not have been done, it is [`Error::Unknown`]; the same write with the same
-//!    token is then safe to repeat, and told as done if it had been.
-//! 7. **A history is whole or is not given.** One missing link makes it `Missing`.
-//! 8. **What runs is never evicted** to make room; a store full of running work refuses more of it
-//!    ([`Error::Full`]). Finished records may be forgotten, by age or for room.
-//! 9. **A future that is dropped may or may not have done its write**, as with `Unknown`.
+//! 1. **Only `create` creates a record, and it never overwrites one.** Every other write to a missing response
+//!    returns `Gone` and creates nothing, so a late writer cannot resurrect a deleted response.
+//! 2. **A terminal status is final.** Transitions are compare-and-set on the status (see
+//!    [`Status::may_become`]). If a cancel and a finalize race, one wins, and both callers learn which. A
+//!    response has exactly one terminal event.
+//! 3. **Fencing.** A write to a running response carries its [`FencingToken`]. After a takeover or a release,
+//!    writes with the old token return `Fenced` and change nothing.
+//! 4. **Event numbers have no gaps.** An append that does not start where the log ends changes nothing and
+//!    returns where the log ends.
+//! 5. **The tenant is part of the key.** Responses of other tenants do not exist for the caller.
+//! 6. **An unreachable store is an [`Error`]**, never `Gone` or `None`. If a write may or may not have been
+//!    applied, the error is [`Error::Unknown`]; repeating the write with the same [`IdempotencyToken`] is safe,
+//!    and succeeds if the first one was applied.
+//! 7. **A history is complete or not returned.** One missing turn makes it `Missing`.
+//! 8. **Running responses are never evicted.** A store full of running responses refuses new ones
+//!    ([`Error::Full`]). Finished records are dropped by age, or to make room.
+//! 9. **A dropped future may or may not have applied its write**, as with `Unknown`.
 
 pub mod cancel;
 pub mod conversation;
@@ -53,33 +54,33 @@ pub use self::settings::{Keep, Kind, Settings};
 use crate::ids::{ConversationId, ResponseId, Tenant};
 use crate::observe::metrics::Registry;
 
-/// A response, as its tenant may ask for it.
+/// Identifies a response of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResponseKey {
     pub tenant: Tenant,
     pub id: ResponseId,
 }
 
-/// A conversation, as its tenant may ask for it.
+/// Identifies a conversation of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConversationKey {
     pub tenant: Tenant,
     pub id: ConversationId,
 }
 
-/// All turns of a chain.
+/// Outcome of reading all turns up to a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum History {
     Found(Turns),
-    /// This one of the chain is not there (deleted, expired, another tenant's, never was, or kept for
+    /// This response of the chain is missing: deleted, expired, of another tenant, or ephemeral (stored for
     /// polling only).
     Missing(ResponseId),
-    /// The asked one still runs.
+    /// The requested response still runs.
     Running(Status),
-    /// The asked one failed or was cancelled, and is nobody's past.
+    /// The requested response failed or was cancelled; such a response cannot be continued.
     Ended(Status),
-    /// The chain goes beyond the caller's limits. Nothing of it was read.
+    /// The chain exceeds the caller's limits. It was not read.
     TooLarge {
         turns: usize,
         bytes: u64,
@@ -88,29 +89,29 @@ pub enum History {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turns {
-    /// Oldest first; the last is the asked one.
+    /// Oldest first; the last is the requested response.
     pub turns: Vec<Turn>,
-    /// For the record that continues it.
+    /// What a record that continues this response stores as its parent.
     pub chain: Chain,
-    /// Of the asked one.
+    /// The routing hint of the requested response.
     pub hint: RoutingHint,
 }
 
-/// Two JSON arrays of items.
+/// The items of one response, as two JSON arrays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     pub input: Bytes,
     pub output: Bytes,
 }
 
-/// How long a history the caller takes.
+/// The longest history that the caller accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryLimits {
     pub turns: usize,
     pub bytes: u64,
 }
 
-/// A response that an owner ran and has lost.
+/// Why an owner may no longer run a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnershipLoss {
     Gone,
@@ -118,40 +119,40 @@ pub enum OwnershipLoss {
     Terminal(Status),
 }
 
-/// A running response whose owner's lease has run out, or that was released.
+/// A running response without a live owner: the owner's lease has expired, or the owner released it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orphan {
     pub key: ResponseKey,
-    /// What [`ResponseStore::adopt`] compares with.
+    /// Compared by [`ResponseStore::take_over`], so that only one replica takes it over.
     pub owner: Option<Owner>,
     pub fencing_number: u64,
 }
 
-/// Why a store could not do as it was asked.
+/// Why an operation of the store failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// It could not be asked, and nothing was done.
+    /// The store was not reached: nothing was written.
     Unavailable {
         retry_after: Duration,
         reason: Arc<str>,
     },
-    /// It was asked and did not answer in time: a write may or may not have been done.
+    /// No answer within the time-out: a write may or may not have been applied.
     Unknown {
         retry_after: Duration,
         reason: Arc<str>,
     },
-    /// No room, and nothing that could make way. Nothing was done.
+    /// The store is full of records that cannot be evicted. Nothing was written.
     Full { retry_after: Duration },
-    /// The value is larger than the store's settings allow, now and at any time.
+    /// The value exceeds the configured maximum. Retrying cannot help.
     TooLarge { bytes: u64, max: u64 },
-    /// `create`: the id is taken by a record with another token.
+    /// `create`: the id belongs to a record that was created with another token.
     Exists,
-    /// The record was written by a release that this one cannot read, or is damaged.
+    /// The record is damaged, or was written by a newer release.
     Unreadable(Arc<str>),
 }
 
 impl Error {
-    /// When to try again, if that may help.
+    /// When to retry, if that can help.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Unavailable { retry_after, .. }
@@ -181,52 +182,49 @@ impl fmt::Display for Error {
                 write!(f, "the response store is unavailable: {reason}")
             }
             Self::Unknown { reason, .. } => {
-                write!(
-                    f,
-                    "the response store did not say whether it wrote: {reason}"
-                )
+                write!(f, "the response store did not confirm the write: {reason}")
             }
             Self::Full { .. } => f.write_str("the response store is full of running responses"),
             Self::TooLarge { bytes, max } => {
                 write!(
                     f,
-                    "{bytes} bytes are more than the {max} a response may have in the store"
+                    "{bytes} bytes exceed the maximum of {max} bytes for a stored response"
                 )
             }
-            Self::Exists => f.write_str("the id is taken"),
-            Self::Unreadable(reason) => write!(f, "the stored record cannot be read: {reason}"),
+            Self::Exists => f.write_str("the id exists already"),
+            Self::Unreadable(reason) => write!(f, "the stored record cannot be decoded: {reason}"),
         }
     }
 }
 
 impl std::error::Error for Error {}
 
-/// Whether the store answers, as far as is known without asking it.
+/// Whether the store was reachable at its last use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Health {
     pub is_up: bool,
-    /// What was wrong last; empty when it is up.
+    /// The last failure; empty while the store is up.
     pub reason: String,
 }
 
-/// What an operator is shown.
+/// The state of the store, for operators.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub kind: &'static str,
     pub health: Health,
-    /// Whatever this kind of store can tell of itself: counts, bytes and bounds, nodes, scripts.
+    /// Depends on the kind of store: counts, sizes and limits, nodes, scripts.
     pub details: serde_json::Value,
 }
 
-/// What a store's method returns. It needs a tokio runtime to be polled on, any of the process; once begun
-/// on a carrier it must stay there. Dropping it may leave what it asked for done or undone.
+/// The future that an operation returns. It may be polled on any tokio runtime of the process, but must stay
+/// on the I/O thread that polled it first.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 
-/// Makes the store that the settings ask for, for a process with so many carriers. One in Redis connects
-/// when it is first asked.
+/// Opens the configured store, for a process with `io_threads` I/O threads. A Redis store connects at its
+/// first operation.
 pub fn open(
     settings: &Settings,
-    carriers: usize,
+    io_threads: usize,
     registry: &Registry,
 ) -> io::Result<Arc<dyn ResponseStore>> {
     Ok(match settings.kind {
@@ -238,37 +236,37 @@ pub fn open(
         Kind::Redis => Arc::new(redis::Redis::open(
             &settings.redis,
             &settings.keep,
-            carriers,
+            io_threads,
             registry,
         )?),
     })
 }
 
-/// See the module's contract.
+/// The operations of a store; the module's documentation states their contract.
 pub trait ResponseStore: Send + Sync + fmt::Debug {
-    /// Whether work that will be stored should begin: asked before anything is started, so that a
-    /// store that is down or full of running work costs no GPU time. Cheap while the store answers.
+    /// Checks that a response could be stored, before generation starts, so that a store that is down or full
+    /// costs no GPU time. Sends nothing while the store answered recently.
     fn admit(&self) -> StoreFuture<'_, ()>;
 
-    /// Makes a record, in one write. [`Error::Exists`] if the id is taken, but by the same token.
+    /// Creates a record in one write. [`Error::Exists`] if the id belongs to a record with another token.
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()>;
 
-    /// The record, without its input.
+    /// Returns the record without its input.
     fn get(&self, key: ResponseKey) -> StoreFuture<'_, Option<Record>>;
 
-    /// The JSON array of the response's own input items. `None` also for what is kept for polling only.
+    /// Returns the JSON array of the response's own input items; `None` also for an ephemeral response.
     fn input(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>>;
 
-    /// All input and output of the chain that ends with `key`, in two reads at most.
+    /// Returns all input and output of the chain that ends with `key`.
     fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History>;
 
-    /// Forgets the response, whatever its status. Its running owner is sent a notice.
+    /// Deletes the response, whatever its status, and sends a notice to the owner that runs it.
     fn delete(&self, key: ResponseKey) -> StoreFuture<'_, DeleteOutcome>;
 
-    /// Queued to in progress. `Done` also when it is in progress under the same fence.
+    /// Changes the status from queued to in progress. `Done` also if this was done before with the same token.
     fn start(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome>;
 
-    /// Adds events to the log. A batch that was appended before and comes again is `Duplicate`.
+    /// Appends events to the log. A repeated batch is `Duplicate`.
     fn append(
         &self,
         key: ResponseKey,
@@ -276,7 +274,7 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
         batch: EventBatch,
     ) -> StoreFuture<'_, WriteOutcome>;
 
-    /// Ends it: status, content, last events and cut table in one write, unless it has ended.
+    /// Ends the response, unless it has ended: status, content, last events and delta table in one write.
     fn finalize(
         &self,
         key: ResponseKey,
@@ -284,20 +282,20 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
         end: Finalization,
     ) -> StoreFuture<'_, WriteOutcome>;
 
-    /// Ends a background response that still runs, and sends its owner a notice.
+    /// Cancels a background response that still runs, and sends its owner a notice.
     fn cancel(&self, key: ResponseKey, cancel: Cancellation) -> StoreFuture<'_, CancelOutcome>;
 
-    /// Adds the partial output to a response that was cancelled while `fence` ran it; once. Anything
-    /// else is refused as [`Cas`] says; an amended one is `Terminal(Cancelled)`.
+    /// Adds the partial output to a response that was cancelled while its owner ran it, once. Refused like any
+    /// other write; the second attempt is `Terminal(Cancelled)`.
     fn finalize_cancelled(
         &self,
         key: ResponseKey,
         fence: FencingToken,
-        amend: CancelledOutput,
+        output: CancelledOutput,
     ) -> StoreFuture<'_, WriteOutcome>;
 
-    /// Events with numbers beyond `after` (all if `None`), up to about `bytes_max` at once. `None` for
-    /// what is not there or is no background response.
+    /// Returns events after the number `after` (all if `None`), about `bytes_max` at most. `None` if there is no
+    /// such background response.
     fn events(
         &self,
         key: ResponseKey,
@@ -305,23 +303,23 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
         bytes_max: u64,
     ) -> StoreFuture<'_, Option<LoggedEvents>>;
 
-    /// Renews the owner's lease for `lease` from now. `name` is for operators.
+    /// Renews the owner's lease until `lease` from now. `name` identifies the replica to operators.
     fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()>;
 
-    /// Ends the owner's lease: what it still runs is an orphan at once.
+    /// Ends the owner's lease: everything that it still runs becomes an orphan at once.
     fn end_lease(&self, owner: Owner) -> StoreFuture<'_, ()>;
 
-    /// Which of these the caller no longer owns, or have ended.
+    /// Returns which of these responses have ended or no longer belong to the caller.
     fn check_ownership(
         &self,
         running: Vec<(ResponseKey, FencingToken)>,
     ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>>;
 
-    /// Running responses that nobody runs, up to about `max`.
+    /// Scans for orphans, about `max` at most.
     fn orphans(&self, max: usize) -> StoreFuture<'_, Vec<Orphan>>;
 
-    /// What `owner` has in the store as its own and is not among `running`, up to about `max`: for an owner
-    /// that is not sure whether it runs all that it has.
+    /// Returns responses that the store assigns to `owner` but that are not in `running`, about `max` at most.
+    /// An owner may not know of them because the reply to its create or takeover was lost.
     fn untracked(
         &self,
         owner: Owner,
@@ -329,37 +327,37 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
         max: usize,
     ) -> StoreFuture<'_, Vec<(ResponseKey, FencingToken)>>;
 
-    /// Takes an orphan over if it is still as `orphan` says and its owner's lease has run out.
+    /// Takes an orphan over, if its owner and fencing number are unchanged and the owner's lease has expired.
     fn take_over(&self, orphan: Orphan, by: Owner) -> StoreFuture<'_, Takeover>;
 
-    /// Hands a running response back, to be adopted by anyone at once.
+    /// Gives up a running response, so that any replica can take it over at once.
     fn release(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome>;
 
-    /// Notices to `owner` beyond `after`, with the cursor to go on from. To be asked every 50 ms or so
-    /// by who runs something; a lost notice is made up for by `check`.
+    /// Returns the notices to `owner` after the cursor, and the new cursor. Owners poll this about every 50 ms
+    /// while they run something; `check_ownership` covers for lost notices.
     fn notices(
         &self,
         owner: Owner,
         after: NoticeCursor,
     ) -> StoreFuture<'_, (Vec<Notice>, NoticeCursor)>;
 
-    /// Makes a conversation. [`Error::Exists`] as with `create`; item ids must differ.
+    /// Creates a conversation. [`Error::Exists`] as with `create`; item ids must be distinct.
     fn create_conversation(
         &self,
         key: ConversationKey,
         new: NewConversation,
     ) -> StoreFuture<'_, ()>;
 
-    /// The conversation object.
+    /// Returns the conversation object.
     fn conversation(&self, key: ConversationKey) -> StoreFuture<'_, Option<Bytes>>;
 
-    /// Replaces the conversation object. False: there is no such conversation.
+    /// Replaces the conversation object. False if there is no such conversation.
     fn update_conversation(&self, key: ConversationKey, object: Bytes) -> StoreFuture<'_, bool>;
 
-    /// Forgets it with its items. False: there was no such conversation.
+    /// Deletes a conversation and its items. False if there was no such conversation.
     fn delete_conversation(&self, key: ConversationKey) -> StoreFuture<'_, bool>;
 
-    /// Puts items at its end, locked or not.
+    /// Appends items, whether the conversation is locked or not.
     fn add_items(
         &self,
         key: ConversationKey,
@@ -367,21 +365,21 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome>;
 
-    /// Some of its items.
+    /// Returns one page of its items.
     fn items(&self, key: ConversationKey, page: Page) -> StoreFuture<'_, ItemsOutcome>;
 
-    /// All of its items, oldest first, unless they have more than `bytes_max` together.
+    /// Returns all of its items, oldest first, unless they exceed `bytes_max` together.
     fn all_items(&self, key: ConversationKey, bytes_max: u64) -> StoreFuture<'_, ItemsOutcome>;
 
     fn item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome>;
 
-    /// Deletes an item. `Found` is the conversation object then.
+    /// Deletes an item; `Found` contains the conversation object.
     fn delete_item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome>;
 
-    /// Takes the conversation for one running response.
+    /// Locks the conversation for one running response.
     fn lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome>;
 
-    /// Puts the response's items at its end and unlocks it, in one write.
+    /// Appends the response's items and unlocks the conversation, in one write.
     fn commit(
         &self,
         key: ConversationKey,
@@ -389,12 +387,12 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome>;
 
-    /// Unlocks it if the lock is the token's.
+    /// Unlocks the conversation if the token holds the lock.
     fn unlock(&self, key: ConversationKey, token: IdempotencyToken) -> StoreFuture<'_, ()>;
 
-    /// As far as is known without asking: for readiness.
+    /// For readiness probes; sends nothing.
     fn health(&self) -> Health;
 
-    /// For operators.
+    /// Returns a report for operators.
     fn report(&self) -> StoreFuture<'_, Report>;
 }

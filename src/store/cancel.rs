@@ -1,19 +1,19 @@
-//! The cancellation bus: what owners are told of the responses that they run.
+//! Notices: how an owner learns that a response which it runs was cancelled or deleted through another replica.
 
 use std::collections::VecDeque;
 
 use super::ResponseKey;
 
-/// Notices kept for an owner. It reads them many times a second; whoever falls so far behind finds
-/// out by asking for each response.
+/// Notices kept for an owner, which polls many times a second. An owner that falls further behind learns of the
+/// rest from `check_ownership`.
 pub(super) const NOTICES_MAX: usize = 1_000;
 
-/// A response of the owner's that it need not run any longer.
+/// A response that its owner need not run any longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
     pub key: ResponseKey,
     pub kind: NoticeKind,
-    /// When, in Unix milliseconds by the store's clock.
+    /// When it was cancelled or deleted, in Unix milliseconds of the store's clock.
     pub at_ms: u64,
 }
 
@@ -32,11 +32,11 @@ impl NoticeKind {
     }
 }
 
-/// How far an owner has read its notices. Only the store that made it can read it.
+/// How far an owner has read its notices. Meaningful only to the store that returned it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NoticeCursor(pub u64, pub u64);
 
-/// One owner's notices, the oldest dropped first.
+/// The queue of one owner's notices; the oldest are dropped when it is full.
 #[derive(Clone, Debug, Default)]
 pub struct Notices {
     kept: VecDeque<Notice>,

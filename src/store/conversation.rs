@@ -1,4 +1,4 @@
-//! What a store is told and tells of conversations.
+//! Arguments and outcomes of the operations on conversations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use bytes::Bytes;
 
 use super::record::IdempotencyToken;
 
-/// Writes that a conversation remembers by their tokens, of additions and of commits: one that is repeated
-/// after so many others is not known again.
+/// How many idempotency tokens a conversation remembers, of additions and of commits each. A write repeated
+/// after more others than this is applied again.
 pub(super) const TOKENS_MAX: usize = 16;
 
-/// One item of a conversation; the store looks at its id alone.
+/// One item of a conversation; the store interprets only its id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     pub id: Arc<str>,
@@ -26,7 +26,7 @@ pub struct NewConversation {
     pub items: Vec<Item>,
 }
 
-/// Outcome of putting items into a conversation.
+/// Outcome of adding items to a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum PutOutcome {
@@ -34,25 +34,26 @@ pub enum PutOutcome {
     Done,
     /// No such conversation.
     Gone,
-    /// An item of this id is there already, or comes twice. Nothing was written.
+    /// An item with this id exists already, or the batch contains it twice. Nothing was written.
     Taken(Arc<str>),
-    /// [`super::ResponseStore::commit`] alone: the lock is not the caller's, its lease has run out and
-    /// another may have it. Nothing was written.
+    /// Only of a commit: the caller does not hold the lock (its lease has expired, and another response took
+    /// the lock). Nothing was written.
     Unlocked,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum LockOutcome {
-    /// The caller's until it commits or unlocks, or its lease runs out.
+    /// The caller holds the lock until it commits or unlocks, or the lease expires.
     Locked,
-    /// Another response runs on it.
+    /// Another response holds the lock.
     Busy,
     /// No such conversation.
     Gone,
 }
 
-/// A lock's holder, and for how long from now. Asking again with the same token extends it.
+/// A request for the lock: its holder, and the lease from now. Repeating it with the same token extends the
+/// lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub token: IdempotencyToken,
@@ -67,7 +68,7 @@ pub enum Order {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// Items beyond this one in the asked order; from its start if `None`.
+    /// Return items after this one in the given order; from the start if `None`.
     pub after: Option<Arc<str>>,
     pub limit: u32,
     pub order: Order,
@@ -82,20 +83,20 @@ pub enum ItemsOutcome {
     },
     /// No such conversation.
     Gone,
-    /// `after` names no item of it.
+    /// `after` names no item of the conversation.
     UnknownAfter,
-    /// All items together have more bytes than the caller takes.
+    /// All items together exceed the caller's limit.
     TooLarge {
         bytes: u64,
     },
 }
 
-/// Outcome of asking for, or deleting, one item.
+/// Outcome of reading or deleting one item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum ItemOutcome {
     Found(Bytes),
-    /// The conversation is there, the item is not.
+    /// The conversation exists, the item does not.
     NoItem,
     /// No such conversation.
     Gone,

@@ -1,8 +1,8 @@
-//! Whether this replica may still run what it owns.
+//! The lease of an owner, as the owner sees it: whether it may still run its background responses.
 //!
-//! The store's clock ends a lease, ours must end it no later: it counts from before the beat was
-//! sent, and leaves a twentieth to clocks that do not run alike. An owner that could not renew in time
-//! stops all it runs, since another may run it now.
+//! The lease ends by the store's clock. The owner must consider it ended no later than that, so it counts from
+//! before the heartbeat was sent and keeps 5 % in reserve for clock drift. An owner that could not renew in
+//! time stops all of its runs, because another replica may have taken them over.
 
 use std::time::{Duration, Instant};
 
@@ -30,45 +30,43 @@ impl Default for Settings {
     }
 }
 
-/// Beats that are made early are so much closer together at least than those that are not.
-const HASTE: u32 = 30;
+/// Early heartbeats are at least this fraction of the heartbeat interval apart.
+const EARLY_FRACTION: u32 = 30;
 
-/// What the owner does now.
+/// What the owner must do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Step {
-    /// Sends a beat.
-    Beat,
-    /// Drops everything it runs in the background. Told once for each loss.
-    Stop,
+    SendHeartbeat,
+    /// The lease is lost: stop all background runs. Returned once per loss.
+    StopRuns,
     /// Nothing until [`Lease::next_timeout`].
     Wait,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// May run until then.
+    /// The owner may run background responses until then.
     Held { until: Instant },
-    /// May run nothing until a beat was answered.
+    /// The owner may run nothing until a heartbeat succeeds.
     Lost,
 }
 
-/// One owner's lease, as it knows of it.
 #[derive(Clone, Debug)]
 pub struct Lease {
     state: State,
     lease: Duration,
     beat: Duration,
-    /// When the next beat is due.
+    /// When the next heartbeat is due.
     due: Instant,
-    /// When the beat that is under way was sent.
+    /// When the pending heartbeat was sent.
     sent: Option<Instant>,
-    /// No beat is sent before.
-    rest: Instant,
+    /// No heartbeat is sent before this time.
+    not_before: Instant,
 }
 
 impl Lease {
-    /// Not held until the first beat was answered.
+    /// Creates a lease that is not held until the first heartbeat succeeds.
     pub fn new(now: Instant, settings: &Settings) -> Self {
         Self {
             state: State::Lost,
@@ -76,11 +74,11 @@ impl Lease {
             beat: Duration::from_millis(settings.beat_ms),
             due: now,
             sent: None,
-            rest: now,
+            not_before: now,
         }
     }
 
-    /// Whether background work may go on, and begin.
+    /// Whether background runs may start and continue.
     pub fn is_held(&self, now: Instant) -> bool {
         matches!(self.state, State::Held { until } if now < until)
     }
@@ -90,27 +88,27 @@ impl Lease {
             && until <= now
         {
             self.state = State::Lost;
-            return Step::Stop;
+            return Step::StopRuns;
         }
         if self.sent.is_none() && self.due <= now {
             self.sent = Some(now);
-            self.rest = now + self.beat / HASTE;
-            return Step::Beat;
+            self.not_before = now + self.beat / EARLY_FRACTION;
+            return Step::SendHeartbeat;
         }
         Step::Wait
     }
 
-    /// Something new is owned from now on. A store that has restarted empty knows of no lease until the next
-    /// beat, and others would take it for an orphan.
-    pub fn hasten(&mut self, now: Instant) {
+    /// Makes the next heartbeat early, because the owner has a new run. A store that restarted empty has no
+    /// lease of this owner until the next heartbeat, and other replicas would take the run for an orphan.
+    pub fn expedite_heartbeat(&mut self, now: Instant) {
         if self.sent.is_none() {
-            self.due = self.due.min(self.rest.max(now));
+            self.due = self.due.min(self.not_before.max(now));
         }
     }
 
-    /// The beat was answered. It counts from when it was sent; an answer that comes after that is over
-    /// is worth nothing.
-    pub fn on_beat(&mut self, now: Instant) -> Step {
+    /// The heartbeat succeeded: the lease is renewed from when it was sent. A reply after that lease has ended
+    /// renews nothing.
+    pub fn on_heartbeat(&mut self, now: Instant) -> Step {
         let Some(sent) = self.sent.take() else {
             return Step::Wait;
         };
@@ -122,15 +120,15 @@ impl Lease {
             return self.on_timeout(now);
         }
         self.state = State::Held { until };
-        // It ran out before this answer came, and nobody has looked since: somebody may have taken over.
+        // The lease expired before this reply, so another replica may have taken the runs over.
         if was_held || was_lost {
             Step::Wait
         } else {
-            Step::Stop
+            Step::StopRuns
         }
     }
 
-    /// The beat failed, or nobody knows. The next follows soon, not after a whole beat.
+    /// The heartbeat failed, or its outcome is unknown. The next follows early.
     pub fn on_failure(&mut self, now: Instant) -> Step {
         self.sent = None;
         self.due = now + self.beat / 6;
@@ -146,7 +144,7 @@ impl Lease {
             (State::Held { until }, Some(due)) => until.min(due),
             (State::Held { until }, None) => until,
             (State::Lost, Some(due)) => due,
-            // Its answer, or its failure, comes by the store's own deadline.
+            // The reply or a failure comes by the store's own deadline.
             (State::Lost, None) => self.due + self.lease,
         }
     }
@@ -161,11 +159,11 @@ mod tests {
 
     const OWNERS: usize = 3;
 
-    /// A clock that began at another time than the others, and does not run quite as they do.
+    /// A clock with an offset and a drift.
     #[derive(Clone, Copy, Debug)]
     struct Clock {
         offset_ms: u64,
-        /// Its milliseconds in a thousand of the world's.
+        /// Its milliseconds per second of real time.
         rate: u64,
     }
 
@@ -179,29 +177,29 @@ mod tests {
         (0..100_000u64, 980..1_020u64).prop_map(|(offset_ms, rate)| Clock { offset_ms, rate })
     }
 
-    /// One that may run the response, as it knows of it.
+    /// An owner that competes for the response.
     struct Contender {
         lease: Lease,
         runs: bool,
-        /// Whether a beat is under way that the store has not seen, and then one whose answer was not heard.
-        beats: bool,
-        is_beaten: bool,
-        /// The store's side of its lease, by the store's clock.
+        /// A heartbeat is on its way to the store; its reply is on its way back.
+        is_sent: bool,
+        is_renewed: bool,
+        /// When the lease ends in the store, by the store's clock.
         until: Option<Instant>,
     }
 
     #[derive(Clone, Debug)]
     enum Event {
         Pass(u64),
-        /// An owner looks at its clock; one that is paused does not.
+        /// An owner polls its lease; a paused one does not.
         Look,
-        /// A beat that is under way reaches the store.
+        /// The heartbeat reaches the store.
         Arrive,
-        /// Its answer reaches the owner.
+        /// The reply reaches the owner.
         Answer,
-        /// The owner waits for it no longer.
+        /// The heartbeat times out at the owner.
         Fail,
-        /// It asks the store for the response, and gets it if nobody's lease holds it.
+        /// The owner takes the response over, if no lease in the store protects it.
         Take,
     }
 
@@ -220,7 +218,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-        /// Whoever takes it over looks at the store's side alone; who had it must have stopped by then.
+        /// A takeover checks only the lease in the store; the previous owner must have stopped by then.
         #[test]
         fn a_lease_has_one_holder(
             clocks in proptest::collection::vec(clock(), OWNERS),
@@ -235,8 +233,8 @@ mod tests {
                 .map(|clock| Contender {
                     lease: Lease::new(clock.at(begun, 0), &settings),
                     runs: false,
-                    beats: false,
-                    is_beaten: false,
+                    is_sent: false,
+                    is_renewed: false,
                     until: None,
                 })
                 .collect();
@@ -251,19 +249,19 @@ mod tests {
                     }
                     Event::Look => one.lease.on_timeout(now),
                     Event::Arrive => {
-                        if one.beats {
-                            (one.beats, one.is_beaten) = (false, true);
+                        if one.is_sent {
+                            (one.is_sent, one.is_renewed) = (false, true);
                             one.until = Some(stored + Duration::from_millis(settings.lease_ms));
                         }
                         Step::Wait
                     }
-                    Event::Answer => match std::mem::take(&mut one.is_beaten) {
-                        true => one.lease.on_beat(now),
+                    Event::Answer => match std::mem::take(&mut one.is_renewed) {
+                        true => one.lease.on_heartbeat(now),
                         false => Step::Wait,
                     },
                     Event::Fail => {
-                        // It may come to the store all the same, and its answer does not count.
-                        one.is_beaten = false;
+                        // The heartbeat may still reach the store, but its reply is ignored.
+                        one.is_renewed = false;
                         one.lease.on_failure(now)
                     }
                     Event::Take => {
@@ -271,7 +269,7 @@ mod tests {
                             contenders[owner].until.is_none_or(|until| until <= stored)
                         });
                         if is_free && contenders[at].lease.is_held(now) {
-                            contenders[at].lease.hasten(now);
+                            contenders[at].lease.expedite_heartbeat(now);
                             owner = Some(at);
                             contenders[at].runs = true;
                         }
@@ -279,8 +277,8 @@ mod tests {
                     }
                 };
                 match step {
-                    Step::Beat => (contenders[at].beats, contenders[at].is_beaten) = (true, false),
-                    Step::Stop => contenders[at].runs = false,
+                    Step::SendHeartbeat => (contenders[at].is_sent, contenders[at].is_renewed) = (true, false),
+                    Step::StopRuns => contenders[at].runs = false,
                     Step::Wait => {}
                 }
                 let holders = contenders.iter().zip(&clocks).filter(|(one, clock)| {
@@ -292,54 +290,54 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_is_worth_nothing() {
+    fn a_reply_after_the_lease_has_ended_renews_nothing() {
         let begun = observe::now();
         let mut lease = Lease::new(begun, &Settings::default());
-        assert_eq!(lease.on_timeout(begun), Step::Beat);
+        assert_eq!(lease.on_timeout(begun), Step::SendHeartbeat);
         assert_eq!(lease.on_timeout(begun), Step::Wait);
-        let _ = lease.on_beat(begun + Duration::from_secs(11));
+        let _ = lease.on_heartbeat(begun + Duration::from_secs(11));
         assert!(!lease.is_held(begun + Duration::from_secs(11)));
     }
 
     #[test]
-    fn who_cannot_renew_in_time_stops_once_and_beats_on() {
+    fn an_owner_that_cannot_renew_stops_once_and_keeps_sending_heartbeats() {
         let begun = observe::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut lease = Lease::new(begun, &Settings::default());
-        assert_eq!(lease.on_timeout(begun), Step::Beat);
-        assert_eq!(lease.on_beat(begun), Step::Wait);
+        assert_eq!(lease.on_timeout(begun), Step::SendHeartbeat);
+        assert_eq!(lease.on_heartbeat(begun), Step::Wait);
         assert!(lease.is_held(at(9)));
-        assert_eq!(lease.on_timeout(at(3)), Step::Beat);
+        assert_eq!(lease.on_timeout(at(3)), Step::SendHeartbeat);
         assert_eq!(lease.on_failure(at(4)), Step::Wait);
-        assert_eq!(lease.on_timeout(at(10)), Step::Stop);
-        assert_eq!(lease.on_timeout(at(10)), Step::Beat);
-        assert_eq!(lease.on_beat(at(11)), Step::Wait);
+        assert_eq!(lease.on_timeout(at(10)), Step::StopRuns);
+        assert_eq!(lease.on_timeout(at(10)), Step::SendHeartbeat);
+        assert_eq!(lease.on_heartbeat(at(11)), Step::Wait);
         assert!(lease.is_held(at(19)) && !lease.is_held(at(20)));
     }
 
     #[test]
-    fn who_owns_something_new_says_so_soon() {
+    fn a_new_run_makes_the_next_heartbeat_early() {
         let begun = observe::now();
         let at = |ms| begun + Duration::from_millis(ms);
         let mut lease = Lease::new(begun, &Settings::default());
-        assert_eq!(lease.on_timeout(begun), Step::Beat);
-        assert_eq!(lease.on_beat(begun), Step::Wait);
-        lease.hasten(at(20));
+        assert_eq!(lease.on_timeout(begun), Step::SendHeartbeat);
+        assert_eq!(lease.on_heartbeat(begun), Step::Wait);
+        lease.expedite_heartbeat(at(20));
         assert_eq!(lease.next_timeout(), at(100));
         assert_eq!(lease.on_timeout(at(20)), Step::Wait);
-        assert_eq!(lease.on_timeout(at(100)), Step::Beat);
+        assert_eq!(lease.on_timeout(at(100)), Step::SendHeartbeat);
     }
 
     #[test]
-    fn who_was_paused_for_longer_than_the_lease_is_told_to_stop() {
+    fn an_owner_paused_longer_than_its_lease_stops() {
         let begun = observe::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut lease = Lease::new(begun, &Settings::default());
-        assert_eq!(lease.on_timeout(begun), Step::Beat);
-        assert_eq!(lease.on_beat(begun), Step::Wait);
-        assert_eq!(lease.on_timeout(at(9)), Step::Beat);
-        // Paused at 9 with the beat under way; the answer is read at 18, within that beat's lease.
-        assert_eq!(lease.on_beat(at(18)), Step::Stop);
+        assert_eq!(lease.on_timeout(begun), Step::SendHeartbeat);
+        assert_eq!(lease.on_heartbeat(begun), Step::Wait);
+        assert_eq!(lease.on_timeout(at(9)), Step::SendHeartbeat);
+        // Paused at 9 s with a heartbeat pending; the reply is read at 18 s, within that heartbeat's lease.
+        assert_eq!(lease.on_heartbeat(at(18)), Step::StopRuns);
         assert!(lease.is_held(at(18)));
     }
 }

@@ -1,10 +1,10 @@
-//! A background response's events: appended in order, read after a number, bounded in bytes.
+//! The event log of a background response: appended in order, read from a number on, bounded in bytes.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-/// Consecutive events, encoded by whoever appends them. The store knows their numbers alone.
+/// Consecutive events, encoded by the caller. The store interprets only their numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventBatch {
     /// The numbers of the first and the last event. The first event of a response is 0.
@@ -13,29 +13,29 @@ pub struct EventBatch {
     pub bytes: Bytes,
 }
 
-/// What can be read of a response's events.
+/// The outcome of reading a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedEvents {
     pub status: super::Status,
-    /// In order. The first may hold events from before the number asked for.
+    /// In order. The first batch may contain events from before the requested number.
     pub batches: Vec<EventBatch>,
-    /// The number of the last event of all, which may lie beyond these batches.
+    /// The number of the last event of the log, which may lie after these batches.
     pub last: Option<u64>,
-    /// What became of the log.
     pub log: LogState,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogState {
-    /// Every event from 0 on can be read.
+    /// Every event can be read.
     Whole,
-    /// The log is gone after the response's end; its cut table tells the events again.
+    /// The log has expired after the end of the response. This delta table and the final output reproduce the
+    /// events.
     Expired(Bytes),
-    /// The log was full: events are missing, and only the status tells the end.
+    /// The log exceeded its maximum size and was dropped; only the status can be read.
     Overflowed,
 }
 
-/// What an append came to.
+/// Outcome of an append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Append {
@@ -45,7 +45,7 @@ pub enum Append {
     Overflow,
 }
 
-/// The log itself, for a store that has nothing better.
+/// A log in memory.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
     batches: VecDeque<EventBatch>,
@@ -55,8 +55,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// Appends if `batch` begins where the log ends. Once more than `bytes_max` would be kept, what is
-    /// kept is dropped and only the numbers go on.
+    /// Appends if `batch` starts where the log ends. A log that would exceed `bytes_max` drops all of its
+    /// events and from then on counts them only.
     pub fn append(&mut self, batch: &EventBatch, bytes_max: u64) -> Append {
         let next = self.last.map_or(0, |last| last + 1);
         if batch.first != next || batch.last < batch.first {
@@ -77,7 +77,7 @@ impl Log {
         Append::Done
     }
 
-    /// The batches with events beyond `after`, up to about `bytes_max`, at least one.
+    /// Returns the batches with events after `after`, up to about `bytes_max`, but at least one.
     pub fn read(&self, after: Option<u64>, bytes_max: u64) -> Vec<EventBatch> {
         let from = match after {
             None => 0,
@@ -105,7 +105,7 @@ impl Log {
         self.bytes
     }
 
-    /// Its bytes with what keeping them costs.
+    /// Memory used: event bytes and overhead.
     pub fn cost(&self) -> u64 {
         const BATCH: usize = size_of::<EventBatch>() + 24;
         self.bytes + (self.batches.capacity() * BATCH) as u64
@@ -115,7 +115,7 @@ impl Log {
         self.overflowed
     }
 
-    /// Drops the events, but for their numbers.
+    /// Drops the events and keeps their count.
     pub fn forget(&mut self) {
         self.batches = VecDeque::new();
         self.bytes = 0;
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_goes_on_where_it_ends() {
+    fn an_append_must_start_where_the_log_ends() {
         let mut log = Log::default();
         assert_eq!(log.append(&batch(1, 1, 1), 99), Append::Gap { last: None });
         assert_eq!(log.append(&batch(0, 2, 1), 99), Append::Done);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_log_keeps_its_numbers_alone() {
+    fn a_full_log_drops_its_events_and_still_counts() {
         let mut log = Log::default();
         assert_eq!(log.append(&batch(0, 0, 6), 10), Append::Done);
         assert_eq!(log.append(&batch(1, 1, 6), 10), Append::Overflow);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_gives_at_least_one_batch_and_not_many_more_bytes_than_asked() {
+    fn a_read_returns_at_least_one_batch_and_about_the_requested_bytes() {
         let mut log = Log::default();
         for number in 0..9 {
             let _ = log.append(&batch(number, number, 4), 99);
@@ -179,7 +179,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_after_a_number_is_every_event_beyond_it(
+        fn a_read_returns_every_event_after_the_number(
             sizes in proptest::collection::vec(1..5u64, 0..40),
             after in proptest::option::of(0..100u64),
         ) {
@@ -193,7 +193,7 @@ mod tests {
             let seen: Vec<u64> = read.iter().flat_map(|batch| batch.first..=batch.last).collect();
             let expected: Vec<u64> = (after.map_or(0, |after| after + 1)..next).collect();
             prop_assert!(seen.ends_with(&expected));
-            // Only its first batch may reach back.
+            // Only the first batch may contain earlier events.
             prop_assert!(read.len() < 2 || read[1].first > after.unwrap_or(0));
         }
     }

@@ -1,14 +1,13 @@
-//! The store within the process: the default, for one replica.
+//! The store in the memory of the process: the default, for one replica.
 //!
-//! Records lie in shards by their root, so that a chain is read under one short lock. Bounded by
-//! count and by bytes: finished records make way, the longest unused of all shards first; running
-//! ones never do, and may fill no more than half of the room, so that a finished one always finds
-//! some. It does nothing in the background: what has expired is dropped when somebody comes across it.
+//! Records are sharded by root, so a chain is read under one lock. Count and size are bounded: finished records
+//! are evicted, the least recently used of all shards first. Running ones are never evicted and may use at most
+//! half of the capacity. There is no background work: operations drop expired records that they come across.
 
+mod capacity;
 mod conversation;
 mod entry;
 mod owners;
-mod room;
 mod shard;
 
 use std::fmt;
@@ -34,15 +33,15 @@ use super::{
 use crate::ids::Root;
 use crate::observe;
 use crate::observe::metrics::Registry;
+use capacity::Capacity;
 use owners::Owners;
-use room::Room;
 use shard::Shard;
 
-/// Locks are held for microseconds; so many make two requests of a hundred meet rarely.
+/// Locks are held for microseconds; with 64 shards a hundred concurrent requests rarely collide.
 const SHARDS: usize = 64;
-/// Things in use that are passed over before the room is left as it is until the next call.
+/// Locked conversations that one call skips before it gives up evicting.
 const IN_USE_MAX: usize = 128;
-/// When to come again while running work fills the room: some of it ends within seconds.
+/// When clients should retry while running responses fill the store: some of them end within seconds.
 const FULL_RETRY: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -79,14 +78,13 @@ impl Settings {
     }
 }
 
-/// What time it is. Tests move it.
+/// The clock; tests replace it.
 pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
 
-/// See the module.
 pub struct Memory {
     shards: Box<[Mutex<Shard>]>,
     owners: Mutex<Owners>,
-    room: Arc<Room>,
+    capacity: Arc<Capacity>,
     keep: Keep,
     meters: Meters,
     clock: Clock,
@@ -103,22 +101,22 @@ impl Memory {
         Self::with_clock(settings, keep, registry, Arc::new(observe::now))
     }
 
-    /// With another clock than the process's.
+    /// Creates a store with the given clock.
     pub fn with_clock(settings: &Settings, keep: &Keep, registry: &Registry, clock: Clock) -> Self {
-        let room = Arc::new(Room::new(settings, SHARDS));
-        let shard = |place| Mutex::new(Shard::new(place, keep.clone(), room.clone()));
+        let capacity = Arc::new(Capacity::new(settings, SHARDS));
+        let shard = |place| Mutex::new(Shard::new(place, keep.clone(), capacity.clone()));
         Self {
             shards: (0..SHARDS).map(shard).collect(),
             owners: Mutex::new(Owners::default()),
-            room,
+            capacity,
             keep: keep.clone(),
             meters: Meters::new(registry),
             clock,
         }
     }
 
-    fn place(root: Root) -> usize {
-        // Its digits are random.
+    fn shard_index(root: Root) -> usize {
+        // Roots are random.
         root.0 as usize % SHARDS
     }
 
@@ -131,24 +129,24 @@ impl Memory {
         Box::pin(self.meters.observe(op, asked))
     }
 
-    /// What is asked of one response's shard.
-    fn at<'a, T: Outcome + Send + 'a>(
+    /// An operation on one response.
+    fn on_response<'a, T: Outcome + Send + 'a>(
         &'a self,
         op: Op,
         key: ResponseKey,
         answer: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
     ) -> StoreFuture<'a, T> {
-        self.in_shard(op, Self::place(key.id.root()), answer)
+        self.in_shard(op, Self::shard_index(key.id.root()), answer)
     }
 
-    /// What is asked of one conversation's shard.
-    fn about<'a, T: Outcome + Send + 'a>(
+    /// An operation on one conversation.
+    fn on_conversation<'a, T: Outcome + Send + 'a>(
         &'a self,
         op: Op,
         key: ConversationKey,
         answer: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
     ) -> StoreFuture<'a, T> {
-        self.in_shard(op, Self::place(key.id.root()), answer)
+        self.in_shard(op, Self::shard_index(key.id.root()), answer)
     }
 
     fn in_shard<'a, T: Outcome + Send + 'a>(
@@ -160,7 +158,7 @@ impl Memory {
         self.ask(op, move |now| {
             let result = {
                 let mut shard = self.shards[place].lock();
-                shard.sweep(now);
+                shard.drop_expired(now);
                 answer(&mut shard, now)
             };
             self.make_room(now);
@@ -168,11 +166,11 @@ impl Memory {
         })
     }
 
-    /// Drops the longest unused records of all until the rest fits. Running ones are not among them.
+    /// Evicts the least recently used finished records until the rest fits.
     fn make_room(&self, now: Instant) {
         let (mut evicted, mut in_use) = (0, 0);
-        while self.room.is_over() && in_use < IN_USE_MAX {
-            let Some(place) = self.room.oldest_shard() else {
+        while self.capacity.is_over() && in_use < IN_USE_MAX {
+            let Some(place) = self.capacity.oldest_shard() else {
                 break;
             };
             match self.shards[place].lock().evict(now) {
@@ -183,11 +181,11 @@ impl Memory {
         if evicted > 0 {
             self.meters
                 .evicted
-                .with_label_values(&["room"])
+                .with_label_values(&["capacity"])
                 .inc_by(evicted);
         }
-        self.meters.bytes.set(self.room.bytes() as i64);
-        self.meters.records.set(self.room.records() as i64);
+        self.meters.bytes.set(self.capacity.bytes() as i64);
+        self.meters.records.set(self.capacity.records() as i64);
     }
 
     fn notify(&self, owner: Option<Owner>, key: ResponseKey, what: NoticeKind) {
@@ -216,7 +214,7 @@ impl Memory {
 impl ResponseStore for Memory {
     fn admit(&self) -> StoreFuture<'_, ()> {
         self.ask(Op::Admit, |_| {
-            if self.room.is_full_of_running(0) {
+            if self.capacity.is_full_of_running(0) {
                 return Err(Error::Full {
                     retry_after: FULL_RETRY,
                 });
@@ -226,13 +224,17 @@ impl ResponseStore for Memory {
     }
 
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()> {
-        self.at(Op::Create, key, move |shard, now| {
+        self.on_response(Op::Create, key, move |shard, now| {
             self.check_size(entry::size(&record))?;
-            if shard.knows(now, key, record.token)? {
+            if shard.is_created(now, key, record.token)? {
                 return Ok(());
             }
             let runs = matches!(record.initial, InitialState::Background { .. });
-            if runs && self.room.is_full_of_running(entry::size(&record) as u64) {
+            if runs
+                && self
+                    .capacity
+                    .is_full_of_running(entry::size(&record) as u64)
+            {
                 return Err(Error::Full {
                     retry_after: FULL_RETRY,
                 });
@@ -243,21 +245,21 @@ impl ResponseStore for Memory {
     }
 
     fn get(&self, key: ResponseKey) -> StoreFuture<'_, Option<Record>> {
-        self.at(Op::Get, key, move |shard, now| Ok(shard.get(now, key)))
+        self.on_response(Op::Get, key, move |shard, now| Ok(shard.get(now, key)))
     }
 
     fn input(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
-        self.at(Op::Input, key, move |shard, now| Ok(shard.input(now, key)))
+        self.on_response(Op::Input, key, move |shard, now| Ok(shard.input(now, key)))
     }
 
     fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History> {
-        self.at(Op::History, key, move |shard, now| {
+        self.on_response(Op::History, key, move |shard, now| {
             Ok(shard.history(now, key, max))
         })
     }
 
     fn delete(&self, key: ResponseKey) -> StoreFuture<'_, DeleteOutcome> {
-        self.at(Op::Delete, key, move |shard, now| {
+        self.on_response(Op::Delete, key, move |shard, now| {
             let deleted = shard.delete(now, key);
             if let DeleteOutcome::Done { owner, .. } = deleted {
                 self.notify(owner, key, NoticeKind::Deleted);
@@ -267,7 +269,7 @@ impl ResponseStore for Memory {
     }
 
     fn start(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
-        self.at(Op::Start, key, move |shard, now| {
+        self.on_response(Op::Start, key, move |shard, now| {
             Ok(shard.start(now, key, fence))
         })
     }
@@ -278,7 +280,7 @@ impl ResponseStore for Memory {
         fence: FencingToken,
         batch: EventBatch,
     ) -> StoreFuture<'_, WriteOutcome> {
-        self.at(Op::Append, key, move |shard, now| {
+        self.on_response(Op::Append, key, move |shard, now| {
             Ok(shard.append(now, key, fence, &batch))
         })
     }
@@ -289,14 +291,14 @@ impl ResponseStore for Memory {
         fence: FencingToken,
         end: Finalization,
     ) -> StoreFuture<'_, WriteOutcome> {
-        self.at(Op::Finalize, key, move |shard, now| {
+        self.on_response(Op::Finalize, key, move |shard, now| {
             self.check_size(entry::content_size(&end.content) + end.delta_table.len())?;
             Ok(shard.finalize(now, key, fence, end))
         })
     }
 
     fn cancel(&self, key: ResponseKey, cancel: Cancellation) -> StoreFuture<'_, CancelOutcome> {
-        self.at(Op::Cancel, key, move |shard, now| {
+        self.on_response(Op::Cancel, key, move |shard, now| {
             let cancelled = shard.cancel(now, key, cancel);
             if let CancelOutcome::Done { owner, .. } = cancelled {
                 self.notify(owner, key, NoticeKind::Cancelled);
@@ -309,11 +311,11 @@ impl ResponseStore for Memory {
         &self,
         key: ResponseKey,
         fence: FencingToken,
-        amend: CancelledOutput,
+        output: CancelledOutput,
     ) -> StoreFuture<'_, WriteOutcome> {
-        self.at(Op::FinalizeCancelled, key, move |shard, now| {
-            self.check_size(entry::content_size(&amend.content) + amend.delta_table.len())?;
-            Ok(shard.finalize_cancelled(now, key, fence, amend))
+        self.on_response(Op::FinalizeCancelled, key, move |shard, now| {
+            self.check_size(entry::content_size(&output.content) + output.delta_table.len())?;
+            Ok(shard.finalize_cancelled(now, key, fence, output))
         })
     }
 
@@ -323,7 +325,7 @@ impl ResponseStore for Memory {
         after: Option<u64>,
         bytes_max: u64,
     ) -> StoreFuture<'_, Option<LoggedEvents>> {
-        self.at(Op::Events, key, move |shard, now| {
+        self.on_response(Op::Events, key, move |shard, now| {
             Ok(shard.events(now, key, after, bytes_max))
         })
     }
@@ -349,7 +351,7 @@ impl ResponseStore for Memory {
     ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>> {
         self.ask(Op::CheckOwnership, move |now| {
             let lost = |(key, fence): (ResponseKey, FencingToken)| {
-                let mut shard = self.shards[Self::place(key.id.root())].lock();
+                let mut shard = self.shards[Self::shard_index(key.id.root())].lock();
                 Some((key, shard.lost(now, key, fence)?))
             };
             Ok(running.into_iter().filter_map(lost).collect())
@@ -390,7 +392,7 @@ impl ResponseStore for Memory {
     }
 
     fn take_over(&self, orphan: Orphan, by: Owner) -> StoreFuture<'_, Takeover> {
-        self.at(Op::TakeOver, orphan.key, move |shard, now| {
+        self.on_response(Op::TakeOver, orphan.key, move |shard, now| {
             let is_alive = orphan
                 .owner
                 .is_some_and(|owner| self.owners.lock().is_alive(now, owner));
@@ -399,7 +401,7 @@ impl ResponseStore for Memory {
     }
 
     fn release(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
-        self.at(Op::Release, key, move |shard, now| {
+        self.on_response(Op::Release, key, move |shard, now| {
             Ok(shard.release(now, key, fence))
         })
     }
@@ -419,20 +421,20 @@ impl ResponseStore for Memory {
         key: ConversationKey,
         new: NewConversation,
     ) -> StoreFuture<'_, ()> {
-        self.about(Op::CreateConversation, key, move |shard, now| {
+        self.on_conversation(Op::CreateConversation, key, move |shard, now| {
             self.check_size(conversation::size(&new.items) + new.object.len())?;
             shard.create_conversation(now, key, new)
         })
     }
 
     fn conversation(&self, key: ConversationKey) -> StoreFuture<'_, Option<Bytes>> {
-        self.about(Op::Conversation, key, move |shard, now| {
+        self.on_conversation(Op::Conversation, key, move |shard, now| {
             Ok(shard.conversation(now, key, |found| found.object()))
         })
     }
 
     fn update_conversation(&self, key: ConversationKey, object: Bytes) -> StoreFuture<'_, bool> {
-        self.about(Op::UpdateConversation, key, move |shard, now| {
+        self.on_conversation(Op::UpdateConversation, key, move |shard, now| {
             self.check_size(object.len())?;
             let updated = shard.change_conversation(now, key, |found| found.update(&object));
             Ok(updated.is_some())
@@ -440,7 +442,7 @@ impl ResponseStore for Memory {
     }
 
     fn delete_conversation(&self, key: ConversationKey) -> StoreFuture<'_, bool> {
-        self.about(Op::DeleteConversation, key, move |shard, now| {
+        self.on_conversation(Op::DeleteConversation, key, move |shard, now| {
             Ok(shard.delete_conversation(now, key))
         })
     }
@@ -451,7 +453,7 @@ impl ResponseStore for Memory {
         token: IdempotencyToken,
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome> {
-        self.about(Op::AddItems, key, move |shard, now| {
+        self.on_conversation(Op::AddItems, key, move |shard, now| {
             let max = self.keep.record_bytes_max;
             shard
                 .change_conversation(now, key, |found| found.add(token, items, max))
@@ -460,14 +462,14 @@ impl ResponseStore for Memory {
     }
 
     fn items(&self, key: ConversationKey, page: Page) -> StoreFuture<'_, ItemsOutcome> {
-        self.about(Op::Items, key, move |shard, now| {
+        self.on_conversation(Op::Items, key, move |shard, now| {
             let items = shard.conversation(now, key, |found| found.page(&page));
             Ok(items.unwrap_or(ItemsOutcome::Gone))
         })
     }
 
     fn all_items(&self, key: ConversationKey, bytes_max: u64) -> StoreFuture<'_, ItemsOutcome> {
-        self.about(Op::AllItems, key, move |shard, now| {
+        self.on_conversation(Op::AllItems, key, move |shard, now| {
             let items = shard.conversation(now, key, |found| found.all(bytes_max));
             Ok(items.unwrap_or(ItemsOutcome::Gone))
         })
@@ -475,7 +477,7 @@ impl ResponseStore for Memory {
 
     fn item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
         let item = item.to_owned();
-        self.about(Op::Item, key, move |shard, now| {
+        self.on_conversation(Op::Item, key, move |shard, now| {
             let found = shard.conversation(now, key, |found| found.item(&item));
             Ok(found.unwrap_or(ItemOutcome::Gone))
         })
@@ -483,14 +485,14 @@ impl ResponseStore for Memory {
 
     fn delete_item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
         let item = item.to_owned();
-        self.about(Op::DeleteItem, key, move |shard, now| {
+        self.on_conversation(Op::DeleteItem, key, move |shard, now| {
             let deleted = shard.change_conversation(now, key, |found| found.delete(&item));
             Ok(deleted.unwrap_or(ItemOutcome::Gone))
         })
     }
 
     fn lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome> {
-        self.about(Op::Lock, key, move |shard, now| {
+        self.on_conversation(Op::Lock, key, move |shard, now| {
             let locked = shard.conversation(now, key, |found| found.lock(now, claim));
             Ok(locked.unwrap_or(LockOutcome::Gone))
         })
@@ -502,7 +504,7 @@ impl ResponseStore for Memory {
         token: IdempotencyToken,
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome> {
-        self.about(Op::Commit, key, move |shard, now| {
+        self.on_conversation(Op::Commit, key, move |shard, now| {
             let max = self.keep.record_bytes_max;
             shard
                 .change_conversation(now, key, |found| found.commit(token, items, max))
@@ -511,7 +513,7 @@ impl ResponseStore for Memory {
     }
 
     fn unlock(&self, key: ConversationKey, token: IdempotencyToken) -> StoreFuture<'_, ()> {
-        self.about(Op::Unlock, key, move |shard, now| {
+        self.on_conversation(Op::Unlock, key, move |shard, now| {
             let _ = shard.conversation(now, key, |found| found.unlock(token));
             Ok(())
         })
@@ -541,9 +543,9 @@ impl ResponseStore for Memory {
                     "responses": counts.finished,
                     "running": counts.running,
                     "conversations": counts.conversations,
-                    "bytes": self.room.bytes(),
-                    "bytes_max": self.room.bytes_max(),
-                    "records_max": self.room.records_max(),
+                    "bytes": self.capacity.bytes(),
+                    "bytes_max": self.capacity.bytes_max(),
+                    "records_max": self.capacity.records_max(),
                     "log_bytes": counts.log_bytes,
                     "orphans": orphans,
                     "owners": owners,

@@ -1,4 +1,4 @@
-//! What is counted of a store, whichever it is.
+//! The metrics of the response store, of either kind.
 
 use std::time::Instant;
 
@@ -11,13 +11,13 @@ use super::{
 use crate::observe;
 use crate::observe::metrics::Registry;
 
-/// Seconds from a look into memory to the longest write that is waited for.
+/// Histogram buckets, from a lookup in memory to the longest write time-out.
 const SECONDS: &[f64] = &[
     0.000_01, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1,
     0.25, 0.5, 1.0, 2.5,
 ];
 
-/// A method of the store, for metrics.
+/// An operation of the store, the label `operation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
     Admit,
@@ -94,11 +94,10 @@ const OPS: [(Op, &str); 33] = [
 #[derive(Clone, Debug)]
 pub(super) struct Meters {
     ops: IntCounterVec,
-    /// Those of what came out well, by operation.
-    well: Vec<IntCounter>,
+    /// Counters of the outcome `ok`, by operation.
+    succeeded: Vec<IntCounter>,
     seconds: Vec<Histogram>,
     fenced: IntCounter,
-    /// Records that made way or grew too old, by reason.
     pub(super) evicted: IntCounterVec,
     pub(super) records: IntGauge,
     pub(super) bytes: IntGauge,
@@ -112,18 +111,18 @@ pub(super) struct Meters {
 impl Meters {
     pub(super) fn new(registry: &Registry) -> Self {
         let seconds = registry.histograms(
-            "warmroute_store_latency_seconds",
-            "How long the response store took, by operation.",
+            "warmroute_store_operation_duration_seconds",
+            "Duration of operations of the response store.",
             SECONDS,
-            &["op"],
+            &["operation"],
         );
         let ops = registry.counters(
-            "warmroute_store_ops_total",
-            "Operations of the response store, by what came of them.",
-            &["op", "outcome"],
+            "warmroute_store_operations_total",
+            "Operations of the response store, by outcome.",
+            &["operation", "outcome"],
         );
         Self {
-            well: OPS
+            succeeded: OPS
                 .iter()
                 .map(|(_, name)| ops.with_label_values(&[*name, OK]))
                 .collect(),
@@ -134,11 +133,11 @@ impl Meters {
                 .collect(),
             fenced: registry.counter(
                 "warmroute_store_fenced_writes_total",
-                "Writes to a response that its writer no longer owned.",
+                "Writes refused because of an outdated fencing token: another replica owns the response.",
             ),
             evicted: registry.counters(
                 "warmroute_store_evictions_total",
-                "What the memory store forgot, by reason.",
+                "Records that the memory store evicted, by reason.",
                 &["reason"],
             ),
             records: registry.gauge(
@@ -147,23 +146,23 @@ impl Meters {
             ),
             bytes: registry.gauge(
                 "warmroute_store_bytes",
-                "Bytes of the memory store, with what keeping them costs.",
+                "Size of the memory store, including overhead.",
             ),
             breaker: registry.gauge(
-                "warmroute_store_breaker_state",
-                "The breaker before Redis: 0 closed, 1 half open, 2 open.",
+                "warmroute_store_circuit_breaker_state",
+                "State of the circuit breaker of Redis: 0 closed, 1 half-open, 2 open.",
             ),
             in_flight: registry.gauge(
-                "warmroute_store_in_flight",
-                "Operations that Redis has not answered.",
+                "warmroute_store_operations_in_flight",
+                "Operations that wait for Redis.",
             ),
             reconnects: registry.counter(
-                "warmroute_store_connects_total",
-                "Connections made to Redis.",
+                "warmroute_store_connections_opened_total",
+                "Connections opened to Redis.",
             ),
             scripts_reloaded: registry.counter(
                 "warmroute_store_scripts_reloaded_total",
-                "Scripts that Redis did not know and was sent again.",
+                "Scripts sent again because Redis did not have them cached.",
             ),
         }
     }
@@ -187,22 +186,25 @@ impl Meters {
         if outcome == FENCED {
             self.fenced.inc();
         }
-        let place = OPS.iter().position(|(known, _)| *known == op).unwrap_or(0);
+        let index = OPS
+            .iter()
+            .position(|(listed, _)| *listed == op)
+            .unwrap_or(0);
         if outcome == OK {
-            self.well[place].inc();
+            self.succeeded[index].inc();
         } else {
-            let (_, name) = OPS[place];
+            let (_, name) = OPS[index];
             self.ops.with_label_values(&[name, outcome]).inc();
         }
         let spent = observe::now().saturating_duration_since(begun);
-        self.seconds[place].observe(spent.as_secs_f64());
+        self.seconds[index].observe(spent.as_secs_f64());
     }
 }
 
 const OK: &str = "ok";
 const FENCED: &str = "fenced";
 
-/// What an answer counts as.
+/// The value of the label `outcome`.
 pub(super) trait Outcome {
     fn outcome(&self) -> &'static str;
 }

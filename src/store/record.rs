@@ -1,4 +1,4 @@
-//! A response's life: which status may follow which, and what a store is told and tells of it.
+//! A stored response: its status transitions, and the arguments and outcomes of the operations on it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::log::EventBatch;
 use crate::ids::{Model, ResponseId};
 
-/// Where a response is in its life. The last four are terminal: nothing follows them but deletion.
+/// The status of a response. The last four are terminal: only deletion follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Status {
     Queued,
@@ -29,7 +29,7 @@ impl Status {
         Self::Cancelled,
     ];
 
-    /// As clients read it in `status`, and as stores keep it.
+    /// As clients see it in `status`, and as stores write it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -49,13 +49,13 @@ impl Status {
         !matches!(self, Self::Queued | Self::InProgress)
     }
 
-    /// Whether another response may have it as its past.
+    /// Whether another response may continue it.
     pub fn is_continuable(self) -> bool {
         matches!(self, Self::Completed | Self::Incomplete)
     }
 
-    /// Whether this status may become `next`. Re-queueing is no transition: an adopter goes on with
-    /// the status it finds, under its own epoch.
+    /// Whether this status may change to `next`. A takeover changes no status: the new owner continues with the
+    /// status that it finds.
     pub fn may_become(self, next: Self) -> bool {
         match self {
             Self::Queued => next != Self::Queued,
@@ -71,7 +71,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// One life of one replica. A restarted replica is another owner.
+/// One run of a replica process. A restarted replica is a new owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(pub u64);
 
@@ -81,8 +81,8 @@ impl fmt::Display for Owner {
     }
 }
 
-/// By what right a background response is written to: each adoption and each release raises the
-/// epoch, so whoever held it before writes nothing more.
+/// The right to write to a running background response. Each takeover and each release increments the number,
+/// so the store can refuse writes of former owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FencingToken {
     pub owner: Owner,
@@ -90,14 +90,14 @@ pub struct FencingToken {
 }
 
 impl FencingToken {
-    /// The right of whoever creates a background response.
+    /// The token of the creator of a background response.
     pub fn first(owner: Owner) -> Self {
         Self { owner, number: 1 }
     }
 }
 
-/// Random, one for each write that must not be done twice. A write that is repeated with its token
-/// (because its answer was lost) is known again and answered as the first time.
+/// A random number for a write that must not be applied twice. A write repeated with the same token, because
+/// its reply was lost, returns what the first one did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IdempotencyToken(pub u64);
 
@@ -107,80 +107,80 @@ impl fmt::Display for IdempotencyToken {
     }
 }
 
-/// Where the response was computed, for a continuation that no cache event can place.
+/// Where the response was computed: routes a continuation to the same worker if its KV cache is not known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoutingHint {
     pub model: Model,
-    /// Name of the last worker, as the fleet lists it.
+    /// Name of the worker that computed it last.
     pub worker: Option<Arc<str>>,
 }
 
 /// How long a record is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retention {
-    /// `store: true`: for the store's record TTL.
+    /// `store: true`: kept for the retention of responses.
     Stored,
-    /// `background` with `store: false`: for polling only, some minutes after its end. It has no
-    /// history and no input items.
+    /// `background` with `store: false`: kept for polling only, for some minutes after its end. Cannot be
+    /// continued, and its input cannot be listed.
     Ephemeral,
 }
 
-/// The values of a record: JSON that the store never looks into.
+/// The result of a response, as JSON that the store does not interpret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
-    /// The Response object but for its `output`.
+    /// The Response object without its `output`.
     pub response: Bytes,
-    /// Array of output items.
+    /// JSON array of output items.
     pub output: Bytes,
 }
 
-/// The response that another one continues, as [`super::History`] told it.
+/// A response and everything that it continues, as [`super::History`] returned it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The whole chain, oldest first; its last is the one continued.
+    /// Oldest first; the last is the response that is continued.
     pub ids: Arc<[ResponseId]>,
-    /// Of all its input and output items together.
+    /// Size of all input and output items together.
     pub bytes: u64,
 }
 
-/// What a response begins with in the store.
+/// The arguments of a create.
 #[derive(Clone, Debug)]
 pub struct NewRecord {
     pub token: IdempotencyToken,
-    /// The chain that it continues. All of it has this response's root.
+    /// The chain that it continues. All of its ids have this response's root.
     pub parent: Option<Chain>,
     pub hint: RoutingHint,
-    /// Array of this call's own input items.
+    /// JSON array of this request's own input items.
     pub input: Bytes,
-    /// A finished response, or the object it would be told as until it is finished.
+    /// Of a finished response; or what clients see while it runs.
     pub content: Content,
     pub initial: InitialState,
 }
 
-/// In which state a record comes into being.
+/// The state in which a record is created.
 #[derive(Clone, Debug)]
 pub enum InitialState {
-    /// A foreground response, written once, when all of it is known.
+    /// A foreground response, stored after its end.
     Finished { status: Status },
-    /// Queued in the background.
+    /// A background response, stored before it starts.
     Background {
         fence: FencingToken,
         retention: Retention,
-        /// Asked for with `stream: true`.
+        /// Requested with `stream: true`.
         streams: bool,
-        /// What whoever adopts it runs again. Forgotten at its end.
+        /// What a new owner needs to run it again. Dropped at its end.
         request: Bytes,
     },
 }
 
-/// What is known of a response.
+/// A stored response.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub status: Status,
     pub hint: RoutingHint,
     /// The response it continues.
     pub previous: Option<ResponseId>,
-    /// As last written: while it runs, as it was created.
+    /// As last written; while the response runs, as it was created.
     pub content: Content,
     /// `None` for a foreground response.
     pub background: Option<Background>,
@@ -188,43 +188,43 @@ pub struct Record {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Background {
-    /// Who runs it, or ran it. Its owner is `None` between release and adoption.
+    /// Who runs it, or ran it. `None` between a release and a takeover.
     pub owner: Option<Owner>,
     pub fencing_number: u64,
-    /// How often it was begun, this time included.
+    /// How often it was started, including this run.
     pub attempts: u32,
     pub retention: Retention,
     pub streams: bool,
-    /// The number of the last event.
+    /// The number of the last event in the log.
     pub last_event: Option<u64>,
 }
 
-/// How a background response ends.
+/// The arguments of a finalize.
 #[derive(Clone, Debug)]
 pub struct Finalization {
     pub token: IdempotencyToken,
-    /// A terminal one, and not `Cancelled`: that comes of [`super::ResponseStore::cancel`] alone.
+    /// Terminal, and not `Cancelled`: only a cancel sets that.
     pub status: Status,
     pub content: Content,
     pub hint: RoutingHint,
-    /// The last events, the terminal one included, in the same write.
+    /// The last events, with the terminal one.
     pub batch: Option<EventBatch>,
-    /// Where the events cut the final text, so that they can be told again after the log is gone. The
-    /// store never looks into it.
+    /// Where each delta event ends in the final output, so that the events can be reproduced after the log has
+    /// expired. The store does not interpret it.
     pub delta_table: Bytes,
 }
 
-/// How a background response is cancelled.
+/// The arguments of a cancel.
 #[derive(Clone, Debug)]
 pub struct Cancellation {
     pub token: IdempotencyToken,
     /// The Response object with status `cancelled`, without `output`.
     pub response: Bytes,
-    /// The terminal event, which gets the number after the last; it must not carry one itself.
+    /// The terminal event. The store gives it the next number, so it must not contain one.
     pub event: Bytes,
 }
 
-/// The output as far as the log has it, which only the owner knows, after a cancel.
+/// The partial output of a cancelled response, which only its owner knows.
 #[derive(Clone, Debug)]
 pub struct CancelledOutput {
     pub content: Content,
@@ -235,33 +235,33 @@ pub struct CancelledOutput {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum WriteOutcome {
-    /// Done now, or before, by a write with the same token.
+    /// Applied now, or before by a write with the same token.
     Done,
-    /// Deleted, expired, or never there. Whoever runs it stops, and nothing is written again.
+    /// There is no such response (any more). Its owner stops running it.
     Gone,
-    /// Another owner has it. Whoever runs it stops.
+    /// The fencing token is outdated: another owner has the response. The caller stops running it.
     Fenced,
-    /// It has ended, with this status.
+    /// The response has ended, with this status.
     Terminal(Status),
-    /// These events are in the log already, which ends at this number.
+    /// The log contains these events already; it ends at this number.
     Duplicate { last: u64 },
-    /// Events before these are missing: the log ends at this number. The owner appends from there.
+    /// Events before these are missing: the log ends at this number. The owner must append from there.
     Gap { last: Option<u64> },
-    /// The log is full. The response may go on; its events are no longer kept, but for the last.
+    /// The log is full. The response may continue; its events are no longer stored.
     Overflow,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum CancelOutcome {
-    /// Cancelled now. Its owner, if it has one, was sent a notice.
+    /// Cancelled now. The owner, if any, was sent a notice.
     Done {
         was: Status,
         owner: Option<Owner>,
     },
     /// It had ended before, with this status.
     Terminal(Status),
-    /// A foreground response.
+    /// Foreground responses cannot be cancelled.
     NotBackground,
     Gone,
 }
@@ -269,7 +269,7 @@ pub enum CancelOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum DeleteOutcome {
-    /// Its owner, if it was running, was sent a notice.
+    /// The owner, if the response was running, was sent a notice.
     Done {
         was: Status,
         owner: Option<Owner>,
@@ -280,9 +280,9 @@ pub enum DeleteOutcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Takeover {
-    /// The caller owns it now. Whether to run it again is its own decision.
+    /// The caller owns the response now, and decides whether to run it again.
     Done(TakenOver),
-    /// Somebody else was faster, or its owner lives.
+    /// Another replica was faster, or the owner has renewed its lease.
     Raced,
     Terminal(Status),
     Gone,
@@ -292,11 +292,11 @@ pub enum Takeover {
 pub struct TakenOver {
     pub fence: FencingToken,
     pub status: Status,
-    /// How often it was begun, this time included.
+    /// How often it was started, including this run.
     pub attempts: u32,
     pub streams: bool,
     pub last_event: Option<u64>,
-    /// As given at its creation.
+    /// As given to the create.
     pub request: Bytes,
 }
 
@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_status_is_for_ever() {
+    fn a_terminal_status_never_changes() {
         for from in Status::ALL {
             for to in Status::ALL {
                 let expected = match (from, to) {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_read_back_as_it_was_written() {
+    fn a_status_survives_encoding() {
         for status in Status::ALL {
             assert_eq!(Status::parse(status.as_str()), Some(status));
         }

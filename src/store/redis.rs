@@ -1,14 +1,14 @@
-//! The store in Redis, shared by all replicas: one server, a master that sentinels name, or a cluster.
+//! The store in Redis, shared by all replicas: one server, a master found through sentinels, or a cluster.
 //!
-//! A response is one hash with all its values, and a stream for its events; every key of a chain and of
-//! a conversation with its responses carries the tag {tenant:root}, so that a cluster keeps them in one
-//! slot. Each transition is one script (`redis/*.lua`), which `redis/common.lua` describes the record
-//! for. What spans slots (who runs what, notices) is written beside it, before or after, in the order
-//! in which a crash between leaves only what somebody clears away.
+//! A response is one hash, plus a stream for its events. All keys of a chain, and of a conversation with its
+//! responses, have the hash tag `{tenant:root}`, so a cluster keeps them in one slot. Each transition is one
+//! script (`redis/*.lua`; `redis/common.lua` documents the record). Data that spans slots (which owner runs
+//! which responses, notices) is written by separate commands, ordered so that a crash in between leaves only
+//! entries that a later scan removes.
 //!
-//! `redis/ask.rs` sends; nothing here reads a clock or a socket itself. What is asked on a carrier goes over
-//! that carrier's own connection, which lives on it, so that no thread wakes another for it. All else,
-//! and all that a cluster is asked, goes over one that lives on the store's thread.
+//! `redis/ask.rs` sends the commands. An operation on an I/O thread uses that thread's own connection, so no
+//! other thread is woken. Other threads, and all operations on a cluster, use a connection on the store's own
+//! thread.
 
 mod ask;
 mod background;
@@ -45,7 +45,7 @@ use crate::http::io_threads::{self, OffloadThread};
 use crate::observe::metrics::Registry;
 use ask::{Asking, Kind, Request};
 use breaker::State;
-use conversations::How;
+use conversations::PutKind;
 use keys::Keys;
 use link::Link;
 use reply::Reply;
@@ -53,10 +53,9 @@ use scripts::Call;
 pub use settings::{Breaker, Mode, Settings, Tls};
 use target::Target;
 
-/// Whoever reads no notices for so long has stopped.
+/// Notices expire after this time: an owner that reads none for so long has stopped.
 const NOTICES_TTL_S: u64 = 3_600;
 
-/// See the module.
 #[derive(Debug)]
 pub struct Redis {
     asking: Arc<Asking>,
@@ -66,13 +65,13 @@ pub struct Redis {
     mode: Mode,
     compress_min: u64,
     meters: Meters,
-    /// The thread that the connection for all others lives on. It ends with the store.
+    /// The thread of the shared connection. It ends with the store.
     aside: OffloadThread,
-    /// Where large values are packed. What waits for it is at most one value of each operation.
+    /// Compresses and decompresses large values. Its queue has at most one value per operation.
     packer: OffloadThread,
 }
 
-/// An operation under way on the store's thread. Dropping it does not take it back.
+/// An operation that runs on the store's thread. Dropping this does not cancel it.
 struct Begun(JoinHandle<Result<redis::Value, Error>>);
 
 impl Begun {
@@ -89,8 +88,7 @@ fn closing() -> Error {
 }
 
 impl Redis {
-    /// Starts the store's thread. It connects when it is first asked, so that a router starts while
-    /// Redis is down.
+    /// Starts the store's thread. It connects at the first operation, so a router starts while Redis is down.
     pub fn open(
         settings: &Settings,
         keep: &Keep,
@@ -101,7 +99,7 @@ impl Redis {
         let target = Target::new(settings).map_err(io::Error::other)?;
         let timeout = Duration::from_millis(settings.connect_timeout_ms);
         let own = match settings.mode {
-            // It has a connection to each node.
+            // The cluster client has its own connection to each node.
             Mode::Cluster => 0,
             Mode::Standalone | Mode::Sentinel => {
                 carriers.min(settings.carrier_connections_max as usize)
@@ -129,7 +127,7 @@ impl Redis {
     }
 
     async fn ask(&self, kind: Kind, request: Request) -> Result<redis::Value, Error> {
-        match self.link.place_of(io_threads::index()) {
+        match self.link.index_for(io_threads::index()) {
             link::SHARED => self.begin(kind, request).answer().await,
             own => self.asking.ask(own, kind, &request).await,
         }
@@ -139,8 +137,8 @@ impl Redis {
         Reply::new(self.ask(kind, Request::Script(call)).await?)
     }
 
-    /// For what nobody waits for, because somebody else does it if it fails. Its deadline bounds it.
-    fn later(&self, request: Request) {
+    /// Sends a command without waiting for it: a later scan makes up for its failure.
+    fn send_detached(&self, request: Request) {
         drop(self.begin(Kind::Write, request));
     }
 
@@ -148,9 +146,9 @@ impl Redis {
         self.keep.record_ttl_s * 1_000
     }
 
-    /// Asks nothing while answers come.
+    /// Sends a command only if Redis has not answered recently.
     async fn admit_now(&self) -> Result<(), Error> {
-        // In a cluster no one answer says how the others are.
+        // In a cluster one reply says nothing about the other nodes.
         if self.asking.is_fresh() || self.mode == Mode::Cluster && self.is_up() {
             return Ok(());
         }
@@ -199,8 +197,8 @@ impl Redis {
             health: self.health(),
             details: json!({
                 "mode": self.mode,
-                "breaker": self.asking.breaker().as_str(),
-                "connections_made": self.link.lives(),
+                "circuit_breaker": self.asking.breaker().as_str(),
+                "connections_opened": self.link.opened(),
                 "in_flight": self.asking.in_flight(),
                 "server": server,
                 "owners": owners,
@@ -361,7 +359,7 @@ impl ResponseStore for Redis {
         token: IdempotencyToken,
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome> {
-        let put = self.put_items(key, How::Add, token, items, Bytes::new());
+        let put = self.put_items(key, PutKind::Add, token, items, Bytes::new());
         self.meter(Op::AddItems, put)
     }
 
@@ -391,7 +389,7 @@ impl ResponseStore for Redis {
         token: IdempotencyToken,
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome> {
-        let put = self.put_items(key, How::Commit, token, items, Bytes::new());
+        let put = self.put_items(key, PutKind::Commit, token, items, Bytes::new());
         self.meter(Op::Commit, put)
     }
 
@@ -405,7 +403,7 @@ impl ResponseStore for Redis {
             is_up,
             reason: match is_up {
                 true => String::new(),
-                false => self.asking.trouble().to_string(),
+                false => self.asking.last_failure().to_string(),
             },
         }
     }

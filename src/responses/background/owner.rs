@@ -42,7 +42,7 @@ impl Background {
         let now = observe::now();
         let mut table = self.table.lock();
         let step = input(&mut table, now, Owner(fastrand::u64(..)));
-        if step == Step::Stop {
+        if step == Step::StopRuns {
             warn!(
                 runs = table.len(),
                 "lease lost; stopping all background runs of this replica, which others take over"
@@ -90,7 +90,9 @@ async fn send_heartbeats(responses: &Responses) {
     let length = Duration::from_millis(background.lease.lease_ms);
     let name = format!("pid {}", std::process::id());
     while !background.is_over() {
-        if background.on_lease(|table, now, next| table.on_timeout(now, next)) == Step::Beat {
+        if background.on_lease(|table, now, next| table.on_timeout(now, next))
+            == Step::SendHeartbeat
+        {
             let owner = background.owner();
             let mut heartbeat = responses.store.heartbeat(owner, &name, length);
             loop {
@@ -106,7 +108,7 @@ async fn send_heartbeats(responses: &Responses) {
                         background.on_lease(|table, now, next| table.on_timeout(now, next))
                     }
                 };
-                if step == Step::Stop {
+                if step == Step::StopRuns {
                     break;
                 }
             }

@@ -83,7 +83,7 @@ impl<R> RunTable<R> {
         self.lease.next_timeout()
     }
 
-    /// Passes a timeout to the lease. On `Step::Stop` the lease is lost: all runs must stop, and the owner id
+    /// Passes a timeout to the lease. On `Step::StopRuns` the lease is lost: all runs must stop, and the owner id
     /// becomes `next`.
     pub fn on_timeout(&mut self, now: Instant, next: Owner) -> Step {
         let step = self.lease.on_timeout(now);
@@ -97,14 +97,14 @@ impl<R> RunTable<R> {
             return Step::Wait;
         }
         let step = match is_done {
-            true => self.lease.on_beat(now),
+            true => self.lease.on_heartbeat(now),
             false => self.lease.on_failure(now),
         };
         self.after(step, now, next)
     }
 
     fn after(&mut self, step: Step, now: Instant, next: Owner) -> Step {
-        if step == Step::Stop {
+        if step == Step::StopRuns {
             self.owner = next;
             self.lease = Lease::new(now, &self.leases);
             // They belong to the old owner id, whose lease expires.
@@ -170,7 +170,7 @@ impl<R> RunTable<R> {
             run,
         };
         self.runs.insert(key, entry);
-        self.lease.hasten(now);
+        self.lease.expedite_heartbeat(now);
         Ok(())
     }
 
@@ -299,7 +299,7 @@ mod tests {
             running_per_tenant_max: 2,
         };
         let mut table = RunTable::new(now, bounds, &lease::Settings::default(), OWNER);
-        assert_eq!(table.on_timeout(now, Owner(2)), Step::Beat);
+        assert_eq!(table.on_timeout(now, Owner(2)), Step::SendHeartbeat);
         assert_eq!(table.on_heartbeat(now, OWNER, true, Owner(2)), Step::Wait);
         table
     }
@@ -309,9 +309,9 @@ mod tests {
         let now = observe::now();
         let mut table = table(now);
         let late = now + Duration::from_secs(10);
-        assert_eq!(table.on_timeout(late, Owner(2)), Step::Stop);
+        assert_eq!(table.on_timeout(late, Owner(2)), Step::StopRuns);
         assert_eq!((table.owner(), table.holds_lease(late)), (Owner(2), false));
-        assert_eq!(table.on_timeout(late, Owner(3)), Step::Beat);
+        assert_eq!(table.on_timeout(late, Owner(3)), Step::SendHeartbeat);
         assert_eq!(table.on_heartbeat(late, OWNER, true, Owner(3)), Step::Wait);
         assert!(!table.holds_lease(late));
         let fence = FencingToken::first(Owner(2));

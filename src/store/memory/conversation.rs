@@ -1,4 +1,4 @@
-//! One conversation as it lies in memory.
+//! One conversation in the memory store.
 
 use std::collections::{HashSet, VecDeque};
 use std::mem::size_of;
@@ -7,27 +7,27 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::room::Cost;
+use super::capacity::Cost;
 use crate::store::conversation::{Order, TOKENS_MAX};
 use crate::store::{
     Claim, Error, IdempotencyToken, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation,
     Page, PutOutcome,
 };
 
-/// As for a response: node, table, allocator.
+/// Overhead of a conversation: map node, table entry, allocator.
 const OVERHEAD_BYTES: usize = size_of::<Conversation>() + 56 + 36 + 64;
 const ITEM_BYTES: usize = 2 * size_of::<Item>() + 48;
 
 #[derive(Debug)]
 pub(super) struct Conversation {
-    made_by: IdempotencyToken,
+    created_with: IdempotencyToken,
     pub(super) used: u64,
     pub(super) expires: Option<Instant>,
     object: Bytes,
-    /// In order.
+    /// Oldest first.
     items: Vec<Item>,
     item_bytes: u64,
-    /// The last ones, the oldest first.
+    /// Tokens of the last additions, oldest first.
     added_by: VecDeque<IdempotencyToken>,
     committed_by: VecDeque<IdempotencyToken>,
     lock: Option<(IdempotencyToken, Instant)>,
@@ -50,7 +50,7 @@ fn remember(tokens: &mut VecDeque<IdempotencyToken>, token: IdempotencyToken) {
 impl Conversation {
     pub(super) fn new(new: NewConversation) -> Result<Self, Error> {
         let mut conversation = Self {
-            made_by: new.token,
+            created_with: new.token,
             used: 0,
             expires: None,
             object: Bytes::copy_from_slice(&new.object),
@@ -66,8 +66,8 @@ impl Conversation {
         }
     }
 
-    pub(super) fn is_made_by(&self, token: IdempotencyToken) -> bool {
-        self.made_by == token
+    pub(super) fn was_created_with(&self, token: IdempotencyToken) -> bool {
+        self.created_with == token
     }
 
     pub(super) fn cost(&self) -> Cost {
@@ -124,7 +124,7 @@ impl Conversation {
         Ok(put)
     }
 
-    /// A lease that has run out is no matter while nobody else took the lock.
+    /// Succeeds after the lease has expired, if nobody else took the lock.
     pub(super) fn commit(
         &mut self,
         token: IdempotencyToken,
@@ -198,22 +198,22 @@ impl Conversation {
         }
     }
 
-    fn place(&self, id: &str) -> Option<usize> {
+    fn position(&self, id: &str) -> Option<usize> {
         self.items.iter().position(|item| &*item.id == id)
     }
 
     pub(super) fn item(&mut self, id: &str) -> ItemOutcome {
-        match self.place(id) {
-            Some(place) => ItemOutcome::Found(self.items[place].json.clone()),
+        match self.position(id) {
+            Some(position) => ItemOutcome::Found(self.items[position].json.clone()),
             None => ItemOutcome::NoItem,
         }
     }
 
     pub(super) fn delete(&mut self, id: &str) -> ItemOutcome {
-        let Some(place) = self.place(id) else {
+        let Some(position) = self.position(id) else {
             return ItemOutcome::NoItem;
         };
-        let deleted: Arc<[Item]> = [self.items.remove(place)].into();
+        let deleted: Arc<[Item]> = [self.items.remove(position)].into();
         self.item_bytes -= size(&deleted) as u64;
         ItemOutcome::Found(self.object.clone())
     }

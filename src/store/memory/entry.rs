@@ -1,4 +1,4 @@
-//! One response as it lies in memory: what it costs, and how each write changes it.
+//! One response in the memory store: its transitions and its size.
 
 use std::mem::size_of;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::room::Cost;
+use super::capacity::Cost;
 use crate::ids::{ResponseId, Root};
 use crate::store::log::{self, Append, LogState};
 use crate::store::record::{Background, Content, InitialState, Retention, TakenOver};
@@ -17,14 +17,13 @@ use crate::store::{
     WriteOutcome,
 };
 
-/// What a record takes beside its values: its node in the map (key, links), its place in the table
-/// (which doubles when it is full), and what the allocator adds to node and values. `benches/store.rs`
-/// holds it to what the process really grows by.
+/// Overhead of a record: map node (key, links), table entry (the table doubles when full), allocator.
+/// `benches/store.rs` compares it with the growth of the process.
 const OVERHEAD_BYTES: usize = size_of::<Response>() + 56 + 36 + 48;
-/// Of each short text of its own: its counts, and the allocator's rounding.
+/// Overhead of each short text: reference counts, allocator rounding.
 const TEXT_BYTES: usize = 24;
 
-/// Bytes that a client's and an engine's words take in a record.
+/// Bytes of the values of a record.
 pub(super) fn size(record: &NewRecord) -> usize {
     let request = match &record.initial {
         InitialState::Finished { .. } => 0,
@@ -40,7 +39,7 @@ pub(super) fn content_size(content: &Content) -> usize {
 #[derive(Debug)]
 pub(super) struct Response {
     token: IdempotencyToken,
-    /// When it was used last, by the room's count.
+    /// Tick of the last use (see `Capacity::tick`).
     pub(super) used: u64,
     pub(super) expires: Option<Instant>,
     values: Values,
@@ -50,11 +49,11 @@ pub(super) struct Response {
     status: Status,
 }
 
-/// The link to the past: the rest of the chain is found from there, in the same shard.
+/// The parent response. Its chain is in the same shard.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     previous: [u64; 2],
-    /// Turns before this one.
+    /// Number of turns before this one.
     pub(super) depth: u32,
     pub(super) bytes: u64,
 }
@@ -66,7 +65,7 @@ impl Link {
     }
 }
 
-/// Input, response and output in one piece of memory, and nothing of the buffers that they came in.
+/// Input, response and output in one allocation, so that no larger request buffer is kept alive.
 #[derive(Clone, Debug)]
 struct Values {
     bytes: Arc<[u8]>,
@@ -113,7 +112,7 @@ impl Values {
     }
 }
 
-/// What only a background response has.
+/// The part that only background responses have.
 #[derive(Debug)]
 struct Run {
     owner: Option<Owner>,
@@ -123,13 +122,13 @@ struct Run {
     streams: bool,
     request: Bytes,
     log: log::Log,
-    /// When the events go.
+    /// When the log expires.
     log_until: Option<Instant>,
     cut: Bytes,
     final_token: Option<IdempotencyToken>,
-    /// Before it was cancelled.
+    /// The status before the cancel.
     was: Option<Status>,
-    is_amended: bool,
+    has_partial_output: bool,
 }
 
 impl Response {
@@ -154,7 +153,7 @@ impl Response {
                     cut: Bytes::new(),
                     final_token: None,
                     was: None,
-                    is_amended: false,
+                    has_partial_output: false,
                 };
                 (Status::Queued, Some(Box::new(run)))
             }
@@ -207,13 +206,13 @@ impl Response {
         self.values.output()
     }
 
-    /// Of its own items, without its past.
+    /// Size of its own items, without the chain.
     pub(super) fn item_bytes(&self) -> u64 {
         let others = self.values.response_end - self.values.input_end;
         self.values.bytes.len() as u64 - u64::from(others)
     }
 
-    pub(super) fn is_for_polling_only(&self) -> bool {
+    pub(super) fn is_ephemeral(&self) -> bool {
         let retention = self.run.as_ref().map(|run| run.retention);
         retention == Some(Retention::Ephemeral)
     }
@@ -237,7 +236,7 @@ impl Response {
         self.run.as_ref()?.log_until
     }
 
-    pub(super) fn forget_log(&mut self) {
+    pub(super) fn drop_log(&mut self) {
         if let Some(run) = &mut self.run {
             run.log.forget();
         }
@@ -260,8 +259,8 @@ impl Response {
         }
     }
 
-    /// Why `fence` may not write, if it may not.
-    pub(super) fn refuses(&self, fence: FencingToken) -> Option<WriteOutcome> {
+    /// Why a write with this token is refused, if it is.
+    pub(super) fn refusal(&self, fence: FencingToken) -> Option<WriteOutcome> {
         let Some(run) = &self.run else {
             return Some(WriteOutcome::Terminal(self.status));
         };
@@ -274,7 +273,7 @@ impl Response {
     }
 
     pub(super) fn lost(&self, fence: FencingToken) -> Option<OwnershipLoss> {
-        match self.refuses(fence)? {
+        match self.refusal(fence)? {
             WriteOutcome::Terminal(status) => Some(OwnershipLoss::Terminal(status)),
             _ => Some(OwnershipLoss::Fenced),
         }
@@ -284,7 +283,7 @@ impl Response {
         self.run.is_some()
     }
 
-    /// What it was and whose, if this cancelled it.
+    /// The previous status and owner, if a cancel with this token ended it.
     pub(super) fn cancelled_by(&self, token: IdempotencyToken) -> Option<(Status, Option<Owner>)> {
         let run = self.run.as_ref()?;
         let was = run.was.filter(|_| run.final_token == Some(token))?;
@@ -299,7 +298,7 @@ impl Response {
     }
 
     pub(super) fn start(&mut self, fence: FencingToken) -> WriteOutcome {
-        if let Some(refused) = self.refuses(fence) {
+        if let Some(refused) = self.refusal(fence) {
             return refused;
         }
         self.status = Status::InProgress;
@@ -312,7 +311,7 @@ impl Response {
         batch: &EventBatch,
         bytes_max: u64,
     ) -> WriteOutcome {
-        if let Some(refused) = self.refuses(fence) {
+        if let Some(refused) = self.refusal(fence) {
             return refused;
         }
         let Some(run) = &mut self.run else {
@@ -339,12 +338,12 @@ impl Response {
         if self.status.is_terminal() && run.final_token == Some(end.token) {
             return WriteOutcome::Done;
         }
-        if let Some(refused) = self.refuses(fence) {
+        if let Some(refused) = self.refusal(fence) {
             return refused;
         }
         debug_assert!(end.status.is_terminal() && end.status != Status::Cancelled);
         if let Some(batch) = &end.batch {
-            // A log that is full takes no more; the response ends all the same.
+            // A full log takes no more events, but the response still ends.
             match self.append(fence, batch, keep.log_bytes_max) {
                 WriteOutcome::Done | WriteOutcome::Overflow => {}
                 refused => return refused,
@@ -359,7 +358,7 @@ impl Response {
         WriteOutcome::Done
     }
 
-    /// Only for one that runs.
+    /// Call only for a running response.
     pub(super) fn cancel(&mut self, now: Instant, cancel: Cancellation, keep: &Keep) {
         let Some(run) = &mut self.run else {
             return;
@@ -397,10 +396,10 @@ impl Response {
     pub(super) fn finalize_cancelled(
         &mut self,
         fence: FencingToken,
-        amend: CancelledOutput,
+        output: CancelledOutput,
     ) -> WriteOutcome {
-        match self.refuses(fence) {
-            // It is the owner's, and it was cancelled.
+        match self.refusal(fence) {
+            // The caller was the owner, and the response was cancelled.
             Some(WriteOutcome::Terminal(Status::Cancelled)) => {}
             Some(refused) => return refused,
             None => return WriteOutcome::Fenced,
@@ -408,12 +407,12 @@ impl Response {
         let Some(run) = &mut self.run else {
             return WriteOutcome::Gone;
         };
-        if run.is_amended {
+        if run.has_partial_output {
             return WriteOutcome::Terminal(Status::Cancelled);
         }
-        run.is_amended = true;
-        run.cut = Bytes::copy_from_slice(&amend.delta_table);
-        self.values.replace(&amend.content);
+        run.has_partial_output = true;
+        run.cut = Bytes::copy_from_slice(&output.delta_table);
+        self.values.replace(&output.content);
         WriteOutcome::Done
     }
 
@@ -445,7 +444,7 @@ impl Response {
         })
     }
 
-    /// As an orphan, if it runs and its owner is not among the living.
+    /// Owner and fencing number, if the response runs and its owner is not alive.
     pub(super) fn orphan(
         &self,
         is_alive: impl FnOnce(Owner) -> bool,
@@ -459,7 +458,7 @@ impl Response {
         let Some(run) = self.run.as_mut().filter(|_| !self.status.is_terminal()) else {
             return Takeover::Terminal(self.status);
         };
-        // The answer to the first try was lost.
+        // The reply to the first attempt was lost.
         let is_ours = run.owner == Some(by) && run.fencing_number == orphan.fencing_number + 1;
         if !is_ours {
             if run.owner != orphan.owner || run.fencing_number != orphan.fencing_number || is_alive
@@ -484,7 +483,7 @@ impl Response {
     }
 
     pub(super) fn release(&mut self, fence: FencingToken) -> WriteOutcome {
-        if let Some(refused) = self.refuses(fence) {
+        if let Some(refused) = self.refusal(fence) {
             return refused;
         }
         if let Some(run) = &mut self.run {

@@ -1,4 +1,4 @@
-//! Leases and notices of the owners within one process: as a rule that is one.
+//! Leases and notices of the owners: usually one, since the store is not shared.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -20,9 +20,9 @@ struct State {
 
 impl Owners {
     pub(super) fn heartbeat(&mut self, now: Instant, owner: Owner, name: String, lease: Duration) {
-        // Whoever is long gone reads no notices.
+        // Owners long dead read no notices.
         self.0
-            .retain(|known, state| *known == owner || now < state.until + 10 * lease);
+            .retain(|listed, state| *listed == owner || now < state.until + 10 * lease);
         let state = self.0.entry(owner).or_insert_with(|| State {
             name,
             until: now,

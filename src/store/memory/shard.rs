@@ -1,4 +1,4 @@
-//! The responses and conversations of some roots: running ones, and the others in order of use.
+//! A shard: the responses and conversations of some roots, the finished ones in order of use.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use bytes::Bytes;
 use hashlink::LinkedHashMap;
 use rustc_hash::FxBuildHasher;
 
+use super::capacity::Capacity;
 use super::conversation::Conversation;
 use super::entry::Response;
-use super::room::Room;
 use crate::store::record::CancelledOutput;
 use crate::store::settings::Keep;
 use crate::store::{
@@ -20,22 +20,22 @@ use crate::store::{
     Turns, WriteOutcome,
 };
 
-/// Expired things looked at in one call, so that none takes long.
-const SWEEP_MAX: usize = 4;
+/// Expired records dropped per call, to bound its duration.
+const EXPIRED_MAX: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Shard {
-    place: usize,
+    index: usize,
     running: HashMap<ResponseKey, Response, FxBuildHasher>,
-    /// The longest unused first.
+    /// Least recently used first.
     finished: LinkedHashMap<ResponseKey, Response, FxBuildHasher>,
     conversations: LinkedHashMap<ConversationKey, Conversation, FxBuildHasher>,
-    /// Ended background responses, in order of their end: when the events of each go.
+    /// When the log of each ended background response expires, in order.
     logs: VecDeque<(Instant, ResponseKey)>,
-    /// When each of those that are for polling only goes.
+    /// When each ephemeral response expires, in order.
     ephemeral: VecDeque<(Instant, ResponseKey)>,
     keep: Keep,
-    room: Arc<Room>,
+    capacity: Arc<Capacity>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,37 +56,37 @@ impl Counts {
 }
 
 impl Shard {
-    pub(super) fn new(place: usize, keep: Keep, room: Arc<Room>) -> Self {
+    pub(super) fn new(index: usize, keep: Keep, capacity: Arc<Capacity>) -> Self {
         Self {
-            place,
+            index,
             running: HashMap::default(),
             finished: LinkedHashMap::default(),
             conversations: LinkedHashMap::default(),
             logs: VecDeque::new(),
             ephemeral: VecDeque::new(),
             keep,
-            room,
+            capacity,
         }
     }
 
-    /// Drops what has expired, a little at a time.
-    pub(super) fn sweep(&mut self, now: Instant) {
-        for _ in 0..SWEEP_MAX {
+    /// Drops expired records, a few per call.
+    pub(super) fn drop_expired(&mut self, now: Instant) {
+        for _ in 0..EXPIRED_MAX {
             match self.logs.front() {
                 Some((at, key)) if *at <= now => {
                     let key = *key;
                     self.logs.pop_front();
                     self.change(now, key, |response| {
-                        // An id may have been deleted and be another response's now.
+                        // The id may have been deleted and reused.
                         if response.log_until().is_some_and(|until| until <= now) {
-                            response.forget_log();
+                            response.drop_log();
                         }
                     });
                 }
                 _ => break,
             }
         }
-        for _ in 0..SWEEP_MAX {
+        for _ in 0..EXPIRED_MAX {
             match self.ephemeral.front() {
                 Some((at, key)) if *at <= now => {
                     let key = *key;
@@ -96,7 +96,7 @@ impl Shard {
                 _ => break,
             }
         }
-        for _ in 0..SWEEP_MAX {
+        for _ in 0..EXPIRED_MAX {
             match self.finished.front() {
                 Some((key, response)) if response.expires.is_some_and(|at| at <= now) => {
                     let key = *key;
@@ -107,7 +107,7 @@ impl Shard {
         }
     }
 
-    /// The response, if it is there and has not expired. Counts as no use.
+    /// Returns the response unless it has expired, without counting as a use.
     fn find(&mut self, now: Instant, key: ResponseKey) -> Option<&mut Response> {
         let has_expired = self
             .finished
@@ -122,18 +122,18 @@ impl Shard {
         self.finished.get_mut(&key)
     }
 
-    /// As [`Shard::find`], and it counts as the last to go from now on.
+    /// As [`Shard::find`], and makes it the most recently used.
     fn touch(&mut self, now: Instant, key: ResponseKey) -> Option<&mut Response> {
         self.find(now, key)?;
-        let tick = self.room.tick();
+        let tick = self.capacity.tick();
         if self.finished.to_back(&key).is_some() {
             self.finished.get_mut(&key)?.used = tick;
-            self.tell_oldest();
+            self.publish_oldest();
         }
         self.find(now, key)
     }
 
-    /// Changes a response and keeps the books: its cost, and the map that it belongs into.
+    /// Changes a response, accounts for its new size, and moves it to `finished` if it has ended.
     fn change<T>(
         &mut self,
         now: Instant,
@@ -145,41 +145,41 @@ impl Shard {
         let result = change(response);
         let after = response.cost();
         let (ends, log_until) = (before.runs && !after.runs, response.log_until());
-        self.room.give_back(before);
-        self.room.take(after);
+        self.capacity.give_back(before);
+        self.capacity.take(after);
         if ends && let Some(mut response) = self.running.remove(&key) {
-            response.used = self.room.tick();
+            response.used = self.capacity.tick();
             if let Some(at) = log_until {
                 self.logs.push_back((at, key));
             }
-            if let Some(at) = response.expires.filter(|_| response.is_for_polling_only()) {
+            if let Some(at) = response.expires.filter(|_| response.is_ephemeral()) {
                 self.ephemeral.push_back((at, key));
             }
             self.finished.insert(key, response);
-            self.tell_oldest();
+            self.publish_oldest();
         }
         Some(result)
     }
 
     fn drop_finished(&mut self, key: ResponseKey) {
         if let Some(dropped) = self.finished.remove(&key) {
-            self.room.give_back(dropped.cost());
-            self.tell_oldest();
+            self.capacity.give_back(dropped.cost());
+            self.publish_oldest();
         }
     }
 
-    /// Tells the room what could go first. A locked conversation is in use.
-    fn tell_oldest(&self) {
+    /// Publishes the tick of the least recently used record.
+    fn publish_oldest(&self) {
         let response = self.finished.front().map(|(_, found)| found.used);
         let conversation = self.conversations.front().map(|(_, found)| found.used);
         let oldest = match (response, conversation) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
+            (Some(response), Some(conversation)) => Some(response.min(conversation)),
+            (response, conversation) => response.or(conversation),
         };
-        self.room.set_oldest(self.place, oldest);
+        self.capacity.set_oldest(self.index, oldest);
     }
 
-    /// Drops what was unused for the longest. False if that is in use: a locked conversation.
+    /// Evicts the least recently used record. False if that is a locked conversation.
     pub(super) fn evict(&mut self, now: Instant) -> bool {
         let response = self.finished.front().map(|(key, found)| (found.used, *key));
         let conversation = self.conversations.front().map(|(_, found)| found.used);
@@ -198,18 +198,18 @@ impl Shard {
                 }
                 let dropped = self.conversations.pop_front();
                 if let Some((_, dropped)) = &dropped {
-                    self.room.give_back(dropped.cost());
+                    self.capacity.give_back(dropped.cost());
                 }
                 dropped.is_some()
             }
             (_, None) => false,
         };
-        self.tell_oldest();
+        self.publish_oldest();
         evicted
     }
 
-    /// Whether it was created before by a write with this token; an error if by another.
-    pub(super) fn knows(
+    /// Whether the response was created before with this token; an error if with another.
+    pub(super) fn is_created(
         &mut self,
         now: Instant,
         key: ResponseKey,
@@ -224,7 +224,7 @@ impl Shard {
 
     pub(super) fn create(&mut self, now: Instant, key: ResponseKey, record: NewRecord) {
         let ttl = Duration::from_secs(self.keep.record_ttl_s);
-        // What it continues is needed for as long as it is.
+        // The chain that it continues must live as long as it does.
         for id in record.parent.iter().flat_map(|past| past.ids.iter()) {
             if let Some(found) = self.find(now, ResponseKey { id: *id, ..key })
                 && let Some(at) = found.expires
@@ -233,11 +233,11 @@ impl Shard {
             }
         }
         let mut response = Response::new(now, record, &self.keep);
-        self.room.take(response.cost());
+        self.capacity.take(response.cost());
         if response.status().is_terminal() {
-            response.used = self.room.tick();
+            response.used = self.capacity.tick();
             self.finished.insert(key, response);
-            self.tell_oldest();
+            self.publish_oldest();
         } else {
             self.running.insert(key, response);
         }
@@ -250,7 +250,7 @@ impl Shard {
 
     pub(super) fn input(&mut self, now: Instant, key: ResponseKey) -> Option<Bytes> {
         let found = self.touch(now, key)?;
-        (!found.is_for_polling_only()).then(|| found.input())
+        (!found.is_ephemeral()).then(|| found.input())
     }
 
     pub(super) fn history(
@@ -259,10 +259,7 @@ impl Shard {
         key: ResponseKey,
         max: HistoryLimits,
     ) -> History {
-        let Some(head) = self
-            .touch(now, key)
-            .filter(|found| !found.is_for_polling_only())
-        else {
+        let Some(head) = self.touch(now, key).filter(|found| !found.is_ephemeral()) else {
             return History::Missing(key.id);
         };
         if !head.status().is_terminal() {
@@ -312,7 +309,7 @@ impl Shard {
         };
         let (was, owner) = (found.status(), found.owner());
         if let Some(dropped) = self.running.remove(&key) {
-            self.room.give_back(dropped.cost());
+            self.capacity.give_back(dropped.cost());
         }
         self.drop_finished(key);
         DeleteOutcome::Done { was, owner }
@@ -335,8 +332,8 @@ impl Shard {
         fence: FencingToken,
         batch: &EventBatch,
     ) -> WriteOutcome {
-        // Beyond its half of the room, running work goes on without its events.
-        let bytes_max = match self.room.is_full_of_running(batch.bytes.len() as u64) {
+        // If running responses use their half of the capacity, events are no longer kept.
+        let bytes_max = match self.capacity.is_full_of_running(batch.bytes.len() as u64) {
             true => 0,
             false => self.keep.log_bytes_max,
         };
@@ -385,9 +382,9 @@ impl Shard {
         now: Instant,
         key: ResponseKey,
         fence: FencingToken,
-        amend: CancelledOutput,
+        output: CancelledOutput,
     ) -> WriteOutcome {
-        let amended = self.change(now, key, |found| found.finalize_cancelled(fence, amend));
+        let amended = self.change(now, key, |found| found.finalize_cancelled(fence, output));
         amended.unwrap_or(WriteOutcome::Gone)
     }
 
@@ -432,7 +429,7 @@ impl Shard {
         max: usize,
     ) -> Vec<(ResponseKey, FencingToken)> {
         let own = self.running.iter().filter_map(|(key, found)| {
-            let (of, fencing_number) = found.orphan(|it| it != owner)?;
+            let (of, fencing_number) = found.orphan(|other| other != owner)?;
             Some((
                 *key,
                 FencingToken {
@@ -481,17 +478,17 @@ impl Shard {
         if has_expired {
             self.drop_conversation(key);
         }
-        let tick = self.room.tick();
+        let tick = self.capacity.tick();
         self.conversations.to_back(&key)?.used = tick;
-        self.tell_oldest();
+        self.publish_oldest();
         self.conversations.get_mut(&key)
     }
 
     fn drop_conversation(&mut self, key: ConversationKey) -> bool {
         let dropped = self.conversations.remove(&key);
         if let Some(dropped) = &dropped {
-            self.room.give_back(dropped.cost());
-            self.tell_oldest();
+            self.capacity.give_back(dropped.cost());
+            self.publish_oldest();
         }
         dropped.is_some()
     }
@@ -503,21 +500,21 @@ impl Shard {
         new: NewConversation,
     ) -> Result<(), Error> {
         if let Some(found) = self.find_conversation(now, key) {
-            return match found.is_made_by(new.token) {
+            return match found.was_created_with(new.token) {
                 true => Ok(()),
                 false => Err(Error::Exists),
             };
         }
         let mut conversation = Conversation::new(new)?;
-        conversation.used = self.room.tick();
+        conversation.used = self.capacity.tick();
         conversation.expires = self.keep.conversation_ttl().map(|ttl| now + ttl);
-        self.room.take(conversation.cost());
+        self.capacity.take(conversation.cost());
         self.conversations.insert(key, conversation);
-        self.tell_oldest();
+        self.publish_oldest();
         Ok(())
     }
 
-    /// Looks at a conversation, or changes what costs nothing.
+    /// Reads a conversation, or changes it without changing its size.
     pub(super) fn conversation<T>(
         &mut self,
         now: Instant,
@@ -539,8 +536,8 @@ impl Shard {
         let result = change(found);
         found.expires = ttl.map(|ttl| now + ttl);
         let after = found.cost();
-        self.room.give_back(before);
-        self.room.take(after);
+        self.capacity.give_back(before);
+        self.capacity.take(after);
         Some(result)
     }
 
@@ -566,7 +563,6 @@ impl Shard {
         responses + conversations.sum::<u64>()
     }
 
-    /// Ids of what is there, for tests.
     #[cfg(test)]
     pub(super) fn ids(&self) -> Vec<crate::ids::ResponseId> {
         let keys = self.running.keys().chain(self.finished.keys());

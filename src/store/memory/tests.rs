@@ -210,7 +210,7 @@ fn a_record_expires_after_its_time_and_a_log_before_it() {
     store.pass(30 * 24 * 3_600);
     assert!(now(store.memory.get(key(0))).unwrap().is_none());
     assert!(now(store.memory.get(key(1))).unwrap().is_none());
-    assert_eq!((store.cost(), store.memory.room.bytes()), (0, 0));
+    assert_eq!((store.cost(), store.memory.capacity.bytes()), (0, 0));
 }
 
 #[test]
@@ -309,10 +309,10 @@ proptest! {
                 }
                 Step::Pass(seconds) => store.pass(seconds),
             }
-            prop_assert_eq!(store.cost(), store.memory.room.bytes());
-            prop_assert_eq!(store.ids() as u64, store.memory.room.records());
-            prop_assert!(store.memory.room.bytes() <= 1 << 20);
-            prop_assert!(store.memory.room.records() <= 50);
+            prop_assert_eq!(store.cost(), store.memory.capacity.bytes());
+            prop_assert_eq!(store.ids() as u64, store.memory.capacity.records());
+            prop_assert!(store.memory.capacity.bytes() <= 1 << 20);
+            prop_assert!(store.memory.capacity.records() <= 50);
             for number in &runs {
                 prop_assert!(now(store.memory.get(key(*number))).unwrap().is_some());
             }

@@ -1,6 +1,6 @@
--- Takes a running response over from an owner whose lease has run out (which the caller has seen), or
--- from nobody.
--- KEYS record; ARGV owner and epoch as found, the new owner, that owner's next epoch
+-- Takes over a running response whose owner's lease has expired (which the caller has checked), or that was
+-- released.
+-- KEYS record; ARGV expected owner, expected fencing number, new owner, new fencing number
 local v = load(KEYS[1])
 if not v.st then
   return {'gone'}

@@ -1,5 +1,5 @@
--- Adds the output to a response that was cancelled while this owner ran it; once.
--- KEYS record; ARGV owner, epoch, then fields and values
+-- Adds the partial output to a response that was cancelled while this owner ran it, once.
+-- KEYS record; ARGV owner, fencing number, then fields and values
 local v = load(KEYS[1], ARGV[1], ARGV[2])
 local refused = refusal(v)
 if not refused then

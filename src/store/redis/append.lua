@@ -1,13 +1,13 @@
--- Puts events at the end of the log.
--- KEYS record, log; ARGV owner, epoch, first, last, batch, bytes of a log at most, ttl in ms (0: none)
+-- Appends events to the log.
+-- KEYS record, log; ARGV owner, fencing number, first, last, batch, maximum bytes of a log, TTL in ms (0: none)
 local v = load(KEYS[1], ARGV[1], ARGV[2])
 local refused = refusal(v)
 if refused then
   return refused
 end
-local begins = v.sq == -1
+local is_first = v.sq == -1
 local first, last = tonumber(ARGV[3]), tonumber(ARGV[4])
-refused = misfit(v, first, last)
+refused = sequence_mismatch(v, first, last)
 if refused then
   return refused
 end
@@ -15,7 +15,7 @@ log(v, KEYS[1], KEYS[2], first, last, ARGV[5], tonumber(ARGV[6]))
 if v.lx then
   return {'overflow'}
 end
-if begins then
+if is_first then
   expire(KEYS[2], ARGV[7])
 end
 return {'ok'}

@@ -1,7 +1,7 @@
-//! One operation against Redis: admitted, sent, waited for until its deadline, and its failures told.
+//! One operation against Redis: admission, sending, the deadline, one retry, and what an error means.
 //!
-//! The library's connections are tasks. Who asks on a carrier that has a connection of its own drives all of
-//! it there; else it runs on the store's thread, and who asks waits for a message.
+//! A connection of the library is a task. An I/O thread with a connection of its own runs that task itself;
+//! otherwise the task runs on the store's thread.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -14,28 +14,28 @@ use tokio::time::timeout_at;
 use tracing::warn;
 
 use super::breaker::{Breaker, State, Step};
-use super::link::{Joined, Link, SHARED, told};
+use super::link::{Connection, Link, SHARED, error_text};
 use super::scripts::Call;
 use super::settings::Settings;
 use crate::observe;
 use crate::store::Error;
 use crate::store::meters::Meters;
 
-/// When to come again after Redis was too busy, or refused.
+/// When clients should retry after Redis was busy or refused.
 const BUSY_RETRY: Duration = Duration::from_secs(1);
-/// An answer that came so lately shows that Redis is there.
+/// A reply this recent shows that Redis is up.
 const FRESH: Duration = Duration::from_secs(1);
-/// Within so long of the last answer another one is not noted: all carriers would write to one place.
-const NOTED_MS: u64 = 50;
+/// The time of the last reply is updated at most this often, because all I/O threads write to it.
+const REPLY_TIME_GRANULARITY_MS: u64 = 50;
 
-/// What a deadline adds for the bytes asked or sent: a tenth of 1 Gbit/s, since others share the way.
+/// Added to a deadline for the bytes transferred: a tenth of 1 Gbit/s, because operations share the connection.
 const BYTES_PER_MS: u64 = 12_500;
 
-/// What is sent.
+/// A command or script for Redis.
 #[derive(Debug)]
 pub(super) enum Request {
     Command(Cmd),
-    /// One whose answer may have so many bytes.
+    /// A command whose reply may have this many bytes.
     Bulk {
         command: Cmd,
         bytes: u64,
@@ -53,40 +53,40 @@ impl Request {
     }
 }
 
-/// What a failure after sending means.
+/// Whether an operation may be repeated, and what a missing reply means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It changes nothing, and may be sent again.
+    /// Changes nothing, may be repeated.
     Read,
-    /// It may have been done. It may be sent again: done twice, it is as done once.
+    /// Idempotent write, may be repeated.
     Write,
-    /// As `Write`, but done twice it says something else.
+    /// A write whose second application returns something else; never repeated.
     WriteOnce,
 }
 
-/// What all operations share.
+/// The state that all operations share.
 #[derive(Debug)]
 pub(super) struct Asking {
     link: Arc<Link>,
     breaker: Mutex<Breaker>,
-    /// Whether nothing has failed since the last answer: then nobody needs to look at the breaker.
-    is_quiet: AtomicBool,
+    /// Whether nothing has failed since the last reply, so that the circuit breaker need not be locked.
+    is_healthy: AtomicBool,
     waiting: AtomicU32,
     waiting_max: u32,
     read_timeout: Duration,
     write_timeout: Duration,
     meters: Meters,
-    /// What was wrong last, while something is.
-    trouble: Mutex<Arc<str>>,
+    last_failure: Mutex<Arc<str>>,
     begun: Instant,
-    /// Milliseconds from `begun` to the last answer, plus one; 0 for none.
+    /// Milliseconds from `begun` to the last reply, plus one; 0 for none.
     answered: AtomicU64,
 }
 
-/// An operation's failure: whether anything can have been done, and whether Redis is to blame.
+/// A failed operation.
 struct Failure {
     error: Error,
-    is_trouble: bool,
+    /// Whether the circuit breaker counts it: the server failed, not just one key.
+    is_server_failure: bool,
 }
 
 impl Asking {
@@ -94,25 +94,25 @@ impl Asking {
         Self {
             link,
             breaker: Mutex::new(Breaker::new(&settings.breaker)),
-            is_quiet: AtomicBool::new(true),
+            is_healthy: AtomicBool::new(true),
             waiting: AtomicU32::new(0),
             waiting_max: settings.in_flight_max,
             read_timeout: Duration::from_millis(settings.read_timeout_ms),
             write_timeout: Duration::from_millis(settings.write_timeout_ms),
             meters,
-            trouble: Mutex::new("".into()),
+            last_failure: Mutex::new("".into()),
             begun: observe::now(),
             answered: AtomicU64::new(0),
         }
     }
 
-    /// Whether Redis answered within the last second, and nothing has failed since.
+    /// Whether Redis replied within the last second, and nothing has failed since.
     pub(super) fn is_fresh(&self) -> bool {
         let answered = self.answered.load(Relaxed);
         let since = self.begun.elapsed().as_millis() as u64;
         answered != 0
             && since.saturating_sub(answered) < FRESH.as_millis() as u64
-            && self.is_quiet.load(Acquire)
+            && self.is_healthy.load(Acquire)
     }
 
     pub(super) fn in_flight(&self) -> u32 {
@@ -123,46 +123,46 @@ impl Asking {
         self.breaker.lock().state()
     }
 
-    pub(super) fn trouble(&self) -> Arc<str> {
-        self.trouble.lock().clone()
+    pub(super) fn last_failure(&self) -> Arc<str> {
+        self.last_failure.lock().clone()
     }
 
-    /// To be polled where the connection of that place lives.
+    /// Executes a request. Must be polled on the thread of that connection.
     pub(super) async fn ask(
         &self,
-        place: usize,
+        index: usize,
         kind: Kind,
         request: &Request,
     ) -> Result<Value, Error> {
         let _waiting = self
             .wait()
-            .ok_or_else(|| unavailable(BUSY_RETRY, "too many operations wait for Redis"))?;
+            .ok_or_else(|| unavailable(BUSY_RETRY, "too many operations are waiting for Redis"))?;
         self.admit()?;
-        let patience = match kind {
+        let timeout = match kind {
             Kind::Read => self.read_timeout,
             Kind::Write | Kind::WriteOnce => self.write_timeout,
         };
-        let way = Duration::from_millis(request.bytes() / BYTES_PER_MS);
-        let deadline = tokio::time::Instant::now() + patience + way;
-        let mut result = self.attempt(place, kind, request, deadline).await;
-        // A connection that was lost while nobody used it shows when it is used.
+        let transfer = Duration::from_millis(request.bytes() / BYTES_PER_MS);
+        let deadline = tokio::time::Instant::now() + timeout + transfer;
+        let mut result = self.attempt(index, kind, request, deadline).await;
+        // An idle connection that was lost fails at its next use.
         let is_lost = |failure: &Failure| {
-            failure.is_trouble && matches!(failure.error, Error::Unknown { .. })
+            failure.is_server_failure && matches!(failure.error, Error::Unknown { .. })
         };
         if kind != Kind::WriteOnce
             && result.as_ref().is_err_and(is_lost)
             && tokio::time::Instant::now() < deadline
         {
             let first = result;
-            result = self.attempt(place, kind, request, deadline).await;
-            // What may have been done at first may have been done still.
+            result = self.attempt(index, kind, request, deadline).await;
+            // The first attempt may have been applied all the same.
             if result.is_err() {
                 result = first;
             }
         }
         self.account(&result);
         result.map_err(|failure| match (kind, failure.error) {
-            // Nothing is changed by reading.
+            // A read has no unknown outcome.
             (
                 Kind::Read,
                 Error::Unknown {
@@ -185,7 +185,7 @@ impl Asking {
     }
 
     fn admit(&self) -> Result<(), Error> {
-        if self.is_quiet.load(Acquire) {
+        if self.is_healthy.load(Acquire) {
             return Ok(());
         }
         let admitted = {
@@ -195,110 +195,113 @@ impl Asking {
             admitted
         };
         admitted.map_err(|left| {
-            let reason = self.trouble();
-            // Not sooner than clients' smallest unit.
+            let reason = self.last_failure();
+            // Clients' smallest unit is a second.
             unavailable(left.max(BUSY_RETRY), &reason)
         })
     }
 
     async fn attempt(
         &self,
-        place: usize,
+        index: usize,
         kind: Kind,
         request: &Request,
         deadline: tokio::time::Instant,
     ) -> Result<Value, Failure> {
         let meters = &self.meters;
-        let (place, mut joined) = self.join(place, deadline).await?;
+        let (index, mut connection) = self.connection(index, deadline).await?;
         let sending = async {
             let answer = match request {
                 Request::Command(command) | Request::Bulk { command, .. } => {
-                    joined.wire.one(command).await
+                    connection.wire.one(command).await
                 }
-                Request::Script(call) => joined.wire.one(&call.by_hash()).await,
+                Request::Script(call) => connection.wire.one(&call.by_hash()).await,
             };
             match (answer, request) {
-                (Err(error), Request::Script(call)) if is_forgotten(&error) => {
+                (Err(error), Request::Script(call)) if is_script_missing(&error) => {
                     meters.scripts_reloaded.inc();
-                    joined.wire.one(&call.by_text()).await
+                    connection.wire.one(&call.by_text()).await
                 }
                 (answer, _) => answer,
             }
         };
         match timeout_at(deadline, sending).await {
             Ok(Ok(value)) => {
-                self.link.on_answer(place);
+                self.link.on_answer(index);
                 Ok(value)
             }
             Ok(Err(error)) => {
-                let failure = judge(&error);
-                if failure.is_trouble && !joined.wire.is_cluster() {
-                    self.link.lose(place, joined.life);
+                let failure = classify(&error);
+                if failure.is_server_failure && !connection.wire.is_cluster() {
+                    self.link.lose(index, connection.number);
                 }
                 Err(failure)
             }
             Err(_) => {
-                if !joined.wire.is_cluster() {
-                    self.link.on_late(place, joined.life);
+                if !connection.wire.is_cluster() {
+                    self.link.on_timeout(index, connection.number);
                 }
                 let reason = match kind {
-                    Kind::Read => "no answer in time",
-                    Kind::Write | Kind::WriteOnce => "no answer to a write in time",
+                    Kind::Read => "no reply within the time-out",
+                    Kind::Write | Kind::WriteOnce => "no reply to a write within the time-out",
                 };
-                Err(trouble(unknown(reason)))
+                Err(server_failure(unknown(reason)))
             }
         }
     }
 
-    /// The connection of a place, or the shared one where a carrier gets none of its own; and its place.
-    async fn join(
+    /// Returns the connection and its index: the requested one, or the shared one if it cannot be opened.
+    async fn connection(
         &self,
-        place: usize,
+        index: usize,
         deadline: tokio::time::Instant,
-    ) -> Result<(usize, Joined), Failure> {
-        if let Some(joined) = self.link.up(place) {
-            return Ok((place, joined));
+    ) -> Result<(usize, Connection), Failure> {
+        if let Some(connection) = self.link.up(index) {
+            return Ok((index, connection));
         }
-        let reason = match timeout_at(deadline, self.link.wire(place)).await {
-            Ok(Ok(joined)) => return Ok((place, joined)),
+        let reason = match timeout_at(deadline, self.link.wire(index)).await {
+            Ok(Ok(connection)) => return Ok((index, connection)),
             Ok(Err(reason)) => reason,
-            Err(_) => "connecting takes too long".into(),
+            Err(_) => "connecting timed out".into(),
         };
-        // Its tasks stay where they are.
+        // Its task stays on its own thread.
         match self.link.up(SHARED) {
-            Some(joined) => Ok((SHARED, joined)),
-            None => Err(trouble(unavailable(BUSY_RETRY, &reason))),
+            Some(connection) => Ok((SHARED, connection)),
+            None => Err(server_failure(unavailable(BUSY_RETRY, &reason))),
         }
     }
 
     fn account(&self, result: &Result<Value, Failure>) {
         match result {
-            Err(failure) if failure.is_trouble => {
+            Err(failure) if failure.is_server_failure => {
                 let step = {
                     let mut breaker = self.breaker.lock();
-                    self.is_quiet.store(false, Release);
+                    self.is_healthy.store(false, Release);
                     let step = breaker.on_failure(observe::now());
                     self.meters.breaker.set(breaker.state().number());
                     step
                 };
-                *self.trouble.lock() = failure.error.to_string().into();
+                *self.last_failure.lock() = failure.error.to_string().into();
                 if step == Step::Opened {
-                    warn!(error = %failure.error, "Redis is not asked for a while");
-                    // What hangs is not waited for again.
+                    warn!(
+                        error = %failure.error,
+                        "circuit breaker of Redis opened; operations on stored responses are refused until Redis replies"
+                    );
+                    // Connections that hang are replaced.
                     self.link.lose_all();
                 }
             }
-            // Redis has answered.
+            // Redis replied.
             Ok(_) | Err(_) => {
-                if !self.is_quiet.load(Acquire) {
+                if !self.is_healthy.load(Acquire) {
                     let mut breaker = self.breaker.lock();
                     breaker.on_success();
-                    self.is_quiet.store(true, Release);
+                    self.is_healthy.store(true, Release);
                     self.meters.breaker.set(breaker.state().number());
                 }
                 let since = self.begun.elapsed().as_millis() as u64 + 1;
                 let noted = self.answered.load(Relaxed);
-                if noted == 0 || since > noted + NOTED_MS {
+                if noted == 0 || since > noted + REPLY_TIME_GRANULARITY_MS {
                     self.answered.store(since, Relaxed);
                 }
             }
@@ -306,7 +309,7 @@ impl Asking {
     }
 }
 
-/// Counts an operation for as long as it waits.
+/// Counts an operation while it waits for Redis.
 struct Waiting<'a>(&'a Asking);
 
 impl Drop for Waiting<'_> {
@@ -330,21 +333,21 @@ fn unknown(reason: &str) -> Error {
     }
 }
 
-fn trouble(error: Error) -> Failure {
+fn server_failure(error: Error) -> Failure {
     Failure {
         error,
-        is_trouble: true,
+        is_server_failure: true,
     }
 }
 
-fn is_forgotten(error: &RedisError) -> bool {
+fn is_script_missing(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-/// Whether the server is well and one key is damaged: it is of another type, or a script fell over what
-/// it found there. Older servers tell what a command in a script met as the script's own error.
-fn is_of_one_key(error: &RedisError) -> bool {
-    const OF_THE_SERVER: [&str; 6] = [
+/// Whether the server works and one key is damaged: it has the wrong type, or a script failed on its content.
+/// Older servers report the failure of a command inside a script as the script's own error.
+fn is_key_damaged(error: &RedisError) -> bool {
+    const SERVER_ERRORS: [&str; 6] = [
         "OOM",
         "MISCONF",
         "NOREPLICAS",
@@ -356,39 +359,40 @@ fn is_of_one_key(error: &RedisError) -> bool {
     match error.code() {
         Some("WRONGTYPE") => true,
         Some("ERR") => {
-            detail.contains("user_script") && !OF_THE_SERVER.iter().any(|it| detail.contains(it))
+            detail.contains("user_script")
+                && !SERVER_ERRORS.iter().any(|code| detail.contains(code))
         }
         _ => false,
     }
 }
 
-/// What an error of the library means for a write.
-fn judge(error: &RedisError) -> Failure {
-    let reason = told(error);
+/// Translates an error of the Redis library.
+fn classify(error: &RedisError) -> Failure {
+    let reason = error_text(error);
     match error.code() {
         Some("OOM") => {
             return Failure {
                 error: Error::Full {
                     retry_after: BUSY_RETRY,
                 },
-                is_trouble: false,
+                is_server_failure: false,
             };
         }
         Some("NEWER") => {
             let reason = format!("written by a newer release: {reason}");
             return Failure {
                 error: Error::Unreadable(reason.into()),
-                is_trouble: false,
+                is_server_failure: false,
             };
         }
-        // A script that Redis is busy with, replicas that are missing, a disk that is full.
+        // Blocked by a script, missing replicas, a full disk, wrong credentials.
         Some("BUSY" | "NOREPLICAS" | "MISCONF" | "UNKILLABLE" | "NOAUTH" | "WRONGPASS") => {
-            return trouble(unavailable(BUSY_RETRY, &reason));
+            return server_failure(unavailable(BUSY_RETRY, &reason));
         }
         _ => {}
     }
     match error.kind() {
-        // Redis said no before it did anything.
+        // Redis refused before it executed anything.
         ErrorKind::Server(
             ServerErrorKind::BusyLoading
             | ServerErrorKind::ClusterDown
@@ -400,20 +404,22 @@ fn judge(error: &RedisError) -> Failure {
             | ServerErrorKind::NoScript
             | ServerErrorKind::NoPerm
             | ServerErrorKind::CrossSlot,
-        ) => trouble(unavailable(BUSY_RETRY, &reason)),
-        // It never got there.
+        ) => server_failure(unavailable(BUSY_RETRY, &reason)),
+        // The request was never sent.
         ErrorKind::ClusterConnectionNotFound
         | ErrorKind::AuthenticationFailed
         | ErrorKind::InvalidClientConfig
         | ErrorKind::MasterNameNotFoundBySentinel
         | ErrorKind::NoValidReplicasFoundBySentinel
-        | ErrorKind::EmptySentinelList => trouble(unavailable(BUSY_RETRY, &reason)),
-        ErrorKind::Io if error.is_connection_refusal() => trouble(unavailable(BUSY_RETRY, &reason)),
-        _ if is_of_one_key(error) => Failure {
+        | ErrorKind::EmptySentinelList => server_failure(unavailable(BUSY_RETRY, &reason)),
+        ErrorKind::Io if error.is_connection_refusal() => {
+            server_failure(unavailable(BUSY_RETRY, &reason))
+        }
+        _ if is_key_damaged(error) => Failure {
             error: Error::Unreadable(reason.into()),
-            is_trouble: false,
+            is_server_failure: false,
         },
-        _ => trouble(unknown(&reason)),
+        _ => server_failure(unknown(&reason)),
     }
 }
 
@@ -421,22 +427,22 @@ fn judge(error: &RedisError) -> Failure {
 mod tests {
     use super::*;
 
-    fn of_server(line: &str) -> Failure {
+    fn failure_of(line: &str) -> Failure {
         let error = redis::parse_redis_value(format!("-{line}\r\n").as_bytes())
             .and_then(|value| value.extract_error())
             .unwrap_err();
-        judge(&error)
+        classify(&error)
     }
 
     #[test]
-    fn what_is_wrong_with_one_key_is_no_trouble_of_the_server() {
+    fn a_damaged_key_does_not_count_as_a_server_failure() {
         for line in [
             "WRONGTYPE Operation against a key holding the wrong kind of value",
             "ERR user_script:9: attempt to compare number with nil script: 1f, on @user_script:9.",
             "ERR Error running script (call to f_1f): @user_script:9: WRONGTYPE Operation against a key",
         ] {
-            let failure = of_server(line);
-            assert!(!failure.is_trouble, "{line}");
+            let failure = failure_of(line);
+            assert!(!failure.is_server_failure, "{line}");
             assert!(matches!(failure.error, Error::Unreadable(_)), "{line}");
         }
         for line in [
@@ -446,7 +452,7 @@ mod tests {
             "LOADING Redis is loading the dataset in memory",
             "STRANGE never heard of",
         ] {
-            assert!(of_server(line).is_trouble, "{line}");
+            assert!(failure_of(line).is_server_failure, "{line}");
         }
     }
 }

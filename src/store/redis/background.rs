@@ -1,8 +1,8 @@
-//! Responses that run in the background: their transitions, their log, and what their owners are told of them.
+//! Background responses: their transitions, their event log, and the notices to their owners.
 
 use super::ask::Kind;
 use super::keys::parse_member;
-use super::reply::{Reply, odd, write_hint};
+use super::reply::{Reply, malformed, write_hint};
 use super::responses::Writer;
 use super::scripts::{Call, Name};
 use super::{Redis, Request};
@@ -14,8 +14,8 @@ use crate::store::{
 };
 
 impl Redis {
-    /// A call that begins with record, log and the writer's right.
-    pub(super) fn by(&self, name: Name, key: ResponseKey, fence: FencingToken) -> Call {
+    /// A script call that starts with the record, its log and the fencing token of the writer.
+    pub(super) fn fenced_call(&self, name: Name, key: ResponseKey, fence: FencingToken) -> Call {
         Call::new(name)
             .key(self.keys.record(key))
             .key(self.keys.log(key))
@@ -28,7 +28,7 @@ impl Redis {
         key: ResponseKey,
         fence: FencingToken,
     ) -> Result<WriteOutcome, Error> {
-        let call = self.by(Name::START, key, fence);
+        let call = self.fenced_call(Name::START, key, fence);
         self.call(Kind::Write, call).await?.cas()
     }
 
@@ -39,7 +39,7 @@ impl Redis {
         batch: EventBatch,
     ) -> Result<WriteOutcome, Error> {
         let call = self
-            .by(Name::APPEND, key, fence)
+            .fenced_call(Name::APPEND, key, fence)
             .number(batch.first)
             .number(batch.last)
             .arg(batch.bytes)
@@ -65,7 +65,7 @@ impl Redis {
         }
         self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
         let mut call = self
-            .by(Name::FINALIZE, key, fence)
+            .fenced_call(Name::FINALIZE, key, fence)
             .arg(end.token.to_string())
             .arg(end.status.as_str())
             .number(self.record_ttl_ms())
@@ -97,7 +97,7 @@ impl Redis {
         self.check_size(cancel.response.len())?;
         let packed = self.pack(&cancel.response).await?;
         if !packed.pieces.is_empty() {
-            // It is the response without its output: nobody's is a megabyte.
+            // A Response object without output: 1 MiB is a defect or an attack.
             let max = 1 << 20;
             return Err(Error::TooLarge {
                 bytes: cancel.response.len() as u64,
@@ -148,7 +148,7 @@ impl Redis {
         }
         self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
         let mut call = self
-            .by(Name::AMEND, key, fence)
+            .fenced_call(Name::AMEND, key, fence)
             .field("ol", content.output.len() as u64);
         for (name, packed) in values {
             call = call.field(name, packed.field);
@@ -215,8 +215,10 @@ impl Redis {
         while !reply.is_empty() {
             let mut entry = Reply::new(reply.value())?;
             let id = entry.word()?;
-            let (ms, number) = id.split_once('-').ok_or_else(|| odd("no stream id"))?;
-            let number_of = |text: &str| text.parse().map_err(|_| odd("no stream id"));
+            let (ms, number) = id
+                .split_once('-')
+                .ok_or_else(|| malformed("invalid stream id"))?;
+            let number_of = |text: &str| text.parse().map_err(|_| malformed("invalid stream id"));
             cursor = NoticeCursor(number_of(ms)?, number_of(number)?);
             let mut fields = Reply::new(entry.value())?;
             let (_, key, _, what) = (
@@ -228,7 +230,7 @@ impl Redis {
             let what = match what.as_str() {
                 "cancelled" => NoticeKind::Cancelled,
                 "deleted" => NoticeKind::Deleted,
-                // Of a newer release; whoever runs it finds out by asking.
+                // From a newer release; the owner learns of it from `check_ownership`.
                 _ => continue,
             };
             let at_ms = cursor.0;

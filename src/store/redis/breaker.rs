@@ -1,4 +1,4 @@
-//! When to stop asking Redis, and when to try again: closed, open, half open.
+//! The circuit breaker of Redis: closed, open, half-open.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ pub(super) enum State {
     Open {
         until: Instant,
     },
-    /// One operation is trying, and has until then to tell.
+    /// One trial operation is running. Another one is admitted at `until` if it has not reported by then.
     HalfOpen {
         until: Instant,
     },
@@ -25,12 +25,12 @@ pub(super) struct Breaker {
     open: Duration,
 }
 
-/// What a failure came to.
+/// The effect of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Step {
     Nothing,
-    /// It opened now: what is connected is not to be used again.
+    /// The circuit breaker opened now: drop all connections.
     Opened,
 }
 
@@ -43,7 +43,7 @@ impl Breaker {
         }
     }
 
-    /// Whether an operation may be sent; if not, when to ask again.
+    /// Whether an operation may be sent; if not, when to retry.
     pub(super) fn admit(&mut self, now: Instant) -> Result<(), Duration> {
         match self.state {
             State::Closed { .. } => Ok(()),
@@ -70,7 +70,7 @@ impl Breaker {
             }
             State::Closed { .. } => (State::Open { until }, Step::Opened),
             State::HalfOpen { .. } => (State::Open { until }, Step::Opened),
-            // Of operations that were sent before it opened.
+            // An operation that was sent before it opened.
             open @ State::Open { .. } => (open, Step::Nothing),
         };
         self.state = state;
@@ -91,7 +91,7 @@ impl State {
         }
     }
 
-    /// For the gauge.
+    /// The value of the metric.
     pub(super) fn number(self) -> i64 {
         match self {
             Self::Closed { .. } => 0,
@@ -107,7 +107,7 @@ mod tests {
     use crate::observe;
 
     #[test]
-    fn it_opens_after_failures_in_a_row_and_lets_one_try_at_a_time() {
+    fn opens_after_consecutive_failures_and_admits_one_trial_at_a_time() {
         let begun = observe::now();
         let at = |ms| begun + Duration::from_millis(ms);
         let mut breaker = Breaker::new(&settings::Breaker {
@@ -118,7 +118,7 @@ mod tests {
         breaker.on_success();
         assert_eq!(breaker.on_failure(at(1)), Step::Nothing);
         assert_eq!(breaker.on_failure(at(2)), Step::Opened);
-        // One that was under way.
+        // An operation that was sent before.
         assert_eq!(breaker.on_failure(at(3)), Step::Nothing);
         assert_eq!(breaker.admit(at(52)), Err(Duration::from_millis(50)));
         assert_eq!(breaker.admit(at(102)), Ok(()));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_try_that_never_tells_does_not_keep_it_shut() {
+    fn a_trial_that_never_reports_does_not_keep_it_open() {
         let begun = observe::now();
         let mut breaker = Breaker::new(&settings::Breaker {
             failures: 1,

@@ -1,6 +1,6 @@
--- Ends a background response that still runs as cancelled, with its terminal event.
--- KEYS record, log; ARGV token, ttl, ttl for polling only, ttl of the log (ms), bytes of a log at
--- most, event, response
+-- Cancels a background response that still runs, and appends its terminal event.
+-- KEYS record, log; ARGV token, TTL, TTL of ephemeral responses, TTL of the log (ms), maximum bytes of a log,
+-- event, response
 local v = load(KEYS[1])
 if not v.st then
   return {'gone'}

@@ -1,12 +1,12 @@
--- Writes one piece of a large value before the value itself, where it harms nobody.
--- KEYS record; ARGV field, bytes, token of a creation or '', owner, epoch
+-- Writes one piece of a large value, before the value that refers to it.
+-- KEYS record; ARGV field, bytes, token of a creation or '', owner, fencing number
 local v = load(KEYS[1], ARGV[4], ARGV[5])
 if ARGV[3] ~= '' then
   if v.st then
     return {'exists'}
   end
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-  -- Goes by itself if the value never follows.
+  -- Expires if the value never follows.
   redis.call('PEXPIRE', KEYS[1], 3600000)
   return {'ok'}
 end

@@ -1,20 +1,20 @@
--- Begins every script: what they share. Each script touches the keys that it is given and no others,
--- all of one slot, and answers with an array of texts, the first of which says what came of it.
+-- Prepended to every script: the record format and shared functions. A script uses only the keys that it is
+-- given, all of one slot, and returns an array of strings, the first of which is the outcome.
 --
 -- A response is one hash:
 --   v  version of the record         st status            tk token of its creation
---   in, re, ou, cu, rq               input, response, output, cut table, request: packed values
---   il, ol  bytes of input, output   hi hint              pa, pb past: own parts of ids, bytes
--- and, in the background only:
---   bg 1    own owner, or empty      ep epoch             at attempts      sm streams
+--   in, re, ou, cu, rq               input, response, output, delta table, request: packed values
+--   il, ol  bytes of input, output   hi routing hint      pa, pb chain: own parts of ids, bytes
+-- and, for background responses only:
+--   bg 1    own owner, or empty      ep fencing number    at attempts      sm streams
 --   rt retention (s, e)              sq last event, or -1 lb bytes of log  lx log overflowed
---   ft token of its end              was status before a cancel            am amended
--- A value too large for one field is the text `c<nonce>:<count>`, and lies in the fields
--- `<name>:<nonce>:<n>`, which were written before it. Its log is a stream: entry <last + 1>-0 holds the
+--   ft token of its end              was status before a cancel   am has its partial output after a cancel
+-- A value too large for one field is the text `c<nonce>:<count>`, and its pieces are in the fields
+-- `<name>:<nonce>:<n>`, which are written first. The log is a stream: entry <last + 1>-0 contains the
 -- events `f` to last, encoded as `b`.
 --
--- The version rises when an older release could not leave the record whole. A script that meets a
--- newer one does nothing.
+-- The version is raised when an older release would damage a record. A script changes no record of a newer
+-- version.
 local VERSION = 1
 
 local function is_newer(v)
@@ -33,9 +33,9 @@ local function expire(key, ttl_ms)
   end
 end
 
--- Keeps a response that others continue for as long as what continues it, and a tenth longer, so that a
--- chain in use is written to once in a tenth of that time and not with each turn. A Redis that takes no
--- writes may still be read.
+-- Extends the TTL of a response that others continue to the TTL of the continuation, plus a tenth, so that a
+-- chain in use is renewed once per tenth of the TTL instead of with each turn. Uses pcall, because a Redis
+-- that refuses writes can still serve reads.
 local function renew(key, ttl_ms)
   local ttl, left = tonumber(ttl_ms), redis.call('PTTL', key)
   if left >= 0 and ttl == 0 then
@@ -45,7 +45,7 @@ local function renew(key, ttl_ms)
   end
 end
 
--- A value, put together if it lies in pieces. False if it is not there, or a piece is not.
+-- Returns a value, assembled from its pieces if it is split. False if the value or a piece is missing.
 local function value(key, name, found)
   if not found or string.sub(found, 1, 1) ~= 'c' then
     return found
@@ -62,7 +62,7 @@ local function value(key, name, found)
   return table.concat(pieces)
 end
 
--- Drops the pieces of a value that is about to be replaced.
+-- Deletes the pieces of a value that is about to be replaced.
 local function drop_pieces(key, name)
   local found = redis.call('HGET', key, name)
   if found and string.sub(found, 1, 1) == 'c' then
@@ -73,7 +73,7 @@ local function drop_pieces(key, name)
   end
 end
 
--- Why this owner may not write to a response that runs; nothing if it may.
+-- Returns why this owner may not write to the response; nil if it may.
 local function refusal(v)
   if not v.st then
     return {'gone'}
@@ -84,7 +84,7 @@ local function refusal(v)
   if v.bg ~= '1' then
     return {'terminal', v.st}
   end
-  if v.own ~= v.by_owner or v.ep ~= v.by_epoch then
+  if v.own ~= v.by_owner or v.ep ~= v.by_number then
     return {'fenced'}
   end
   if not runs(v.st) then
@@ -92,17 +92,17 @@ local function refusal(v)
   end
 end
 
-local function load(key, owner, epoch)
+local function load(key, owner, fencing_number)
   local v = redis.call('HMGET', key, 'v', 'st', 'bg', 'own', 'ep', 'sq', 'lb', 'lx', 'ft', 'rt', 'am')
   return {
     v = v[1], st = v[2], bg = v[3], own = v[4], ep = v[5], sq = tonumber(v[6] or '-1'),
     lb = tonumber(v[7] or '0'), lx = v[8], ft = v[9], rt = v[10], am = v[11],
-    by_owner = owner, by_epoch = epoch,
+    by_owner = owner, by_number = fencing_number,
   }
 end
 
--- Puts events at the end of the log. Answers with what stands against it, or nothing.
-local function misfit(v, first, last)
+-- Returns why these events do not follow the end of the log; nil if they do.
+local function sequence_mismatch(v, first, last)
   if first == v.sq + 1 and last >= first then
     return nil
   end
@@ -112,6 +112,7 @@ local function misfit(v, first, last)
   return {'gap', tostring(v.sq)}
 end
 
+-- Appends events to the log, or drops the log if it becomes too large.
 local function log(v, rec, events, first, last, batch, bytes_max)
   v.sq = last
   v.lb = v.lb + #batch
@@ -125,11 +126,11 @@ local function log(v, rec, events, first, last, batch, bytes_max)
   redis.call('HSET', rec, 'sq', string.format('%.0f', last), 'lb', v.lb)
 end
 
--- What all ends have in common. `ttl` of one that is stored, `brief` of one for polling only.
-local function finish(v, rec, events, status, token, ttl, brief, log_ttl)
+-- Ends a response: status, token and expiry. `ttl` is for stored responses, `ephemeral_ttl` for ephemeral ones.
+local function finish(v, rec, events, status, token, ttl, ephemeral_ttl, log_ttl)
   redis.call('HSET', rec, 'st', status, 'ft', token)
   drop_pieces(rec, 'rq')
   redis.call('HDEL', rec, 'rq')
-  expire(rec, v.rt == 'e' and brief or ttl)
+  expire(rec, v.rt == 'e' and ephemeral_ttl or ttl)
   redis.call('PEXPIRE', events, log_ttl)
 end

@@ -1,4 +1,4 @@
--- Replaces a conversation's object, locks, unlocks or deletes it.
+-- Updates the object of a conversation, or locks, unlocks or deletes the conversation.
 -- KEYS conversation, items, order; ARGV update, lock, unlock or delete; then
 --   update: object, ttl in ms (0: none)   lock: token, lease in ms   unlock: token
 local v = redis.call('HMGET', KEYS[1], 'v', 'lk', 'lu')

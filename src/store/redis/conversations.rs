@@ -1,11 +1,11 @@
-//! Conversations.
+//! Conversations: their object, items and lock.
 
 use bytes::Bytes;
 
 use super::ask::Kind;
 use super::packed::{BATCH_BYTES, Field};
-use super::reply::{Reply, odd};
-use super::responses::{TORN_MAX, first_bytes};
+use super::reply::{Reply, malformed};
+use super::responses::{REREADS_MAX, first_bytes};
 use super::scripts::{Arg, Call, Name};
 use super::{Redis, Request};
 use crate::store::conversation::{Order, TOKENS_MAX};
@@ -14,15 +14,15 @@ use crate::store::{
     NewConversation, Page, PutOutcome,
 };
 
-/// What puts items into a conversation.
+/// The operation that adds items to a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum How {
+pub(super) enum PutKind {
     Create,
     Add,
     Commit,
 }
 
-impl How {
+impl PutKind {
     fn as_str(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -42,9 +42,9 @@ impl Redis {
         key: ConversationKey,
         new: NewConversation,
     ) -> Result<(), Error> {
-        let object = self.whole(&new.object).await?;
+        let object = self.pack_object(&new.object).await?;
         match self
-            .put_items(key, How::Create, new.token, new.items, object)
+            .put_items(key, PutKind::Create, new.token, new.items, object)
             .await?
         {
             PutOutcome::Done => Ok(()),
@@ -52,8 +52,8 @@ impl Redis {
         }
     }
 
-    /// A value that lies in its field whole: an object is some names and texts.
-    async fn whole(&self, object: &Bytes) -> Result<Field, Error> {
+    /// Packs a conversation object, which must fit into one field.
+    async fn pack_object(&self, object: &Bytes) -> Result<Field, Error> {
         let packed = self.pack(object).await?;
         if !packed.pieces.is_empty() {
             return Err(Error::TooLarge {
@@ -67,7 +67,7 @@ impl Redis {
     pub(super) async fn put_items(
         &self,
         key: ConversationKey,
-        how: How,
+        kind: PutKind,
         token: IdempotencyToken,
         items: Vec<Item>,
         object: impl Into<Arg>,
@@ -84,16 +84,20 @@ impl Redis {
                     .key(item_values.clone())
                     .arg(field)
                     .arg(piece.clone())
-                    .arg(if how == How::Create { "create" } else { "" });
+                    .arg(if kind == PutKind::Create {
+                        "create"
+                    } else {
+                        ""
+                    });
                 if let Err(error) = self.ask(Kind::Write, Request::Script(call)).await {
-                    self.forget_pieces(item_values, pieces);
+                    self.delete_pieces(item_values, pieces);
                     return Err(error);
                 }
             }
         }
         let mut call = self
             .about(Name::PUT_ITEMS, key)
-            .arg(how.as_str())
+            .arg(kind.as_str())
             .arg(token.to_string())
             .number(self.keep.conversation_ttl_s * 1_000)
             .number(self.keep.record_bytes_max)
@@ -109,16 +113,16 @@ impl Redis {
         let mut reply = match self.call(Kind::Write, call).await {
             Ok(reply) => reply,
             Err(error) => {
-                // Where the items may be there, their pieces stay.
+                // If the items may have been written, their pieces must stay.
                 if !matches!(error, Error::Unknown { .. }) {
-                    self.forget_pieces(item_values, pieces);
+                    self.delete_pieces(item_values, pieces);
                 }
                 return Err(error);
             }
         };
         let put = match reply.word()?.as_str() {
             "ok" => return Ok(PutOutcome::Done),
-            // The items have the pieces that came the first time.
+            // The stored items use the pieces of the first write.
             "again" => Ok(PutOutcome::Done),
             "gone" => Ok(PutOutcome::Gone),
             "taken" => Ok(PutOutcome::Taken(reply.word()?.into())),
@@ -130,16 +134,16 @@ impl Redis {
             }),
             other => Err(reply.unexpected(other)),
         };
-        self.forget_pieces(item_values, pieces);
+        self.delete_pieces(item_values, pieces);
         put
     }
 
-    /// Pieces that no item has.
-    fn forget_pieces(&self, item_values: String, pieces: Vec<String>) {
+    /// Deletes pieces that no item uses.
+    fn delete_pieces(&self, item_values: String, pieces: Vec<String>) {
         if !pieces.is_empty() {
-            let mut forget = redis::cmd("HDEL");
-            forget.arg(item_values).arg(pieces);
-            self.later(Request::Command(forget));
+            let mut delete = redis::cmd("HDEL");
+            delete.arg(item_values).arg(pieces);
+            self.send_detached(Request::Command(delete));
         }
     }
 
@@ -157,7 +161,7 @@ impl Redis {
         }
     }
 
-    /// Whether it was there.
+    /// False if there is no such conversation.
     pub(super) async fn update_object(
         &self,
         key: ConversationKey,
@@ -166,7 +170,7 @@ impl Redis {
         let call = self
             .about(Name::CONVERSATION, key)
             .arg("update")
-            .arg(self.whole(&object).await?)
+            .arg(self.pack_object(&object).await?)
             .number(self.keep.conversation_ttl_s * 1_000);
         self.was_there(Kind::Write, call).await
     }
@@ -206,8 +210,8 @@ impl Redis {
         self.read_items(key, "all", &page, bytes_max).await
     }
 
-    /// In batches, so that others' small reads get in between. What is added meanwhile may be among them;
-    /// if the last item of a batch is deleted before the next, they are read from the beginning.
+    /// Reads in batches, so that small reads of other requests are not blocked. Items added meanwhile may be
+    /// included. If the last item of a batch is deleted before the next batch, reading starts over.
     async fn read_items(
         &self,
         key: ConversationKey,
@@ -216,7 +220,7 @@ impl Redis {
         bytes_max: u64,
     ) -> Result<ItemsOutcome, Error> {
         let mut items: Vec<Item> = Vec::new();
-        let mut torn = 0;
+        let mut rereads = 0;
         loop {
             let after = items.last().map(|item| &item.id).or(page.after.as_ref());
             let after = after.map_or(Vec::new(), |id| id.as_bytes().to_vec());
@@ -238,8 +242,8 @@ impl Redis {
                 "ok" => {}
                 "gone" => return Ok(ItemsOutcome::Gone),
                 "unknown_after" if items.is_empty() => return Ok(ItemsOutcome::UnknownAfter),
-                "unknown_after" if torn < TORN_MAX => {
-                    torn += 1;
+                "unknown_after" if rereads < REREADS_MAX => {
+                    rereads += 1;
                     items.clear();
                     continue;
                 }
@@ -257,12 +261,12 @@ impl Redis {
                 let packed = reply.whole("item")?;
                 match self.item_of(key, packed).await? {
                     Some(json) => items.push(Item { id, json }),
-                    // Deleted since: what comes after the last one is asked anew.
-                    None if torn < TORN_MAX => {
-                        torn += 1;
+                    // Deleted since: continue after the last item that was read.
+                    None if rereads < REREADS_MAX => {
+                        rereads += 1;
                         is_whole = false;
                     }
-                    None => return Err(odd("a piece of an item is missing")),
+                    None => return Err(malformed("a piece of an item is missing")),
                 }
             }
             if is_whole && (!has_more || items.len() as u64 >= page.limit.into()) {
@@ -273,7 +277,7 @@ impl Redis {
 
     async fn item_of(&self, key: ConversationKey, packed: Vec<u8>) -> Result<Option<Bytes>, Error> {
         let [_, values, _] = self.keys.conversation(key);
-        self.put_together_one(&values, "k", packed).await
+        self.assemble(&values, "k", packed).await
     }
 
     pub(super) async fn one_item(
@@ -293,7 +297,7 @@ impl Redis {
         let (_, _) = (reply.word()?, reply.word()?);
         match self.item_of(key, reply.whole("item")?).await? {
             Some(json) => Ok(ItemOutcome::Found(json)),
-            // An item is never replaced: it was deleted meanwhile.
+            // Items are never replaced, so it was deleted meanwhile.
             None => Ok(ItemOutcome::NoItem),
         }
     }
@@ -307,7 +311,7 @@ impl Redis {
         let mut reply = self.call(Kind::WriteOnce, call).await?;
         match reply.word()?.as_str() {
             "ok" => {
-                let object = first_bytes(reply.value())?.ok_or_else(|| odd("no object"))?;
+                let object = first_bytes(reply.value())?.ok_or_else(|| malformed("no object"))?;
                 Ok(ItemOutcome::Found(self.unpack(object.into()).await?))
             }
             "gone" => Ok(ItemOutcome::Gone),

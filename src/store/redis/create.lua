@@ -1,5 +1,5 @@
--- Makes a response, unless its id is taken.
--- KEYS record, and the one that it continues; ARGV token, ttl in ms (0: none), then fields and values
+-- Creates a response, unless its id exists.
+-- KEYS record, and the record that it continues; ARGV token, ttl in ms (0: none), then fields and values
 local v = redis.call('HMGET', KEYS[1], 'st', 'tk')
 if v[1] then
   return {v[2] == ARGV[1] and 'ok' or 'exists'}
@@ -7,7 +7,7 @@ end
 redis.call('HSET', KEYS[1], 'v', VERSION, 'tk', ARGV[1], unpack(ARGV, 3))
 expire(KEYS[1], ARGV[2])
 if KEYS[2] then
-  -- Those before that one were renewed when they were read.
+  -- The rest of the chain was renewed when its history was read.
   renew(KEYS[2], ARGV[2])
 end
 return {'ok'}

@@ -1,4 +1,4 @@
--- Forgets a response and its log.
+-- Deletes a response and its log.
 -- KEYS record, log
 local v = redis.call('HMGET', KEYS[1], 'st', 'own')
 if not v[1] then

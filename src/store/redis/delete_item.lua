@@ -1,4 +1,4 @@
--- Deletes an item of a conversation and answers with the conversation's object.
+-- Deletes an item of a conversation and returns the conversation's object.
 -- KEYS conversation, items, order; ARGV item
 local v = redis.call('HMGET', KEYS[1], 'v', 'ob', 'by')
 if not v[1] then

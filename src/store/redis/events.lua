@@ -1,6 +1,7 @@
--- Reads a response's events after a number, with the status of that moment.
--- KEYS record, log; ARGV number or '', bytes at most
--- Answers whole, overflowed or sealed; status; last number; cut table; then first, last and batch of each
+-- Reads the events after a number, and the status at that moment.
+-- KEYS record, log; ARGV number or '', maximum bytes
+-- Returns whole, overflowed or sealed (expired); status; last number; delta table; then first, last and batch of
+-- each entry
 local v = load(KEYS[1])
 if not v.st or v.bg ~= '1' then
   return {'gone'}

@@ -1,6 +1,6 @@
--- Ends a response, unless it has ended: status, content, cut table and last events in one step.
--- KEYS record, log; ARGV owner, epoch, token, status, ttl, ttl for polling only, ttl of the log (ms),
--- bytes of a log at most, first, last, batch (first '' for none), then fields and values
+-- Ends a response, unless it has ended: status, content, delta table and last events.
+-- KEYS record, log; ARGV owner, fencing number, token, status, TTL, TTL of ephemeral responses, TTL of the log (ms),
+-- maximum bytes of a log, first, last, batch (first '' for none), then fields and values
 local v = load(KEYS[1], ARGV[1], ARGV[2])
 if v.st and v.ft == ARGV[3] and not is_newer(v.v) then
   return {'ok'}
@@ -11,7 +11,7 @@ if refused then
 end
 if ARGV[9] ~= '' then
   local first, last = tonumber(ARGV[9]), tonumber(ARGV[10])
-  refused = misfit(v, first, last)
+  refused = sequence_mismatch(v, first, last)
   if refused then
     return refused
   end

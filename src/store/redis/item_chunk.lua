@@ -1,4 +1,4 @@
--- Writes one piece of a large item before the item itself.
+-- Writes one piece of a large item, before the item that refers to it.
 -- KEYS conversation, items; ARGV field, bytes, create or ''
 if redis.call('EXISTS', KEYS[1]) == 0 then
   if ARGV[3] ~= 'create' then

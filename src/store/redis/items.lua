@@ -1,7 +1,7 @@
--- Reads items of a conversation: some after one, all, or one.
--- KEYS conversation, items, order; ARGV page, all or one; item ('' for none); limit; asc or desc; bytes of
--- all at most; bytes after which the answer ends
--- Answers ok, 1 if there are more, then id and value of each, as its field says it
+-- Reads items of a conversation: a page, all, or one.
+-- KEYS conversation, items, order; ARGV page, all or one; item ('' for none); limit; asc or desc; maximum
+-- bytes of all; bytes after which the reply ends
+-- Returns ok, 1 if there are more, then id and packed value of each
 local v = redis.call('HMGET', KEYS[1], 'v', 'by')
 if not v[1] then
   return {'gone'}

@@ -1,10 +1,10 @@
-//! Names of the keys. All of one root carry its tag `{tenant:root}`, by which a cluster puts them into
-//! one slot.
+//! Names of the Redis keys. All keys of one root have the hash tag `{tenant:root}`, so that a cluster keeps them
+//! in one slot.
 
 use crate::ids::{ResponseId, Root, Tenant, hex};
 use crate::store::{ConversationKey, Owner, ResponseKey};
 
-/// What a key has beside prefix and kind.
+/// Length of a key without prefix and kind.
 const DIGITS: usize = 70;
 
 #[derive(Clone, Debug)]
@@ -36,18 +36,18 @@ impl Keys {
         self.tagged("e", key.tenant, key.id.root(), key.id.own())
     }
 
-    /// Object and lock, items, and their order.
+    /// The keys of a conversation: object and lock, items, order of items.
     pub(super) fn conversation(&self, key: ConversationKey) -> [String; 3] {
         let (root, own) = (key.id.root(), key.id.own());
         ["c", "i", "x"].map(|kind| self.tagged(kind, key.tenant, root, own))
     }
 
-    /// There for as long as the owner's lease.
+    /// Exists while the lease of the owner is valid.
     pub(super) fn lease(&self, owner: Owner) -> String {
         format!("{}o:{owner}", self.prefix)
     }
 
-    /// What it runs. What was released is nobody's.
+    /// The set of responses that an owner runs; `None` for released ones.
     pub(super) fn running(&self, owner: Option<Owner>) -> String {
         match owner {
             Some(owner) => format!("{}q:{owner}", self.prefix),
@@ -59,13 +59,13 @@ impl Keys {
         format!("{}n:{owner}", self.prefix)
     }
 
-    /// Every owner, by the time of its last beat.
+    /// The sorted set of all owners, by their last heartbeat.
     pub(super) fn owners(&self) -> String {
         format!("{}owners", self.prefix)
     }
 }
 
-/// A response in a set or a notice.
+/// Encodes a response key for a set or a notice.
 pub(super) fn member(key: ResponseKey) -> String {
     format!("{}:{}:{:032x}", key.tenant, key.id.root(), key.id.own())
 }
@@ -88,7 +88,7 @@ pub(super) fn parse_owner(text: &str) -> Option<Owner> {
     Some(Owner(u64::from_str_radix(text, 16).ok()?))
 }
 
-/// The own parts of a chain's ids, oldest first. Their root is the record's.
+/// Encodes a chain: the own parts of its ids, oldest first. The root is that of the record.
 pub(super) fn pack_chain(chain: &[ResponseId]) -> Vec<u8> {
     chain.iter().flat_map(|id| id.own().to_be_bytes()).collect()
 }
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_keys_of_a_root_carry_its_tag() {
+    fn all_keys_of_a_root_have_its_hash_tag() {
         let keys = Keys::new("wr:");
         let key = ResponseKey {
             tenant: Tenant::tagged(1),

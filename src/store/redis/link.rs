@@ -1,5 +1,5 @@
-//! The connections that operations share, each made when it is needed and made anew when it is lost: one
-//! of each carrier that has its own, driven there, and one of all others.
+//! The connections to Redis, each opened when it is needed and reopened when it is lost: one per I/O thread
+//! (run on that thread), and a shared one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,51 +15,51 @@ use tracing::{debug, info, warn};
 use super::target::{Target, Wire};
 use crate::observe;
 
-/// The place of the connection that is nobody's own.
+/// The index of the shared connection.
 pub(super) const SHARED: usize = 0;
-/// A connection whose answers were late so often in a row is not used again, whatever others do: one slow
-/// command makes one late, and a reader waits for each.
-const LATE_MAX: u32 = 3;
-/// A carrier whose own connection could not be made does without for so long. A server that has as many
-/// clients as it takes is not asked at once for one more.
+/// A connection is replaced after this many time-outs in a row. A single one may be due to one slow command.
+const TIMEOUTS_MAX: u32 = 3;
+/// How long an I/O thread uses the shared connection after its own could not be opened: Redis may have reached
+/// its limit of clients.
 const OWN_RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
 enum State {
-    /// Nobody has asked since it was lost.
+    /// Not used since it was lost.
     Idle,
     Connecting {
-        /// The attempt before failed.
-        is_again: bool,
+        /// Whether the previous attempt failed.
+        is_retry: bool,
     },
     Up {
-        life: u64,
+        number: u64,
         wire: Wire,
     },
-    /// The last attempt failed. Whoever waited for it is told; the next who asks begins another.
+    /// The last attempt failed. The next use starts another one.
     Failed {
         reason: Arc<str>,
         at: Instant,
     },
 }
 
-struct Place {
+struct Slot {
     state: Mutex<State>,
-    /// Rises with each change of the state.
+    /// Incremented by each change of the state.
     changed: watch::Sender<u64>,
-    /// Answers in a row that did not come in time.
-    late: AtomicU32,
+    /// Time-outs in a row.
+    timeouts: AtomicU32,
 }
 
 pub(super) struct Link {
     target: Target,
     timeout: Duration,
-    /// The shared one's, then that of each carrier with its own.
-    places: Vec<Place>,
-    lives: AtomicU64,
-    /// How often all were lost, plus one; and up to which of these somebody has connected.
-    eras: AtomicU64,
-    era_begun: AtomicU64,
+    /// The shared connection, then the one of each I/O thread.
+    slots: Vec<Slot>,
+    opened: AtomicU64,
+    /// Generations of connections: how often all were lost, plus one. The first connection of a generation is
+    /// logged.
+    generation: AtomicU64,
+    logged_generation: AtomicU64,
     connects: IntCounter,
 }
 
@@ -71,63 +71,63 @@ impl std::fmt::Debug for Link {
     }
 }
 
-/// A connection, and which one it is.
-pub(super) struct Joined {
+/// A connection, and the number that tells it from its successors in the same slot.
+pub(super) struct Connection {
     pub(super) wire: Wire,
-    pub(super) life: u64,
+    pub(super) number: u64,
 }
 
 impl Link {
-    /// With connections of their own for the first `own` carriers.
+    /// With own connections for the first `own` I/O threads.
     pub(super) fn new(target: Target, timeout: Duration, own: usize, connects: IntCounter) -> Self {
-        let place = |_| Place {
+        let slot = |_| Slot {
             state: Mutex::new(State::Idle),
             changed: watch::Sender::new(0),
-            late: AtomicU32::new(0),
+            timeouts: AtomicU32::new(0),
         };
         Self {
             target,
             timeout,
-            places: (0..=own).map(place).collect(),
-            lives: AtomicU64::new(0),
-            eras: AtomicU64::new(1),
-            era_begun: AtomicU64::new(0),
+            slots: (0..=own).map(slot).collect(),
+            opened: AtomicU64::new(0),
+            generation: AtomicU64::new(1),
+            logged_generation: AtomicU64::new(0),
             connects,
         }
     }
 
-    /// Where what is asked on a carrier goes; carrier 0 is none. One that could not connect goes with all
-    /// others for a while, and while somebody tries again.
-    pub(super) fn place_of(&self, carrier: usize) -> usize {
-        let Some(place) = self.places.get(carrier) else {
+    /// The connection that an I/O thread uses; 0 is not an I/O thread. The shared one while its own cannot be
+    /// opened.
+    pub(super) fn index_for(&self, io_thread: usize) -> usize {
+        let Some(slot) = self.slots.get(io_thread) else {
             return SHARED;
         };
-        let does_without = match &*place.state.lock() {
+        let uses_shared = match &*slot.state.lock() {
             State::Failed { at, .. } => observe::now().saturating_duration_since(*at) < OWN_RETRY,
-            State::Connecting { is_again } => *is_again,
+            State::Connecting { is_retry } => *is_retry,
             State::Idle | State::Up { .. } => false,
         };
-        match does_without {
+        match uses_shared {
             true => SHARED,
-            false => carrier,
+            false => io_thread,
         }
     }
 
-    /// The connection of a place, if there is one.
-    pub(super) fn up(&self, place: usize) -> Option<Joined> {
-        match &*self.places[place].state.lock() {
-            State::Up { life, wire } => Some(Joined {
+    /// The connection with this index, if it is open.
+    pub(super) fn up(&self, index: usize) -> Option<Connection> {
+        match &*self.slots[index].state.lock() {
+            State::Up { number, wire } => Some(Connection {
                 wire: wire.clone(),
-                life: *life,
+                number: *number,
             }),
             State::Idle | State::Connecting { .. } | State::Failed { .. } => None,
         }
     }
 
-    /// The connection of a place, once there is one. An attempt goes on though its first asker gives up. To
-    /// be called on the runtime that the connection's tasks shall run on.
-    pub(super) async fn wire(self: &Arc<Self>, place: usize) -> Result<Joined, Arc<str>> {
-        let Place { state, changed, .. } = &self.places[place];
+    /// The connection with this index, opened if necessary. An attempt continues if its caller gives up. Must
+    /// be called on the runtime that will run the connection's tasks.
+    pub(super) async fn wire(self: &Arc<Self>, index: usize) -> Result<Connection, Arc<str>> {
+        let Slot { state, changed, .. } = &self.slots[index];
         let mut changed = changed.subscribe();
         let mut has_waited = false;
         loop {
@@ -135,17 +135,17 @@ impl Link {
             let begins = {
                 let mut state = state.lock();
                 match &*state {
-                    State::Up { life, wire } => {
-                        return Ok(Joined {
+                    State::Up { number, wire } => {
+                        return Ok(Connection {
                             wire: wire.clone(),
-                            life: *life,
+                            number: *number,
                         });
                     }
                     State::Failed { reason, .. } if has_waited => return Err(reason.clone()),
                     State::Connecting { .. } => false,
                     State::Idle | State::Failed { .. } => {
-                        let is_again = matches!(&*state, State::Failed { .. });
-                        *state = State::Connecting { is_again };
+                        let is_retry = matches!(&*state, State::Failed { .. });
+                        *state = State::Connecting { is_retry };
                         true
                     }
                 }
@@ -153,15 +153,15 @@ impl Link {
             if begins {
                 let link = self.clone();
                 // Bounded by its deadline, and by the runtime's end.
-                drop(tokio::runtime::Handle::current().spawn(link.connect(place)));
+                drop(tokio::runtime::Handle::current().spawn(link.connect(index)));
             }
             has_waited = true;
-            // The sender is ours.
+            // The sender lives as long as `self`.
             let _ = changed.changed().await;
         }
     }
 
-    async fn connect(self: Arc<Self>, place: usize) {
+    async fn connect(self: Arc<Self>, index: usize) {
         let connected = tokio::time::timeout(self.timeout, self.target.connect()).await;
         let failed = |reason: &str| State::Failed {
             reason: reason.into(),
@@ -169,32 +169,32 @@ impl Link {
         };
         let state = match connected {
             Ok(Ok(wire)) => {
-                self.places[place].late.store(0, Relaxed);
-                let life = self.lives.fetch_add(1, Relaxed) + 1;
-                let era = self.eras.load(Relaxed);
-                if self.era_begun.swap(era, Relaxed) == era {
-                    debug!(target = ?self.target, place, "connected to Redis once more");
+                self.slots[index].timeouts.store(0, Relaxed);
+                let number = self.opened.fetch_add(1, Relaxed) + 1;
+                let generation = self.generation.load(Relaxed);
+                if self.logged_generation.swap(generation, Relaxed) == generation {
+                    debug!(target = ?self.target, index, "connected to Redis");
                 } else {
                     info!(target = ?self.target, "connected to Redis");
                     self.warn_of_eviction(wire.clone()).await;
                 }
                 self.connects.inc();
-                State::Up { life, wire }
+                State::Up { number, wire }
             }
-            Ok(Err(error)) => failed(&told(&error)),
-            Err(_) => failed("connecting took too long"),
+            Ok(Err(error)) => failed(&error_text(&error)),
+            Err(_) => failed("connecting timed out"),
         };
-        let place = &self.places[place];
-        *place.state.lock() = state;
-        place.changed.send_modify(|number| *number += 1);
+        let slot = &self.slots[index];
+        *slot.state.lock() = state;
+        slot.changed.send_modify(|number| *number += 1);
     }
 
-    /// A server that drops keys as it likes makes histories break.
+    /// Warns if Redis may evict any key, which would break histories.
     async fn warn_of_eviction(&self, mut wire: Wire) {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg("maxmemory-policy");
         let asked = tokio::time::timeout(self.timeout, wire.one(&command)).await;
-        // Managed services refuse it.
+        // Managed services refuse this command.
         let Ok(Ok(value)) = asked else { return };
         let Ok((_, policy)) = redis::from_redis_value::<(String, String)>(value) else {
             return;
@@ -202,29 +202,28 @@ impl Link {
         if !matches!(policy.as_str(), "noeviction" | "volatile-ttl") {
             warn!(
                 policy,
-                "Redis may drop stored responses before their time when its memory is full; \
+                "Redis may evict stored responses when its memory is full; \
                  set maxmemory-policy to noeviction or volatile-ttl"
             );
         }
     }
 
-    /// It answered in time.
-    pub(super) fn on_answer(&self, place: usize) {
-        let late = &self.places[place].late;
-        // Read first: nothing is written while all is well.
-        if late.load(Relaxed) != 0 {
-            late.store(0, Relaxed);
+    /// A reply arrived in time.
+    pub(super) fn on_answer(&self, index: usize) {
+        let timeouts = &self.slots[index].timeouts;
+        // Read first, so that nothing is written in the normal case.
+        if timeouts.load(Relaxed) != 0 {
+            timeouts.store(0, Relaxed);
         }
     }
 
-    /// It did not answer in time. What hangs alone, while others answer, is lost alone.
-    pub(super) fn on_late(&self, place: usize, life: u64) {
-        let number = place;
-        let place = &self.places[place];
+    /// A reply timed out. A connection that times out repeatedly is replaced, the others are kept.
+    pub(super) fn on_timeout(&self, index: usize, number: u64) {
+        let slot = &self.slots[index];
         let is_lost = {
-            let mut state = place.state.lock();
-            let is_lost = matches!(&*state, State::Up { life: current, .. } if *current == life)
-                && place.late.fetch_add(1, Relaxed) + 1 >= LATE_MAX;
+            let mut state = slot.state.lock();
+            let is_lost = matches!(&*state, State::Up { number: current, .. } if *current == number)
+                && slot.timeouts.fetch_add(1, Relaxed) + 1 >= TIMEOUTS_MAX;
             if is_lost {
                 *state = State::Idle;
             }
@@ -232,41 +231,41 @@ impl Link {
         };
         if is_lost {
             warn!(
-                place = number,
-                "a connection to Redis does not answer; another is made"
+                connection = index,
+                "a connection to Redis timed out repeatedly; it is replaced"
             );
         }
     }
 
-    /// Not to be used again, nor are those beside it: a server that is gone, or is no master any more, is
-    /// that for all of them. One that came after it stays.
-    pub(super) fn lose(&self, place: usize, life: u64) {
-        let is_there = {
-            let state = self.places[place].state.lock();
-            matches!(&*state, State::Up { life: current, .. } if *current == life)
+    /// Drops this connection and all others: a server that is gone, or no longer the master, affects all of
+    /// them. Does nothing if the connection was replaced already.
+    pub(super) fn lose(&self, index: usize, number: u64) {
+        let is_current = {
+            let state = self.slots[index].state.lock();
+            matches!(&*state, State::Up { number: current, .. } if *current == number)
         };
-        if is_there {
+        if is_current {
             self.lose_all();
         }
     }
 
     pub(super) fn lose_all(&self) {
-        self.eras.fetch_add(1, Relaxed);
-        for place in &self.places {
-            let mut state = place.state.lock();
+        self.generation.fetch_add(1, Relaxed);
+        for slot in &self.slots {
+            let mut state = slot.state.lock();
             if matches!(&*state, State::Up { .. }) {
                 *state = State::Idle;
             }
         }
     }
 
-    pub(super) fn lives(&self) -> u64 {
-        self.lives.load(Relaxed)
+    pub(super) fn opened(&self) -> u64 {
+        self.opened.load(Relaxed)
     }
 }
 
-/// An error's words, for logs and operators.
-pub(super) fn told(error: &RedisError) -> String {
+/// The text of an error, for logs and operators.
+pub(super) fn error_text(error: &RedisError) -> String {
     match error.detail() {
         Some(detail) => format!("{}: {detail}", error.category()),
         None => error.to_string(),

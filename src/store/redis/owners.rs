@@ -1,4 +1,4 @@
-//! Who runs what: owners' leases, what each was seen to run, and what nobody runs any more.
+//! Owners: their leases, the set of responses that each of them runs, orphans, takeover and release.
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
@@ -16,15 +16,15 @@ use crate::store::{
     Error, FencingToken, Orphan, Owner, OwnershipLoss, ResponseKey, Status, Takeover, WriteOutcome,
 };
 
-/// How long a silent owner with nothing left is still looked at.
-const OWNER_KEPT_S: u64 = 3_600;
+/// How long a dead owner without responses stays in the set of owners.
+const DEAD_OWNER_KEPT_S: u64 = 3_600;
 
 impl Redis {
-    /// The note that keeps an owner on the list of those that are looked after.
+    /// The command that adds an owner to the set of owners, which is what scans go through.
     pub(super) fn owner_seen(&self, owner: Owner) -> redis::Cmd {
         let mut note = redis::cmd("ZADD");
         note.arg(self.keys.owners())
-            .arg(seconds())
+            .arg(unix_seconds())
             .arg(owner.to_string());
         note
     }
@@ -69,7 +69,7 @@ impl Redis {
         let mut lost = Vec::new();
         for ((key, fence), state) in running.into_iter().zip(states) {
             let reason = match state {
-                // Whoever writes to it is told.
+                // Not decodable. The next write to it reports the error.
                 Err(_) => None,
                 Ok(None) => Some(OwnershipLoss::Gone),
                 Ok(Some(state)) => match state.owner {
@@ -90,7 +90,8 @@ impl Redis {
         Ok(lost)
     }
 
-    /// Status and right of each, all asked at once. One that cannot be read does not keep from the others.
+    /// Reads status and ownership of each response, in one pipeline. A record that cannot be decoded does not
+    /// affect the others.
     async fn states(&self, keys: Vec<ResponseKey>) -> Result<Vec<Found>, Error> {
         let mut asked = Vec::with_capacity(keys.len());
         for key in keys {
@@ -117,7 +118,7 @@ impl Redis {
             .arg(-1)
             .arg("WITHSCORES");
         let mut list = Reply::new(self.ask(Kind::Read, Request::Command(list)).await?)?;
-        let mut owners = vec![(None, seconds())];
+        let mut owners = vec![(None, unix_seconds())];
         while !list.is_empty() {
             let owner = list.word()?;
             let seen = list.word()?.parse::<f64>().unwrap_or(0.0) as u64;
@@ -134,24 +135,25 @@ impl Redis {
                 continue;
             }
             let left = max - orphans.len();
-            let is_left = self.left_by(owner, left, &mut orphans).await?;
+            let is_left = self.orphans_of(owner, left, &mut orphans).await?;
             if let Some(owner) = owner
                 && !is_left
-                && seconds().saturating_sub(seen) > OWNER_KEPT_S
+                && unix_seconds().saturating_sub(seen) > DEAD_OWNER_KEPT_S
             {
                 let mut forget = redis::cmd("ZREM");
                 forget.arg(self.keys.owners()).arg(owner.to_string());
-                self.later(Request::Command(forget));
+                self.send_detached(Request::Command(forget));
             }
         }
-        // One that was released may be on two lists for a moment.
+        // A response that is being released may be in two sets.
         orphans.sort_by_key(|orphan| orphan.key);
         orphans.dedup();
         Ok(orphans)
     }
 
-    /// What a dead owner left. False if that is nothing. Clears away what has ended or moved on.
-    async fn left_by(
+    /// Adds the orphans of a dead owner (or released ones) to `orphans`, and removes ended responses from its
+    /// set. False if the set is empty.
+    async fn orphans_of(
         &self,
         owner: Option<Owner>,
         max: usize,
@@ -170,13 +172,13 @@ impl Redis {
             let state = match state {
                 Ok(state) => state,
                 Err(error) => {
-                    warn!(id = %key.id, %error, "a background response cannot be taken over");
+                    warn!(id = %key.id, %error, "background response record cannot be decoded; leaving it to other replicas");
                     continue;
                 }
             };
             let running = state.filter(|state| !state.status.is_terminal());
             match running {
-                // Released ones may still be on the list of who released them.
+                // A released response may still be in the set of its former owner.
                 Some(State {
                     owner: Run::Of(now),
                     fencing_number,
@@ -192,7 +194,7 @@ impl Redis {
         Ok(is_any)
     }
 
-    /// What an owner that lives has on its list and does not run.
+    /// Returns responses in the set of a live owner that the owner does not run.
     pub(super) async fn find_strays(
         &self,
         owner: Owner,
@@ -207,7 +209,7 @@ impl Redis {
         while !reply.is_empty() {
             keys.extend(parse_member(&reply.word()?).filter(|key| !running.contains(key)));
         }
-        // Notes of what was never made stay there: they must not hide the rest.
+        // A random choice: entries of responses that were never created stay in the set and must not hide others.
         let keys = fastrand::choose_multiple(keys, max);
         let states = self.states(keys.clone()).await?;
         let mut strays = Vec::new();
@@ -226,14 +228,14 @@ impl Redis {
                             number: fencing_number,
                         },
                     )),
-                    // It was released, and the answer to that got lost.
-                    None => self.list_as_nobodys(owner, key).await?,
+                    // It was released, but the reply was lost.
+                    None => self.move_to_released(owner, key).await?,
                     Some(_) => {}
                 },
-                // It may be about to be made: its note comes first.
+                // It may be about to be created: the entry in the set is written first.
                 Ok(_) => {}
                 Err(error) => {
-                    warn!(id = %key.id, %error, "a background response cannot be handed back");
+                    warn!(id = %key.id, %error, "background response record cannot be decoded; it cannot be released");
                 }
             }
         }
@@ -271,7 +273,7 @@ impl Redis {
                 last_event: reply.last_event()?,
                 request: match reply.bytes()?.filter(|request| !request.is_empty()) {
                     Some(request) => match self.unpack(request).await {
-                        // It is adopted: who cannot run it ends it.
+                        // It is taken over already; the new owner ends it as failed.
                         Err(Error::Unreadable(_)) => Bytes::new(),
                         request => request?,
                     },
@@ -283,9 +285,9 @@ impl Redis {
             "gone" => Takeover::Gone,
             other => return Err(reply.unexpected(other)),
         };
-        // A note of what was not adopted is cleared away by whoever looks through it.
+        // Otherwise a later scan removes the entry.
         if let Takeover::Done(_) = adoption {
-            // Somebody may have cleared the first note between it and the adoption.
+            // A scan may have removed the first entry before the takeover.
             self.index(fence, key).await.map_err(after_a_write)?;
             if orphan.owner != Some(by) {
                 self.unindex(orphan.owner, key);
@@ -299,29 +301,29 @@ impl Redis {
         key: ResponseKey,
         fence: FencingToken,
     ) -> Result<WriteOutcome, Error> {
-        let call = self.by(Name::RELEASE, key, fence);
+        let call = self.fenced_call(Name::RELEASE, key, fence);
         let cas = self.call(Kind::WriteOnce, call).await?.cas()?;
         if cas == WriteOutcome::Done {
-            // Where that fails, its owner finds it among its strays.
-            let _ = self.list_as_nobodys(fence.owner, key).await;
+            // If this fails, the owner finds it with `untracked`.
+            let _ = self.move_to_released(fence.owner, key).await;
         }
         Ok(cas)
     }
 
-    /// Notes that a released response is nobody's. Until then it stays on its owner's list.
-    async fn list_as_nobodys(&self, owner: Owner, key: ResponseKey) -> Result<(), Error> {
+    /// Moves a released response from the set of its owner to the set of released ones.
+    async fn move_to_released(&self, owner: Owner, key: ResponseKey) -> Result<(), Error> {
         let mut note = redis::cmd("SADD");
         note.arg(self.keys.running(None)).arg(member(key));
         self.ask(Kind::Write, Request::Command(note)).await?;
-        // Not later: it may adopt it again.
+        // Awaited, because this owner may take it over again.
         let mut forget = redis::cmd("SREM");
         forget.arg(self.keys.running(Some(owner))).arg(member(key));
         self.ask(Kind::Write, Request::Command(forget)).await?;
         Ok(())
     }
 
-    /// Owners with their names and what they run, and how much nobody runs, for operators. What is left
-    /// of a dead owner counts until somebody has looked through it.
+    /// Reports the owners with their names and number of runs, and the number of orphans. The set of a dead
+    /// owner counts until a scan has gone through it.
     pub(super) async fn report_owners(&self) -> Result<(serde_json::Value, i64), Error> {
         let mut list = redis::cmd("ZRANGE");
         list.arg(self.keys.owners())
@@ -360,7 +362,7 @@ impl Redis {
             owners.push(serde_json::json!({
                 "owner": owner.to_string(),
                 "is_alive": name.is_some(),
-                "beat_s_ago": seconds().saturating_sub(seen),
+                "seconds_since_heartbeat": unix_seconds().saturating_sub(seen),
                 "name": name,
                 "running": running,
             }));
@@ -375,12 +377,12 @@ struct State {
     fencing_number: u64,
 }
 
-/// `None`: there is no such response.
+/// `None` if there is no such response.
 type Found = Result<Option<State>, Error>;
 
 impl State {
-    fn read(said: redis::Value) -> Found {
-        let mut reply = Reply::new(said)?;
+    fn read(reply: redis::Value) -> Found {
+        let mut reply = Reply::new(reply)?;
         if reply.version()?.is_none() {
             return Ok(None);
         }
@@ -404,7 +406,7 @@ enum Run {
     Of(Option<Owner>),
 }
 
-/// Something before it was written: that nothing was done is not so.
+/// Turns `Unavailable` into `Unknown`, for an error after a write that was applied.
 fn after_a_write(error: Error) -> Error {
     match error {
         Error::Unavailable {
@@ -418,8 +420,8 @@ fn after_a_write(error: Error) -> Error {
     }
 }
 
-/// Of the wall clock. Only for how long nobody has heard of an owner.
-fn seconds() -> u64 {
+/// Unix time. Used only for the age of heartbeats.
+fn unix_seconds() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.map_or(0, |now| now.as_secs())
 }

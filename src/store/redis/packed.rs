@@ -1,8 +1,7 @@
-//! Values as they lie in Redis: raw or compressed, in one piece or in several.
+//! Encoding of values in Redis: raw or compressed, in one field or split into pieces.
 //!
-//! A packed value is `r` and the bytes, or `z`, their number (u32, little-endian) and their zstd frame.
-//! One that is too large for a field is cut, and in its field stands where the pieces are (see
-//! `common.lua`).
+//! A packed value is `r` and the bytes, or `z`, the uncompressed length (u32, little-endian) and a zstd frame. A
+//! value that is too large for one field is split into pieces, and its field refers to them (see `common.lua`).
 
 use std::cell::RefCell;
 
@@ -10,24 +9,23 @@ use bytes::Bytes;
 
 use crate::store::Error;
 
-/// From here on a value lies in pieces: a single write of more would hold everybody up.
+/// Larger values are split: one large write would block Redis for every client.
 const WHOLE_BYTES_MAX: usize = 1 << 20;
 const PIECE_BYTES: usize = 512 << 10;
-/// What one read asks for at most, about: at 1 Gbit/s it holds up others' small reads by 10 ms, which have
-/// to get through within their own deadline.
+/// The approximate maximum of one read. At 1 Gbit/s it delays small reads of other requests by 10 ms.
 pub(super) const BATCH_BYTES: usize = 1 << 20;
 pub(super) const PIECES_AT_A_TIME: usize = BATCH_BYTES / PIECE_BYTES;
-/// JSON shrinks to a third at once; higher levels cost more CPU than they save.
+/// The zstd level. JSON shrinks to a third; higher levels cost more CPU than they save.
 const LEVEL: i32 = 1;
-/// What a value begins with that is not compressed.
+/// The first byte of an uncompressed value.
 pub(super) const RAW: u8 = b'r';
 /// No value has more: `keep.record_bytes_max` is at most as large.
 const BYTES_MAX: usize = 1 << 29;
 
-/// What goes into one field.
+/// The content of one field.
 #[derive(Clone, Debug)]
 pub(super) enum Field {
-    /// With [`RAW`] before it, which is written when it is sent.
+    /// An uncompressed value. [`RAW`] is prepended when it is sent.
     Raw(Bytes),
     Whole(Bytes),
 }
@@ -48,11 +46,10 @@ impl Field {
     }
 }
 
-/// From here on a value takes the better part of a millisecond to compress or to decompress, which a carrier
-/// does not wait for.
+/// Compressing or decompressing larger values takes most of a millisecond, so I/O threads do not do it.
 pub(super) const LARGE_BYTES: usize = 256 << 10;
 
-/// The bytes that a packed value has to be decompressed to, as it claims.
+/// The uncompressed length that a compressed value claims; 0 for other values.
 pub(super) fn bytes_to_unpack(packed: &[u8]) -> usize {
     match packed {
         [b'z', a, b, c, d, ..] => u32::from_le_bytes([*a, *b, *c, *d]) as usize,
@@ -60,11 +57,11 @@ pub(super) fn bytes_to_unpack(packed: &[u8]) -> usize {
     }
 }
 
-/// A value on its way into a field.
+/// A value that is ready to be written.
 pub(super) struct Packed {
-    /// What goes into the field itself.
+    /// The content of the field itself.
     pub(super) field: Field,
-    /// What goes into `<name>:<nonce>:<n>` before it.
+    /// The content of the fields `<name>:<nonce>:<n>`, which are written before.
     pub(super) pieces: Vec<Bytes>,
     pub(super) nonce: u64,
 }
@@ -80,7 +77,7 @@ impl Packed {
             };
         }
         let packed = packed.into_bytes();
-        // Two writers of one value never mix their pieces.
+        // Random, so that two writers of one value never mix their pieces.
         let nonce = fastrand::u64(..);
         let cut = |from| packed.slice(from..packed.len().min(from + PIECE_BYTES));
         let pieces: Vec<Bytes> = (0..packed.len()).step_by(PIECE_BYTES).map(cut).collect();
@@ -91,19 +88,19 @@ impl Packed {
         }
     }
 
-    /// The fields of the pieces of the value that `name` has.
+    /// The pieces of the value `name`, each with its field name.
     pub(super) fn fields(&self, name: &str) -> impl Iterator<Item = (String, &Bytes)> {
         let field = move |(place, piece)| (format!("{name}:{:x}:{place}", self.nonce), piece);
         self.pieces.iter().enumerate().map(field)
     }
 }
 
-/// Whether what was read is where the value is, and not the value.
-pub(super) fn is_elsewhere(field: &[u8]) -> bool {
+/// Whether a field refers to pieces instead of containing the value.
+pub(super) fn is_split(field: &[u8]) -> bool {
     field.first() == Some(&b'c')
 }
 
-/// The fields of the pieces of the value that `name` has, by what was read in its place.
+/// The field names of the pieces that the field of the value `name` refers to.
 pub(super) fn pieces(name: &str, field: &[u8]) -> Result<Vec<String>, Error> {
     let parsed = || {
         let text = std::str::from_utf8(field).ok()?.strip_prefix('c')?;
@@ -111,8 +108,8 @@ pub(super) fn pieces(name: &str, field: &[u8]) -> Result<Vec<String>, Error> {
         let count: usize = count.parse().ok()?;
         (count <= BYTES_MAX / PIECE_BYTES + 1).then_some((nonce, count))
     };
-    let (nonce, count) =
-        parsed().ok_or_else(|| Error::Unreadable("a value's pieces are not named".into()))?;
+    let (nonce, count) = parsed()
+        .ok_or_else(|| Error::Unreadable("malformed reference to the pieces of a value".into()))?;
     let field = |place| format!("{name}:{nonce}:{place}");
     Ok((0..count).map(field).collect())
 }
@@ -136,10 +133,10 @@ pub(super) fn unpack(packed: Vec<u8>) -> Result<Bytes, Error> {
         Some(b'z') => {
             let (length, frame) = packed[1..]
                 .split_first_chunk()
-                .ok_or_else(|| unreadable("a compressed value ends before it begins"))?;
+                .ok_or_else(|| unreadable("a compressed value is truncated"))?;
             let length = u32::from_le_bytes(*length) as usize;
             if length > BYTES_MAX {
-                return Err(unreadable("a compressed value claims to be too large"));
+                return Err(unreadable("a compressed value claims an excessive length"));
             }
             let bytes = decompressed(frame, length);
             let bytes = bytes.filter(|bytes| bytes.len() == length);
@@ -147,12 +144,12 @@ pub(super) fn unpack(packed: Vec<u8>) -> Result<Bytes, Error> {
                 .ok_or_else(|| unreadable("a compressed value is damaged"))?
                 .into())
         }
-        _ => Err(unreadable("a value is of no known kind")),
+        _ => Err(unreadable("a value has an unknown encoding")),
     }
 }
 
 thread_local! {
-    // Their tables take longer to set up than most values to go through them.
+    // Kept per thread: setting them up takes longer than compressing most values.
     static COMPRESSOR: RefCell<Option<zstd::bulk::Compressor<'static>>> =
         RefCell::new(zstd::bulk::Compressor::new(LEVEL).ok());
     static DECOMPRESSOR: RefCell<Option<zstd::bulk::Decompressor<'static>>> =
@@ -183,21 +180,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_value_is_read_back_as_it_was_written(bytes: Vec<u8>, times in 0..2_000_usize, min in 0..4_000u64) {
+        fn a_value_survives_packing(bytes: Vec<u8>, times in 0..2_000_usize, min in 0..4_000u64) {
             let bytes = Bytes::from(bytes.repeat(times));
             let packed = Packed::new(&bytes, min);
             prop_assert_eq!(unpack(joined(&packed)).unwrap(), bytes);
         }
 
         #[test]
-        fn no_bytes_make_it_panic_or_grow(mut bytes: Vec<u8>, kind in prop_oneof![Just(b'r'), Just(b'z'), any::<u8>()]) {
+        fn arbitrary_bytes_never_panic(mut bytes: Vec<u8>, kind in prop_oneof![Just(b'r'), Just(b'z'), any::<u8>()]) {
             bytes.insert(0, kind);
             let _ = unpack(bytes);
         }
     }
 
     #[test]
-    fn a_packed_value_tells_how_much_work_it_is() {
+    fn a_compressed_value_states_its_length() {
         let text = Bytes::from(vec![b'x'; LARGE_BYTES]);
         for (min, expected) in [(0, LARGE_BYTES), (u64::MAX, 0)] {
             let packed = Packed::new(&text, min).field.into_bytes();
@@ -207,16 +204,16 @@ mod tests {
     }
 
     #[test]
-    fn a_large_value_that_does_not_shrink_is_cut() {
+    fn a_large_incompressible_value_is_split() {
         let mut random = fastrand::Rng::with_seed(1);
         let bytes: Bytes = (0..3 << 20).map(|_| random.u8(..)).collect();
         let packed = Packed::new(&bytes, 0);
         let field = packed.field.clone().into_bytes();
-        assert!(is_elsewhere(&field) && packed.pieces.len() == 7);
+        assert!(is_split(&field) && packed.pieces.len() == 7);
         assert!(packed.pieces.iter().all(|piece| piece.len() <= PIECE_BYTES));
         assert_eq!(unpack(joined(&packed)).unwrap(), bytes);
         let small = Packed::new(&Bytes::from_static(b"c1:1"), 0);
-        assert!(!is_elsewhere(&small.field.into_bytes()));
+        assert!(!is_split(&small.field.into_bytes()));
         let written: Vec<_> = packed.fields("in").map(|(name, _)| name).collect();
         assert_eq!(pieces("in", &field).unwrap(), written);
         for damaged in ["c", "c1", "c1:", "c1:-1", "c1:99999999999", "c1:1000000"] {

@@ -1,11 +1,11 @@
--- Makes a conversation, adds items to it, or commits the items of the response that locked it.
+-- Creates a conversation, adds items to it, or commits the items of the response that locked it.
 -- A conversation is a hash (v, tk token of its creation, ob object, nx next position, by bytes of items,
 -- la and lc tokens of the last additions and commits, newest first, lk and lu holder and end of its lock), a hash of items
 -- (`i:<id>` -> `<bytes>:<packed value>`, pieces of large ones beside them) and a sorted set of their ids.
--- KEYS conversation, items, order; ARGV create, add or commit; token; ttl in ms (0: none); bytes of items
--- at most; the object ('' but for create); how many tokens are remembered; then id, bytes and value of
+-- KEYS conversation, items, order; ARGV create, add or commit; token; ttl in ms (0: none); maximum
+-- bytes of items; the object ('' but for create); how many tokens are remembered; then id, bytes and value of
 -- each item
--- Answers ok, or again if it had been done before
+-- Returns ok, or again if it was applied before
 local how, token = ARGV[1], ARGV[2]
 -- A token has a fixed length, and there is one space between two.
 local function remembered(tokens)

@@ -1,5 +1,5 @@
--- Hands a running response back.
--- KEYS record; ARGV owner, epoch
+-- Releases a running response, so that any owner can take it over.
+-- KEYS record; ARGV owner, fencing number
 local v = load(KEYS[1], ARGV[1], ARGV[2])
 local refused = refusal(v)
 if refused then

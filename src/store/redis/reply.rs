@@ -1,4 +1,4 @@
-//! What Redis answers, taken apart. What does not look as expected is an error, never a panic.
+//! Parses replies of Redis. A malformed reply is an error, never a panic.
 
 use std::vec;
 
@@ -8,10 +8,10 @@ use crate::store::{Error, Owner, RoutingHint, Status, WriteOutcome};
 
 use super::keys::parse_owner;
 
-/// An array, from its front.
+/// An array, read element by element.
 pub(super) struct Reply(vec::IntoIter<Value>);
 
-pub(super) fn odd(reason: impl Into<String>) -> Error {
+pub(super) fn malformed(reason: impl Into<String>) -> Error {
     Error::Unreadable(reason.into().into())
 }
 
@@ -19,7 +19,7 @@ impl Reply {
     pub(super) fn new(value: Value) -> Result<Self, Error> {
         match value {
             Value::Array(values) | Value::Set(values) => Ok(Self(values.into_iter())),
-            _ => Err(odd("Redis did not answer with an array")),
+            _ => Err(malformed("expected an array from Redis")),
         }
     }
 
@@ -31,21 +31,21 @@ impl Reply {
         self.0.len() == 0
     }
 
-    /// `None` for what is not there.
+    /// `None` for nil.
     pub(super) fn bytes(&mut self) -> Result<Option<Vec<u8>>, Error> {
         bytes(self.value())
     }
 
     pub(super) fn whole(&mut self, what: &str) -> Result<Vec<u8>, Error> {
         self.bytes()?
-            .ok_or_else(|| odd(format!("{what} is missing")))
+            .ok_or_else(|| malformed(format!("{what} is missing")))
     }
 
     pub(super) fn text(&mut self) -> Result<Option<String>, Error> {
         match self.bytes()? {
             Some(bytes) => String::from_utf8(bytes)
                 .map(Some)
-                .map_err(|_| odd("no text")),
+                .map_err(|_| malformed("expected text")),
             None => Ok(None),
         }
     }
@@ -56,14 +56,17 @@ impl Reply {
 
     pub(super) fn number(&mut self) -> Result<Option<i64>, Error> {
         match self.text()? {
-            Some(text) => text.parse().map(Some).map_err(|_| odd("no number")),
+            Some(text) => text
+                .parse()
+                .map(Some)
+                .map_err(|_| malformed("expected a number")),
             None => Ok(None),
         }
     }
 
     pub(super) fn count(&mut self) -> Result<u64, Error> {
         let number = self.number()?.unwrap_or(0);
-        u64::try_from(number).map_err(|_| odd("a negative count"))
+        u64::try_from(number).map_err(|_| malformed("a negative count"))
     }
 
     /// -1 for none.
@@ -73,24 +76,26 @@ impl Reply {
 
     pub(super) fn status(&mut self) -> Result<Status, Error> {
         let word = self.word()?;
-        Status::parse(&word).ok_or_else(|| odd(format!("`{word}` is no status")))
+        Status::parse(&word).ok_or_else(|| malformed(format!("`{word}` is not a status")))
     }
 
     /// Empty for none.
     pub(super) fn owner(&mut self) -> Result<Option<Owner>, Error> {
         match self.word()?.as_str() {
             "" => Ok(None),
-            text => parse_owner(text).map(Some).ok_or_else(|| odd("no owner")),
+            text => parse_owner(text)
+                .map(Some)
+                .ok_or_else(|| malformed("invalid owner")),
         }
     }
 
-    /// The version that a record begins with. `None`: there is no record.
+    /// Checks the version of a record. `None` if there is no record.
     pub(super) fn version(&mut self) -> Result<Option<()>, Error> {
         match self.number()? {
             None => Ok(None),
             Some(1) => Ok(Some(())),
-            Some(newer) => Err(odd(format!(
-                "written by a newer release, as version {newer}"
+            Some(newer) => Err(malformed(format!(
+                "written by a newer release (record version {newer})"
             ))),
         }
     }
@@ -113,11 +118,11 @@ impl Reply {
         })
     }
 
-    /// The error for an outcome that has no meaning here.
+    /// The error for an unexpected outcome.
     pub(super) fn unexpected(&mut self, word: &str) -> Error {
         match word {
-            "newer" => odd("written by a newer release"),
-            word => odd(format!("Redis answered `{word}`")),
+            "newer" => malformed("written by a newer release"),
+            word => malformed(format!("unexpected outcome `{word}` from Redis")),
         }
     }
 }
@@ -129,19 +134,19 @@ pub(super) fn bytes(value: Value) -> Result<Option<Vec<u8>>, Error> {
         Value::SimpleString(text) => Some(text.into_bytes()),
         Value::Int(number) => Some(number.to_string().into_bytes()),
         Value::Okay => Some(b"OK".to_vec()),
-        _ => return Err(odd("Redis answered with something nested")),
+        _ => return Err(malformed("unexpected nested value from Redis")),
     })
 }
 
-/// As `["model", "worker" or null]`.
+/// Encodes `["model", "worker" or null]`.
 pub(super) fn write_hint(hint: &RoutingHint) -> String {
-    // Texts alone: it cannot fail.
+    // Strings only: encoding cannot fail.
     serde_json::to_string(&(&*hint.model, hint.worker.as_deref())).unwrap_or_default()
 }
 
 pub(super) fn read_hint(text: &str) -> Result<RoutingHint, Error> {
     let (model, worker): (String, Option<String>) =
-        serde_json::from_str(text).map_err(|_| odd("no hint"))?;
+        serde_json::from_str(text).map_err(|_| malformed("invalid routing hint"))?;
     Ok(RoutingHint {
         model: model.into(),
         worker: worker.map(Into::into),

@@ -1,14 +1,13 @@
-//! Responses from the outside: made, read, continued, deleted.
+//! Responses: create, read, history, delete; and packing of large values.
 
 use bytes::Bytes;
 
 use super::ask::Kind;
 use super::keys::{member, pack_chain, unpack_chain};
 use super::packed::{
-    BATCH_BYTES, LARGE_BYTES, PIECES_AT_A_TIME, Packed, bytes_to_unpack, is_elsewhere, pieces,
-    unpack,
+    BATCH_BYTES, LARGE_BYTES, PIECES_AT_A_TIME, Packed, bytes_to_unpack, is_split, pieces, unpack,
 };
-use super::reply::{Reply, bytes, odd, read_hint, write_hint};
+use super::reply::{Reply, bytes, malformed, read_hint, write_hint};
 use super::scripts::{Call, Name};
 use super::{Redis, Request, closing};
 use crate::ids::ResponseId;
@@ -16,14 +15,15 @@ use crate::observe;
 use crate::store::cancel::NoticeKind;
 use crate::store::record::{Background, Content, InitialState, Retention};
 use crate::store::{
-    Chain, DeleteOutcome, Error, FencingToken, History, HistoryLimits, NewRecord, Record,
+    Chain, DeleteOutcome, Error, FencingToken, History, HistoryLimits, NewRecord, Owner, Record,
     ResponseKey, Turn, Turns,
 };
 
-/// After so long between index and record, somebody may have cleared the index.
+/// If creating a record takes longer than this, a scan may have removed its entry in the owner's set.
 const INDEX_FRESH_MS: u128 = 1_000;
-/// How often a value may be replaced while its pieces are read: at its end, its cancel, its amending.
-pub(super) const TORN_MAX: u32 = 3;
+/// How often reading is repeated because a value was replaced while its pieces were read. A value is replaced at
+/// most this often: by finalize, cancel and finalize_cancelled.
+pub(super) const REREADS_MAX: u32 = 3;
 
 impl Redis {
     pub(super) fn check_size(&self, bytes: usize) -> Result<(), Error> {
@@ -44,7 +44,7 @@ impl Redis {
         packed.await.ok_or_else(closing)
     }
 
-    /// As [`Redis::pack`], of many that may be large together.
+    /// As [`Redis::pack`], for several values that may be large together.
     pub(super) async fn pack_all(&self, values: Vec<Bytes>) -> Result<Vec<Packed>, Error> {
         let min = self.compress_min;
         let bytes: usize = values.iter().map(Bytes::len).sum();
@@ -63,7 +63,7 @@ impl Redis {
         unpacked.await.ok_or_else(closing)?
     }
 
-    /// Writes the pieces of large values, under the right that `by` gives.
+    /// Writes the pieces of large values, before the values themselves.
     pub(super) async fn put_pieces(
         &self,
         key: ResponseKey,
@@ -81,7 +81,7 @@ impl Redis {
                         .arg(fence.owner.to_string())
                         .number(fence.number),
                 };
-                // Whether it may write at all, the write of the whole will tell.
+                // A refusal is ignored here: the write of the value itself reports it.
                 self.ask(Kind::Write, Request::Script(call)).await?;
             }
         }
@@ -115,7 +115,7 @@ impl Redis {
             InitialState::Background { fence, .. } => Some(fence),
         };
         if let Some(fence) = fence {
-            // Before the record, so that whoever looks after dead owners finds it in any case.
+            // Before the record, so that a scan for orphans cannot miss it.
             self.index(fence, key).await?;
         }
         if values.iter().any(|(_, packed)| !packed.pieces.is_empty()) {
@@ -179,7 +179,7 @@ impl Redis {
         Ok(())
     }
 
-    /// Notes that an owner runs it.
+    /// Adds the response to the set of its owner.
     pub(super) async fn index(&self, fence: FencingToken, key: ResponseKey) -> Result<(), Error> {
         let mut note = redis::cmd("SADD");
         note.arg(self.keys.running(Some(fence.owner)))
@@ -196,8 +196,8 @@ impl Redis {
         Reply::new(self.ask(Kind::Read, Request::Command(command)).await?)
     }
 
-    /// Values of some responses of one root, read in batches, each with a deadline of its own, so that
-    /// others' small reads get in between. `None` for a response that is not there.
+    /// Reads fields of several responses of one root, in batches with a deadline each, so that small reads of
+    /// other requests are not blocked. `None` for a missing response.
     async fn values(
         &self,
         keys: impl Iterator<Item = ResponseKey>,
@@ -206,7 +206,7 @@ impl Redis {
     ) -> Result<Vec<Option<Vec<Bytes>>>, Error> {
         let keys: Vec<String> = keys.map(|key| self.keys.record(key)).collect();
         let mut found = Vec::with_capacity(keys.len());
-        let mut torn = 0;
+        let mut rereads = 0;
         while found.len() < keys.len() {
             let mut call = Call::new(Name::VALUES)
                 .keys(keys[found.len()..].iter().cloned())
@@ -222,21 +222,21 @@ impl Redis {
                 .call(Kind::Read, call.expecting(BATCH_BYTES as u64))
                 .await?;
             if reply.is_empty() {
-                return Err(odd("no values of what was asked for"));
+                return Err(malformed("no values of what was asked for"));
             }
             while !reply.is_empty() && found.len() < keys.len() {
                 let values = match reply.value() {
                     redis::Value::Nil | redis::Value::Boolean(false) => None,
                     values => {
                         let key = &keys[found.len()];
-                        match self.put_together(key, fields, Reply::new(values)?).await? {
+                        match self.assemble_all(key, fields, Reply::new(values)?).await? {
                             Some(values) => Some(values),
-                            // Replaced or deleted in between: what is there now is read anew.
-                            None if torn < TORN_MAX => {
-                                torn += 1;
+                            // Replaced or deleted meanwhile: read it again.
+                            None if rereads < REREADS_MAX => {
+                                rereads += 1;
                                 break;
                             }
-                            None => return Err(odd("a piece of a value is missing")),
+                            None => return Err(malformed("a piece of a value is missing")),
                         }
                     }
                 };
@@ -246,8 +246,8 @@ impl Redis {
         Ok(found)
     }
 
-    /// `None` if a piece is not there.
-    async fn put_together(
+    /// Assembles values from their fields. `None` if a piece is missing.
+    async fn assemble_all(
         &self,
         key: &str,
         fields: &[&str],
@@ -255,10 +255,7 @@ impl Redis {
     ) -> Result<Option<Vec<Bytes>>, Error> {
         let mut whole = Vec::with_capacity(fields.len());
         for name in fields {
-            match self
-                .put_together_one(key, name, values.whole(name)?)
-                .await?
-            {
+            match self.assemble(key, name, values.whole(name)?).await? {
                 Some(value) => whole.push(value),
                 None => return Ok(None),
             }
@@ -266,14 +263,14 @@ impl Redis {
         Ok(Some(whole))
     }
 
-    /// A value of a hash by what its field says, its pieces read in batches. `None` if one is not there.
-    pub(super) async fn put_together_one(
+    /// Assembles one value from its field and, if it is split, its pieces. `None` if a piece is missing.
+    pub(super) async fn assemble(
         &self,
         hash: &str,
         name: &str,
         field: Vec<u8>,
     ) -> Result<Option<Bytes>, Error> {
-        if !is_elsewhere(&field) {
+        if !is_split(&field) {
             return self.unpack(field).await.map(Some);
         }
         let mut whole = Vec::new();
@@ -320,7 +317,7 @@ impl Redis {
                 last_event: reply.last_event()?,
             }),
         };
-        let content = if is_elsewhere(&response) || is_elsewhere(&output) {
+        let content = if is_split(&response) || is_split(&output) {
             let values = self.values([key].into_iter(), &["re", "ou"], false).await?;
             // Deleted between the two reads.
             let Some(Some(values)) = values.into_iter().next() else {
@@ -352,16 +349,16 @@ impl Redis {
             return Ok(None);
         }
         let input = reply.whole("input")?;
-        if !is_elsewhere(&input) {
+        if !is_split(&input) {
             return self.unpack(input).await.map(Some);
         }
         let values = self.values([key].into_iter(), &["in"], false).await?;
         Ok(values.into_iter().flatten().flatten().next())
     }
 
-    /// One read of the asked one with its past's ids, and one of all the others, as long as they come to
-    /// no more than a batch, which all but the longest chains do; else one for each batch. Those others are
-    /// also renewed: who reads a history is about to continue it.
+    /// One read for the requested response with the ids of its chain, and one for the rest of the chain (one per
+    /// batch if it is long). The second also extends the retention of the chain, because it is about to be
+    /// continued.
     pub(super) async fn get_history(
         &self,
         key: ResponseKey,
@@ -393,9 +390,9 @@ impl Redis {
             });
         }
         let own = (reply.whole("input")?, reply.whole("output")?);
-        let is_own_elsewhere = is_elsewhere(&own.0) || is_elsewhere(&own.1);
+        let is_own_split = is_split(&own.0) || is_split(&own.1);
         let mut asked: Vec<ResponseId> = chain.clone();
-        if is_own_elsewhere {
+        if is_own_split {
             asked.push(key.id);
         }
         let mut turns = Vec::with_capacity(count);
@@ -403,9 +400,9 @@ impl Redis {
             let keys = asked.iter().map(|id| ResponseKey { id: *id, ..key });
             let values = self.values(keys, &["in", "ou"], true).await?;
             if values.len() != asked.len() {
-                return Err(odd("not as many values as were asked for"));
+                return Err(malformed("not as many values as were asked for"));
             }
-            // The newest that is missing: whoever walked back from the end would meet it first.
+            // The newest missing one, as a walk back from the end would find it.
             let missing = values.iter().rposition(Option::is_none);
             if let Some(place) = missing {
                 return Ok(History::Missing(asked[place]));
@@ -418,7 +415,7 @@ impl Redis {
                 });
             }
         }
-        if !is_own_elsewhere {
+        if !is_own_split {
             turns.push(Turn {
                 input: self.unpack(own.0).await?,
                 output: self.unpack(own.1).await?,
@@ -454,20 +451,15 @@ impl Redis {
         Ok(DeleteOutcome::Done { was, owner })
     }
 
-    /// Takes it off the list of what an owner runs; if that fails, whoever looks through it later does.
-    pub(super) fn unindex(&self, owner: Option<crate::store::Owner>, key: ResponseKey) {
+    /// Removes the response from the set of its owner. If this fails, a later scan removes it.
+    pub(super) fn unindex(&self, owner: Option<Owner>, key: ResponseKey) {
         let mut command = redis::cmd("SREM");
         command.arg(self.keys.running(owner)).arg(member(key));
-        self.later(Request::Command(command));
+        self.send_detached(Request::Command(command));
     }
 
-    /// A notice that is lost costs the owner half a second, not the cancel.
-    pub(super) async fn notify(
-        &self,
-        owner: crate::store::Owner,
-        key: ResponseKey,
-        what: NoticeKind,
-    ) {
+    /// Sends a notice to an owner. Without it the owner learns of the change half a second later.
+    pub(super) async fn notify(&self, owner: Owner, key: ResponseKey, what: NoticeKind) {
         let notices = self.keys.notices(owner);
         let mut add = redis::cmd("XADD");
         add.arg(&notices)
@@ -482,18 +474,17 @@ impl Redis {
         if self.ask(Kind::Write, Request::Command(add)).await.is_ok() {
             let mut expire = redis::cmd("EXPIRE");
             expire.arg(notices).arg(super::NOTICES_TTL_S);
-            self.later(Request::Command(expire));
+            self.send_detached(Request::Command(expire));
         }
     }
 }
 
-/// By what right pieces of a value are written.
+/// Who writes the pieces of a value.
 pub(super) enum Writer {
     Creator(String),
     Owner(FencingToken),
 }
 
-/// Values of an answer that are not needed as anything else.
 pub(super) fn first_bytes(value: redis::Value) -> Result<Option<Bytes>, Error> {
     Ok(bytes(value)?.map(Bytes::from))
 }

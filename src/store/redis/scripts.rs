@@ -1,5 +1,5 @@
-//! The scripts, one for each transition. Redis knows them by the SHA-1 of their text; one that forgot
-//! them (it was restarted, or is another) is sent the text.
+//! The Lua scripts, one per transition. They are called by the SHA-1 of their text; a server that does not have
+//! a script cached (after a restart or a failover) is sent the text.
 
 use std::io::Write as _;
 use std::sync::LazyLock;
@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use super::packed::{Field, RAW};
 
-/// A script by its place in [`ALL`].
+/// A script, as an index into [`ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name(usize);
 
 macro_rules! scripts {
-    ($($name:ident = $place:literal, $file:literal;)*) => {
+    ($($name:ident = $index:literal, $file:literal;)*) => {
         impl Name {
-            $(pub(super) const $name: Self = Self($place);)*
+            $(pub(super) const $name: Self = Self($index);)*
         }
 
         static ALL: LazyLock<Vec<Loaded>> = LazyLock::new(|| vec![
@@ -68,11 +68,11 @@ pub(super) struct Call {
     name: Name,
     keys: Vec<String>,
     args: Vec<Arg>,
-    /// Bytes of its answer, where that may be large.
-    answer: u64,
+    /// Expected size of the reply, if it may be large.
+    reply_bytes: u64,
 }
 
-/// What a script is given, not copied before it is sent.
+/// An argument of a script. Not copied before it is sent.
 #[derive(Clone, Debug)]
 pub(super) enum Arg {
     Word(&'static str),
@@ -82,13 +82,13 @@ pub(super) enum Arg {
     Field(Field),
 }
 
-/// The most digits of a number.
+/// Digits of the largest number.
 const DIGITS_MAX: usize = 20;
-/// As many as a new foreground response has.
+/// Capacity for the arguments of a new foreground response.
 const ARGS: usize = 20;
 
 impl Arg {
-    /// At most.
+    /// An upper bound of the encoded length.
     fn len(&self) -> usize {
         match self {
             Self::Word(text) => text.len(),
@@ -161,19 +161,19 @@ impl Call {
             name,
             keys: Vec::new(),
             args: Vec::with_capacity(ARGS),
-            answer: 0,
+            reply_bytes: 0,
         }
     }
 
     pub(super) fn expecting(mut self, bytes: u64) -> Self {
-        self.answer = bytes;
+        self.reply_bytes = bytes;
         self
     }
 
-    /// What goes over the connection for it, either way, about.
+    /// Approximate bytes of request and reply.
     pub(super) fn bytes(&self) -> u64 {
         let args: usize = self.args.iter().map(Arg::len).sum();
-        self.answer.saturating_add(args as u64)
+        self.reply_bytes.saturating_add(args as u64)
     }
 
     pub(super) fn key(mut self, key: impl Into<String>) -> Self {
@@ -195,17 +195,17 @@ impl Call {
         self.arg(number)
     }
 
-    /// A field and its value, for scripts that end with those.
+    /// Adds a field and its value, for scripts whose arguments end with fields.
     pub(super) fn field(self, name: &'static str, value: impl Into<Arg>) -> Self {
         self.arg(name).arg(value)
     }
 
-    /// By its SHA-1.
+    /// The call by the SHA-1 of the script.
     pub(super) fn by_hash(&self) -> Cmd {
         self.command("EVALSHA", &ALL[self.name.0].sha)
     }
 
-    /// With its text, after which Redis knows it.
+    /// The call with the text of the script, which Redis caches then.
     pub(super) fn by_text(&self) -> Cmd {
         self.command("EVAL", ALL[self.name.0].text)
     }
@@ -226,7 +226,7 @@ impl Call {
     }
 }
 
-/// Names, sizes and hashes, for operators.
+/// File names, sizes and hashes, for operators.
 pub(super) fn report() -> Value {
     ALL.iter()
         .map(|script| json!({"file": script.file, "bytes": script.text.len(), "sha1": script.sha}))
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_script_is_given_is_sent_as_it_is() {
+    fn arguments_are_sent_unchanged() {
         let call = Call::new(Name::CREATE).key("k").number(7);
         let call = call.field("a", "b".to_owned()).field("c", vec![0]);
         let call = call.field("d", Field::Raw("x".into()));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn each_script_says_in_its_first_line_what_it_does() {
+    fn each_script_starts_with_a_comment() {
         for script in ALL.iter() {
             let own = script
                 .text

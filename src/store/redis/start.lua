@@ -1,5 +1,5 @@
--- Queued to in progress.
--- KEYS record; ARGV owner, epoch
+-- Changes the status from queued to in progress.
+-- KEYS record; ARGV owner, fencing number
 local v = load(KEYS[1], ARGV[1], ARGV[2])
 local refused = refusal(v)
 if refused then

@@ -1,4 +1,4 @@
-//! What is connected to: one server, the master that sentinels name, or a cluster.
+//! Opens connections to Redis: to one server, to the master that sentinels name, or to a cluster.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,20 +18,20 @@ use socket2::TcpKeepalive;
 
 use super::settings::{Mode, Settings, address};
 
-/// How often the cluster library sends an operation anew, after a redirection among them. The whole
-/// has its deadline beside that.
+/// Attempts of the cluster library per operation, redirections included. The deadline of the operation bounds
+/// them too.
 const CLUSTER_RETRIES: u32 = 4;
 const CLUSTER_RETRY_MS: u64 = 50;
 
-/// What waits to be sent until it must be: some dozens of small responses.
+/// Write buffer of a connection: some dozens of small responses.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// What is idle is probed, so that nobody between forgets it (some do after minutes), and a server that
-/// went without a word is known: ten seconds and three probes.
+/// TCP keepalive, so that middleboxes do not drop idle connections and a vanished server is noticed: after ten
+/// seconds and three probes.
 const PROBE_AFTER: Duration = Duration::from_secs(10);
 const PROBE_EVERY: Duration = Duration::from_secs(3);
 const PROBES: u32 = 3;
-/// What was sent and not acknowledged for so long is not sent again: many times a deadline.
+/// TCP user time-out: many times the deadline of an operation.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 
 pub(super) struct Target {
@@ -49,7 +49,7 @@ struct Sentinels {
     addresses: Vec<ConnectionAddr>,
     settings: Settings,
     certificates: Option<TlsCertificates>,
-    /// Each attempt begins with another, so that one that hangs costs one attempt.
+    /// Each attempt starts with the next sentinel, so that a sentinel that hangs costs only one attempt.
     attempts: AtomicUsize,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Debug for Target {
     }
 }
 
-/// What commands go through. Its clones share it.
+/// A connection of the Redis library. Clones share it.
 #[derive(Clone)]
 pub(super) enum Wire {
     One(MultiplexedConnection),
@@ -76,7 +76,7 @@ impl Wire {
             Self::One(connection) => connection.req_packed_command(command).await,
             Self::Cluster(connection) => connection.req_packed_command(command).await,
         };
-        // What the server refused comes as a value.
+        // An error of the server arrives as a value.
         answer?.extract_error()
     }
 
@@ -86,7 +86,7 @@ impl Wire {
 }
 
 impl Target {
-    /// Reads certificates; connects to nothing.
+    /// Reads the certificates. Does not connect.
     pub(super) fn new(settings: &Settings) -> Result<Self, String> {
         let addresses = addresses(settings)?;
         let is_tls = matches!(addresses.first(), Some(ConnectionAddr::TcpTls { .. }));
@@ -136,11 +136,11 @@ impl Target {
         })
     }
 
-    /// The deadline is the caller's. Tasks of the connection run on the runtime that polls this.
+    /// Connects. The caller sets the deadline. Tasks of the connection run on the runtime that polls this.
     pub(super) async fn connect(&self) -> RedisResult<Wire> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))
-            // What has come together goes in one write.
+            // Commands that arrive together are sent in one write.
             .set_write_backpressure_boundary(WRITE_BYTES)
             // Each operation has a deadline of its own.
             .set_response_timeout(None);
@@ -247,7 +247,7 @@ fn certificates(settings: &Settings) -> Result<TlsCertificates, String> {
             client_key: read(&tls.key_file)?,
         }),
     };
-    // Redis' library asks the process for its cryptography; whoever came first has chosen it.
+    // The Redis library uses the process-wide TLS provider; keep the one that is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     Ok(TlsCertificates {
         client_tls,

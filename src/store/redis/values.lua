@@ -1,7 +1,7 @@
--- Reads values of some responses, from the first on, as many as come to about so many bytes.
--- KEYS records; ARGV bytes; ttl in ms that what is read is to have left at least (0: any, '' to leave it);
--- then names of fields
--- Answers with the fields as they lie there for each key, or false where there is no such response.
+-- Reads fields of several responses, in order, until about the given number of bytes is reached.
+-- KEYS records; ARGV bytes; TTL in ms to extend what is read to (0: no expiry, '' to leave it unchanged); then
+-- names of fields
+-- Returns for each key its fields, or false for a missing response.
 local found, bytes = {}, 0
 for place, key in ipairs(KEYS) do
   if bytes >= tonumber(ARGV[1]) then

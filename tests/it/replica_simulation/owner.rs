@@ -78,7 +78,7 @@ impl Fleet {
 
     pub(super) fn on_step(&mut self, at: usize, owner: Owner, step: Step) -> Result<(), Violation> {
         match step {
-            Step::Beat => {
+            Step::SendHeartbeat => {
                 let lease = Duration::from_millis(self.leases.lease_ms);
                 self.send(
                     at,
@@ -86,7 +86,7 @@ impl Fleet {
                     StoreRequest::Heartbeat(owner, lease),
                 );
             }
-            Step::Stop => {
+            Step::StopRuns => {
                 self.counts.lost += 1;
                 for key in self.replicas[at].table.keys() {
                     self.stop(at, key, StopReason::LeaseLost)?;

@@ -517,7 +517,7 @@ async fn sentinels_name_the_new_master_after_the_old_one_died() {
 async fn connections_that_were_cut_are_made_anew_and_whoever_asks_does_not_notice() {
     let server = Server::start().await;
     let store = open(&at(&server), &keep());
-    let connections = async || store.report().await.unwrap().details["connections_made"].clone();
+    let connections = async || store.report().await.unwrap().details["connections_opened"].clone();
     let key = new_key();
     store.create(key, finished()).await.unwrap();
     {
@@ -594,14 +594,14 @@ async fn a_connection_that_hangs_alone_is_made_anew_while_others_answer() {
     })
     .await;
     let details = store.report().await.unwrap().details;
-    assert_eq!(details["connections_made"], 3);
+    assert_eq!(details["connections_opened"], 3);
 }
 
 #[tokio::test]
 async fn a_carrier_that_gets_no_connection_of_its_own_goes_with_the_others() {
     let server = Server::start().await;
     let store = open(&at(&server), &keep());
-    let connections = async || store.report().await.unwrap().details["connections_made"].clone();
+    let connections = async || store.report().await.unwrap().details["connections_opened"].clone();
     let key = new_key();
     store.create(key, finished()).await.unwrap();
     server.cli(&["config", "set", "maxclients", "2"]);
@@ -642,7 +642,7 @@ async fn who_stops_waiting_holds_no_place_and_breaks_no_connection() {
     }
     let details = store.report().await.unwrap().details;
     assert_eq!(
-        (&details["connections_made"], &details["in_flight"]),
+        (&details["connections_opened"], &details["in_flight"]),
         (&1.into(), &0.into())
     );
     assert!(store.get(key).await.unwrap().is_some());
@@ -667,12 +667,12 @@ async fn what_it_does_shows_in_metrics_and_to_operators() {
         .unwrap();
     let text = registry.text();
     for line in [
-        "warmroute_store_ops_total{op=\"create\",outcome=\"ok\"} 1",
-        "warmroute_store_ops_total{op=\"append\",outcome=\"fenced\"} 1",
+        "warmroute_store_operations_total{operation=\"create\",outcome=\"ok\"} 1",
+        "warmroute_store_operations_total{operation=\"append\",outcome=\"fenced\"} 1",
         "warmroute_store_fenced_writes_total 1",
-        "warmroute_store_connects_total 1",
-        "warmroute_store_breaker_state 0",
-        "warmroute_store_latency_seconds_count{op=\"create\"} 1",
+        "warmroute_store_connections_opened_total 1",
+        "warmroute_store_circuit_breaker_state 0",
+        "warmroute_store_operation_duration_seconds_count{operation=\"create\"} 1",
     ] {
         assert!(text.contains(line), "no {line} in {text}");
     }

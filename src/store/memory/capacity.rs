@@ -1,36 +1,36 @@
-//! How much room all shards take together, and which of them holds what was unused for the longest.
+//! The memory that all shards use together, and which shard has the least recently used record.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::Settings;
 
-/// The tick of a shard that holds nothing that may go.
+/// The tick of a shard without evictable records.
 const NOTHING: u64 = u64::MAX;
 
 /// Counters shared by the shards. Each shard changes them under its own lock.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct Capacity {
     bytes: AtomicU64,
     records: AtomicU64,
     running_bytes: AtomicU64,
     running_records: AtomicU64,
     bytes_max: u64,
     records_max: u64,
-    /// Rises with each use of a record.
+    /// Incremented by each use of a record.
     tick: AtomicU64,
-    /// The tick of each shard's longest unused record that may go.
+    /// The tick of the least recently used evictable record of each shard.
     oldest: Box<[AtomicU64]>,
 }
 
-/// What one record takes.
+/// The memory that one record uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cost {
     pub(super) bytes: u64,
     pub(super) runs: bool,
 }
 
-impl Room {
+impl Capacity {
     pub(super) fn new(settings: &Settings, shards: usize) -> Self {
         Self {
             bytes: AtomicU64::new(0),
@@ -70,19 +70,19 @@ impl Room {
         self.oldest[shard].store(tick.unwrap_or(NOTHING), Relaxed);
     }
 
-    /// The shard whose oldest is the oldest of all, if any has one.
+    /// The shard with the least recently used record, if there is any.
     pub(super) fn oldest_shard(&self) -> Option<usize> {
         let ticks = self.oldest.iter().map(|tick| tick.load(Relaxed));
-        let (place, tick) = ticks.enumerate().min_by_key(|(_, tick)| *tick)?;
-        (tick != NOTHING).then_some(place)
+        let (shard, tick) = ticks.enumerate().min_by_key(|(_, tick)| *tick)?;
+        (tick != NOTHING).then_some(shard)
     }
 
     pub(super) fn is_over(&self) -> bool {
         self.bytes() > self.bytes_max || self.records() > self.records_max
     }
 
-    /// Whether running work has its half, or would have more with so many bytes. The other half is for
-    /// what it ends as.
+    /// Whether running responses use half of the capacity, or would with this many more bytes. The other half is
+    /// for their results.
     pub(super) fn is_full_of_running(&self, more: u64) -> bool {
         self.running_records.load(Relaxed) >= self.records_max / 2
             || self.running_bytes.load(Relaxed) + more >= self.bytes_max / 2
