@@ -171,7 +171,7 @@ impl ApiServer {
             Err(error) => (request_id::header(id), Err(error)),
         };
         let mut response = answer.unwrap_or_else(|error| {
-            if !error.is_engines {
+            if !error.is_from_engine {
                 self.errors
                     .with_label_values(&[error.status.as_str(), error.code])
                     .inc();

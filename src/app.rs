@@ -109,7 +109,7 @@ impl App {
         let sources = config.token_sources().map_err(io::Error::other)?;
         let tokens = Tokens::new(&config.tokens, sources, fastrand::u64(..), &metrics)?;
         let tokens = Arc::new(tokens);
-        // Where no tokenizer is at hand, logs show token ids.
+        // Without a tokenizer, logs show token ids instead of text.
         let words: Words = {
             let tokens = tokens.clone();
             Arc::new(move |model, ids| tokens.text_of(model, ids))
@@ -147,7 +147,7 @@ impl App {
             board: board.clone(),
             metrics: subscriber::Metrics::new(&metrics),
             settings: config.events.stream.clone(),
-            // What it was sent it does not hold any more either.
+            // A restarted engine has lost the predicted blocks, too.
             on_loss: {
                 let (predicted, unconfirmed) = (predicted.clone(), unconfirmed.clone());
                 Arc::new(move |worker| {
@@ -311,7 +311,7 @@ fn key_ring(config: &Config, metrics: &Registry) -> io::Result<KeyRing> {
 fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
     let Discoveries { fixed, file, dns } = Discoveries::of(config);
     if !fixed.is_empty() {
-        // At once, so that the first requests find the workers listed.
+        // First, so that the first requests find these workers.
         follow(Fixed::new(fixed), fleet, tasks);
     }
     if let Some(file) = file {
@@ -322,7 +322,7 @@ fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks)
     }
 }
 
-/// Looks after what handing over takes, where requests are split.
+/// With disaggregated prefill/decode: logs which workers have no partner for KV transfers.
 fn watch_pairs(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
     let settings = &config.prefill_decode;
     if let Some(connector) = settings.connector {
@@ -335,9 +335,11 @@ fn follow(discovery: impl Discovery, fleet: &Arc<registry::Registry>, tasks: &Ta
     tasks.spawn_until_stopped(discovery::follow(discovery, fleet.clone()));
 }
 
-const SWEEP_EVERY: Duration = Duration::from_secs(30);
+/// How often expired predictions are removed while the fleet does not change.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Joins fleet and cache index: what a worker held is gone when it left or may have restarted.
+/// Removes what is recorded about a worker's cache when the worker has left the fleet or its engine has
+/// restarted.
 async fn forget_lost_caches(
     fleet: Arc<registry::Registry>,
     relay: Arc<Relay>,
@@ -345,28 +347,31 @@ async fn forget_lost_caches(
     unconfirmed: Arc<UnconfirmedBlocks>,
 ) {
     let mut changes = fleet.changes();
-    let mut lives: BTreeMap<WorkerId, u64> = BTreeMap::new();
+    let mut incarnations: BTreeMap<WorkerId, u64> = BTreeMap::new();
     loop {
         let snapshot = fleet.snapshot().clone();
-        let now: BTreeMap<WorkerId, u64> = snapshot
+        let current: BTreeMap<WorkerId, u64> = snapshot
             .workers
             .iter()
             .map(|status| (status.worker.id, status.life))
             .collect();
-        for (worker, life) in &now {
-            if lives.get(worker).is_some_and(|known| known != life) {
+        for (worker, incarnation) in &current {
+            if incarnations
+                .get(worker)
+                .is_some_and(|before| before != incarnation)
+            {
                 predicted.forget(*worker);
                 unconfirmed.forget(*worker);
                 relay.forget_pinned(*worker);
             }
         }
-        predicted.remove_expired(observe::now(), |worker| now.contains_key(&worker));
+        predicted.remove_expired(observe::now(), |worker| current.contains_key(&worker));
         unconfirmed.remove_expired(observe::now());
         relay.forget_departed_workers(&snapshot);
-        lives = now;
-        // A request that was still out when its worker left may have recorded it again, and what is
-        // old must go though no request comes: look again though nothing changed.
-        if let Ok(Err(_)) = tokio::time::timeout(SWEEP_EVERY, changes.changed()).await {
+        incarnations = current;
+        // Also without a change: a request that was running when its worker left may have recorded the
+        // worker again, and expired predictions must go even if no request comes.
+        if let Ok(Err(_)) = tokio::time::timeout(EXPIRY_INTERVAL, changes.changed()).await {
             return;
         }
     }

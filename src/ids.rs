@@ -1,4 +1,4 @@
-//! The names that every part shares: workers, models, requests, prompt blocks, stored responses.
+//! Identifiers that all parts share: workers, models, requests, prompt blocks, tenants, stored responses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-/// One worker for as long as the fleet lists it. A worker that leaves and comes back gets a new
-/// number, so nothing learnt of the old process can be taken for the new one's.
+/// One worker for as long as the fleet lists it. A worker that leaves and comes back gets a new number, so
+/// that nothing recorded about the old process is applied to the new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub u32);
 
@@ -17,24 +17,24 @@ impl fmt::Display for WorkerId {
     }
 }
 
-/// The name under which clients ask for a model; a LoRA adapter is a model of its own.
+/// The model name that clients use. A LoRA adapter is a model of its own.
 pub type Model = Arc<str>;
 
 /// The identity of a prompt prefix: a hash over a block and everything before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub u64);
 
-/// One block of a prompt on the way from its start.
+/// One block of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Names the whole prefix that ends with this block.
+    /// Identifies the whole prefix that ends with this block.
     pub path: BlockHash,
     /// Tokens from the prompt's start to the end of this block.
     pub end_tokens: u32,
 }
 
-/// The id under which an engine knows a request. Ours, never the client's: two clients may choose
-/// the same one, and an engine that is given it twice mixes the requests up.
+/// The request id that engines get. The router makes it and never uses the client's: two clients may choose
+/// the same id, and an engine confuses two requests that have it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId([u8; RequestId::LENGTH]);
 
@@ -45,8 +45,8 @@ impl RequestId {
     pub fn new(random: u128) -> Self {
         const HEX: &[u8; 16] = b"0123456789abcdef";
         let mut text = *b"wr-000000000000000000000000";
-        for (place, digit) in text[3..].iter_mut().enumerate() {
-            *digit = HEX[(random >> (4 * place)) as usize & 15];
+        for (index, digit) in text[3..].iter_mut().enumerate() {
+            *digit = HEX[(random >> (4 * index)) as usize & 15];
         }
         Self(text)
     }
@@ -68,17 +68,16 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// Whose data something is: 16 hex digits made from a tenant's name. It is part of every key of the
-/// store and of every carrier, so what belongs to somebody else is not refused but simply not there.
+/// The owner of stored data: 16 hex digits derived from the tenant's name. It is part of every key of the
+/// response store and of every state token, so that other tenants' data cannot be found.
 ///
-/// Made from the name and nothing else: were a secret in it, a change of the secret would lose what
-/// is stored. Names are no secrets, and API keys never go in.
+/// It is derived from the name only: if a secret went in, a change of the secret would lose the stored data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant([u8; Tenant::LENGTH]);
 
 impl Tenant {
     const LENGTH: usize = 16;
-    /// The name of the one tenant there is where none are configured.
+    /// The only tenant's name if none are configured.
     pub const DEFAULT: &str = "default";
 
     pub fn of(name: &str) -> Self {
@@ -89,7 +88,7 @@ impl Tenant {
         Self(hex(&digest))
     }
 
-    /// The tag as 16 lower-case hex digits.
+    /// The tenant whose 16 hex digits are these.
     pub fn tagged(tag: u64) -> Self {
         Self(hex(&tag.to_be_bytes()))
     }
@@ -117,8 +116,8 @@ impl fmt::Display for Tenant {
     }
 }
 
-/// What the responses of one chain share, and the conversation with its responses: with the tenant
-/// it names the slot of the store in which all of them lie.
+/// The part of an id that all responses of a chain share, and a conversation with its responses. Tenant and
+/// root choose the Redis slot, so that one script can use all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Root(pub u64);
 
@@ -128,7 +127,7 @@ impl fmt::Display for Root {
     }
 }
 
-/// A root and 128 bits of one's own, as 48 hex digits behind a prefix.
+/// Defines an id of a root and 128 bits of its own, written as 48 hex digits after a prefix.
 macro_rules! rooted_id {
     ($(#[$about:meta])* $name:ident, $prefix:literal) => {
         $(#[$about])*
@@ -141,7 +140,7 @@ macro_rules! rooted_id {
         impl $name {
             pub const PREFIX: &str = $prefix;
 
-            /// Its own part must be random: whoever guesses it can ask for it.
+            /// `own` must be random: a client that guesses an id can use it.
             pub fn new(root: Root, own: u128) -> Self {
                 Self { root, own }
             }
@@ -172,20 +171,20 @@ macro_rules! rooted_id {
             }
         }
 
-        /// Any text that [`fmt::Display`] cannot have written is refused: it names nothing of ours.
+        /// Refuses every text that [`fmt::Display`] does not write.
         impl FromStr for $name {
-            type Err = NotOurs;
+            type Err = InvalidId;
 
-            fn from_str(text: &str) -> Result<Self, NotOurs> {
-                let digits = text.strip_prefix($prefix).ok_or(NotOurs)?;
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                let digits = text.strip_prefix($prefix).ok_or(InvalidId)?;
                 let is_hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
                 if digits.len() != 48 || !digits.bytes().all(is_hex) {
-                    return Err(NotOurs);
+                    return Err(InvalidId);
                 }
                 let (root, own) = digits.split_at(16);
                 Ok(Self {
-                    root: Root(u64::from_str_radix(root, 16).map_err(|_| NotOurs)?),
-                    own: u128::from_str_radix(own, 16).map_err(|_| NotOurs)?,
+                    root: Root(u64::from_str_radix(root, 16).map_err(|_| InvalidId)?),
+                    own: u128::from_str_radix(own, 16).map_err(|_| InvalidId)?,
                 })
             }
         }
@@ -193,35 +192,35 @@ macro_rules! rooted_id {
 }
 
 rooted_id! {
-    /// A response of ours. One that continues another has its root, so that a whole chain lies in one
-    /// slot; one that belongs to a conversation has the conversation's.
+    /// The id of a stored response. A response that continues another one has the same root, and one that
+    /// belongs to a conversation has the conversation's.
     ResponseId, "resp_"
 }
 
 rooted_id! {
-    /// A conversation of ours.
+    /// The id of a stored conversation.
     ConversationId, "conv_"
 }
 
-/// An id that this router never gave out.
+/// The text is not an id that a router of this project writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotOurs;
+pub struct InvalidId;
 
-impl fmt::Display for NotOurs {
+impl fmt::Display for InvalidId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not an id of this router")
+        f.write_str("not an id that this router wrote")
     }
 }
 
-impl std::error::Error for NotOurs {}
+impl std::error::Error for InvalidId {}
 
 /// The first `N` hex digits of some bytes.
 pub fn hex<const N: usize>(bytes: &[u8]) -> [u8; N] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let mut digits = [b'0'; N];
-    for (place, digit) in digits.iter_mut().enumerate() {
-        let shift = if place % 2 == 0 { 4 } else { 0 };
-        *digit = HEX[usize::from(bytes[place / 2] >> shift) & 15];
+    for (index, digit) in digits.iter_mut().enumerate() {
+        let shift = if index % 2 == 0 { 4 } else { 0 };
+        *digit = HEX[usize::from(bytes[index / 2] >> shift) & 15];
     }
     digits
 }
@@ -256,11 +255,11 @@ mod tests {
         let text = "resp_00000000000000ab000000000000000000000000000000cd";
         assert_eq!(id.to_string(), text);
         assert_eq!(text.parse(), Ok(id));
-        assert_eq!(text.parse::<ConversationId>(), Err(NotOurs));
+        assert_eq!(text.parse::<ConversationId>(), Err(InvalidId));
     }
 
     #[test]
-    fn what_we_never_wrote_is_no_id_of_ours() {
+    fn a_text_that_is_not_exactly_as_written_is_no_id() {
         let id = ResponseId::new(Root(u64::MAX), 7).to_string();
         for text in [
             id.to_uppercase(),
@@ -271,7 +270,7 @@ mod tests {
             id.replacen("ff", "\u{e9}", 1),
             String::new(),
         ] {
-            assert_eq!(text.parse::<ResponseId>(), Err(NotOurs), "{text}");
+            assert_eq!(text.parse::<ResponseId>(), Err(InvalidId), "{text}");
         }
     }
 

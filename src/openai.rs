@@ -1,4 +1,4 @@
-//! What every OpenAI-shaped surface shares: error bodies, tenants, splicing a field into a body.
+//! What all OpenAI-compatible endpoints share: error bodies, tenants, inserting a field into a body.
 
 pub mod error;
 pub mod splice;

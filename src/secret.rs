@@ -1,4 +1,4 @@
-//! A text that must not show (keys, passwords): it prints as `***`, whatever prints it.
+//! A text that must not be shown, such as an API key or a password: it prints as `***` everywhere.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! `/v1/models`, merged over the fleet. Each entry is one worker's own, byte for byte.
+//! `/v1/models`: the models of all workers. Each entry is copied byte for byte from a worker's own list.
 
 use hyper::Response;
 use hyper::header::{self, HeaderValue};

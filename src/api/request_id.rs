@@ -1,4 +1,4 @@
-//! The client's `x-request-id`: taken if it is harmless, and given back.
+//! The client's `x-request-id`: checked, and returned with the response.
 
 use hyper::HeaderMap;
 use hyper::header::{HeaderName, HeaderValue};
@@ -7,8 +7,8 @@ use crate::ids::RequestId;
 use crate::openai::error::ApiError;
 
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-request-id");
-/// Longer than any scheme in use; what is longer is an accident or an attack on somebody's logs.
-const LENGTH_MAX: usize = 128;
+/// Longer than any common scheme; a longer id is a mistake or an attack on log storage.
+const MAX_LENGTH: usize = 128;
 
 /// The client's id, if it sent one.
 pub(super) fn of_client(headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
@@ -16,8 +16,9 @@ pub(super) fn of_client(headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiE
         return Ok(None);
     };
     let bytes = value.as_bytes();
-    let is_fine = (1..=LENGTH_MAX).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic);
-    if !is_fine {
+    let is_valid =
+        (1..=MAX_LENGTH).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic);
+    if !is_valid {
         return Err(ApiError::bad_header(
             "x-request-id",
             "x-request-id must be 1 to 128 printable ASCII characters without spaces",
@@ -26,7 +27,7 @@ pub(super) fn of_client(headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiE
     Ok(Some(value.clone()))
 }
 
-/// Our own id, for a client that sent none.
+/// The router's own id, for a client that sent none.
 pub(super) fn header(id: RequestId) -> HeaderValue {
     HeaderValue::from_str(id.as_str()).expect("hex digits and a dash")
 }
@@ -42,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_given_back_as_it_came_or_refused() {
+    fn an_id_is_returned_unchanged_or_refused() {
         assert_eq!(of(b"req-1/a:b").unwrap().unwrap(), "req-1/a:b");
         assert!(of(b"").is_err());
         assert!(of(b"a b").is_err());

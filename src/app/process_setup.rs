@@ -1,14 +1,14 @@
-//! What is set once for the whole process, as `main`'s first act.
+//! Settings of the whole process: environment variables and the memory allocator. `main` applies them first.
 
-/// Sets what libraries read from the process rather than from us.
+/// Must be called before any other thread starts.
 pub fn prepare() {
-    keep_tokenizer_on_its_thread();
+    limit_tokenizer_threads();
     keep_freed_memory();
 }
 
-/// The tokenizer's library starts a thread a core for texts that it cannot cut, each with caches of
-/// 100 MB, and reads only here that it should not: prompts have threads of their own already.
-fn keep_tokenizer_on_its_thread() {
+/// For long texts the tokenizer library starts one thread per core, each with 100 MB of caches, unless this
+/// variable says otherwise. The router has its own threads for long prompts.
+fn limit_tokenizer_threads() {
     const THREADS: &str = "FASTOKENS_BPE_THREADS";
     if std::env::var_os(THREADS).is_some() {
         return;
@@ -16,22 +16,22 @@ fn keep_tokenizer_on_its_thread() {
     #[expect(
         unsafe_code,
         clippy::disallowed_methods,
-        reason = "nothing else runs yet that could read the environment"
+        reason = "no other thread runs yet that could read the environment"
     )]
-    // SAFETY: main's first act; there is no other thread.
+    // SAFETY: this is called first in main, before any other thread exists.
     unsafe {
         std::env::set_var(THREADS, "1");
     }
 }
 
-/// A long prompt takes megabytes for a millisecond. By default glibc gives them back at once and takes
-/// them anew for the next one, page by page: of a conversation of 400 KB that was half the time.
-/// What an operator has set stays.
+/// A long prompt needs megabytes of memory for a millisecond. By default glibc returns them to the system at
+/// once and gets them again for the next prompt, page by page: with a conversation of 400 KB that took half
+/// of the time. Values that an operator set in the environment are kept.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn keep_freed_memory() {
-    /// Longer ones are mapped and given back on their own: no usual prompt is so long.
+    /// Larger allocations are mapped one by one and returned when they are freed. Usual prompts are smaller.
     const MAPPED_FROM_BYTES: libc::c_int = 8 << 20;
-    /// Of each thread's heap; what is free beyond it is given back.
+    /// Free memory that each thread's heap keeps.
     const KEPT_BYTES: libc::c_int = 16 << 20;
     let settings = [
         (
@@ -45,14 +45,14 @@ fn keep_freed_memory() {
         if std::env::var_os(name).is_some() {
             continue;
         }
-        #[expect(unsafe_code, reason = "there is no safe way to say it")]
-        // SAFETY: it takes two numbers, and refuses those that it does not know.
+        #[expect(unsafe_code, reason = "there is no safe wrapper of mallopt")]
+        // SAFETY: mallopt takes two numbers and ignores parameters that it does not know.
         unsafe {
             libc::mallopt(parameter, value);
         }
     }
 }
 
-/// Other allocators have their own ways.
+/// Only glibc has these parameters.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 fn keep_freed_memory() {}

@@ -157,7 +157,7 @@ async fn probe(
             }
             None => {}
         }
-        worker.pool.sweep(observe::now());
+        worker.pool.close_expired(observe::now());
         // Jitter, so that a thousand workers are not asked in one burst.
         tokio::time::sleep(interval.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
     }

@@ -1,8 +1,8 @@
-//! Pooled HTTP/1.1 connections to one engine.
+//! A pool of HTTP/1.1 connections to one address.
 //!
-//! A connection has no task of its own: whoever waits for its answer drives it. That saves a wake-up
-//! between threads for every frame, and dropping an answer half-way closes the socket in the same
-//! instant, which is what stops the engine's work.
+//! A connection has no task of its own: the task that waits for a response drives its connection. That
+//! saves a wake-up between tasks for every frame, and dropping a response half-way closes the socket at
+//! once, which is what makes an engine stop generating.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -47,14 +47,15 @@ impl Default for Settings {
     }
 }
 
-/// Why a request got no answer.
+/// Why a request got no response.
 #[derive(Debug)]
 pub enum Error {
-    /// No connection: nothing was sent.
+    /// No connection could be opened, so nothing was sent.
     Connect(io::Error),
-    /// A connection that had waited in the pool broke before the answer: the engine had closed it.
+    /// A pooled connection broke before the response, most likely because the server had closed it. The
+    /// request is safe to send again over a new connection.
     Stale(hyper::Error),
-    /// A new connection broke before the answer.
+    /// A new connection broke before the response.
     Broken(hyper::Error),
 }
 
@@ -63,7 +64,7 @@ impl fmt::Display for Error {
         match self {
             Error::Connect(error) => write!(f, "cannot connect: {error}"),
             Error::Stale(error) | Error::Broken(error) => {
-                write!(f, "connection closed before an answer: {error}")
+                write!(f, "connection closed before the response: {error}")
             }
         }
     }
@@ -110,7 +111,7 @@ impl Pool {
         &self.address
     }
 
-    /// Sends a request, over a waiting connection if there is one.
+    /// Sends a request over a pooled connection, or over a new one if none is idle.
     pub async fn send(
         self: &Arc<Self>,
         request: Request<Full<Bytes>>,
@@ -135,7 +136,7 @@ impl Pool {
             .unwrap_or_else(|_| {
                 Err(io::Error::new(
                     io::ErrorKind::TimedOut,
-                    "no connection within the limit",
+                    "no connection within the connect time-out",
                 ))
             })
             .map_err(Error::Connect)?;
@@ -179,19 +180,19 @@ impl Pool {
         Ok((status, body.to_bytes()))
     }
 
-    /// Closes connections that have waited too long.
-    pub fn sweep(&self, now: Instant) {
+    /// Closes connections that have been idle for too long.
+    pub fn close_expired(&self, now: Instant) {
         for idle in &self.idle {
-            idle.lock().retain(|idle| !self.is_old(idle, now));
+            idle.lock().retain(|idle| !self.is_expired(idle, now));
         }
     }
 
     fn take(&self) -> Option<Connection> {
         let now = observe::now();
         loop {
-            // The last one in: the others may then grow old and go.
+            // The most recently used one, so that surplus connections expire.
             let idle = self.shard().lock().pop()?;
-            if self.is_old(&idle, now) {
+            if self.is_expired(&idle, now) {
                 continue;
             }
             let mut connection = idle.connection;
@@ -215,7 +216,7 @@ impl Pool {
         &self.idle[io_threads::index() % SHARDS]
     }
 
-    fn is_old(&self, idle: &Idle, now: Instant) -> bool {
+    fn is_expired(&self, idle: &Idle, now: Instant) -> bool {
         let limit = Duration::from_millis(self.settings.pool_idle_timeout_ms);
         now.saturating_duration_since(idle.since) > limit
     }
@@ -242,7 +243,7 @@ impl Connection {
         pool: &Arc<Pool>,
     ) -> Result<Response<EngineBody>, hyper::Error> {
         let mut answer = pin!(self.sender.send_request(request));
-        // Only the driver makes an answer, and this task polls both: the answer needs no waker.
+        // Only the driver produces the response, and this task polls both: the response needs no waker.
         let answer = poll_fn(|cx| {
             if !self.ended {
                 self.ended = self.driver.as_mut().poll(cx).is_ready();
@@ -264,8 +265,8 @@ impl Connection {
         }))
     }
 
-    /// Drives what can be done without waiting.
-    fn nudge(&mut self) {
+    /// Drives the connection as far as it goes without waiting.
+    fn drive(&mut self) {
         if !self.ended {
             self.ended = self
                 .driver
@@ -276,13 +277,13 @@ impl Connection {
     }
 
     fn is_usable(&mut self) -> bool {
-        self.nudge();
+        self.drive();
         !self.ended && self.sender.is_ready()
     }
 }
 
-/// The body of an engine's answer, with the connection that it comes over. Read to its end, the
-/// connection goes back to the pool; dropped before, the connection closes.
+/// A response body together with its connection. When the body has been read to its end, the connection
+/// goes back to the pool; when it is dropped before, the connection closes.
 pub struct EngineBody {
     incoming: Incoming,
     connection: Option<Connection>,

@@ -1,6 +1,8 @@
-//! The server's side of gRPC over HTTP/2, as far as calls with one question and a stream of answers
-//! need it: frames of messages, and the status at the end. Messages are bytes here; many streams can
-//! send the same framed ones without a copy.
+//! The server side of gRPC over HTTP/2, for calls with one request message and a stream of responses:
+//! framing, and the status at the end.
+//!
+//! Not tonic's server, because that encodes each message for each stream. Here a message is framed once,
+//! and the streams of all subscribers send the same bytes.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -16,12 +18,12 @@ use tonic::{Code, Status};
 
 use super::{Body, BodyError};
 
-/// No compression flag, and the length.
+/// The compression flag and the length.
 const HEAD_BYTES: usize = 5;
 
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// A message as it goes over the wire.
+/// A message in its gRPC frame.
 pub fn frame(message: &[u8]) -> Bytes {
     let length = u32::try_from(message.len()).expect("no message comes near 4 GiB");
     let mut framed = BytesMut::with_capacity(HEAD_BYTES + message.len());
@@ -40,11 +42,13 @@ pub async fn question(request: Request<Incoming>, bytes_max: usize) -> Result<By
 }
 
 fn unframe(mut framed: Bytes) -> Result<Bytes, Status> {
-    let bad = || Status::invalid_argument("not one whole message");
+    let bad = || Status::invalid_argument("the request must contain exactly one message");
     let head = framed.first_chunk::<HEAD_BYTES>().ok_or_else(bad)?;
     let [compressed, length @ ..] = *head;
     if compressed != 0 {
-        return Err(Status::unimplemented("compressed messages are not read"));
+        return Err(Status::unimplemented(
+            "compressed messages are not supported",
+        ));
     }
     if u32::from_be_bytes(length) as usize != framed.len() - HEAD_BYTES {
         return Err(bad());
@@ -52,13 +56,13 @@ fn unframe(mut framed: Bytes) -> Result<Bytes, Status> {
     Ok(framed.split_off(HEAD_BYTES))
 }
 
-/// Whether a request is one of gRPC at all.
+/// Whether a request's content type is gRPC's.
 pub fn is_grpc<B>(request: &Request<B>) -> bool {
     let kind = request.headers().get(header::CONTENT_TYPE);
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// An answer that is nothing but its status, in the head.
+/// A response that consists of a status only, in its headers.
 pub fn refuse(status: &Status) -> Response<Body> {
     let mut response = Response::new(super::full(Bytes::new()));
     let headers = response.headers_mut();
@@ -67,8 +71,8 @@ pub fn refuse(status: &Status) -> Response<Body> {
     response
 }
 
-/// An answer of framed messages as they come. Its head is sent at once. An error ends it, and so does
-/// the stream's end, with success.
+/// A response that sends framed messages as the stream yields them; the headers are sent at once. An error
+/// ends it with that status, the end of the stream with success.
 pub fn answer(
     messages: impl Stream<Item = Result<Bytes, Status>> + Send + 'static,
 ) -> Response<Body> {
@@ -116,7 +120,7 @@ impl<S: Stream<Item = Result<Bytes, Status>>> http_body::Body for Messages<S> {
 
 fn put(status: &Status, headers: &mut HeaderMap) {
     if status.add_header(headers).is_err() {
-        // A message that is no header value even when escaped; its code still counts.
+        // The message cannot be a header value even when escaped; the code is sent without it.
         let bare = Status::new(status.code(), "");
         let fits = bare.add_header(headers).is_ok();
         debug_assert!(
@@ -138,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_and_twos_are_refused() {
+    fn an_incomplete_or_second_message_is_refused() {
         let framed = frame(b"abc");
         assert!(unframe(framed.slice(..framed.len() - 1)).is_err());
         assert!(unframe(framed.slice(..3)).is_err());
@@ -147,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_ends_with_its_status() {
+    async fn a_response_ends_with_its_status() {
         struct Two(u8);
         impl Stream for Two {
             type Item = Result<Bytes, Status>;

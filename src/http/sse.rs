@@ -1,35 +1,35 @@
-//! Server-sent events: where one ends, and what it says. Pure.
+//! Server-sent events: where an event ends, and what it contains. Pure.
 //!
-//! `Aligner` lets bytes pass in whole events, so that a stream which breaks off can still be ended
-//! cleanly; `Decoder` reads events out of bytes however they were cut.
+//! `Aligner` forwards bytes in whole events, so that an error event can still end a stream that breaks
+//! off; `Decoder` reads events from bytes, however they are split.
 
 use bytes::{Bytes, BytesMut};
 
-/// Passes bytes on, unchanged and in order, up to the last complete event, and holds the rest back.
-///
-/// A client can do nothing with half an event, and after half an event no error could be told.
+/// Forwards bytes, unchanged and in order, up to the end of the last complete event, and keeps the rest
+/// until its event is complete. A client could not read an error event after half of another one.
 #[derive(Debug)]
 pub struct Aligner {
-    held: BytesMut,
-    held_bytes_max: usize,
+    incomplete: BytesMut,
+    max_incomplete_bytes: usize,
 }
 
 impl Aligner {
-    pub fn new(held_bytes_max: usize) -> Self {
+    pub fn new(max_incomplete_bytes: usize) -> Self {
         Self {
-            held: BytesMut::new(),
-            held_bytes_max,
+            incomplete: BytesMut::new(),
+            max_incomplete_bytes,
         }
     }
 
-    /// What may pass now; empty when the event goes on. Past the bound everything passes.
+    /// Returns the bytes to forward now; none while an event is incomplete. An event larger than the bound
+    /// is forwarded in pieces.
     pub fn push(&mut self, mut frame: Bytes) -> Bytes {
-        if self.held.is_empty() {
+        if self.incomplete.is_empty() {
             if frame.ends_with(b"\n\n") {
                 return frame;
             }
             let end = last_event_end(&frame);
-            self.held.extend_from_slice(&frame[end..]);
+            self.incomplete.extend_from_slice(&frame[end..]);
             frame.truncate(end);
             return if frame.is_empty() {
                 self.overflow()
@@ -37,20 +37,20 @@ impl Aligner {
                 frame
             };
         }
-        self.held.extend_from_slice(&frame);
-        match last_event_end(&self.held) {
+        self.incomplete.extend_from_slice(&frame);
+        match last_event_end(&self.incomplete) {
             0 => self.overflow(),
-            end => self.held.split_to(end).freeze(),
+            end => self.incomplete.split_to(end).freeze(),
         }
     }
 
-    /// What is still held, when the stream has ended by itself.
+    /// The kept bytes, when the stream has ended.
     pub fn finish(&mut self) -> Bytes {
-        self.held.split().freeze()
+        self.incomplete.split().freeze()
     }
 
     fn overflow(&mut self) -> Bytes {
-        if self.held.len() > self.held_bytes_max {
+        if self.incomplete.len() > self.max_incomplete_bytes {
             self.finish()
         } else {
             Bytes::new()
@@ -73,14 +73,14 @@ fn last_event_end(bytes: &[u8]) -> usize {
     0
 }
 
-/// One event: its type (empty when none was named) and its data lines, joined.
+/// One event: its type (empty if it names none) and its data lines, joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Event {
     pub event: String,
     pub data: String,
 }
 
-/// Reads events from a byte stream. Lines end in LF, CR LF or CR, as the standard has it.
+/// Reads events from a byte stream. Lines end in LF, CR LF or CR, as the HTML standard specifies.
 #[derive(Debug, Default)]
 pub struct Decoder {
     line: Vec<u8>,
@@ -100,12 +100,12 @@ impl Decoder {
         }
     }
 
-    /// Whether a bound was passed; nothing more comes then.
+    /// Whether a line or an event exceeded the bound; no more events follow then.
     pub fn overflowed(&self) -> bool {
         self.overflowed
     }
 
-    /// Appends the events that `bytes` complete.
+    /// Appends the events that become complete with `bytes`.
     pub fn push(&mut self, mut bytes: &[u8], events: &mut Vec<Event>) {
         if self.overflowed {
             return;
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn half_an_event_is_held_back() {
+    fn half_an_event_is_kept_until_it_is_complete() {
         let mut aligner = Aligner::new(1024);
         assert_eq!(
             aligner.push(Bytes::from_static(b"data: 1\n\ndata: 2")),
@@ -260,7 +260,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_gives_the_same_events(
+        fn any_split_of_the_bytes_gives_the_same_events(
             lines in proptest::collection::vec("(data|event|id|)(:| :|: )[a-z ]{0,6}(\n|\r\n|\r|\n\n|\r\n\r\n|\r\r)", 0..20),
             cuts in proptest::collection::vec(any::<usize>(), 0..12),
         ) {

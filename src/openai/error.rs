@@ -1,4 +1,4 @@
-//! What goes wrong -> status and body in OpenAI's shape. The only place that knows both.
+//! Errors as clients see them: HTTP status and a body in OpenAI's format. The only place that knows both.
 
 mod responses;
 
@@ -10,22 +10,22 @@ use serde_json::json;
 
 use crate::{http, prompt, relay};
 
-/// OpenAI's clients look at it before they look at the status.
+/// Tells OpenAI's SDKs whether to retry; they check it before the status.
 pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// An answer that no engine gave.
+/// An error response that the router itself writes.
 #[derive(Debug)]
 pub struct ApiError {
     pub status: StatusCode,
     pub message: String,
     param: Option<String>,
-    /// Empty for none.
+    /// OpenAI's `code`; empty for `null`.
     pub code: &'static str,
     retry_after: Option<Duration>,
-    /// What clients should do, whatever the status makes them think.
+    /// Sent as [`SHOULD_RETRY`].
     should_retry: Option<bool>,
-    /// Whether it is an engine's, in our words.
-    pub is_engines: bool,
+    /// Whether it reports an engine's error response, not an error of the router.
+    pub is_from_engine: bool,
 }
 
 impl ApiError {
@@ -37,7 +37,7 @@ impl ApiError {
             code,
             retry_after: None,
             should_retry: None,
-            is_engines: false,
+            is_from_engine: false,
         }
     }
 
@@ -73,13 +73,13 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
     }
 
-    /// Not 408: SDKs retry that, and would send the same body as slowly again.
+    /// Not 408: SDKs would retry, and send the same body as slowly again.
     pub fn slow_body(limit_ms: u64) -> Self {
-        let message = format!("no piece of the request body came for {limit_ms} ms");
+        let message = format!("no data of the request body arrived for {limit_ms} ms");
         Self::new(StatusCode::BAD_REQUEST, "request_body_timeout", message)
     }
 
-    pub fn endless_body(limit: std::time::Duration) -> Self {
+    pub fn endless_body(limit: Duration) -> Self {
         let message = format!("the request body took longer than {} ms", limit.as_millis());
         Self::new(StatusCode::BAD_REQUEST, "request_body_timeout", message)
     }
@@ -88,7 +88,7 @@ impl ApiError {
         Self::new(
             StatusCode::BAD_REQUEST,
             "request_body_broken",
-            format!("the request body broke off: {error}"),
+            format!("the request body is incomplete: {error}"),
         )
     }
 
@@ -102,7 +102,7 @@ impl ApiError {
     }
 
     pub fn unknown_key() -> Self {
-        let message = "the API key is not known here";
+        let message = "incorrect API key";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
@@ -117,7 +117,7 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
     }
 
-    /// The body and headers of the answer.
+    /// The response with its headers and body.
     pub fn into_response(self) -> Response<http::Body> {
         let kind = match self.status {
             status if status.is_server_error() => "server_error",
@@ -139,10 +139,10 @@ impl ApiError {
                 .headers_mut()
                 .insert(header::WWW_AUTHENTICATE, scheme);
         }
-        if let Some(pause) = self.retry_after {
+        if let Some(delay) = self.retry_after {
             response.headers_mut().insert(
                 header::RETRY_AFTER,
-                HeaderValue::from(pause.as_secs().max(1)),
+                HeaderValue::from(delay.as_secs().max(1)),
             );
         }
         if let Some(should) = self.should_retry {

@@ -1,9 +1,9 @@
-//! A field put into a body, whose other bytes stay as they are. Pure.
+//! Inserts a field into a JSON body and leaves all other bytes as they are. Pure.
 
 use bytes::{Bytes, BytesMut};
 
-/// The JSON object `body` with `field` (as in `"name":1`) before all others. Anything else comes back as
-/// it was.
+/// The JSON object `body` with `field` (such as `"name":1`) before all its others. A body that is not an
+/// object is returned unchanged.
 pub fn first_field(body: &Bytes, field: &str) -> Bytes {
     let is_blank = |byte: &u8| b" \t\r\n".contains(byte);
     let Some(open) = body.iter().position(|byte| !is_blank(byte)) else {
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_seen_of_a_salted_body_is_a_part_of_it() {
+    fn fields_found_in_a_salted_body_point_into_it() {
         let body = Bytes::from_static(br#"{"vllm_xargs":{"a":1},"messages":[]}"#);
         let salted = first_field(&body, r#""cache_salt":"s""#);
         let peek = prompt::peek(Api::Chat, &salted, 64).unwrap();

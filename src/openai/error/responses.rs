@@ -296,7 +296,7 @@ impl ApiError {
         // An engine that failed on this request would fail again; a busy one (503) would not.
         let is_fault = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
         error.should_retry = is_fault.then_some(false);
-        error.is_engines = true;
+        error.is_from_engine = true;
         error
     }
 
