@@ -1,17 +1,17 @@
-//! A trace replayed in virtual time: the real decision, over the real indexes, for modelled engines.
-//! It says what a policy would have made of those requests, beside others and beside what is possible.
+//! `warmroute replay`: replays a recorded request trace in virtual time and compares routing policies with each other
+//! and with upper bounds. Routing decisions and cache indexes are the router's own code; the engines are modelled.
 //!
-//! No sockets, no tokens, no HTTP: what those cost is the business of benches and of the demo.
+//! There are no sockets, no tokens and no HTTP. Their cost is measured by the benches and the demo.
 
 mod engine;
 mod formula;
-mod line;
 mod lru;
 mod plot;
-mod result;
+mod policy;
+mod reported;
+mod results;
 mod router;
 mod run;
-mod told;
 mod workload;
 
 use std::fs::File;
@@ -23,179 +23,182 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::json;
 
-use self::line::Line;
-use self::result::{Report, Row, TraceFacts};
-use self::router::Knowledge;
+use self::policy::ComparedPolicy;
+use self::results::{PolicyResult, Report, TraceSummary};
+use self::router::CacheIndexKind;
 use self::run::Fleet;
-use self::workload::{Job, Shape};
+use self::workload::{Job, WorkloadSettings};
 use crate::config::Config;
 use crate::observe;
+use crate::routing::Policy;
 use crate::sim::progress::Progress;
 use crate::sim::report;
 use crate::sim::trace::{self, Entry};
 
-/// Between two looks at how far a replay has come, in requests.
-const SHOW_EVERY: usize = 64;
+/// Requests between two updates of the progress display.
+const PROGRESS_INTERVAL: usize = 64;
 
 #[derive(clap::Args, Clone, Debug, Serialize)]
 pub struct Settings {
-    /// Requests in the format of Mooncake's traces, one JSON object a line; - for standard input.
+    /// Trace in Mooncake's format, one JSON object per line; - reads standard input.
     #[serde(skip)]
     trace: PathBuf,
 
-    /// Take `routing` and `predicted` from this configuration. Default: their defaults.
+    /// Configuration file whose `routing` and `predicted` settings are used. Default: their defaults.
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
-    /// What to compare. Default: every policy that needs no session key, and models of three formulas
-    /// that others use: longest_prefix, prefix_threshold, dynamo_default.
+    /// Policies to compare. Default: every policy but consistent_hash, and models of three policies of other routers:
+    /// longest_prefix, prefix_threshold, dynamo_default.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     #[serde(skip)]
-    policies: Vec<Line>,
+    policies: Vec<ComparedPolicy>,
 
-    /// Modelled engines behind the routers.
+    /// Number of modelled engines.
     #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4_096))]
     workers: u32,
 
-    /// Size of a worker's prefix cache. The default is about what an 80 GB GPU has beside an 8B model
-    /// with its cache in 8 bits.
+    /// Prefix cache size of an engine. The default is about that of an 80 GB GPU with an 8B model and an 8-bit KV
+    /// cache.
     #[arg(long, value_name = "TOKENS", default_value_t = 1_050_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     cache_tokens: u64,
 
-    /// How fast a worker computes prompts, one after the other.
+    /// Prefill speed of an engine, which computes one prompt after the other.
     #[arg(long, value_name = "TOKENS", default_value_t = 12_000.0, value_parser = positive)]
     prefill_tokens_per_second: f64,
 
-    /// Between two tokens of an answer.
+    /// Inter-token latency.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 25, value_parser = clap::value_parser!(u64).range(0..=60_000))]
-    token_ms: u64,
+    decode_ms: u64,
 
-    /// Let requests come so many times as fast as they were recorded.
+    /// Speed-up of the arrivals: with 2, requests arrive twice as fast as recorded.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = positive)]
     speed: f64,
 
-    /// Replay only the first requests of the trace.
+    /// Replay only this many requests from the start of the trace.
     #[arg(long, value_name = "COUNT")]
     requests: Option<usize>,
 
-    /// Tokens that one of the trace's block ids stands for.
+    /// Tokens per block id of the trace.
     #[arg(long, value_name = "TOKENS", default_value_t = NonZeroU32::new(512).expect("it is not 0"))]
     block_tokens: NonZeroU32,
 
-    /// Move each arrival by up to so much, for traces with rounded times.
+    /// Delay each arrival by a random time up to this, for traces with rounded timestamps.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
-    dither_ms: u64,
+    jitter_ms: u64,
 
-    /// What routers know of caches.
-    #[arg(long, value_name = "WHAT", default_value = "events", value_enum)]
-    knowledge: Knowledge,
+    /// The cache index that cached prefixes are looked up in.
+    #[arg(long, value_name = "INDEX", default_value = "exact", value_enum)]
+    cache_index: CacheIndexKind,
 
-    /// How late cache events come.
+    /// Delay of KV events.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
     event_lag_ms: u64,
 
-    /// Believe in blocks when events tell of them, and not as soon as their worker is chosen.
+    /// With the exact index: count blocks as cached when KV events report them, not as soon as a worker is chosen.
     #[arg(long)]
     no_predict_on_route: bool,
 
-    /// Routers in front of the fleet; each request comes to one of them by chance.
+    /// Number of router replicas; each request goes to a random one.
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     routers: u32,
 
-    /// How late routers hear of each other's choices. Default: they never do.
+    /// Delay of load reports between router replicas. Default: replicas report nothing to each other.
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
     sync_ms: Option<u64>,
 
-    /// Another seed breaks ties otherwise; the same one makes the same replay.
+    /// Random seed; the same seed gives the same results.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
 
-    /// Write the results here too.
+    /// Also write the results to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     json: Option<PathBuf>,
 
-    /// Draw them, as SVG.
+    /// Also draw the results to this file, as SVG.
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     plot: Option<PathBuf>,
 }
 
-/// Replays a trace for each policy, prints the table and writes the files.
+/// Replays the trace with each policy, prints the table and writes the requested files.
 pub fn run(settings: &Settings, config: &Config) -> io::Result<()> {
-    let entries = read(settings).map_err(|error| of_file(&settings.trace, error))?;
-    let jobs = workload::jobs(&entries, &settings.shape());
+    let entries = read(settings).map_err(|error| with_path(&settings.trace, error))?;
+    let jobs = workload::jobs(&entries, &settings.workload());
     drop(entries);
-    let facts = TraceFacts::of(&jobs);
+    let summary = TraceSummary::of(&jobs);
     let pooled_blocks = settings.cache_blocks() * settings.workers as usize;
-    let bounds = [pooled_blocks, usize::MAX].map(|blocks| workload::pooled_bound(&jobs, blocks));
-    eprintln!("{}", settings.introduction(&facts));
+    let bounds =
+        [pooled_blocks, usize::MAX].map(|blocks| workload::cached_ratio_bound(&jobs, blocks));
+    eprintln!("{}\n", settings.caption(&summary));
     let mut policies = Vec::new();
-    for line in settings.lines() {
-        policies.push(play(settings, config, line, &jobs, &facts, bounds));
+    for policy in settings.compared_policies() {
+        policies.push(replay(settings, config, policy, &jobs, &summary, bounds));
     }
     let report = Report {
         settings: json!({ "replay": settings, "routing": config.routing }),
-        trace: facts,
+        trace: summary,
         pooled_bound: bounds[0],
         infinite_bound: bounds[1],
         policies,
     };
     let bounds = format!(
-        "One cache of the fleet's size would serve {} of all prompt tokens, an endless one {}.",
+        "Upper bounds: a single LRU cache of the fleet's size would serve {} of prompt tokens, an unlimited one {}.",
         report::percent(report.pooled_bound),
         report::percent(report.infinite_bound),
     );
-    let table = result::table(&report.policies);
+    let table = results::table(&report.policies);
     write!(io::stdout(), "\n{table}\n{bounds}\n")?;
     if let Some(path) = &settings.json {
         let mut text = serde_json::to_string_pretty(&report).map_err(io::Error::other)?;
         text.push('\n');
-        std::fs::write(path, text).map_err(|error| of_file(path, error))?;
+        std::fs::write(path, text).map_err(|error| with_path(path, error))?;
     }
     if let Some(path) = &settings.plot {
-        let drawing = plot::svg(&report, &settings.caption(&facts));
-        std::fs::write(path, drawing).map_err(|error| of_file(path, error))?;
+        let drawing = plot::svg(&report, &settings.caption(&summary));
+        std::fs::write(path, drawing).map_err(|error| with_path(path, error))?;
     }
     Ok(())
 }
 
-/// One policy's replay, with its progress shown.
-fn play(
+/// Replays the trace with one policy and shows the progress.
+fn replay(
     settings: &Settings,
     config: &Config,
-    line: Line,
+    policy: ComparedPolicy,
     jobs: &[Job],
-    facts: &TraceFacts,
+    summary: &TraceSummary,
     bounds: [f64; 2],
-) -> Row {
+) -> PolicyResult {
     let started = observe::now();
-    let width = Line::ALL.iter().map(|line| line.name().len()).max();
-    let name = format!("{:width$}", line.name(), width = width.unwrap_or(0));
+    let names = ComparedPolicy::ALL.iter().map(|policy| policy.name());
+    let width = names.map(str::len).max().unwrap_or(0);
+    let name = format!("{:width$}", policy.name());
     let mut progress = Progress::start(started, &name, jobs.len() as u64);
     let router = router::Settings {
-        line,
+        policy,
         routing: config.routing.clone(),
         predicted: config.predicted.clone(),
-        knowledge: settings.knowledge,
-        expects: !settings.no_predict_on_route,
+        cache_index: settings.cache_index,
+        predicts_on_route: !settings.no_predict_on_route,
         workers: settings.workers as usize,
         cache_tokens: settings.cache_tokens,
     };
     let outcome = run::run(jobs, settings.fleet(), &router, started, |computed| {
-        if computed.is_multiple_of(SHOW_EVERY) {
+        if computed.is_multiple_of(PROGRESS_INTERVAL) {
             progress.show(observe::now(), computed as u64, String::new);
         }
     });
-    let row = Row::new(line, outcome, facts.prompt_tokens, bounds);
-    let cached = report::percent(row.cached_share);
-    let mean = result::seconds(row.ttft_mean_s);
+    let result = PolicyResult::new(policy, outcome, summary.prompt_tokens, bounds);
+    let cached = report::percent(result.cached_ratio);
+    let mean = results::seconds(result.ttft_mean_seconds);
     progress.finish(
         jobs.len() as u64,
         format!("cached {cached}  TTFT mean {mean}"),
     );
-    row
+    result
 }
 
 fn read(settings: &Settings) -> io::Result<Vec<Entry>> {
@@ -206,38 +209,38 @@ fn read(settings: &Settings) -> io::Result<Vec<Entry>> {
         let file = BufReader::new(File::open(&settings.trace)?);
         trace::read(file, settings.block_tokens, requests)
     };
-    entries.map_err(|problem| io::Error::new(io::ErrorKind::InvalidData, problem.to_string()))
+    entries.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
 }
 
-fn of_file(path: &Path, error: io::Error) -> io::Error {
+fn with_path(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 fn positive(text: &str) -> Result<f64, String> {
-    // Within these no time overflows.
+    // With these bounds no time overflows.
     match text.parse::<f64>() {
         Ok(number) if (0.001..=1e9).contains(&number) => Ok(number),
-        Ok(_) => Err("must be from 0.001 to 1000000000".to_owned()),
+        Ok(_) => Err("expected a number from 0.001 to 1000000000".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
 
 impl Settings {
-    fn lines(&self) -> Vec<Line> {
-        if self.policies.is_empty() {
-            let sensible =
-                |line: &Line| *line != Line::Ours(crate::routing::Policy::ConsistentHash);
-            Line::ALL.into_iter().filter(sensible).collect()
-        } else {
-            self.policies.clone()
+    fn compared_policies(&self) -> Vec<ComparedPolicy> {
+        if !self.policies.is_empty() {
+            return self.policies.clone();
         }
+        // It needs a session key, which traces do not have.
+        let consistent_hash = ComparedPolicy::Router(Policy::ConsistentHash);
+        let all = ComparedPolicy::ALL.into_iter();
+        all.filter(|policy| *policy != consistent_hash).collect()
     }
 
-    fn shape(&self) -> Shape {
-        Shape {
+    fn workload(&self) -> WorkloadSettings {
+        WorkloadSettings {
             block_tokens: self.block_tokens,
             speed: self.speed,
-            dither: Duration::from_millis(self.dither_ms),
+            jitter: Duration::from_millis(self.jitter_ms),
             routers: self.routers as usize,
             seed: self.seed,
         }
@@ -249,7 +252,7 @@ impl Settings {
             cache_blocks: self.cache_blocks(),
             block_tokens: self.block_tokens,
             prefill_tokens_per_second: self.prefill_tokens_per_second,
-            decode: Duration::from_millis(self.token_ms),
+            decode: Duration::from_millis(self.decode_ms),
             event_lag: Duration::from_millis(self.event_lag_ms),
             routers: self.routers as usize,
             sync_lag: self.sync_ms.map(Duration::from_millis),
@@ -260,28 +263,13 @@ impl Settings {
         (self.cache_tokens / u64::from(self.block_tokens.get())) as usize
     }
 
-    fn introduction(&self, trace: &TraceFacts) -> String {
+    /// The trace and the fleet in a sentence: above the table and below the plot.
+    fn caption(&self, trace: &TraceSummary) -> String {
         format!(
-            "{} requests with {} prompt tokens, over {:.0} s; {}.\n",
+            "{} requests with {} prompt tokens over {:.0} s; {} modelled engines with a cache of {} tokens, {} prompt tokens/s",
             report::grouped(trace.requests as u64),
             report::grouped(trace.prompt_tokens),
-            trace.span_s,
-            self.fleet_text(),
-        )
-    }
-
-    fn caption(&self, trace: &TraceFacts) -> String {
-        format!(
-            "{} requests over {:.0} s, {}",
-            report::grouped(trace.requests as u64),
-            trace.span_s,
-            self.fleet_text(),
-        )
-    }
-
-    fn fleet_text(&self) -> String {
-        format!(
-            "{} modelled engines of {} cached tokens, {} prompt tokens/s",
+            trace.span_seconds,
             report::grouped(self.workers.into()),
             report::grouped(self.cache_tokens),
             report::grouped(self.prefill_tokens_per_second as u64),

@@ -1,24 +1,24 @@
-//! A replay as a picture: how long requests waited for their first token, and what came from caches.
-//! SVG by hand, since it is a dozen shapes. Pure; all its texts are ours, so nothing needs escaping.
+//! The results of a replay as an SVG picture: the distribution of the time to first token, and the cached ratio. Pure.
+//! No text in it comes from input, so nothing needs escaping.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-use super::line::Line;
-use super::result::{Report, Row, seconds};
+use super::policy::ComparedPolicy;
+use super::results::{PolicyResult, Report, seconds};
 use crate::routing::Policy;
 use crate::sim::report;
 
 const WIDTH: f64 = 1_000.0;
 const ROW: f64 = 34.0;
-/// The distribution's box: left, top, right; the bottom depends on how many rows there are.
+/// The box of the distribution. Its bottom depends on the number of policies.
 const LEFT: f64 = 56.0;
 const TOP: f64 = 84.0;
 const RIGHT: f64 = 500.0;
-/// Where the bars begin, and how long one of 100 % is.
+/// Left end of the bars, and the length of a bar of 100 %.
 const BARS: f64 = 700.0;
 const BAR: f64 = 200.0;
-/// Points of a curve.
+/// Number of segments of a curve.
 const STEPS: usize = 200;
 
 const STYLE: &str = "text { font: 13px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif; fill: #343a40 } \
@@ -28,7 +28,7 @@ const STYLE: &str = "text { font: 13px system-ui, 'Segoe UI', 'DejaVu Sans', san
     .curve { fill: none; stroke-linejoin: round; stroke-width: 1.8 } .ours { stroke-width: 3.2 } \
     .model { stroke-dasharray: 7 4 } .halo { paint-order: stroke; stroke: #fff; stroke-width: 4px }";
 
-/// One picture, readable on light and dark pages.
+/// Draws the picture; it has its own background and is readable on light and dark pages.
 pub(super) fn svg(report: &Report, caption: &str) -> String {
     let rows = report.policies.len().max(5) as f64;
     let bottom = TOP + rows * ROW;
@@ -51,16 +51,11 @@ pub(super) fn svg(report: &Report, caption: &str) -> String {
         LEFT,
         52.0,
         "small",
-        "share of requests that had it within ...",
+        "share of requests with a TTFT of at most ...",
     ));
     let left = RIGHT + 44.0;
     put(text(left, 30.0, "title", "Prompt tokens from cache"));
-    put(text(
-        left,
-        52.0,
-        "small",
-        "and the mean time to first token",
-    ));
+    put(text(left, 52.0, "small", "and the mean TTFT"));
     for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
         let y = bottom - part * (bottom - TOP);
         put(line(LEFT, y, RIGHT, y, "grid"));
@@ -73,41 +68,43 @@ pub(super) fn svg(report: &Report, caption: &str) -> String {
         let label = format!("{tick} s");
         put(text(x, bottom + 20.0, "small middle", &label));
     }
-    // Ours last, above the others.
+    // In reverse, so that the first policy is drawn on top.
     for row in report.policies.iter().rev() {
         put(curve(row, &axis, bottom));
     }
     let bound = BARS + BAR * report.pooled_bound;
     put(line(bound, TOP - 6.0, bound, bottom + 4.0, "bound"));
-    for (place, row) in report.policies.iter().enumerate() {
-        put(bar(row, TOP + place as f64 * ROW));
+    for (index, row) in report.policies.iter().enumerate() {
+        put(bar(row, TOP + index as f64 * ROW));
     }
     let label = format!(
-        "one cache of the fleet's size: {}",
+        "a single cache of the fleet's size: {}",
         report::percent(report.pooled_bound)
     );
     put(text(bound, bottom + 20.0, "small middle", &label));
     put(text(LEFT, bottom + 46.0, "small", caption));
     if report.policies.iter().any(|row| row.is_model) {
-        let note = "dashed, *: models of others' formulas, with the same knowledge as ours";
+        let note =
+            "dashed, *: models of other routers' formulas, with the same cache index and loads";
         put(text(LEFT, bottom + 66.0, "small", note));
     }
     drawing.push_str("</svg>\n");
     drawing
 }
 
-/// Seconds, by their logarithm.
+/// A logarithmic axis of seconds.
 struct Axis {
-    /// Powers of ten.
+    /// Both ends, as powers of ten.
     first: f64,
     last: f64,
 }
 
 impl Axis {
-    /// What any row has, but for the fastest and slowest few; from a whole decade on.
-    fn over(rows: &[Row]) -> Self {
+    /// Covers p5 to p99 of all policies, starting at a whole power of ten.
+    fn over(rows: &[PolicyResult]) -> Self {
         let times = |percent| {
-            let time = move |row: &Row| report::percentile(&row.first_tokens, percent);
+            let time =
+                move |row: &PolicyResult| report::percentile(&row.times_to_first_token, percent);
             rows.iter().map(move |row| time(row).as_secs_f64())
         };
         let least = times(5).fold(f64::INFINITY, f64::min).clamp(0.001, 1e6);
@@ -129,20 +126,20 @@ impl Axis {
     }
 }
 
-fn curve(row: &Row, axis: &Axis, bottom: f64) -> String {
+fn curve(row: &PolicyResult, axis: &Axis, bottom: f64) -> String {
     let mut points = String::new();
     for step in 0..=STEPS {
         let part = step as f64 / STEPS as f64;
-        let last = row.first_tokens.len().saturating_sub(1);
-        let place = (part * last as f64).round() as usize;
-        let time = row.first_tokens.get(place).copied();
+        let last = row.times_to_first_token.len().saturating_sub(1);
+        let index = (part * last as f64).round() as usize;
+        let time = row.times_to_first_token.get(index).copied();
         let x = axis.x(time.unwrap_or(Duration::ZERO).as_secs_f64());
         let y = bottom - part * (bottom - TOP);
         let _ = write!(points, "{x:.1},{y:.1} ");
     }
     let kind = if row.is_model {
         "curve model"
-    } else if is_foremost(row) {
+    } else if is_highlighted(row) {
         "curve ours"
     } else {
         "curve"
@@ -154,13 +151,13 @@ fn curve(row: &Row, axis: &Axis, bottom: f64) -> String {
     )
 }
 
-/// A policy's name in its colour, its bar, and its mean time to the first token.
-fn bar(row: &Row, y: f64) -> String {
+/// A policy's legend entry, its bar of the cached ratio, and its mean TTFT.
+fn bar(row: &PolicyResult, y: f64) -> String {
     let base = y + ROW / 2.0;
-    let (color, length) = (color(row), BAR * row.cached_share);
+    let (color, length) = (color(row), BAR * row.cached_ratio);
     let dashes = if row.is_model { " model" } else { "" };
     let mark = if row.is_model { " *" } else { "" };
-    let weight = if is_foremost(row) {
+    let weight = if is_highlighted(row) {
         "halo strong"
     } else {
         "halo"
@@ -180,30 +177,30 @@ fn bar(row: &Row, y: f64) -> String {
             BARS + length + 8.0,
             base + 4.5,
             weight,
-            &report::percent(row.cached_share),
+            &report::percent(row.cached_ratio),
         ),
         text(
             WIDTH - 16.0,
             base + 4.5,
             &format!("{weight} end"),
-            &seconds(row.ttft_mean_s),
+            &seconds(row.ttft_mean_seconds),
         ),
     ]
     .join("\n")
 }
 
-fn is_foremost(row: &Row) -> bool {
-    row.policy == Line::Ours(Policy::CacheAware).name()
+fn is_highlighted(row: &PolicyResult) -> bool {
+    row.policy == ComparedPolicy::Router(Policy::CacheAware).name()
 }
 
-/// Each line's own, told apart without red against green.
-fn color(row: &Row) -> &'static str {
-    const COLORS: [&str; Line::ALL.len()] = [
+/// Colours that can be told apart without distinguishing red from green.
+fn color(row: &PolicyResult) -> &'static str {
+    const COLORS: [&str; ComparedPolicy::ALL.len()] = [
         "#e8590c", "#1c7ed6", "#15aabf", "#7048e8", "#868e96", "#adb5bd", "#2b8a3e", "#94d82d",
         "#862e9c",
     ];
-    let known = Line::ALL.iter().zip(COLORS);
-    let mut found = known.filter(|(line, _)| line.name() == row.policy);
+    let colors = ComparedPolicy::ALL.iter().zip(COLORS);
+    let mut found = colors.filter(|(policy, _)| policy.name() == row.policy);
     found.next().map_or("#343a40", |(_, color)| color)
 }
 
@@ -221,12 +218,12 @@ mod tests {
 
     use super::*;
     use crate::sim::replay::formula::Formula;
-    use crate::sim::replay::result::TraceFacts;
-    use crate::sim::replay::result::tests::row;
+    use crate::sim::replay::results::TraceSummary;
+    use crate::sim::replay::results::tests::row;
 
-    fn report(policies: Vec<Row>) -> Report {
+    fn report(policies: Vec<PolicyResult>) -> Report {
         Report {
-            trace: TraceFacts::of(&[]),
+            trace: TraceSummary::of(&[]),
             settings: Value::Null,
             pooled_bound: 0.5,
             infinite_bound: 0.6,
@@ -237,8 +234,8 @@ mod tests {
     #[test]
     fn a_picture_has_a_curve_and_a_bar_for_each_policy() {
         let rows = vec![
-            row(Line::Ours(Policy::CacheAware), &[300, 100, 200]),
-            row(Line::Theirs(Formula::LongestPrefix), &[9_000]),
+            row(ComparedPolicy::Router(Policy::CacheAware), &[300, 100, 200]),
+            row(ComparedPolicy::Model(Formula::LongestPrefix), &[9_000]),
         ];
         let drawing = svg(&report(rows), "a test");
         for (part, count) in [
@@ -255,18 +252,24 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_is_at_the_right_and_nothing_is_outside() {
-        let rows = [row(Line::Ours(Policy::Random), &[20, 500, 40_000])];
+    fn slower_is_further_right_and_nothing_is_outside_the_box() {
+        let rows = [row(
+            ComparedPolicy::Router(Policy::Random),
+            &[20, 500, 40_000],
+        )];
         let axis = Axis::over(&rows);
-        let places = [0.0, 0.01, 0.02, 40.0, 100.0, 1e6].map(|seconds| axis.x(seconds));
-        assert!(places.is_sorted(), "{places:?}");
-        assert_eq!((places[1], places[4]), (LEFT, RIGHT));
-        assert!(places[3] < RIGHT);
+        let xs = [0.0, 0.01, 0.02, 40.0, 100.0, 1e6].map(|seconds| axis.x(seconds));
+        assert!(xs.is_sorted(), "{xs:?}");
+        assert_eq!((xs[1], xs[4]), (LEFT, RIGHT));
+        assert!(xs[3] < RIGHT);
     }
 
     #[test]
     fn a_report_without_requests_can_be_drawn() {
-        let drawing = svg(&report(vec![row(Line::Ours(Policy::Random), &[])]), "");
+        let drawing = svg(
+            &report(vec![row(ComparedPolicy::Router(Policy::Random), &[])]),
+            "",
+        );
         assert!(!drawing.contains("NaN") && !drawing.contains("inf"));
     }
 }

@@ -1,5 +1,4 @@
-//! A router as the real one is: what it counts of each worker, what it believes them to hold, and the
-//! real decision over both.
+//! A router of a replay: the load counters of each worker, a cache index, and the router's own decision code over both.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,8 +7,8 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::formula::Candidate;
-use super::line::Line;
-use super::told::Told;
+use super::policy::ComparedPolicy;
+use super::reported::ReportedIndex;
 use super::workload::{Job, tokens_of};
 use crate::ids::WorkerId;
 use crate::kv::predicted::{self, PredictedIndex};
@@ -17,13 +16,13 @@ use crate::kv::unconfirmed::{self, UnconfirmedBlocks, UnconfirmedPrompt};
 use crate::observe::metrics::Registry;
 use crate::routing::{self, Cached, Request, State, View};
 
-/// What routers know of caches.
+/// Which cache index a router uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Knowledge {
-    /// What the engines' cache events tell.
-    Events,
-    /// What this router sent them.
+pub(super) enum CacheIndexKind {
+    /// Built from the engines' KV events.
+    Exact,
+    /// Built from this router's own decisions.
     Predicted,
 }
 
@@ -31,31 +30,31 @@ pub(super) enum Knowledge {
 pub(super) struct Router {
     loads: Vec<Load>,
     in_flight: FxHashMap<usize, InFlight>,
-    beliefs: Beliefs,
+    cache_index: CacheIndex,
     routing: routing::Settings,
-    line: Line,
+    policy: ComparedPolicy,
     cache_tokens: u64,
     tickets: u64,
-    /// The moment at which virtual time is 0.
-    born: Instant,
+    /// The instant that stands for virtual time 0.
+    epoch: Instant,
 }
 
 #[derive(Debug)]
-enum Beliefs {
-    /// Beside what the engines tell.
-    Events {
+enum CacheIndex {
+    /// Blocks that chosen workers will soon report; the reported ones are in [`ReportedIndex`].
+    Exact {
         unconfirmed: Option<Arc<UnconfirmedBlocks>>,
     },
     Predicted(Box<PredictedIndex>),
 }
 
-/// As `fleet::load` counts.
+/// The counters of `fleet::load`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Load {
     requests: u32,
     queued_tokens: u64,
     decode_tokens: u64,
-    /// Prompt tokens of all requests, for others' formulas.
+    /// Prompt tokens of all requests, for the formulas of other routers.
     active_tokens: u64,
 }
 
@@ -67,86 +66,91 @@ struct InFlight {
     is_computed: bool,
 }
 
-/// A router's choice, and what becomes of it. Other routers may hear of it.
+/// Progress of a request, which a router counts for its own requests and gets in load reports for those of replicas.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum News {
+pub(super) enum RequestEvent {
     Chosen { worker: usize, uncached_tokens: u32 },
     FirstToken,
     Ended,
 }
 
 pub(super) struct Settings {
-    pub(super) line: Line,
+    pub(super) policy: ComparedPolicy,
     pub(super) routing: routing::Settings,
     pub(super) predicted: predicted::Settings,
-    pub(super) knowledge: Knowledge,
-    /// Whether blocks count as held as soon as their worker is chosen.
-    pub(super) expects: bool,
+    pub(super) cache_index: CacheIndexKind,
+    /// With the exact index: blocks count as cached as soon as a worker is chosen.
+    pub(super) predicts_on_route: bool,
     pub(super) workers: usize,
     pub(super) cache_tokens: u64,
 }
 
 impl Router {
-    pub(super) fn new(settings: &Settings, born: Instant) -> Self {
-        // A run's own: nobody reads it.
+    pub(super) fn new(settings: &Settings, epoch: Instant) -> Self {
+        // Nobody reads these metrics.
         let registry = Registry::default();
-        let beliefs = match settings.knowledge {
-            Knowledge::Predicted => Beliefs::Predicted(Box::new(PredictedIndex::new(
+        let cache_index = match settings.cache_index {
+            CacheIndexKind::Predicted => CacheIndex::Predicted(Box::new(PredictedIndex::new(
                 settings.predicted.clone(),
                 predicted::Metrics::new(&registry),
-                born,
+                epoch,
             ))),
-            Knowledge::Events => Beliefs::Events {
-                unconfirmed: settings.expects.then(|| {
+            CacheIndexKind::Exact => CacheIndex::Exact {
+                unconfirmed: settings.predicts_on_route.then(|| {
                     let metrics = unconfirmed::Metrics::new(&registry);
-                    UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics, born)
+                    UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics, epoch)
                 }),
             },
         };
         Self {
             loads: vec![Load::default(); settings.workers],
             in_flight: FxHashMap::default(),
-            beliefs,
-            routing: settings.line.routing(&settings.routing),
-            line: settings.line,
+            cache_index,
+            routing: settings.policy.routing(&settings.routing),
+            policy: settings.policy,
             cache_tokens: settings.cache_tokens,
             tickets: 0,
-            born,
+            epoch,
         }
     }
 
-    /// A worker for a request, and how many tokens it will have to compute as far as is known.
-    pub(super) fn choose(&mut self, now: Duration, job: &Job, told: &Told) -> Option<(usize, u32)> {
+    /// Chooses a worker for a request. Also returns how many prompt tokens the worker has to compute.
+    pub(super) fn choose(
+        &mut self,
+        now: Duration,
+        job: &Job,
+        reported: &ReportedIndex,
+    ) -> Option<(usize, u32)> {
         let request = Request {
             prompt_tokens: job.input_tokens,
-            // A trace tells no session; a prompt's first block is what one would have in common.
+            // Traces have no session keys; the first block of a prompt is the nearest thing.
             affinity: job.blocks.first().map(|first| first.path.0),
             ticket: self.tickets,
             seed: job.seed,
         };
         self.tickets += 1;
-        let held = self.held(now, job, told);
-        let worker = match self.line {
-            Line::Ours(_) => {
-                let view = Seen {
+        let cached = self.cached(now, job, reported);
+        let worker = match self.policy {
+            ComparedPolicy::Router(_) => {
+                let view = FleetView {
                     loads: &self.loads,
-                    held: &held,
+                    cached: &cached,
                 };
                 routing::decide(&self.routing, &request, &view)?.worker_index
             }
-            Line::Theirs(formula) => {
-                formula.choose(job.input_tokens, &self.candidates(&held, job))?
+            ComparedPolicy::Model(formula) => {
+                formula.choose(job.input_tokens, &self.candidates(&cached, job))?
             }
         };
-        let uncached_tokens = job.input_tokens.saturating_sub(held.tokens(worker));
+        let uncached_tokens = job.input_tokens.saturating_sub(cached.tokens(worker));
         Some((worker, uncached_tokens))
     }
 
-    /// Counts what happened to a request, its own or another router's.
-    pub(super) fn hear(&mut self, now: Duration, number: usize, job: &Job, news: News) {
-        let at = self.born + now;
-        match news {
-            News::Chosen {
+    /// Counts the progress of a request, of its own or of a replica.
+    pub(super) fn apply(&mut self, now: Duration, number: usize, job: &Job, event: RequestEvent) {
+        let at = self.epoch + now;
+        match event {
+            RequestEvent::Chosen {
                 worker,
                 uncached_tokens,
             } => {
@@ -155,11 +159,13 @@ impl Router {
                 load.queued_tokens += u64::from(uncached_tokens);
                 load.active_tokens += u64::from(job.input_tokens);
                 let id = WorkerId(worker as u32);
-                let coming = match &self.beliefs {
-                    Beliefs::Events { unconfirmed } => unconfirmed
+                let coming = match &self.cache_index {
+                    CacheIndex::Exact { unconfirmed } => {
+                        unconfirmed
                         .as_ref()
-                        .map(|it| it.insert(id, &job.prefix_keys)),
-                    Beliefs::Predicted(predicted) => {
+                        .map(|it| it.insert(id, &job.prefix_keys))
+                    }
+                    CacheIndex::Predicted(predicted) => {
                         predicted.record(at, id, self.cache_tokens, &job.blocks);
                         None
                     }
@@ -172,7 +178,7 @@ impl Router {
                 };
                 self.in_flight.insert(number, request);
             }
-            News::FirstToken => {
+            RequestEvent::FirstToken => {
                 let Some(request) = self.in_flight.get_mut(&number) else {
                     return;
                 };
@@ -184,7 +190,7 @@ impl Router {
                     coming.on_first_token(at);
                 }
             }
-            News::Ended => {
+            RequestEvent::Ended => {
                 let Some(request) = self.in_flight.remove(&number) else {
                     return;
                 };
@@ -199,77 +205,83 @@ impl Router {
         }
     }
 
-    /// Frees what counts no more.
-    pub(super) fn sweep(&self, now: Duration) {
-        match &self.beliefs {
-            Beliefs::Events { unconfirmed } => {
+    /// Frees expired entries of the index.
+    pub(super) fn expire(&self, now: Duration) {
+        match &self.cache_index {
+            CacheIndex::Exact { unconfirmed } => {
                 if let Some(unconfirmed) = unconfirmed {
-                    unconfirmed.remove_expired(self.born + now);
+                    unconfirmed.remove_expired(self.epoch + now);
                 }
             }
-            Beliefs::Predicted(predicted) => predicted.remove_expired(self.born + now, |_| true),
+            CacheIndex::Predicted(predicted) => predicted.remove_expired(self.epoch + now, |_| true),
         }
     }
 
-    fn held<'a>(&'a self, now: Duration, job: &'a Job, told: &Told) -> Held<'a> {
+    fn cached<'a>(
+        &'a self,
+        now: Duration,
+        job: &'a Job,
+        reported: &ReportedIndex,
+    ) -> CachedTokens<'a> {
         let holders_max = self.routing.holders as usize;
-        match &self.beliefs {
-            Beliefs::Events { unconfirmed } => {
-                let mut tokens = told.tokens(job);
+        match &self.cache_index {
+            CacheIndex::Exact { unconfirmed } => {
+                let mut tokens = reported.cached_tokens(job);
                 if let Some(unconfirmed) = unconfirmed {
-                    let coming =
-                        unconfirmed.overlap(self.born + now, &job.prefix_keys, holders_max);
+                    let coming = unconfirmed.overlap(self.epoch + now, &job.prefix_keys, holders_max);
                     for holder in coming {
-                        let known = &mut tokens[holder.worker.0 as usize];
-                        *known = (*known).max(tokens_of(&job.blocks, holder.blocks as usize));
+                        let cached = &mut tokens[holder.worker.0 as usize];
+                        *cached = (*cached).max(tokens_of(&job.blocks, holder.blocks as usize));
                     }
                 }
-                Held::exact(tokens, holders_max, job.seed)
+                CachedTokens::exact(tokens, holders_max, job.seed)
             }
-            Beliefs::Predicted(predicted) => Held::predicted(predicted, job, holders_max),
+            CacheIndex::Predicted(predicted) => {
+                CachedTokens::predicted(predicted, job, holders_max)
+            }
         }
     }
 
-    fn candidates(&self, held: &Held<'_>, job: &Job) -> Vec<Candidate> {
+    fn candidates(&self, cached: &CachedTokens<'_>, job: &Job) -> Vec<Candidate> {
         let loads = self.loads.iter().enumerate();
         loads
-            .map(|(place, load)| Candidate {
+            .map(|(worker_index, load)| Candidate {
                 requests: load.requests,
-                pending_tokens: load.queued_tokens,
+                queued_tokens: load.queued_tokens,
                 active_tokens: load.active_tokens,
-                cached_tokens: held.tokens(place),
-                tie: drawn(job.seed, place),
+                cached_tokens: cached.tokens(worker_index),
+                tie: tie_breaker(job.seed, worker_index),
             })
             .collect()
     }
 }
 
-/// What each worker holds of one prompt.
-enum Held<'a> {
+/// The cached tokens of one prompt, by worker.
+enum CachedTokens<'a> {
     Exact {
         tokens: Vec<u32>,
-        places: SmallVec<[usize; 8]>,
+        holders: SmallVec<[usize; 8]>,
     },
-    /// The deepest holders are known, and the others looked up when asked for.
+    /// The workers with the longest cached prefix are known; others are looked up on demand.
     Predicted {
         index: &'a PredictedIndex,
         job: &'a Job,
-        places: SmallVec<[usize; 8]>,
+        holders: SmallVec<[usize; 8]>,
         max_cached_elsewhere: usize,
     },
 }
 
-impl<'a> Held<'a> {
+impl<'a> CachedTokens<'a> {
     fn exact(tokens: Vec<u32>, holders_max: usize, seed: u64) -> Self {
-        let mut places: SmallVec<[usize; 8]> = (0..tokens.len())
-            .filter(|place| tokens[*place] > 0)
+        let mut holders: SmallVec<[usize; 8]> = (0..tokens.len())
+            .filter(|worker| tokens[*worker] > 0)
             .collect();
-        let order = |place: &usize| (u32::MAX - tokens[*place], drawn(seed, *place));
-        if places.len() > holders_max && holders_max > 0 {
-            places.select_nth_unstable_by_key(holders_max - 1, order);
+        let order = |worker: &usize| (u32::MAX - tokens[*worker], tie_breaker(seed, *worker));
+        if holders.len() > holders_max && holders_max > 0 {
+            holders.select_nth_unstable_by_key(holders_max - 1, order);
         }
-        places.truncate(holders_max);
-        Held::Exact { tokens, places }
+        holders.truncate(holders_max);
+        CachedTokens::Exact { tokens, holders }
     }
 
     fn predicted(index: &'a PredictedIndex, job: &'a Job, holders_max: usize) -> Self {
@@ -278,54 +290,56 @@ impl<'a> Held<'a> {
             Some(last) if overlap.len() == holders_max => last.blocks as usize,
             _ => 0,
         };
-        Held::Predicted {
+        CachedTokens::Predicted {
             index,
             job,
-            places: overlap.iter().map(|it| it.worker.0 as usize).collect(),
+            holders: overlap.iter().map(|it| it.worker.0 as usize).collect(),
             max_cached_elsewhere,
         }
     }
 
-    fn places(&self) -> &[usize] {
+    fn holders(&self) -> &[usize] {
         match self {
-            Held::Exact { places, .. } | Held::Predicted { places, .. } => places,
+            CachedTokens::Exact { holders, .. } | CachedTokens::Predicted { holders, .. } => {
+                holders
+            }
         }
     }
 
-    fn tokens(&self, place: usize) -> u32 {
+    fn tokens(&self, worker_index: usize) -> u32 {
         match self {
-            Held::Exact { tokens, .. } => tokens[place],
-            Held::Predicted {
+            CachedTokens::Exact { tokens, .. } => tokens[worker_index],
+            CachedTokens::Predicted {
                 index,
                 job,
-                places,
+                holders,
                 max_cached_elsewhere,
             } => {
-                let asked = if places.contains(&place) {
+                let blocks = if holders.contains(&worker_index) {
                     &job.blocks[..]
                 } else {
                     &job.blocks[..*max_cached_elsewhere]
                 };
-                let depth = index.depth(WorkerId(place as u32), asked);
+                let depth = index.depth(WorkerId(worker_index as u32), blocks);
                 tokens_of(&job.blocks, depth as usize)
             }
         }
     }
 }
 
-/// The modelled fleet as a decision sees it.
-struct Seen<'a> {
+/// The view of the fleet that a routing decision gets.
+struct FleetView<'a> {
     loads: &'a [Load],
-    held: &'a Held<'a>,
+    cached: &'a CachedTokens<'a>,
 }
 
-impl View for Seen<'_> {
+impl View for FleetView<'_> {
     fn len(&self) -> usize {
         self.loads.len()
     }
 
-    fn state(&self, place: usize) -> State {
-        let load = &self.loads[place];
+    fn state(&self, worker_index: usize) -> State {
+        let load = &self.loads[worker_index];
         State {
             is_usable: true,
             requests: load.requests,
@@ -334,23 +348,23 @@ impl View for Seen<'_> {
         }
     }
 
-    fn identity(&self, place: usize) -> u64 {
-        drawn(0, place)
+    fn identity(&self, worker_index: usize) -> u64 {
+        tie_breaker(0, worker_index)
     }
 
     fn prefix_owners(&self) -> &[usize] {
-        self.held.places()
+        self.cached.holders()
     }
 
-    fn cached(&self, place: usize) -> Cached {
-        Cached::in_gpu(self.held.tokens(place))
+    fn cached(&self, worker_index: usize) -> Cached {
+        Cached::in_gpu(self.cached.tokens(worker_index))
     }
 }
 
-/// Another order of workers for each request, so that ties don't always fall on the same ones.
-fn drawn(seed: u64, place: usize) -> u64 {
+/// A pseudo-random number per request and worker, so that ties do not always go to the same worker.
+fn tie_breaker(seed: u64, worker_index: usize) -> u64 {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    bytes[8..].copy_from_slice(&(place as u64).to_le_bytes());
+    bytes[8..].copy_from_slice(&(worker_index as u64).to_le_bytes());
     xxhash_rust::xxh3::xxh3_64(&bytes)
 }

@@ -1,19 +1,19 @@
-//! One replay in virtual time: requests come, routers choose, engines compute, and everybody hears of
-//! it when they would.
+//! One replay in virtual time: requests arrive, routers choose workers, engines compute prompts, and KV events and load
+//! reports arrive with their delays.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use super::engine::{Change, Computed, Engine};
-use super::router::{self, News, Router};
-use super::told::Told;
+use super::engine::{CacheChange, Computed, EngineModel};
+use super::reported::ReportedIndex;
+use super::router::{self, RequestEvent, Router};
 use super::workload::{self, Job};
 use crate::sim::world::World;
 
-/// Between two clean-ups of the routers, which have them every second or so.
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// How often the routers expire entries of their indexes, as in production.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The fleet and what lies between it and the routers.
+/// The engines, the routers and the delays between them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fleet {
     pub(super) workers: usize,
@@ -23,20 +23,20 @@ pub(super) struct Fleet {
     pub(super) decode: Duration,
     pub(super) event_lag: Duration,
     pub(super) routers: usize,
-    /// `None`: routers never hear of each other's choices.
+    /// Delay of load reports between replicas; `None` if there are none.
     pub(super) sync_lag: Option<Duration>,
 }
 
-/// What came of a replay.
+/// Measurements of a replay.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     /// By request.
-    pub(super) first_tokens: Vec<Duration>,
+    pub(super) times_to_first_token: Vec<Duration>,
     pub(super) cached_tokens: u64,
     pub(super) requests_per_worker: Vec<u64>,
-    /// Prompt tokens that each worker had to compute.
+    /// Prompt tokens that each worker computed, without cached ones.
     pub(super) computed_per_worker: Vec<u64>,
-    /// When the last answer ended.
+    /// The end of the last answer.
     pub(super) elapsed: Duration,
 }
 
@@ -50,32 +50,32 @@ enum Event {
         worker: usize,
         request: usize,
     },
-    /// An engine's cache events reach the routers.
-    Told {
+    /// An engine's KV events reach the routers.
+    KvEvents {
         worker: usize,
         request: usize,
-        change: Change,
+        change: CacheChange,
     },
-    /// A router's news reaches the others.
-    Heard {
+    /// A router's load report reaches the other replicas.
+    LoadReport {
         request: usize,
-        news: News,
+        event: RequestEvent,
     },
-    Sweep,
+    Expire,
 }
 
 struct Run<'a> {
     jobs: &'a [Job],
     fleet: Fleet,
-    world: World<Event>,
-    engines: Vec<Engine>,
+    events: World<Event>,
+    engines: Vec<EngineModel>,
     routers: Vec<Router>,
-    told: Told,
+    exact_index: ReportedIndex,
     outcome: Outcome,
     unfinished: usize,
 }
 
-/// Replays the jobs, and calls `show` after each prompt with how many are computed.
+/// Replays the jobs. Calls `show` after each computed prompt with the number of prompts computed so far.
 pub(super) fn run(
     jobs: &[Job],
     fleet: Fleet,
@@ -83,18 +83,18 @@ pub(super) fn run(
     born: Instant,
     mut show: impl FnMut(usize),
 ) -> Outcome {
-    let engine = || Engine::new(fleet.cache_blocks, fleet.prefill_tokens_per_second);
+    let engine = || EngineModel::new(fleet.cache_blocks, fleet.prefill_tokens_per_second);
     let mut run = Run {
         jobs,
         fleet,
-        world: World::new(),
+        events: World::new(),
         engines: (0..fleet.workers).map(|_| engine()).collect(),
         routers: (0..fleet.routers)
             .map(|_| Router::new(settings, born))
             .collect(),
-        told: Told::new(fleet.workers, fleet.block_tokens, workload::root()),
+        exact_index: ReportedIndex::new(fleet.workers, fleet.block_tokens, workload::root()),
         outcome: Outcome {
-            first_tokens: vec![Duration::ZERO; jobs.len()],
+            times_to_first_token: vec![Duration::ZERO; jobs.len()],
             cached_tokens: 0,
             requests_per_worker: vec![0; fleet.workers],
             computed_per_worker: vec![0; fleet.workers],
@@ -103,11 +103,11 @@ pub(super) fn run(
         unfinished: jobs.len(),
     };
     for (request, job) in jobs.iter().enumerate() {
-        run.world.set(job.at, Event::Arrives(request));
+        run.events.set(job.at, Event::Arrives(request));
     }
-    run.world.set(SWEEP_EVERY, Event::Sweep);
+    run.events.set(EXPIRY_INTERVAL, Event::Expire);
     let mut computed = 0;
-    while let Some(event) = run.world.next() {
+    while let Some(event) = run.events.next() {
         if matches!(event, Event::Computed { .. }) {
             computed += 1;
             show(computed);
@@ -119,7 +119,7 @@ pub(super) fn run(
 
 impl Run<'_> {
     fn on_event(&mut self, event: Event) {
-        let now = self.world.now();
+        let now = self.events.now();
         match event {
             Event::Arrives(request) => self.on_arrival(now, request),
             Event::Computed { worker } => {
@@ -129,47 +129,47 @@ impl Run<'_> {
                 }
             }
             Event::Ends { worker, request } => {
-                self.tell(now, request, News::Ended);
+                self.report(now, request, RequestEvent::Ended);
                 self.outcome.requests_per_worker[worker] += 1;
                 self.outcome.elapsed = now;
                 self.unfinished -= 1;
             }
-            Event::Told {
+            Event::KvEvents {
                 worker,
                 request,
                 change,
-            } => self.told.apply(worker, &self.jobs[request], &change),
-            Event::Heard { request, news } => {
+            } => self.exact_index.apply(worker, &self.jobs[request], &change),
+            Event::LoadReport { request, event } => {
                 let job = &self.jobs[request];
-                for (place, router) in self.routers.iter_mut().enumerate() {
-                    if place != job.router {
-                        router.hear(now, request, job, news);
+                for (index, router) in self.routers.iter_mut().enumerate() {
+                    if index != job.router {
+                        router.apply(now, request, job, event);
                     }
                 }
             }
-            Event::Sweep if self.unfinished > 0 => {
+            Event::Expire if self.unfinished > 0 => {
                 for router in &self.routers {
-                    router.sweep(now);
+                    router.expire(now);
                 }
-                self.world.set(now + SWEEP_EVERY, Event::Sweep);
+                self.events.set(now + EXPIRY_INTERVAL, Event::Expire);
             }
-            Event::Sweep => {}
+            Event::Expire => {}
         }
     }
 
     fn on_arrival(&mut self, now: Duration, request: usize) {
         let job = &self.jobs[request];
-        let chosen = self.routers[job.router].choose(now, job, &self.told);
-        let (worker, uncached_tokens) = chosen.expect("every modelled worker can be used");
-        self.tell(
+        let chosen = self.routers[job.router].choose(now, job, &self.exact_index);
+        let (worker, uncached_tokens) = chosen.expect("every modelled engine is usable");
+        self.report(
             now,
             request,
-            News::Chosen {
+            RequestEvent::Chosen {
                 worker,
                 uncached_tokens,
             },
         );
-        let next = self.engines[worker].take(self.jobs, request);
+        let next = self.engines[worker].submit(self.jobs, request);
         self.compute(now, worker, next);
     }
 
@@ -180,35 +180,36 @@ impl Run<'_> {
             change,
         } = computed;
         let job = &self.jobs[request];
-        self.outcome.first_tokens[request] = now - job.at;
+        self.outcome.times_to_first_token[request] = now - job.at;
         self.outcome.cached_tokens += u64::from(cached_tokens);
         self.outcome.computed_per_worker[worker] += u64::from(job.input_tokens - cached_tokens);
-        self.tell(now, request, News::FirstToken);
+        self.report(now, request, RequestEvent::FirstToken);
         let decode = self.fleet.decode * job.output_tokens.saturating_sub(1);
-        self.world
+        self.events
             .set(now + decode, Event::Ends { worker, request });
-        let told = Event::Told {
+        let kv_events = Event::KvEvents {
             worker,
             request,
             change,
         };
-        self.world.set(now + self.fleet.event_lag, told);
+        self.events.set(now + self.fleet.event_lag, kv_events);
     }
 
     fn compute(&mut self, now: Duration, worker: usize, next: Option<Duration>) {
         if let Some(time) = next {
-            self.world.set(now + time, Event::Computed { worker });
+            self.events.set(now + time, Event::Computed { worker });
         }
     }
 
-    /// Its own router knows at once, the others when they hear of it.
-    fn tell(&mut self, now: Duration, request: usize, news: News) {
+    /// Reports a request's progress: to its own router at once, to the other replicas with their delay.
+    fn report(&mut self, now: Duration, request: usize, event: RequestEvent) {
         let job = &self.jobs[request];
-        self.routers[job.router].hear(now, request, job, news);
+        self.routers[job.router].apply(now, request, job, event);
         if let Some(lag) = self.fleet.sync_lag
             && self.routers.len() > 1
         {
-            self.world.set(now + lag, Event::Heard { request, news });
+            self.events
+                .set(now + lag, Event::LoadReport { request, event });
         }
     }
 }

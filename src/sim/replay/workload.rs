@@ -1,5 +1,5 @@
-//! A trace as it is replayed: its times scaled, its block names chained, its requests given to
-//! routers, and what no routing could exceed. Pure.
+//! The workload of a replay: the requests of a trace with scaled arrival times, hashed blocks and a router each; and
+//! the upper bounds of what routing can achieve. Pure.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -19,45 +19,45 @@ pub(super) struct Job {
     pub(super) at: Duration,
     pub(super) input_tokens: u32,
     pub(super) output_tokens: u32,
-    /// The prompt's full blocks, as the predicted index takes them,
+    /// The prompt's full blocks, for the predicted index.
     pub(super) blocks: Vec<Block>,
-    /// and as the index of reported ones does.
+    /// The same blocks for the exact index.
     pub(super) locals: Vec<LocalHash>,
     pub(super) prefix_keys: PrefixKeys,
-    /// Which router a load balancer gave it to.
+    /// Index of the router replica that gets the request.
     pub(super) router: usize,
-    /// The same for all policies.
+    /// Seed of the routing decision, the same for all policies.
     pub(super) seed: u64,
 }
 
-/// How a trace becomes a workload.
+/// How a trace becomes a workload; see the command-line arguments.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct WorkloadSettings {
     pub(super) block_tokens: NonZeroU32,
     pub(super) speed: f64,
-    pub(super) dither: Duration,
+    pub(super) jitter: Duration,
     pub(super) routers: usize,
     pub(super) seed: u64,
 }
 
 /// The requests in the order of their arrival.
-pub(super) fn jobs(entries: &[Entry], shape: &Shape) -> Vec<Job> {
-    let mut rng = Rng::with_seed(shape.seed);
+pub(super) fn jobs(entries: &[Entry], settings: &WorkloadSettings) -> Vec<Job> {
+    let mut rng = Rng::with_seed(settings.seed);
     let start = text_block::chain_root("replay", None);
     let mut jobs: Vec<Job> = entries
         .iter()
         .map(|entry| {
             let locals: Vec<LocalHash> = entry.blocks.iter().map(|name| local(*name)).collect();
-            let sized = locals.iter().map(|it| (it.0, shape.block_tokens.get()));
+            let sized = locals.iter().map(|it| (it.0, settings.block_tokens.get()));
             let blocks = text_block::chain(start, sized);
             Job {
-                at: (entry.at + shape.dither.mul_f64(rng.f64())).div_f64(shape.speed),
+                at: (entry.at + settings.jitter.mul_f64(rng.f64())).div_f64(settings.speed),
                 input_tokens: entry.input_tokens,
                 output_tokens: entry.output_tokens,
                 prefix_keys: unconfirmed::prefix_keys(root(), &locals),
                 blocks,
                 locals,
-                router: rng.usize(..shape.routers),
+                router: rng.usize(..settings.routers),
                 seed: rng.u64(..),
             }
         })
@@ -66,27 +66,26 @@ pub(super) fn jobs(entries: &[Entry], shape: &Shape) -> Vec<Job> {
     jobs
 }
 
-/// Of the one model that there is.
+/// The root of all prompts: one model, no salt.
 pub(super) fn root() -> ChainRoot {
     block::chain_root(None, None)
 }
 
-/// Traces number their blocks from 0; chains are made of hashes.
+/// The local hash of a block of the trace; block ids are small numbers.
 fn local(name: u64) -> LocalHash {
     LocalHash(xxhash_rust::xxh3::xxh3_64(&name.to_le_bytes()))
 }
 
-/// The share of all prompt tokens that one cache of `blocks_max` blocks would serve, if everything
-/// went through it and were held at once. Divided room does not serve more, but for luck: the least
-/// recently used is not always what is not needed any more.
-pub(super) fn pooled_bound(jobs: &[Job], blocks_max: usize) -> f64 {
-    let mut cache = Lru::new(blocks_max);
+/// The cached ratio of a single LRU cache of `max_blocks` blocks that gets all requests and caches a prompt at once. A
+/// divided cache of the same total size can exceed it only by chance, because LRU does not evict optimally.
+pub(super) fn cached_ratio_bound(jobs: &[Job], max_blocks: usize) -> f64 {
+    let mut cache = Lru::new(max_blocks);
     let mut evicted = Vec::new();
     let (mut tokens, mut cached) = (0u64, 0u64);
     for job in jobs {
         tokens += u64::from(job.input_tokens);
-        let (held, _) = cache.put(&job.blocks, &mut evicted);
-        cached += u64::from(tokens_of(&job.blocks, held));
+        let (cached_blocks, _) = cache.insert(&job.blocks, &mut evicted);
+        cached += u64::from(tokens_of(&job.blocks, cached_blocks));
         evicted.clear();
     }
     if tokens == 0 {
@@ -96,7 +95,7 @@ pub(super) fn pooled_bound(jobs: &[Job], blocks_max: usize) -> f64 {
     }
 }
 
-/// Tokens in a prompt's first blocks.
+/// The number of tokens in the first `blocks` blocks of a prompt.
 pub(super) fn tokens_of(prompt: &[Block], blocks: usize) -> u32 {
     blocks
         .checked_sub(1)
@@ -116,49 +115,49 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::sim::replay) fn shape() -> Shape {
-        Shape {
+    pub(in crate::sim::replay) fn settings() -> WorkloadSettings {
+        WorkloadSettings {
             block_tokens: NonZeroU32::new(10).unwrap(),
             speed: 1.0,
-            dither: Duration::ZERO,
+            jitter: Duration::ZERO,
             routers: 1,
             seed: 1,
         }
     }
 
     #[test]
-    fn twice_the_speed_is_half_the_time() {
-        let shape = Shape {
+    fn twice_the_speed_halves_the_times() {
+        let settings = WorkloadSettings {
             speed: 2.0,
-            ..shape()
+            ..settings()
         };
-        let jobs = jobs(&[entry(0, 10, &[1]), entry(500, 10, &[1])], &shape);
+        let jobs = jobs(&[entry(0, 10, &[1]), entry(500, 10, &[1])], &settings);
         assert_eq!(jobs[1].at, Duration::from_millis(250));
     }
 
     #[test]
-    fn dithered_arrivals_are_spread_and_in_order() {
-        let shape = Shape {
-            dither: Duration::from_secs(3),
-            ..shape()
+    fn jitter_spreads_arrivals_and_keeps_them_sorted() {
+        let settings = WorkloadSettings {
+            jitter: Duration::from_secs(3),
+            ..settings()
         };
         let entries = vec![entry(0, 10, &[1]); 50];
-        let jobs = jobs(&entries, &shape);
+        let jobs = jobs(&entries, &settings);
         assert!(jobs.is_sorted_by_key(|job| job.at));
         assert!(jobs[10].at < jobs[40].at && jobs[49].at < Duration::from_secs(3));
     }
 
     #[test]
-    fn bounds_are_of_tokens() {
+    fn bounds_count_tokens() {
         let all = [
             entry(0, 25, &[1, 2]),
             entry(0, 15, &[7]),
             entry(0, 30, &[1, 2, 3]),
         ];
-        let jobs = jobs(&all, &shape());
-        assert_eq!(pooled_bound(&jobs, 1_000), 20.0 / 70.0);
-        // Its second block went for the next prompt's.
-        assert_eq!(pooled_bound(&jobs, 2), 10.0 / 70.0);
-        assert_eq!(pooled_bound(&[], 2), 0.0);
+        let jobs = jobs(&all, &settings());
+        assert_eq!(cached_ratio_bound(&jobs, 1_000), 20.0 / 70.0);
+        // The next prompt's block has evicted its second block.
+        assert_eq!(cached_ratio_bound(&jobs, 2), 10.0 / 70.0);
+        assert_eq!(cached_ratio_bound(&[], 2), 0.0);
     }
 }

@@ -1,10 +1,10 @@
-//! What the engines' cache events have told so far, in the real index. Every router hears all of them
-//! at the same time, so one index serves them all.
+//! The router's exact index, fed with the KV events of the modelled engines. All replicas get all events at the same
+//! time, so they share one index.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::engine::Change;
+use super::engine::CacheChange;
 use super::workload::{Job, tokens_of};
 use crate::ids::{BlockHash, Model, WorkerId};
 use crate::kv::block::ChainRoot;
@@ -14,53 +14,53 @@ use crate::kv::indexes::{PrefixIndexes, Settings};
 use crate::observe::metrics::Registry;
 
 #[derive(Debug)]
-pub(super) struct Told {
-    /// Keeps the index's memory bound.
+pub(super) struct ReportedIndex {
+    /// Enforces the memory limit of the index.
     _indexes: Arc<PrefixIndexes>,
     index: Arc<PrefixIndex>,
     root: ChainRoot,
     trees: Vec<Tree>,
 }
 
-impl Told {
+impl ReportedIndex {
     pub(super) fn new(workers: usize, block_tokens: NonZeroU32, root: ChainRoot) -> Self {
         let indexes = PrefixIndexes::new(Settings::default(), &Registry::default());
         let index = indexes.index(&Model::from("replay"), block_tokens);
-        let plant = |worker| {
+        let add_tree = |worker| {
             let mut tree = index.add_tree(WorkerId(worker as u32), 0);
-            // There is no connection to lose: each is known from its first block on.
+            // There is no connection to lose, so the tree is usable from the first block on.
             tree.set_visible(true);
             tree
         };
         Self {
-            trees: (0..workers).map(plant).collect(),
+            trees: (0..workers).map(add_tree).collect(),
             index,
             root,
             _indexes: indexes,
         }
     }
 
-    /// An engine has computed a prompt.
-    pub(super) fn apply(&mut self, worker: usize, job: &Job, change: &Change) {
+    /// Applies the KV events of a computed prompt.
+    pub(super) fn apply(&mut self, worker: usize, job: &Job, change: &CacheChange) {
         let tree = &mut self.trees[worker];
-        let after = match change.held.checked_sub(1) {
+        let parent = match change.cached.checked_sub(1) {
             Some(last) => Parent::Block(name(job.blocks[last].path)),
             None => Parent::Root(self.root),
         };
-        let new: Vec<NewBlock> = (change.held..change.end)
-            .map(|place| NewBlock {
-                name: name(job.blocks[place].path),
-                local: job.locals[place],
+        let new: Vec<NewBlock> = (change.cached..change.end)
+            .map(|index| NewBlock {
+                name: name(job.blocks[index].path),
+                local: job.locals[index],
             })
             .collect();
-        // Fails only where the index's memory bound has taken the parent: then these are not known.
-        let _ = tree.store(after, &new, Tier::Gpu, CopyReport::OneMore);
+        // Fails only if the memory limit has evicted the parent; then the index does not know these blocks.
+        let _ = tree.store(parent, &new, Tier::Gpu, CopyReport::OneMore);
         let evicted: Vec<Name> = change.evicted.iter().map(|path| name(*path)).collect();
         tree.remove(&evicted, Tier::Gpu);
     }
 
-    /// Tokens of a prompt's start that each worker holds.
-    pub(super) fn tokens(&self, job: &Job) -> Vec<u32> {
+    /// Cached tokens of a prompt, by worker index.
+    pub(super) fn cached_tokens(&self, job: &Job) -> Vec<u32> {
         let mut tokens = vec![0; self.trees.len()];
         let mut found = Vec::with_capacity(self.trees.len());
         self.index.overlap(self.root, &job.locals, &mut found);
@@ -71,7 +71,7 @@ impl Told {
     }
 }
 
-/// An engine may name its blocks as it likes.
+/// The engine's hash of a block; any unique number will do.
 fn name(path: BlockHash) -> Name {
     Name(path.0)
 }
@@ -83,30 +83,30 @@ mod tests {
     use super::*;
     use crate::sim::replay::lru::Lru;
     use crate::sim::replay::workload;
-    use crate::sim::replay::workload::tests::{entry, shape};
+    use crate::sim::replay::workload::tests::{entry, settings};
 
     proptest! {
-        /// Through stores and removals, what is known is what the caches hold.
+        /// Through stores and removals, the index agrees with the caches.
         #[test]
-        fn it_knows_what_the_caches_hold(
+        fn the_index_agrees_with_the_caches(
             requests in proptest::collection::vec((0usize..3, proptest::collection::vec(0u64..3, 0..6)), 1..40),
         ) {
             let prompt = |letters: &[u64]| {
-                // As in a trace, a name stands for a block and all before it.
+                // As in a trace, an id stands for a block and all blocks before it.
                 let names = (1..=letters.len()).map(|end| letters[..end].iter().fold(1, |name, it| name * 4 + it));
                 entry(0, letters.len() as u32 * 10, &names.collect::<Vec<_>>())
             };
             let entries: Vec<_> = requests.iter().map(|(_, letters)| prompt(letters)).collect();
-            let jobs = workload::jobs(&entries, &shape());
-            let mut told = Told::new(3, shape().block_tokens, workload::root());
+            let jobs = workload::jobs(&entries, &settings());
+            let mut index = ReportedIndex::new(3, settings().block_tokens, workload::root());
             let mut caches = [8, 8, 8].map(Lru::new);
             for ((worker, _), job) in requests.iter().zip(&jobs) {
-                let mut change = Change::default();
-                (change.held, change.end) = caches[*worker].put(&job.blocks, &mut change.evicted);
-                told.apply(*worker, job, &change);
+                let mut change = CacheChange::default();
+                (change.cached, change.end) = caches[*worker].insert(&job.blocks, &mut change.evicted);
+                index.apply(*worker, job, &change);
                 for asked in &jobs {
-                    let held = caches.each_ref().map(|cache| tokens_of(&asked.blocks, cache.depth(&asked.blocks)));
-                    prop_assert_eq!(told.tokens(asked), held);
+                    let cached = caches.each_ref().map(|cache| tokens_of(&asked.blocks, cache.cached_blocks(&asked.blocks)));
+                    prop_assert_eq!(index.cached_tokens(asked), cached);
                 }
             }
         }
