@@ -8,6 +8,7 @@
 
 mod deployment;
 mod messages;
+mod settings;
 mod user;
 mod workload;
 
@@ -17,6 +18,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use self::deployment::{Deployment, Ports, Topology};
+pub use self::settings::Settings;
 use crate::http::client::{self, Pool};
 use crate::http::drain::{Tasks, stop_signal};
 use crate::observe;
@@ -28,24 +30,6 @@ use crate::sim::report::{self, Outcome, Tally};
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Capacity of the channel from the users to the tally; a user waits while it is full.
 const MAX_PENDING_RESULTS: usize = 256;
-
-#[derive(clap::Args, Clone, Debug)]
-pub struct Settings {
-    /// Compare engines that do everything with disaggregated prefill/decode: as many engines, half of which
-    /// compute prompts and half of which generate the answers, over conversations about documents.
-    #[arg(long)]
-    disaggregated: bool,
-
-    #[command(flatten)]
-    deployment: deployment::Settings,
-
-    #[command(flatten)]
-    workload: workload::Settings,
-
-    /// Exit after the table instead of leaving the last router running.
-    #[arg(long)]
-    exit: bool,
-}
 
 /// Runs the demo. Any failed request makes it fail.
 pub async fn run(settings: Settings) -> io::Result<()> {

@@ -1,27 +1,35 @@
-//! A pretend engine behind real HTTP: what a vLLM 0.32 server answers, without a model.
+//! A simulated engine behind real HTTP: answers as a vLLM 0.32 server does, without a model.
 //!
-//! `GET /seen` tells what it was sent, `GET /held` what each rank's cache holds, and `POST /fault` makes it misbehave. Nothing is stored, so
-//! the Responses API has no `previous_response_id` and no background here. With a connector, prompts are handed over between
-//! workers, and `GET /sim/handoffs` tells what came of it.
+//! Below `/sim` are the routes of tests: `GET /sim/requests` (the recorded requests), `GET /sim/cache` (the cached
+//! blocks of each dp rank), `GET /sim/kv_transfers` (counters), `POST /sim/faults`. Responses are not stored, so
+//! the Responses API has neither `previous_response_id` nor background mode. With a KV connector, prompts are
+//! transferred between engines.
 
-mod answer;
-mod ask;
 mod body;
-mod completions;
+mod clock;
 mod driver;
+mod encode;
+mod error;
+mod fault_injection;
 mod generate;
+mod generation;
+mod http_answer;
+mod json;
 mod life;
 mod lists;
 mod metrics;
+mod net;
 mod own_tokens;
 mod pooling;
-mod problem;
 pub mod publisher;
 mod ranks;
-mod responses;
-mod seen;
+mod recorder;
+mod request;
+mod routes;
 mod serve;
 mod settings;
+mod shared;
+mod start;
 mod tokenizer;
 mod transfer;
 
@@ -31,58 +39,39 @@ use std::net::SocketAddr;
 use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use tracing::warn;
 
-pub use self::ranks::Truth;
-pub use self::seen::{Arrival, Stats};
-use self::serve::Entrance;
+pub use self::driver::CacheContents;
+use self::net::accept;
+pub use self::recorder::{ReceivedRequest, RequestStats};
+use self::routes::Listener;
 pub use self::settings::Settings;
-pub use self::transfer::{Connector, Role, Settings as TransferSettings, TransferStats};
+use self::shared::Shared;
+pub use self::transfer::settings::{Connector, Role, Settings as TransferSettings};
+pub use self::transfer::state::TransferStats;
 use crate::sim::engine::{Counters, Gauges};
 use crate::sim::fault::Faults;
-
-/// How long to wait when the system gives no connection, say because too many files are open.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// A bound worker. It answers while [`Worker::run`] is polled.
 #[derive(Debug)]
 pub struct Worker {
     listener: TcpListener,
-    /// Of Mooncake's prefill engines.
+    /// The bootstrap server of a Mooncake prefill engine.
     bootstrap: Option<TcpListener>,
     engines: ranks::Engines,
     handle: Handle,
 }
 
-/// A view of a worker, to be kept while it runs elsewhere.
+/// A view of a worker, for use while the worker runs elsewhere.
 #[derive(Clone, Debug)]
 pub struct Handle {
     shared: Arc<Shared>,
 }
 
-/// What all connections share.
-#[derive(Debug)]
-struct Shared {
-    settings: Settings,
-    addr: SocketAddr,
-    /// Where it tells other engines who it is, if they ask for that.
-    bootstrap: Option<SocketAddr>,
-    ranks: ranks::Ranks,
-    seen: Arc<seen::Seen>,
-    faults: Mutex<Faults>,
-    transfers: transfer::State,
-    life: life::Life,
-    own_tokens: Option<own_tokens::OwnTokens>,
-    /// Since the Unix epoch.
-    started: Duration,
-}
-
-/// Takes the addresses. Connections queue up from now on, and are served once the worker runs.
+/// Binds the addresses. Connections are accepted by the kernel from now on and served once the worker runs.
 pub async fn bind(settings: Settings) -> io::Result<Worker> {
     let listener = TcpListener::bind(settings.listen).await?;
     let addr = listener.local_addr()?;
@@ -90,8 +79,8 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
         Some(Role::Prefill | Role::Both)
             if settings.transfer.connector == Some(Connector::Mooncake) =>
         {
-            let anywhere = SocketAddr::new(addr.ip(), 0);
-            let address = settings.transfer.bootstrap.unwrap_or(anywhere);
+            let any_port = SocketAddr::new(addr.ip(), 0);
+            let address = settings.transfer.bootstrap.unwrap_or(any_port);
             Some(TcpListener::bind(address).await?)
         }
         Some(_) | None => None,
@@ -101,11 +90,11 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
     let own_tokens = own_tokens.map(own_tokens::OwnTokens::read).transpose()?;
     let shared = Arc::new(Shared {
         ranks,
-        seen: Arc::default(),
+        recorder: Arc::default(),
         faults: Mutex::new(settings.faults.clone()),
-        transfers: transfer::State::default(),
+        transfers: transfer::state::State::default(),
         life: life::Life::default(),
-        started: since_epoch(),
+        started: clock::since_epoch(),
         addr,
         bootstrap: bootstrap
             .as_ref()
@@ -128,7 +117,7 @@ impl Worker {
         self.handle.shared.addr
     }
 
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> RequestStats {
         self.handle.stats()
     }
 
@@ -136,21 +125,20 @@ impl Worker {
         self.handle.clone()
     }
 
-    /// Serves until `shutdown`, or until it dies of something that it was asked. Then everything ends at once: open connections are dropped, and none
-    /// of their tasks is left when this returns, but for the ZeroMQ library's own, which end soon and
-    /// to which nobody is connected.
+    /// Serves until `shutdown`, or until a request or fault ends the worker. Then all connections are dropped, and all
+    /// tasks have ended when this returns, except for short-lived ones of the ZeroMQ library without connections.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let shared = self.handle.shared;
         let mut connections = JoinSet::new();
         let mut accepted: u64 = 0;
         let mut shutdown = pin!(shutdown);
-        let mut over = pin!(shared.life.over());
+        let mut ended = pin!(shared.life.ended());
         let mut engines = self.engines.spawn();
         loop {
             tokio::select! {
                 () = &mut shutdown => break,
-                () = &mut over => break,
-                Some(ended) = engines.join_next() => match ended {
+                () = &mut ended => break,
+                Some(exit) = engines.join_next() => match exit {
                     Ok(never) => match never {},
                     Err(error) => resume_unwind(error.into_panic()),
                 },
@@ -158,11 +146,11 @@ impl Worker {
                 stream = accept(&self.listener) => {
                     accepted += 1;
                     let shared = Arc::clone(&shared);
-                    connections.spawn(serve::connection(shared, stream, accepted, Entrance::Api));
+                    connections.spawn(serve::connection(shared, stream, accepted, Listener::Api));
                 }
                 stream = accept_at(self.bootstrap.as_ref()) => {
                     let shared = Arc::clone(&shared);
-                    connections.spawn(serve::connection(shared, stream, 0, Entrance::Bootstrap));
+                    connections.spawn(serve::connection(shared, stream, 0, Listener::Bootstrap));
                 }
             }
         }
@@ -174,8 +162,8 @@ impl Worker {
 }
 
 impl Handle {
-    pub fn stats(&self) -> Stats {
-        self.shared.seen.stats()
+    pub fn stats(&self) -> RequestStats {
+        self.shared.recorder.stats()
     }
 
     pub fn faults(&self) -> Faults {
@@ -194,7 +182,7 @@ impl Handle {
         self.shared.ranks.counters()
     }
 
-    /// Where a Mooncake prefill engine tells who it is.
+    /// The address of a Mooncake prefill engine's bootstrap server.
     pub fn bootstrap(&self) -> Option<SocketAddr> {
         self.shared.bootstrap
     }
@@ -203,58 +191,19 @@ impl Handle {
         self.shared.kv_transfers()
     }
 
-    /// Where each rank's cache events are; empty if they are off.
-    pub fn kv_events(&self) -> Vec<publisher::Bound> {
+    /// The endpoints of each rank's KV events; empty if they are off.
+    pub fn kv_events(&self) -> Vec<publisher::BoundEndpoints> {
         self.shared.ranks.bound()
     }
 
-    /// What a rank holds now, and the number of the last batch that it published.
-    pub fn truth(&self, rank: usize) -> Truth {
-        self.shared.ranks.truth(rank)
+    /// What a rank caches now, and the number of the last batch that it published.
+    pub fn cache_contents(&self, rank: usize) -> CacheContents {
+        self.shared.ranks.cache_contents(rank)
     }
 
-    /// As `POST /reset_prefix_cache`: false, and unchanged, where requests hold blocks.
+    /// Clears the caches, as `POST /reset_prefix_cache` does. Returns false, and clears nothing, while blocks are in use.
     pub fn reset(&self) -> bool {
         self.shared.ranks.reset()
-    }
-}
-
-impl Shared {
-    fn faults(&self) -> Faults {
-        self.faults.lock().clone()
-    }
-
-    fn set_faults(&self, faults: Faults) {
-        // The lock keeps two sets from mixing.
-        let mut current = self.faults.lock();
-        self.ranks.set_faults(&faults.kv);
-        *current = faults;
-    }
-
-    fn kv_transfers(&self) -> TransferStats {
-        let (gauges, counters) = (self.ranks.gauges(), self.ranks.counters());
-        TransferStats {
-            pinned: gauges.kept,
-            pinned_blocks: gauges.kept_blocks,
-            pinned_blocks_peak: counters.kept_blocks_peak,
-            expired: counters.kept_expired,
-            received_tokens: counters.received_tokens,
-            ..self.transfers.counts()
-        }
-    }
-
-    /// As when vLLM meets what it did not expect: what runs ends with an error, and the process soon.
-    fn core_dies(&self) {
-        self.life.core_dies();
-        self.ranks.die();
-    }
-
-    fn started_unix_seconds(&self) -> u64 {
-        self.started.as_secs()
-    }
-
-    fn now_unix_seconds(&self) -> u64 {
-        since_epoch().as_secs()
     }
 }
 
@@ -263,25 +212,6 @@ async fn accept_at(listener: Option<&TcpListener>) -> tokio::net::TcpStream {
         Some(listener) => accept(listener).await,
         None => std::future::pending().await,
     }
-}
-
-async fn accept(listener: &TcpListener) -> tokio::net::TcpStream {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return stream,
-            Err(error) => {
-                warn!(%error, "no connection accepted; trying again");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
-
-fn since_epoch() -> Duration {
-    // A clock before 1970 only makes the timestamps wrong.
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ use warmroute::config::{Config, document};
 use warmroute::fleet::Role;
 use warmroute::fleet::discovery::Listed;
 use warmroute::sim::fault::Faults;
-use warmroute::sim::worker::publisher::{self, Bound};
-use warmroute::sim::worker::{self, Settings, Stats, TransferStats, Truth};
+use warmroute::sim::worker::publisher::{self, BoundEndpoints};
+use warmroute::sim::worker::{self, CacheContents, RequestStats, Settings, TransferStats};
 
 use crate::client::{self, Answer, Open};
 
@@ -94,7 +94,7 @@ pub(crate) struct Engine {
     pub(crate) name: String,
     pub(crate) address: SocketAddr,
     /// Where each rank's cache events are; empty if they are off.
-    pub(crate) events: Vec<Bound>,
+    pub(crate) events: Vec<BoundEndpoints>,
     /// What it does of a request; all of it, if it has no connector.
     role: Role,
     /// Where it tells decode engines who it is, if they ask for that.
@@ -218,7 +218,7 @@ impl Engine {
         })
     }
 
-    pub(crate) async fn stats(&self) -> Stats {
+    pub(crate) async fn stats(&self) -> RequestStats {
         match &self.process {
             Process::Here { handle, .. } => handle.stats(),
             Process::Child(_) => panic!("only engines in this process are looked into"),
@@ -248,12 +248,12 @@ impl Engine {
     }
 
     /// What a rank holds, and how far it has told of it.
-    pub(crate) async fn truth(&self, rank: usize) -> Truth {
+    pub(crate) async fn cache_contents(&self, rank: usize) -> CacheContents {
         match &self.process {
-            Process::Here { handle, .. } => handle.truth(rank),
+            Process::Here { handle, .. } => handle.cache_contents(rank),
             Process::Child(_) => {
                 let answer = client::get(self.address, "/sim/cache").await;
-                let mut truths: Vec<Truth> = serde_json::from_slice(&answer.body).unwrap();
+                let mut truths: Vec<CacheContents> = serde_json::from_slice(&answer.body).unwrap();
                 truths.swap_remove(rank)
             }
         }
@@ -399,10 +399,10 @@ fn event_arguments(settings: &Settings) -> Vec<String> {
 }
 
 /// Reads where a child says that a rank's events are.
-fn bound(line: &str) -> Bound {
+fn bound(line: &str) -> BoundEndpoints {
     let addresses = line.split("tcp://").skip(1);
     let mut addresses = addresses.map(|at| at.split(',').next().unwrap().parse().unwrap());
-    Bound {
+    BoundEndpoints {
         events: addresses.next().unwrap(),
         replay: addresses.next(),
     }
@@ -693,7 +693,7 @@ impl Engine {
     }
 
     /// The last POST that it was sent.
-    pub(crate) async fn last_post(&self) -> worker::Arrival {
+    pub(crate) async fn last_post(&self) -> worker::ReceivedRequest {
         let stats = self.stats().await;
         let mut posts = stats.last.into_iter().rev();
         posts

@@ -110,7 +110,7 @@ impl Cluster {
         let path = format!("/kv/blocks?worker={}&rank=0", engine.name);
         eventually("the tree is the cache", async || {
             let page = self.admin(&path).await;
-            let held = engine.truth(0).await.held.len();
+            let held = engine.cache_contents(0).await.blocks.len();
             page.status == 200 && {
                 let page = page.json();
                 page["state"] == "live" && page["blocks"].as_array().unwrap().len() == held

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::Settings;
 use super::deployment::{Deployment, MODEL};
+use super::settings::Settings;
 use crate::sim::report::{self, Outcome, Tally, grouped};
 
 /// Longer than one block of the predicted index, so that the second request of the same question is a cache hit.

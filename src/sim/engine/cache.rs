@@ -1,9 +1,9 @@
-//! The paged prefix cache of the pretend engine: a fixed number of blocks, named by what they hold.
+//! The paged prefix cache of the simulated engine: a fixed number of blocks, identified by a hash of their content and
+//! of all blocks before. Pure.
 //!
-//! It follows vLLM's block pool. A block belongs to the requests that use it, and when none does it
-//! waits in the order of its last use, still holding its content, until somebody needs the room. Two
-//! requests that compute the same content fill two blocks under one name, so a name can be stored
-//! several times and is removed once for each copy. The cache knows nothing of time or requests.
+//! It follows vLLM's block pool. A block is pinned by the requests that use it. An unused block keeps its content until
+//! it is evicted, least recently used first. Two requests that compute the same content at the same time fill two
+//! blocks with the same hash, so a hash can be stored several times and is removed once for each copy.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
@@ -12,59 +12,59 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The name of a full block: a chain over its own tokens and all tokens before it.
+/// The hash of a full block: over its own tokens and all tokens before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BlockHash(pub u64);
 
-/// What happened to the blocks, in order. The engine's cache events are made from it.
+/// A change of the cache, for the KV events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Consecutive blocks now hold `token_ids`; `parent` comes before the first of them.
+    /// Consecutive blocks were filled with `token_ids`; `parent` is the block before the first of them.
     Stored {
         parent: Option<BlockHash>,
         hashes: Vec<BlockHash>,
         token_ids: Vec<u32>,
         label: Option<Arc<Label>>,
     },
-    /// One copy of each of these is gone.
+    /// One copy of each of these blocks was evicted.
     Removed { hashes: Vec<BlockHash> },
-    /// Nothing is held any more.
+    /// The cache was cleared.
     Cleared,
 }
 
-/// What a request's blocks are told with, beside their tokens. It is carried along and not looked at.
+/// What KV events report about a request's blocks beside their tokens. The cache only stores it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Label {
-    /// The adapter that computed them: its number and its name.
+    /// The LoRA adapter: its number and its name.
     pub lora: Option<(i64, Box<str>)>,
     pub cache_salt: Option<Box<str>>,
     pub session_id: Option<Box<str>>,
 }
 
-/// A name and what is held under it.
+/// The content of one or more cached blocks with the same hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct CachedBlock {
     pub hash: BlockHash,
-    /// The block before it; none for a prompt's first.
+    /// The block before it; `None` for the first block of a prompt.
     pub parent: Option<BlockHash>,
     /// The block's own tokens.
     pub token_ids: Vec<u32>,
-    /// As its first copy was stored.
+    /// The label of the copy that was stored first.
     #[serde(skip)]
     pub label: Option<Arc<Label>>,
-    /// Blocks that hold this; at least one.
+    /// The number of blocks with this content; at least one.
     pub copies: usize,
 }
 
-/// The blocks of one request, in the order of its tokens. They stay pinned until they are given
-/// back to [`Cache::release`]; the path itself cannot do that, as it does not own the cache.
+/// The blocks of one request, in the order of its tokens. They stay pinned until they are passed to
+/// [`Cache::release`].
 #[derive(Debug)]
-#[must_use = "a path that is not released pins its blocks for ever"]
+#[must_use = "a path that is not released pins its blocks forever"]
 pub struct Path {
     slots: Vec<SlotNumber>,
-    /// How many of the first slots are full and named.
+    /// How many of the first slots are full and have a hash.
     named: usize,
-    /// The name of the last named slot, or the root's if none is.
+    /// The hash of the last full slot, or the root.
     tip: u64,
     label: Option<Arc<Label>>,
 }
@@ -73,12 +73,12 @@ pub struct Path {
 pub struct Cache {
     block_tokens: usize,
     slots: Vec<Slot>,
-    /// Free and without content: used first, as nothing is lost by it.
+    /// Free slots without content, which are used first.
     empty: Vec<SlotNumber>,
-    /// Free with content, the least recently used first.
+    /// Free slots with content, least recently used first.
     idle: BTreeMap<u64, SlotNumber>,
     contents: HashMap<BlockHash, Content>,
-    /// Counts releases; the order of `idle`.
+    /// The number of releases; orders `idle`.
     clock: u64,
     changes: Vec<Change>,
 }
@@ -92,28 +92,28 @@ struct Slot {
     idle_since: u64,
 }
 
-/// What is held under a name.
+/// The content of a hash.
 #[derive(Debug)]
 struct Content {
     parent: Option<BlockHash>,
     token_ids: Box<[u32]>,
     label: Option<Arc<Label>>,
-    /// The oldest first; never empty.
+    /// Oldest first; never empty.
     copies: Vec<SlotNumber>,
 }
 
 impl Path {
-    /// From now on the path's blocks are told with `label`.
+    /// Sets the label of blocks that are filled from now on.
     pub fn labelled(self, label: Option<Arc<Label>>) -> Self {
         Self { label, ..self }
     }
 
-    /// How many blocks it has.
+    /// The number of blocks.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// Its blocks as an engine numbers them: from 1 on, for vLLM gives block 0 to nobody.
+    /// vLLM's block ids, which start at 1 because vLLM does not use block 0.
     pub(super) fn numbers(&self) -> Vec<u32> {
         self.slots.iter().map(|number| number + 1).collect()
     }
@@ -133,13 +133,13 @@ impl Cache {
         }
     }
 
-    /// Takes the blocks for a prompt: those that already hold its beginning, and free ones for the
-    /// rest. Also says how many tokens need not be computed. `None` if there is no room now.
+    /// Takes the blocks for a prompt: the cached prefix, and free blocks for the rest. Also returns the number of cached
+    /// tokens. `None` if there is no room now.
     ///
-    /// At least one token is left to compute, because the first token of the answer comes from it:
-    /// a prompt that fills its blocks exactly computes its last block again.
+    /// At least one token is left to compute, because it gives the first token of the answer: a prompt that fills its
+    /// blocks exactly computes its last block again.
     pub fn open(&mut self, root: u64, tokens: &[u32]) -> Option<(Path, usize)> {
-        let hits = self.held(root, tokens);
+        let hits = self.cached_prefix(root, tokens);
         let idle_hits = hits.iter().filter(|hit| self.slot(hit.1).users == 0);
         let free_after_hits = self.free_blocks() - idle_hits.count();
         if self.blocks_for(tokens.len()) - hits.len() > free_after_hits {
@@ -160,8 +160,7 @@ impl Cache {
         Some((path, hits.len() * self.block_tokens))
     }
 
-    /// Adds free blocks until the path has room for `tokens`; false, and unchanged, if there are too
-    /// few.
+    /// Adds free blocks until the path has room for `tokens`. False, and nothing is changed, if there are too few.
     #[must_use = "without the room the tokens cannot be computed"]
     pub fn grow(&mut self, path: &mut Path, tokens: usize) -> bool {
         let missing = self.blocks_for(tokens).saturating_sub(path.slots.len());
@@ -183,7 +182,7 @@ impl Cache {
         true
     }
 
-    /// Names the blocks that the first `computed` of `tokens` have filled; from now on they are hits.
+    /// Hashes the blocks that the first `computed` of `tokens` have filled. From now on they are cache hits.
     pub fn fill(&mut self, path: &mut Path, tokens: &[u32], computed: usize) {
         let full = computed / self.block_tokens;
         if full <= path.named {
@@ -217,7 +216,7 @@ impl Cache {
         });
     }
 
-    /// Tells again what the path's named blocks hold, as if they were stored now.
+    /// Reports the path's cached blocks again, as if they were stored now.
     pub fn report(&mut self, path: &Path, tokens: &[u32]) {
         if path.named == 0 {
             return;
@@ -232,8 +231,7 @@ impl Cache {
         });
     }
 
-    /// Gives the blocks back. The last ones count as older, so that a path is evicted from its end
-    /// and what stays is always a beginning.
+    /// Unpins the blocks. The last ones count as older, so that a path is evicted from its end and a prefix remains.
     pub fn release(&mut self, path: Path) {
         for number in path.slots.into_iter().rev() {
             self.clock += 1;
@@ -252,7 +250,7 @@ impl Cache {
         }
     }
 
-    /// Forgets everything; false, and unchanged, while any block is in use.
+    /// Clears the cache. False, and nothing is changed, while any block is in use.
     pub fn reset(&mut self) -> bool {
         if self.used_blocks() > 0 {
             return false;
@@ -266,22 +264,22 @@ impl Cache {
         true
     }
 
-    /// How many of the first tokens a prompt would not have to compute now.
+    /// The number of cached tokens of a prompt.
     pub fn hit_tokens(&self, root: u64, tokens: &[u32]) -> usize {
-        self.held(root, tokens).len() * self.block_tokens
+        self.cached_prefix(root, tokens).len() * self.block_tokens
     }
 
-    /// All that is held, in the order of names.
-    pub fn list(&self) -> Vec<Held> {
-        let held = |(hash, content): (&BlockHash, &Content)| Held {
+    /// All cached blocks, sorted by hash.
+    pub fn list(&self) -> Vec<CachedBlock> {
+        let cached_block = |(hash, content): (&BlockHash, &Content)| CachedBlock {
             hash: *hash,
             parent: content.parent,
             token_ids: content.token_ids.to_vec(),
             label: content.label.clone(),
             copies: content.copies.len(),
         };
-        let mut list: Vec<Held> = self.contents.iter().map(held).collect();
-        list.sort_unstable_by_key(|held| held.hash);
+        let mut list: Vec<CachedBlock> = self.contents.iter().map(cached_block).collect();
+        list.sort_unstable_by_key(|block| block.hash);
         list
     }
 
@@ -289,12 +287,12 @@ impl Cache {
         self.slots.len()
     }
 
-    /// Blocks that a request is using. A block that only holds content counts as free.
+    /// Blocks in use by requests. A cached block that no request uses counts as free.
     pub fn used_blocks(&self) -> usize {
         self.capacity_blocks() - self.free_blocks()
     }
 
-    /// Takes what has happened since the last call.
+    /// Takes the changes since the last call.
     pub fn drain_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
@@ -307,7 +305,7 @@ impl Cache {
         tokens.div_ceil(self.block_tokens)
     }
 
-    fn held(&self, root: u64, tokens: &[u32]) -> Vec<(BlockHash, SlotNumber)> {
+    fn cached_prefix(&self, root: u64, tokens: &[u32]) -> Vec<(BlockHash, SlotNumber)> {
         let hittable = tokens.len().saturating_sub(1);
         let mut tip = root;
         tokens[..hittable]
@@ -339,11 +337,11 @@ impl Cache {
             .slot_mut(number)
             .name
             .take()
-            .expect("only named blocks are kept idle");
+            .expect("only blocks with a hash are idle");
         let content = self
             .contents
             .get_mut(&name)
-            .expect("every named block is listed under its name");
+            .expect("every hash of a block has its content");
         content.copies.retain(|copy| *copy != number);
         if content.copies.is_empty() {
             self.contents.remove(&name);
@@ -361,7 +359,7 @@ impl Cache {
     }
 }
 
-/// The name of a block that follows the one named `parent`.
+/// The hash of a block after the block with the hash `parent`.
 fn chain(parent: u64, block: &[u32]) -> BlockHash {
     let mut bytes = Vec::with_capacity(block.len() * 4);
     for token in block {

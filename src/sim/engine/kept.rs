@@ -1,10 +1,10 @@
-//! Blocks that stay in use after their request's end, for another engine to fetch, until it has or its time is up.
+//! Blocks of finished requests that stay pinned for a decode engine to fetch, until they are released or expire. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::RequestKey;
 use super::cache::Path;
+use super::types::RequestKey;
 
 #[derive(Debug, Default)]
 pub(super) struct Kept {
@@ -20,13 +20,13 @@ impl Kept {
         self.paths.remove(&key).map(|(path, _)| path)
     }
 
-    /// Those whose time was up at `at`.
-    pub(super) fn remove_ended(&mut self, at: Instant) -> Vec<Path> {
-        let ended = self.paths.extract_if(.., |_, (_, until)| *until <= at);
-        ended.map(|(_, (path, _))| path).collect()
+    /// Removes the entries that have expired at `at`.
+    pub(super) fn remove_expired(&mut self, at: Instant) -> Vec<Path> {
+        let expired = self.paths.extract_if(.., |_, (_, until)| *until <= at);
+        expired.map(|(_, (path, _))| path).collect()
     }
 
-    pub(super) fn next_end(&self) -> Option<Instant> {
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
         self.paths.values().map(|(_, until)| *until).min()
     }
 
@@ -34,8 +34,8 @@ impl Kept {
         self.paths.get(&key).map(|(path, _)| path.numbers())
     }
 
-    /// Blocks that several paths share count for each of them.
-    pub(super) fn all_blocks(&self) -> usize {
+    /// The number of blocks; a block in several paths counts for each.
+    pub(super) fn total_blocks(&self) -> usize {
         self.paths.values().map(|(path, _)| path.len()).sum()
     }
 

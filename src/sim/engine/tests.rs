@@ -6,6 +6,7 @@
 )]
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use proptest::prelude::*;
 
@@ -173,7 +174,7 @@ fn a_cancelled_request_gives_its_blocks_back_and_says_nothing_more() {
     assert_eq!(run(&mut engine, start), []);
     assert_eq!(engine.gauges(), Gauges::default());
     assert!(engine.reset());
-    assert_eq!(engine.held(), []);
+    assert_eq!(engine.cached_blocks(), []);
 }
 
 #[test]
@@ -346,7 +347,7 @@ fn a_received_prompt_costs_a_step_of_decoding_and_is_stored() {
     let times: Vec<u128> = seen.iter().map(|(ms, _)| *ms).collect();
     assert_eq!(times, [10, 20, 20]);
     assert_eq!(engine.counters().received_tokens, 20);
-    let stored = engine.held().len();
+    let stored = engine.cached_blocks().len();
     assert_eq!(stored, 20 / settings().block_tokens.get() as usize);
 }
 

@@ -160,11 +160,9 @@ impl Router {
                 load.active_tokens += u64::from(job.input_tokens);
                 let id = WorkerId(worker as u32);
                 let coming = match &self.cache_index {
-                    CacheIndex::Exact { unconfirmed } => {
-                        unconfirmed
+                    CacheIndex::Exact { unconfirmed } => unconfirmed
                         .as_ref()
-                        .map(|it| it.insert(id, &job.prefix_keys))
-                    }
+                        .map(|it| it.insert(id, &job.prefix_keys)),
                     CacheIndex::Predicted(predicted) => {
                         predicted.record(at, id, self.cache_tokens, &job.blocks);
                         None
@@ -213,7 +211,9 @@ impl Router {
                     unconfirmed.remove_expired(self.epoch + now);
                 }
             }
-            CacheIndex::Predicted(predicted) => predicted.remove_expired(self.epoch + now, |_| true),
+            CacheIndex::Predicted(predicted) => {
+                predicted.remove_expired(self.epoch + now, |_| true)
+            }
         }
     }
 
@@ -228,7 +228,8 @@ impl Router {
             CacheIndex::Exact { unconfirmed } => {
                 let mut tokens = reported.cached_tokens(job);
                 if let Some(unconfirmed) = unconfirmed {
-                    let coming = unconfirmed.overlap(self.epoch + now, &job.prefix_keys, holders_max);
+                    let coming =
+                        unconfirmed.overlap(self.epoch + now, &job.prefix_keys, holders_max);
                     for holder in coming {
                         let cached = &mut tokens[holder.worker.0 as usize];
                         *cached = (*cached).max(tokens_of(&job.blocks, holder.blocks as usize));

@@ -1,7 +1,6 @@
-//! The body of an answer: all at once, or event by event while the engine goes on.
+//! The body of an answer: whole, or event by event while the engine generates.
 //!
-//! hyper drops the body when the client is gone, and with it the ticket: that is how the engine
-//! learns of it.
+//! When the client disconnects, hyper drops the body and with it the ticket, which cancels the request in the engine.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -13,13 +12,13 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 
-use super::Shared;
-use super::answer::Transcript;
 use super::driver::Ticket;
-use super::generate::{Start, Started};
-use super::problem::Problem;
-use super::seen::InFlight;
-use super::transfer::Grant;
+use super::error::ApiError;
+use super::generation::Generation;
+use super::recorder::InFlight;
+use super::shared::Shared;
+use super::start::{Start, Started};
+use super::transfer::offer::BlockOffer;
 use crate::sim::fault::{EarlyEnd, Faults};
 
 #[derive(Debug)]
@@ -34,24 +33,24 @@ enum Content {
     Events(Box<Events>),
 }
 
-/// Tells the connection, once the answer is out, that it was the last one.
+/// Closes the connection once the answer is sent.
 #[derive(Debug)]
 pub(crate) struct CloseAfter(pub(crate) Arc<Notify>);
 
 #[derive(Debug)]
 pub(crate) struct Events {
     shared: Arc<Shared>,
-    transcript: Transcript,
+    generation: Generation,
     faults: Faults,
     state: State,
-    /// Written events that are still to be sent, each as a frame of its own.
+    /// Events to send, each as a frame of its own.
     ready: VecDeque<String>,
-    /// For a prefill leg. What it hands over shows in a Responses stream only.
-    grant: Option<Grant>,
+    /// Of a prefill leg. Its `kv_transfer_params` are in the stream only for the Responses API.
+    offer: Option<BlockOffer>,
 }
 
 enum State {
-    /// The engine does not have it yet.
+    /// The request is not yet submitted to the engine.
     Starting {
         start: Start,
         in_flight: InFlight,
@@ -60,13 +59,12 @@ enum State {
         ticket: Ticket,
         in_flight: InFlight,
     },
-    /// Nothing more comes, but the connection is kept and the engine works on, as in a process that
-    /// hangs.
+    /// Nothing more is sent, but the connection stays open and the engine goes on, as in a process that hangs.
     Stalled {
         _ticket: Ticket,
         _in_flight: InFlight,
     },
-    /// What was sent is flushed first, then the connection is dropped.
+    /// Flushes what was sent, then closes the connection.
     Cutting,
     Cut,
     Ended,
@@ -139,19 +137,19 @@ impl Body for AnswerBody {
 impl Events {
     pub(crate) fn new(
         shared: &Arc<Shared>,
-        mut transcript: Transcript,
+        mut generation: Generation,
         faults: Faults,
         start: Start,
         in_flight: InFlight,
-        grant: Option<Grant>,
+        offer: Option<BlockOffer>,
     ) -> Self {
         Self {
             shared: Arc::clone(shared),
-            ready: transcript.opening().into(),
-            transcript,
+            ready: generation.opening().into(),
+            generation,
             faults,
             state: State::Starting { start, in_flight },
-            grant,
+            offer,
         }
     }
 
@@ -169,36 +167,36 @@ impl Events {
                         continue;
                     }
                 },
-                _ => return self.poll_after_the_end(context),
+                _ => return self.poll_ended(context),
             };
-            let tokens = self.transcript.completion_tokens();
-            if let Some(ending) = self.faults.early_end_after(tokens) {
-                self.end_early(ending);
+            let tokens = self.generation.completion_tokens();
+            if let Some(end) = self.faults.early_end_after(tokens) {
+                self.end_early(end);
                 continue;
             }
             match ticket.poll_next(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some((index, event))) => {
-                    if let Some(token) = self.transcript.on_event(index, event) {
-                        self.ready.push_back(self.transcript.token(index, token));
-                    } else if self.transcript.is_complete() {
+                    if let Some(token) = self.generation.on_event(index, event) {
+                        self.ready.push_back(self.generation.token(index, token));
+                    } else if self.generation.is_complete() {
                         self.end();
                     }
                 }
                 Poll::Ready(None) if ticket.is_of_dead_engine() => {
-                    self.fail(&Problem::engine_error());
+                    self.fail(&ApiError::engine_error());
                 }
-                // The engine has stopped with the whole worker.
+                // The worker is shutting down.
                 Poll::Ready(None) => self.state = State::Cutting,
             }
         }
     }
 
-    fn begin(&mut self, started: Result<Started, Problem>) {
+    fn begin(&mut self, started: Result<Started, ApiError>) {
         match started {
-            Err(problem) => self.fail(&problem),
+            Err(error) => self.fail(&error),
             Ok(started) => {
-                self.transcript.received = started.received;
+                self.generation.received = started.received;
                 let before = std::mem::replace(&mut self.state, State::Ended);
                 if let State::Starting { in_flight, .. } = before {
                     let ticket = started.ticket;
@@ -208,9 +206,9 @@ impl Events {
         }
     }
 
-    /// The engine reports an error, and this answer ends with it.
-    fn fail(&mut self, problem: &Problem) {
-        self.state = match self.transcript.failure(problem) {
+    /// Ends the stream with an engine error.
+    fn fail(&mut self, error: &ApiError) {
+        self.state = match self.generation.failure(error) {
             Some(events) => {
                 self.ready.extend(events);
                 State::Ended
@@ -222,20 +220,21 @@ impl Events {
     fn end(&mut self) {
         let running = std::mem::replace(&mut self.state, State::Ended);
         if let State::Running { in_flight, ticket } = running {
-            let grant = self.grant.as_ref();
-            self.transcript.handed = grant.and_then(|it| it.offer(&ticket, &self.transcript));
+            let offer = self.offer.as_ref();
+            self.generation.transfer_params =
+                offer.and_then(|it| it.make(&ticket, &self.generation));
             in_flight.finish();
         }
-        self.ready.extend(self.transcript.closing());
+        self.ready.extend(self.generation.closing());
     }
 
-    fn end_early(&mut self, ending: EarlyEnd) {
+    fn end_early(&mut self, end: EarlyEnd) {
         let State::Running { ticket, in_flight } = std::mem::replace(&mut self.state, State::Ended)
         else {
             return;
         };
-        match ending {
-            EarlyEnd::Error => self.fail(&Problem::engine_error()),
+        match end {
+            EarlyEnd::Error => self.fail(&ApiError::engine_error()),
             EarlyEnd::Cut => self.state = State::Cutting,
             EarlyEnd::Stall | EarlyEnd::Death => {
                 self.state = State::Stalled {
@@ -244,23 +243,20 @@ impl Events {
                 };
             }
         }
-        if ending == EarlyEnd::Death {
+        if end == EarlyEnd::Death {
             self.shared.life.end();
         }
     }
 
-    fn poll_after_the_end(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<String>>> {
+    fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<String>>> {
         match self.state {
-            // hyper flushes what it has when there is nothing more for the moment.
+            // hyper flushes when the body is pending.
             State::Cutting => {
                 self.state = State::Cut;
                 context.waker().wake_by_ref();
                 Poll::Pending
             }
-            State::Cut => Poll::Ready(Some(Err(io::Error::other("cut by a fault switch")))),
+            State::Cut => Poll::Ready(Some(Err(io::Error::other("closed by an injected fault")))),
             State::Stalled { .. } => Poll::Pending,
             State::Starting { .. } | State::Running { .. } | State::Ended => Poll::Ready(None),
         }

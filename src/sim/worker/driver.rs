@@ -1,5 +1,4 @@
-//! The task that lets real time pass for the engine, and the tickets by which answers reach their
-//! connections.
+//! Drives an engine in real time, and delivers its events to the connections through tickets.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -9,19 +8,20 @@ use std::task::Poll;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, mpsc};
 
-use super::publisher::Outlet;
-use super::ranks::Truth;
+use super::publisher::outlet::Outlet;
+use crate::sim::engine::cache::CachedBlock;
 use crate::sim::engine::{Counters, Engine, Event, Gauges, Refused, Request, RequestKey};
 
 pub(crate) struct Driver {
-    /// By which other engines know it; a new one in each process.
+    /// The engine id, a new one for each process.
     id: String,
     state: Mutex<State>,
-    /// Who is told what happens to the blocks, if anybody.
+    /// Publishes the KV events, unless they are off.
     outlet: Option<Arc<Outlet>>,
-    /// Rung when an idle engine gets something to do.
+    /// Notified when an idle engine gets work.
     wake: Notify,
 }
 
@@ -31,19 +31,28 @@ struct State {
     is_dead: bool,
 }
 
-/// Unbounded, for what can lie in it is bounded by the length of the answer, and a slow client must
-/// not hold up the engine.
+/// The receiver of one request's events. Its channel is unbounded because the length of the answer bounds its content,
+/// and because a slow client must not stall the engine.
 struct Listener {
     index: usize,
     sender: mpsc::UnboundedSender<(usize, Event)>,
 }
 
-/// The hold on one or more submitted prompts. Dropping it takes what is not done out of the engine.
+/// One or more submitted prompts. Dropping the ticket cancels those that are not finished.
 #[must_use = "dropping the ticket cancels its requests"]
 pub(crate) struct Ticket {
     driver: Arc<Driver>,
     keys: Vec<RequestKey>,
     receiver: mpsc::UnboundedReceiver<(usize, Event)>,
+}
+
+/// The cached blocks of a dp rank, and the last KV event batch that reported them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheContents {
+    /// Sorted by hash. Evictions of the current step, and a reset, show here before they are reported.
+    pub blocks: Vec<CachedBlock>,
+    /// The sequence number of the last published batch; `None` if there was none, or if events are off.
+    pub last_sequence: Option<u64>,
 }
 
 impl Driver {
@@ -60,7 +69,7 @@ impl Driver {
         }
     }
 
-    /// Submits all of them or none. Events come with the index of their request.
+    /// Submits all requests or none. Their events have the index of their request.
     pub(crate) fn submit(self: &Arc<Self>, requests: Vec<Request>) -> Result<Ticket, Refused> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let mut ticket = Ticket {
@@ -96,8 +105,8 @@ impl Driver {
         &self.id
     }
 
-    /// Nothing that was submitted is answered any more.
-    pub(crate) fn die(&self) {
+    /// The engine core dies: no submitted request gets another event.
+    pub(crate) fn kill(&self) {
         let mut state = self.state.lock();
         state.is_dead = true;
         state.listeners.clear();
@@ -124,7 +133,7 @@ impl Driver {
         self.state.lock().engine.is_full()
     }
 
-    /// The engine had nothing to do before `before`; rings if it has now.
+    /// Wakes the driver if the engine has something to do before `before`.
     fn wake_before(&self, before: Option<Instant>) {
         let next = self.state.lock().engine.next_timeout();
         if next.is_some_and(|next| before.is_none_or(|before| next < before)) {
@@ -132,7 +141,7 @@ impl Driver {
         }
     }
 
-    /// Runs the engine for as long as it is polled.
+    /// Runs the engine while it is polled.
     pub(crate) async fn run(&self) -> Infallible {
         loop {
             match self.advance() {
@@ -157,12 +166,12 @@ impl Driver {
         self.state.lock().engine.counters()
     }
 
-    pub(crate) fn truth(&self) -> Truth {
-        // What a step did is told under the same lock, so both are of one moment.
+    pub(crate) fn cache_contents(&self) -> CacheContents {
+        // Steps are published under the same lock, so both are consistent.
         let state = self.state.lock();
         let outlet = self.outlet.as_ref();
-        Truth {
-            held: state.engine.held(),
+        CacheContents {
+            blocks: state.engine.cached_blocks(),
             last_sequence: outlet.and_then(|outlet| outlet.last_sequence()),
         }
     }
@@ -192,7 +201,7 @@ impl Driver {
 impl State {
     fn deliver(&mut self, key: RequestKey, event: Event) {
         if let Some(listener) = self.listeners.get(&key) {
-            // A receiver that is gone cancels on its own.
+            // A dropped receiver cancels the request itself.
             let _ = listener.sender.send((listener.index, event));
         }
         if matches!(event, Event::Done { .. }) {
@@ -202,12 +211,12 @@ impl State {
 }
 
 impl Ticket {
-    /// How many prompts it holds.
+    /// The number of prompts.
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Where its first request is.
+    /// The first request.
     pub(crate) fn first(&self) -> Option<(&Arc<Driver>, RequestKey)> {
         Some((&self.driver, *self.keys.first()?))
     }
@@ -248,7 +257,7 @@ impl fmt::Debug for Ticket {
     }
 }
 
-/// As Python writes a UUID of version 4.
+/// A random UUID of version 4.
 fn new_id() -> String {
     let bits = fastrand::u128(..);
     let (first, second, third) = (
@@ -260,7 +269,7 @@ fn new_id() -> String {
     format!("{first:08x}-{second:04x}-4{third:03x}-8{fourth:03x}-{fifth:012x}")
 }
 
-/// The clock that tokio's timers follow, so that tests with paused time hold.
+/// The clock of tokio's timers, so that tests can pause it.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }

@@ -1,89 +1,76 @@
-//! Requests that generate: faults first, then the engine, then the answer, whole or streamed.
+//! Chat completions, completions and responses: injected faults first, then the engine, then the answer, whole or
+//! streamed. Also their render endpoints.
 
-use std::future::Future;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
+use hyper::StatusCode;
 use hyper::http::request::Parts;
-use hyper::{StatusCode, header};
 
-use super::answer::Transcript;
-use super::ask::{self, Api, Ask, Context};
 use super::body::{AnswerBody, Events};
-use super::driver::Ticket;
-use super::problem::Problem;
-use super::seen::InFlight;
-use super::serve::{self, Answer, LastAnswer};
-use super::transfer::{self, Asked, Connector, Grant, Leg, Received};
-use super::{Shared, lists, tokenizer};
-use crate::sim::engine::{Refused, Request};
+use super::error::ApiError;
+use super::fault_injection::{before_the_engine, delay_tokenization};
+use super::generation::Generation;
+use super::http_answer::{self, Answer, LastAnswer, Result};
+use super::recorder::InFlight;
+use super::request::{self, Api, Context, GenerationRequest};
+use super::shared::Shared;
+use super::start::{Start, start};
+use super::transfer::fetch;
+use super::transfer::offer::BlockOffer;
+use super::transfer::params::{Leg, TransferParams};
+use super::transfer::settings::Connector;
+use super::{clock, lists};
 use crate::sim::fault::{EarlyEnd, Faults};
 
-/// A request on its way into the engine: at once, or once another engine's blocks are here.
-pub(crate) type Start = Pin<Box<dyn Future<Output = Result<Started, Problem>> + Send + Sync>>;
-
-/// A request that the engine has.
-#[derive(Debug)]
-pub(crate) struct Started {
-    pub(crate) ticket: Ticket,
-    pub(crate) received: Option<Received>,
-}
-
-/// Answers a request for text. An error drops the connection.
+/// Answers an inference request.
 pub(crate) async fn answer(
     shared: &Arc<Shared>,
     api: Api,
     parts: &Parts,
     body: &[u8],
     faults: Faults,
-) -> io::Result<Answer> {
-    let asked = Asked::peek(body);
-    let leg = asked.leg();
+) -> Result<Answer> {
+    let params = TransferParams::of_body(body);
+    let leg = params.leg();
     let in_flight = begin(shared, leg);
     if faults.transfer.die_at_leg && leg != Leg::Whole {
         shared.life.end();
         return std::future::pending().await;
     }
-    if let Some(refusal) = before_the_engine(&faults).await {
+    if let Some(rejection) = before_the_engine(&faults).await {
         in_flight.refuse();
-        return Ok(refusal);
+        return Ok(rejection);
     }
-    let (leg, connector) = (
-        what_to_do(shared, leg, &asked),
-        shared.settings.transfer.connector,
-    );
-    let submitted = match read(shared, api, parts, body) {
-        Ok(ask) => start(shared, parts, ask, (leg, asked.clone()), &faults),
-        Err(problem) => Err(problem),
-    };
-    let (transcript, start) = match submitted {
+    let leg = effective_leg(shared, leg, &params);
+    let connector = shared.settings.transfer.connector;
+    let submitted = read(shared, api, parts, body)
+        .and_then(|request| start(shared, parts, request, (leg, params.clone()), &faults));
+    let (generation, start) = match submitted {
         Ok(submitted) => submitted,
-        Err(problem) => {
-            let is_refused = (400..500).contains(&problem.status);
-            if is_refused && leg == Leg::Decode && connector == Some(Connector::Nixl) {
-                transfer::give_up(&asked).await;
+        Err(error) => {
+            let is_client_error = (400..500).contains(&error.status);
+            if is_client_error && leg == Leg::Decode && connector == Some(Connector::Nixl) {
+                fetch::release(&params).await;
             }
             in_flight.refuse();
-            return Ok(serve::problem(&problem));
+            return Ok(http_answer::error(&error));
         }
     };
-    let grant = connector
+    let offer = connector
         .filter(|_| leg == Leg::Prefill)
-        .map(|connector| Grant {
+        .map(|connector| BlockOffer {
             shared: Arc::clone(shared),
             connector,
-            transfer_id: asked.transfer_id,
+            transfer_id: params.transfer_id,
         });
     let dies_after = faults.transfer.die_after_answer && leg == Leg::Prefill;
-    let mut answer = if transcript.ask.stream {
-        let events = Events::new(shared, transcript, faults, start, in_flight, grant);
+    let mut answer = if generation.request.stream {
+        let events = Events::new(shared, generation, faults, start, in_flight, offer);
         let body = AnswerBody::events(events);
-        let kind = "text/event-stream; charset=utf-8";
-        serve::typed(StatusCode::OK, kind, body)
+        http_answer::typed(StatusCode::OK, "text/event-stream; charset=utf-8", body)
     } else {
-        whole(shared, transcript, start, in_flight, grant, &faults).await?
+        whole(shared, generation, start, in_flight, offer, &faults).await?
     };
     if dies_after {
         answer.extensions_mut().insert(LastAnswer);
@@ -93,151 +80,68 @@ pub(crate) async fn answer(
 
 /// Counts a request, and how it ends.
 fn begin(shared: &Arc<Shared>, leg: Leg) -> InFlight {
-    let in_flight = shared.seen.begin();
-    let is_misplaced = !leg.is_for(shared.settings.transfer.role());
-    shared.transfers.count(|counts| {
-        counts.wrong_role += u64::from(is_misplaced);
+    let in_flight = shared.recorder.begin();
+    let is_wrong_role = !leg.is_for(shared.settings.transfer.role());
+    shared.transfers.count(|stats| {
+        stats.wrong_role += u64::from(is_wrong_role);
         match leg {
             Leg::Whole => {}
-            Leg::Prefill => counts.prefill_legs += 1,
-            Leg::Decode => counts.decode_legs += 1,
+            Leg::Prefill => stats.prefill_legs += 1,
+            Leg::Decode => stats.decode_legs += 1,
         }
     });
     let shared = Arc::clone(shared);
     in_flight.on_abort(move || {
-        shared.transfers.count(|counts| match leg {
+        shared.transfers.count(|stats| match leg {
             Leg::Whole => {}
-            Leg::Prefill => counts.aborted_prefill_legs += 1,
-            Leg::Decode => counts.aborted_decode_legs += 1,
+            Leg::Prefill => stats.aborted_prefill_legs += 1,
+            Leg::Decode => stats.aborted_decode_legs += 1,
         });
     })
 }
 
-/// A server without a connector does not look at the parameters. One with a connector has an engine that does
-/// not survive parameters for another role, nor NIXL's without blocks.
-fn what_to_do(shared: &Shared, leg: Leg, asked: &Asked) -> Leg {
+/// What the engine does with the leg that the parameters ask for. Without a connector, vLLM ignores the parameters. With
+/// one, parameters for another role, or NIXL's without block ids, kill its engine core.
+fn effective_leg(shared: &Shared, leg: Leg, params: &TransferParams) -> Leg {
     let settings = &shared.settings.transfer;
     let Some(connector) = settings.connector else {
         return Leg::Whole;
     };
-    let has_blocks = connector == Connector::Mooncake || asked.remote_block_ids.is_some();
+    let has_blocks = connector == Connector::Mooncake || params.remote_block_ids.is_some();
     if !leg.is_for(settings.role()) || (leg == Leg::Decode && !has_blocks) {
-        shared.core_dies();
+        shared.kill_core();
     }
     leg
 }
 
-/// What is refused, is refused here; a transfer can still fail.
-fn start(
-    shared: &Arc<Shared>,
+fn read(
+    shared: &Shared,
+    api: Api,
     parts: &Parts,
-    mut ask: Ask,
-    (leg, asked): (Leg, Asked),
-    faults: &Faults,
-) -> Result<(Transcript, Start), Problem> {
-    if faults.refuse_xargs && ask.has_xargs {
-        return Err(Problem::bad_param(
-            "vllm_xargs",
-            "vllm_xargs is not supported",
-        ));
-    }
-    if let Some(from) = faults.other_tokens_from {
-        ask.prompts
-            .iter_mut()
-            .for_each(|prompt| tokenizer::garble(prompt, from));
-    }
-    let stops = faults.stop_at_once && !ask.ignores_eos;
-    if stops {
-        ask.answer_tokens = 1;
-    }
-    let rank = match ask.api {
-        Api::Chat | Api::Completions => shared.ranks.pinned(&parts.headers)?,
-        // vLLM does not look at the header here.
-        Api::Responses => None,
-    };
-    if shared.life.is_core_dead() {
-        return Err(Problem::engine_error());
-    }
-    let driver = Arc::clone(shared.ranks.driver(rank));
-    let settings = &shared.settings.transfer;
-    let start: Start = match (leg, settings.connector) {
-        (Leg::Decode, Some(connector)) => {
-            if driver.is_full() {
-                return Err(Refused::Busy.into());
-            }
-            let (shared, ask, faults) = (Arc::clone(shared), ask.clone(), faults.clone());
-            Box::pin(async move {
-                let received = transfer::receive(&shared, connector, &asked, &ask, &faults).await?;
-                let ticket = driver.submit(answers(&ask, &received))?;
-                let received = Some(received);
-                Ok(Started { ticket, received })
-            })
-        }
-        (Leg::Prefill, Some(connector)) => {
-            // Mooncake gives up what did not end at its limit.
-            let is_kept = connector == Connector::Nixl || !stops;
-            let keep = is_kept && !faults.transfer.no_params;
-            let mut requests = requests(&ask);
-            for request in &mut requests {
-                request.keep_for = keep.then(|| settings.lease());
-            }
-            started(driver.submit(requests)?)
-        }
-        (Leg::Whole, _) | (_, None) => started(driver.submit(requests(&ask))?),
-    };
-    let mut transcript = Transcript::new(ask, shared.settings.block_tokens.get() as usize);
-    transcript.stops = stops;
-    Ok((transcript, start))
-}
-
-fn started(ticket: Ticket) -> Start {
-    let received = None;
-    Box::pin(std::future::ready(Ok(Started { ticket, received })))
-}
-
-/// The faults that come before anything is read; an answer, if that is all there will be.
-pub(crate) async fn before_the_engine(faults: &Faults) -> Option<Answer> {
-    if faults.hang {
-        // Ends when the client does.
-        std::future::pending::<()>().await;
-    }
-    if let Some(status) = faults.refuse {
-        let mut refusal = serve::problem(&Problem::on_purpose(status));
-        if let Some(seconds) = faults.retry_after {
-            let headers = refusal.headers_mut();
-            headers.insert(header::RETRY_AFTER, seconds.into());
-        }
-        return Some(refusal);
-    }
-    if faults.slow_first_ms > 0 {
-        tokio::time::sleep(Duration::from_millis(faults.slow_first_ms)).await;
-    }
-    None
-}
-
-fn read(shared: &Shared, api: Api, parts: &Parts, body: &[u8]) -> Result<Ask, Problem> {
-    serve::check_content_type(parts)?;
+    body: &[u8],
+) -> std::result::Result<GenerationRequest, ApiError> {
+    http_answer::check_content_type(parts)?;
     let header = |name: &str| parts.headers.get(name).and_then(|it| it.to_str().ok());
     let context = Context {
         models: &shared.settings.models,
-        context_tokens_max: shared.settings.context_tokens(),
-        now: shared.now_unix_seconds(),
+        max_context_tokens: shared.settings.context_tokens(),
+        now: clock::since_epoch().as_secs(),
         request_id: header("x-request-id"),
         session_id: header("x-session-id"),
         random_id: format!("{:016x}", fastrand::u64(..)),
     };
-    let tokens_max = context.context_tokens_max;
-    let mut ask = Ask::read(api, body, context)?;
+    let max_tokens = context.max_context_tokens;
+    let mut request = GenerationRequest::read(api, body, context)?;
     if let Some(own) = &shared.own_tokens
         && let Some(prompts) = own.prompts(api, body)?
     {
-        ask::check_prompts(&prompts, tokens_max.saturating_sub(ask.answer_tokens))?;
-        ask.prompts = prompts;
+        request::check_prompts(&prompts, max_tokens.saturating_sub(request.answer_tokens))?;
+        request.prompts = prompts;
     }
-    Ok(ask)
+    Ok(request)
 }
 
-/// What would be computed of a request.
+/// The answer of a render endpoint: the tokens of the prompts.
 pub(crate) async fn rendered(
     shared: &Shared,
     api: Api,
@@ -245,69 +149,39 @@ pub(crate) async fn rendered(
     body: &[u8],
     faults: &Faults,
 ) -> Answer {
-    tokens_pause(faults).await;
+    delay_tokenization(faults).await;
     if !shared.settings.enable_scale_out {
-        return serve::problem(&Problem::without_scale_out());
+        return http_answer::error(&ApiError::scale_out_disabled());
     }
     match read(shared, api, parts, body) {
-        Ok(ask) => serve::ok(lists::rendered(api, &ask)),
-        Err(problem) => serve::problem(&problem),
+        Ok(request) => http_answer::ok_json(&lists::rendered(api, &request)),
+        Err(error) => http_answer::error(&error),
     }
-}
-
-pub(crate) async fn tokens_pause(faults: &Faults) {
-    if faults.slow_tokens_ms > 0 {
-        tokio::time::sleep(Duration::from_millis(faults.slow_tokens_ms)).await;
-    }
-}
-
-fn requests(ask: &Ask) -> Vec<Request> {
-    let request = |prompt: &Vec<u32>| Request {
-        answer: tokenizer::answer(prompt, ask.answer_tokens),
-        prompt: prompt.clone(),
-        salt: ask.salt,
-        label: ask.label.clone(),
-        report_cached: ask.report_cached,
-        ..Request::default()
-    };
-    ask.prompts.iter().map(request).collect()
-}
-
-/// Of a prompt that was received: nothing of it is to be computed.
-fn answers(ask: &Ask, received: &Received) -> Vec<Request> {
-    let mut requests = requests(ask);
-    if let Some(first) = requests.first_mut() {
-        first.received_tokens = first.prompt.len();
-        if received.is_wrong {
-            first.answer = tokenizer::wrong(ask.answer_tokens);
-        }
-    }
-    requests
 }
 
 async fn whole(
     shared: &Shared,
-    mut transcript: Transcript,
+    mut generation: Generation,
     start: Start,
     in_flight: InFlight,
-    grant: Option<Grant>,
+    offer: Option<BlockOffer>,
     faults: &Faults,
-) -> io::Result<Answer> {
+) -> Result<Answer> {
     let mut ticket = match start.await {
         Ok(started) => {
-            transcript.received = started.received;
+            generation.received = started.received;
             started.ticket
         }
-        Err(problem) => {
+        Err(error) => {
             in_flight.refuse();
-            return Ok(serve::problem(&problem));
+            return Ok(http_answer::error(&error));
         }
     };
     loop {
-        match faults.early_end_after(transcript.completion_tokens()) {
-            Some(EarlyEnd::Cut) => return Err(io::Error::other("cut by a fault switch")),
+        match faults.early_end_after(generation.completion_tokens()) {
+            Some(EarlyEnd::Cut) => return Err(io::Error::other("closed by an injected fault")),
             Some(EarlyEnd::Stall) => std::future::pending().await,
-            Some(EarlyEnd::Error) => return Ok(serve::problem(&Problem::engine_error())),
+            Some(EarlyEnd::Error) => return Ok(http_answer::error(&ApiError::engine_error())),
             Some(EarlyEnd::Death) => {
                 shared.life.end();
                 std::future::pending().await
@@ -316,15 +190,15 @@ async fn whole(
         }
         let Some((index, event)) = ticket.next().await else {
             if ticket.is_of_dead_engine() {
-                return Ok(serve::problem(&Problem::engine_error()));
+                return Ok(http_answer::error(&ApiError::engine_error()));
             }
             return Err(io::Error::other("the engine has stopped"));
         };
-        transcript.on_event(index, event);
-        if transcript.is_complete() {
+        generation.on_event(index, event);
+        if generation.is_complete() {
             in_flight.finish();
-            transcript.handed = grant.and_then(|grant| grant.offer(&ticket, &transcript));
-            return Ok(serve::ok(transcript.whole()));
+            generation.transfer_params = offer.and_then(|offer| offer.make(&ticket, &generation));
+            return Ok(http_answer::ok(generation.whole()));
         }
     }
 }

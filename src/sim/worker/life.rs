@@ -1,49 +1,49 @@
-//! How a worker ends from within: its engine dies, as vLLM's does, or the whole process at once.
+//! The end of a worker by a fault: its engine core dies, as vLLM's may, or the whole process ends at once.
 
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// A server whose engine is dead tells so for about this long, then it exits.
-const AFTER_CORE: Duration = Duration::from_secs(1);
+/// How long a server whose engine core died reports itself unhealthy before it exits.
+const EXIT_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Life(watch::Sender<Stage>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
-    Lives,
+    Running,
     CoreDead,
-    Over,
+    Ended,
 }
 
 impl Default for Life {
     fn default() -> Self {
-        Self(watch::Sender::new(Stage::Lives))
+        Self(watch::Sender::new(Stage::Running))
     }
 }
 
 impl Life {
-    pub(crate) fn core_dies(&self) {
+    pub(crate) fn kill_core(&self) {
         self.reach(Stage::CoreDead);
     }
 
-    /// As if it were killed: sockets close without another word.
+    /// Ends the process as a kill does: sockets close at once.
     pub(crate) fn end(&self) {
-        self.reach(Stage::Over);
+        self.reach(Stage::Ended);
     }
 
     pub(crate) fn is_core_dead(&self) -> bool {
         *self.0.borrow() >= Stage::CoreDead
     }
 
-    /// Until it is over.
-    pub(crate) async fn over(&self) {
+    /// Waits for the end of the process.
+    pub(crate) async fn ended(&self) {
         let mut stage = self.0.subscribe();
-        // The sender is ours, so neither wait can fail.
+        // `self` has the sender, so neither wait can fail.
         let _ = stage.wait_for(|stage| *stage >= Stage::CoreDead).await;
-        let over = stage.wait_for(|stage| *stage == Stage::Over);
-        let _ = tokio::time::timeout(AFTER_CORE, over).await;
+        let ended = stage.wait_for(|stage| *stage == Stage::Ended);
+        let _ = tokio::time::timeout(EXIT_DELAY, ended).await;
     }
 
     fn reach(&self, stage: Stage) {

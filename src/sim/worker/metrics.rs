@@ -1,4 +1,4 @@
-//! The part of vLLM's metrics that a router reads, in Prometheus' text format. Pure.
+//! Those of vLLM's metrics that a router reads, in the Prometheus text format. Pure.
 
 use std::fmt::Write;
 
@@ -113,17 +113,17 @@ impl Page<'_> {
         }
     }
 
-    /// Where the tokens of prompts came from.
+    /// Prompt tokens by source.
     fn sources(&mut self, counters: &[Counters]) {
         let model = self.label();
         let name = "vllm:prompt_tokens_by_source_total";
         self.family(name, "counter", "Number of prompt tokens by source.");
         for (rank, counters) in counters.iter().enumerate() {
-            let (held, received) = (counters.prefix_hits, counters.received_tokens);
-            let computed = counters.prompt_tokens.saturating_sub(held + received);
+            let (cached, received) = (counters.prefix_hits, counters.received_tokens);
+            let computed = counters.prompt_tokens.saturating_sub(cached + received);
             for (source, tokens) in [
                 ("local_compute", computed),
-                ("local_cache_hit", held),
+                ("local_cache_hit", cached),
                 ("external_kv_transfer", received),
             ] {
                 let tokens = tokens as f64;
@@ -138,7 +138,7 @@ impl Page<'_> {
         self.model.replace('\\', "\\\\").replace('"', "\\\"")
     }
 
-    /// One for each rank.
+    /// One sample for each dp rank.
     fn samples(&mut self, name: &str, kind: &str, help: &str, values: impl Iterator<Item = f64>) {
         let model = self.label();
         self.family(&format!("vllm:{name}"), kind, help);

@@ -1,5 +1,5 @@
-//! A model's own tokens, where the pretend engine was given its folder: made by the very code that the
-//! router makes them by, so what tests compare is everything around it.
+//! Tokenization with a model's own tokenizer and chat template, if the engine was given the model's folder. Uses the
+//! router's code, so tests compare everything around it.
 
 use std::io;
 use std::path::Path;
@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-use super::ask::{Api, Prompt, Tokenize};
-use super::problem::Problem;
+use super::error::ApiError;
+use super::request::{self, Api, Prompt, Tokenized};
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::prompt;
@@ -43,8 +43,8 @@ impl OwnTokens {
         ))))
     }
 
-    /// A request's prompts; none where it brings its tokens along.
-    pub(crate) fn prompts(&self, api: Api, body: &[u8]) -> Result<Option<Vec<Vec<u32>>>, Problem> {
+    /// The tokens of a request's prompts; `None` if the request has tokens instead of text.
+    pub(crate) fn prompts(&self, api: Api, body: &[u8]) -> Result<Option<Vec<Vec<u32>>>, ApiError> {
         #[derive(Deserialize)]
         struct Body {
             kv_transfer_params: Option<Transfer>,
@@ -59,7 +59,7 @@ impl OwnTokens {
             Api::Completions => prompt::Api::Completions,
             Api::Responses => prompt::Api::Responses,
         };
-        let request: Body = super::ask::from_json(body)?;
+        let request: Body = request::from_json(body)?;
         let given = request
             .kv_transfer_params
             .and_then(|it| it.prompt_token_ids);
@@ -79,26 +79,26 @@ impl OwnTokens {
         }
     }
 
-    /// For `/tokenize`, whose body is a chat's or a completion's.
-    pub(crate) fn tokenized(&self, body: &[u8]) -> Result<Tokenize, Problem> {
+    /// The tokens of a `/tokenize` request, whose body is that of a chat or of a completion.
+    pub(crate) fn tokenized(&self, body: &[u8]) -> Result<Tokenized, ApiError> {
         #[derive(Deserialize)]
         struct Body {
             messages: Option<IgnoredAny>,
         }
-        let request: Body = super::ask::from_json(body)?;
+        let request: Body = request::from_json(body)?;
         let api = match request.messages {
             Some(_) => prompt::Api::Chat,
             None => prompt::Api::Completions,
         };
         let tokens = self.tokens(api, body)?;
         let pieces = None;
-        Ok(Tokenize { tokens, pieces })
+        Ok(Tokenized { tokens, pieces })
     }
 
-    fn tokens(&self, api: prompt::Api, body: &[u8]) -> Result<Vec<u32>, Problem> {
+    fn tokens(&self, api: prompt::Api, body: &[u8]) -> Result<Vec<u32>, ApiError> {
         let tokens = self.0.tokens(api, body, observe::unix_s());
-        let tokens = tokens.map_err(|unknown| Problem::bad_request(unknown.to_string()))?;
-        // An engine has tokens of its own for an image; here the prompt ends before it.
+        let tokens = tokens.map_err(|error| ApiError::bad_request(error.to_string()))?;
+        // The prompt ends before its first image: the simulated engine has no image tokens.
         Ok(tokens.ids)
     }
 }

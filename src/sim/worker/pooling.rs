@@ -1,18 +1,20 @@
-//! Requests that read without generating: embeddings and reranking. The numbers are made up, but the
-//! prompts go through the engine, take their time there and fill its cache.
+//! Embeddings and reranking. The numbers are pseudo-random, but the prompts go through the engine: they take prefill time
+//! and fill the cache.
 
 use std::io;
 use std::sync::Arc;
 
 use hyper::http::request::Parts;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::answer::json;
-use super::ask::{self, Prompt};
-use super::problem::Problem;
-use super::serve::{self, Answer};
-use super::{Shared, generate, tokenizer};
+use super::error::ApiError;
+use super::fault_injection::before_the_engine;
+use super::http_answer::{self, Answer};
+use super::request::{self, Prompt};
+use super::shared::Shared;
+use super::{clock, tokenizer};
 use crate::sim::engine::Request;
 use crate::sim::fault::Faults;
 
@@ -32,61 +34,10 @@ struct RerankBody {
     top_n: Option<usize>,
 }
 
-#[derive(Serialize)]
-struct Embeddings<'a> {
-    id: String,
-    object: &'a str,
-    created: u64,
-    model: &'a str,
-    data: Vec<Embedding>,
-    usage: EmbeddingUsage,
-}
-
-#[derive(Serialize)]
-struct Embedding {
-    index: usize,
-    object: &'static str,
-    embedding: Vec<f64>,
-}
-
-#[derive(Serialize)]
-struct EmbeddingUsage {
-    prompt_tokens: usize,
-    total_tokens: usize,
-    completion_tokens: usize,
-    prompt_tokens_details: (),
-}
-
-#[derive(Serialize)]
-struct Reranked<'a> {
-    id: String,
-    model: &'a str,
-    usage: RerankUsage,
-    results: Vec<Ranked<'a>>,
-}
-
-#[derive(Serialize)]
-struct RerankUsage {
-    prompt_tokens: usize,
-    total_tokens: usize,
-}
-
-#[derive(Serialize)]
-struct Ranked<'a> {
-    index: usize,
-    document: Document<'a>,
-    relevance_score: f64,
-}
-
-#[derive(Serialize)]
-struct Document<'a> {
-    text: &'a str,
-}
-
-/// What the engine is to read, and the body that is sent once it has.
+/// The prompts for the engine, and the body to answer once they are computed.
 struct Work {
     prompts: Vec<Vec<u32>>,
-    answer: String,
+    answer: Value,
 }
 
 pub(crate) async fn embeddings(
@@ -111,17 +62,17 @@ async fn run(
     shared: &Arc<Shared>,
     parts: &Parts,
     faults: Faults,
-    read: impl FnOnce() -> Result<Work, Problem>,
+    read: impl FnOnce() -> Result<Work, ApiError>,
 ) -> io::Result<Answer> {
-    let in_flight = shared.seen.begin();
-    if let Some(refusal) = generate::before_the_engine(&faults).await {
+    let in_flight = shared.recorder.begin();
+    if let Some(rejection) = before_the_engine(&faults).await {
         in_flight.refuse();
-        return Ok(refusal);
+        return Ok(rejection);
     }
-    let submitted = serve::check_content_type(parts)
+    let submitted = http_answer::check_content_type(parts)
         .and_then(|()| read())
         .and_then(|work| {
-            ask::check_prompts(&work.prompts, shared.settings.context_tokens())?;
+            request::check_prompts(&work.prompts, shared.settings.context_tokens())?;
             let request = |prompt| Request {
                 prompt,
                 ..Request::default()
@@ -131,88 +82,81 @@ async fn run(
         });
     let (answer, mut ticket) = match submitted {
         Ok(submitted) => submitted,
-        Err(problem) => {
+        Err(error) => {
             in_flight.refuse();
-            return Ok(serve::problem(&problem));
+            return Ok(http_answer::error(&error));
         }
     };
     let prompts = ticket.len();
     for _ in 0..prompts {
-        // Without an answer to generate, the only event of a prompt is its end.
+        // A prompt without an answer has one event: its end.
         if ticket.next().await.is_none() {
             return Err(io::Error::other("the engine has stopped"));
         }
     }
     in_flight.finish();
-    Ok(serve::ok(answer))
+    Ok(http_answer::ok_json(&answer))
 }
 
-fn embed(shared: &Shared, body: &[u8]) -> Result<Work, Problem> {
-    let request: EmbeddingBody = ask::from_json(body)?;
+fn embed(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
+    let request: EmbeddingBody = request::from_json(body)?;
     let input = request
         .input
-        .ok_or_else(|| ask::missing_field("input", body))?;
-    let model = ask::check_model(request.model, &shared.settings.models)?;
+        .ok_or_else(|| request::missing_field("input", body))?;
+    let model = request::check_model(request.model, &shared.settings.models)?;
     let prompts = input.into_tokens();
-    let tokens = prompts.iter().map(Vec::len).sum();
-    let embedding = |(index, prompt): (usize, &Vec<u32>)| Embedding {
-        index,
-        object: "embedding",
-        embedding: (0..DIMENSIONS).map(|at| score(prompt, at)).collect(),
+    let tokens: usize = prompts.iter().map(Vec::len).sum();
+    let embedding = |(index, prompt): (usize, &Vec<u32>)| {
+        let values: Vec<f64> = (0..DIMENSIONS).map(|seed| score(prompt, seed)).collect();
+        json!({"index": index, "object": "embedding", "embedding": values})
     };
-    let answer = json(&Embeddings {
-        id: format!("embd-{:016x}", fastrand::u64(..)),
-        object: "list",
-        created: shared.now_unix_seconds(),
-        model: &model,
-        data: prompts.iter().enumerate().map(embedding).collect(),
-        usage: EmbeddingUsage {
-            prompt_tokens: tokens,
-            total_tokens: tokens,
-            completion_tokens: 0,
-            prompt_tokens_details: (),
+    let data: Vec<Value> = prompts.iter().enumerate().map(embedding).collect();
+    let answer = json!({
+        "id": format!("embd-{:016x}", fastrand::u64(..)),
+        "object": "list",
+        "created": clock::since_epoch().as_secs(),
+        "model": model,
+        "data": data,
+        "usage": {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "completion_tokens": 0,
+            "prompt_tokens_details": null,
         },
     });
     Ok(Work { prompts, answer })
 }
 
-fn rank(shared: &Shared, body: &[u8]) -> Result<Work, Problem> {
-    let request: RerankBody = ask::from_json(body)?;
+fn rank(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
+    let request: RerankBody = request::from_json(body)?;
     let query = request
         .query
-        .ok_or_else(|| ask::missing_field("query", body))?;
+        .ok_or_else(|| request::missing_field("query", body))?;
     let documents = request
         .documents
-        .ok_or_else(|| ask::missing_field("documents", body))?;
-    let model = ask::check_model(request.model, &shared.settings.models)?;
-    let pair = |document: &String| tokenizer::encode(&format!("{query}\n{document}"));
-    let prompts: Vec<Vec<u32>> = documents.iter().map(pair).collect();
-    let tokens = prompts.iter().map(Vec::len).sum();
-    let mut results: Vec<Ranked<'_>> = documents
-        .iter()
-        .zip(&prompts)
-        .enumerate()
-        .map(|(index, (text, prompt))| Ranked {
-            index,
-            document: Document { text },
-            relevance_score: score(prompt, 0).abs(),
-        })
-        .collect();
-    results.sort_by(|one, other| other.relevance_score.total_cmp(&one.relevance_score));
-    results.truncate(request.top_n.filter(|top| *top > 0).unwrap_or(usize::MAX));
-    let answer = json(&Reranked {
-        id: format!("rerank-{:016x}", fastrand::u64(..)),
-        model: &model,
-        usage: RerankUsage {
-            prompt_tokens: tokens,
-            total_tokens: tokens,
-        },
-        results,
+        .ok_or_else(|| request::missing_field("documents", body))?;
+    let model = request::check_model(request.model, &shared.settings.models)?;
+    let prompt = |document: &String| tokenizer::encode(&format!("{query}\n{document}"));
+    let prompts: Vec<Vec<u32>> = documents.iter().map(prompt).collect();
+    let tokens: usize = prompts.iter().map(Vec::len).sum();
+    let scores = prompts.iter().map(|prompt| score(prompt, 0).abs());
+    let mut ranking: Vec<(usize, f64)> = scores.enumerate().collect();
+    ranking.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+    ranking.truncate(request.top_n.filter(|top| *top > 0).unwrap_or(usize::MAX));
+    let result = |(index, score): (usize, f64)| {
+        let text = &documents[index];
+        json!({"index": index, "document": {"text": text}, "relevance_score": score})
+    };
+    let answer = json!({
+        "id": format!("rerank-{:016x}", fastrand::u64(..)),
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "results": ranking.into_iter().map(result).collect::<Vec<_>>(),
     });
     Ok(Work { prompts, answer })
 }
 
-/// Between -1 and 1, and always the same for the same tokens.
+/// A number between -1 and 1 that depends on the tokens and the seed only.
 fn score(tokens: &[u32], seed: u64) -> f64 {
     let chain = |sum: u64, token: &u32| xxh3_64_with_seed(&token.to_le_bytes(), sum);
     let hash = tokens.iter().fold(seed, chain);

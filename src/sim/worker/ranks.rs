@@ -1,4 +1,4 @@
-//! The data-parallel ranks of a worker: engines with caches of their own behind one address.
+//! The dp ranks of a worker: engines with caches of their own behind one address.
 
 use std::convert::Infallible;
 use std::io;
@@ -6,23 +6,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hyper::HeaderMap;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::task::JoinSet;
 
-use super::driver::Driver;
-use super::problem::Problem;
-use super::publisher::{self, Outlet, Publisher};
+use super::driver::{CacheContents, Driver};
+use super::error::ApiError;
+use super::publisher;
+use super::publisher::outlet::{BoundEndpoints, Outlet};
+use super::publisher::sockets::Publisher;
 use super::settings::Settings;
-use crate::sim::engine::cache::Held;
 use crate::sim::engine::{Counters, Engine, Gauges};
 use crate::sim::fault::kv::KvFaults;
 
 #[derive(Debug)]
 pub(crate) struct Ranks {
     ranks: Vec<Rank>,
-    /// Whose turn it is among equals.
-    turn: AtomicUsize,
+    /// Rotates the choice among equally loaded ranks.
+    next_rank: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -31,21 +31,11 @@ struct Rank {
     outlet: Option<Arc<Outlet>>,
 }
 
-/// What must be polled for the ranks to do anything.
+/// The tasks of the ranks.
 #[derive(Debug)]
 pub(crate) struct Engines {
     drivers: Vec<Arc<Driver>>,
     publishers: Vec<Publisher>,
-}
-
-/// What a rank holds, and what it has told of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Truth {
-    /// In the order of names. What the step that is being computed evicts, and a reset, are seen here
-    /// before they are told.
-    pub held: Vec<Held>,
-    /// The number of the last published batch; none if there was none yet, or if events are off.
-    pub last_sequence: Option<u64>,
 }
 
 pub(crate) async fn bind(settings: &Settings) -> io::Result<(Ranks, Engines)> {
@@ -69,8 +59,8 @@ pub(crate) async fn bind(settings: &Settings) -> io::Result<(Ranks, Engines)> {
         drivers: ranks.iter().map(|rank| Arc::clone(&rank.driver)).collect(),
         publishers,
     };
-    let turn = AtomicUsize::new(0);
-    Ok((Ranks { ranks, turn }, engines))
+    let next_rank = AtomicUsize::new(0);
+    Ok((Ranks { ranks, next_rank }, engines))
 }
 
 impl Engines {
@@ -87,8 +77,8 @@ impl Engines {
 }
 
 impl Ranks {
-    /// The rank that a request names in a header; one that is no number is not looked at.
-    pub(crate) fn pinned(&self, headers: &HeaderMap) -> Result<Option<usize>, Problem> {
+    /// The rank in the request header `x-data-parallel-rank`, which is ignored if it is not a number.
+    pub(crate) fn pinned(&self, headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
         let header = headers.get("x-data-parallel-rank");
         let named = header.and_then(|value| value.to_str().ok());
         let Some(rank) = named.and_then(|value| value.trim().parse::<i64>().ok()) else {
@@ -99,25 +89,25 @@ impl Ranks {
             Ok(rank) if rank < size => Ok(Some(rank)),
             Ok(_) | Err(_) => {
                 let message = format!("data_parallel_rank {rank} is out of range [0, {size}).");
-                Err(Problem::bad_request(message))
+                Err(ApiError::bad_request(message))
             }
         }
     }
 
-    /// The driver of the pinned rank, or of one that has the least to do.
+    /// The driver of the pinned rank, or of a least loaded one.
     pub(crate) fn driver(&self, pinned: Option<usize>) -> &Arc<Driver> {
         let size = self.ranks.len();
-        let load = |place: &usize| {
-            let gauges = self.ranks[*place].driver.gauges();
-            // A waiting request weighs more, as in vLLM.
+        let load = |rank: &usize| {
+            let gauges = self.ranks[*rank].driver.gauges();
+            // Weights of vLLM's load balancer.
             gauges.waiting * 4 + gauges.running
         };
-        let place = pinned.unwrap_or_else(|| {
-            let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-            let places = (0..size).map(|place| place.wrapping_add(turn) % size);
-            places.min_by_key(load).expect("there is at least one rank")
+        let rank = pinned.unwrap_or_else(|| {
+            let first = self.next_rank.fetch_add(1, Ordering::Relaxed);
+            let ranks = (0..size).map(|rank| rank.wrapping_add(first) % size);
+            ranks.min_by_key(load).expect("there is at least one rank")
         });
-        &self.ranks[place].driver
+        &self.ranks[rank].driver
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Gauges, Counters)> {
@@ -125,7 +115,7 @@ impl Ranks {
         self.ranks.iter().map(state)
     }
 
-    /// Of all ranks; how full they are is a mean.
+    /// The sum over all ranks, and the mean KV cache usage.
     pub(crate) fn gauges(&self) -> Gauges {
         let mut sum = Gauges::default();
         for (gauges, _) in self.iter() {
@@ -142,26 +132,26 @@ impl Ranks {
         self.iter().map(|(_, counters)| counters).sum()
     }
 
-    /// False if any rank could not.
+    /// Clears all caches. False if any rank could not clear its cache.
     pub(crate) fn reset(&self) -> bool {
         let reset = self.ranks.iter().filter(|rank| rank.driver.reset());
         reset.count() == self.ranks.len()
     }
 
-    /// The names by which other engines know them.
+    /// The engine ids of the ranks.
     pub(crate) fn engine_ids(&self) -> impl Iterator<Item = &str> {
         self.ranks.iter().map(|rank| rank.driver.id())
     }
 
-    /// Tokens of a prompt that no rank holds.
+    /// Prompt tokens that are cached on no rank.
     pub(crate) fn missing_tokens(&self, prompt: &[u32], salt: u64) -> usize {
         let missing = |rank: &Rank| rank.driver.missing_tokens(prompt, salt);
         self.ranks.iter().map(missing).min().unwrap_or(prompt.len())
     }
 
-    /// As when vLLM's engine core dies.
-    pub(crate) fn die(&self) {
-        self.ranks.iter().for_each(|rank| rank.driver.die());
+    /// The engine cores die.
+    pub(crate) fn kill(&self) {
+        self.ranks.iter().for_each(|rank| rank.driver.kill());
     }
 
     pub(crate) fn set_faults(&self, faults: &KvFaults) {
@@ -170,24 +160,24 @@ impl Ranks {
         }
     }
 
-    pub(crate) fn bound(&self) -> Vec<publisher::Bound> {
-        self.outlets().map(|it| it.bound().clone()).collect()
+    pub(crate) fn bound(&self) -> Vec<BoundEndpoints> {
+        self.outlets()
+            .map(|outlet| outlet.bound().clone())
+            .collect()
     }
 
-    pub(crate) fn truth(&self, rank: usize) -> Truth {
-        self.ranks[rank].driver.truth()
+    pub(crate) fn cache_contents(&self, rank: usize) -> CacheContents {
+        self.ranks[rank].driver.cache_contents()
     }
 
-    pub(crate) fn truths(&self) -> Vec<Truth> {
-        self.ranks.iter().map(|rank| rank.driver.truth()).collect()
+    pub(crate) fn all_cache_contents(&self) -> Vec<CacheContents> {
+        let contents = |rank: &Rank| rank.driver.cache_contents();
+        self.ranks.iter().map(contents).collect()
     }
 
     /// The answer to `GET /kv_event_sources`: by rank, and empty if events are off.
     pub(crate) fn sources(&self) -> Value {
-        let source = |(rank, outlet): (usize, &Outlet)| {
-            let source = serde_json::to_value(outlet.source());
-            (rank.to_string(), source.expect("it has string keys only"))
-        };
+        let source = |(rank, outlet): (usize, &Outlet)| (rank.to_string(), outlet.source());
         let sources: Map<String, Value> = self.outlets().enumerate().map(source).collect();
         Value::Object(sources)
     }

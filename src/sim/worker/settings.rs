@@ -5,7 +5,8 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{publisher, transfer};
+use super::publisher::settings as publisher;
+use super::transfer::settings as transfer;
 use crate::sim::fault::Faults;
 use crate::sim::{default_arguments, engine};
 

@@ -1,4 +1,4 @@
-//! The worker over real sockets.
+//! A worker over real sockets.
 
 #![expect(
     clippy::disallowed_methods,
@@ -10,7 +10,7 @@ mod kv_faults;
 mod transfer;
 mod transfer_failures;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

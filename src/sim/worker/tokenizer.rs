@@ -1,8 +1,8 @@
-//! A pretend tokenizer: four bytes make a token, whose id is a hash of them. Pure.
+//! A simulated tokenizer: every four bytes are a token, whose id is a hash of them. Pure.
 //!
-//! Equal beginnings of text give equal beginnings of tokens, which is all that a prefix cache needs.
-//! Generated words are four bytes long and every turn of a chat starts a new token, so an answer that
-//! comes back as part of the next request has the tokens that it was generated with.
+//! Texts with a common prefix have tokens with a common prefix, as a prefix cache needs. Generated words are four bytes
+//! long and every turn of a chat starts a new token, so an answer that is part of the next request has the same tokens
+//! as when it was generated.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 const TOKEN_BYTES: usize = 4;
 const VOCABULARY: u64 = 150_000;
 
-/// What answers are made of.
+/// The words of answers.
 const WORDS: [&str; 64] = [
     "ash ", "bay ", "bee ", "bow ", "cup ", "day ", "dew ", "elm ", "eve ", "fen ", "fig ", "fir ",
     "fog ", "fox ", "gem ", "hay ", "hen ", "hill", "hut ", "ice ", "ink ", "ivy ", "jar ", "jay ",
@@ -22,7 +22,7 @@ const WORDS: [&str; 64] = [
     "wing", "wood", "yew ", "zen ",
 ];
 
-/// What an answer to blocks of another prompt is made of.
+/// The word of an answer that was generated from the blocks of another prompt.
 const WRONG: &str = "BAD ";
 
 static WORD_OF_ID: LazyLock<HashMap<u32, &'static str>> = LazyLock::new(|| {
@@ -44,7 +44,7 @@ pub(crate) fn encode(text: &str) -> Vec<u32> {
     text.as_bytes().chunks(TOKEN_BYTES).map(id).collect()
 }
 
-/// The pieces of `text` that become tokens. A character can lie on the border of two.
+/// The text of each token. A character that spans two tokens is replaced.
 pub(crate) fn pieces(text: &str) -> Vec<String> {
     text.as_bytes()
         .chunks(TOKEN_BYTES)
@@ -52,7 +52,7 @@ pub(crate) fn pieces(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Renders a conversation in the way of ChatML, piece by piece, ready for the assistant's turn.
+/// Renders a conversation as ChatML, in segments that are tokenized separately.
 pub(crate) fn render(turns: &[Turn], add_generation_prompt: bool) -> Vec<String> {
     let mut segments = Vec::with_capacity(turns.len() * 3 + 1);
     for turn in turns {
@@ -71,7 +71,7 @@ pub(crate) fn encode_turns(turns: &[Turn], add_generation_prompt: bool) -> Vec<u
     segments.iter().flat_map(|text| encode(text)).collect()
 }
 
-/// The answer that this prompt always gets.
+/// The answer to a prompt, always the same one.
 pub(crate) fn answer(prompt: &[u32], tokens: usize) -> Vec<u32> {
     let mut hasher = Xxh3::new();
     for token in prompt {
@@ -79,24 +79,24 @@ pub(crate) fn answer(prompt: &[u32], tokens: usize) -> Vec<u32> {
     }
     let seed = hasher.digest();
     (0..tokens as u64)
-        .map(|place| xxh3_64_with_seed(&place.to_le_bytes(), seed))
-        .map(|draw| id(WORDS[(draw % WORDS.len() as u64) as usize].as_bytes()))
+        .map(|index| xxh3_64_with_seed(&index.to_le_bytes(), seed))
+        .map(|random| id(WORDS[(random % WORDS.len() as u64) as usize].as_bytes()))
         .collect()
 }
 
-/// An answer that shows that its prompt's blocks were some other prompt's.
+/// The answer if the transferred blocks were those of another prompt.
 pub(crate) fn wrong(tokens: usize) -> Vec<u32> {
     vec![id(WRONG.as_bytes()); tokens]
 }
 
-/// What another tokenizer might make of a prompt: as many tokens, other ones from one of them on.
+/// Changes the tokens from index `from` on, as a different tokenizer would.
 pub(crate) fn garble(prompt: &mut [u32], from: usize) {
     for token in prompt.iter_mut().skip(from) {
         *token = (*token + 1) % VOCABULARY as u32;
     }
 }
 
-/// The text of tokens. A hash cannot be undone, so only generated words come back as they were.
+/// The text of tokens. Only generated words can be decoded; other tokens become `<id>`.
 pub(crate) fn decode(tokens: &[u32]) -> String {
     let mut text = String::new();
     for token in tokens {
@@ -136,11 +136,11 @@ mod tests {
     fn the_next_turn_begins_with_the_prompt_and_its_answer() {
         let mut turns = vec![turn("system", "be brief"), turn("user", "hello there")];
         let prompt = encode_turns(&turns, true);
-        let said = answer(&prompt, 7);
-        turns.push(turn("assistant", &decode(&said)));
+        let generated = answer(&prompt, 7);
+        turns.push(turn("assistant", &decode(&generated)));
         turns.push(turn("user", "go on"));
         let next = encode_turns(&turns, true);
-        assert!(next.starts_with(&[prompt, said].concat()));
+        assert!(next.starts_with(&[prompt, generated].concat()));
     }
 
     #[test]

@@ -24,7 +24,7 @@ async fn equals(cluster: &Cluster, engine: &Engine) {
         "the other router's tree is the engine's cache",
         async || {
             let scored = scored(cluster, "w0", 0).await;
-            scored == Some(held(&engine.truth(0).await))
+            scored == Some(held(&engine.cache_contents(0).await))
         },
     )
     .await;
@@ -98,7 +98,10 @@ async fn a_router_that_comes_late_to_a_bridge_is_told_all_at_once() {
     })
     .await;
     // Not what was held when the list was made.
-    assert_eq!(believed, Some(held(&followed.engine(0).truth(0).await)));
+    assert_eq!(
+        believed,
+        Some(held(&followed.engine(0).cache_contents(0).await))
+    );
     let status = super::followed::status(&late, "w0", 0).await;
     assert_eq!(status["state"], "live", "{status:#}");
     assert_eq!(status["reason"], "snapshot", "{status:#}");

@@ -82,8 +82,8 @@ async fn knows_every_block(wire: Wire, layout: Layout, hashes: Hashes) {
     mixed(&followed, &mut draw).await;
     followed.all_equal().await;
     let truths = [
-        followed.engine(0).truth(0).await,
-        followed.engine(1).truth(0).await,
+        followed.engine(0).cache_contents(0).await,
+        followed.engine(1).cache_contents(0).await,
     ];
     for (place, truth) in truths.iter().enumerate() {
         let status = followed.status(place, 0).await;
@@ -253,7 +253,7 @@ async fn every_rank_has_its_tree_and_a_worker_counts_by_the_poorest() {
         for rank in 0..2 {
             let status = followed.status(0, rank).await;
             assert_eq!(status["state"], "live", "{wire:?}: {status:#}");
-            let blocks = held(&engine.truth(rank).await).len();
+            let blocks = held(&engine.cache_contents(rank).await).len();
             followed.tells(0, rank, "blocks/gpu", blocks).await;
         }
     }

@@ -201,7 +201,7 @@ async fn nothing_stale(followed: &Followed, more: Option<&mut fastrand::Rng>) {
     let mut more = more;
     eventually("nothing is believed that is not held", async || {
         let scored = scored(&followed.cluster, "w0", 0).await.unwrap_or_default();
-        let truth = held(&followed.engine(0).truth(0).await);
+        let truth = held(&followed.engine(0).cache_contents(0).await);
         let stale = stale(&scored, &truth);
         last.0 = format!(
             "of {} held and {} believed: {stale:?}",
@@ -308,7 +308,7 @@ async fn claims_what_it_knows(followed: &Followed) {
     eventually("all is known, or it is told that it is not", async || {
         let status = followed.status(0, 0).await;
         let scored = scored(&followed.cluster, "w0", 0).await;
-        let truth = held(&followed.engine(0).truth(0).await);
+        let truth = held(&followed.engine(0).cache_contents(0).await);
         last.0 = format!("{status:#}, {scored:?} of {truth:?}");
         status["state"] == "partial" || scored == Some(truth)
     })

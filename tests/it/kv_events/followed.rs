@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::discovery::Listed;
 use warmroute::fleet::events;
-use warmroute::sim::worker::{Settings, Truth, publisher};
+use warmroute::sim::worker::{CacheContents, Settings, publisher};
 
 use crate::client;
 use crate::cluster::{Cluster, Decided, Engine, Killed, Router, config, eventually};
@@ -168,7 +168,7 @@ impl Followed {
         let mut last = Last::default();
         eventually(&what, async || {
             let scored = scored(&self.cluster, &engine.name, rank).await;
-            let truth = held(&engine.truth(rank).await);
+            let truth = held(&engine.cache_contents(rank).await);
             let is = scored.as_ref() == Some(&truth);
             last.0 = difference(scored.as_ref(), &truth);
             is
@@ -296,13 +296,13 @@ pub(super) async fn scored(cluster: &Cluster, worker: &str, rank: usize) -> Opti
 }
 
 /// What a rank holds, in the same words.
-pub(super) fn held(truth: &Truth) -> Blocks {
+pub(super) fn held(truth: &CacheContents) -> Blocks {
     let hex = |hash: u64| format!("{hash:016x}");
-    let row = |held: &warmroute::sim::engine::cache::Held| {
+    let row = |held: &warmroute::sim::engine::cache::CachedBlock| {
         let parent = held.parent.map(|parent| hex(parent.0));
         (hex(held.hash.0), (parent, held.copies as u64))
     };
-    truth.held.iter().map(row).collect()
+    truth.blocks.iter().map(row).collect()
 }
 
 /// The blocks and copies that are believed in and not held.
@@ -375,12 +375,12 @@ impl Prompt {
     }
 
     /// How many of its tokens are held from the start.
-    pub(super) fn held_by(&self, truth: &Truth) -> u64 {
+    pub(super) fn held_by(&self, truth: &CacheContents) -> u64 {
         let adapter = (self.model != "sim").then_some(self.model);
         let mut parent = None;
         let mut tokens = 0;
         for block in self.tokens.chunks_exact(16) {
-            let next = truth.held.iter().find(|held| {
+            let next = truth.blocks.iter().find(|held| {
                 let label = held.label.as_deref();
                 let salt = label.and_then(|label| label.cache_salt.as_deref());
                 let lora = label.and_then(|label| label.lora.as_ref());

@@ -64,7 +64,7 @@ impl Watch {
         }
         if let Some(scored) = scored(cluster, "w0", 0).await {
             // Afterwards: it only grows.
-            let truth = held(&cluster.engines[0].truth(0).await);
+            let truth = held(&cluster.engines[0].cache_contents(0).await);
             let stale = stale(&scored, &truth);
             assert!(stale.is_empty(), "{what}: {stale:?} are believed in");
         }
@@ -90,7 +90,7 @@ async fn restarts(case: Case) {
     if case.has_replay {
         followed.equals(0, 0).await;
     }
-    let last = followed.engine(0).truth(0).await.last_sequence;
+    let last = followed.engine(0).cache_contents(0).await.last_sequence;
     assert_eq!(last, Some(u64::from(BEFORE) - 1), "{what}");
     eventually(
         &format!("{what}: the old process is followed"),
@@ -150,7 +150,7 @@ async fn restarts(case: Case) {
         Counter::Above if case.wire == Wire::Bridge => u64::from(BEFORE) + 2,
         Counter::Above => u64::from(BEFORE) + 4,
     };
-    let last = followed.engine(0).truth(0).await.last_sequence;
+    let last = followed.engine(0).cache_contents(0).await.last_sequence;
     assert_eq!(last, Some(expected), "{what}");
     watch.look(&followed.cluster, &what).await;
     eventually(
@@ -259,7 +259,7 @@ async fn a_restarted_engine_has_its_ports_again_and_an_empty_cache() {
         let events = engine.events.clone();
         assert_eq!(events.len(), 1);
         Prompt::new(0, 40).to(&engine).await;
-        let truth = engine.truth(0).await;
+        let truth = engine.cache_contents(0).await;
         assert_eq!(truth.last_sequence, Some(0));
         assert_eq!(Prompt::new(0, 40).held_by(&truth), 32);
         assert_eq!(held(&truth).len(), 2);
@@ -274,8 +274,8 @@ async fn a_restarted_engine_has_its_ports_again_and_an_empty_cache() {
             })
             .await;
         assert_eq!(engine.events, events);
-        assert!(held(&engine.truth(0).await).is_empty());
+        assert!(held(&engine.cache_contents(0).await).is_empty());
         Prompt::new(0, 16).to(&engine).await;
-        assert_eq!(engine.truth(0).await.last_sequence, Some(5));
+        assert_eq!(engine.cache_contents(0).await.last_sequence, Some(5));
     }
 }

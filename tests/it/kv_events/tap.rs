@@ -116,9 +116,9 @@ async fn a_tap_prints_json_when_asked_to() {
     let kinds: Vec<&str> = read.iter().map(|it| it["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["connected", "stored", "replay", "stored"]);
     let hashes: Vec<String> = engine
-        .truth(0)
+        .cache_contents(0)
         .await
-        .held
+        .blocks
         .iter()
         .map(|held| format!("{:016x}", held.hash.0))
         .collect();

@@ -199,7 +199,7 @@ async fn what_was_told_again_is_forgotten_with_its_first_removal() {
         followed.post(&Prompt::new(family, 300)).await;
     }
     eventually("nothing is believed that is gone", async || {
-        let truth = held(&followed.engine(0).truth(0).await);
+        let truth = held(&followed.engine(0).cache_contents(0).await);
         let scored = scored(&followed.cluster, "w0", 0).await;
         // How many copies there are of some is not known.
         scored.is_some_and(|scored| scored.keys().all(|name| truth.contains_key(name)))

@@ -10,7 +10,7 @@ async fn equals(cluster: &Cluster, engine: &Engine) {
         &format!("the tree of {} is its cache", engine.name),
         async || {
             let scored = scored(cluster, &engine.name, 0).await;
-            scored == Some(held(&engine.truth(0).await))
+            scored == Some(held(&engine.cache_contents(0).await))
         },
     )
     .await;
@@ -94,7 +94,7 @@ async fn a_worker_that_is_removed_takes_its_tree_along_and_comes_back_with_a_new
             // A bridge's list is of a moment ago; nothing of it counts before what happened since.
             assert!(rows.iter().all(|row| row.tokens == 0), "{wire:?}: {rows:?}");
             let scored = scored(&cluster, "w1", 0).await;
-            scored == Some(held(&engines[1].truth(0).await))
+            scored == Some(held(&engines[1].cache_contents(0).await))
         })
         .await;
         let rows = explain(&cluster, &old).await;

@@ -1,9 +1,9 @@
-//! What a step did to the cache, as the events that vLLM tells of it. Pure.
+//! A step's changes of the cache as vLLM's KV events. Pure.
 
 use crate::kv::event::{Batch, Event, ExtraKey, Medium, Name, Place, Removed, Stored};
 use crate::sim::engine::cache::{BlockHash, Change, Label};
 
-/// All layers are alike, so there is one cache group.
+/// The KV cache group; there is one.
 const GROUP: u32 = 0;
 const SPEC_KIND: &str = "full_attention";
 
@@ -45,8 +45,8 @@ pub(super) fn batch(changes: &[Change], block_tokens: u32, rank: u32, timestamp:
     }
 }
 
-/// Tells of all blocks as if they lay elsewhere than in the GPU.
-pub(super) fn move_to(batch: &mut Batch, medium: &str) {
+/// Changes the medium of all blocks.
+pub(super) fn set_medium(batch: &mut Batch, medium: &str) {
     for event in &mut batch.events {
         let place = match event {
             Event::Stored(stored) => &mut stored.place,
@@ -65,7 +65,7 @@ fn name(hash: BlockHash) -> Name {
     Name(hash.0)
 }
 
-/// Also engines without a GPU say so.
+/// GPU, which engines without a GPU report, too.
 fn place() -> Place {
     Place {
         medium: Medium::Gpu,
@@ -86,7 +86,7 @@ fn labelled(label: Option<&Label>) -> Stored {
     }
 }
 
-/// The adapter's name for every block, and the salt for a prompt's first.
+/// The adapter's name for every block, and the cache salt for the first block of a prompt.
 fn extra_keys(label: Option<&Label>, from_the_start: bool, blocks: usize) -> Vec<Vec<ExtraKey>> {
     let lora = label.and_then(|label| label.lora.as_ref());
     let salt = label.and_then(|label| label.cache_salt.as_ref());
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    fn told(change: Change) -> Stored {
+    fn event(change: Change) -> Stored {
         let batch = batch(&[change], 2, 0, 0.0);
         match &batch.events[..] {
             [Event::Stored(stored)] => stored.clone(),
@@ -133,26 +133,26 @@ mod tests {
     }
 
     #[test]
-    fn a_salt_is_told_with_the_first_block_of_a_prompt_only() {
+    fn only_the_first_block_of_a_prompt_has_the_salt() {
         let label = Label {
             cache_salt: Some("tenant".into()),
             ..Label::default()
         };
-        let first = told(stored(None, &[1, 2], label.clone()));
+        let first = event(stored(None, &[1, 2], label.clone()));
         assert_eq!(first.extra_keys, [vec![text("tenant")], vec![]]);
-        let later = told(stored(Some(2), &[3], label));
+        let later = event(stored(Some(2), &[3], label));
         assert_eq!(later.extra_keys, Vec::<Vec<ExtraKey>>::new());
         assert_eq!(later.parent, Some(Name(2)));
     }
 
     #[test]
-    fn an_adapter_is_told_with_every_block_and_before_the_salt() {
+    fn every_block_has_the_adapter_before_the_salt() {
         let label = Label {
             lora: Some((1, "sql".into())),
             cache_salt: Some("tenant".into()),
             session_id: Some("s".into()),
         };
-        let first = told(stored(None, &[1, 2], label));
+        let first = event(stored(None, &[1, 2], label));
         let keys = [vec![text("sql"), text("tenant")], vec![text("sql")]];
         assert_eq!(first.extra_keys, keys);
         assert_eq!(first.lora_id, Some(1));

@@ -1,9 +1,8 @@
-//! Where others connect to one of the library's ZeroMQ sockets: a listener of our own, which carries
-//! the bytes over.
+//! A TCP proxy in front of a ZeroMQ socket, so that its connections can be closed at any time.
 //!
-//! The library shakes hands in tasks that outlive its socket, so a connection that is made while an
-//! engine is killed would stay open, to nobody. Behind the gate every connection ends with the worker
-//! or when it is cut, in whatever state it is, and the port is free at once.
+//! The ZeroMQ library does its handshakes in tasks that outlive the socket: a connection made while the engine is being
+//! killed would stay open. Behind the gate every connection ends with the worker or when it is cut, and the port is
+//! free at once.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::sim::worker::accept;
+use crate::sim::worker::net::accept;
 
 #[derive(Debug)]
 pub(super) struct Gate {
@@ -25,15 +24,15 @@ pub(super) struct Gate {
     cutter: Cutter,
 }
 
-/// Cuts the connections through one gate.
+/// Closes the connections through one gate.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cutter {
-    /// Of the connections made since the last cut.
+    /// Cancels the connections made since the last cut.
     current: Arc<Mutex<CancellationToken>>,
 }
 
 impl Cutter {
-    /// Nothing more gets through on those that there are.
+    /// Closes all current connections.
     pub(super) fn cut(&self) {
         std::mem::take(&mut *self.current.lock()).cancel();
     }
@@ -57,7 +56,7 @@ impl Gate {
         self.cutter.clone()
     }
 
-    /// Carries for as long as it is polled.
+    /// Forwards connections while it is polled.
     pub(super) async fn run(self) -> Infallible {
         let mut connections = JoinSet::new();
         loop {
@@ -65,26 +64,26 @@ impl Gate {
                 Some(_) = connections.join_next() => {}
                 outer = accept(&self.listener) => {
                     let cut = self.cutter.current.lock().clone();
-                    connections.spawn(carry(outer, self.inner, cut));
+                    connections.spawn(forward(outer, self.inner, cut));
                 }
             }
         }
     }
 }
 
-/// Ends when either side does.
-async fn carry(outer: TcpStream, inner: SocketAddr, cut: CancellationToken) {
+/// Forwards bytes until either side closes the connection.
+async fn forward(outer: TcpStream, inner: SocketAddr, cut: CancellationToken) {
     tokio::select! {
-        // What comes together with a cut does not get through.
+        // Bytes that arrive together with a cut are not forwarded.
         biased;
         () = cut.cancelled() => {}
-        carried = try_carry(outer, inner) => if let Err(error) = carried {
-            debug!(%error, "event connection ended");
+        result = try_forward(outer, inner) => if let Err(error) = result {
+            debug!(%error, "KV event connection closed");
         }
     }
 }
 
-async fn try_carry(mut outer: TcpStream, inner: SocketAddr) -> io::Result<u64> {
+async fn try_forward(mut outer: TcpStream, inner: SocketAddr) -> io::Result<u64> {
     let mut inner = TcpStream::connect(inner).await?;
     outer.set_nodelay(true)?;
     inner.set_nodelay(true)?;

@@ -1,4 +1,4 @@
-//! The ZeroMQ sockets of one rank: what is ordered goes out, and who asks is answered.
+//! The ZeroMQ sockets of one rank's KV events: sends queued batches and answers replay requests.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use tracing::debug;
 use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
 use super::gate::{Cutter, Gate};
+use super::outlet::{Command, Outlet};
 use super::settings::Layout;
-use super::{Order, Outlet};
 
-/// Before the library's socket is asked again after an error.
+/// Pause after a receive error.
 const ERROR_PAUSE: Duration = Duration::from_millis(20);
-/// In place of a number, after the last batch of a replay.
-const END: [u8; 8] = [0xff; 8];
+/// The sequence number of the end marker of a replay.
+const END_MARKER: [u8; 8] = [0xff; 8];
 
-/// The other end of an outlet. It does something while it is run.
+/// The sockets' side of a publisher.
 pub(crate) struct Publisher {
     pub(super) outlet: Arc<Outlet>,
-    pub(super) orders: mpsc::Receiver<Order>,
+    pub(super) commands: mpsc::Receiver<Command>,
     pub(super) events: Guarded<PubSocket>,
     pub(super) replay: Option<Guarded<RouterSocket>>,
 }
 
-/// A socket of the library, and the gate before it.
+/// A ZeroMQ socket behind a [`Gate`].
 pub(super) struct Guarded<S> {
     pub(super) gate: Gate,
     socket: S,
@@ -53,12 +53,12 @@ impl Publisher {
         Arc::clone(&self.outlet)
     }
 
-    /// Serves the sockets for as long as it is polled.
+    /// Serves the sockets while it is polled.
     pub(crate) async fn run(self) -> Infallible {
         let outlet = self.outlet;
         let Guarded { gate, socket } = self.events;
         let cutter = gate.cutter();
-        let events = send(&outlet, self.orders, socket, &cutter);
+        let events = send(&outlet, self.commands, socket, &cutter);
         let replays = async {
             match self.replay {
                 Some(replay) => serve_replays(&outlet, replay).await,
@@ -75,23 +75,23 @@ impl Publisher {
 
 async fn send(
     outlet: &Outlet,
-    mut orders: mpsc::Receiver<Order>,
+    mut commands: mpsc::Receiver<Command>,
     mut socket: PubSocket,
     cutter: &Cutter,
 ) -> Infallible {
     loop {
-        let Some(order) = orders.recv().await else {
-            // The outlet has the other end, and is held above.
+        let Some(command) = commands.recv().await else {
+            // Not reached: the outlet has the sender.
             std::future::pending().await
         };
-        match order {
-            Order::Cut => cutter.cut(),
-            Order::Send { batch, due } => {
+        match command {
+            Command::Cut => cutter.cut(),
+            Command::Send { batch, due } => {
                 tokio::time::sleep_until(due).await;
-                outlet.may_speak().await;
+                outlet.until_not_silent().await;
                 let frames = [outlet.topic.clone(), number(batch.sequence), batch.payload];
                 if let Err(error) = socket.send(message(frames)).await {
-                    debug!(%error, "a batch of cache events was not sent");
+                    debug!(%error, "KV event batch not sent");
                 }
             }
         }
@@ -106,7 +106,7 @@ async fn serve_replays(outlet: &Outlet, replay: Guarded<RouterSocket>) -> Infall
             match socket.recv().await {
                 Ok(request) => answer(outlet, &mut socket, &request.into_vec(), &cutter).await,
                 Err(error) => {
-                    debug!(%error, "no request for a replay could be read");
+                    debug!(%error, "replay request not read");
                     tokio::time::sleep(ERROR_PAUSE).await;
                 }
             }
@@ -119,14 +119,14 @@ async fn serve_replays(outlet: &Outlet, replay: Guarded<RouterSocket>) -> Infall
 }
 
 async fn answer(outlet: &Outlet, socket: &mut RouterSocket, request: &[Bytes], cutter: &Cutter) {
-    // What has another shape is passed over without a word, as by vLLM.
-    let [asker, _, first] = request else {
+    // Malformed requests are ignored, as in vLLM.
+    let [client, _, first] = request else {
         return;
     };
     let Ok(first) = <[u8; 8]>::try_from(&first[..]) else {
         return;
     };
-    outlet.may_speak().await;
+    outlet.until_not_silent().await;
     if outlet.faults.borrow().replay_refuse {
         cutter.cut();
         return;
@@ -135,16 +135,16 @@ async fn answer(outlet: &Outlet, socket: &mut RouterSocket, request: &[Bytes], c
     let topic = || outlet.topic.clone();
     let batches = replayed.batches.into_iter();
     let batches = batches.map(|batch| (topic(), number(batch.sequence), batch.payload));
-    let end = (Bytes::new(), Bytes::from_static(&END), Bytes::new());
+    let end = (Bytes::new(), Bytes::from_static(&END_MARKER), Bytes::new());
     for (topic, number, payload) in batches.chain(replayed.ends.then_some(end)) {
-        let mut frames = vec![asker.clone(), Bytes::new()];
-        // The releases that write arrays leave the topic out here.
+        let mut frames = vec![client.clone(), Bytes::new()];
+        // The releases with the array layout leave the topic out.
         if outlet.settings.layout == Layout::Map {
             frames.push(topic);
         }
         frames.extend([number, payload]);
         if let Err(error) = socket.send(message(frames)).await {
-            debug!(%error, "whoever asked for a replay is gone");
+            debug!(%error, "replay not sent; the client has disconnected");
             return;
         }
     }

@@ -41,7 +41,7 @@ impl Running {
     }
 
     pub(super) fn last_sequence(&self, rank: usize) -> Option<u64> {
-        self.handle.truth(rank).last_sequence
+        self.handle.cache_contents(rank).last_sequence
     }
 }
 
@@ -192,8 +192,8 @@ fn follow<'a>(batches: impl IntoIterator<Item = &'a Message>) -> BTreeMap<u64, u
     held
 }
 
-fn held(truth: &Truth) -> BTreeMap<u64, usize> {
-    let held = truth.held.iter();
+fn held(truth: &CacheContents) -> BTreeMap<u64, usize> {
+    let held = truth.blocks.iter();
     held.map(|held| (held.hash.0, held.copies)).collect()
 }
 
@@ -246,15 +246,15 @@ async fn what_was_told_adds_up_to_what_is_held() {
     let mut asker = Asker::connect(&worker, 0).await;
     for prompt in [0..64, 0..64, 0..64, 500..600, 0..70, 10..90] {
         worker.read(0, prompt).await;
-        let truth = worker.handle.truth(0);
+        let truth = worker.handle.cache_contents(0);
         let told = asker.replay(0).await;
         assert_eq!(told.last().map(|it| it.sequence), truth.last_sequence);
         assert_eq!(follow(&told), held(&truth));
-        assert!(truth.held.iter().all(|held| held.token_ids.len() == 16));
+        assert!(truth.blocks.iter().all(|held| held.token_ids.len() == 16));
     }
     // A reset is told with the next step only, and first.
     assert!(worker.handle.reset());
-    assert_eq!(worker.handle.truth(0).held, []);
+    assert_eq!(worker.handle.cache_contents(0).blocks, []);
     let before = asker.replay(0).await.len();
     worker.read(0, 0..20).await;
     let told = asker.replay(0).await;
@@ -266,7 +266,7 @@ async fn what_was_told_adds_up_to_what_is_held() {
         matches!(events[..], [Event::Cleared { .. }, Event::Stored(_)]),
         "{events:?}"
     );
-    assert_eq!(follow(&told), held(&worker.handle.truth(0)));
+    assert_eq!(follow(&told), held(&worker.handle.cache_contents(0)));
     worker.stop().await;
 }
 
@@ -288,8 +288,8 @@ async fn what_is_cached_is_told_of_again_on_request() {
     };
     assert_eq!(more.parent, again.names.last().copied());
     // A copy more is told of than there is.
-    let truth = worker.handle.truth(0);
-    assert!(truth.held.iter().all(|held| held.copies == 1));
+    let truth = worker.handle.cache_contents(0);
+    assert!(truth.blocks.iter().all(|held| held.copies == 1));
     worker.stop().await;
 }
 
@@ -405,7 +405,7 @@ async fn older_engines_write_arrays_and_leave_the_topic_out_of_replays() {
     // An array of type and names, and the names as the 32 bytes of a hash.
     let head = b"\xabBlockStored\x92\xc4\x20";
     assert_eq!(told[0].payload[12..12 + head.len()], head[..]);
-    assert_eq!(follow(&told), held(&worker.handle.truth(0)));
+    assert_eq!(follow(&told), held(&worker.handle.cache_contents(0)));
     worker.stop().await;
 }
 
@@ -421,9 +421,12 @@ async fn each_rank_has_a_cache_and_numbers_of_its_own() {
             worker.read(rank, 100 * prompt..100 * prompt + 16).await;
         }
     }
-    let (zero, one) = (worker.handle.truth(0), worker.handle.truth(1));
-    assert_eq!((zero.held.len(), zero.last_sequence), (1, Some(0)));
-    assert_eq!((one.held.len(), one.last_sequence), (3, Some(2)));
+    let (zero, one) = (
+        worker.handle.cache_contents(0),
+        worker.handle.cache_contents(1),
+    );
+    assert_eq!((zero.blocks.len(), zero.last_sequence), (1, Some(0)));
+    assert_eq!((one.blocks.len(), one.last_sequence), (3, Some(2)));
     let told = Asker::connect(&worker, 1).await.replay(0).await;
     assert_eq!(told[2].batch().rank, Some(1));
 

@@ -291,7 +291,7 @@ async fn what_was_received_is_told_as_stored_under_the_same_names() {
     let Some(Event::Stored(stored)) = told.pop() else {
         panic!("{told:?}");
     };
-    let at_prefill = pair.prefill.handle.truth(0).held;
+    let at_prefill = pair.prefill.handle.cache_contents(0).blocks;
     assert_eq!(stored.names.len(), at_prefill.len());
     pair.stop().await;
 }

@@ -1,15 +1,15 @@
-//! `kv_transfer_params` as requests bring them and as a NIXL prefill engine answers with them. Pure.
+//! `kv_transfer_params` of requests, and of the answers of a NIXL prefill engine. Pure.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::settings::Role;
 
-/// What a request says of its handoff, for whichever connector.
+/// The parameters of a request, for either connector.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Asked {
-    /// The prompt as its router has tokenised it; no part of any handoff.
+pub(crate) struct TransferParams {
+    /// The prompt's tokens, which a router may send along; not part of the transfer.
     pub(crate) prompt_token_ids: Option<Vec<u32>>,
     do_remote_decode: Option<bool>,
     do_remote_prefill: Option<bool>,
@@ -23,23 +23,23 @@ pub(crate) struct Asked {
     pub(crate) remote_prefill_cached_tokens: Option<usize>,
 }
 
-/// What an engine is to do of a request.
+/// Which part of a request an engine does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leg {
-    /// All of it.
+    /// Prefill and decode.
     Whole,
-    /// Its prompt, for another engine.
+    /// Prefill, for another engine to decode.
     Prefill,
-    /// Its answer, to a prompt that another engine has computed.
+    /// Decode, after another engine's prefill.
     Decode,
 }
 
-impl Asked {
-    /// Of any body; nothing if it cannot be read, which is somebody else's to say.
-    pub(crate) fn peek(body: &[u8]) -> Self {
+impl TransferParams {
+    /// The parameters in a request body. Of an invalid body there are none; others report the error.
+    pub(crate) fn of_body(body: &[u8]) -> Self {
         #[derive(Deserialize)]
         struct Body {
-            kv_transfer_params: Option<Asked>,
+            kv_transfer_params: Option<TransferParams>,
         }
         let body = serde_json::from_slice::<Body>(body).ok();
         body.and_then(|it| it.kv_transfer_params)
@@ -58,8 +58,8 @@ impl Asked {
 }
 
 impl Leg {
-    /// Whether an engine of this role can do it. What comes to the wrong one kills a Mooncake engine;
-    /// nobody has tried with NIXL, which is no reason to be kinder here.
+    /// Whether an engine of this role can do it. In Mooncake, a leg of the other role kills the engine; NIXL is assumed to
+    /// do the same.
     pub(crate) fn is_for(self, role: Option<Role>) -> bool {
         match self {
             Self::Whole => true,
@@ -69,12 +69,12 @@ impl Leg {
     }
 }
 
-/// What a NIXL prefill engine answers with, to be given to the decode engine as it is.
+/// The parameters in the answer of a NIXL prefill engine, which the router passes on to the decode engine.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Handed {
+pub(crate) struct PrefillResult {
     pub(crate) do_remote_prefill: bool,
     pub(crate) do_remote_decode: bool,
-    /// A list for each group of the cache, of which there is one.
+    /// A list for each KV cache group; there is one group.
     pub(crate) remote_block_ids: [Vec<u32>; 1],
     pub(crate) remote_engine_id: String,
     pub(crate) remote_request_id: String,
@@ -86,7 +86,7 @@ pub(crate) struct Handed {
     pub(crate) remote_num_tokens: usize,
     pub(crate) remote_blocks_expiry_time: (),
     pub(crate) transfer_mode: &'static str,
-    /// Not said after an answer of several tokens.
+    /// Absent after an answer of several tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) remote_prefill_cached_tokens: Option<usize>,
 }
@@ -96,10 +96,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leg_is_told_by_its_switches() {
+    fn the_switches_decide_the_leg() {
         let leg = |params: &str| {
             let body = format!(r#"{{"prompt":"x","kv_transfer_params":{params}}}"#);
-            Asked::peek(body.as_bytes()).leg()
+            TransferParams::of_body(body.as_bytes()).leg()
         };
         let cases = [
             ("null", Leg::Whole),
@@ -117,12 +117,12 @@ mod tests {
         for (params, expected) in cases {
             assert_eq!(leg(params), expected, "{params}");
         }
-        assert_eq!(Asked::peek(b"{").leg(), Leg::Whole);
+        assert_eq!(TransferParams::of_body(b"{").leg(), Leg::Whole);
     }
 
     #[test]
-    fn the_answer_is_that_of_a_real_engine() {
-        let handed = Handed {
+    fn the_parameters_are_those_of_a_real_engine() {
+        let result = PrefillResult {
             do_remote_prefill: true,
             do_remote_decode: false,
             remote_block_ids: [vec![256, 257]],
@@ -139,6 +139,6 @@ mod tests {
             remote_prefill_cached_tokens: Some(0),
         };
         let expected = r#"{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[256,257]],"remote_engine_id":"07c63c5d-cd36-4b50-815d-339a9bbe6c38","remote_request_id":"chatcmpl-chat-99d0844f","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":50,"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":0}"#;
-        assert_eq!(serde_json::to_string(&handed).unwrap(), expected);
+        assert_eq!(serde_json::to_string(&result).unwrap(), expected);
     }
 }

@@ -1,32 +1,18 @@
 //! The errors of a vLLM server: status and body. Pure.
 
-use serde::Serialize;
+use serde_json::json;
 
 use crate::sim::engine::Refused;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub(crate) struct ApiError {
     pub(crate) status: u16,
     kind: &'static str,
     message: String,
     param: Option<String>,
 }
 
-#[derive(Serialize)]
-struct Envelope<'a> {
-    error: Inner<'a>,
-}
-
-#[derive(Serialize)]
-struct Inner<'a> {
-    message: &'a str,
-    #[serde(rename = "type")]
-    kind: &'a str,
-    param: Option<&'a str>,
-    code: u16,
-}
-
-impl Problem {
+impl ApiError {
     fn new(status: u16, kind: &'static str, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -36,7 +22,7 @@ impl Problem {
         }
     }
 
-    fn about(mut self, param: impl Into<String>) -> Self {
+    fn with_param(mut self, param: impl Into<String>) -> Self {
         self.param = Some(param.into());
         self
     }
@@ -46,7 +32,7 @@ impl Problem {
     }
 
     pub(crate) fn bad_param(param: &str, message: impl Into<String>) -> Self {
-        Self::bad_request(message).about(param)
+        Self::bad_request(message).with_param(param)
     }
 
     pub(crate) fn missing_field(name: &str, fields: usize) -> Self {
@@ -54,20 +40,20 @@ impl Problem {
         let details = format!(
             "{{'type': 'missing', 'loc': '{location}', 'msg': 'Field required', 'input': '<dict of {fields} items>'}}"
         );
-        Self::validation(&details).about(location)
+        Self::validation(&details).with_param(location)
     }
 
-    /// For a body that is not JSON, or not of the right shape.
+    /// For a body that is not valid JSON or has fields of wrong types.
     pub(crate) fn unreadable(body: &[u8], error: &serde_json::Error) -> Self {
         if error.is_data() {
             let details = format!("{{'type': 'value_error', 'loc': 'body', 'msg': '{error}'}}");
-            return Self::validation(&details).about("body");
+            return Self::validation(&details).with_param("body");
         }
         let location = format!("body.{}", offset(body, error));
         let details = format!(
             "{{'type': 'json_invalid', 'loc': '{location}', 'msg': 'JSON decode error', 'input': '<dict of 0 items>', 'ctx': {{'error': '{error}'}}}}"
         );
-        Self::validation(&details).about(location)
+        Self::validation(&details).with_param(location)
     }
 
     pub(crate) fn media_type() -> Self {
@@ -85,12 +71,12 @@ impl Problem {
     pub(crate) fn unknown_model(name: &str, known: &[String]) -> Self {
         let known = known.join(", ");
         let message = format!("The model `{name}` does not exist. Valid aliases: {known}.");
-        Self::new(404, "NotFoundError", message).about("model")
+        Self::new(404, "NotFoundError", message).with_param("model")
     }
 
     pub(crate) fn unknown_response(id: &str) -> Self {
         let message = format!("Response with id '{id}' not found.");
-        Self::new(404, "invalid_request_error", message).about("response_id")
+        Self::new(404, "invalid_request_error", message).with_param("response_id")
     }
 
     pub(crate) fn too_long(tokens: usize, tokens_max: usize) -> Self {
@@ -107,7 +93,7 @@ impl Problem {
         Self::bad_param(param, message)
     }
 
-    pub(crate) fn without_scale_out() -> Self {
+    pub(crate) fn scale_out_disabled() -> Self {
         Self {
             status: 403,
             kind: "PermissionDeniedError",
@@ -121,23 +107,27 @@ impl Problem {
         Self::new(500, "InternalServerError", message)
     }
 
-    /// As when a transfer between engines fails.
+    /// For example when a KV transfer fails.
     pub(crate) fn internal() -> Self {
         Self::new(500, "InternalServerError", "Internal server error")
     }
 
-    /// For a refusal that a test asked for.
-    pub(crate) fn on_purpose(status: u16) -> Self {
+    /// The answer of the fault `refuse`.
+    pub(crate) fn injected(status: u16) -> Self {
         match status {
             503 => Self::from(Refused::Busy),
-            _ => Self::new(status, "InternalServerError", "Refused on purpose."),
+            _ => Self::new(
+                status,
+                "InternalServerError",
+                "Rejected by an injected fault.",
+            ),
         }
     }
 
-    /// As an event of a stream has it, which Python writes with spaces.
+    /// The body of an error event in a stream, which Python writes with spaces.
     pub(crate) fn event_body(&self) -> String {
-        let message = serde_json::json!(self.message);
-        let param = serde_json::json!(self.param);
+        let message = json!(self.message);
+        let param = json!(self.param);
         let (kind, code) = (self.kind, self.status);
         format!(
             "{{\"error\": {{\"message\": {message}, \"type\": \"{kind}\", \"param\": {param}, \"code\": {code}}}}}"
@@ -145,17 +135,17 @@ impl Problem {
     }
 
     pub(crate) fn body(&self) -> String {
-        let error = Inner {
-            message: &self.message,
-            kind: self.kind,
-            param: self.param.as_deref(),
-            code: self.status,
-        };
-        serde_json::to_string(&Envelope { error }).expect("strings and a number are always JSON")
+        let error = json!({
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.status,
+        });
+        json!({ "error": error }).to_string()
     }
 }
 
-impl From<Refused> for Problem {
+impl From<Refused> for ApiError {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::Busy => Self::new(
@@ -172,7 +162,7 @@ impl From<Refused> for Problem {
     }
 }
 
-/// Where in the body the reader gave up.
+/// The byte offset in the body at which parsing failed.
 fn offset(body: &[u8], error: &serde_json::Error) -> usize {
     let lines = body.split_inclusive(|byte| *byte == b'\n');
     let before: usize = lines
@@ -187,32 +177,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bodies_are_those_of_a_real_server() {
-        let unknown = Problem::unknown_model("nope", &["tiny".to_owned()]);
+    fn error_bodies_are_those_of_a_real_server() {
+        let unknown = ApiError::unknown_model("nope", &["tiny".to_owned()]);
         assert_eq!(
             unknown.body(),
             r#"{"error":{"message":"The model `nope` does not exist. Valid aliases: tiny.","type":"NotFoundError","param":"model","code":404}}"#
         );
         assert_eq!(
-            Problem::missing_field("messages", 1).body(),
+            ApiError::missing_field("messages", 1).body(),
             r#"{"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required', 'input': '<dict of 1 items>'}","type":"Bad Request","param":"body.messages","code":400}}"#
         );
     }
 
     #[test]
-    fn an_error_in_a_stream_is_written_with_spaces() {
+    fn an_error_event_is_written_with_spaces() {
         assert_eq!(
-            Problem::internal().event_body(),
+            ApiError::internal().event_body(),
             r#"{"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}}"#
         );
     }
 
     #[test]
-    fn broken_json_is_reported_at_its_place() {
+    fn invalid_json_is_reported_with_its_offset() {
         let body = br#"{"model": "tiny", "#;
         let error = serde_json::from_slice::<serde_json::Value>(body).unwrap_err();
-        let problem = Problem::unreadable(body, &error);
-        assert_eq!(problem.param.as_deref(), Some("body.18"));
-        assert_eq!((problem.status, problem.kind), (400, "Bad Request"));
+        let error_body = ApiError::unreadable(body, &error);
+        assert_eq!(error_body.param.as_deref(), Some("body.18"));
+        assert_eq!((error_body.status, error_body.kind), (400, "Bad Request"));
     }
 }

@@ -3,7 +3,7 @@ use super::*;
 fn context(models: &[String]) -> Context<'_> {
     Context {
         models,
-        context_tokens_max: 1000,
+        max_context_tokens: 1000,
         now: 5,
         request_id: None,
         session_id: None,
@@ -11,17 +11,17 @@ fn context(models: &[String]) -> Context<'_> {
     }
 }
 
-fn read(api: Api, body: &str) -> Result<Ask, Problem> {
+fn read(api: Api, body: &str) -> Result<GenerationRequest, ApiError> {
     let models = ["sim".to_owned(), "adapter".to_owned()];
-    Ask::read(api, body.as_bytes(), context(&models))
+    GenerationRequest::read(api, body.as_bytes(), context(&models))
 }
 
-fn message_of(result: Result<Ask, Problem>) -> String {
+fn message_of(result: Result<GenerationRequest, ApiError>) -> String {
     result.unwrap_err().body()
 }
 
 #[test]
-fn parts_and_plain_text_of_the_same_words_are_the_same_prompt() {
+fn text_parts_and_plain_text_give_the_same_prompt() {
     let plain = r#"{"messages":[{"role":"user","content":"hello"}]}"#;
     let parts = r#"{"messages":[{"role":"user","content":[{"type":"text","text":"hello"}]}],"temperature":1}"#;
     let item = r#"{"input":"hello"}"#;
@@ -81,7 +81,7 @@ fn salts_and_adapters_keep_blocks_apart() {
 }
 
 #[test]
-fn what_cannot_be_answered_is_refused_with_its_reason() {
+fn invalid_requests_are_rejected_with_the_reason() {
     let cases = [
         (Api::Chat, r#"{"model":"sim""#, "JSON decode error"),
         (Api::Chat, r#"{"model":"sim"}"#, "body.messages"),

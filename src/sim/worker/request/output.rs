@@ -1,27 +1,26 @@
-//! What a Responses request makes the pretend model do: say something, think first, or call a function.
-//! Pure.
+//! The content of a Responses answer, decided from the request: reasoning, text, JSON or a function call. Pure.
 
 use serde_json::{Value, json};
 
-/// The shape of an answer; the words in it are generated.
+/// What the answer consists of. Its words are generated.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Output {
     pub(crate) thinks: bool,
     pub(crate) call: Option<Call>,
-    /// What a text must look like.
+    /// The JSON around the words, if the request has a schema.
     pub(crate) format: Option<Frame>,
-    /// Otherwise its limit ends it.
+    /// The model ends the answer. If false, the token limit ends it.
     pub(crate) ends_itself: bool,
 }
 
-/// A function that is called instead of saying something.
+/// A function call in place of a message.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Call {
     pub(crate) name: String,
     pub(crate) arguments: Frame,
 }
 
-/// JSON that fits a schema, with the words in its first free text.
+/// JSON that matches a schema. The generated words go between `head` and `tail`, into its first string property.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Frame {
     pub(crate) head: String,
@@ -53,15 +52,14 @@ impl Frame {
         }
     }
 
-    /// The words in their place.
+    /// The complete JSON text.
     pub(crate) fn around(&self, words: &str) -> String {
         let words = if self.has_words { words } else { "" };
         format!("{}{words}{}", self.head, self.tail)
     }
 }
 
-/// Called as soon as there is a function and the last word is not a function's: a model with tools that
-/// needs no persuasion.
+/// The function to call: the requested one, or the first one unless the last item is a function's output.
 pub(super) fn call(tools: Option<&Value>, choice: Option<&Value>, last: &Value) -> Option<Call> {
     let functions = tools?.as_array()?.iter();
     let mut functions = functions.filter(|tool| tool["type"] == "function");
@@ -80,7 +78,7 @@ pub(super) fn call(tools: Option<&Value>, choice: Option<&Value>, last: &Value) 
     })
 }
 
-/// The plainest value that a schema allows.
+/// A simple value that matches a schema.
 fn plain(schema: &Value) -> Value {
     if let Some(first) = schema["enum"].as_array().and_then(|values| values.first()) {
         return first.clone();
@@ -100,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_is_called_until_it_has_answered() {
+    fn a_function_is_called_until_its_output_is_there() {
         let tools = json!([
             {"type": "web_search"},
             {"type": "function", "name": "a", "parameters": {"type": "object", "properties": {

@@ -1,6 +1,6 @@
-//! What a request for model work asks for: its JSON body, read and checked. Pure.
+//! Inference requests: parses and checks their JSON bodies. Pure.
 //!
-//! Unknown fields are ignored, as a real server does, and so are most of the known ones.
+//! Unknown fields are ignored, as by a real server, and so are most known ones.
 
 pub(super) mod output;
 mod sharing;
@@ -13,13 +13,13 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use self::output::{Frame, Output};
-use super::problem::Problem;
+use super::error::ApiError;
 use super::tokenizer::{self, Turn};
-use super::transfer::Asked;
+use super::transfer::params::TransferParams;
 use crate::sim::engine::cache::Label;
 
-/// Without a limit in the request. Real servers go on to the end of the context; a demo should not.
-const ANSWER_TOKENS: usize = 16;
+/// Tokens of an answer without a limit in the request. A real server generates up to the end of the context.
+const DEFAULT_ANSWER_TOKENS: usize = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Api {
@@ -28,7 +28,7 @@ pub(crate) enum Api {
     Responses,
 }
 
-/// What the answer says about tokens while it is streamed.
+/// Which events of a stream have the usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UsageReport {
     Never,
@@ -37,7 +37,7 @@ pub(crate) enum UsageReport {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Ask {
+pub(crate) struct GenerationRequest {
     pub(crate) api: Api,
     pub(crate) id: String,
     pub(crate) created: u64,
@@ -48,18 +48,18 @@ pub(crate) struct Ask {
     pub(crate) label: Option<Arc<Label>>,
     pub(crate) report_cached: bool,
     pub(crate) has_xargs: bool,
-    /// The answer goes on where the model would have ended it.
+    /// `ignore_eos`: the answer always has its maximum length.
     pub(crate) ignores_eos: bool,
     pub(crate) stream: bool,
     pub(crate) usage: UsageReport,
-    /// Fields of a Responses request that its answer repeats.
-    pub(crate) repeated: Repeated,
-    /// What a Responses answer is made of.
+    /// Fields of a Responses request that its answer echoes.
+    pub(crate) echoed: EchoedFields,
+    /// The content of a Responses answer.
     pub(crate) output: Output,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(crate) struct Repeated {
+pub(crate) struct EchoedFields {
     pub(crate) instructions: Option<String>,
     pub(crate) metadata: Option<Value>,
     pub(crate) temperature: Option<f64>,
@@ -67,18 +67,18 @@ pub(crate) struct Repeated {
     pub(crate) user: Option<String>,
 }
 
-/// What the server knows when a request comes in.
+/// What else a request is parsed with: settings, time and headers.
 #[derive(Clone, Debug)]
 pub(crate) struct Context<'a> {
     pub(crate) models: &'a [String],
-    pub(crate) context_tokens_max: usize,
+    pub(crate) max_context_tokens: usize,
     /// Unix seconds.
     pub(crate) now: u64,
     /// The request's X-Request-Id, if it has one.
     pub(crate) request_id: Option<&'a str>,
     /// The request's X-Session-ID, if it has one.
     pub(crate) session_id: Option<&'a str>,
-    /// For requests that bring no id.
+    /// For requests without an id.
     pub(crate) random_id: String,
 }
 
@@ -112,7 +112,7 @@ struct ResponsesBody {
     #[serde(flatten)]
     common: Common,
     #[serde(flatten)]
-    repeated: Repeated,
+    echoed: EchoedFields,
 }
 
 #[derive(Deserialize)]
@@ -129,7 +129,7 @@ struct Common {
     request_id: Option<String>,
     cache_salt: Option<String>,
     session_id: Option<String>,
-    kv_transfer_params: Option<Asked>,
+    kv_transfer_params: Option<TransferParams>,
     ignore_eos: Option<bool>,
     vllm_xargs: Option<ExtraArguments>,
 }
@@ -174,8 +174,8 @@ impl Prompt {
     }
 }
 
-impl Ask {
-    pub(crate) fn read(api: Api, body: &[u8], context: Context<'_>) -> Result<Self, Problem> {
+impl GenerationRequest {
+    pub(crate) fn read(api: Api, body: &[u8], context: Context<'_>) -> Result<Self, ApiError> {
         match api {
             Api::Chat => Self::read_chat(body, context),
             Api::Completions => Self::read_completion(body, context),
@@ -183,7 +183,7 @@ impl Ask {
         }
     }
 
-    fn read_chat(body: &[u8], context: Context<'_>) -> Result<Self, Problem> {
+    fn read_chat(body: &[u8], context: Context<'_>) -> Result<Self, ApiError> {
         let request: ChatBody = from_json(body)?;
         let messages = request
             .messages
@@ -201,7 +201,7 @@ impl Ask {
         finish(Api::Chat, id, prompts, limit, request.common, context)
     }
 
-    fn read_completion(body: &[u8], context: Context<'_>) -> Result<Self, Problem> {
+    fn read_completion(body: &[u8], context: Context<'_>) -> Result<Self, ApiError> {
         let request: CompletionBody = from_json(body)?;
         let prompt = request
             .prompt
@@ -221,20 +221,20 @@ impl Ask {
         )
     }
 
-    fn read_responses(body: &[u8], context: Context<'_>) -> Result<Self, Problem> {
+    fn read_responses(body: &[u8], context: Context<'_>) -> Result<Self, ApiError> {
         let request: ResponsesBody = from_json(body)?;
         let input = request.input.ok_or_else(|| missing_field("input", body))?;
         if request.prompt.is_some() {
             let message = "prompt template is not supported (parameter=prompt)";
-            return Err(Problem::bad_param("prompt", message));
+            return Err(ApiError::bad_param("prompt", message));
         }
-        // Nothing is stored here, as on a real server without its store switched on.
+        // Responses are not stored, as on a real server with its store off.
         if let Some(id) = request.previous_response_id {
-            return Err(Problem::unknown_response(&id));
+            return Err(ApiError::unknown_response(&id));
         }
         if request.background == Some(true) {
             let message = "This vLLM engine does not support `store=True` and therefore does not support the background mode.";
-            return Err(Problem::bad_param("background", message));
+            return Err(ApiError::bad_param("background", message));
         }
         let items = match input {
             Input::Text(text) => vec![serde_json::json!({"role": "user", "content": text})],
@@ -255,17 +255,17 @@ impl Ask {
             format: has_schema.then(|| Frame::of(&format["schema"])),
             ends_itself: request.max_output_tokens.is_none(),
         };
-        let instructions = request.repeated.instructions.as_deref();
+        let instructions = request.echoed.instructions.as_deref();
         let turns = turns::conversation(instructions, request.tools.as_ref(), &items)?;
         let prompts = vec![request.common.prompt_or(&turns)];
-        // The header is not looked at, and the body's id is taken as it is.
+        // vLLM ignores the header here and takes the id of the body as it is.
         let id = request.common.request_id.clone();
         let id = id.unwrap_or_else(|| format!("resp_{}", context.random_id));
         let limit = ("max_output_tokens", request.max_output_tokens);
-        let mut ask = finish(Api::Responses, id, prompts, limit, request.common, context)?;
-        ask.repeated = request.repeated;
-        ask.output = output;
-        Ok(ask)
+        let mut parsed = finish(Api::Responses, id, prompts, limit, request.common, context)?;
+        parsed.echoed = request.echoed;
+        parsed.output = output;
+        Ok(parsed)
     }
 
     pub(crate) fn prompt_tokens(&self) -> usize {
@@ -274,7 +274,7 @@ impl Ask {
 }
 
 impl Common {
-    /// A router that has tokenised the conversation already may send the tokens along.
+    /// The tokens of the prompt: those that the router sent along, or the rendered conversation.
     fn prompt_or(&self, turns: &[Turn]) -> Vec<u32> {
         let transfer = self.kv_transfer_params.as_ref();
         match transfer.and_then(|it| it.prompt_token_ids.as_ref()) {
@@ -306,23 +306,23 @@ fn finish(
     (limit_param, limit): (&str, Option<usize>),
     common: Common,
     context: Context<'_>,
-) -> Result<Ask, Problem> {
+) -> Result<GenerationRequest, ApiError> {
     let usage = common.usage();
     let report_cached = common.reports_cached();
     let has_xargs = common.vllm_xargs.is_some();
     let ignores_eos = common.ignore_eos == Some(true);
     let model = check_model(common.model, context.models)?;
-    let tokens_max = context.context_tokens_max;
-    let answer_tokens = limit.unwrap_or(ANSWER_TOKENS);
+    let max_tokens = context.max_context_tokens;
+    let answer_tokens = limit.unwrap_or(DEFAULT_ANSWER_TOKENS);
     if answer_tokens == 0 {
         let message = format!("{limit_param} must be at least 1, got 0.");
-        return Err(Problem::bad_param(limit_param, message));
+        return Err(ApiError::bad_param(limit_param, message));
     }
-    if answer_tokens > tokens_max {
-        let problem = Problem::answer_too_long(limit_param, answer_tokens, tokens_max);
-        return Err(problem);
+    if answer_tokens > max_tokens {
+        let error = ApiError::answer_too_long(limit_param, answer_tokens, max_tokens);
+        return Err(error);
     }
-    check_prompts(&prompts, tokens_max.saturating_sub(answer_tokens))?;
+    check_prompts(&prompts, max_tokens.saturating_sub(answer_tokens))?;
     let session_id = common.session_id.as_deref().or(context.session_id);
     let label = sharing::label(
         &model,
@@ -330,7 +330,7 @@ fn finish(
         common.cache_salt.as_deref(),
         session_id,
     );
-    Ok(Ask {
+    Ok(GenerationRequest {
         api,
         id,
         created: context.now,
@@ -344,32 +344,32 @@ fn finish(
         answer_tokens,
         stream: common.stream.unwrap_or(false),
         usage,
-        repeated: Repeated::default(),
+        echoed: EchoedFields::default(),
         output: Output::default(),
     })
 }
 
-pub(crate) fn check_prompts(prompts: &[Vec<u32>], tokens_max: usize) -> Result<(), Problem> {
+pub(crate) fn check_prompts(prompts: &[Vec<u32>], max_tokens: usize) -> Result<(), ApiError> {
     if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
-        return Err(Problem::bad_request("The decoder prompt cannot be empty"));
+        return Err(ApiError::bad_request("The decoder prompt cannot be empty"));
     }
     match prompts.iter().map(Vec::len).max() {
-        Some(longest) if longest > tokens_max => Err(Problem::too_long(longest, tokens_max)),
+        Some(longest) if longest > max_tokens => Err(ApiError::too_long(longest, max_tokens)),
         Some(_) | None => Ok(()),
     }
 }
 
-/// The model that answers: the one that is named, or the first if none is.
-pub(crate) fn check_model(name: Option<String>, known: &[String]) -> Result<String, Problem> {
+/// The requested model; the first one if the request has none.
+pub(crate) fn check_model(name: Option<String>, known: &[String]) -> Result<String, ApiError> {
     match name {
-        Some(name) if !known.contains(&name) => Err(Problem::unknown_model(&name, known)),
+        Some(name) if !known.contains(&name) => Err(ApiError::unknown_model(&name, known)),
         Some(name) => Ok(name),
         None => Ok(known.first().cloned().unwrap_or_default()),
     }
 }
 
-/// For /tokenize: a prompt as it is, or a conversation as chat would render it, in pieces.
-pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Tokenize, Problem> {
+/// The tokens of a `/tokenize` request: of a prompt, or of a conversation rendered as for a chat.
+pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Tokenized, ApiError> {
     #[derive(Deserialize)]
     struct Body {
         model: Option<String>,
@@ -391,7 +391,7 @@ pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Tokenize, 
     };
     let pieces = || segments.iter().flat_map(|it| tokenizer::pieces(it));
     let wants_pieces = request.return_token_strs == Some(true);
-    Ok(Tokenize {
+    Ok(Tokenized {
         pieces: wants_pieces.then(|| pieces().collect()),
         tokens: segments
             .iter()
@@ -401,18 +401,18 @@ pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Tokenize, 
 }
 
 #[derive(Debug)]
-pub(crate) struct Tokenize {
+pub(crate) struct Tokenized {
     pub(crate) tokens: Vec<u32>,
     pub(crate) pieces: Option<Vec<String>>,
 }
 
-pub(crate) fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
-    serde_json::from_slice(body).map_err(|error| Problem::unreadable(body, &error))
+pub(crate) fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|error| ApiError::unreadable(body, &error))
 }
 
-pub(crate) fn missing_field(name: &str, body: &[u8]) -> Problem {
+pub(crate) fn missing_field(name: &str, body: &[u8]) -> ApiError {
     let fields = serde_json::from_slice::<serde_json::Map<String, Value>>(body);
-    Problem::missing_field(name, fields.map_or(0, |fields| fields.len()))
+    ApiError::missing_field(name, fields.map_or(0, |fields| fields.len()))
 }
 
 #[cfg(test)]

@@ -1,22 +1,22 @@
-//! Chat messages and Responses items as turns of text. Pure.
+//! Renders chat messages and Responses items as turns of text. Pure.
 //!
-//! Whatever a real template would show the model must change the text here too, or two different
-//! conversations would share blocks. So everything that is not plain text is shown as its JSON.
+//! Everything that a real chat template renders must be in the text, or different conversations would share blocks. So
+//! everything that is not plain text is rendered as JSON.
 
 use serde_json::Value;
 
-use crate::sim::worker::problem::Problem;
+use crate::sim::worker::error::ApiError;
 use crate::sim::worker::tokenizer::Turn;
 
 pub(super) fn conversation(
     instructions: Option<&str>,
     tools: Option<&Value>,
     items: &[Value],
-) -> Result<Vec<Turn>, Problem> {
+) -> Result<Vec<Turn>, ApiError> {
     if items.is_empty() {
         let message =
             "Cannot apply chat template to an empty conversation. Provide at least one message.";
-        return Err(Problem::bad_request(message));
+        return Err(ApiError::bad_request(message));
     }
     let system = |text: String| Turn {
         role: "system".to_owned(),
@@ -30,8 +30,8 @@ pub(super) fn conversation(
     Ok(turns)
 }
 
-/// Whether a Responses item is one that vLLM takes for a model with a plain chat template.
-pub(super) fn check_item(item: &Value) -> Result<(), Problem> {
+/// Rejects the Responses items that vLLM rejects for a model with a plain chat template.
+pub(super) fn check_item(item: &Value) -> Result<(), ApiError> {
     let kind = item["type"].as_str();
     match kind {
         None | Some("message" | "function_call" | "function_call_output") => Ok(()),
@@ -39,18 +39,18 @@ pub(super) fn check_item(item: &Value) -> Result<(), Problem> {
         Some("reasoning") if item["encrypted_content"].is_null() => Ok(()),
         Some("reasoning") => {
             let message = "Encrypted content is not supported.";
-            Err(Problem::bad_param("input", message))
+            Err(ApiError::bad_param("input", message))
         }
         Some(kind) => {
             let message = format!("Unsupported input item type: {kind}");
-            Err(Problem::bad_param("input", message))
+            Err(ApiError::bad_param("input", message))
         }
     }
 }
 
 fn turn(item: &Value) -> Turn {
     let Some(role) = item.get("role").and_then(Value::as_str) else {
-        // A Responses item that is no message: a function call, its output, reasoning.
+        // A Responses item that is not a message: a function call, its output, reasoning.
         let role = item.get("type").and_then(Value::as_str).unwrap_or("user");
         return Turn {
             role: role.to_owned(),
@@ -58,7 +58,7 @@ fn turn(item: &Value) -> Turn {
         };
     };
     let mut text = String::new();
-    show(item.get("content").unwrap_or(&Value::Null), &mut text);
+    push_content(item.get("content").unwrap_or(&Value::Null), &mut text);
     for extra in ["tool_calls", "tool_call_id"] {
         if let Some(value) = item.get(extra) {
             text.push_str(&value.to_string());
@@ -70,7 +70,7 @@ fn turn(item: &Value) -> Turn {
     }
 }
 
-fn show(content: &Value, text: &mut String) {
+fn push_content(content: &Value, text: &mut String) {
     match content {
         Value::Null => {}
         Value::String(plain) => text.push_str(plain),

@@ -1,13 +1,14 @@
-//! The shapes, character by character as a real server wrote them; only the words are ours.
+//! Answers byte for byte as a real server wrote them, but for the generated words.
 
 use super::*;
-use crate::sim::worker::ask::output::{Call, Frame, Output};
-use crate::sim::worker::ask::{Repeated, UsageReport};
+use crate::sim::engine::Event;
+use crate::sim::worker::request::output::{Call, Frame, Output};
+use crate::sim::worker::request::{EchoedFields, GenerationRequest, UsageReport};
 
 const WORDS: [&str; 2] = ["ash ", "bay "];
 
-fn ask(api: Api, id: &str) -> Ask {
-    Ask {
+fn request(api: Api, id: &str) -> GenerationRequest {
+    GenerationRequest {
         api,
         id: id.to_owned(),
         created: 1795196868,
@@ -21,18 +22,18 @@ fn ask(api: Api, id: &str) -> Ask {
         ignores_eos: false,
         stream: true,
         usage: UsageReport::Never,
-        repeated: Repeated {
+        echoed: EchoedFields {
             temperature: Some(0.0),
-            ..Repeated::default()
+            ..EchoedFields::default()
         },
         output: Output::default(),
     }
 }
 
-/// Lets the engine say its words; gives everything that a stream would send.
-fn play(ask: Ask) -> (Transcript, Vec<String>) {
-    let mut transcript = Transcript::new(ask, 32);
-    let mut sent = transcript.opening();
+/// Generates the words and returns everything that a stream would send.
+fn generate(request: GenerationRequest) -> (Generation, Vec<String>) {
+    let mut generation = Generation::new(request, 32);
+    let mut sent = generation.opening();
     for (place, word) in WORDS.into_iter().enumerate() {
         let token = tokenizer::encode(word)[0];
         let cached_tokens = 32;
@@ -43,25 +44,25 @@ fn play(ask: Ask) -> (Transcript, Vec<String>) {
             },
             _ => Event::Token { token },
         };
-        transcript.on_event(0, event);
-        sent.push(transcript.token(0, token));
+        generation.on_event(0, event);
+        sent.push(generation.token(0, token));
     }
-    transcript.on_event(0, Event::Done { cached_tokens: 32 });
-    assert!(transcript.is_complete());
-    sent.extend(transcript.closing());
-    (transcript, sent)
+    generation.on_event(0, Event::Done { cached_tokens: 32 });
+    assert!(generation.is_complete());
+    sent.extend(generation.closing());
+    (generation, sent)
 }
 
 #[test]
 fn a_whole_chat_answer() {
-    let (transcript, _) = play(ask(Api::Chat, "chatcmpl-my-req-2"));
+    let (generation, _) = generate(request(Api::Chat, "chatcmpl-my-req-2"));
     let expected = r#"{"id":"chatcmpl-my-req-2","object":"chat.completion","created":1795196868,"model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"ash bay ","refusal":null,"annotations":null,"audio":null,"function_call":null,"reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-0.32.0-sim","usage":{"prompt_tokens":33,"total_tokens":35,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":32,"created_cache_tokens":0,"multimodal_tokens":null},"completion_tokens_details":null},"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}"#;
-    assert_eq!(transcript.whole(), expected);
+    assert_eq!(generation.whole(), expected);
 }
 
 #[test]
 fn a_streamed_chat_answer() {
-    let (_, sent) = play(ask(Api::Chat, "chatcmpl-8c92e6ab9a3c8431"));
+    let (_, sent) = generate(request(Api::Chat, "chatcmpl-8c92e6ab9a3c8431"));
     let expected = [
         r#"data: {"id":"chatcmpl-8c92e6ab9a3c8431","object":"chat.completion.chunk","created":1795196868,"model":"tiny","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":null,"prompt_text":null}"#,
         r#"data: {"id":"chatcmpl-8c92e6ab9a3c8431","object":"chat.completion.chunk","created":1795196868,"model":"tiny","choices":[{"index":0,"delta":{"content":"ash "},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#,
@@ -73,9 +74,9 @@ fn a_streamed_chat_answer() {
 
 #[test]
 fn a_streamed_chat_answer_with_usage_in_every_event() {
-    let mut ask = ask(Api::Chat, "chatcmpl-1");
-    ask.usage = UsageReport::Always;
-    let (_, sent) = play(ask);
+    let mut request = request(Api::Chat, "chatcmpl-1");
+    request.usage = UsageReport::Always;
+    let (_, sent) = generate(request);
     let expected = [
         r#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1795196868,"model":"tiny","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"usage":{"prompt_tokens":33,"total_tokens":33,"completion_tokens":0,"completion_tokens_details":null},"prompt_token_ids":null,"prompt_text":null}"#,
         r#"data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1795196868,"model":"tiny","choices":[{"index":0,"delta":{"content":"ash "},"logprobs":null,"finish_reason":null,"token_ids":null}],"usage":{"prompt_tokens":33,"total_tokens":34,"completion_tokens":1,"completion_tokens_details":null}}"#,
@@ -88,12 +89,12 @@ fn a_streamed_chat_answer_with_usage_in_every_event() {
 
 #[test]
 fn a_completion_whole_and_streamed() {
-    let mut ask = ask(Api::Completions, "cmpl-my-req-1");
-    ask.usage = UsageReport::AtTheEnd;
-    ask.prompts = vec![vec![7; 2]];
-    let (transcript, sent) = play(ask);
+    let mut request = request(Api::Completions, "cmpl-my-req-1");
+    request.usage = UsageReport::AtTheEnd;
+    request.prompts = vec![vec![7; 2]];
+    let (generation, sent) = generate(request);
     let whole = r#"{"id":"cmpl-my-req-1","object":"text_completion","created":1795196868,"model":"tiny","choices":[{"index":0,"text":"ash bay ","logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-0.32.0-sim","usage":{"prompt_tokens":2,"total_tokens":4,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":32,"created_cache_tokens":null,"multimodal_tokens":null},"completion_tokens_details":null},"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}"#;
-    assert_eq!(transcript.whole(), whole);
+    assert_eq!(generation.whole(), whole);
     let expected = [
         r#"data: {"id":"cmpl-my-req-1","object":"text_completion","created":1795196868,"model":"tiny","choices":[{"index":0,"text":"ash ","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}"#,
         r#"data: {"id":"cmpl-my-req-1","object":"text_completion","created":1795196868,"model":"tiny","choices":[{"index":0,"text":"bay ","logprobs":null,"finish_reason":"length","stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}"#,
@@ -105,14 +106,14 @@ fn a_completion_whole_and_streamed() {
 
 #[test]
 fn a_response_streamed() {
-    let (transcript, sent) = play(ask(Api::Responses, "resp_1"));
+    let (generation, sent) = generate(request(Api::Responses, "resp_1"));
     let open = r#"{"id":"resp_1","created_at":1795196868,"incomplete_details":null,"instructions":null,"metadata":null,"model":"tiny","object":"response","output":[],"parallel_tool_calls":true,"temperature":0.0,"tool_choice":"none","tools":[],"top_p":1.0,"background":false,"max_output_tokens":2,"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"in_progress","text":null,"top_logprobs":null,"truncation":"disabled","usage":null,"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,"output_messages":null}"#;
-    let item = super::responses::whole(&transcript);
+    let item = generation.whole();
     let item = &item[item.find("msg_").unwrap()..][..20];
     let done = format!(
         r#"{{"id":"resp_1","created_at":1795196868,"incomplete_details":{{"reason":"max_output_tokens"}},"instructions":null,"metadata":null,"model":"tiny","object":"response","output":[{{"id":"{item}","content":[{{"annotations":[],"text":"ash bay ","type":"output_text","logprobs":null}}],"role":"assistant","status":"completed","type":"message","phase":null}}],"parallel_tool_calls":true,"temperature":0.0,"tool_choice":"none","tools":[],"top_p":1.0,"background":false,"max_output_tokens":2,"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"incomplete","text":null,"top_logprobs":null,"truncation":"disabled","usage":{{"input_tokens":33,"input_tokens_details":{{"cached_tokens":32,"cache_write_tokens":0,"input_tokens_per_turn":[],"cached_tokens_per_turn":[]}},"output_tokens":2,"output_tokens_details":{{"reasoning_tokens":0,"tool_output_tokens":0,"output_tokens_per_turn":[],"tool_output_tokens_per_turn":[]}},"total_tokens":35}},"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,"output_messages":null}}"#
     );
-    assert_eq!(transcript.whole(), done);
+    assert_eq!(generation.whole(), done);
     let expected = [
         format!(r#"{{"response":{open},"sequence_number":0,"type":"response.created"}}"#),
         format!(r#"{{"response":{open},"sequence_number":1,"type":"response.in_progress"}}"#),
@@ -147,9 +148,9 @@ fn a_response_streamed() {
 }
 
 /// The type of each event, and what it adds if it adds something.
-fn told(sent: &[String]) -> Vec<(String, String)> {
+fn events_of(sent: &[String]) -> Vec<(String, String)> {
     let events = sent.iter().flat_map(|chunk| chunk.split_terminator("\n\n"));
-    let told = events.enumerate().map(|(number, event)| {
+    let events_of = events.enumerate().map(|(number, event)| {
         let (_, data) = event.split_once("data: ").unwrap();
         let data: serde_json::Value = serde_json::from_str(data).unwrap();
         assert_eq!(data["sequence_number"], number, "{data}");
@@ -157,7 +158,7 @@ fn told(sent: &[String]) -> Vec<(String, String)> {
         let kind = of("type");
         (kind.trim_start_matches("response.").to_owned(), of("delta"))
     });
-    told.collect()
+    events_of.collect()
 }
 
 #[test]
@@ -170,14 +171,14 @@ fn a_response_that_thinks_and_then_calls_a_function() {
             has_words: true,
         },
     };
-    let (transcript, sent) = play(Ask {
+    let (generation, sent) = generate(GenerationRequest {
         output: Output {
             thinks: true,
             call: Some(call),
             format: None,
             ends_itself: true,
         },
-        ..ask(Api::Responses, "resp_1")
+        ..request(Api::Responses, "resp_1")
     });
     let expected = [
         ("created", ""),
@@ -195,13 +196,13 @@ fn a_response_that_thinks_and_then_calls_a_function() {
         ("output_item.done", ""),
         ("completed", ""),
     ];
-    let told = told(&sent);
-    let told: Vec<(&str, &str)> = told
+    let events_of = events_of(&sent);
+    let events_of: Vec<(&str, &str)> = events_of
         .iter()
         .map(|(kind, delta)| (&**kind, &**delta))
         .collect();
-    assert_eq!(told, expected);
-    let whole: serde_json::Value = serde_json::from_str(&transcript.whole()).unwrap();
+    assert_eq!(events_of, expected);
+    let whole: serde_json::Value = serde_json::from_str(&generation.whole()).unwrap();
     assert_eq!(whole["status"], "completed");
     assert_eq!(whole["incomplete_details"], serde_json::Value::Null);
     assert_eq!(whole["output"][0]["content"][0]["text"], "ash ");
@@ -211,7 +212,7 @@ fn a_response_that_thinks_and_then_calls_a_function() {
         whole["usage"]["output_tokens_details"]["reasoning_tokens"],
         1
     );
-    assert!(sent.last().unwrap().contains(&transcript.whole()));
+    assert!(sent.last().unwrap().contains(&generation.whole()));
 }
 
 #[test]
@@ -221,15 +222,18 @@ fn a_response_that_fits_a_schema() {
         tail: r#""}"#.to_owned(),
         has_words: true,
     };
-    let (transcript, sent) = play(Ask {
+    let (generation, sent) = generate(GenerationRequest {
         output: Output {
             format: Some(format),
             ..Output::default()
         },
-        ..ask(Api::Responses, "resp_1")
+        ..request(Api::Responses, "resp_1")
     });
-    let deltas: String = told(&sent).into_iter().map(|(_, delta)| delta).collect();
+    let deltas: String = events_of(&sent)
+        .into_iter()
+        .map(|(_, delta)| delta)
+        .collect();
     assert_eq!(deltas, r#"{"days":1,"city":"ash bay "}"#);
-    let whole: serde_json::Value = serde_json::from_str(&transcript.whole()).unwrap();
+    let whole: serde_json::Value = serde_json::from_str(&generation.whole()).unwrap();
     assert_eq!(whole["output"][0]["content"][0]["text"], deltas);
 }

@@ -1,4 +1,4 @@
-//! What the worker remembers of its requests, for tests to look at.
+//! Records requests and counts their outcomes, for tests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -11,27 +11,28 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use xxhash_rust::xxh3::xxh3_64;
 
-const LAST_MAX: usize = 100;
+/// Requests that are remembered.
+const MAX_RECORDED: usize = 100;
 
-/// Counts of requests, and the last of them.
+/// Counters of requests, and the last requests.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Stats {
-    /// All that is listed in `last`, and what was pushed out of it. Probes of health and load do not
-    /// count; asking for models or the version does.
+pub struct RequestStats {
+    /// All recorded requests. Health checks, metrics and the routes of tests are not recorded; `/v1/models` and
+    /// `/version` are.
     pub requests: u64,
-    /// Requests for model work that were answered to the end.
+    /// Inference requests that were answered completely.
     pub finished: u64,
-    /// Those that ended early: the client left, or a fault switch did it.
+    /// Inference requests that ended early: the client disconnected, or a fault ended them.
     pub aborted: u64,
-    /// Those that were answered with an error instead.
+    /// Inference requests that were answered with an error.
     pub refused: u64,
     pub running: u64,
     /// The oldest first.
-    pub last: VecDeque<Arrival>,
+    pub last: VecDeque<ReceivedRequest>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct Arrival {
+pub struct ReceivedRequest {
     pub method: String,
     pub path: String,
     /// By lower-case name; the values of a repeated header are joined by ", ".
@@ -39,26 +40,26 @@ pub struct Arrival {
     pub body_bytes: usize,
     /// XXH3-64 of the body as it came, in hex.
     pub body_xxh3: String,
-    /// The body itself, for who runs the worker in its own process.
+    /// The body, for tests that run the worker in their own process.
     #[serde(skip)]
     pub body: Bytes,
-    /// Counts connections from 1; requests with the same number shared one.
+    /// The number of the connection, starting at 1.
     pub connection: u64,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
-    stats: Mutex<Stats>,
+pub(crate) struct Recorder {
+    stats: Mutex<RequestStats>,
 }
 
-/// One request for model work. It counts as running for as long as this lives, and as aborted if it
-/// is dropped without another word.
+/// Counts an inference request as running until it is dropped. It counts as aborted unless `finish` or `refuse` was
+/// called.
 #[must_use = "dropping the guard counts the request as aborted"]
 #[derive(Debug)]
 pub(crate) struct InFlight {
-    seen: Arc<Seen>,
+    recorder: Arc<Recorder>,
     outcome: Outcome,
-    /// What is done as well if it is aborted.
+    /// Called if the request is aborted.
     on_abort: Option<OnAbort>,
 }
 
@@ -71,14 +72,14 @@ enum Outcome {
     Aborted,
 }
 
-impl Seen {
-    pub(crate) fn stats(&self) -> Stats {
+impl Recorder {
+    pub(crate) fn stats(&self) -> RequestStats {
         self.stats.lock().clone()
     }
 
     pub(crate) fn record(&self, request: &Parts, body: &Bytes, connection: u64) {
         let path = request.uri.path_and_query();
-        let arrival = Arrival {
+        let received = ReceivedRequest {
             method: request.method.to_string(),
             path: path.map_or_else(String::new, ToString::to_string),
             headers: headers_of(&request.headers),
@@ -89,16 +90,16 @@ impl Seen {
         };
         let mut stats = self.stats.lock();
         stats.requests += 1;
-        if stats.last.len() == LAST_MAX {
+        if stats.last.len() == MAX_RECORDED {
             stats.last.pop_front();
         }
-        stats.last.push_back(arrival);
+        stats.last.push_back(received);
     }
 
     pub(crate) fn begin(self: &Arc<Self>) -> InFlight {
         self.stats.lock().running += 1;
         InFlight {
-            seen: Arc::clone(self),
+            recorder: Arc::clone(self),
             outcome: Outcome::Aborted,
             on_abort: None,
         }
@@ -128,7 +129,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let mut stats = self.seen.stats.lock();
+        let mut stats = self.recorder.stats.lock();
         stats.running -= 1;
         match self.outcome {
             Outcome::Finished => stats.finished += 1,

@@ -1,4 +1,4 @@
-//! Whose cached blocks a request may share, and what they are told with. Pure.
+//! Which requests share cached blocks, and how KV events label these blocks. Pure.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::sim::engine::cache::Label;
 
-/// Other names stand for adapters of the first model, and adapters share no blocks.
+/// The hash salt. Adapters (all models but the first) share no blocks with other models, nor do different cache salts.
 pub(super) fn salt(model: &str, known: &[String], cache_salt: Option<&str>) -> u64 {
     let mut salt = 0;
     if known.first().is_some_and(|first| first != model) {
@@ -18,18 +18,18 @@ pub(super) fn salt(model: &str, known: &[String], cache_salt: Option<&str>) -> u
     salt
 }
 
-/// What the blocks of such a request are told with; most have nothing.
+/// The label of a request's blocks in KV events; most requests have none.
 pub(super) fn label(
     model: &str,
     known: &[String],
     cache_salt: Option<&str>,
     session_id: Option<&str>,
 ) -> Option<Arc<Label>> {
-    // The base model is the first, so adapters are numbered from one.
-    let place = known.iter().position(|name| name == model);
-    let adapter = place.filter(|place| *place > 0);
+    // The first model is the base model, so adapters are numbered from 1.
+    let index = known.iter().position(|name| name == model);
+    let adapter = index.filter(|index| *index > 0);
     let label = Label {
-        lora: adapter.map(|place| (place as i64, model.into())),
+        lora: adapter.map(|index| (index as i64, model.into())),
         cache_salt: cache_salt.map(Into::into),
         session_id: session_id.map(Into::into),
     };

@@ -1,40 +1,42 @@
-//! The end of a prefill leg: its blocks are offered to whoever is named.
+//! The end of a prefill leg: offers its blocks to a decode engine.
 
 use std::sync::Arc;
 
-use super::{Connector, Handed, Offer, fingerprint};
-use crate::sim::worker::Shared;
-use crate::sim::worker::answer::Transcript;
-use crate::sim::worker::ask::Api;
+use super::params::PrefillResult;
+use super::settings::Connector;
+use super::state::{Offer, fingerprint};
 use crate::sim::worker::driver::Ticket;
+use crate::sim::worker::generation::Generation;
+use crate::sim::worker::request::Api;
+use crate::sim::worker::shared::Shared;
 
-/// A promise to offer a prompt's blocks once the prompt is computed.
+/// Offers a prompt's blocks once the prefill leg's answer is complete.
 #[derive(Debug)]
-pub(crate) struct Grant {
+pub(crate) struct BlockOffer {
     pub(crate) shared: Arc<Shared>,
     pub(crate) connector: Connector,
     pub(crate) transfer_id: Option<String>,
 }
 
-impl Grant {
-    /// The answer has ended, and the engine keeps its blocks. Says what the answer tells of them.
-    pub(crate) fn offer(&self, ticket: &Ticket, transcript: &Transcript) -> Option<Handed> {
+impl BlockOffer {
+    /// Makes the offer, if the engine has kept the blocks. Returns the `kv_transfer_params` of the answer.
+    pub(crate) fn make(&self, ticket: &Ticket, generation: &Generation) -> Option<PrefillResult> {
         let (driver, key) = ticket.first()?;
         let blocks = driver.kept_blocks(key)?;
-        let ask = &transcript.ask;
-        let prompt = ask.prompts.first()?;
+        let request = &generation.request;
+        let prompt = request.prompts.first()?;
         let offer = Offer {
             driver: Arc::clone(driver),
             key,
-            fingerprint: fingerprint(prompt, ask.salt),
+            fingerprint: fingerprint(prompt, request.salt),
             is_used: false,
         };
         match self.connector {
             Connector::Nixl => {
-                let request_id = internal_id(ask.api, &ask.id);
+                let request_id = internal_id(request.api, &request.id);
                 self.shared.transfers.offer(request_id.clone(), offer);
-                let tokens = transcript.completion_tokens();
-                Some(Handed {
+                let tokens = generation.completion_tokens();
+                Some(PrefillResult {
                     do_remote_prefill: true,
                     do_remote_decode: false,
                     remote_block_ids: [blocks],
@@ -45,11 +47,11 @@ impl Grant {
                     tp_size: 1,
                     dcp_size: 1,
                     pp_size: 1,
-                    // What the last token said is not computed.
+                    // The KV of the last token is not computed.
                     remote_num_tokens: prompt.len() + tokens.saturating_sub(1),
                     remote_blocks_expiry_time: (),
                     transfer_mode: "pull",
-                    remote_prefill_cached_tokens: (tokens == 1).then_some(transcript.cached_tokens),
+                    remote_prefill_cached_tokens: (tokens == 1).then_some(generation.cached_tokens),
                 })
             }
             Connector::Mooncake => {
@@ -62,7 +64,7 @@ impl Grant {
     }
 }
 
-/// The name of a request inside vLLM.
+/// The id of a request inside vLLM.
 fn internal_id(api: Api, id: &str) -> String {
     let random = fastrand::u32(..);
     match api {

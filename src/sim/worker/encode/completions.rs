@@ -1,0 +1,209 @@
+//! The answers of chat completions and completions, with the fields and the field order of vLLM 0.32. Pure.
+
+use serde_json::{Value, json};
+
+use crate::sim::worker::generation::Generation;
+use crate::sim::worker::json::{DONE, event};
+use crate::sim::worker::request::{Api, UsageReport};
+
+const FINGERPRINT: &str = "vllm-0.32.0-sim";
+
+pub(super) fn whole_chat(generation: &Generation) -> Value {
+    let request = &generation.request;
+    json!({
+        "id": request.id,
+        "object": "chat.completion",
+        "created": request.created,
+        "model": request.model,
+        "choices": [{
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": generation.text(0),
+                "refusal": null,
+                "annotations": null,
+                "audio": null,
+                "function_call": null,
+                "reasoning": null,
+            },
+            "logprobs": null,
+            "finish_reason": generation.finish_reason(0),
+            "stop_reason": null,
+            "token_ids": null,
+            "routed_experts": null,
+        }],
+        "service_tier": null,
+        "system_fingerprint": FINGERPRINT,
+        "usage": whole_usage(generation),
+        "prompt_logprobs": null,
+        "prompt_token_ids": null,
+        "prompt_text": null,
+        "kv_transfer_params": generation.transfer_params,
+        "ec_transfer_params": null,
+        "metrics": null,
+    })
+}
+
+pub(super) fn whole_completion(generation: &Generation) -> Value {
+    let request = &generation.request;
+    let choice = |index| {
+        json!({
+            "index": index,
+            "text": generation.text(index),
+            "logprobs": null,
+            "finish_reason": generation.finish_reason(index),
+            "stop_reason": null,
+            "token_ids": null,
+            "prompt_logprobs": null,
+            "prompt_token_ids": null,
+            "routed_experts": null,
+        })
+    };
+    json!({
+        "id": request.id,
+        "object": "text_completion",
+        "created": request.created,
+        "model": request.model,
+        "choices": (0..generation.answers.len()).map(choice).collect::<Vec<_>>(),
+        "service_tier": null,
+        "system_fingerprint": FINGERPRINT,
+        "usage": whole_usage(generation),
+        "kv_transfer_params": generation.transfer_params,
+        "ec_transfer_params": null,
+        "metrics": null,
+    })
+}
+
+/// The first chunk of a chat, which has the role and no text.
+pub(super) fn role_chunk(generation: &Generation) -> String {
+    let mut chunk = chunk(
+        generation,
+        &json!({
+            "index": 0,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": null,
+            "finish_reason": null,
+        }),
+    );
+    chunk["prompt_token_ids"] = Value::Null;
+    chunk["prompt_text"] = Value::Null;
+    event(&chunk)
+}
+
+pub(super) fn chat_chunk(generation: &Generation, index: usize, text: &str) -> String {
+    let finish_reason = generation.finish_reason(index);
+    let mut choice = json!({
+        "index": index,
+        "delta": {"content": text},
+        "logprobs": null,
+        "finish_reason": finish_reason,
+    });
+    if finish_reason.is_some() {
+        choice["stop_reason"] = Value::Null;
+    }
+    choice["token_ids"] = Value::Null;
+    token_chunk(generation, &choice, finish_reason.is_some())
+}
+
+pub(super) fn completion_chunk(generation: &Generation, index: usize, text: &str) -> String {
+    let choice = json!({
+        "index": index,
+        "text": text,
+        "logprobs": null,
+        "finish_reason": generation.finish_reason(index),
+        "stop_reason": null,
+        "prompt_token_ids": null,
+        "token_ids": null,
+    });
+    let tokens = generation.request.answer_tokens * generation.answers.len();
+    let is_last_token = generation.completion_tokens() == tokens;
+    token_chunk(generation, &choice, is_last_token)
+}
+
+/// The events after the last token: usage, if the request asked for it, and the end marker.
+pub(super) fn closing(generation: &Generation) -> Vec<String> {
+    if generation.request.usage == UsageReport::Never {
+        return vec![DONE.to_owned()];
+    }
+    let request = &generation.request;
+    let usage = json!({
+        "id": request.id,
+        "object": chunk_object(generation),
+        "created": request.created,
+        "model": request.model,
+        "choices": [],
+        "usage": final_usage(generation),
+        "system_fingerprint": FINGERPRINT,
+    });
+    vec![event(&usage), DONE.to_owned()]
+}
+
+/// A chunk with one token. Without a usage event after it, the last one has the fingerprint.
+fn token_chunk(generation: &Generation, choice: &Value, is_last_token: bool) -> String {
+    let mut chunk = chunk(generation, choice);
+    if is_last_token && generation.request.usage == UsageReport::Never {
+        chunk["system_fingerprint"] = FINGERPRINT.into();
+    }
+    event(&chunk)
+}
+
+fn chunk(generation: &Generation, choice: &Value) -> Value {
+    let request = &generation.request;
+    let mut chunk = json!({
+        "id": request.id,
+        "object": chunk_object(generation),
+        "created": request.created,
+        "model": request.model,
+        "choices": [choice],
+    });
+    if request.usage == UsageReport::Always {
+        chunk["usage"] = running_usage(generation);
+    }
+    chunk
+}
+
+fn chunk_object(generation: &Generation) -> &'static str {
+    match generation.request.api {
+        Api::Chat => "chat.completion.chunk",
+        Api::Completions | Api::Responses => "text_completion",
+    }
+}
+
+/// The usage of an answer that is not streamed.
+fn whole_usage(generation: &Generation) -> Value {
+    let mut usage = token_counts(generation);
+    usage["prompt_tokens_details"] = json!({
+        "cached_tokens": generation.reported_cached_tokens(),
+        "created_cache_tokens": generation.created_cache_tokens(),
+        "multimodal_tokens": null,
+    });
+    usage["completion_tokens_details"] = Value::Null;
+    usage
+}
+
+/// The usage in every chunk of a stream that was requested with `continuous_usage_stats`.
+fn running_usage(generation: &Generation) -> Value {
+    let mut usage = token_counts(generation);
+    usage["completion_tokens_details"] = Value::Null;
+    usage
+}
+
+/// The usage in the last event of a stream, which leaves out what is null.
+fn final_usage(generation: &Generation) -> Value {
+    let mut usage = token_counts(generation);
+    usage["prompt_tokens_details"] = json!({"cached_tokens": generation.reported_cached_tokens()});
+    if let Some(created) = generation.created_cache_tokens() {
+        usage["prompt_tokens_details"]["created_cache_tokens"] = created.into();
+    }
+    usage
+}
+
+fn token_counts(generation: &Generation) -> Value {
+    let prompt_tokens = generation.request.prompt_tokens();
+    let completion_tokens = generation.completion_tokens();
+    json!({
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+    })
+}
