@@ -1,9 +1,9 @@
 #!/bin/sh
-# The API by hand, and the router's reasons.
+# The API with curl, and why the router chose a worker.
 #
 #     OPENAI_BASE_URL=http://localhost:8080/v1 sh curl.sh
 #
-# MODEL names a model. With ADMIN_URL, the admin listener's address, it also asks why.
+# MODEL is the model to use. With ADMIN_URL, the address of the admin listener, it also calls /explain.
 
 set -eu
 

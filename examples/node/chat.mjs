@@ -7,18 +7,18 @@ import OpenAI from "openai";
 
 const client = new OpenAI({
   baseURL: process.env.OPENAI_BASE_URL ?? "http://localhost:8080/v1",
-  // The engines' keys are the router's business; the client only insists on having one.
+  // The client requires a key; the router has the engines' keys.
   apiKey: process.env.OPENAI_API_KEY ?? "none",
 });
 
 async function main() {
   const models = [];
   for await (const model of client.models.list()) models.push(model.id);
-  if (models.length === 0) throw new Error("no engine has told the router what it serves yet");
+  if (models.length === 0) throw new Error("no worker is healthy yet, so no model is served");
   const model = process.env.MODEL ?? models[0];
   console.log("models:", models.join(", "));
 
-  // Each turn repeats all before it. The router sends it where that is cached already.
+  // Each turn repeats the conversation so far; the router sends it to the worker that has it cached.
   const messages = [{ role: "system", content: "You are a patient librarian. Answer in a sentence." }];
   for (const question of ["What is a trie?", "And how does a radix tree differ?"]) {
     messages.push({ role: "user", content: question });
@@ -29,11 +29,11 @@ async function main() {
     await client.chat.completions.create({ model: "no-such-model", messages });
   } catch (error) {
     if (!(error instanceof OpenAI.NotFoundError)) throw error;
-    console.log("as it should be:", error.code, "-", error.error.message);
+    console.log("expected error:", error.code, "-", error.error.message);
   }
 }
 
-/** Prints an answer as it comes, and returns it. */
+/** Prints an answer while it is streamed, and returns it. */
 async function stream(model, messages) {
   console.log("\n>", messages.at(-1).content);
   const chunks = await client.chat.completions.create({

@@ -11,7 +11,7 @@ import openai
 
 client = openai.OpenAI(
     base_url=os.environ.get("OPENAI_BASE_URL", "http://localhost:8080/v1"),
-    # The engines' keys are the router's business; the client only insists on having one.
+    # The client requires a key; the router has the engines' keys.
     api_key=os.environ.get("OPENAI_API_KEY", "none"),
 )
 
@@ -19,11 +19,11 @@ client = openai.OpenAI(
 def main() -> None:
     models = [model.id for model in client.models.list()]
     if not models:
-        sys.exit("no engine has told the router what it serves yet")
+        sys.exit("no worker is healthy yet, so no model is served")
     model = os.environ.get("MODEL", models[0])
     print("models:", ", ".join(models))
 
-    # Each turn repeats all before it. The router sends it where that is cached already.
+    # Each turn repeats the conversation so far; the router sends it to the worker that has it cached.
     messages = [{"role": "system", "content": "You are a patient librarian. Answer in a sentence."}]
     for question in ("What is a trie?", "And how does a radix tree differ?", "When would I use one?"):
         messages.append({"role": "user", "content": question})
@@ -37,11 +37,11 @@ def main() -> None:
     try:
         client.chat.completions.create(model="no-such-model", messages=messages)
     except openai.NotFoundError as error:
-        print("as it should be:", error.code, "-", error.body["message"])
+        print("expected error:", error.code, "-", error.body["message"])
 
 
 def stream(model: str, messages: list) -> str:
-    """Prints an answer as it comes, and returns it."""
+    """Prints an answer while it is streamed, and returns it."""
     print("\n>", messages[-1]["content"])
     chunks = client.chat.completions.create(
         model=model,

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Three routers, a Redis and a pretend engine on one machine, until Ctrl-C.
+# Three router replicas, a Redis and a simulated engine on one machine, until Ctrl-C.
 #
 #     sh up.sh
 #
-# The routers are at 127.0.0.2 to 127.0.0.4, as three pods would be behind one name. Linux has these addresses;
-# elsewhere they are made first (macOS: `sudo ifconfig lo0 alias 127.0.0.2`). PORT, ADMIN_PORT, ENGINE_PORT
-# and REDIS_PORT choose others than 8080, 9090, 8001 and 6379.
+# The replicas listen on 127.0.0.2 to 127.0.0.4, like three pods behind one DNS name. Linux has these addresses;
+# elsewhere, create them first (macOS: `sudo ifconfig lo0 alias 127.0.0.2`). PORT, ADMIN_PORT, ENGINE_PORT
+# and REDIS_PORT change the default ports 8080, 9090, 8001 and 6379.
 
 set -eu
 
@@ -26,6 +26,6 @@ begin redis-server --port "${REDIS_PORT:-6379}" --bind 127.0.0.1 --save '' --log
 begin warmroute sim --listen "127.0.0.1:${ENGINE_PORT:-8001}"
 for address in 127.0.0.2 127.0.0.3 127.0.0.4; do
     begin env ADDRESS=$address warmroute serve --config "$here/router.yaml"
-    echo "router: http://$address:${PORT:-8080}/v1, operator's pages: http://$address:${ADMIN_PORT:-9090}, process $!"
+    echo "router: http://$address:${PORT:-8080}/v1, admin API: http://$address:${ADMIN_PORT:-9090}, process $!"
 done
 wait

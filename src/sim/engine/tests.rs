@@ -248,11 +248,11 @@ proptest! {
         });
         let mut wanted = BTreeMap::new();
         let mut cancelled = Vec::new();
-        let mut heard: BTreeMap<RequestKey, (Vec<u32>, bool)> = BTreeMap::new();
+        let mut generated: BTreeMap<RequestKey, (Vec<u32>, bool)> = BTreeMap::new();
         let mut now = start;
         let mut hear = |outputs: Vec<Output>| {
             for Output { key, event } in outputs {
-                let (tokens, done) = heard.entry(key).or_default();
+                let (tokens, done) = generated.entry(key).or_default();
                 assert!(!*done, "something was said after the end");
                 match event {
                     Event::First { token, .. } => {
@@ -281,8 +281,8 @@ proptest! {
             hear(engine.on_timeout(due));
             prop_assert!(engine.gauges().kv_usage <= 1.0);
         }
-        heard.retain(|key, _| !cancelled.contains(key));
-        prop_assert_eq!(heard, wanted);
+        generated.retain(|key, _| !cancelled.contains(key));
+        prop_assert_eq!(generated, wanted);
         prop_assert_eq!(engine.gauges(), Gauges::default());
         prop_assert!(engine.reset(), "a block was left in use");
     }

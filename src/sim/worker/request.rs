@@ -2,6 +2,7 @@
 //!
 //! Unknown fields are ignored, as by a real server, and so are most known ones.
 
+mod checks;
 pub(super) mod output;
 mod sharing;
 mod turns;
@@ -9,9 +10,9 @@ mod turns;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub(crate) use self::checks::{check_model, check_prompts, from_json, missing_field};
 use self::output::{Frame, Output};
 use super::error::ApiError;
 use super::tokenizer::{self, Turn};
@@ -349,25 +350,6 @@ fn finish(
     })
 }
 
-pub(crate) fn check_prompts(prompts: &[Vec<u32>], max_tokens: usize) -> Result<(), ApiError> {
-    if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
-        return Err(ApiError::bad_request("The decoder prompt cannot be empty"));
-    }
-    match prompts.iter().map(Vec::len).max() {
-        Some(longest) if longest > max_tokens => Err(ApiError::too_long(longest, max_tokens)),
-        Some(_) | None => Ok(()),
-    }
-}
-
-/// The requested model; the first one if the request has none.
-pub(crate) fn check_model(name: Option<String>, known: &[String]) -> Result<String, ApiError> {
-    match name {
-        Some(name) if !known.contains(&name) => Err(ApiError::unknown_model(&name, known)),
-        Some(name) => Ok(name),
-        None => Ok(known.first().cloned().unwrap_or_default()),
-    }
-}
-
 /// The tokens of a `/tokenize` request: of a prompt, or of a conversation rendered as for a chat.
 pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Tokenized, ApiError> {
     #[derive(Deserialize)]
@@ -404,15 +386,6 @@ pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Tokenized,
 pub(crate) struct Tokenized {
     pub(crate) tokens: Vec<u32>,
     pub(crate) pieces: Option<Vec<String>>,
-}
-
-pub(crate) fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(body).map_err(|error| ApiError::unreadable(body, &error))
-}
-
-pub(crate) fn missing_field(name: &str, body: &[u8]) -> ApiError {
-    let fields = serde_json::from_slice::<serde_json::Map<String, Value>>(body);
-    ApiError::missing_field(name, fields.map_or(0, |fields| fields.len()))
 }
 
 #[cfg(test)]

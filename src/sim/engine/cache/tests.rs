@@ -215,10 +215,10 @@ proptest! {
             follow(&mut followed, cache.drain_changes());
             let names = names_of(&model);
             prop_assert_eq!(followed.keys().copied().collect::<BTreeSet<_>>(), names);
-            let told: Vec<_> = followed.iter().map(|(name, copies)| (*name, *copies)).collect();
+            let copies_of: Vec<_> = followed.iter().map(|(name, copies)| (*name, *copies)).collect();
             let listed = cache.list();
             let counts: Vec<_> = listed.iter().map(|held| (held.hash, held.copies)).collect();
-            prop_assert_eq!(told, counts);
+            prop_assert_eq!(copies_of, counts);
             for held in listed {
                 let parent = held.parent.map_or(ROOT, |parent| parent.0);
                 prop_assert_eq!(chain(parent, &held.token_ids), held.hash);

@@ -237,7 +237,7 @@ async fn each_step_is_a_batch_of_its_own_number() {
 }
 
 #[tokio::test]
-async fn what_was_told_adds_up_to_what_is_held() {
+async fn replayed_events_add_up_to_the_cached_blocks() {
     let worker = Running::start(Settings {
         cache_blocks: NonZeroU32::new(8).unwrap(),
         ..with_events()
@@ -247,26 +247,26 @@ async fn what_was_told_adds_up_to_what_is_held() {
     for prompt in [0..64, 0..64, 0..64, 500..600, 0..70, 10..90] {
         worker.read(0, prompt).await;
         let truth = worker.handle.cache_contents(0);
-        let told = asker.replay(0).await;
-        assert_eq!(told.last().map(|it| it.sequence), truth.last_sequence);
-        assert_eq!(follow(&told), held(&truth));
+        let replayed = asker.replay(0).await;
+        assert_eq!(replayed.last().map(|it| it.sequence), truth.last_sequence);
+        assert_eq!(follow(&replayed), held(&truth));
         assert!(truth.blocks.iter().all(|held| held.token_ids.len() == 16));
     }
-    // A reset is told with the next step only, and first.
+    // A reset is published with the next step, before its other events.
     assert!(worker.handle.reset());
     assert_eq!(worker.handle.cache_contents(0).blocks, []);
     let before = asker.replay(0).await.len();
     worker.read(0, 0..20).await;
-    let told = asker.replay(0).await;
-    let [last] = &told[before..] else {
-        panic!("{told:?}");
+    let replayed = asker.replay(0).await;
+    let [last] = &replayed[before..] else {
+        panic!("{replayed:?}");
     };
     let events = last.batch().events;
     assert!(
         matches!(events[..], [Event::Cleared { .. }, Event::Stored(_)]),
         "{events:?}"
     );
-    assert_eq!(follow(&told), held(&worker.handle.cache_contents(0)));
+    assert_eq!(follow(&replayed), held(&worker.handle.cache_contents(0)));
     worker.stop().await;
 }
 
@@ -279,15 +279,15 @@ async fn what_is_cached_is_told_of_again_on_request() {
         "prompt": prompt, "max_tokens": 1, "vllm_xargs": {"kv_cache_report_mode": "full"},
     });
     worker.post_json("/v1/completions", &body.to_string()).await;
-    let told = Asker::connect(&worker, 0).await.replay(0).await;
-    let first = told[0].batch().events;
-    let second = told[1].batch().events;
+    let replayed = Asker::connect(&worker, 0).await.replay(0).await;
+    let first = replayed[0].batch().events;
+    let second = replayed[1].batch().events;
     assert_eq!(second[0], first[0]);
     let [Event::Stored(again), Event::Stored(more)] = &second[..] else {
         panic!("{second:?}");
     };
     assert_eq!(more.parent, again.names.last().copied());
-    // A copy more is told of than there is.
+    // The block is reported once more than there are copies.
     let truth = worker.handle.cache_contents(0);
     assert!(truth.blocks.iter().all(|held| held.copies == 1));
     worker.stop().await;
@@ -336,9 +336,9 @@ async fn the_bytes_are_those_of_a_real_engine() {
     worker.post_json("/v1/completions", &body.to_string()).await;
     assert!(worker.handle.reset());
     worker.read(0, 300..400).await;
-    let told = asker.replay(0).await;
-    assert_eq!(masked(&told[0].payload), masked(&recorded(ADAPTER)));
-    assert_eq!(masked(&told[1].payload), masked(&recorded(CLEARED)));
+    let replayed = asker.replay(0).await;
+    assert_eq!(masked(&replayed[0].payload), masked(&recorded(ADAPTER)));
+    assert_eq!(masked(&replayed[1].payload), masked(&recorded(CLEARED)));
     worker.stop().await;
 }
 
@@ -388,24 +388,24 @@ async fn older_engines_write_arrays_and_leave_the_topic_out_of_replays() {
     worker.read(0, 100..140).await;
     let mut asker = Asker::connect(&worker, 0).await;
     asker.ask(0).await;
-    let mut told = Vec::new();
+    let mut replayed = Vec::new();
     loop {
         let [sequence, payload] = <[Bytes; 2]>::try_from(asker.frames().await).unwrap();
         let sequence = number(&sequence);
         if sequence == u64::MAX {
             break;
         }
-        told.push(Message {
+        replayed.push(Message {
             topic: Bytes::new(),
             sequence,
             payload,
         });
     }
-    assert_eq!(sequences(&told), [0, 1]);
+    assert_eq!(sequences(&replayed), [0, 1]);
     // An array of type and names, and the names as the 32 bytes of a hash.
     let head = b"\xabBlockStored\x92\xc4\x20";
-    assert_eq!(told[0].payload[12..12 + head.len()], head[..]);
-    assert_eq!(follow(&told), held(&worker.handle.cache_contents(0)));
+    assert_eq!(replayed[0].payload[12..12 + head.len()], head[..]);
+    assert_eq!(follow(&replayed), held(&worker.handle.cache_contents(0)));
     worker.stop().await;
 }
 
@@ -427,8 +427,8 @@ async fn each_rank_has_a_cache_and_numbers_of_its_own() {
     );
     assert_eq!((zero.blocks.len(), zero.last_sequence), (1, Some(0)));
     assert_eq!((one.blocks.len(), one.last_sequence), (3, Some(2)));
-    let told = Asker::connect(&worker, 1).await.replay(0).await;
-    assert_eq!(told[2].batch().rank, Some(1));
+    let replayed = Asker::connect(&worker, 1).await.replay(0).await;
+    assert_eq!(replayed[2].batch().rank, Some(1));
 
     let refused = worker.read(2, 0..16).await;
     let expected = "data_parallel_rank 2 is out of range [0, 2).";

@@ -1,4 +1,4 @@
-//! Prompts handed over from one worker to another, as it should be.
+//! KV transfers between two workers without faults.
 
 use serde_json::json;
 
@@ -287,9 +287,9 @@ async fn what_was_received_is_told_as_stored_under_the_same_names() {
     let params = pair.prefill(path, &prompt, "x").await;
     let leg = with(body(path, &prompt, 1), &params);
     pair.decode.post_json(path, &leg).await;
-    let mut told = subscriber.next().await.batch().events;
-    let Some(Event::Stored(stored)) = told.pop() else {
-        panic!("{told:?}");
+    let mut events = subscriber.next().await.batch().events;
+    let Some(Event::Stored(stored)) = events.pop() else {
+        panic!("{events:?}");
     };
     let at_prefill = pair.prefill.handle.cache_contents(0).blocks;
     assert_eq!(stored.names.len(), at_prefill.len());

@@ -1,4 +1,4 @@
-//! Prompts handed over from one worker to another, as it should not be.
+//! KV transfers between two workers with faults and wrong parameters.
 
 use serde_json::json;
 
