@@ -1,4 +1,4 @@
-//! Tokens to local hashes, and on to what a lookup needs of the path chain.
+//! Hashes of token blocks: local hashes, then the path hashes that a lookup needs.
 //!
 //! Budget: 128k tokens in 100 µs: hashing a prompt must stay small beside looking it up.
 

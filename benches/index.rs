@@ -1,16 +1,17 @@
-//! The index over reported blocks: storing, removing, looking up, at 100 workers of 1,000 blocks each
-//! that share a system prompt. Prints the memory that a membership takes, as it is filled and after all
-//! was removed and stored again.
+//! The prefix index: storing, removing and looking up blocks of 100 workers with 1,000 blocks each that
+//! share a system prompt. Prints the memory of a membership (a block that a worker owns) when the index
+//! is first filled, and after everything was removed and stored again.
 //!
-//! Budget: 200,000 blocks/s of events on one core next to requests, so 5 µs a block; a lookup of a
-//! long prompt under 10 µs.
+//! Budget: 200,000 blocks/s of events on one core beside requests, so 5 µs a block; the lookup of a long
+//! prompt under 10 µs.
 //!
-//! Beside the peers' indexes on the same operations, the public synthetic trace once; 2 cores,
-//! 2026-11-22. Peers: kv-index 2.0.0 ChainIndex, dynamo-kv-router 1.6.1 RadixTree (which loses tails). Medians
-//! of an operation and of CPU over 21 rounds, beside a writer over 15, all indexes in one run with nothing else to
-//! do (its memory is shared with other machines: between runs all rows go up and down by a third
-//! together). 8 and 64 workers with caches of 20,000 blocks, 512 with 13,000. These modules built alone, with
-//! thin link-time optimisation.
+//! Compared with published indexes on the same operations of Mooncake's public synthetic trace, played
+//! once; 2 cores, 2026-11-22. The others are ChainIndex of kv-index 2.0.0 and RadixTree of
+//! dynamo-kv-router 1.6.1 (which loses the ends of chains). The numbers are medians of an operation and
+//! of CPU over 21 rounds, and over 15 rounds beside a writer. All indexes ran in one process on an idle
+//! machine; its memory is shared with other machines, so between runs all rows rise and fall together
+//! by a third. 8 and 64 workers have caches of 20,000 blocks, 512 have 13,000. The index's modules were
+//! built alone, with thin LTO. Times in ns.
 //!
 //! | workers | index | stored ns/block | removed ns/block | lookup mean | p50 | p99 | CPU s | bytes/membership | beside a writer: apply, lookup mean, p99 |
 //! |---|---|---|---|---|---|---|---|---|---|
@@ -24,14 +25,16 @@
 //! | 512 | ChainIndex | 51.5 | 37.0 | 1,276 | 841 | 5,158 | 0.0673 | 56 | 58.6, 1,272, 5,148 |
 //! | 512 | this | 38.5 | 26.7 | 1,088 | 631 | 3,856 | 0.0511 | 32 | 49.8, 1,074, 3,966 |
 //!
-//! With 2 % of evictions in the middle of a chain (8 workers), and with engines that name blocks by seeds of their
-//! own (64), each of 3,993 lookups was compared with the truth: none was wrong.
+//! With 2 % of evictions in the middle of a chain (8 workers), and with engines that name blocks by
+//! seeds of their own (64 workers), each of 3,993 lookups was compared with the true caches: none was
+//! wrong.
 //!
-//! Where the time goes: at 64 and 512 workers the trace fills the caches but once, so that growing is most
-//! of the work. Each block has its place in the table of names, a line far from all others; what is
-//! left is mostly waiting for it. The CPU there is 0.74 and 0.76 of ChainIndex's (0.77 in another run), and 0.64
-//! where caches are full and blocks come and go. A long lookup is a comparison of a page's head and a sum over the prompt's
-//! hashes for every 16 blocks, 11 ns in all where most of both is in the second cache.
+//! Where the time goes: with 64 and 512 workers the trace fills the caches only once, so most of the work
+//! is growing. Each new block needs a cache line of the name table that is far from all others; most of
+//! the time is spent waiting for it. There the index takes 0.74 and 0.76 of ChainIndex's CPU (0.77 in
+//! another run), and 0.64 with 8 workers, whose caches are full. For every 16 blocks a long lookup
+//! compares one page's head and sums the prompt's hashes: 11 ns if most of both is in the second-level
+//! cache.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -48,7 +51,7 @@ use warmroute::observe::metrics::Registry;
 const WORKERS: u32 = 100;
 const CHAINS: u64 = 10;
 const BLOCKS: u64 = 100;
-/// Of each chain, the same for all.
+/// Blocks of each chain that all workers share.
 const SHARED: u64 = 20;
 
 fn start() -> ChainRoot {
@@ -88,24 +91,24 @@ fn empty(trees: &mut [Tree], chains: &[Vec<Vec<NewBlock>>]) {
     }
 }
 
-fn planted() -> (Arc<PrefixIndexes>, Arc<PrefixIndex>, Vec<Tree>) {
+fn with_trees() -> (Arc<PrefixIndexes>, Arc<PrefixIndex>, Vec<Tree>) {
     let indexes = PrefixIndexes::new(Settings::default(), &Registry::default());
     let index = indexes.index(&"m".into(), NonZeroU32::MIN);
-    let plant = |worker| {
+    let add_tree = |worker| {
         let mut tree = index.add_tree(WorkerId(worker), 0);
         tree.set_visible(true);
         tree
     };
-    let trees = (0..WORKERS).map(plant).collect();
+    let trees = (0..WORKERS).map(add_tree).collect();
     (indexes, index, trees)
 }
 
-#[expect(clippy::print_stdout, reason = "a bench tells what it measured")]
-fn radix(criterion: &mut Criterion) {
+#[expect(clippy::print_stdout, reason = "a bench prints what it measured")]
+fn index(criterion: &mut Criterion) {
     let chains: Vec<Vec<Vec<NewBlock>>> = (0..WORKERS)
         .map(|worker| (0..CHAINS).map(|number| chain(worker, number)).collect())
         .collect();
-    let (indexes, index, mut trees) = planted();
+    let (indexes, index, mut trees) = with_trees();
     for when in ["filled", "after churn"] {
         fill(&mut trees, &chains);
         let memberships: u64 = trees.iter().map(Tree::len).sum();
@@ -118,19 +121,19 @@ fn radix(criterion: &mut Criterion) {
         empty(&mut trees, &chains);
     }
 
-    let mut group = criterion.benchmark_group("radix");
+    let mut group = criterion.benchmark_group("index");
     group.throughput(Throughput::Elements(u64::from(WORKERS) * CHAINS * BLOCKS));
     group.sample_size(20);
     group.bench_function("store", |bencher| {
         bencher.iter_batched_ref(
-            planted,
+            with_trees,
             |(_, _, trees)| fill(trees, &chains),
             BatchSize::PerIteration,
         );
     });
     group.bench_function("remove", |bencher| {
         let filled = || {
-            let (indexes, index, mut trees) = planted();
+            let (indexes, index, mut trees) = with_trees();
             fill(&mut trees, &chains);
             (indexes, index, trees)
         };
@@ -143,7 +146,7 @@ fn radix(criterion: &mut Criterion) {
     group.finish();
 
     fill(&mut trees, &chains);
-    let mut group = criterion.benchmark_group("radix/lookup");
+    let mut group = criterion.benchmark_group("index/lookup");
     for (name, blocks) in [("shared by all", SHARED), ("whole", BLOCKS)] {
         let prompts: Vec<Vec<LocalHash>> = (0..WORKERS)
             .map(|worker| {
@@ -168,5 +171,5 @@ fn radix(criterion: &mut Criterion) {
     drop((trees, indexes));
 }
 
-criterion_group!(benches, radix);
+criterion_group!(benches, index);
 criterion_main!(benches);

@@ -23,12 +23,12 @@ fn depths(index: &PredictedIndex, prompt: &[Block]) -> Vec<(u32, u32)> {
     index
         .overlap(prompt, 8, 0)
         .iter()
-        .map(|holder| (holder.worker.0, holder.blocks))
+        .map(|owner| (owner.worker.0, owner.blocks))
         .collect()
 }
 
 #[test]
-fn the_deepest_holder_comes_first() {
+fn the_longest_prefix_comes_first() {
     let index = index(Settings::default());
     let now = index.created;
     index.record(now, WorkerId(1), 0, &prompt(&[1, 2]));
@@ -44,7 +44,7 @@ fn the_deepest_holder_comes_first() {
 }
 
 #[test]
-fn where_many_hold_equally_much_the_seed_picks() {
+fn among_owners_of_the_same_prefix_the_seed_picks() {
     let index = index(Settings::default());
     for worker in 0..10 {
         index.record(index.created, WorkerId(worker), 0, &prompt(&[1]));
@@ -55,7 +55,7 @@ fn where_many_hold_equally_much_the_seed_picks() {
 }
 
 #[test]
-fn a_full_worker_forgets_the_tail_of_what_was_used_longest_ago() {
+fn a_full_worker_loses_the_end_of_the_least_recently_used_prompt() {
     let index = index(Settings {
         tokens_per_worker: 50,
         ..Settings::default()
@@ -68,13 +68,13 @@ fn a_full_worker_forgets_the_tail_of_what_was_used_longest_ago() {
     assert_eq!(index.depth(worker, &prompt(&[1, 2, 3])), 2);
     assert_eq!(index.depth(worker, &prompt(&[4, 5])), 2);
     assert_eq!(index.size(worker), (5, 50));
-    // The engine knows better how much it holds.
+    // The size that the engine reports wins over the setting.
     index.record(index.created, worker, 20, &prompt(&[6]));
     assert_eq!(index.size(worker), (2, 20));
 }
 
 #[test]
-fn what_was_not_used_for_long_is_forgotten() {
+fn blocks_not_used_for_long_are_dropped() {
     let index = index(Settings {
         age_max_s: 60,
         ..Settings::default()
@@ -97,7 +97,7 @@ fn what_was_not_used_for_long_is_forgotten() {
 }
 
 #[test]
-fn memory_is_shared_by_the_workers() {
+fn the_router_s_limit_is_shared_by_the_workers() {
     let index = index(Settings {
         blocks_max: 6,
         ..Settings::default()
@@ -110,7 +110,7 @@ fn memory_is_shared_by_the_workers() {
 }
 
 #[test]
-fn what_a_worker_did_not_take_is_taken_back() {
+fn blocks_of_a_request_that_was_not_accepted_are_taken_back() {
     let index = index(Settings::default());
     let worker = WorkerId(1);
     assert_eq!(index.record(index.created, worker, 0, &prompt(&[1, 2])), 0);
@@ -125,7 +125,7 @@ fn what_a_worker_did_not_take_is_taken_back() {
 }
 
 #[test]
-fn a_prompt_longer_than_the_cache_pushes_out_no_more_than_fits() {
+fn of_a_prompt_longer_than_the_cache_only_the_fitting_part_is_recorded() {
     let index = index(Settings {
         tokens_per_worker: 30,
         ..Settings::default()
@@ -135,9 +135,9 @@ fn a_prompt_longer_than_the_cache_pushes_out_no_more_than_fits() {
     assert_eq!(index.depth(worker, &prompt(&[1, 2, 3, 4, 5])), 3);
 }
 
-/// Found by `it_holds_what_a_plain_lru_holds`: reading did not move the clock by which a prompt counts as just used.
+/// Found by `it_equals_a_plain_lru`: a repeated prompt did not move the clock of use.
 #[test]
-fn a_prompt_that_is_only_read_again_is_used_all_the_same() {
+fn a_repeated_prompt_counts_as_used() {
     let index = index(Settings {
         tokens_per_worker: 70,
         ..Settings::default()
@@ -159,7 +159,7 @@ fn a_prompt_that_is_only_read_again_is_used_all_the_same() {
 }
 
 #[test]
-fn a_sweep_drops_what_is_old_and_who_left() {
+fn old_blocks_and_workers_that_left_are_dropped() {
     let index = index(Settings {
         age_max_s: 60,
         ..Settings::default()
@@ -174,7 +174,7 @@ fn a_sweep_drops_what_is_old_and_who_left() {
 }
 
 #[test]
-fn a_worker_that_is_gone_leaves_nothing() {
+fn a_forgotten_worker_leaves_nothing() {
     let index = index(Settings::default());
     index.record(index.created, WorkerId(1), 0, &prompt(&[1, 2]));
     index.record(index.created, WorkerId(2), 0, &prompt(&[1]));
@@ -201,9 +201,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Against a literal LRU: a list of prefixes in order of use, from which the first is dropped.
+    /// Against a plain LRU: a list of prefixes in order of use, from which the first is dropped.
     #[test]
-    fn it_holds_what_a_plain_lru_holds(steps in steps(), capacity in 1usize..12) {
+    fn it_equals_a_plain_lru(steps in steps(), capacity in 1usize..12) {
         let index = index(Settings { tokens_per_worker: capacity as u64 * u64::from(TOKENS), ..Settings::default() });
         let mut model: BTreeMap<u32, Vec<Vec<u64>>> = BTreeMap::new();
         for step in steps {
@@ -214,19 +214,19 @@ proptest! {
                 }
                 Step::Record { worker, prompt: locals } => {
                     index.record(index.created, WorkerId(worker), 0, &prompt(&locals));
-                    let held = model.entry(worker).or_default();
+                    let cached = model.entry(worker).or_default();
                     for end in (1..=locals.len()).rev() {
-                        held.retain(|prefix| prefix != &locals[..end]);
-                        held.push(locals[..end].to_vec());
+                        cached.retain(|prefix| prefix != &locals[..end]);
+                        cached.push(locals[..end].to_vec());
                     }
-                    let surplus = held.len().saturating_sub(capacity);
-                    held.drain(..surplus);
+                    let surplus = cached.len().saturating_sub(capacity);
+                    cached.drain(..surplus);
                 }
             }
             for worker in 0..3 {
-                let held = model.get(&worker).cloned().unwrap_or_default();
-                prop_assert_eq!(index.size(WorkerId(worker)).0, held.len());
-                for prefix in &held {
+                let cached = model.get(&worker).cloned().unwrap_or_default();
+                prop_assert_eq!(index.size(WorkerId(worker)).0, cached.len());
+                for prefix in &cached {
                     prop_assert_eq!(index.depth(WorkerId(worker), &prompt(prefix)) as usize, prefix.len());
                 }
             }

@@ -17,7 +17,7 @@ fn unconfirmed(marks_max: u64) -> (Arc<UnconfirmedBlocks>, Instant) {
     (UnconfirmedBlocks::new(settings, metrics, now), now)
 }
 
-/// A prompt of one letter a block.
+/// A prompt with one letter for each block.
 fn prompt(letters: &str) -> PrefixKeys {
     let locals = letters
         .bytes()
@@ -34,22 +34,22 @@ fn seconds(count: u64) -> Duration {
 }
 
 #[test]
-fn a_sibling_sees_what_is_coming_until_the_grace_after_the_first_token_ends() {
+fn a_prompt_counts_until_the_grace_period_after_its_first_token_ends() {
     let (blocks, now) = unconfirmed(100);
-    let coming = blocks.insert(A, &prompt("system one"));
-    let sibling = prompt("system two");
-    let depth = |now| blocks.depth(now, A, &sibling);
+    let prompt_sent = blocks.insert(A, &prompt("system one"));
+    let other = prompt("system two");
+    let depth = |now| blocks.depth(now, A, &other);
     assert_eq!(depth(now), 7);
-    // However long it takes to compute.
+    // However long computing it takes.
     assert_eq!(depth(now + seconds(500)), 7);
-    coming.on_first_token(now + seconds(500));
+    prompt_sent.on_first_token(now + seconds(500));
     assert_eq!(depth(now + seconds(500)), 7);
     assert_eq!(depth(now + seconds(501)), 0);
-    assert_eq!(blocks.depth(now, B, &sibling), 0);
+    assert_eq!(blocks.depth(now, B, &other), 0);
 }
 
 #[test]
-fn a_request_that_its_worker_did_not_take_leaves_nothing_behind() {
+fn a_request_that_its_worker_did_not_accept_leaves_nothing_behind() {
     let (blocks, now) = unconfirmed(100);
     let first = blocks.insert(A, &prompt("abc"));
     let second = blocks.insert(A, &prompt("abd"));
@@ -60,7 +60,7 @@ fn a_request_that_its_worker_did_not_take_leaves_nothing_behind() {
 }
 
 #[test]
-fn the_deepest_come_first() {
+fn the_longest_prefixes_come_first() {
     let (blocks, now) = unconfirmed(100);
     let _requests = [
         blocks.insert(A, &prompt("ab")),
@@ -80,7 +80,7 @@ fn the_deepest_come_first() {
 }
 
 #[test]
-fn another_process_has_computed_nothing() {
+fn a_restarted_worker_has_computed_nothing() {
     let (blocks, now) = unconfirmed(100);
     blocks.insert(A, &prompt("ab")).on_first_token(now);
     let running = blocks.insert(A, &prompt("xy"));
@@ -92,17 +92,17 @@ fn another_process_has_computed_nothing() {
 }
 
 #[test]
-fn what_finds_no_room_is_a_prompts_end() {
+fn at_the_limit_the_end_of_a_prompt_is_rejected() {
     let (blocks, now) = unconfirmed(3);
-    let coming = blocks.insert(A, &prompt("abcde"));
+    let prompt_sent = blocks.insert(A, &prompt("abcde"));
     assert_eq!(blocks.depth(now, A, &prompt("abcde")), 3);
     assert_eq!(blocks.metrics.rejected.get(), 2);
-    drop(coming);
+    drop(prompt_sent);
     assert!(is_empty(&blocks));
 }
 
 #[test]
-fn long_prompts_have_few_marks_and_what_they_share_is_known_to_a_32nd() {
+fn long_prompts_have_few_keys_and_their_common_prefix_is_known_to_a_32nd() {
     let of = |blocks: u32| {
         let locals = (0..blocks).map(|block| block::hash_block(&[block]));
         prefix_keys(block::chain_root(None, None), &locals.collect::<Vec<_>>())
@@ -121,7 +121,7 @@ enum Step {
     Computed(usize),
     Failed(usize),
     Wait(u64),
-    Sweep,
+    RemoveExpired,
     Forget(u32),
 }
 
@@ -135,19 +135,19 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0usize..8).prop_map(Step::Computed),
         1 => (0usize..8).prop_map(Step::Failed),
         2 => (0u64..700).prop_map(Step::Wait),
-        1 => Just(Step::Sweep),
+        1 => Just(Step::RemoveExpired),
         1 => (0u32..3).prop_map(Step::Forget),
     ]
 }
 
 /// The plainest model: a list of prompts, each with its worker and the time until which it counts.
 #[derive(Default)]
-struct Plain {
+struct PlainList {
     running: Vec<(u32, Vec<u8>)>,
     computed: Vec<(u32, Vec<u8>, u64)>,
 }
 
-impl Plain {
+impl PlainList {
     fn depth(&self, now_ms: u64, worker: u32, prompt: &[u8]) -> usize {
         let lately = self.computed.iter().filter(|it| now_ms < it.2);
         let all = self.running.iter().map(|it| (it.0, &it.1));
@@ -165,14 +165,14 @@ impl Plain {
 
 proptest! {
     #[test]
-    fn it_is_what_a_list_of_prompts_says(steps in proptest::collection::vec(step(), 0..60), asked in letters()) {
-        let (blocks, born) = unconfirmed(10_000);
+    fn it_equals_a_plain_list_of_prompts(steps in proptest::collection::vec(step(), 0..60), asked in letters()) {
+        let (blocks, created) = unconfirmed(10_000);
         let text = |letters: &[u8]| prompt(std::str::from_utf8(letters).unwrap());
         let mut now_ms = 0;
-        let mut plain = Plain::default();
+        let mut plain = PlainList::default();
         let mut requests = Vec::new();
         for step in steps {
-            let now = born + Duration::from_millis(now_ms);
+            let now = created + Duration::from_millis(now_ms);
             match step {
                 Step::Expect(worker, letters) => {
                     requests.push(blocks.insert(WorkerId(worker), &text(&letters)));
@@ -189,13 +189,13 @@ proptest! {
                 }
                 Step::Computed(_) | Step::Failed(_) => {}
                 Step::Wait(ms) => now_ms += ms,
-                Step::Sweep => blocks.remove_expired(now),
+                Step::RemoveExpired => blocks.remove_expired(now),
                 Step::Forget(worker) => {
                     blocks.forget(WorkerId(worker));
                     plain.computed.retain(|it| it.0 != worker);
                 }
             }
-            let now = born + Duration::from_millis(now_ms);
+            let now = created + Duration::from_millis(now_ms);
             let overlap = blocks.overlap(now, &text(&asked), 8);
             for worker in 0..3 {
                 let depth = plain.depth(now_ms, worker, &asked);
@@ -206,7 +206,7 @@ proptest! {
             prop_assert!(overlap.is_sorted_by(|a, b| a.blocks >= b.blocks));
         }
         drop(requests);
-        blocks.remove_expired(born + Duration::from_millis(now_ms + 1_000));
+        blocks.remove_expired(created + Duration::from_millis(now_ms + 1_000));
         prop_assert!(is_empty(&blocks));
     }
 }

@@ -46,9 +46,9 @@ fn at_the_limit_the_coldest_tree_loses_its_deepest_blocks() {
     assert_eq!(both.trees[0].0.len(), 0);
     // The chain that was stored last is complete.
     assert_eq!(depth_of(&index, 992)[0].blocks, 1_000);
-    let held: u64 = both.trees.iter().map(|(tree, _, _)| tree.len()).sum();
-    assert_eq!(held, index.len());
-    assert!(held > 40_000, "{held} blocks in 4 MiB");
+    let owned: u64 = both.trees.iter().map(|(tree, _, _)| tree.len()).sum();
+    assert_eq!(owned, index.len());
+    assert!(owned > 40_000, "{owned} blocks in 4 MiB");
     // A chain loses its end first.
     for number in 0..1_000 {
         for depth in depth_of(&index, number) {
@@ -181,7 +181,7 @@ fn an_index_is_there_while_it_has_trees() {
     assert_eq!(sizes(&indexes), [16, 32]);
     drop(tree);
     assert_eq!(sizes(&indexes), [32]);
-    // Still the same for whoever has it.
+    // The same index for everyone who still has it.
     let again = indexes.index(&"m".into(), BLOCK_SIZE);
     assert!(Arc::ptr_eq(&again, &index));
     let _tree = again.add_tree(WorkerId(2), 0);

@@ -47,19 +47,19 @@ impl Model {
             {
                 self.forget(&other);
             }
-            let held = self.blocks.entry(content.clone()).or_insert(Block {
+            let known = self.blocks.entry(content.clone()).or_insert(Block {
                 name: block.name,
                 copies: [Count::Known(0); 3],
             });
-            let copies = &mut held.copies[tier as usize];
+            let copies = &mut known.copies[tier as usize];
             *copies = match (*copies, report) {
                 (Count::Known(known), CopyReport::OneMore) => Count::Known(known + 1),
                 (Count::Known(0), CopyReport::AtLeastOne) => Count::Some,
                 (known, _) => known,
             };
-            if held.name != block.name {
-                let old = std::mem::replace(&mut held.name, block.name);
-                for copies in &mut held.copies {
+            if known.name != block.name {
+                let old = std::mem::replace(&mut known.name, block.name);
+                for copies in &mut known.copies {
                     if *copies != Count::Known(0) {
                         *copies = Count::Some;
                     }
