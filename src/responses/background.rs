@@ -13,6 +13,7 @@ mod owner;
 pub mod read_position;
 mod reader;
 mod run;
+mod run_phase;
 pub mod run_state;
 pub mod run_step;
 pub mod run_table;

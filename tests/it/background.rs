@@ -1,4 +1,4 @@
-//! Responses that run in the background, over two routers and one Redis.
+//! Background responses with two routers and one Redis.
 
 mod faults;
 mod fleet;
@@ -26,7 +26,7 @@ use crate::cluster::{self, Engine, Router, eventually, fast, unhurried, within};
 use crate::redis_server::Server;
 
 const PATH: &str = "/v1/responses";
-/// What a lost owner is settled within, by default settings.
+/// Time within which the runs of a lost owner are taken over, with default settings.
 const TAKE_OVER: Duration = Duration::from_secs(25);
 
 /// Two routers, one engine, one Redis.
@@ -84,7 +84,7 @@ impl Pair {
         self
     }
 
-    /// Waits until the engine runs so many.
+    /// Waits until the engine runs this many requests.
     async fn runs(&self, count: u64) {
         eventually("the engine runs them", async || {
             self.engine.stats().await.running as u64 == count
@@ -93,7 +93,7 @@ impl Pair {
     }
 }
 
-/// Of a router in front of that engine, with that store.
+/// The configuration of a router for this engine and store.
 fn over(engine: &Engine, redis: &Server) -> Config {
     let mut config = cluster::config();
     config.fleet.workers = vec![engine.listed()];
@@ -104,7 +104,7 @@ fn over(engine: &Engine, redis: &Server) -> Config {
     config
 }
 
-/// A store that is slow, as on a machine at its limits, is not down.
+/// Longer time-outs, so that a slow store on a busy machine does not count as down.
 fn patient(config: &mut Config) {
     let redis = &mut config.responses.store.redis;
     (redis.read_timeout_ms, redis.write_timeout_ms) = (10_000, 10_000);
@@ -141,8 +141,8 @@ fn path(response: &Value) -> String {
     format!("{PATH}/{}", response["id"].as_str().unwrap())
 }
 
-/// A stream that tells of its output already, what it told, and its response.
-async fn telling(router: &Router, tokens: usize) -> (Open, String, Value) {
+/// A stream that has begun its output, the text so far, and the response.
+async fn streaming(router: &Router, tokens: usize) -> (Open, String, Value) {
     let body = ask(tokens, json!({"stream": true})).to_string();
     let mut live = client::open(router.api, "POST", PATH, &[], body).await;
     let begun = live.until("output_text.delta").await;
@@ -170,7 +170,7 @@ async fn cancel(router: &Router, response: &Value) -> Answer {
     client::post(router.api, &format!("{}/cancel", path(response)), "").await
 }
 
-/// A stream's events, whose numbers go on from `first`.
+/// The events of a stream, numbered from `first` on.
 fn events(text: &str, first: u64) -> Vec<(String, Value)> {
     let text = text
         .strip_suffix("data: [DONE]\n\n")
@@ -200,11 +200,7 @@ fn said(events: &[(String, Value)]) -> String {
         .collect()
 }
 
-async fn streamed_again(
-    router: &Router,
-    response: &Value,
-    after: Option<u64>,
-) -> Vec<(String, Value)> {
+async fn resumed(router: &Router, response: &Value, after: Option<u64>) -> Vec<(String, Value)> {
     let after_text = after.map_or(String::new(), |after| format!("&starting_after={after}"));
     let answer = client::get(
         router.api,
@@ -216,7 +212,7 @@ async fn streamed_again(
 }
 
 #[tokio::test]
-async fn any_router_tells_of_a_response_from_queued_to_its_end() {
+async fn any_router_serves_a_response_from_queued_to_its_end() {
     let pair = Pair::new(unhurried()).await;
     let response = create(&pair.a, &ask(20, json!({}))).await;
     assert_eq!(
@@ -247,7 +243,7 @@ async fn any_router_tells_of_a_response_from_queued_to_its_end() {
 }
 
 #[tokio::test]
-async fn what_is_not_stored_can_be_polled_and_is_nobodys_past() {
+async fn an_unstored_response_can_be_polled_but_not_continued() {
     let pair = Pair::new(fast()).await;
     let response = create(&pair.a, &ask(4, json!({"store": false}))).await;
     let last = ended(&pair.b, &response).await;
@@ -264,12 +260,12 @@ async fn what_is_not_stored_can_be_polled_and_is_nobodys_past() {
 }
 
 #[tokio::test]
-async fn a_cancel_on_another_router_ends_the_engines_work_and_keeps_what_there_is() {
+async fn a_cancel_on_another_router_stops_the_engine_and_keeps_the_output() {
     let pair = Pair::new(unhurried()).await;
     for streams in [false, true] {
         let mut open = None;
         let response = if streams {
-            let (live, begun, response) = telling(&pair.a, 2_000).await;
+            let (live, begun, response) = streaming(&pair.a, 2_000).await;
             open = Some((live, begun));
             response
         } else {
@@ -303,7 +299,7 @@ async fn a_cancel_on_another_router_ends_the_engines_work_and_keeps_what_there_i
             .await;
             assert_eq!(again["output"][0]["content"][0]["text"], *said(&told));
             assert_eq!(again["output"][0]["status"], "incomplete");
-            let replayed = streamed_again(&pair.b, &response, None).await;
+            let replayed = resumed(&pair.b, &response, None).await;
             assert_eq!(replayed[..replayed.len() - 1], told[..told.len() - 1]);
         }
         let twice = cancel(&pair.a, &response).await;
@@ -319,7 +315,7 @@ async fn a_cancel_on_another_router_ends_the_engines_work_and_keeps_what_there_i
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_from_any_event_on_any_router_for_any_number_of_readers() {
+async fn a_stream_resumes_from_any_event_on_any_router() {
     let pair = Pair::new(unhurried()).await;
     let body = ask(40, json!({"stream": true}));
     let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
@@ -338,17 +334,17 @@ async fn a_stream_goes_on_from_any_event_on_any_router_for_any_number_of_readers
     let response = seen[0].1["response"].clone();
     let last = seen.len() as u64 - 1;
     let (rest, whole, own) = tokio::join!(
-        streamed_again(&pair.b, &response, Some(last)),
-        streamed_again(&pair.b, &response, None),
-        streamed_again(&pair.a, &response, Some(2)),
+        resumed(&pair.b, &response, Some(last)),
+        resumed(&pair.b, &response, None),
+        resumed(&pair.a, &response, Some(2)),
     );
     let joined: Vec<_> = seen.into_iter().chain(rest).collect();
     assert_eq!((&joined, &joined[3..]), (&whole, &own[..]));
     let end = &whole.last().unwrap().1["response"];
     assert_eq!(end["output"][0]["content"][0]["text"], *said(&whole));
     assert_eq!(&get(&pair.b, &response).await, end);
-    // Afterwards, too; and who has all of it is told the end once more.
-    assert_eq!(streamed_again(&pair.b, &response, None).await, whole);
+    // After the end as well; a reader that has all events gets the last one again.
+    assert_eq!(resumed(&pair.b, &response, None).await, whole);
     let number = whole.len() as u64 - 1;
     for after in [number, number + 7, 1 << 53] {
         let answer = client::get(
@@ -361,9 +357,9 @@ async fn a_stream_goes_on_from_any_event_on_any_router_for_any_number_of_readers
 }
 
 #[tokio::test]
-async fn no_stream_begins_after_a_number_that_no_event_can_have() {
+async fn starting_after_an_impossible_event_number_is_refused() {
     let pair = Pair::new(unhurried()).await;
-    let (_live, _, response) = telling(&pair.a, 2_000).await;
+    let (_live, _, response) = streaming(&pair.a, 2_000).await;
     for router in [&pair.a, &pair.b] {
         for after in [(1 << 53) + 1, u64::MAX] {
             let path = format!("{}?stream=true&starting_after={after}", path(&response));
@@ -378,19 +374,19 @@ async fn no_stream_begins_after_a_number_that_no_event_can_have() {
     assert_eq!(cancel(&pair.a, &response).await.status, 200);
 }
 
-/// Of a response that was begun, in Redis.
+/// The Redis key of the only record.
 fn record_name(redis: &Server) -> String {
     redis.cli(&["keys", "*r:{*"]).trim().to_owned()
 }
 
 #[tokio::test]
-async fn a_stream_that_can_never_be_read_on_ends() {
+async fn a_stream_whose_record_is_unreadable_ends() {
     let pair = Pair::new(unhurried()).await;
-    let (_live, _, response) = telling(&pair.a, 2_000).await;
+    let (_live, _, response) = streaming(&pair.a, 2_000).await;
     let path = format!("{}?stream=true", path(&response));
     let mut reading = client::open(pair.b.api, "GET", &path, &[], String::new()).await;
     reading.until("output_text.delta").await;
-    // As a newer release would leave it.
+    // As a newer release would write it.
     pair.redis
         .cli(&["hset", &record_name(&pair.redis), "v", "99"]);
     let rest = tokio::time::timeout(TAKE_OVER, reading.rest());
@@ -399,7 +395,7 @@ async fn a_stream_that_can_never_be_read_on_ends() {
 }
 
 #[tokio::test]
-async fn what_a_router_has_in_the_store_and_does_not_run_is_ended() {
+async fn a_stored_run_that_no_router_runs_is_ended() {
     let pair = Pair::with(fast(), short_lease).await;
     let own = client::get(pair.a.admin, "/responses").await.json();
     let owner = own["responses"]["background"]["owner"].as_str().unwrap();
@@ -409,7 +405,7 @@ async fn what_a_router_has_in_the_store_and_does_not_run_is_ended() {
         ..redis::Settings::default()
     };
     let store = Redis::open(&settings, &Keep::default(), 1, &Registry::default()).unwrap();
-    // What nobody can read, and what is whole but for a client's body that nobody takes.
+    // An unreadable stored request, and a readable one whose body is invalid.
     let odd = json!({
         "created_at": 1, "previous": null, "conversation": null, "store": true, "salt": null,
         "is_portable": true, "client": {"model": 7}, "input": [],
@@ -448,7 +444,7 @@ async fn what_a_router_has_in_the_store_and_does_not_run_is_ended() {
 }
 
 #[tokio::test]
-async fn a_stream_is_told_the_same_when_its_log_is_gone() {
+async fn a_stream_is_the_same_after_its_log_has_expired() {
     let pair = Pair::with(fast(), |config| config.responses.store.keep.log_ttl_s = 1).await;
     let body = ask(9, json!({"stream": true}));
     let answer = client::post(pair.a.api, PATH, body.to_string()).await;
@@ -457,18 +453,18 @@ async fn a_stream_is_told_the_same_when_its_log_is_gone() {
     let pattern = "*e:{*";
     let logs = || pair.redis.cli(&["keys", pattern]).trim().to_owned();
     eventually("the log is gone", async || logs().is_empty()).await;
-    assert_eq!(streamed_again(&pair.b, &response, None).await, told);
-    assert_eq!(streamed_again(&pair.b, &response, Some(3)).await, told[4..]);
+    assert_eq!(resumed(&pair.b, &response, None).await, told);
+    assert_eq!(resumed(&pair.b, &response, Some(3)).await, told[4..]);
 }
 
 #[tokio::test]
-async fn a_cancelled_response_is_told_elsewhere_with_what_there_was() {
+async fn another_router_serves_the_output_of_a_cancelled_response() {
     let pair = Pair::with(unhurried(), |config| {
-        // It looks again before the owner has heard.
+        // It reads again before the owner has got the notice.
         config.responses.background.poll_ms = 10;
     })
     .await;
-    let (_first, _, response) = telling(&pair.a, 2_000).await;
+    let (_first, _, response) = streaming(&pair.a, 2_000).await;
     let follow = format!("{}?stream=true", path(&response));
     let mut live = client::open(pair.b.api, "GET", &follow, &[], String::new()).await;
     let begun = live.until("output_text.delta").await;
@@ -486,7 +482,7 @@ async fn a_cancelled_response_is_told_elsewhere_with_what_there_was() {
 }
 
 #[tokio::test]
-async fn no_more_run_than_may() {
+async fn background_runs_are_limited() {
     let pair = Pair::with(unhurried(), |config| {
         config.responses.background.running_per_tenant_max = 1;
     })
@@ -509,7 +505,7 @@ async fn no_more_run_than_may() {
 }
 
 #[tokio::test]
-async fn without_a_store_nothing_begins_in_the_background() {
+async fn without_a_store_no_background_response_starts() {
     let mut pair = Pair::new(fast()).await;
     pair.redis.kill();
     let before = pair.engine.generated().await;
@@ -528,7 +524,7 @@ fn short_lease(config: &mut Config) {
 }
 
 #[tokio::test]
-async fn what_a_killed_router_ran_unseen_is_run_again() {
+async fn a_run_of_a_killed_router_without_output_is_started_again() {
     let pair = Pair::with_child(unhurried(), short_lease).await;
     let response = create(&pair.a, &ask(60, json!({}))).await;
     pair.runs(1).await;
@@ -545,9 +541,9 @@ async fn what_a_killed_router_ran_unseen_is_run_again() {
 }
 
 #[tokio::test]
-async fn what_a_killed_router_was_telling_fails_with_what_was_told() {
+async fn a_run_of_a_killed_router_with_output_fails_and_keeps_it() {
     let pair = Pair::with_child(unhurried(), short_lease).await;
-    let (_live, begun, response) = telling(&pair.a, 2_000).await;
+    let (_live, begun, response) = streaming(&pair.a, 2_000).await;
     let seen = part(&begun, 0);
     pair.a.child.as_ref().unwrap().signal("KILL");
     let last = ended(&pair.b, &response).await;
@@ -556,7 +552,7 @@ async fn what_a_killed_router_was_telling_fails_with_what_was_told() {
         (&json!("failed"), &json!("server_error"))
     );
     pair.runs(0).await;
-    let told = streamed_again(&pair.b, &response, None).await;
+    let told = resumed(&pair.b, &response, None).await;
     assert_eq!(told[..seen.len()], seen);
     let (name, end) = told.last().unwrap();
     assert_eq!(
@@ -567,7 +563,7 @@ async fn what_a_killed_router_was_telling_fails_with_what_was_told() {
 }
 
 #[tokio::test]
-async fn a_router_that_stops_hands_over_what_no_engine_has_begun() {
+async fn a_stopping_router_releases_runs_that_no_engine_has_begun() {
     let long = |config: &mut Config| config.responses.store.lease.lease_ms = 600_000;
     let pair = Pair::with_child(fast(), long).await;
     pair.engine
@@ -585,12 +581,12 @@ async fn a_router_that_stops_hands_over_what_no_engine_has_begun() {
     pair.engine.fault(Faults::default()).await;
     let last = ended(&pair.b, &response).await;
     assert_eq!(last["status"], "incomplete", "{last}");
-    let told = streamed_again(&pair.b, &response, None).await;
+    let told = resumed(&pair.b, &response, None).await;
     assert_eq!(told.last().unwrap().1["response"], last);
 }
 
 #[tokio::test]
-async fn a_router_that_stops_finishes_what_runs() {
+async fn a_stopping_router_finishes_running_responses() {
     let pair = Pair::with_child(unhurried(), |_| {}).await;
     let response = create(&pair.a, &ask(60, json!({"stream": false}))).await;
     eventually("it has begun", async || {
@@ -606,10 +602,10 @@ async fn a_router_that_stops_finishes_what_runs() {
 }
 
 #[tokio::test]
-async fn an_owner_cut_off_from_the_store_stops_and_no_response_is_left_behind() {
+async fn an_owner_cut_off_from_the_store_stops_its_runs_and_others_take_over() {
     let pair = Pair::with(unhurried(), short_lease).await;
     let one = create(&pair.a, &ask(2_000, json!({}))).await;
-    let (mut live, begun, two) = telling(&pair.a, 2_000).await;
+    let (mut live, begun, two) = streaming(&pair.a, 2_000).await;
     pair.runs(2).await;
     pair.redis.pause();
     within(TAKE_OVER, "its work stops", async || {
@@ -617,7 +613,7 @@ async fn an_owner_cut_off_from_the_store_stops_and_no_response_is_left_behind() 
     })
     .await;
     pair.redis.wake();
-    // A connection that hung may still be being replaced.
+    // A hanging connection may still be in use.
     eventually("the store answers again", async || {
         let answer = client::get(pair.b.api, &path(&two)).await;
         assert!([200, 503].contains(&answer.status), "{}", answer.text());
@@ -630,7 +626,7 @@ async fn an_owner_cut_off_from_the_store_stops_and_no_response_is_left_behind() 
     assert!(is_whole);
     let told = events(&(begun + &rest), 0);
     assert_eq!(told.last().unwrap().1["response"], last);
-    // The other one had told nobody anything: it runs again.
+    // The other one had no output: it is started again.
     eventually("it runs again", async || {
         pair.engine.stats().await.running == 1
     })
@@ -640,7 +636,7 @@ async fn an_owner_cut_off_from_the_store_stops_and_no_response_is_left_behind() 
 }
 
 #[tokio::test]
-async fn a_reader_with_nothing_to_tell_says_comments_as_often_as_is_set() {
+async fn an_idle_reader_gets_keep_alive_comments() {
     let pair = Pair::with(fast(), |config| {
         patient(config);
         config.relay.stream_idle_timeout_ms = 2_000;

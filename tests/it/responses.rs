@@ -40,7 +40,7 @@ impl Cluster {
         client::send(self.router.api, "DELETE", path, &[], "").await
     }
 
-    /// The body of the last request that an engine was sent.
+    /// The body of the last request to an engine.
     async fn sent(&self) -> Value {
         let arrival = self.engines[0].last_post().await;
         serde_json::from_slice(&arrival.body).unwrap()
@@ -51,7 +51,7 @@ fn id(response: &Value) -> &str {
     response["id"].as_str().unwrap()
 }
 
-/// A stream's events: names and data. The mark at its end must be there.
+/// The events of a stream: names and data. The stream must end with `[DONE]`.
 fn events(text: &str) -> Vec<(String, Value)> {
     let text = text
         .strip_suffix("data: [DONE]\n\n")
@@ -93,7 +93,7 @@ fn refused(answer: &Answer, status: u16, code: &str, param: &str) {
 }
 
 #[tokio::test]
-async fn a_response_has_every_member_and_is_told_again() {
+async fn a_response_has_every_member_and_can_be_retrieved() {
     let cluster = one().await;
     let body = with(
         ask("hello"),
@@ -143,7 +143,7 @@ async fn a_response_has_every_member_and_is_told_again() {
 }
 
 #[tokio::test]
-async fn the_engine_is_sent_one_request_that_says_everything() {
+async fn the_engine_gets_one_self_contained_request() {
     let cluster = one().await;
     let body = with(
         ask("hello"),
@@ -169,7 +169,7 @@ async fn the_engine_is_sent_one_request_that_says_everything() {
 }
 
 #[tokio::test]
-async fn what_is_not_stored_is_not_there_afterwards() {
+async fn an_unstored_response_cannot_be_retrieved() {
     let cluster = one().await;
     let response = cluster
         .create(&with(ask("x"), json!({"store": false})))
@@ -197,7 +197,7 @@ async fn what_is_not_stored_is_not_there_afterwards() {
 }
 
 #[tokio::test]
-async fn a_stream_is_numbered_and_its_end_is_stored_before_it_is_told() {
+async fn a_stream_is_numbered_and_its_end_is_stored_before_it_is_sent() {
     let cluster = one().await;
     let told = streamed(&cluster, &ask("hello")).await;
     let names: Vec<&str> = told
@@ -235,7 +235,7 @@ async fn a_stream_is_numbered_and_its_end_is_stored_before_it_is_told() {
 }
 
 #[tokio::test]
-async fn a_body_of_many_lines_is_told_in_events_of_one() {
+async fn a_multi_line_body_gives_single_line_events() {
     let cluster = one().await;
     let body = with(
         ask("hello"),
@@ -272,7 +272,7 @@ async fn a_response_that_ends_by_itself_is_completed() {
 }
 
 #[tokio::test]
-async fn a_chain_is_sent_whole_and_instructions_are_not_carried_over() {
+async fn a_chain_is_sent_whole_without_earlier_instructions() {
     let cluster = one().await;
     let first = cluster
         .create(&with(ask("one"), json!({"instructions": "old"})))
@@ -304,7 +304,7 @@ async fn a_chain_is_sent_whole_and_instructions_are_not_carried_over() {
         input[1]["status"], "completed",
         "an incomplete one would be gone on with"
     );
-    // Two may go on from one, and what was there stays as it was.
+    // Two responses may continue the same one, which stays unchanged.
     let branch = cluster
         .create(&with(
             ask("other"),
@@ -316,7 +316,7 @@ async fn a_chain_is_sent_whole_and_instructions_are_not_carried_over() {
 }
 
 #[tokio::test]
-async fn a_continuation_goes_to_the_worker_that_holds_its_history() {
+async fn a_continuation_goes_to_the_worker_that_caches_its_history() {
     let cluster = Cluster::fast(4).await;
     let text = "once upon a time there was a router that remembered. ".repeat(40);
     let mut body = ask(text);
@@ -337,7 +337,7 @@ async fn a_continuation_goes_to_the_worker_that_holds_its_history() {
 }
 
 #[tokio::test]
-async fn calls_and_outputs_go_through_a_chain() {
+async fn tool_calls_and_outputs_pass_through_a_chain() {
     let cluster = one().await;
     let tools = json!({"tools": [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]});
     let first = cluster
@@ -388,7 +388,7 @@ async fn calls_and_outputs_go_through_a_chain() {
 }
 
 #[tokio::test]
-async fn thoughts_are_told_in_the_dialect_that_is_configured() {
+async fn reasoning_events_have_the_configured_names() {
     for (dialect, name) in [
         (ReasoningEvents::OpenAi, "response.reasoning_text.delta"),
         (ReasoningEvents::OpenResponses, "response.reasoning.delta"),
@@ -434,7 +434,7 @@ async fn a_deleted_response_is_gone_for_everyone() {
 }
 
 #[tokio::test]
-async fn a_link_that_is_missing_is_an_error_and_never_left_out() {
+async fn a_missing_response_of_a_chain_is_an_error() {
     let cluster = one().await;
     let first = cluster.create(&ask("one")).await;
     let second = cluster
@@ -507,7 +507,7 @@ async fn input_items_are_listed_page_by_page() {
 }
 
 #[tokio::test]
-async fn an_item_is_found_by_its_id_alone() {
+async fn an_item_reference_needs_only_the_id() {
     let cluster = one().await;
     let first = cluster.create(&ask("one")).await;
     let said = &first["output"][0];
@@ -529,7 +529,7 @@ async fn an_item_is_found_by_its_id_alone() {
 }
 
 #[tokio::test]
-async fn an_input_may_refer_to_items_of_as_many_responses_as_a_history_has() {
+async fn item_references_are_limited_to_as_many_responses_as_a_history() {
     const TURNS_MAX: usize = 20;
     let cluster = Cluster::start(vec![fast()], |config| {
         config.responses.history_turns_max = TURNS_MAX as u64;
@@ -562,7 +562,7 @@ async fn an_input_may_refer_to_items_of_as_many_responses_as_a_history_has() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_for_is_refused_by_its_name() {
+async fn a_wrong_parameter_is_refused_by_name() {
     let cluster = one().await;
     let response = cluster.create(&ask("x")).await;
     let path = format!("{PATH}/{}", id(&response));
@@ -623,7 +623,7 @@ async fn what_cannot_be_asked_for_is_refused_by_its_name() {
 }
 
 #[tokio::test]
-async fn engines_errors_come_in_the_shape_that_clients_know() {
+async fn engine_errors_have_openais_shape() {
     let cluster = one().await;
     let answer = cluster
         .post(
@@ -647,7 +647,7 @@ async fn engines_errors_come_in_the_shape_that_clients_know() {
 }
 
 #[tokio::test]
-async fn a_conversation_that_is_too_long_loses_its_oldest_items_if_asked_to() {
+async fn truncation_drops_the_oldest_items_of_a_too_long_conversation() {
     let cluster = one().await;
     let long = json!([{"role": "user", "content": "word ".repeat(200_000)}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "short"}]);
     let body = ask(long);
@@ -665,7 +665,7 @@ async fn a_conversation_that_is_too_long_loses_its_oldest_items_if_asked_to() {
 }
 
 #[tokio::test]
-async fn an_engine_that_breaks_off_is_told_as_failed() {
+async fn a_stream_that_an_engine_breaks_off_fails() {
     let cluster = one().await;
     cluster.engines[0]
         .fault(Faults {
@@ -686,7 +686,7 @@ async fn an_engine_that_breaks_off_is_told_as_failed() {
         told.iter()
             .any(|(name, _)| name == "response.output_item.done")
     );
-    // What was told to have ended is there, and nobody goes on from it.
+    // The failed response is stored and cannot be continued.
     let again = cluster.get(&format!("{PATH}/{}", id(response))).await;
     assert_eq!(&again.json(), response);
     cluster.engines[0].fault(Faults::default()).await;
@@ -700,7 +700,7 @@ async fn an_engine_that_breaks_off_is_told_as_failed() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_stops_the_engine_and_leaves_nothing_behind() {
+async fn a_disconnected_client_stops_the_engine_and_nothing_is_stored() {
     let cluster = Cluster::start(vec![unhurried()], |_| {}).await;
     let body = with(ask("x"), json!({"stream": true, "max_output_tokens": 3000}));
     let mut open = cluster.open(PATH, &body.to_string()).await;
@@ -727,7 +727,7 @@ async fn a_client_that_leaves_stops_the_engine_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_silent_stream_says_comments_that_count_for_nothing() {
+async fn a_silent_stream_gets_keep_alive_comments() {
     const COMMENT: &str = ": keep-alive\n\n";
     let silent = async |keep_alive_ms: u64| {
         let cluster = Cluster::start(vec![fast()], |config| {
@@ -753,7 +753,7 @@ async fn a_silent_stream_says_comments_that_count_for_nothing() {
 }
 
 #[tokio::test]
-async fn a_conversation_grows_by_what_its_responses_add() {
+async fn a_conversation_grows_with_its_responses() {
     let cluster = one().await;
     let made = cluster
         .post(
@@ -799,12 +799,12 @@ async fn a_conversation_grows_by_what_its_responses_add() {
         .collect();
     assert_eq!(kinds, ["user", "user", "assistant", "user", "assistant"]);
     assert_eq!(items["data"][2]["id"], first["output"][0]["id"]);
-    // One item: looked at, and deleted.
+    // One item: retrieved and deleted.
     let item = format!("{path}/items/{}", items["data"][0]["id"].as_str().unwrap());
     assert_eq!(cluster.get(&item).await.json(), items["data"][0]);
     assert_eq!(cluster.delete(&item).await.json(), conversation);
     refused(&cluster.get(&item).await, 404, "", "");
-    // More, by the client.
+    // Items added by the client.
     let added = cluster
         .post(
             &format!("{path}/items"),
@@ -854,7 +854,7 @@ async fn a_conversation_grows_by_what_its_responses_add() {
         "",
         "",
     );
-    // Its responses are their own.
+    // The conversation's responses still exist.
     assert_eq!(
         cluster.get(&format!("{PATH}/{}", id(&first))).await.status,
         200
@@ -874,7 +874,7 @@ async fn a_conversation_has_one_running_response() {
     let second = with(ask("y"), json!({"conversation": id(&conversation)}));
     let answer = cluster.post(PATH, second.to_string()).await;
     refused(&answer, 400, "conversation_locked", "conversation");
-    // It is given back by a client that leaves, and nothing was added.
+    // A client that disconnects unlocks the conversation and adds nothing.
     drop(open);
     let mut response = Value::Null;
     eventually("it is free again", async || {
@@ -889,7 +889,7 @@ async fn a_conversation_has_one_running_response() {
         .json();
     assert_eq!(items["data"].as_array().unwrap().len(), 2);
     assert_eq!(items["data"][0]["id"], response["output"][0]["id"]);
-    // An engine's refusal gives it back, too, and before it is told.
+    // An engine's error unlocks it too, before the client gets the error.
     let bad = with(second.clone(), json!({"max_output_tokens": 0}));
     for _ in 0..5 {
         assert_eq!(cluster.post(PATH, bad.to_string()).await.status, 400);
@@ -898,7 +898,7 @@ async fn a_conversation_has_one_running_response() {
 }
 
 #[tokio::test]
-async fn what_its_conversation_did_not_take_is_not_stored_either() {
+async fn a_response_that_its_conversation_rejects_is_not_stored() {
     let cluster = Cluster::start(vec![unhurried()], |_| {}).await;
     for stream in [true, false] {
         let conversation = cluster.post("/v1/conversations", "").await.json();
@@ -938,7 +938,7 @@ async fn what_its_conversation_did_not_take_is_not_stored_either() {
 }
 
 #[tokio::test]
-async fn what_could_never_be_stored_costs_no_engine() {
+async fn an_input_too_large_to_store_never_reaches_an_engine() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.responses.store.keep.record_bytes_max = 10_000;
     })
@@ -959,14 +959,14 @@ async fn what_could_never_be_stored_costs_no_engine() {
     }
     assert_eq!(cluster.engines[0].generated().await, before);
     cluster.create(&with(long, json!({"store": false}))).await;
-    // With the answer on top it is too large: that is told as late as it is known.
+    // The answer makes it too large, which is known only at the end.
     let almost = ask("x".repeat(9_500));
     let answer = cluster.post(PATH, almost.to_string()).await;
     refused(&answer, 400, "", "input");
 }
 
 #[tokio::test]
-async fn a_state_that_is_too_large_is_left_out_and_said_to_be() {
+async fn a_state_token_that_is_too_large_is_left_out_with_a_header() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.responses.carrier.plain_bytes_max = 4 << 10;
     })
@@ -979,7 +979,7 @@ async fn a_state_that_is_too_large_is_left_out_and_said_to_be() {
     };
     let whole = cluster.post(PATH, body(100).to_string()).await;
     assert_eq!((whole.status, whole.header("x-warmroute-state")), (200, ""));
-    // The input alone has room.
+    // The input alone fits.
     let answer = cluster.post(PATH, body(3_900).to_string()).await;
     assert_eq!(
         (answer.status, answer.header("x-warmroute-state")),
@@ -990,7 +990,7 @@ async fn a_state_that_is_too_large_is_left_out_and_said_to_be() {
 }
 
 #[tokio::test]
-async fn a_large_state_is_carried_as_a_small_one() {
+async fn a_large_state_token_works_like_a_small_one() {
     let cluster = one().await;
     let long: String = (0..110_000).map(|_| fastrand::lowercase()).collect();
     let sealed = json!({"store": false, "include": ["reasoning.encrypted_content"]});
@@ -1045,7 +1045,7 @@ async fn a_client_may_keep_the_state_itself() {
         output[0]["encrypted_content"].is_string(),
         "its thoughts are sealed as well"
     );
-    // The whole object back.
+    // The client sends the whole Response object back.
     let next = with(
         json!({"model": "sim", "input": "two", "previous_response": first}),
         sealed.clone(),
@@ -1073,7 +1073,7 @@ async fn a_client_may_keep_the_state_itself() {
     let count = second["output"].as_array().unwrap().len();
     assert_eq!(second["output"][count - 1], told[told.len() - 2].1["item"]);
     assert_eq!(told[told.len() - 2].1["output_index"], count - 1);
-    // Its items back, as SDKs do it.
+    // The client sends the output items back, as SDKs do.
     let mut input = vec![json!({"role": "user", "content": "one"})];
     input.extend(output.iter().cloned());
     input.push(json!({"role": "user", "content": "two"}));
@@ -1084,7 +1084,7 @@ async fn a_client_may_keep_the_state_itself() {
         ))
         .await;
     assert_eq!(cluster.sent().await["input"], sent);
-    // A changed one is refused, wherever it is.
+    // A changed token is rejected in both places.
     let mut forged = first.clone();
     let text = state["encrypted_content"]
         .as_str()
@@ -1113,7 +1113,7 @@ async fn a_client_may_keep_the_state_itself() {
 }
 
 #[tokio::test]
-async fn responses_pass_byte_for_byte_where_their_state_is_kept_elsewhere() {
+async fn in_pass_through_mode_responses_pass_byte_for_byte() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.responses.mode = Mode::PassThrough
     })
@@ -1167,7 +1167,7 @@ async fn tokens_are_counted_by_the_engine() {
 }
 
 #[tokio::test]
-async fn an_engines_answer_that_makes_no_sense_is_an_error_and_not_asked_for_again() {
+async fn an_invalid_engine_answer_is_an_error_without_retry() {
     for body in ["", "7", "{}", r#"{"status":"in_progress"}"#] {
         let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n";
         let stub = Stub::start(format!("{head}{body}")).await;
@@ -1175,7 +1175,7 @@ async fn an_engines_answer_that_makes_no_sense_is_an_error_and_not_asked_for_aga
         let answer = client::post(router.api, PATH, ask("hello").to_string()).await;
         refused(&answer, 502, "invalid_engine_response", "");
         assert_eq!(answer.header("x-should-retry"), "false");
-        // As a stream it has begun, and ends as one that failed.
+        // A stream has begun already and ends with a failed response.
         let body = with(ask("hello"), json!({"stream": true}));
         let answer = client::post(router.api, PATH, body.to_string()).await;
         let told = events(answer.text());
@@ -1184,7 +1184,7 @@ async fn an_engines_answer_that_makes_no_sense_is_an_error_and_not_asked_for_aga
 }
 
 #[tokio::test]
-async fn what_is_another_tenants_is_not_there() {
+async fn other_tenants_responses_are_not_found() {
     let cluster = Cluster::start(vec![fast()], |config| {
         let tenant = |name: &str, key: &str| Listed {
             name: name.to_owned(),
@@ -1246,7 +1246,7 @@ async fn what_is_another_tenants_is_not_there() {
 }
 
 #[tokio::test]
-async fn operators_see_what_became_of_responses() {
+async fn the_admin_page_counts_responses_by_status() {
     let cluster = one().await;
     cluster.create(&ask("x")).await;
     cluster.create(&json!({"model": "sim", "input": "x"})).await;
@@ -1261,12 +1261,12 @@ async fn operators_see_what_became_of_responses() {
     assert_eq!(cluster.admin("/readyz").await.status, 200);
 }
 
-/// A router whose store cannot be reached.
+/// A router whose store is unreachable.
 async fn storeless(change: impl FnOnce(&mut Config)) -> Cluster {
     Cluster::start(vec![fast()], |config| {
         let store = &mut config.responses.store;
         store.kind = Kind::Redis;
-        // Nobody listens there.
+        // Nothing listens on this port.
         store.redis.urls = vec!["redis://127.0.0.1:1".to_owned()];
         change(config);
     })
@@ -1274,7 +1274,7 @@ async fn storeless(change: impl FnOnce(&mut Config)) -> Cluster {
 }
 
 #[tokio::test]
-async fn a_store_that_is_down_stops_what_needs_it_and_nothing_else() {
+async fn a_store_outage_stops_only_requests_that_need_the_store() {
     let cluster = storeless(|_| {}).await;
     let unknown = "resp_000000000000000000000000000000000000000000000000";
     let stored = ask("x");
@@ -1310,7 +1310,7 @@ async fn a_store_that_is_down_stops_what_needs_it_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_stored_may_be_served_all_the_same() {
+async fn responses_can_be_served_unstored_while_the_store_is_down() {
     let cluster = storeless(|config| {
         config.responses.on_store_down = OnStoreDown::Degrade;
         config.responses.ready_without_store = false;
@@ -1331,7 +1331,7 @@ async fn what_cannot_be_stored_may_be_served_all_the_same() {
             .await,
         2.0
     );
-    // What lies in the store cannot be made up.
+    // Stored history cannot be replaced.
     let unknown = "resp_000000000000000000000000000000000000000000000000";
     let next = with(ask("x"), json!({"previous_response_id": unknown}));
     refused(
@@ -1344,7 +1344,7 @@ async fn what_cannot_be_stored_may_be_served_all_the_same() {
 }
 
 #[tokio::test]
-async fn an_answer_that_could_not_be_stored_is_not_told_to_be() {
+async fn an_answer_that_could_not_be_stored_is_withheld() {
     for (on_store_down, status) in [(OnStoreDown::Fail, 503), (OnStoreDown::Degrade, 200)] {
         let mut redis = Server::start().await;
         let cluster = Cluster::start(vec![unhurried()], |config| {

@@ -1,4 +1,4 @@
-//! Whose requests they are: API keys, what engines see of them, and salts that keep caches apart.
+//! Tenants: API keys, and cache salts that separate prefix caches.
 
 use serde_json::{Value, json};
 use warmroute::openai::tenant::Listed;
@@ -16,7 +16,7 @@ fn tenant(name: &str, keys: &[&str], salt: &str) -> Listed {
     }
 }
 
-/// `a` has two keys, one of them known by its digest only (that of `sk-example`); `b` has a salt, `c` another.
+/// `a` has two keys, one configured as a digest (of `sk-example`); `b` and `c` have different salts.
 async fn cluster() -> Cluster {
     const DIGEST: &str = "sha256:f2d4b279b82ad92867af5878fe7482caebdd7b75499868d0362a6e63ff51f046";
     Cluster::start(vec![fast()], |config| {
@@ -36,7 +36,7 @@ async fn post_as(cluster: &Cluster, key: &str, path: &str, body: &str) -> Answer
 }
 
 #[tokio::test]
-async fn without_a_known_key_nothing_is_answered_and_no_engine_asked() {
+async fn a_request_without_a_known_key_reaches_no_engine() {
     let cluster = cluster().await;
     let body = chat("hi", 1, false);
     let paths = [
@@ -91,7 +91,7 @@ async fn without_a_known_key_nothing_is_answered_and_no_engine_asked() {
 }
 
 #[tokio::test]
-async fn each_key_is_its_tenants_and_goes_no_further() {
+async fn client_keys_are_not_forwarded_to_engines() {
     let cluster = cluster().await;
     for (key, name) in [("sk-a", "a"), ("sk-example", "a"), ("sk-b", "b")] {
         let label = format!("tenant=\"{name}\"");
@@ -138,7 +138,7 @@ async fn a_worker_gets_its_own_key() {
 }
 
 #[tokio::test]
-async fn the_operators_pages_ask_for_no_key() {
+async fn admin_pages_need_no_key() {
     let cluster = cluster().await;
     for path in ["/healthz", "/readyz", "/metrics", "/fleet"] {
         assert_eq!(cluster.admin(path).await.status, 200, "{path}");
@@ -146,7 +146,7 @@ async fn the_operators_pages_ask_for_no_key() {
 }
 
 #[tokio::test]
-async fn a_tenants_salt_goes_into_what_generates_and_the_rest_stays_as_it_was() {
+async fn a_tenants_cache_salt_is_added_to_generating_requests_only() {
     let cluster = cluster().await;
     let sent = async |key: &str, path: &str, body: &str| {
         let answer = post_as(&cluster, key, path, body).await;
@@ -156,7 +156,7 @@ async fn a_tenants_salt_goes_into_what_generates_and_the_rest_stays_as_it_was() 
     let digest = |body: &str| format!("{:016x}", xxh3_64(body.as_bytes()));
     for (path, body) in generating(1, true) {
         if path == "/v1/responses" {
-            // Its body is the router's own.
+            // The router writes this body itself.
             sent("sk-b", path, &body).await;
             let body = cluster.engines[0].last_post().await.body;
             let body: Value = serde_json::from_slice(&body).unwrap();
@@ -173,7 +173,7 @@ async fn a_tenants_salt_goes_into_what_generates_and_the_rest_stays_as_it_was() 
 }
 
 #[tokio::test]
-async fn a_salted_tenant_brings_no_salt_of_its_own() {
+async fn a_client_of_a_salted_tenant_cannot_send_a_cache_salt() {
     let cluster = cluster().await;
     for (path, body) in generating(1, false) {
         for own in [
@@ -189,7 +189,7 @@ async fn a_salted_tenant_brings_no_salt_of_its_own() {
                 ("unsupported_parameter", "cache_salt")
             );
         }
-        // Where there is none to be kept it is the client's business.
+        // A client of a tenant without a salt may send one.
         let body = body.replacen('{', r#"{"cache_salt":"x","#, 1);
         assert_eq!(
             post_as(&cluster, "sk-a", path, &body).await.status,
@@ -200,7 +200,7 @@ async fn a_salted_tenant_brings_no_salt_of_its_own() {
 }
 
 #[tokio::test]
-async fn what_one_salted_tenant_sent_is_cold_for_another() {
+async fn prompts_of_one_salted_tenant_are_cold_for_another() {
     let cluster = cluster().await;
     let body = chat(
         &"Once upon a time there was a router. ".repeat(40),
@@ -224,7 +224,7 @@ async fn what_one_salted_tenant_sent_is_cold_for_another() {
 }
 
 #[tokio::test]
-async fn explain_knows_what_a_tenants_salt_makes_warm_and_what_its_responses_were() {
+async fn explain_respects_cache_salts_and_stored_responses() {
     let cluster = cluster().await;
     for (path, body) in generating(2, false) {
         assert_eq!(post_as(&cluster, "sk-b", path, &body).await.status, 200);

@@ -148,7 +148,7 @@ class Router(Process):
 
 
 #: The key of all that a cluster's routers sign.
-CARRIER_KEY = "0123456789abcdeffedcba987654321000112233445566778899aabbccddeeff"
+STATE_TOKEN_KEY = "0123456789abcdeffedcba987654321000112233445566778899aabbccddeeff"
 
 
 class Cluster:
@@ -164,7 +164,7 @@ class Cluster:
                 config["replicas"] = replicas
                 config["responses"] = {
                     "store": {"kind": "redis", "redis": {"urls": [self.redis.url]}, **(store or {})},
-                    "carrier": {"keys": [CARRIER_KEY]},
+                    "carrier": {"keys": [STATE_TOKEN_KEY]},
                     **config.get("responses", {}),
                 }
             self.engines = []

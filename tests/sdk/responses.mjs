@@ -156,8 +156,8 @@ const checks = {
       history.push({ role: "assistant", content: answer.output_text });
       previous = JSON.parse(JSON.stringify(answer));
     }
-    const carrier = previous.output.at(-1);
-    carrier.encrypted_content = carrier.encrypted_content.replace(/.$/, (last) => (last === "A" ? "Q" : "A"));
+    const stateItem = previous.output.at(-1);
+    stateItem.encrypted_content = stateItem.encrypted_content.replace(/.$/, (last) => (last === "A" ? "Q" : "A"));
     const call = () => create("Four", { store: false, previous_response: previous });
     await refused(call, OpenAI.BadRequestError, { code: "invalid_encrypted_content" });
   },

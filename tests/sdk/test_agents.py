@@ -78,7 +78,7 @@ class Agents(unittest.IsolatedAsyncioTestCase):
         self.assertTrue(result.final_output)
         self.assertEqual(self.creates(), 2)
 
-    async def test_a_loop_that_goes_on_from_the_last_response(self):
+    async def test_a_loop_that_continues_the_last_response(self):
         first = await self.run_agent("What is the weather like?", auto_previous_response_id=True)
         second = await self.run_agent("And tomorrow?", previous_response_id=first.last_response_id)
         self.assertEqual(len(self.asked), 2)

@@ -59,7 +59,7 @@ class WithThree(unittest.TestCase):
 
 
 class Poll(WithThree):
-    def test_it_is_queued_then_runs_then_has_ended_on_every_router(self):
+    def test_status_goes_from_queued_to_completed_on_every_router(self):
         created = self.begin(50)
         self.assertEqual((created.status, created.background, created.output), ("queued", True, []))
         eventually("it runs", lambda: self.sdk.responses.retrieve(created.id).status == "in_progress")
@@ -70,18 +70,18 @@ class Poll(WithThree):
         self.assertEqual(self.sdk.responses.input_items.list(created.id).data[0].content[0].text, HELLO)
         self.assertEqual(self.sdk.create("And then?", previous_response_id=created.id).status, "completed")
 
-    def test_a_client_that_leaves_at_once_finds_it_later(self):
+    def test_a_client_that_disconnects_at_once_finds_the_response_later(self):
         with self.begin(30, stream=True) as stream:
             created = next(stream).response
         self.assertEqual(self.ended(created).usage.output_tokens, 30)
 
-    def test_what_is_not_to_be_stored_can_be_polled(self):
+    def test_an_unstored_response_can_be_polled(self):
         last = self.ended(self.begin(10, store=False))
         self.assertEqual((last.status, last.store), ("incomplete", False))
 
 
 class Stream(WithThree):
-    def test_it_breaks_off_again_and_again_and_goes_on_elsewhere(self):
+    def test_a_stream_resumes_on_another_router_after_each_disconnect(self):
         with self.begin(100, stream=True) as stream:
             events = [next(stream) for _ in range(7)]
         kinds = [event.type for event in events[:4]]
@@ -104,7 +104,7 @@ class Stream(WithThree):
             rest = self.sdk.responses.retrieve(id, stream=True, starting_after=40)
             self.assertEqual(list(rest), events[41:])
 
-    def test_readers_on_every_router_are_told_the_same(self):
+    def test_readers_on_every_router_get_the_same_events(self):
         stream = self.begin(60, stream=True)
         events = [next(stream)]
         id = events[0].response.id
@@ -114,7 +114,7 @@ class Stream(WithThree):
         for reader in readers:
             self.assertEqual(list(reader), events)
 
-    def test_the_helper_resumes_it(self):
+    def test_the_stream_helper_resumes(self):
         with self.sdk.responses.stream(model="sim", input=HELLO, background=True) as stream:
             events = [event for event, _ in zip(stream, range(10))]
         id = events[0].response.id
@@ -128,7 +128,7 @@ class Stream(WithThree):
         self.assertEqual(numbers, list(range(len(whole))))
         self.assertEqual(self.text(whole), final.output_text)
 
-    def test_its_router_is_killed_and_what_was_told_stands(self):
+    def test_after_its_router_is_killed_the_sent_output_remains(self):
         arguments = ("--decode-ms", "20")
         lease = {"lease_ms": 2000, "beat_ms": 300, "sweep_ms": 200}
         with Cluster(replicas=3, engine_arguments=arguments, store={"lease": lease}) as cluster:
@@ -178,7 +178,7 @@ class Cancel(WithThree):
         self.assertEqual(self.sdk.create(HELLO, max_output_tokens=60).usage.output_tokens, 60)
         self.assertEqual(self.cluster.seen("finished") + self.cluster.seen("aborted"), before + 1)
 
-    def test_given_to_an_engine_that_is_silent(self):
+    def test_at_an_engine_that_has_not_answered(self):
         aborted = self.cluster.seen("aborted")
         self.fault(hang=True)
         self.addCleanup(self.fault)

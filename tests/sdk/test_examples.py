@@ -12,7 +12,7 @@ import sys
 import tempfile
 import unittest
 
-from cluster import BINARY, CARRIER_KEY, LIMIT_S, ROOT, Cluster, eventually, get
+from cluster import BINARY, STATE_TOKEN_KEY, LIMIT_S, ROOT, Cluster, eventually, get
 
 EXAMPLES = ROOT / "examples"
 #: Where `make sdk` installs the Node SDK; ES modules look for it beside themselves and above.
@@ -33,10 +33,10 @@ def run(*command, **environment):
 
 
 class Configurations(unittest.TestCase):
-    def test_each_is_accepted(self):
+    def test_every_example_configuration_is_accepted(self):
         configurations = sorted(set(EXAMPLES.rglob("*.yaml")) - {EXAMPLES / "workers.yaml"})
         self.assertTrue(configurations)
-        given = {"WARMROUTE_CARRIER_KEY": CARRIER_KEY, "ADDRESS": "127.0.0.2"}
+        given = {"WARMROUTE_CARRIER_KEY": STATE_TOKEN_KEY, "ADDRESS": "127.0.0.2"}
         for path in configurations:
             with self.subTest(path.name):
                 done = run(BINARY, "check", "--config", path, **given)
@@ -174,11 +174,11 @@ class Replicas(unittest.TestCase):
         self.assertEqual(output.count("queued, then cancelled]"), 2, output)
         return output
 
-    def test_a_client_leaves_and_goes_on_and_cancels_at_the_next_address(self):
+    def test_a_client_resumes_and_cancels_at_the_next_address(self):
         output = self.check(self.client(TOKENS="30"), r"\d+")
         self.assertRegex(output, r"\[resp_\w+: left after event 9\]")
 
-    def test_the_router_that_is_read_is_killed(self):
+    def test_the_router_of_a_stream_is_killed(self):
         before = list(map(self.resumed, self.admin_urls))
         client = self.client(TOKENS="200")
 

@@ -111,11 +111,11 @@ class Answers(WithCluster):
 
 
 class RequestIds(WithCluster):
-    def test_an_answer_has_one(self):
+    def test_an_answer_has_a_request_id(self):
         answer = self.client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1)
         self.assertTrue(answer._request_id)
 
-    def test_the_clients_own_comes_back(self):
+    def test_the_clients_own_request_id_comes_back(self):
         mine = {"x-request-id": "mine-1"}
         answer = self.client.chat.completions.with_raw_response.create(
             model=MODEL, messages=HELLO, max_tokens=1, extra_headers=mine
@@ -123,7 +123,7 @@ class RequestIds(WithCluster):
         self.assertEqual(answer.headers["x-request-id"], "mine-1")
         self.assertEqual(answer.parse()._request_id, "mine-1")
 
-    def test_an_error_has_it_too(self):
+    def test_an_error_has_a_request_id(self):
         with self.assertRaises(openai.NotFoundError) as caught:
             self.client.chat.completions.create(model="none", messages=HELLO, extra_headers={"x-request-id": "mine-2"})
         self.assertEqual(caught.exception.request_id, "mine-2")
@@ -137,7 +137,7 @@ class Errors(WithCluster):
         with self.assertRaises(openai.NotFoundError):
             self.client.models.retrieve("none")
 
-    def test_what_belongs_between_router_and_engine_is_a_bad_request(self):
+    def test_reserved_parameters_are_a_bad_request(self):
         with self.assertRaises(openai.BadRequestError) as caught:
             self.client.chat.completions.create(
                 model=MODEL, messages=HELLO, extra_body={"kv_transfer_params": {"do_remote_decode": True}}
@@ -145,7 +145,7 @@ class Errors(WithCluster):
         self.assertEqual(caught.exception.param, "kv_transfer_params")
         self.assertEqual(caught.exception.code, "unsupported_parameter")
 
-    def test_an_engines_own_complaint_arrives(self):
+    def test_an_engine_error_message_is_passed_on(self):
         with self.assertRaises(openai.BadRequestError) as caught:
             self.client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=10_000_000)
         self.assertIn("max_model_len", caught.exception.message)

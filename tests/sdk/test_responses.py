@@ -8,7 +8,7 @@ import unittest
 import openai
 import pydantic
 
-from cluster import CARRIER_KEY, Cluster, eventually
+from cluster import STATE_TOKEN_KEY, Cluster, eventually
 
 MODEL = "sim"
 HELLO = "Tell me of the sea, at some length, if you would."
@@ -95,7 +95,7 @@ class WithReplicas(unittest.TestCase):
 
 
 class Create(WithReplicas):
-    def test_what_was_asked_for_is_told_again(self):
+    def test_the_response_repeats_the_request_parameters(self):
         created = self.sdk.create(
             HELLO,
             instructions="Be brief.",
@@ -128,7 +128,7 @@ class Create(WithReplicas):
         self.assertEqual(created.usage.total_tokens, created.usage.input_tokens + created.usage.output_tokens)
         self.assertEqual(self.sdk.responses.retrieve(created.id), created)
 
-    def test_an_answer_that_ends_is_completed_and_one_that_is_cut_is_not(self):
+    def test_a_finished_answer_is_completed_and_a_cut_one_incomplete(self):
         done = self.sdk.create(HELLO)
         self.assertEqual((done.status, done.incomplete_details), ("completed", None))
         self.assertGreaterEqual(done.completed_at, done.created_at)
@@ -138,13 +138,13 @@ class Create(WithReplicas):
         self.assertIsNone(cut.completed_at)
         self.assertEqual(cut.output[-1].status, "incomplete")
 
-    def test_items_and_a_text_are_the_same_input(self):
+    def test_a_text_and_an_item_list_are_equivalent_inputs(self):
         text = self.sdk.create(HELLO).output_text
         parts = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": HELLO}]}]
         for given in ([user(HELLO)], parts):
             self.assertEqual(self.sdk.create(given).output_text, text)
 
-    def test_what_is_not_stored_is_not_there(self):
+    def test_an_unstored_response_is_not_found(self):
         created = self.sdk.create(HELLO, store=False)
         self.assertEqual((created.status, created.store), ("completed", False))
         self.assert_forgotten(created.id)
@@ -156,7 +156,7 @@ class Create(WithReplicas):
         self.assertEqual(created.reasoning.effort, "low")
         self.assertGreater(created.usage.output_tokens_details.reasoning_tokens, 0)
 
-    def test_a_schema_and_what_parse_makes_of_it(self):
+    def test_a_schema_with_parse(self):
         class Town(pydantic.BaseModel):
             name: str
             people: int
@@ -187,7 +187,7 @@ class Stream(WithReplicas):
         self.assertEqual(first.id, last.id)
         return last
 
-    def test_a_stored_stream_is_there_when_it_ends(self):
+    def test_a_streamed_response_is_stored_when_it_ends(self):
         for options in ({}, {"max_output_tokens": 16}, {"tools": [WEATHER]}, {"reasoning": {"effort": "low"}}):
             with self.subTest(**options):
                 events = list(self.sdk.create(HELLO, stream=True, **options))
@@ -202,13 +202,13 @@ class Stream(WithReplicas):
                 done = [event.item for event in events if event.type == "response.output_item.done"]
                 self.assertEqual(done, last.output)
 
-    def test_a_stream_says_what_a_whole_answer_says(self):
+    def test_a_stream_has_the_same_text_as_a_whole_answer(self):
         whole = self.sdk.create(HELLO)
         last = self.check(list(self.sdk.create(HELLO, stream=True)))
         self.assertEqual(plain(last.output), plain(whole.output))
         self.assertEqual(last.usage.output_tokens, whole.usage.output_tokens)
 
-    def test_the_helper(self):
+    def test_the_stream_helper(self):
         with self.sdk.responses.stream(model=MODEL, input=HELLO) as stream:
             events = list(stream)
             final = stream.get_final_response()
@@ -216,7 +216,7 @@ class Stream(WithReplicas):
         self.assertEqual(final.status, "completed")
         self.assertEqual(self.sdk.responses.retrieve(final.id).output_text, final.output_text)
 
-    def test_the_helper_with_a_function_and_a_schema(self):
+    def test_the_stream_helper_with_a_function_and_a_schema(self):
         class Town(pydantic.BaseModel):
             name: str
 
@@ -227,7 +227,7 @@ class Stream(WithReplicas):
             stream.until_done()
             self.assertEqual(stream.get_final_response().output[0].name, "weather")
 
-    def test_the_end_as_it_is_on_the_wire(self):
+    def test_the_end_of_a_stream_on_the_wire(self):
         options = {"model": MODEL, "input": HELLO, "stream": True}
         with self.sdk.responses.with_streaming_response.create(**options) as raw:
             self.assertRegex(raw.headers["content-type"], "^text/event-stream")
@@ -254,7 +254,7 @@ class Stored(WithReplicas):
         again = self.sdk.responses.retrieve(created.id, include=["message.output_text.logprobs"])
         self.assertEqual(again.output_text, created.output_text)
 
-    def test_a_foreground_response_is_neither_cancelled_nor_streamed_again(self):
+    def test_a_foreground_response_cannot_be_cancelled_or_resumed(self):
         created = self.sdk.create(HELLO)
         self.assert_refused(
             openai.BadRequestError,
@@ -294,7 +294,7 @@ class Stored(WithReplicas):
         self.assertEqual([item.content[0].text for item in rest.data], ["Number 2", "Number 3", "Number 4"])
         self.assertFalse(rest.has_more)
 
-    def test_pages_that_cannot_be(self):
+    def test_invalid_page_parameters(self):
         created = self.sdk.create(HELLO)
         listing = self.sdk.responses.input_items.list
         for options in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "msg_none"}):
@@ -302,7 +302,7 @@ class Stored(WithReplicas):
                 listing(created.id, **options)
             self.assertEqual(caught.exception.param, next(iter(options)))
 
-    def test_input_items_are_this_calls_own(self):
+    def test_input_items_exclude_the_history(self):
         first = self.sdk.create("One")
         second = self.sdk.create("Two", previous_response_id=first.id)
         items = list(self.sdk.responses.input_items.list(second.id))
@@ -322,7 +322,7 @@ class Stored(WithReplicas):
 
 
 class Continue(WithReplicas):
-    def test_a_continuation_says_what_the_whole_conversation_says(self):
+    def test_a_continuation_answers_like_the_whole_conversation(self):
         texts = ["Tell me of the sea.", "And of the wind?", "And of the sand?", "Now in short."]
         history, previous = [], None
         for text in texts:
@@ -338,7 +338,7 @@ class Continue(WithReplicas):
         # It was read from the cache of the worker that holds it.
         self.assertGreater(continued.usage.input_tokens_details.cached_tokens, 0)
 
-    def test_instructions_and_tools_are_not_carried_over(self):
+    def test_instructions_and_tools_do_not_carry_over(self):
         first = self.sdk.create("One", instructions="Be brief.", tools=[WEATHER], tool_choice="none")
         second = self.sdk.create("Two", previous_response_id=first.id)
         self.assertIsNone(second.instructions)
@@ -369,7 +369,7 @@ class Continue(WithReplicas):
                 ]
                 self.assertEqual(thanks.output_text, self.sdk.create(history, store=False).output_text)
 
-    def test_calls_and_outputs_that_do_not_match(self):
+    def test_unpaired_calls_and_outputs_are_refused(self):
         asked = self.sdk.create("What is the weather like?", tools=[WEATHER])
         call = asked.output[-1]
         refused = self.assert_refused
@@ -415,7 +415,7 @@ class Continue(WithReplicas):
         # Nobody's branch changed the stem.
         self.assertEqual(self.sdk.responses.retrieve(root.id), root)
 
-    def test_an_ancestor_that_is_deleted_is_missed(self):
+    def test_a_deleted_ancestor_is_an_error(self):
         first = self.sdk.create("One")
         second = self.sdk.create("Two", previous_response_id=first.id)
         self.sdk.responses.delete(first.id)
@@ -438,7 +438,7 @@ class Continue(WithReplicas):
         whole = self.sdk.create(history, reasoning={"effort": "low"}, store=False)
         self.assertEqual(second.output_text, whole.output_text)
 
-    def test_two_pasts_are_one_too_many(self):
+    def test_only_one_parent_is_allowed(self):
         first = self.sdk.create("One")
         conversation = self.sdk.conversations.create()
         self.assert_refused(
@@ -451,7 +451,7 @@ class Continue(WithReplicas):
             param="conversation",
         )
 
-    def test_input_tokens_are_counted_as_they_will_be(self):
+    def test_input_tokens_match_the_usage(self):
         first = self.sdk.create("One")
         given = {"model": MODEL, "input": "Two", "previous_response_id": first.id}
         counted = self.sdk.responses.input_tokens.count(**given)
@@ -464,7 +464,7 @@ class Conversations(WithReplicas):
         items = self.sdk.conversations.items.list(conversation_id, order="asc", limit=2)
         return [item.content[0].text for item in items]
 
-    def test_its_life(self):
+    def test_create_update_delete(self):
         made = self.sdk.conversations.create(metadata={"topic": "sea"}, items=[user("One")])
         self.assertEqual((made.object, made.metadata), ("conversation", {"topic": "sea"}))
         self.assertEqual(self.sdk.conversations.retrieve(made.id), made)
@@ -479,7 +479,7 @@ class Conversations(WithReplicas):
             )
         self.assert_refused(openai.NotFoundError, self.sdk.create, HELLO, conversation=made.id)
 
-    def test_its_items(self):
+    def test_add_list_delete_items(self):
         made = self.sdk.conversations.create(items=[user("One")])
         items = self.sdk.conversations.items
         added = items.create(made.id, items=[user("Two"), user("Three")])
@@ -497,7 +497,7 @@ class Conversations(WithReplicas):
         with self.assertRaises(openai.BadRequestError):
             items.create(made.id, items=[user(str(number)) for number in range(21)])
 
-    def test_responses_in_it(self):
+    def test_responses_are_appended(self):
         made = self.sdk.conversations.create(items=[user("My name is Ann.")])
         first = self.sdk.create("Tell me of the sea.", conversation=made.id)
         self.assertEqual(first.conversation.id, made.id)
@@ -508,7 +508,7 @@ class Conversations(WithReplicas):
         history = [user(said[0]), user(said[1]), {"role": "assistant", "content": said[2]}, user(said[3])]
         self.assertEqual(second.output_text, self.sdk.create(history, store=False).output_text)
 
-    def test_a_call_and_its_output_in_it(self):
+    def test_a_function_call_and_its_output(self):
         made = self.sdk.conversations.create()
         asked = self.sdk.create("What is the weather like?", conversation=made.id, tools=[WEATHER])
         output = {"type": "function_call_output", "call_id": asked.output[-1].call_id, "output": "Rain."}
@@ -518,7 +518,7 @@ class Conversations(WithReplicas):
         self.assertEqual(types, ["message", "function_call", "function_call_output", "message"])
 
 
-class OneAtATime(unittest.TestCase):
+class ConversationLocks(unittest.TestCase):
     def test_a_conversation_has_one_running_response(self):
         with Cluster(replicas=2, engine_arguments=("--decode-ms", "50")) as cluster:
             sdk = Replicas(cluster)
@@ -543,7 +543,7 @@ class OneAtATime(unittest.TestCase):
             self.assertEqual(texts, [HELLO, answer.output_text])
 
 
-class Carriers(WithReplicas):
+class StateTokens(WithReplicas):
     OPTIONS = {"store": False, "include": ENCRYPTED}
 
     def state(self, response):
@@ -553,7 +553,7 @@ class Carriers(WithReplicas):
         self.assertTrue(item.encrypted_content.startswith("wrc1."))
         return item
 
-    def test_a_conversation_goes_on_anywhere_with_nothing_stored(self):
+    def test_a_conversation_continues_on_any_replica_without_a_store(self):
         for streamed in (False, True):
             with self.subTest(streamed=streamed):
                 history, previous = [], None
@@ -577,7 +577,7 @@ class Carriers(WithReplicas):
                     previous = answer.model_dump(mode="json")
                 self.assert_forgotten(answer.id)
 
-    def test_items_may_be_replayed_instead(self):
+    def test_the_client_may_resend_all_items(self):
         """As clients do that know only OpenAI's own encrypted reasoning."""
         first = self.sdk.create("One", reasoning={"effort": "low"}, **self.OPTIONS)
         reasoning = first.output[0]
@@ -599,7 +599,7 @@ class Carriers(WithReplicas):
         told = self.sdk.create([output], tools=[WEATHER], extra_body=previous, **self.OPTIONS)
         self.assertTrue(told.output_text)
 
-    def test_from_a_carrier_to_what_is_stored(self):
+    def test_from_a_state_token_to_a_stored_response(self):
         first = self.sdk.create("One", **self.OPTIONS)
         previous = {"previous_response": first.model_dump(mode="json")}
         second = self.sdk.create("Two", extra_body=previous)
@@ -613,7 +613,7 @@ class Carriers(WithReplicas):
         ]
         self.assertEqual(third.output_text, self.sdk.create(history, store=False).output_text)
 
-    def test_whatever_is_changed_is_one_refusal(self):
+    def test_any_change_is_rejected_with_the_same_error(self):
         first = self.sdk.create("One", reasoning={"effort": "low"}, **self.OPTIONS)
         text = self.state(first).encrypted_content
         changes = [text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :] for at in range(0, len(text), 7)]
@@ -633,7 +633,7 @@ class Carriers(WithReplicas):
             openai.BadRequestError, self.sdk.create, [user("One"), sealed, user("Two")], code="invalid_encrypted_content"
         )
 
-    def test_what_cannot_go_together(self):
+    def test_mutually_exclusive_parameters(self):
         first = self.sdk.create("One", **self.OPTIONS)
         previous = first.model_dump(mode="json")
         stored = self.sdk.create("One")
@@ -647,9 +647,9 @@ class Carriers(WithReplicas):
         self.assertEqual(caught.exception.param, "previous_response")
 
 
-class CarrierLimits(unittest.TestCase):
-    def test_what_no_carrier_can_take_is_refused_before_an_engine_works(self):
-        limits = {"carrier": {"keys": [CARRIER_KEY], "plain_bytes_max": 4096}}
+class StateTokenLimits(unittest.TestCase):
+    def test_a_state_too_large_for_a_token_is_refused_before_an_engine_works(self):
+        limits = {"carrier": {"keys": [STATE_TOKEN_KEY], "plain_bytes_max": 4096}}
         with Cluster(config={"responses": limits}) as cluster:
             sdk = Replicas(cluster)
             self.addCleanup(sdk.close)
@@ -684,7 +684,7 @@ class Tenants(unittest.TestCase):
         ):
             self.assertEqual(self.refusal(openai.AuthenticationError, call).code, "invalid_api_key")
 
-    def test_what_is_anothers_is_not_there(self):
+    def test_responses_of_other_tenants_are_not_found(self):
         theirs = self.a.create(HELLO)
         conversation = self.a.conversations.create(items=[user("One")])
         unknown = "resp_" + "f" * 48
@@ -708,19 +708,19 @@ class Tenants(unittest.TestCase):
         self.assertEqual(self.a.responses.retrieve(theirs.id), theirs)
         self.assertEqual(self.a.conversations.retrieve(conversation.id), conversation)
 
-    def test_a_carrier_is_its_tenants(self):
+    def test_a_state_token_of_another_tenant_is_rejected(self):
         first = self.a.create("One", store=False, include=ENCRYPTED)
         body = {"previous_response": first.model_dump(mode="json")}
         self.assertTrue(self.a.create("Two", store=False, extra_body=body).output_text)
         refused = self.refusal(openai.BadRequestError, self.b.create, "Two", store=False, extra_body=body)
         self.assertEqual(refused.code, "invalid_encrypted_content")
 
-    def test_a_salt_is_the_routers(self):
+    def test_a_client_cannot_set_the_cache_salt(self):
         refused = self.refusal(openai.BadRequestError, self.a.create, HELLO, extra_body={"cache_salt": "mine"})
         self.assertEqual(refused.param, "cache_salt")
 
 
-class Manners(WithReplicas):
+class Protocol(WithReplicas):
     def test_raw_answers_have_a_request_id(self):
         raw = self.sdk.responses.with_raw_response.create(
             model=MODEL, input=HELLO, extra_headers={"x-request-id": "mine-1"}
@@ -732,7 +732,7 @@ class Manners(WithReplicas):
             self.sdk.responses.retrieve("resp_none", extra_headers={"x-request-id": "mine-2"})
         self.assertEqual(caught.exception.request_id, "mine-2")
 
-    def test_what_is_between_router_and_engine_is_refused_by_name(self):
+    def test_reserved_parameters_are_refused_by_name(self):
         for name in ("request_id", "kv_transfer_params", "ec_transfer_params"):
             with self.subTest(name), self.assertRaises(openai.BadRequestError) as caught:
                 self.sdk.create(HELLO, extra_body={name: {"x": 1}})
@@ -743,7 +743,7 @@ class Manners(WithReplicas):
             self.sdk.responses.create(model="none", input=HELLO)
         self.assertEqual((caught.exception.code, caught.exception.param), ("model_not_found", "model"))
 
-    def test_what_openai_refuses(self):
+    def test_parameters_that_openai_refuses(self):
         for name, options in (
             ("prompt", {"prompt": {"id": "pmpt_1"}}),
             ("metadata", {"metadata": {str(number): "x" for number in range(17)}}),
@@ -754,8 +754,8 @@ class Manners(WithReplicas):
             self.assertTrue((caught.exception.param or "").startswith(name), caught.exception)
 
 
-class Leaving(unittest.TestCase):
-    def test_a_client_that_leaves_stops_the_engine_and_nothing_is_stored(self):
+class Disconnects(unittest.TestCase):
+    def test_a_disconnected_client_stops_the_engine_and_nothing_is_stored(self):
         with Cluster(replicas=2, engine_arguments=("--decode-ms", "50")) as cluster:
             sdk = Replicas(cluster)
             self.addCleanup(sdk.close)
@@ -773,7 +773,7 @@ class Leaving(unittest.TestCase):
                 with self.assertRaises(openai.NotFoundError):
                     sdk.responses.retrieve(created.id)
 
-    def test_a_stream_whose_engine_dies_fails_and_is_known_as_failed_or_not_at_all(self):
+    def test_a_stream_whose_engine_dies_fails(self):
         arguments = ("--decode-ms", "50")
         with Cluster(engines=1, replicas=2, engine_arguments=arguments) as cluster:
             sdk = Replicas(cluster)
@@ -793,7 +793,7 @@ class Leaving(unittest.TestCase):
 
 
 class LostStore(unittest.TestCase):
-    def test_a_store_that_is_down_is_not_an_unknown_response(self):
+    def test_a_store_outage_is_503_and_not_404(self):
         with Cluster(replicas=2) as cluster:
             sdk = Replicas(cluster)
             self.addCleanup(sdk.close)
@@ -831,7 +831,7 @@ class LostStore(unittest.TestCase):
                 eventually("the store is back", is_forgotten)
             self.assertEqual(sdk.create("Two").status, "completed")
 
-    def test_a_stream_that_could_not_be_stored_says_so_in_its_end(self):
+    def test_a_stream_that_could_not_be_stored_says_so_in_its_final_event(self):
         with Cluster(replicas=2, engine_arguments=("--decode-ms", "50")) as cluster:
             sdk = Replicas(cluster)
             self.addCleanup(sdk.close)
@@ -845,7 +845,7 @@ class LostStore(unittest.TestCase):
             self.assertEqual((events[-1].type, last.store), ("response.incomplete", False))
             self.assertTrue(last.output_text)
 
-    def test_a_client_does_not_have_its_answer_made_twice(self):
+    def test_an_unstored_answer_is_not_retried_by_the_sdk(self):
         with Cluster(replicas=2, engine_arguments=("--decode-ms", "100")) as cluster:
             sdk = Replicas(cluster, max_retries=2)
             self.addCleanup(sdk.close)

@@ -68,7 +68,7 @@ impl ReadPosition {
         }
     }
 
-    /// LoggedEvents from the store. Appends those to send to `out`.
+    /// Events from the store. Appends those to send to `out`.
     pub fn on_read(
         &mut self,
         read: &LoggedEvents,

@@ -16,36 +16,9 @@
 use bytes::Bytes;
 
 use super::log::{self, Log};
+use super::run_phase::{Phase, REFUSED, STOPPED, TOO_LONG};
 use super::run_step::{FIRST_EVENTS, Step, StopReason, Tail, Then};
 use crate::store::{self, EventBatch, LoggedEvents, Status, WriteOutcome};
-
-const STOPPED: &str = "The router that ran this response was stopped.";
-const TOO_LONG: &str = "The response took too long.";
-const REFUSED: &str = "The response could not be stored.";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Generating,
-    /// `why`: the failure message that follows; `None` after a cancel.
-    ReadingStored {
-        why: Option<&'static str>,
-    },
-    Failing {
-        why: &'static str,
-    },
-    /// The final event is written; the end is to be stored.
-    Finalizing,
-    DroppingOutput,
-    /// As `Finalizing`, with a failure instead of the output that the store rejected as too large.
-    FinalizingWithoutOutput,
-    ReadingCancelled,
-    StoringPartial,
-    Releasing,
-    /// `is_complete`: the end is stored and all events are here.
-    Over {
-        is_complete: bool,
-    },
-}
 
 /// See the module.
 #[derive(Debug)]

@@ -1,5 +1,4 @@
-//! What a run is told to do and asked to stop for: the inputs and outputs of
-//! [`RunState`](super::run_state::RunState). Pure.
+//! The steps of a run, and why it stops: outputs and inputs of [`RunState`](super::run_state::RunState). Pure.
 
 use crate::store::EventBatch;
 

@@ -8,7 +8,7 @@ use crate::responses::members::put;
 use crate::responses::request::CreateRequest;
 use crate::responses::template::ResponseMeta;
 
-/// StoredRequest in the store until the response's end. The client's headers are not: they hold its key.
+/// Stored until the response ends. Does not contain the client's headers, which have its API key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StoredRequest {
     /// Unix seconds.

@@ -82,22 +82,22 @@ impl StreamState {
 
     pub(super) fn on_event(
         &mut self,
-        frame: &EngineEvent<'_>,
+        event: &EngineEvent<'_>,
         out: &mut Vec<u8>,
     ) -> Option<Outcome> {
-        if frame.data == "[DONE]" {
+        if event.data == "[DONE]" {
             return Some(self.fail(ENDED_EARLY, out));
         }
-        let Ok(fields) = serde_json::from_str::<EventFields<'_>>(&frame.data) else {
+        let Ok(fields) = serde_json::from_str::<EventFields<'_>>(&event.data) else {
             return Some(self.fail(UNREADABLE, out));
         };
         let kind = fields.kind.and_then(|raw| members::text(raw.get()));
-        let name = match &*frame.name {
+        let name = match &*event.name {
             "" => kind.as_deref().unwrap_or_default(),
             name => name,
         };
         if name.ends_with(".delta") && self.phase == Phase::Running && self.pending_done.is_none() {
-            return self.on_delta(name, &frame.data, &fields, out);
+            return self.on_delta(name, &event.data, &fields, out);
         }
         match name {
             "response.completed" | "response.incomplete" | "response.failed" => {
@@ -122,9 +122,9 @@ impl StreamState {
         self.write_pending_done(Status::Completed, out);
         match name {
             "response.created" | "response.queued" | "response.in_progress" => None,
-            "response.output_item.added" => self.on_added(&frame.data, &fields, out),
+            "response.output_item.added" => self.on_added(&event.data, &fields, out),
             "response.output_item.done" => self.on_done(&fields, out),
-            _ => self.on_delta(name, &frame.data, &fields, out),
+            _ => self.on_delta(name, &event.data, &fields, out),
         }
     }
 

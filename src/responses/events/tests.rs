@@ -17,7 +17,7 @@ fn response() -> ResponseId {
     ResponseId::new(Root(1), 2)
 }
 
-fn machine(reasoning: ReasoningEvents) -> EventRewriter {
+fn rewriter(reasoning: ReasoningEvents) -> EventRewriter {
     let body = r#"{"model":"tiny","input":"x","tools":[{"type":"function","name":"f"}]}"#;
     let create = CreateRequest::read(body.as_bytes()).unwrap();
     let id = response().to_string();
@@ -36,9 +36,9 @@ fn machine(reasoning: ReasoningEvents) -> EventRewriter {
     EventRewriter::new(template, limits, None)
 }
 
-/// All that a client is sent, and how the response ended.
+/// All output for the client, and the outcome.
 fn run(pieces: &[&[u8]], reasoning: ReasoningEvents) -> (Vec<u8>, Outcome) {
-    let mut events = machine(reasoning);
+    let mut events = rewriter(reasoning);
     let mut out = Vec::new();
     let mut outcome = None;
     for piece in pieces {
@@ -54,7 +54,7 @@ fn run(pieces: &[&[u8]], reasoning: ReasoningEvents) -> (Vec<u8>, Outcome) {
     (out, outcome)
 }
 
-/// The events of a stream, which must be what every client may rely on.
+/// Parses a stream and checks what every client relies on.
 fn check_stream(out: &[u8]) -> Vec<(String, Value)> {
     let text = std::str::from_utf8(out).unwrap();
     let body = text
@@ -99,7 +99,7 @@ fn names(events: &[(String, Value)]) -> Vec<&str> {
 }
 
 #[test]
-fn a_recorded_stream_is_told_in_the_routers_words() {
+fn a_recorded_stream_is_rewritten() {
     let (out, outcome) = run(&[RECORDED], ReasoningEvents::OpenAi);
     let events = check_stream(&out);
     assert_eq!(
@@ -154,7 +154,7 @@ fn a_recorded_stream_is_told_in_the_routers_words() {
 }
 
 #[test]
-fn a_stream_that_an_engine_tears_ends_as_failed() {
+fn a_stream_that_an_engine_breaks_off_ends_as_failed() {
     let (out, outcome) = run(&[RECORDED_CUT], ReasoningEvents::OpenAi);
     let events = check_stream(&out);
     let last = &events.last().unwrap().1["response"];
@@ -167,13 +167,13 @@ fn a_stream_that_an_engine_tears_ends_as_failed() {
 }
 
 #[test]
-fn nothing_at_all_is_a_failed_response_too() {
+fn an_empty_stream_is_a_failed_response() {
     let (out, _) = run(&[], ReasoningEvents::OpenAi);
     assert_eq!(check_stream(&out).len(), 3);
 }
 
 #[test]
-fn what_was_said_before_a_tear_is_kept_and_closed() {
+fn output_before_a_break_is_kept_and_completed() {
     let at = memchr::memmem::find(RECORDED, b"event: response.output_text.done").unwrap();
     let (out, outcome) = run(&[&RECORDED[..at]], ReasoningEvents::OpenAi);
     let events = check_stream(&out);
@@ -201,8 +201,8 @@ fn what_was_said_before_a_tear_is_kept_and_closed() {
     assert_eq!(output, json!([item]));
 }
 
-/// A reasoning model that calls a function, as vLLM tells of it.
-fn thoughts_and_a_call() -> Vec<Value> {
+/// A reasoning model that calls a function, as vLLM streams it.
+fn reasoning_and_a_call() -> Vec<Value> {
     let call = |arguments: &str| {
         json!({"id": "fc_x", "type": "function_call", "call_id": "call_1", "name": "f",
         "arguments": arguments, "status": "completed", "namespace": null})
@@ -235,10 +235,10 @@ fn thoughts_and_a_call() -> Vec<Value> {
 }
 
 #[test]
-fn thoughts_and_calls_pass_as_they_are() {
-    let (out, outcome) = run(&[&sse(&thoughts_and_a_call())], ReasoningEvents::OpenAi);
+fn reasoning_and_calls_pass_unchanged() {
+    let (out, outcome) = run(&[&sse(&reasoning_and_a_call())], ReasoningEvents::OpenAi);
     let events = check_stream(&out);
-    let told: Vec<String> = thoughts_and_a_call()
+    let told: Vec<String> = reasoning_and_a_call()
         .iter()
         .map(|event| event["type"].as_str().unwrap().to_owned())
         .collect();
@@ -269,9 +269,9 @@ fn thoughts_and_calls_pass_as_they_are() {
 }
 
 #[test]
-fn thoughts_may_have_the_other_dialects_names() {
+fn reasoning_events_can_have_open_responses_names() {
     let (out, _) = run(
-        &[&sse(&thoughts_and_a_call())],
+        &[&sse(&reasoning_and_a_call())],
         ReasoningEvents::OpenResponses,
     );
     let events = check_stream(&out);
@@ -285,9 +285,9 @@ fn thoughts_may_have_the_other_dialects_names() {
 }
 
 #[test]
-fn a_call_that_is_cut_keeps_the_arguments_that_came() {
+fn an_interrupted_call_keeps_its_arguments_so_far() {
     let (out, outcome) = run(
-        &[&sse(&thoughts_and_a_call()[..11])],
+        &[&sse(&reasoning_and_a_call()[..11])],
         ReasoningEvents::OpenAi,
     );
     let events = check_stream(&out);
@@ -304,8 +304,8 @@ fn a_call_that_is_cut_keeps_the_arguments_that_came() {
 }
 
 #[test]
-fn errors_of_engines_are_never_passed_on() {
-    let begun = &thoughts_and_a_call()[..5];
+fn engine_error_events_become_a_failed_response() {
+    let begun = &reasoning_and_a_call()[..5];
     for error in [
         "data: {\"error\":{\"message\":\"oom\",\"code\":500}}\n\n",
         "event: error\ndata: {\"type\":\"error\",\"message\":\"oom\"}\n\n",
@@ -329,12 +329,12 @@ fn errors_of_engines_are_never_passed_on() {
 }
 
 #[test]
-fn an_engine_may_name_its_events_in_their_data_alone() {
-    let plain: String = thoughts_and_a_call()
+fn event_names_may_be_only_in_the_data() {
+    let plain: String = reasoning_and_a_call()
         .iter()
         .map(|event| format!("data: {event}\n\n"))
         .collect();
-    let (named, _) = run(&[&sse(&thoughts_and_a_call())], ReasoningEvents::OpenAi);
+    let (named, _) = run(&[&sse(&reasoning_and_a_call())], ReasoningEvents::OpenAi);
     let (plain, _) = run(&[plain.as_bytes()], ReasoningEvents::OpenAi);
     assert_eq!(plain, named);
 }
@@ -360,7 +360,7 @@ fn parts_and_items_are_counted_by_the_router() {
 }
 
 #[test]
-fn events_nobody_knows_yet_pass_with_their_number() {
+fn unknown_events_pass_with_a_new_number() {
     let events = [
         json!({"type": "response.shiny.new", "sequence_number": 77, "x": {"sequence_number": 5}}),
         json!({"type": "response.bare"}),
@@ -375,11 +375,11 @@ fn events_nobody_knows_yet_pass_with_their_number() {
 }
 
 #[test]
-fn an_answer_past_the_bound_fails() {
-    let mut events = machine(ReasoningEvents::OpenAi);
+fn an_answer_beyond_the_limit_fails() {
+    let mut events = rewriter(ReasoningEvents::OpenAi);
     events.stream.bytes_max = 10;
     let mut out = Vec::new();
-    let outcome = events.push(&sse(&thoughts_and_a_call()), &mut out).unwrap();
+    let outcome = events.push(&sse(&reasoning_and_a_call()), &mut out).unwrap();
     assert_eq!(outcome.error.unwrap().message, TOO_LONG);
 }
 
@@ -401,10 +401,10 @@ fn source() -> impl Strategy<Value = Vec<u8>> {
         Just(RECORDED.to_vec()),
         Just(RECORDED_DECODE.to_vec()),
         Just(RECORDED_CUT.to_vec()),
-        (0..=15_usize).prop_map(|length| sse(&thoughts_and_a_call()[..length])),
-        proptest::sample::subsequence(thoughts_and_a_call(), 0..=15)
+        (0..=15_usize).prop_map(|length| sse(&reasoning_and_a_call()[..length])),
+        proptest::sample::subsequence(reasoning_and_a_call(), 0..=15)
             .prop_map(|events| sse(&events)),
-        proptest::sample::subsequence(thoughts_and_a_call(), 15)
+        proptest::sample::subsequence(reasoning_and_a_call(), 15)
             .prop_shuffle()
             .prop_map(|events| sse(&events)),
     ]

@@ -39,7 +39,7 @@ fn own(input: &Value) -> Result<NewInput, ApiError> {
     read(&input.to_string(), &ReferencedItems::new())
 }
 
-/// What an engine is sent of some lists of stored items.
+/// The engine input for some stored lists.
 fn engine(lists: &[Value]) -> Result<Value, ApiError> {
     let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
     for list in lists {
@@ -75,7 +75,7 @@ fn a_text_is_one_message_of_the_user() {
 }
 
 #[test]
-fn every_item_gets_an_id_and_keeps_a_fine_one_that_is_its_own() {
+fn every_item_gets_an_id_and_keeps_a_valid_one() {
     let items = normalised(json!([
         {"role": "user", "content": "a", "id": "mine"},
         {"role": "user", "content": "b", "id": "mine"},
@@ -100,7 +100,7 @@ fn every_item_gets_an_id_and_keeps_a_fine_one_that_is_its_own() {
 }
 
 #[test]
-fn an_item_keeps_what_it_came_with() {
+fn an_item_keeps_its_other_members() {
     let item = json!({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}], "extra": {"a": [1]}});
     let kept = &normalised(json!([item]))[0];
     assert_eq!(kept["extra"], json!({"a": [1]}));
@@ -116,7 +116,7 @@ fn an_item_keeps_what_it_came_with() {
 }
 
 #[test]
-fn bad_items_are_told_by_their_place() {
+fn errors_name_the_index_of_the_item() {
     let check = |item: Value, code: &str, param: &str| {
         let error = own(&json!([user("x"), item])).unwrap_err();
         assert_eq!(
@@ -171,7 +171,7 @@ fn bad_items_are_told_by_their_place() {
 }
 
 #[test]
-fn an_engine_gets_items_without_ids_and_nothing_to_go_on_with() {
+fn an_engine_gets_items_without_ids() {
     let stored = json!([
         {"id": "msg_1", "type": "message", "role": "assistant", "status": "incomplete", "phase": "final_answer", "content": [
             {"type": "output_text", "text": "a\n", "annotations": [{"type": "url_citation"}], "logprobs": []},
@@ -199,7 +199,7 @@ fn arguments_keep_their_bytes() {
 }
 
 #[test]
-fn a_conversations_start_is_the_same_bytes_in_every_turn() {
+fn the_history_is_the_same_bytes_in_every_turn() {
     let first = own(&json!("hello")).unwrap();
     let mut alone = EngineInput::new(UnsupportedItems::Convert, 0);
     alone.add_new(&first).unwrap();
@@ -214,7 +214,7 @@ fn a_conversations_start_is_the_same_bytes_in_every_turn() {
 }
 
 #[test]
-fn an_easy_message_and_its_long_form_are_sent_as_one() {
+fn the_short_and_long_form_of_a_message_are_sent_alike() {
     let easy = own(&json!([{"role": "user", "content": "x"}])).unwrap();
     let long = own(&json!([user("x")])).unwrap();
     let text = own(&json!("x")).unwrap();
@@ -266,13 +266,13 @@ fn calls_and_outputs_must_be_paired() {
 }
 
 #[test]
-fn a_call_and_its_output_may_lie_in_different_turns() {
+fn a_call_and_its_output_may_be_in_different_turns() {
     let turns = [json!([user("x")]), json!([call("a")]), json!([output("a")])];
     assert_eq!(engine(&turns).unwrap().as_array().unwrap().len(), 3);
 }
 
 #[test]
-fn thoughts_that_cannot_be_read_are_refused_and_empty_ones_left_out() {
+fn unreadable_reasoning_is_refused_and_empty_reasoning_left_out() {
     let sealed = json!([{"type": "reasoning", "summary": [], "encrypted_content": "gAAAAABoISQ24OyVRYbk=="}]);
     let error = engine(&[sealed]).unwrap_err();
     assert_eq!(error.code, "invalid_encrypted_content");
@@ -290,7 +290,7 @@ fn thoughts_that_cannot_be_read_are_refused_and_empty_ones_left_out() {
 }
 
 #[test]
-fn hosted_tools_are_shown_as_functions_where_they_have_a_text() {
+fn hosted_tools_with_text_become_function_calls() {
     let items = json!([
         {"type": "mcp_call", "id": "mcp_1", "name": "roll", "arguments": "{\"n\":1}", "output": "4", "server_label": "d"},
         {"type": "code_interpreter_call", "id": "ci_1", "code": "1+1", "outputs": [{"type": "logs", "logs": "2\n"}]},
@@ -320,7 +320,7 @@ fn hosted_tools_are_shown_as_functions_where_they_have_a_text() {
 }
 
 #[test]
-fn a_reference_stands_for_the_item_it_names() {
+fn a_reference_is_replaced_by_its_item() {
     let input =
         json!([{"type": "item_reference", "id": "msg_1"}, {"id": "fc_1"}, user("x")]).to_string();
     let expected = ["msg_1", "fc_1"].map(str::to_owned);
@@ -350,7 +350,7 @@ fn a_reference_stands_for_the_item_it_names() {
 }
 
 #[test]
-fn a_list_that_is_too_long_loses_its_older_half_and_keeps_pairs_together() {
+fn shortening_drops_the_older_half_and_keeps_pairs_together() {
     let short = |list: &Value| {
         let short = shortened(list.to_string().as_bytes())?;
         Some(serde_json::from_slice::<Value>(&short).unwrap())
@@ -377,7 +377,7 @@ fn a_list_that_is_too_long_loses_its_older_half_and_keeps_pairs_together() {
     assert_eq!(short(&json!([call("a"), output("a")])), None);
 }
 
-/// Any item, well made or not.
+/// Any item, valid or not.
 fn any_item() -> impl Strategy<Value = Value> {
     let text = "[a-z\"\\\\\u{e9} ]{0,6}";
     prop_oneof![
@@ -395,7 +395,7 @@ fn any_item() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn what_is_sent_does_not_depend_on_how_turns_are_cut(items in proptest::collection::vec(any_item(), 0..12), cut in 0..12_usize) {
+    fn the_engine_input_does_not_depend_on_turn_boundaries(items in proptest::collection::vec(any_item(), 0..12), cut in 0..12_usize) {
         let Ok(own) = own(&Value::Array(items)) else { return Ok(()) };
         let stored: Vec<Value> = serde_json::from_slice(&own.json()).unwrap();
         let cut = cut.min(stored.len());
@@ -429,11 +429,11 @@ proptest! {
 }
 
 #[test]
-fn fifty_thousand_items_are_read_in_one_go() {
+fn fifty_thousand_items_take_linear_time() {
     const COUNT: usize = 50_000;
     let mut items = vec![user("go")];
     items.extend((0..COUNT).map(|it| call(&format!("c{it}"))));
-    // In their order, which is the one that a search from the end is slowest at.
+    // In order, the worst case of a search from the end.
     items.extend((0..COUNT).map(|it| output(&format!("c{it}"))));
     items.push(user("on"));
     let list = Value::from(items).to_string();
@@ -441,7 +441,7 @@ fn fifty_thousand_items_are_read_in_one_go() {
     input.add_list(list.as_bytes()).unwrap();
     let list = input.finish().unwrap();
     let left = shortened(&list).unwrap();
-    // The half of all that is old, and the outputs of the calls among it.
+    // Half of the old items, and the outputs of the dropped calls.
     let left: Vec<Value> = serde_json::from_slice(&left).unwrap();
     assert_eq!(left.len(), 1);
     let references: Vec<Value> = (0..COUNT)
@@ -467,7 +467,7 @@ fn references_of(input: &Value) -> HashSet<String> {
 }
 
 #[test]
-fn all_that_a_request_brings_sealed_has_one_bound() {
+fn the_state_tokens_of_a_request_share_one_size_limit() {
     let registry = crate::observe::metrics::Registry::default();
     let settings = crate::state_token::Settings {
         plain_bytes_max: 10_000,
@@ -515,12 +515,12 @@ fn all_that_a_request_brings_sealed_has_one_bound() {
         (400, "input")
     );
     assert!(error.message.contains("10000 bytes"), "{}", error.message);
-    // What is in the input already is not unpacked.
+    // A token whose items are in the input already is not unpacked.
     assert_eq!(count(crate::state_token::Kind::Turn, 100).unwrap(), 0);
 }
 
 #[test]
-fn what_is_referred_to_again_and_again_has_a_bound() {
+fn repeated_references_count_against_the_limit() {
     let mut kept = user(&"x".repeat(1_000));
     kept["id"] = "msg_1".into();
     let referenced = ReferencedItems::from([("msg_1".to_owned(), kept.to_string())]);

@@ -1,5 +1,5 @@
-//! What becomes of background responses when routers, Redis or engines are lost: each has one end,
-//! which every router tells.
+//! Background responses when routers, Redis or engines are lost: each has exactly one end, the same on every
+//! router.
 
 use serde_json::{Value, json};
 use warmroute::sim::fault::Faults;
@@ -10,7 +10,7 @@ use crate::client::{self, Open};
 use crate::cluster::{eventually, unhurried, within};
 use crate::redis_server::Server;
 
-/// A stream that the first router runs: what it said up to some event, and its response.
+/// A stream that the first router runs: its text up to some event, and the response.
 async fn begun(fleet: &Fleet, tokens: usize, until: &str) -> (Open, String, Value) {
     let body = ask(tokens, json!({"stream": true}));
     let mut live = client::open(fleet.routers[0].api, "POST", PATH, &[], body.to_string()).await;
@@ -19,7 +19,7 @@ async fn begun(fleet: &Fleet, tokens: usize, until: &str) -> (Open, String, Valu
     (live, text, response)
 }
 
-/// One that the first router runs without a stream, and has begun to.
+/// A response that the first router runs without a stream and that an engine has begun.
 async fn polled(fleet: &Fleet, tokens: usize) -> Value {
     let response = create(&fleet.routers[0], &ask(tokens, json!({}))).await;
     eventually("it has begun", async || {
@@ -33,7 +33,7 @@ fn tokens(response: &Value) -> &Value {
     &response["usage"]["output_tokens"]
 }
 
-/// The rest of a stream that was begun, which ends as it should.
+/// The rest of a stream, which must end properly.
 async fn rest(live: &mut Open, begun: String) -> Vec<(String, Value)> {
     let (rest, is_whole) = live.rest().await;
     assert!(is_whole);
@@ -43,9 +43,9 @@ async fn rest(live: &mut Open, begun: String) -> Vec<(String, Value)> {
 }
 
 #[tokio::test]
-async fn what_a_killed_router_had_not_begun_to_tell_is_told_by_another_from_its_next_number_on() {
+async fn a_run_of_a_killed_router_continues_at_its_next_event_number() {
     let mut fleet = Fleet::new(unhurried()).await;
-    // Queued, as no engine takes it; and given to an engine that has not said a word.
+    // One is queued without a worker; the other is at an engine that has not answered.
     let refusing = Faults {
         refuse: Some(503),
         ..Faults::default()
@@ -77,7 +77,7 @@ async fn what_a_killed_router_had_not_begun_to_tell_is_told_by_another_from_its_
         let seen = part(&(seen + &more), 0);
         assert_eq!(whole[..seen.len()], seen);
         assert_eq!(events(reader.await.unwrap().text(), 0), whole);
-        // One that starts now tells the same.
+        // A router that starts now serves the same events.
         fleet.replace(0).await;
         assert_eq!(fleet.end(&two).await, whole.last().unwrap().1["response"]);
         fleet.runs(0).await;
@@ -85,7 +85,7 @@ async fn what_a_killed_router_had_not_begun_to_tell_is_told_by_another_from_its_
 }
 
 #[tokio::test]
-async fn a_redis_that_is_killed_and_comes_back_within_the_lease_costs_nothing() {
+async fn a_redis_restart_within_the_lease_loses_nothing() {
     let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
         config.responses.store.lease.lease_ms = 60_000;
     })
@@ -94,7 +94,7 @@ async fn a_redis_that_is_killed_and_comes_back_within_the_lease_costs_nothing() 
     let (mut live, seen, two) = begun(&fleet, 250, "output_text.delta").await;
     fleet.runs(2).await;
     fleet.redis.kill();
-    // One is in the middle of its events when Redis goes, the other at its end.
+    // One is in the middle of its events when Redis is killed, the other at its end.
     within(TAKE_OVER, "the engine has said all", async || {
         fleet.engine.stats().await.finished == 2
     })
@@ -127,8 +127,7 @@ async fn a_redis_that_is_killed_and_comes_back_within_the_lease_costs_nothing() 
 }
 
 #[tokio::test]
-async fn a_redis_that_is_down_for_longer_than_the_lease_ends_what_was_told_and_the_rest_runs_again()
-{
+async fn a_redis_outage_beyond_the_lease_fails_runs_with_output_and_restarts_others() {
     let mut fleet = Fleet::new(unhurried()).await;
     let one = polled(&fleet, 250).await;
     let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
@@ -159,7 +158,7 @@ async fn a_redis_that_is_down_for_longer_than_the_lease_ends_what_was_told_and_t
 }
 
 #[tokio::test]
-async fn a_redis_that_comes_back_empty_ends_all_work_and_nothing_comes_back() {
+async fn a_redis_that_restarts_empty_ends_all_runs() {
     let mut fleet = Fleet::with(unhurried(), Server::start().await, |_| {}).await;
     let one = polled(&fleet, 2_000).await;
     let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
@@ -181,7 +180,7 @@ async fn a_redis_that_comes_back_empty_ends_all_work_and_nothing_comes_back() {
 }
 
 #[tokio::test]
-async fn an_engine_that_dies_fails_what_it_ran_and_what_waits_is_begun_when_it_is_back() {
+async fn an_engine_crash_fails_its_runs_and_queued_ones_start_later() {
     let mut fleet = Fleet::new(unhurried()).await;
     let one = polled(&fleet, 2_000).await;
     let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
@@ -208,7 +207,7 @@ async fn an_engine_that_dies_fails_what_it_ran_and_what_waits_is_begun_when_it_i
     assert_eq!(fleet.end(&waiting).await["status"], "incomplete");
 }
 
-/// All that Redis has of responses.
+/// All keys of responses in Redis.
 fn kept(redis: &Server) -> Vec<String> {
     let names = redis.cli(&["keys", "wr:[re]:*"]);
     let mut names: Vec<&str> = names.split_whitespace().collect();
@@ -221,11 +220,11 @@ fn kept(redis: &Server) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_router_that_slept_through_its_lease_writes_nothing_more() {
+async fn a_router_paused_beyond_its_lease_writes_nothing_more() {
     let fleet = Fleet::new(unhurried()).await;
     let routers: Vec<_> = fleet.routers.iter().collect();
     let sleeper = fleet.routers[0].child.as_ref().unwrap();
-    // It wakes while another router runs its response again, and after that has ended.
+    // It resumes while another router runs its response again, and after that has ended.
     for (round, has_ended) in [false, true].into_iter().enumerate() {
         let one = polled(&fleet, 180).await;
         let (mut live, seen, two) = begun(&fleet, 180, "output_text.delta").await;
@@ -233,7 +232,7 @@ async fn a_router_that_slept_through_its_lease_writes_nothing_more() {
         sleeper.signal("STOP");
         let failed = end(&routers[1..], &two).await;
         assert_eq!(failed["status"], "failed");
-        // What the engine said to the sleeper waits for it, to the last word.
+        // The engine's whole answer waits in the paused router's socket.
         let finished = 3 * round as u64 + 2;
         within(TAKE_OVER, "the engine has said all", async || {
             fleet.engine.stats().await.finished >= finished
@@ -263,7 +262,7 @@ async fn a_router_that_slept_through_its_lease_writes_nothing_more() {
             (&json!("incomplete"), &json!(180))
         );
     }
-    // None of the ends was the sleeper's.
+    // The paused router stored none of the ends.
     for status in ["completed", "incomplete", "failed", "cancelled"] {
         let sample = format!("warmroute_responses_finished_total{{status=\"{status}\"}}");
         assert_eq!(fleet.metric(0, &sample).await, 0.0, "{status}");

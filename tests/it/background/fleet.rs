@@ -1,5 +1,4 @@
-//! Three routers, each a process of its own, over one engine and one Redis; and the clients that a
-//! router's end does not end.
+//! Three router processes with one engine and one Redis, and clients that survive a router's end.
 
 use std::sync::Arc;
 
@@ -28,7 +27,7 @@ pub(super) struct Fleet {
 }
 
 impl Fleet {
-    /// Leases are short, and Redis has on disk what it has answered.
+    /// Leases are short, and Redis syncs every write to disk.
     pub(super) async fn new(engine: Settings) -> Self {
         Self::with(engine, Server::durable().await, |_| {}).await
     }
@@ -58,14 +57,14 @@ impl Fleet {
         }
     }
 
-    /// Another process in the place of one, which ends if it has not yet.
+    /// Replaces a router process, which is killed if it still runs.
     pub(super) async fn replace(&mut self, place: usize) {
         let router = Router::child(&self.config).await;
         is_up(&router).await;
         self.routers[place] = router;
     }
 
-    /// Waits until the engine runs so many.
+    /// Waits until the engine runs this many requests.
     pub(super) async fn runs(&self, count: u64) {
         within(TAKE_OVER, "the engine runs so many", async || {
             self.engine.stats().await.running == count
@@ -73,7 +72,7 @@ impl Fleet {
         .await;
     }
 
-    /// The one end of a response, as every router tells it.
+    /// The end of a response, which must be the same on every router.
     pub(super) async fn end(&self, response: &Value) -> Value {
         let routers: Vec<&Router> = self.routers.iter().collect();
         end(&routers, response).await
@@ -87,7 +86,7 @@ impl Fleet {
     }
 }
 
-/// What a router says of a response; nothing while its store is down. It never says that there is none.
+/// The response on a router; `None` while its store is down. It must never be missing.
 pub(super) async fn told(router: &Router, response: &Value) -> Option<Value> {
     let answer = client::get(router.api, &path(response)).await;
     match answer.status {
@@ -97,7 +96,7 @@ pub(super) async fn told(router: &Router, response: &Value) -> Option<Value> {
     }
 }
 
-/// As [`Fleet::end`]. A stream's events are the same everywhere, too, and the last alone is an end.
+/// As [`Fleet::end`]. The events of a stream must also be the same everywhere and end exactly once.
 pub(super) async fn end(routers: &[&Router], response: &Value) -> Value {
     let mut ends = Vec::new();
     for router in routers {
@@ -115,11 +114,11 @@ pub(super) async fn end(routers: &[&Router], response: &Value) -> Value {
     last
 }
 
-/// A stream's events as every router tells them afterwards.
+/// The events of an ended stream, which must be the same on every router.
 pub(super) async fn replayed(routers: &[&Router], response: &Value) -> Vec<(String, Value)> {
     let mut tellings = Vec::new();
     for router in routers {
-        tellings.push(super::streamed_again(router, response, None).await);
+        tellings.push(super::resumed(router, response, None).await);
     }
     let events = tellings.pop().unwrap();
     assert!(tellings.iter().all(|other| *other == events));
@@ -135,7 +134,7 @@ pub(super) fn ends_once(events: &[(String, Value)]) {
     assert_eq!(ends, [events.len() - 1], "{events:?}");
 }
 
-/// Where routers are, while they come and go.
+/// The addresses of the routers, while they restart.
 pub(super) type Places = Arc<Mutex<Vec<std::net::SocketAddr>>>;
 
 pub(super) fn any(places: &Places) -> std::net::SocketAddr {
@@ -143,7 +142,7 @@ pub(super) fn any(places: &Places) -> std::net::SocketAddr {
     places[fastrand::usize(..places.len())]
 }
 
-/// What a client begins at whichever router takes it.
+/// Starts a stream at any router that accepts it.
 pub(super) async fn begun(places: &Places, body: &Value) -> Open {
     let mut begun = None;
     eventually("some router takes it", async || {
@@ -155,8 +154,8 @@ pub(super) async fn begun(places: &Places, body: &Value) -> Open {
     begun.unwrap()
 }
 
-/// A stream to its end. Where it breaks off it goes on at another router; where it broke off before it
-/// told its id, there is nothing.
+/// Reads a stream to its end and resumes it at another router if it breaks off. Empty if it broke off before the
+/// response id.
 pub(super) async fn followed(places: &Places, mut live: Open) -> Vec<(String, Value)> {
     let mut seen: Vec<(String, Value)> = Vec::new();
     loop {

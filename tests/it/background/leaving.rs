@@ -1,4 +1,4 @@
-//! Routers that are asked to stop.
+//! Routers that are told to stop while background responses run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,10 +19,10 @@ async fn has_ended(router: &mut Router) {
 }
 
 #[tokio::test]
-async fn when_its_time_is_over_a_router_hands_over_what_nobody_saw_and_ends_the_rest() {
+async fn at_the_end_of_the_drain_runs_without_output_are_released_and_others_fail() {
     let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
         config.api.drain_timeout_ms = 500;
-        // Nobody has to wait for it.
+        // The response need not be finished.
         config.responses.store.lease.lease_ms = 600_000;
     })
     .await;
@@ -55,7 +55,7 @@ async fn when_its_time_is_over_a_router_hands_over_what_nobody_saw_and_ends_the_
     fleet.runs(0).await;
 }
 
-/// One client after the other, until it is told to stop. What it was told of.
+/// Sends requests one after the other until told to stop. Returns the acknowledged responses.
 async fn load(places: Places, streams: bool, is_over: Arc<AtomicBool>) -> Vec<(Value, usize)> {
     let mut acknowledged = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
@@ -75,7 +75,7 @@ async fn load(places: Places, streams: bool, is_over: Arc<AtomicBool>) -> Vec<(V
 }
 
 #[tokio::test]
-async fn in_a_rolling_restart_every_acknowledged_response_comes_to_its_end() {
+async fn a_rolling_restart_loses_no_acknowledged_response() {
     let mut fleet = Fleet::new(unhurried()).await;
     let places: Places = Arc::new(Mutex::new(fleet.routers.iter().map(|it| it.api).collect()));
     let is_over = Arc::new(AtomicBool::new(false));
@@ -88,7 +88,7 @@ async fn in_a_rolling_restart_every_acknowledged_response_comes_to_its_end() {
     }
     let restarts = async {
         for place in 0..3 {
-            // Work is under way.
+            // Requests are running.
             let before = fleet.engine.stats().await.finished;
             eventually("some are answered", async || {
                 fleet.engine.stats().await.finished > before + 10

@@ -1,4 +1,4 @@
-//! Cancels and ends that come at the same time.
+//! Cancels that race with the end of a response.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -8,24 +8,24 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::fleet::{end, ends_once};
-use super::{PATH, Pair, ask, cancel, events, part, patient, streamed_again};
+use super::{PATH, Pair, ask, cancel, events, part, patient, resumed};
 use crate::client::{self, Open};
 use crate::cluster::fast;
 
-/// Some seconds' worth; the store alone has ten thousand of its own.
+/// Takes some seconds; the store's own tests run ten thousand races.
 const RACES: usize = 1_000;
 const LANES: usize = 25;
 const STEP_MICROS: u64 = 500;
 
 #[derive(Default)]
 struct Score {
-    /// What a cancel waits, so that neither side wins too often.
+    /// Delay of the cancel, adjusted so that each side wins about half of the races.
     pause_micros: AtomicU64,
     cancelled: AtomicUsize,
     ended: AtomicUsize,
 }
 
-/// Where too much is asked of the machine, a router may lose its lease for a while, and takes nothing then.
+/// On an overloaded machine a router may lose its lease for a while and refuses new responses; then this retries.
 async fn begun(pair: &Pair, body: &Value) -> Open {
     loop {
         let open = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
@@ -71,7 +71,7 @@ async fn race(pair: &Pair, streams: bool, score: &Score) -> (Value, Value) {
             (name.as_str(), &last["response"]["status"]),
             ("response.incomplete", &status)
         );
-        let again = streamed_again(&pair.b, &response, None).await;
+        let again = resumed(&pair.b, &response, None).await;
         assert_eq!(again.len(), told.len());
         assert_eq!(again[..told.len() - 1], told[..told.len() - 1]);
     }
@@ -79,7 +79,7 @@ async fn race(pair: &Pair, streams: bool, score: &Score) -> (Value, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_cancel_and_an_end_one_wins_and_every_router_says_which() {
+async fn of_a_cancel_and_an_end_one_wins_on_every_router() {
     let pair = Arc::new(Pair::with(fast(), patient).await);
     let score = Arc::new(Score::default());
     let mut lanes = JoinSet::new();
@@ -94,7 +94,7 @@ async fn of_a_cancel_and_an_end_one_wins_and_every_router_says_which() {
         });
     }
     let outcomes = lanes.join_all().await.concat();
-    // When all is quiet, what was told still stands.
+    // Afterwards the reported results have not changed.
     pair.runs(0).await;
     for (response, status) in outcomes {
         assert_eq!(end(&[&pair.a, &pair.b], &response).await["status"], status);
