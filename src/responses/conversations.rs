@@ -172,7 +172,7 @@ impl Responses {
         match count {
             Some(None) => return Err(ApiError::wrong_type("items", "a list of items")),
             Some(Some(count)) if count > ITEMS_MAX => {
-                let why = format!("it may have {ITEMS_MAX} items");
+                let why = format!("it may have at most {ITEMS_MAX} items");
                 return Err(ApiError::wrong_value("items", why));
             }
             Some(Some(_)) | None => {}

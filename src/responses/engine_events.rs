@@ -218,11 +218,11 @@ mod tests {
                 text = text.replace('\n', "\r\n");
             }
             let text = text.into_bytes();
-            let mut places: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
-            places.push(text.len());
-            places.sort_unstable();
+            let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (text.len() + 1)).collect();
+            ends.push(text.len());
+            ends.sort_unstable();
             let mut begin = 0;
-            let pieces: Vec<&[u8]> = places.into_iter().map(|end| {
+            let pieces: Vec<&[u8]> = ends.into_iter().map(|end| {
                 let piece = &text[begin..end];
                 begin = end;
                 piece

@@ -84,12 +84,12 @@ impl NewInput {
         let mut used = HashSet::new();
         let mut referenced_bytes = 0;
         for (index, members) in items.into_iter().enumerate() {
-            let at = || format!("{param}[{index}]");
-            let mut item = Item::of(members, &at)?;
+            let path = || format!("{param}[{index}]");
+            let mut item = Item::of(members, &path)?;
             if item.kind == Kind::Reference {
                 let id = item
                     .id()
-                    .ok_or_else(|| ApiError::missing_parameter(&format!("{}.id", at())))?;
+                    .ok_or_else(|| ApiError::missing_parameter(&format!("{}.id", path())))?;
                 let raw = referenced
                     .get(&*id)
                     .ok_or_else(|| ApiError::unknown_item(&id))?;
@@ -99,7 +99,7 @@ impl NewInput {
                     let max = referenced_bytes_max;
                     return Err(ApiError::too_long_history("bytes", max));
                 }
-                item = Item::read(raw, &at())?;
+                item = Item::read(raw, &path())?;
             }
             let mut id_of = |item: &Item<'_>| {
                 let id = item.id().filter(|id| {
@@ -118,14 +118,14 @@ impl NewInput {
             };
             let mut with_id = |item: &Item<'_>| -> Result<InputItem, ApiError> {
                 let id = id_of(item);
-                let json = normalised(item, &id, &at)?;
+                let json = normalised(item, &id, &path)?;
                 Ok(InputItem { id, json })
             };
             let item = match token.filter(|token| is_state_token(token)) {
                 None => with_id(&item)?,
                 Some(token) => match reader.item(&token)? {
                     DecodedItem::Nothing => continue,
-                    DecodedItem::Item(raw) => with_id(&Item::read(&raw, &at())?)?,
+                    DecodedItem::Item(raw) => with_id(&Item::read(&raw, &path())?)?,
                 },
             };
             new_input.items.push(item);
@@ -227,12 +227,12 @@ fn into_string(bytes: Vec<u8>) -> String {
 }
 
 /// The JSON of an item with an id, a type, a status and content in parts.
-fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<String, ApiError> {
+fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<String, ApiError> {
     let of = |name: &str| item.members.get(name);
     let string = |name: &str| match of(name) {
-        None => Err(ApiError::missing_parameter(&format!("{}.{name}", at()))),
+        None => Err(ApiError::missing_parameter(&format!("{}.{name}", path()))),
         Some(raw) if !raw.starts_with('"') => Err(ApiError::wrong_type(
-            &format!("{}.{name}", at()),
+            &format!("{}.{name}", path()),
             "a string",
         )),
         Some(raw) => Ok(raw),
@@ -244,14 +244,14 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
                 "\"assistant\"" => "output_text",
                 "\"user\"" | "\"system\"" | "\"developer\"" => "input_text",
                 _ => {
-                    let why = "it is none of 'user', 'assistant', 'system', 'developer'";
-                    return Err(ApiError::wrong_value(&format!("{}.role", at()), why));
+                    let why = "it must be 'user', 'assistant', 'system' or 'developer'";
+                    return Err(ApiError::wrong_value(&format!("{}.role", path()), why));
                 }
             };
             let parts;
             let content: &[&str] = match of("content") {
                 None => {
-                    return Err(ApiError::missing_parameter(&format!("{}.content", at())));
+                    return Err(ApiError::missing_parameter(&format!("{}.content", path())));
                 }
                 Some(text) if text.starts_with('"') => {
                     let rest = match kind {
@@ -266,7 +266,7 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
                     let is_readable =
                         kind == "input_text" || joined_text(list, "").is_some() || is_empty(list);
                     if !list.starts_with('[') || !is_readable {
-                        let param = format!("{}.content", at());
+                        let param = format!("{}.content", path());
                         return Err(ApiError::wrong_type(&param, "a string or a list of parts"));
                     }
                     parts = [list, "", "", "", "", ""];
@@ -278,17 +278,17 @@ fn normalised(item: &Item<'_>, id: &str, at: &dyn Fn() -> String) -> Result<Stri
         Kind::FunctionCall => {
             string("name")?;
             string("arguments")?;
-            check_call_id(string("call_id")?, at)?;
+            check_call_id(string("call_id")?, path)?;
         }
         Kind::CustomToolCall => {
             string("name")?;
             string("input")?;
-            check_call_id(string("call_id")?, at)?;
+            check_call_id(string("call_id")?, path)?;
         }
         Kind::FunctionCallOutput | Kind::CustomToolCallOutput => {
-            check_call_id(string("call_id")?, at)?;
+            check_call_id(string("call_id")?, path)?;
             if of("output").is_none() {
-                return Err(ApiError::missing_parameter(&format!("{}.output", at())));
+                return Err(ApiError::missing_parameter(&format!("{}.output", path())));
             }
         }
         Kind::Compaction => {
@@ -326,11 +326,11 @@ fn is_empty(list: &str) -> bool {
     members::objects(list).is_some_and(|parts| parts.is_empty())
 }
 
-fn check_call_id(raw: &str, at: &dyn Fn() -> String) -> Result<(), ApiError> {
+fn check_call_id(raw: &str, path: &dyn Fn() -> String) -> Result<(), ApiError> {
     let id = members::text(raw).unwrap_or_default();
     if id.is_empty() || id.chars().count() > CALL_ID_LENGTH_MAX {
         let why = format!("it must have 1 to {CALL_ID_LENGTH_MAX} characters");
-        return Err(ApiError::wrong_value(&format!("{}.call_id", at()), why));
+        return Err(ApiError::wrong_value(&format!("{}.call_id", path()), why));
     }
     Ok(())
 }

@@ -80,19 +80,24 @@ impl<'a> Item<'a> {
     }
 
     /// As [`Item::read`], from a parsed object.
-    pub(super) fn of(members: Members<'a>, at: &dyn Fn() -> String) -> Result<Self, ApiError> {
+    pub(super) fn of(members: Members<'a>, path: &dyn Fn() -> String) -> Result<Self, ApiError> {
         let name = match members.get("type") {
             Some(raw) => match members::text(raw) {
                 Some(name) => name,
-                None => return Err(ApiError::wrong_type(&format!("{}.type", at()), "a string")),
+                None => {
+                    return Err(ApiError::wrong_type(
+                        &format!("{}.type", path()),
+                        "a string",
+                    ));
+                }
             },
             None if members.get("role").is_some() => Cow::Borrowed("message"),
             None if members.get("id").is_some() => Cow::Borrowed("item_reference"),
-            None => return Err(ApiError::missing_parameter(&format!("{}.type", at()))),
+            None => return Err(ApiError::missing_parameter(&format!("{}.type", path()))),
         };
         let Some((name, kind, _)) = TYPES.iter().find(|(known, _, _)| *known == name) else {
             let why = format!("items of type '{name}' are not supported");
-            return Err(ApiError::wrong_value(&at(), why));
+            return Err(ApiError::wrong_value(&path(), why));
         };
         Ok(Self {
             kind: *kind,

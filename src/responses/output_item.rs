@@ -10,13 +10,13 @@ pub(super) fn put_item<'a>(
     out: &mut Vec<u8>,
     raw: &'a str,
     ids: &Ids,
-    place: usize,
+    index: usize,
     status: &str,
 ) -> Option<Cow<'a, str>> {
     let members = Members::parse(raw).ok()?;
     let kind = members.text("type")?;
     out.extend_from_slice(br#"{"id":"#);
-    put_text(out, &ids.output(item::prefix(&kind), place));
+    put_text(out, &ids.output(item::prefix(&kind), index));
     put(out, "type", "");
     put_text(out, &kind);
     let is_written: &[&str] = match &*kind {
@@ -53,8 +53,8 @@ pub(super) fn put_item<'a>(
 fn put_parts(out: &mut Vec<u8>, parts: Option<&str>) {
     out.push(b'[');
     let parts = parts.and_then(members::list).unwrap_or_default();
-    for (place, part) in parts.into_iter().enumerate() {
-        if place > 0 {
+    for (index, part) in parts.into_iter().enumerate() {
+        if index > 0 {
             out.push(b',');
         }
         put_part(out, part);

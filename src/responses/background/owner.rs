@@ -152,9 +152,9 @@ async fn read_notices(responses: &Responses) {
         let checked = background.table.lock().to_check();
         let lost = responses.store.check_ownership(checked.clone()).await;
         for (key, lost) in lost.unwrap_or_default() {
-            let why = background.table.lock().on_checked(&checked, key, lost);
-            if let Some(why) = why {
-                background.stop(key, why);
+            let reason = background.table.lock().on_checked(&checked, key, lost);
+            if let Some(reason) = reason {
+                background.stop(key, reason);
             }
         }
     }
@@ -244,9 +244,9 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
             "rerun",
             RunState::new(orphan_state.streams, orphan_state.stored),
         ),
-        TakeOver::Fail(why) => (
+        TakeOver::Fail(reason) => (
             "failed",
-            RunState::failing(orphan_state.streams, orphan_state.stored, why),
+            RunState::failing(orphan_state.streams, orphan_state.stored, reason),
         ),
     };
     let guard = match background.admit(orphan.key, adopted.fence, state) {

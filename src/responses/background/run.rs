@@ -285,12 +285,12 @@ impl Runner<'_> {
                     state.lock().on_started(&result)
                 }
                 Step::Fail {
-                    why,
+                    reason,
                     has_stored_output,
                 } => {
                     let (events, outcome) = match has_stored_output {
-                        true => self.encoder.fail_after(state.lock().log(), why),
-                        false => self.encoder.fail(why),
+                        true => self.encoder.fail_after(state.lock().log(), reason),
+                        false => self.encoder.fail(reason),
                     };
                     self.conclude(&events, outcome).await;
                     Then::Continue

@@ -7,12 +7,12 @@ pub(super) const REFUSED: &str = "The response could not be stored.";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Generating,
-    /// `why`: the failure message that follows; `None` after a cancel.
+    /// `reason`: the failure message that follows; `None` after a cancel.
     ReadingStored {
-        why: Option<&'static str>,
+        reason: Option<&'static str>,
     },
     Failing {
-        why: &'static str,
+        reason: &'static str,
     },
     /// The final event is written; the end is to be stored.
     Finalizing,

@@ -53,11 +53,13 @@ impl RunState {
     }
 
     /// A response taken over from another replica that cannot be generated again.
-    pub fn failing(streams: bool, stored: u64, why: &'static str) -> Self {
+    pub fn failing(streams: bool, stored: u64, reason: &'static str) -> Self {
         let has_stored_output = streams && stored > 0;
         let phase = match has_stored_output {
-            true => Phase::ReadingStored { why: Some(why) },
-            false => Phase::Failing { why },
+            true => Phase::ReadingStored {
+                reason: Some(reason),
+            },
+            false => Phase::Failing { reason },
         };
         Self {
             phase,
@@ -75,8 +77,8 @@ impl RunState {
             Phase::ReadingStored { .. } => Step::ReadStored {
                 after: self.log.made().checked_sub(1),
             },
-            Phase::Failing { why } => Step::Fail {
-                why,
+            Phase::Failing { reason } => Step::Fail {
+                reason,
                 has_stored_output: self.has_stored_output,
             },
             Phase::Finalizing => Step::Finalize(self.batch()),
@@ -133,23 +135,24 @@ impl RunState {
     }
 
     /// The run must stop generating.
-    pub fn on_stop(&mut self, why: StopReason) {
-        self.phase = match (self.phase, why) {
+    pub fn on_stop(&mut self, reason: StopReason) {
+        self.phase = match (self.phase, reason) {
             (Phase::Over { .. }, _) => return,
             (_, StopReason::LeaseLost) => Phase::Over { is_complete: false },
-            (Phase::Generating | Phase::ReadingStored { why: Some(_) }, StopReason::Cancelled) => {
-                Phase::ReadingCancelled
-            }
+            (
+                Phase::Generating | Phase::ReadingStored { reason: Some(_) },
+                StopReason::Cancelled,
+            ) => Phase::ReadingCancelled,
             // The replica that takes it over can fail it just as well.
-            (Phase::ReadingStored { why: Some(_) }, StopReason::Draining) => Phase::Releasing,
+            (Phase::ReadingStored { reason: Some(_) }, StopReason::Draining) => Phase::Releasing,
             (Phase::Generating, StopReason::Draining) if self.is_unseen() => Phase::Releasing,
-            (Phase::Generating, StopReason::Draining) => Phase::Failing { why: STOPPED },
-            (Phase::Generating, StopReason::TimeLimit) => Phase::Failing { why: TOO_LONG },
-            (Phase::Generating, StopReason::StoreRefused) => Phase::Failing { why: REFUSED },
+            (Phase::Generating, StopReason::Draining) => Phase::Failing { reason: STOPPED },
+            (Phase::Generating, StopReason::TimeLimit) => Phase::Failing { reason: TOO_LONG },
+            (Phase::Generating, StopReason::StoreRefused) => Phase::Failing { reason: REFUSED },
             // A run that is storing its end goes on; the store's answer decides.
             _ => return,
         };
-        self.stop_reason = Some(why);
+        self.stop_reason = Some(reason);
     }
 
     /// Whether readers have received nothing that another replica would not write again.
@@ -194,7 +197,7 @@ impl RunState {
         &mut self,
         result: &Result<Option<LoggedEvents>, store::Error>,
     ) -> Then {
-        let Phase::ReadingStored { why } = self.phase else {
+        let Phase::ReadingStored { reason } = self.phase else {
             return Then::Continue;
         };
         let read = match result {
@@ -206,7 +209,7 @@ impl RunState {
             Err(error) if error.retry_after().is_some() => return Then::RetryLater,
             Err(_) => {
                 // LoggedEvents that cannot be read are left out of the output.
-                self.on_all_recalled(why);
+                self.on_all_stored_read(reason);
                 return Then::Continue;
             }
         };
@@ -217,17 +220,17 @@ impl RunState {
                 .push(log::beyond(&batch.bytes, batch.first, after).0);
         }
         if read.batches.is_empty() || self.log.made() >= self.log.stored() {
-            self.on_all_recalled(why);
+            self.on_all_stored_read(reason);
         }
         Then::Continue
     }
 
-    fn on_all_recalled(&mut self, why: Option<&'static str>) {
+    fn on_all_stored_read(&mut self, reason: Option<&'static str>) {
         if self.log.stored_text().is_none() {
             self.log.on_overflow_at(self.log.stored());
         }
-        self.phase = match why {
-            Some(why) => Phase::Failing { why },
+        self.phase = match reason {
+            Some(reason) => Phase::Failing { reason },
             None => Phase::StoringPartial,
         };
     }
@@ -282,7 +285,7 @@ impl RunState {
                 self.phase = match is_here || !self.streams {
                     true => Phase::StoringPartial,
                     // Another replica stored the events.
-                    false => Phase::ReadingStored { why: None },
+                    false => Phase::ReadingStored { reason: None },
                 };
             }
             // The store lost the cancel, and this run has stopped: let a replica start the response again.

@@ -49,7 +49,7 @@ pub enum Step {
     /// Build the final event of a failed response. `has_stored_output`: its output is what another
     /// replica stored, which was read before.
     Fail {
-        why: &'static str,
+        reason: &'static str,
         has_stored_output: bool,
     },
     /// Build a failed response without output, because the store rejects its size. Its final event gets

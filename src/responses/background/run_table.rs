@@ -159,8 +159,8 @@ impl<R> RunTable<R> {
         if self.runs.len() as u64 >= self.bounds.running_max {
             return Err(RunRefusal::ReplicaFull);
         }
-        let own = self.runs.keys().filter(|it| it.tenant == key.tenant);
-        if own.count() as u64 >= self.bounds.running_per_tenant_max {
+        let of_tenant = self.runs.keys().filter(|it| it.tenant == key.tenant);
+        if of_tenant.count() as u64 >= self.bounds.running_per_tenant_max {
             return Err(RunRefusal::TenantFull);
         }
         let is_stored = false;

@@ -157,8 +157,8 @@ impl Background {
     /// Waits up to [`FIRST_HEARTBEAT`] until this replica holds its lease.
     pub(super) async fn wait_for_lease(&self) -> Result<(), ApiError> {
         let mut lease_held = self.lease_held.subscribe();
-        let held = tokio::time::timeout(FIRST_HEARTBEAT, lease_held.wait_for(|held| *held)).await;
-        match held {
+        let waited = tokio::time::timeout(FIRST_HEARTBEAT, lease_held.wait_for(|held| *held)).await;
+        match waited {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) | Err(_) => {
                 self.refuse("no_lease");
@@ -230,13 +230,13 @@ impl Background {
         self.stop(key, StopReason::Cancelled);
     }
 
-    pub(super) fn stop(&self, key: ResponseKey, why: StopReason) {
+    pub(super) fn stop(&self, key: ResponseKey, reason: StopReason) {
         if let Some(run) = self.find(key) {
             // A lost lease outranks every other reason.
-            run.stop.send_if_modified(|reason| {
-                let is_new = *reason != Some(StopReason::LeaseLost);
+            run.stop.send_if_modified(|current| {
+                let is_new = *current != Some(StopReason::LeaseLost);
                 if is_new {
-                    *reason = Some(why);
+                    *current = Some(reason);
                 }
                 is_new
             });

@@ -32,7 +32,7 @@ pub(super) async fn end(responses: &Responses, guard: &RunGuard) {
     let mut stop = guard.run.stop.subscribe();
     tokio::select! {
         biased;
-        _ = stop.wait_for(|why| *why == Some(StopReason::LeaseLost)) => {}
+        _ = stop.wait_for(|reason| *reason == Some(StopReason::LeaseLost)) => {}
         () = fail(responses, guard) => {}
     }
 }

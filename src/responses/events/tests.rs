@@ -379,7 +379,9 @@ fn an_answer_beyond_the_limit_fails() {
     let mut events = rewriter(ReasoningEvents::OpenAi);
     events.stream.bytes_max = 10;
     let mut out = Vec::new();
-    let outcome = events.push(&sse(&reasoning_and_a_call()), &mut out).unwrap();
+    let outcome = events
+        .push(&sse(&reasoning_and_a_call()), &mut out)
+        .unwrap();
     assert_eq!(outcome.error.unwrap().message, TOO_LONG);
 }
 

@@ -84,21 +84,21 @@ impl EventEncoder {
         (out, outcome)
     }
 
-    pub(super) fn fail(&mut self, why: &str) -> (Vec<u8>, Outcome) {
+    pub(super) fn fail(&mut self, reason: &str) -> (Vec<u8>, Outcome) {
         let mut out = Vec::new();
-        let outcome = self.events.fail(why, &mut out);
+        let outcome = self.events.fail(reason, &mut out);
         (out, outcome)
     }
 
     /// The response fails with the output that another replica has stored.
-    pub(super) fn fail_after(&mut self, log: &Log, why: &str) -> (Vec<u8>, Outcome) {
+    pub(super) fn fail_after(&mut self, log: &Log, reason: &str) -> (Vec<u8>, Outcome) {
         let stored = log.stored_text().unwrap_or_default();
         let partial = self.new_rewriter().cancel_from(stored);
         self.events.continue_at(log.stored());
         let outcome = Outcome {
             output: partial.output,
             client_output: partial.client_output,
-            ..Outcome::failed("server_error", why)
+            ..Outcome::failed("server_error", reason)
         };
         (Vec::new(), outcome)
     }

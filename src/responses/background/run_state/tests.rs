@@ -54,7 +54,7 @@ fn events_are_stored_before_more_is_read() {
 #[test]
 fn a_drained_run_is_released_before_output_and_fails_after() {
     let failed = Step::Fail {
-        why: STOPPED,
+        reason: STOPPED,
         has_stored_output: false,
     };
     for (stored, expected) in [(3, Step::Release), (4, failed)] {
@@ -212,7 +212,7 @@ fn another_replicas_events_are_read_before_the_failure_is_stored() {
     assert_eq!(state.on_stored_events(&Err(down())), Then::RetryLater);
     assert_eq!(state.on_stored_events(&read(1, 3)), Then::Continue);
     let failed = Step::Fail {
-        why: "lost",
+        reason: "lost",
         has_stored_output: true,
     };
     assert_eq!(state.next(), failed);
@@ -233,7 +233,7 @@ fn a_write_that_the_store_rejects_for_good_is_not_retried() {
     assert_eq!(state.next(), Step::MarkStarted);
     assert_eq!(state.on_started(&Err(too_large())), Then::Continue);
     let failed = Step::Fail {
-        why: REFUSED,
+        reason: REFUSED,
         has_stored_output: false,
     };
     assert_eq!(state.next(), failed);
@@ -243,7 +243,7 @@ fn a_write_that_the_store_rejects_for_good_is_not_retried() {
     let mut state = RunState::failing(true, 4, "lost");
     assert_eq!(state.on_stored_events(&Err(too_large())), Then::Continue);
     let failed = Step::Fail {
-        why: "lost",
+        reason: "lost",
         has_stored_output: true,
     };
     assert_eq!((state.next(), state.log().stored_text()), (failed, None));
