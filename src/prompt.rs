@@ -1,5 +1,5 @@
-//! One pass over a request's body: the few fields that routing needs, and the prompt cut into hashed
-//! blocks. Nothing is kept, rebuilt or changed; unknown fields are skipped. Pure.
+//! Reads a request body in one pass: the few fields that routing needs, and the hashes of the prompt in blocks.
+//! Unknown fields are skipped; the body is not changed. Pure.
 
 mod blocks;
 pub mod cache;
@@ -19,7 +19,7 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use self::blocks::Cutter;
+use self::blocks::BlockHasher;
 use self::canonical::Canonical;
 
 /// The request bodies that are understood.
@@ -146,7 +146,7 @@ fn look(api: Api, body: &[u8], block_bytes: u32, is_own: bool) -> Result<Peek<'_
         api,
         is_own,
         peek: Peek::default(),
-        cutter: Cutter::new(block_bytes),
+        hasher: BlockHasher::new(block_bytes),
         wrong: None,
     };
     let mut json = serde_json::Deserializer::from_slice(body);
@@ -158,9 +158,9 @@ fn look(api: Api, body: &[u8], block_bytes: u32, is_own: bool) -> Result<Peek<'_
         return Err(wrong);
     }
     if api == Api::Completions {
-        looker.peek.token_ids = looker.cutter.take_token_ids();
+        looker.peek.token_ids = looker.hasher.take_token_ids();
     }
-    looker.peek.prompt = looker.cutter.finish();
+    looker.peek.prompt = looker.hasher.finish();
     Ok(looker.peek)
 }
 
@@ -180,7 +180,7 @@ struct Looker<'a> {
     api: Api,
     is_own: bool,
     peek: Peek<'a>,
-    cutter: Cutter,
+    hasher: BlockHasher,
     wrong: Option<Error>,
 }
 
@@ -257,9 +257,9 @@ impl<'de> Visitor<'de> for &mut Looker<'de> {
                 Key::Stream => self.peek.is_stream = map.next_value::<Flag>()?.0,
                 Key::Echo => self.peek.is_echo = map.next_value::<Flag>()?.0,
                 Key::Part(section) => {
-                    self.cutter.begin(section);
-                    map.next_value_seed(Canonical::new(&mut self.cutter, section))?;
-                    self.cutter.end();
+                    self.hasher.begin(section);
+                    map.next_value_seed(Canonical::new(&mut self.hasher, section))?;
+                    self.hasher.end();
                 }
                 Key::Forbidden(name) => {
                     let is_ours = self.is_own && name == "request_id";

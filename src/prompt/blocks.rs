@@ -1,4 +1,4 @@
-//! Cuts canonical bytes into blocks and hashes each.
+//! Splits canonical bytes into blocks and hashes each block.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -13,7 +13,7 @@ const BLOCK_BYTES_MAX: usize = 8192;
 
 /// Takes a prompt's sections in any order, each as a run of byte strings.
 #[derive(Debug)]
-pub(super) struct Cutter {
+pub(super) struct BlockHasher {
     block_bytes: usize,
     /// Every finished block, section after section, as they came.
     blocks: Vec<LocalBlock>,
@@ -29,7 +29,7 @@ pub(super) struct Cutter {
     token_ids: Vec<u32>,
 }
 
-impl Cutter {
+impl BlockHasher {
     pub(super) fn new(block_bytes: u32) -> Self {
         Self {
             block_bytes: (block_bytes as usize).clamp(16, BLOCK_BYTES_MAX),

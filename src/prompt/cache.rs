@@ -1,9 +1,8 @@
-//! Pieces of text and their ids, so that a conversation's next turn tokenises only what is new.
+//! A cache from pieces of text to their token ids, so that the next turn of a conversation tokenizes only new text.
 //!
-//! Kept by the piece and not by the prefix: a piece's ids depend on nothing around it
-//! (`vocabulary::cuts`), so a system prompt or a tool's description is known wherever it stands. The text
-//! itself is kept and compared: two texts of one hash must not be taken for each other, since ids
-//! may be sent to an engine. Bounded in bytes; the least recently used goes first.
+//! Keyed by piece and not by prefix: the ids of a piece depend on nothing around it (`vocabulary::boundaries`), so
+//! a system prompt or a tool description is found wherever it occurs. The text itself is stored and compared:
+//! a hash collision must not produce wrong ids, since ids may be sent to an engine. Bounded in bytes, LRU.
 
 use hashlink::LinkedHashMap;
 use parking_lot::Mutex;
@@ -47,20 +46,20 @@ pub struct Metrics {
 impl Metrics {
     pub fn new(registry: &Registry) -> Self {
         let looked_up = registry.counters(
-            "warmroute_tokens_text_bytes_total",
-            "Bytes of prompt text by whether their tokens were known from an earlier prompt.",
-            &["known"],
+            "warmroute_tokenizer_cache_lookup_bytes_total",
+            "Bytes of prompt text looked up in the tokenizer cache, by result.",
+            &["result"],
         );
         Self {
             bytes: registry.gauge(
-                "warmroute_tokens_cache_bytes",
-                "Memory of the texts whose tokens are kept.",
+                "warmroute_tokenizer_cache_bytes",
+                "Size of the tokenizer cache: texts and their token ids.",
             ),
-            known: looked_up.with_label_values(&["yes"]),
-            new: looked_up.with_label_values(&["no"]),
+            known: looked_up.with_label_values(&["hit"]),
+            new: looked_up.with_label_values(&["miss"]),
             forgotten: registry.counter(
-                "warmroute_tokens_cache_forgotten_bytes_total",
-                "Memory of texts whose tokens were forgotten for newer ones.",
+                "warmroute_tokenizer_cache_evicted_bytes_total",
+                "Bytes evicted from the tokenizer cache.",
             ),
         }
     }

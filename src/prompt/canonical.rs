@@ -1,14 +1,14 @@
-//! Any JSON value -> bytes that are equal when the values are, whatever their white space and escapes.
+//! Turns any JSON value into bytes that are equal when the values are, whatever their white space and escapes.
 //!
-//! Texts contribute their characters, containers and keys a few marks. Two values may share their
-//! bytes in theory (a hash may collide too): that misroutes a request and does no other harm.
+//! Strings contribute their characters; containers and keys contribute delimiters. Two values may have the same
+//! bytes in theory, like a hash collision: that misroutes a request and does no other harm.
 
 use std::fmt;
 
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 
 use super::Section;
-use super::blocks::Cutter;
+use super::blocks::BlockHasher;
 
 /// Ends a text. No UTF-8 text has this byte.
 const TEXT_END: u8 = 0xff;
@@ -16,9 +16,9 @@ const TEXT_END: u8 = 0xff;
 /// model and size; a data URL's length says nothing of it.
 const MEDIA_BYTES: u32 = 3_200;
 
-/// Feeds one value to a cutter.
+/// Feeds one value to a hasher.
 pub(super) struct Canonical<'c> {
-    cutter: &'c mut Cutter,
+    hasher: &'c mut BlockHasher,
     place: Place,
 }
 
@@ -52,12 +52,12 @@ impl Place {
 }
 
 impl<'c> Canonical<'c> {
-    pub(super) fn new(cutter: &'c mut Cutter, section: Section) -> Self {
+    pub(super) fn new(hasher: &'c mut BlockHasher, section: Section) -> Self {
         let place = match section {
             Section::Conversation => Place::Whole,
             Section::Template | Section::Instructions | Section::Tools => Place::TextOnly,
         };
-        Self { cutter, place }
+        Self { hasher, place }
     }
 }
 
@@ -79,11 +79,11 @@ impl<'de> Visitor<'de> for Canonical<'_> {
     fn visit_str<E>(self, text: &str) -> Result<(), E> {
         match self.place {
             Place::Media | Place::Payload => {
-                self.cutter.feed_media(text.as_bytes(), MEDIA_BYTES);
+                self.hasher.feed_media(text.as_bytes(), MEDIA_BYTES);
             }
             Place::Whole | Place::Member | Place::Text | Place::TextOnly => {
-                self.cutter.feed(text.as_bytes());
-                self.cutter.feed(&[TEXT_END]);
+                self.hasher.feed(text.as_bytes());
+                self.hasher.feed(&[TEXT_END]);
             }
         }
         Ok(())
@@ -93,28 +93,28 @@ impl<'de> Visitor<'de> for Canonical<'_> {
         // A token id takes four bytes, which is about what a token of text takes.
         match u32::try_from(number) {
             Ok(small) => {
-                self.cutter.feed(&small.to_le_bytes());
+                self.hasher.feed(&small.to_le_bytes());
                 if let Place::Member = self.place {
-                    self.cutter.push_token_id(small);
+                    self.hasher.push_token_id(small);
                 }
             }
-            Err(_) => self.cutter.feed(&number.to_le_bytes()),
+            Err(_) => self.hasher.feed(&number.to_le_bytes()),
         }
         Ok(())
     }
 
     fn visit_i64<E>(self, number: i64) -> Result<(), E> {
-        self.cutter.feed(&number.to_le_bytes());
+        self.hasher.feed(&number.to_le_bytes());
         Ok(())
     }
 
     fn visit_f64<E>(self, number: f64) -> Result<(), E> {
-        self.cutter.feed(&number.to_bits().to_le_bytes());
+        self.hasher.feed(&number.to_bits().to_le_bytes());
         Ok(())
     }
 
     fn visit_bool<E>(self, value: bool) -> Result<(), E> {
-        self.cutter.feed(if value { b"t" } else { b"f" });
+        self.hasher.feed(if value { b"t" } else { b"f" });
         Ok(())
     }
 
@@ -131,7 +131,7 @@ impl<'de> Visitor<'de> for Canonical<'_> {
         let mut members = 0;
         while seq
             .next_element_seed(Canonical {
-                cutter: self.cutter,
+                hasher: self.hasher,
                 place,
             })?
             .is_some()
@@ -139,30 +139,30 @@ impl<'de> Visitor<'de> for Canonical<'_> {
             members += 1;
         }
         if let Place::Whole = self.place {
-            self.cutter.end_token_ids(members);
+            self.hasher.end_token_ids(members);
         }
         Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        self.cutter.feed(b"{");
+        self.hasher.feed(b"{");
         while let Some(place) = map.next_key_seed(KeyMark {
-            cutter: self.cutter,
+            hasher: self.hasher,
             above: self.place,
         })? {
             map.next_value_seed(Canonical {
-                cutter: self.cutter,
+                hasher: self.hasher,
                 place,
             })?;
         }
-        self.cutter.feed(b"}");
+        self.hasher.feed(b"}");
         Ok(())
     }
 }
 
 /// Feeds a key and tells what follows.
 struct KeyMark<'c> {
-    cutter: &'c mut Cutter,
+    hasher: &'c mut BlockHasher,
     above: Place,
 }
 
@@ -182,8 +182,8 @@ impl Visitor<'_> for KeyMark<'_> {
     }
 
     fn visit_str<E>(self, name: &str) -> Result<Place, E> {
-        self.cutter.feed(name.as_bytes());
-        self.cutter.feed(b":");
+        self.hasher.feed(name.as_bytes());
+        self.hasher.feed(b":");
         Ok(self.above.below(name))
     }
 }

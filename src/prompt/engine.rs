@@ -1,9 +1,8 @@
-//! Asks a worker for a prompt's token ids: for models whose tokenizer is not at hand here.
+//! Asks a worker for the token ids of a prompt, for models whose tokenizer is not available to the router.
 //!
-//! The engine's render endpoints take each API's body as it is and answer with the ids that they would
-//! compute; they need `--enable-scale-out`, and where they are refused `/tokenize` is asked, which is
-//! always there and knows fewer of a chat's fields. Whom to ask, and whether at all, is the caller's
-//! affair. What was answered is kept for a while: requests repeat.
+//! The engine's render endpoints accept the body of each API unchanged and return the ids that the engine would
+//! compute; they need `--enable-scale-out`. Where they are refused, `/tokenize` is used, which is always available
+//! but supports fewer fields of a chat request. The caller chooses the worker. Replies are cached for a while.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,9 +1,8 @@
-//! A model's folder, as it lies on a hub or beside an engine -> what renders and tokenises its requests.
+//! Loads a model folder, as published on a hub or next to an engine: what renders and tokenizes its requests.
 //!
-//! Read once, at start. What counts where two files say the same is as `transformers` 5 and vLLM 0.32
-//! have it: `tokenizer.json` for the vocabulary and the marks around a text, `chat_template.jinja`
-//! before `tokenizer_config.json` for the template, `special_tokens_map.json` only where the
-//! configuration lists no added tokens.
+//! Read once, at start. The precedence of files follows `transformers` 5 and vLLM 0.32: `tokenizer.json` for the
+//! vocabulary and BOS/EOS, `chat_template.jinja` before `tokenizer_config.json` for the template,
+//! `special_tokens_map.json` only if the configuration lists no added tokens.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};

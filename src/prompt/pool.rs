@@ -1,7 +1,7 @@
-//! A few threads of their own for prompts that are too long for the threads that serve requests.
+//! Threads for prompts that are too long to tokenize on an I/O thread.
 //!
-//! They are few because each keeps caches of a vocabulary's words, of about 100 MB once it has seen
-//! much text. What finds the queue full is told so at once; what waited in vain is not begun.
+//! There are few of them, because each keeps caches of about 100 MB once it has seen much text. A full queue
+//! refuses work at once; work whose caller has given up is not started.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
@@ -57,8 +57,8 @@ impl Pool {
         let (queue, works) = mpsc::sync_channel::<Work>(settings.queue_max as usize);
         let works = Arc::new(Mutex::new(works));
         let panics = registry.counter(
-            "warmroute_tokens_pool_panics_total",
-            "Long prompts over which a tokenizer panicked, and which were routed without their tokens.",
+            "warmroute_tokenizer_pool_panics_total",
+            "Panics of a tokenizer. The prompt is routed without token ids.",
         );
         for number in 1..=settings.threads.max(1) {
             let (works, panics) = (works.clone(), panics.clone());
@@ -66,12 +66,10 @@ impl Pool {
                 .name(format!("tokens-{number}"))
                 .spawn(move || {
                     loop {
-                        // One thread waits for work, the others for the lock: all that is between
-                        // is handing over.
+                        // One thread waits for work, the others wait for the lock.
                         let work = works.lock().recv();
                         match work {
-                            // A text that some library falls over costs its own request the tokens, not
-                            // all others the thread. Who waits finds the answer dropped.
+                            // A panic must not end the thread. The waiting request sees its channel closed.
                             Ok(work) => {
                                 if catch_unwind(AssertUnwindSafe(work)).is_err() {
                                     panics.inc();
@@ -87,13 +85,13 @@ impl Pool {
             #[cfg(test)]
             panics,
             waiting: registry.gauge(
-                "warmroute_tokens_pool_waiting",
-                "Long prompts that wait for a thread to tokenise them.",
+                "warmroute_tokenizer_pool_queued",
+                "Long prompts that wait for a tokenizer thread.",
             ),
         })
     }
 
-    /// Runs `work` on one of the threads, unless the answer is dropped before it begins.
+    /// Runs `work` on one of the threads, unless the receiver is dropped before it starts.
     pub fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

@@ -1,8 +1,8 @@
-//! A request's body -> the text that its engine will tokenise, or the ids that it will take as they are.
+//! Renders a request body into the text that its engine will tokenize, or into the token ids that it contains.
 //!
-//! What vLLM 0.32 does between the body and the tokenizer, read from its source and measured against a
-//! running one, API by API (`chat`, `responses`, `completions`), message by message (`message`). Where an
-//! engine would refuse, or does what only it can know, the answer is why (`Unknown`). Pure.
+//! Follows vLLM 0.32 between body and tokenizer, read from its source and compared with a running one: by API
+//! (`chat`, `responses`, `completions`) and by message (`message`). If an engine would refuse the request, or does
+//! what only the engine can know, the result is the reason (`Unknown`). Pure.
 
 mod chat;
 mod completions;
@@ -99,7 +99,7 @@ pub enum Prompt {
 #[derive(Debug, Default, PartialEq)]
 pub struct Text {
     pub text: String,
-    /// Whether the tokenizer's own start and end marks are added to it.
+    /// Whether BOS and EOS are added.
     pub add_special_tokens: bool,
     /// How many of its first bytes are known. All, but where an image follows.
     pub known_bytes: usize,

@@ -1,6 +1,6 @@
-//! A model's chat template: Jinja as Python's `transformers` sets it up, rendered by `minijinja`.
+//! A model's chat template: Jinja as Python's `transformers` configures it, rendered by `minijinja`.
 //!
-//! Pure but for compiling. The time is an argument; what a request's fields mean is `render`'s affair.
+//! Pure apart from compiling. The time is an argument; `render` interprets the fields of a request.
 
 mod format;
 mod python;

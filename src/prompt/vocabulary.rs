@@ -1,24 +1,24 @@
-//! A model's tokenizer: text -> token ids, in pieces that are independent of each other, so that the
-//! ids of a piece can be kept. Pure but for loading.
+//! A model's tokenizer: text to token ids, in pieces that are independent of each other, so that the ids of a
+//! piece can be cached. Pure apart from loading.
 //!
-//! `fastokens` does the work; a test holds it to `tokenizers`, token for token. What is ours is where a
-//! text may be cut (`pieces`).
+//! `fastokens` tokenizes; a test compares it with `tokenizers`, token for token. `boundaries` finds where a text may
+//! be split.
 
-mod cuts;
+mod boundaries;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde_json::Value;
 
-use self::cuts::Cuts;
-pub use self::cuts::Pieces;
+use self::boundaries::Boundaries;
+pub use self::boundaries::Pieces;
 
 /// Room for a text's ids before they are known: a token is about four bytes, and rarely below three.
 const BYTES_PER_TOKEN_MIN: usize = 3;
 
 pub struct Vocabulary {
     tokenizer: fastokens::Tokenizer,
-    cuts: Cuts,
+    boundaries: Boundaries,
     before: Vec<u32>,
     after: Vec<u32>,
 }
@@ -39,11 +39,11 @@ impl Vocabulary {
             json.insert("truncation".to_owned(), Value::Null);
             json.insert("padding".to_owned(), Value::Null);
         }
-        let cuts = Cuts::new(&json)?;
+        let boundaries = Boundaries::new(&json)?;
         let tokenizer = fastokens::Tokenizer::from_json(json).map_err(|error| error.to_string())?;
         let mut vocabulary = Self {
             tokenizer,
-            cuts,
+            boundaries,
             before: Vec::new(),
             after: Vec::new(),
         };
@@ -51,19 +51,19 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// The ids that are put before and after a text where the tokenizer's own marks are asked for.
-    pub fn marks(&self) -> (&[u32], &[u32]) {
+    /// The BOS and EOS ids, which are added around a text if the request asks for special tokens.
+    pub fn bos_eos(&self) -> (&[u32], &[u32]) {
         (&self.before, &self.after)
     }
 
     /// The longest added token that is matched in the raw text.
     pub fn token_bytes_max(&self) -> usize {
-        self.cuts.token_bytes_max()
+        self.boundaries.token_bytes_max()
     }
 
     /// A text's pieces: the ids of a text are those of its pieces, one after the other.
     pub fn pieces<'v, 't>(&'v self, text: &'t str) -> Pieces<'v, 't> {
-        self.cuts.pieces(text)
+        self.boundaries.pieces(text)
     }
 
     /// The ids of a whole text, or of one of its pieces, without marks.

@@ -233,9 +233,15 @@ async fn every_api_is_routed_by_what_engines_tell() {
     // Each body but that of token ids was explained once and sent once.
     assert_eq!(made("inline").await, 10.0);
     assert_eq!(made("pool").await, 0.0);
-    let outcome = cluster.metric("warmroute_tokens_prompts_total", &["outcome=\"whole\""]);
+    let outcome = cluster.metric(
+        "warmroute_tokenizer_prompts_total",
+        &["outcome=\"complete\""],
+    );
     assert_eq!(outcome.await, 10.0);
-    let known = cluster.metric("warmroute_tokens_text_bytes_total", &["known=\"yes\""]);
+    let known = cluster.metric(
+        "warmroute_tokenizer_cache_lookup_bytes_total",
+        &["result=\"hit\""],
+    );
     assert!(known.await > 1_000.0, "the second time they are known");
 }
 
@@ -315,7 +321,10 @@ async fn a_prompt_is_known_up_to_its_first_image_and_predicted_from_there() {
         let known_by = if is_there { "predicted" } else { "exact" };
         assert_eq!(row["known_by"], known_by, "{page:#}");
     }
-    let part = cluster.metric("warmroute_tokens_prompts_total", &["outcome=\"part\""]);
+    let part = cluster.metric(
+        "warmroute_tokenizer_prompts_total",
+        &["outcome=\"partial\""],
+    );
     assert_eq!(part.await, 3.0);
 }
 

@@ -1,4 +1,4 @@
-//! A chat completion's body, as its template is given it.
+//! The body of a chat completion, as the variables of its chat template.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};

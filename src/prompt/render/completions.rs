@@ -1,4 +1,4 @@
-//! A completion's prompt: one text, or one list of token ids.
+//! The prompt of a completion: one text, or one list of token ids.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;

@@ -1,5 +1,5 @@
-//! A last message that the model is to go on with: the template renders it as finished, and what it
-//! puts after the message's own text is cut off again, as `transformers` does it.
+//! A last message that the model must continue: the template renders it as finished, and what the template puts
+//! after the text of the message is removed again, as `transformers` does.
 
 use serde_json::{Map, Value};
 

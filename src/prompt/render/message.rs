@@ -1,5 +1,5 @@
-//! A conversation's messages as vLLM hands them to a template: contents as one text or as parts, call
-//! arguments as objects, only the keys that it knows.
+//! The messages of a conversation, as vLLM passes them to a template: contents as one text or as parts, call
+//! arguments as objects, and only known keys.
 
 use serde_json::{Map, Value};
 

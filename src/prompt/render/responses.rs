@@ -1,5 +1,5 @@
-//! A Responses request's body as a conversation: its instructions first, then its input items, of which
-//! one message may be several (what an assistant thought, said and called).
+//! The body of a Responses request as a conversation: instructions first, then input items. Several items may form
+//! one assistant message (reasoning, text and calls).
 
 use serde::Deserialize;
 use serde_json::{Map, Value};

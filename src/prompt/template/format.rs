@@ -1,9 +1,9 @@
-//! Whether a template walks a message's content as a list of parts, or prints it as one text: read off
-//! its syntax tree, by the rules by which vLLM 0.32 decides it, so that both give it the same.
+//! Whether a template iterates over the content of a message as a list of parts, or prints it as one text. Decided
+//! from its syntax tree by the rules of vLLM 0.32, so that both pass the template the same.
 //!
-//! The rules follow names, not scopes: a loop over `messages` (or what was set to it) names a message,
-//! a loop over that one's `content` means parts. A macro's parameter counts when a message's content is
-//! handed to it. Loops or sets that unpack several names make the engine give up, and so do we: text.
+//! The rules follow names, not scopes: a loop over `messages` (or a variable set to it) names a message, a loop over
+//! the `content` of that message means parts. A macro's parameter counts if the content of a message is passed to
+//! it. Loops or sets that unpack several names make the engine give up, and so does this: text.
 
 use minijinja::machinery::ast::{CallArg, Expr, ForLoop, Macro, Stmt};
 use minijinja::syntax::SyntaxConfig;

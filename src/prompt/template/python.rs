@@ -1,6 +1,5 @@
-//! What a chat template expects of its surroundings that Python gives and Rust does not: `tojson` as
-//! `json.dumps` writes it, `strftime_now`, `raise_exception`, what counts as a sequence, and the
-//! `{% generation %}` tag. Pure: the time comes with the template's variables.
+//! What chat templates expect from Python: `tojson` as `json.dumps` writes it, `strftime_now`, `raise_exception`,
+//! what counts as a sequence, and the `{% generation %}` tag. Pure: the time is a template variable.
 
 use std::fmt::Write;
 

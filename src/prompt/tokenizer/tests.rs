@@ -74,7 +74,7 @@ fn the_ids_are_those_of_the_rendered_text() {
 #[test]
 fn marks_are_put_around_where_they_are_asked_for() {
     let tokenizer = tokenizer("llama3", 1 << 20);
-    let bos = tokenizer.vocabulary.marks().0.to_vec();
+    let bos = tokenizer.vocabulary.bos_eos().0.to_vec();
     assert_eq!(bos.len(), 1);
     let found = tokens(&tokenizer, Api::Completions, &json!({"prompt": "hi there"}));
     assert_eq!(found.ids, [bos, ids("llama3", "hi there")].concat());

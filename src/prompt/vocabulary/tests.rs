@@ -193,7 +193,7 @@ fn every_token_is_that_of_the_reference() {
             bytes += text.len();
         }
         let marked = reference.encode_fast("x", true).unwrap();
-        let (before, after) = ours.marks();
+        let (before, after) = ours.bos_eos();
         assert_eq!([before, &ids(&ours, "x"), after].concat(), marked.get_ids());
     }
 }

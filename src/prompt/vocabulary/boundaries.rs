@@ -1,18 +1,17 @@
-//! Where a text may be cut so that each piece has the ids that it has within the whole.
+//! Finds where a text may be split so that each piece has the same token ids as within the whole text.
 //!
-//! **Before an added token** (`<|im_start|>` and its kin). A tokenizer splits a text at those first, by
-//! the leftmost, then longest match, and works on what lies between them alone. So the same search is
-//! done here. It counts only tokens that are matched in the raw text (`normalized: false`) and take no
-//! white space or word boundary with them. A piece begins with such a token: rules that are only for
-//! the start of a text (a space put before it) then hold for the first piece alone, as they must.
+//! **Before an added token** such as `<|im_start|>`. A tokenizer first splits a text at added tokens (leftmost,
+//! then longest match) and processes the text between them independently; this file repeats that search. It uses
+//! only tokens that are matched in the raw text (`normalized: false`) and that take no white space or word boundary
+//! with them. A piece starts with such a token, so rules for the start of a text (such as a prepended space)
+//! apply to the first piece only, as they must.
 //!
-//! **After a line's end, before a letter** of ASCII, with something else than white space before the
-//! line's end, and only where the words are cut by one of the patterns below. In each of them
-//! a match that takes in the line's end can't go on with a letter; the one rule that looks ahead,
-//! `\s+(?!\S)`, has only the line's end to look at on either side, and takes it in both cases or leaves
-//! it to `\s+`, which does; and neither NFC nor bytes as characters join anything over it. Such a cut
-//! is made in texts without added tokens, at the first such place after `PIECE_BYTES`: what is added at
-//! the end of a text moves no earlier cut.
+//! **After a line end and before an ASCII letter**, with a character other than white space before the line end,
+//! and only if words are split by one of the patterns below. With each of them a match that contains the line end
+//! cannot continue with a letter; the one rule with a lookahead, `\s+(?!\S)`, sees only the line end on either
+//! side, and either matches it in both cases or leaves it to `\s+`, which does; and neither NFC nor byte-level
+//! encoding joins anything across it. Such a boundary is used in texts without added tokens, at the first such
+//! place after `PIECE_BYTES`, so that appending to a text moves no earlier boundary.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
@@ -35,7 +34,7 @@ const WORD_PATTERNS: &[&str] = &[
 ];
 
 #[derive(Debug)]
-pub(super) struct Cuts {
+pub(super) struct Boundaries {
     /// Every added token that is matched in the raw text, and whether one may cut before it.
     tokens: Option<(AhoCorasick, Vec<bool>)>,
     at_lines: bool,
@@ -50,7 +49,7 @@ struct Added<'j> {
     is_word: bool,
 }
 
-impl Cuts {
+impl Boundaries {
     pub(super) fn new(json: &Value) -> Result<Self, String> {
         let added: Vec<Added<'_>> = json["added_tokens"]
             .as_array()
