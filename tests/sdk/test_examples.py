@@ -66,7 +66,7 @@ class Clients(unittest.TestCase):
 
     def test_python(self):
         output = self.run_client(sys.executable, EXAMPLES / "python/chat.py")
-        self.assertIn("as it should be: model_not_found", output)
+        self.assertIn("expected error: model_not_found", output)
         self.assertRegex(output, r"\[[1-9]\d* of \d+ prompt tokens were cached\]")
 
     def test_curl(self):
@@ -83,7 +83,7 @@ class Clients(unittest.TestCase):
 
     def test_node(self):
         output = self.node(EXAMPLES / "node/chat.mjs")
-        self.assertIn("as it should be: model_not_found", output)
+        self.assertIn("expected error: model_not_found", output)
         self.assertRegex(output, r"\[[1-9]\d* of \d+ prompt tokens were cached\]")
 
     def test_node_sdk(self):
