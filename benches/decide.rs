@@ -47,8 +47,8 @@ use warmroute::kv::unconfirmed::{self, UnconfirmedBlocks};
 use warmroute::observe::metrics;
 use warmroute::relay::Caches;
 use warmroute::relay::cached_prefix::CachedPrefixes;
+use warmroute::relay::fleet_view::{FleetView, Task};
 use warmroute::relay::prompt_blocks::{Prompt, TokenBlocks};
-use warmroute::relay::view::{LiveView, Task};
 use warmroute::routing::{self, Request};
 
 const BLOCK: NonZeroU32 = NonZeroU32::new(16).unwrap();
@@ -203,8 +203,8 @@ impl Fleet {
         )
     }
 
-    fn view<'a>(&'a self, held: &'a CachedPrefixes<'a>, now: Instant) -> LiveView<'a> {
-        LiveView::new(&self.group, held, Task::Decode, now, &[])
+    fn view<'a>(&'a self, held: &'a CachedPrefixes<'a>, now: Instant) -> FleetView<'a> {
+        FleetView::new(&self.group, held, Task::Decode, now, &[])
     }
 }
 

@@ -1,39 +1,41 @@
-//! Carries a request to an engine and its answer back: choose, try, try again, relay, account.
+//! Sends a request to an engine and the engine's answer to the client: plan, choose, attempt, retry, stream.
 //!
-//! The only part that talks to engines for a request. It knows bodies only as bytes with a few
-//! fields that [`crate::prompt`] found in them.
+//! The only part that talks to engines for a request. It knows bodies as bytes, with the few fields that
+//! [`crate::prompt`] found in them.
 
-pub mod attempt;
 mod budget;
 pub mod cached_prefix;
 mod carry;
 mod choice;
 mod core;
-mod direct;
-mod engine_answer;
+pub mod engine_answer;
+mod exchange;
 mod explain;
-pub mod handoff;
-mod headers;
+mod first_token_gate;
+pub mod fleet_view;
+pub mod headers;
 mod job;
+mod kv_report_request;
+pub mod kv_transfer;
 mod meter;
 mod metrics;
 mod model;
-mod opening;
-mod pinned;
+mod outcome;
 mod plan;
 pub mod prefill_decode;
 pub mod prompt_blocks;
-mod report;
+mod prompt_token_ids;
 mod request_count;
+mod respond;
+pub mod retries;
 mod running;
+mod send;
 mod settings;
+mod single_worker;
 mod stream;
 mod summary;
-mod tell_tokens;
 pub mod tokens;
-pub mod trial;
-pub mod usage;
-pub mod view;
+pub mod usage_rewriter;
 mod worker_series;
 
 pub use self::cached_prefix::{Caches, PrefixSource};

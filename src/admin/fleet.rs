@@ -85,7 +85,7 @@ pub(super) fn page(relay: &Relay, now: Instant) -> Page {
     let models = snapshot.models.iter().map(|(name, group)| ModelRow {
         name: name.to_string(),
         workers: names(&group.workers[group.decode()]),
-        prefill: match relay.splits() {
+        prefill: match relay.is_disaggregated() {
             true => names(&group.workers[group.prefill()]),
             false => Vec::new(),
         },

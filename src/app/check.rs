@@ -1,5 +1,7 @@
 //! `check --live`: asks every worker how it is, and tries handing over between them.
 
+mod transfer_check;
+
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -16,7 +18,6 @@ use crate::fleet::health::Health;
 use crate::fleet::registry::Registry;
 use crate::fleet::{Role, Snapshot, Status, Worker, probe};
 use crate::ids::WorkerId;
-use crate::relay::trial;
 
 /// Workers that are asked at a time.
 const ASKED_AT_ONCE: usize = 64;
@@ -54,7 +55,7 @@ pub async fn run(config: &Config, hands_over: bool, out: &mut impl Write) -> io:
         for (prefill, decode, model) in chosen(&snapshot, connector, &settings.topology) {
             write!(out, "  {} -> {} ({model}): ", prefill.name, decode.name)?;
             out.flush()?;
-            match trial::run(connector, &prefill, &decode, &model, limit).await {
+            match transfer_check::run(connector, &prefill, &decode, &model, limit).await {
                 Ok(proof) => {
                     let received = match proof.received_tokens {
                         Some(received) => format!("received {received}"),

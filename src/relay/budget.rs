@@ -1,4 +1,4 @@
-//! How many retries there may be.
+//! The retry budget.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tower::retry::budget::{Budget, TpsBudget};
 
-use super::Settings;
+use super::settings::Settings;
 
-/// Retries as a share of requests, so that a fleet in trouble is not sent its requests many times over.
+/// Limits retries to a share of the requests, so that retries do not multiply the load of a failing fleet.
 #[derive(Debug)]
 pub(super) struct RetryBudget {
     budget: TpsBudget,
@@ -16,7 +16,7 @@ pub(super) struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// The budget takes a lock for each deposit, so requests are put in by the dozen.
+    /// The budget takes a lock for each deposit, so requests are deposited in batches.
     const BATCH: u64 = 16;
 
     pub(super) fn new(settings: &Settings) -> Self {

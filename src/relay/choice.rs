@@ -1,98 +1,101 @@
-//! From a plan to a worker, or to two: one lookup of what is held, and a view of it for each role.
+//! From a plan to a worker, or to a prefill and a decode worker: one cache lookup, and a view of the fleet for each
+//! role.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Relay;
 use super::cached_prefix::CachedPrefixes;
-use super::handoff::NotSplit;
+use super::core::Relay;
+use super::fleet_view::{FleetView, Task};
+use super::kv_transfer::SingleWorkerReason;
 use super::plan::{Excluded, Plan};
-use super::prefill_decode::{OnPrefillFailure, PrefillDecode};
-use super::view::{LiveView, Task};
+use super::prefill_decode::Disaggregation;
 use crate::fleet::Worker;
 use crate::fleet::handoff::Peer;
+use crate::http::circuit_breaker::State;
 use crate::ids::WorkerId;
 use crate::routing::pair::{self, LocalReason};
 use crate::routing::{self, Decision};
 
-/// Who gets a request.
+/// The workers that get a request.
 #[derive(Debug)]
 pub(super) struct Choice {
     pub(super) decision: Decision,
-    /// Who answers.
+    /// The worker that answers.
     pub(super) worker: Arc<Worker>,
-    /// Who computes its prompt, or why the same one does. None where requests are never split.
-    pub(super) prefill: Option<Result<Prefill, Unsplit>>,
+    /// The worker of the prefill leg, or why there is none. `None` if disaggregation is not configured.
+    pub(super) prefill: Option<Result<Prefill, NotDisaggregated>>,
 }
 
-/// The worker of the first leg.
+/// The worker of the prefill leg.
 #[derive(Debug)]
 pub(super) struct Prefill {
     pub(super) decision: Decision,
     pub(super) worker: Arc<Worker>,
-    /// Where its blocks are to be fetched, for connectors that have to be told.
+    /// What its bootstrap server reported, for connectors that need it.
     pub(super) peer: Option<Arc<Peer>>,
 }
 
-/// Why a request is not split, where requests are.
+/// Why a request has no prefill leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unsplit {
-    /// The workers, as they are now.
-    Workers(LocalReason),
-    /// The request itself.
-    Request(NotSplit),
-    /// It was tried, and failed too often.
+pub(super) enum NotDisaggregated {
+    /// Because of the workers, as they are now.
+    Local(LocalReason),
+    /// Because of the request itself.
+    Request(SingleWorkerReason),
+    /// Its prefill legs or KV transfers have failed.
     Failed,
 }
 
-impl Unsplit {
+impl NotDisaggregated {
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            Unsplit::Workers(reason) => reason.as_str(),
-            Unsplit::Request(not_split) => not_split.as_str(),
-            Unsplit::Failed => "prefill_failed",
+            NotDisaggregated::Local(reason) => reason.as_str(),
+            NotDisaggregated::Request(reason) => reason.as_str(),
+            NotDisaggregated::Failed => "prefill_failed",
         }
     }
 
-    /// Whether it would be split if there were a worker for its prompt.
-    fn is_for_want_of_prefill(self) -> bool {
+    /// True if the request would have a prefill leg if a prefill worker were there for it.
+    fn is_lack_of_prefill(self) -> bool {
         match self {
-            Unsplit::Workers(LocalReason::NoPrefillWorker | LocalReason::NoPair)
-            | Unsplit::Failed => true,
-            Unsplit::Workers(LocalReason::PrefixCached) | Unsplit::Request(_) => false,
+            NotDisaggregated::Local(LocalReason::NoPrefillWorker | LocalReason::NoPair)
+            | NotDisaggregated::Failed => true,
+            NotDisaggregated::Local(LocalReason::PrefixCached) | NotDisaggregated::Request(_) => {
+                false
+            }
         }
     }
 }
 
-/// Who has failed a request already, and in what.
+/// The workers that have failed a request, by role.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Failed {
-    pub(super) whole: Excluded,
+pub(super) struct FailedWorkers {
+    pub(super) decode: Excluded,
     pub(super) prefill: Excluded,
-    /// Whether no more handoffs are tried.
-    pub(super) has_given_up_handoffs: bool,
+    /// True once no more KV transfers are tried for the request.
+    pub(super) gave_up_transfers: bool,
 }
 
-/// Places are the group's.
-pub(super) type Chosen = (Decision, Option<Result<Decision, Unsplit>>);
+/// The decisions for the decode and the prefill worker, with indices into the group.
+pub(super) type Chosen = (Decision, Option<Result<Decision, NotDisaggregated>>);
 
 impl Relay {
-    /// Who gets a plan's request, but for those who have `failed` it; with `may_repeat` one of them where
-    /// there is no other.
+    /// Chooses workers for a plan's request, without those that have `failed` it. With `may_repeat` one of those is
+    /// chosen if there is no other.
     pub(super) fn choose(
         &self,
         plan: &Plan,
         now: Instant,
-        failed: &Failed,
+        failed: &FailedWorkers,
         may_repeat: bool,
     ) -> Option<Choice> {
         let mut failed = failed.clone();
         loop {
             let held = self.held(plan, now, plan.model.routing.holders as usize);
             let chosen = self.choose_once(plan, &held, now, &failed).or_else(|| {
-                let whole = Excluded::new();
-                let again = Failed {
-                    whole,
+                let again = FailedWorkers {
+                    decode: Excluded::new(),
                     ..failed.clone()
                 };
                 may_repeat
@@ -100,31 +103,33 @@ impl Relay {
                     .flatten()
             });
             let (decision, mut prefill) = chosen?;
-            if let (Some(it), Some(Err(why))) = (&self.prefill_decode, prefill)
+            if let (Some(settings), Some(Err(reason))) = (&self.prefill_decode, prefill)
                 && may_repeat
-                && !it.takes_over(why)
+                && !may_compute_locally(settings, reason)
                 && !failed.prefill.is_empty()
             {
-                // Rather one that has failed than none.
+                // A prefill worker that has failed is better than none.
                 failed.prefill.clear();
                 let again = self.choose_once(plan, &held, now, &failed);
                 prefill = again.map_or(prefill, |(_, prefill)| prefill);
             }
             let worker = &plan.group.workers[decision.worker_index];
-            let may_pass = worker.breaker.may_admit(now);
-            // Of several requests that see a breaker ready to probe, one gets through. None is a probe of one
-            // worker that another would then keep from being sent.
+            // Of several requests that see an open breaker become half-open, one is the trial request. A trial
+            // request of one worker must not be one that the other worker's breaker then keeps from being sent.
+            let may_admit = worker.breaker.may_admit(now);
             if let Some(Ok(decision)) = prefill {
-                let worker = &plan.group.workers[decision.worker_index];
-                let [breaker, handoffs] = [&worker.breaker, &worker.kv_transfer_breaker];
-                let may_both = breaker.may_admit(now) && handoffs.may_admit(now);
-                if !may_both || (may_pass && !(breaker.admit(now) && handoffs.admit(now))) {
-                    failed.prefill.push(worker.id);
+                let prefill = &plan.group.workers[decision.worker_index];
+                let may_both =
+                    prefill.breaker.may_admit(now) && prefill.kv_transfer_breaker.may_admit(now);
+                let is_admitted =
+                    || self.admit(plan, prefill, now) && prefill.kv_transfer_breaker.admit(now);
+                if !may_both || (may_admit && !is_admitted()) {
+                    failed.prefill.push(prefill.id);
                     continue;
                 }
             }
-            if !may_pass || !worker.breaker.admit(now) {
-                failed.whole.push(worker.id);
+            if !may_admit || !self.admit(plan, worker, now) {
+                failed.decode.push(worker.id);
                 continue;
             }
             let prefill = prefill.map(|prefill| {
@@ -144,76 +149,92 @@ impl Relay {
         }
     }
 
-    /// Who gets a plan's request as things are now. Changes nothing.
+    /// Has a worker's circuit breaker admit the request.
+    fn admit(&self, plan: &Plan, worker: &Worker, now: Instant) -> bool {
+        let is_admitted = worker.breaker.admit(now);
+        if is_admitted && worker.breaker.state() == State::HalfOpen {
+            plan.model
+                .families
+                .on_breaker_transition(worker, State::HalfOpen);
+        }
+        is_admitted
+    }
+
+    /// Chooses workers as things are now. Changes nothing.
     pub(super) fn choose_once(
         &self,
         plan: &Plan,
         held: &CachedPrefixes<'_>,
         now: Instant,
-        failed: &Failed,
+        failed: &FailedWorkers,
     ) -> Option<Chosen> {
-        let whole = LiveView::new(&plan.group, held, Task::Decode, now, &failed.whole);
-        let Some(it) = &self.prefill_decode else {
-            let decision = routing::decide(&plan.model.routing, &plan.request, &whole)?;
+        let decode = FleetView::new(&plan.group, held, Task::Decode, now, &failed.decode);
+        let Some(settings) = &self.prefill_decode else {
+            let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
             return Some((decision, None));
         };
-        let why = match &plan.legs {
-            Some(Err(why)) => Unsplit::Request(*why),
-            Some(Ok(_)) if !failed.has_given_up_handoffs => {
-                return self.choose_pair(plan, held, now, it, &whole, &failed.prefill);
+        let reason = match &plan.legs {
+            Some(Err(reason)) => NotDisaggregated::Request(*reason),
+            Some(Ok(_)) if !failed.gave_up_transfers => {
+                return choose_pair(plan, held, now, settings, &decode, &failed.prefill);
             }
-            _ => Unsplit::Failed,
+            _ => NotDisaggregated::Failed,
         };
-        let decision = routing::decide(&plan.model.routing, &plan.request, &whole)?;
-        Some((decision, Some(Err(why))))
+        let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
+        Some((decision, Some(Err(reason))))
     }
 
-    fn choose_pair(
-        &self,
-        plan: &Plan,
-        held: &CachedPrefixes<'_>,
-        now: Instant,
-        it: &PrefillDecode,
-        decode: &LiveView<'_>,
-        excluded: &[WorkerId],
-    ) -> Option<Chosen> {
-        let group = &*plan.group;
-        let task = Task::Prefill(it.connector, plan.api);
-        let prefill = LiveView::new(group, held, task, now, excluded);
-        let may_pair = |from: usize, to: usize| {
-            let (from, to) = (prefill.in_group(from), decode.in_group(to));
-            from != to && group.shapes[from].fits(&group.shapes[to])
-        };
-        let pair = pair::decide(
-            &it.pair,
-            &plan.model.routing,
-            &plan.request,
-            &prefill,
-            decode,
-            may_pair,
-        )?;
-        let in_group = |decision: Decision| Decision {
-            worker_index: prefill.in_group(decision.worker_index),
-            ..decision
-        };
-        Some((
-            pair.decode,
-            Some(pair.prefill.map(in_group).map_err(Unsplit::Workers)),
-        ))
-    }
-
-    /// Whether a request must not run on the worker that was chosen, since it is to be split and cannot be.
-    pub(super) fn must_be_split(&self, choice: &Choice) -> bool {
+    /// True if the request must not run on the chosen worker, because it needs a prefill leg and has none.
+    pub(super) fn lacks_prefill_worker(&self, choice: &Choice) -> bool {
         match (&self.prefill_decode, &choice.prefill) {
-            (Some(it), Some(Err(why))) => !it.takes_over(*why),
+            (Some(settings), Some(Err(reason))) => !may_compute_locally(settings, *reason),
             _ => false,
         }
     }
+
+    /// Has a request whose KV transfers failed go on without a prefill leg. False if that is not allowed, or was
+    /// done before.
+    pub(super) fn give_up_transfers(&self, failed: &mut FailedWorkers) -> bool {
+        let settings = self.prefill_decode.as_ref();
+        settings.is_some_and(Disaggregation::is_local_prefill_allowed)
+            && !std::mem::replace(&mut failed.gave_up_transfers, true)
+    }
 }
 
-impl PrefillDecode {
-    /// Whether a decode worker computes a prompt itself that is not split for this reason.
-    pub(super) fn takes_over(&self, why: Unsplit) -> bool {
-        !why.is_for_want_of_prefill() || self.on_prefill_failure == OnPrefillFailure::Local
-    }
+fn choose_pair(
+    plan: &Plan,
+    held: &CachedPrefixes<'_>,
+    now: Instant,
+    settings: &Disaggregation,
+    decode: &FleetView<'_>,
+    excluded: &[WorkerId],
+) -> Option<Chosen> {
+    let group = &*plan.group;
+    let task = Task::Prefill(settings.connector, plan.api);
+    let prefill = FleetView::new(group, held, task, now, excluded);
+    let may_pair = |from: usize, to: usize| {
+        let (from, to) = (prefill.in_group(from), decode.in_group(to));
+        from != to && group.shapes[from].fits(&group.shapes[to])
+    };
+    let pair = pair::decide(
+        &settings.pair,
+        &plan.model.routing,
+        &plan.request,
+        &prefill,
+        decode,
+        may_pair,
+    )?;
+    let in_group = |decision: Decision| Decision {
+        worker_index: prefill.in_group(decision.worker_index),
+        ..decision
+    };
+    Some((
+        pair.decode,
+        Some(pair.prefill.map(in_group).map_err(NotDisaggregated::Local)),
+    ))
+}
+
+/// True if a decode worker may compute the prompt of a request that has no prefill leg for this reason.
+fn may_compute_locally(settings: &Disaggregation, reason: NotDisaggregated) -> bool {
+    !reason.is_lack_of_prefill() || settings.is_local_prefill_allowed()
 }

@@ -7,14 +7,14 @@ use prometheus::{IntCounter, IntCounterVec};
 use super::budget::RetryBudget;
 use super::cached_prefix::Caches;
 use super::model::{ModelSettings, Models};
-use super::prefill_decode::{self, PrefillDecode};
+use super::prefill_decode::{self, Disaggregation};
 use super::settings::Settings;
 use super::tokens::Tokens;
 use crate::fleet::registry::Registry;
 use crate::kv::predicted::PredictedIndex;
 use crate::observe::metrics;
 
-/// What is counted of requests as a whole; `model` has what is counted for each model.
+/// Metrics that are not a model's.
 #[derive(Clone, Debug)]
 pub(super) struct Metrics {
     pub(super) retries_refused: IntCounter,
@@ -30,8 +30,8 @@ pub struct Relay {
     pub(super) models: Models,
     pub(super) tokens: Arc<Tokens>,
     pub(super) budget: RetryBudget,
-    /// None where requests are never split.
-    pub(super) prefill_decode: Option<PrefillDecode>,
+    /// `None` if requests are not disaggregated.
+    pub(super) prefill_decode: Option<Disaggregation>,
     pub(super) metrics: Metrics,
 }
 
@@ -45,7 +45,7 @@ impl Relay {
         tokens: Arc<Tokens>,
         registry: &metrics::Registry,
     ) -> Self {
-        let prefill_decode = PrefillDecode::new(prefill_decode, registry);
+        let prefill_decode = Disaggregation::new(prefill_decode, registry);
         let families = prefill_decode.as_ref().map(|it| it.families.clone());
         Self {
             budget: RetryBudget::new(&settings),

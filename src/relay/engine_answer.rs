@@ -14,15 +14,15 @@ static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(".delta\"
 
 /// Tokens of one request, as its engine reports them.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Usage {
-    pub(super) prompt_tokens: u64,
-    pub(super) cached_tokens: u64,
-    pub(super) output_tokens: u64,
+pub struct Usage {
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub output_tokens: u64,
 }
 
 /// True if a piece of a stream has a token. What engines send before they compute anything has none: a chat
 /// stream's first chunk with the role, the first events of a response, keep-alive comments.
-pub(super) fn is_token(api: Api, data: &[u8]) -> bool {
+pub fn is_token(api: Api, data: &[u8]) -> bool {
     match api {
         Api::Responses => DELTA.find(data).is_some(),
         Api::Chat => {
@@ -35,12 +35,12 @@ pub(super) fn is_token(api: Api, data: &[u8]) -> bool {
 }
 
 /// True if a piece of an answer may contain usage.
-pub(super) fn has_usage(data: &[u8]) -> bool {
+pub fn has_usage(data: &[u8]) -> bool {
     USAGE.find(data).is_some()
 }
 
 /// The last usage in a piece of an answer, with the field names of chat completions or of Responses.
-pub(super) fn last_usage(data: &[u8]) -> Option<Usage> {
+pub fn last_usage(data: &[u8]) -> Option<Usage> {
     #[derive(Deserialize)]
     struct Wire {
         #[serde(alias = "input_tokens")]

@@ -1,119 +1,33 @@
-//! What would be chosen, and why not the others.
+//! Explains the decision for a request: every worker's cost, and why the others were not chosen. A dry run.
 
-mod why;
+mod text;
+mod types;
 
 use bytes::Bytes;
 use hyper::HeaderMap;
-use serde::Serialize;
 
-use super::cached_prefix::{self, PrefixSource};
-use super::choice::{Failed, Unsplit};
+use self::types::{DisaggregationExplained, Excluded, Tokens, Tree};
+pub use self::types::{Explanation, Score};
+use super::cached_prefix;
+use super::choice::{FailedWorkers, NotDisaggregated};
+use super::core::Relay;
+use super::fleet_view::{FleetView, Task};
+use super::job::Error;
 use super::plan::Plan;
-use super::prefill_decode::PrefillDecode;
+use super::prefill_decode::Disaggregation;
 use super::prompt_blocks::TokenBlocks;
 use super::tokens::Found;
-use super::view::{LiveView, Task};
-use super::{Error, Relay};
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Status};
-use crate::http::circuit_breaker;
+use crate::http::circuit_breaker::State;
 use crate::kv::index::RankPrefix;
 use crate::kv::subscriber::TreeState;
 use crate::observe;
 use crate::prompt::{Api, Peek};
-use crate::routing::cost::{self, Terms};
-use crate::routing::{self, Cached, Decision, View};
-
-/// What `explain` answers.
-#[derive(Debug, Serialize)]
-pub struct Explanation {
-    pub model: String,
-    pub policy: routing::Policy,
-    pub prompt_tokens: u32,
-    pub prompt_blocks: usize,
-    /// Whether the prompt's tokens are known; else it is looked up by its text.
-    pub tokens_known: bool,
-    /// The tokens themselves, where they were asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tokens: Option<Tokens>,
-    pub chosen: Option<String>,
-    pub reason: Option<routing::Reason>,
-    /// The same in words.
-    pub why: Option<String>,
-    pub workers: Vec<Score>,
-    /// Whether another worker would compute the prompt, where requests are split.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub split: Option<SplitOrNot>,
-    /// Workers of the model that are not looked at, and why.
-    pub left_out: Vec<LeftOut>,
-}
-
-/// Who would compute the prompt for the worker that was chosen, or why nobody would.
-#[derive(Debug, Serialize)]
-pub struct SplitOrNot {
-    pub is_split: bool,
-    pub why_not: Option<&'static str>,
-    pub prefill: Option<String>,
-    pub reason: Option<routing::Reason>,
-    /// The same in words.
-    pub why: String,
-    /// The workers that compute prompts for others.
-    pub workers: Vec<Score>,
-}
-
-/// A prompt as the router tokenises it, to be compared with an engine's.
-#[derive(Debug, Serialize)]
-pub struct Tokens {
-    pub ids: Vec<u32>,
-    /// The text they stand for, where the model's tokenizer is at hand.
-    pub text: Option<String>,
-    /// Bytes of text after them whose ids are not known, since an image is before.
-    pub unknown_bytes: usize,
-}
-
-/// One worker, as a decision sees it.
-#[derive(Debug, Serialize)]
-pub struct Score {
-    pub worker: String,
-    pub is_usable: bool,
-    pub unusable_because: Option<String>,
-    pub breaker: circuit_breaker::State,
-    pub requests: u32,
-    pub queued_tokens: u64,
-    pub decode_tokens: u64,
-    /// Of the prompt, from its start; by tier, and all together.
-    pub cached: Cached,
-    pub cached_tokens: u32,
-    /// How that is known.
-    pub known_by: PrefixSource,
-    /// What it tells of each rank's cache, and how far that can be relied on. None for a worker without events.
-    pub trees: Vec<Tree>,
-    /// False while its engine is seen to have other tokens than this router: then its events do not count.
-    pub is_trusted: bool,
-    /// To compute; what is in a lower tier counts in part.
-    pub new_tokens: u32,
-    pub cost: f64,
-    pub cost_terms: Terms,
-}
-
-/// What is known of one rank by its events.
-#[derive(Debug, Serialize)]
-pub struct Tree {
-    #[serde(flatten)]
-    pub state: TreeState,
-    /// Whether it counts: a partial or a live one does.
-    pub scores: bool,
-    pub cached: Cached,
-}
-
-#[derive(Debug, Serialize)]
-pub struct LeftOut {
-    pub worker: String,
-    pub why: &'static str,
-}
+use crate::routing::{Cached, Decision, View, cost};
 
 impl Relay {
-    /// What would be chosen for a request now, and what every worker would cost. Changes nothing.
+    /// The decision for a request as the fleet is now. Changes nothing.
     pub async fn explain(
         &self,
         api: Api,
@@ -126,25 +40,28 @@ impl Relay {
         let plan = self.plan(api, headers, &mut peek, body).await?;
         let now = observe::now();
         let held = self.held(&plan, now, usize::MAX);
-        let view = LiveView::new(&plan.group, &held, Task::Decode, now, &[]);
-        let chosen = self.choose_once(&plan, &held, now, &Failed::default());
+        let view = FleetView::new(&plan.group, &held, Task::Decode, now, &[]);
+        let chosen = self.choose_once(&plan, &held, now, &FailedWorkers::default());
         let decision = chosen.as_ref().map(|(decision, _)| *decision);
         let prefill = chosen.and_then(|(_, prefill)| prefill);
         let exact = plan.prompt.exact.as_ref();
         let depths = exact.map(TokenBlocks::rank_prefixes).unwrap_or_default();
         let workers = self.scores(&plan, &view, &depths);
-        let split = match (&self.prefill_decode, prefill) {
-            (Some(it), Some(prefill)) => {
-                let task = Task::Prefill(it.connector, plan.api);
-                let view = LiveView::new(&plan.group, &held, task, now, &[]);
+        let disaggregation = match (&self.prefill_decode, prefill) {
+            (Some(settings), Some(prefill)) => {
+                let task = Task::Prefill(settings.connector, plan.api);
+                let view = FleetView::new(&plan.group, &held, task, now, &[]);
                 let workers = self.scores(&plan, &view, &depths);
-                Some(self.split_or_not(&plan, it, prefill, view.in_group(0), workers))
+                let first = view.in_group(0);
+                Some(explain_disaggregation(
+                    &plan, settings, prefill, first, workers,
+                ))
             }
             _ => None,
         };
-        let why = decision.map(|decision| {
+        let explanation = decision.map(|decision| {
             let chosen = &workers[decision.worker_index];
-            why::why(
+            text::chosen(
                 decision.reason,
                 chosen,
                 &workers,
@@ -173,74 +90,45 @@ impl Relay {
             chosen: decision
                 .map(|decision| plan.group.workers[decision.worker_index].name.to_string()),
             reason: decision.map(|decision| decision.reason),
-            why,
+            explanation,
             workers,
-            split,
-            left_out: self.left_out(&plan),
+            disaggregation,
+            excluded: self.excluded(&plan),
         })
     }
 
-    fn split_or_not(
+    fn scores(
         &self,
         plan: &Plan,
-        it: &PrefillDecode,
-        prefill: Result<Decision, Unsplit>,
-        first: usize,
-        workers: Vec<Score>,
-    ) -> SplitOrNot {
-        match prefill {
-            Ok(decision) => {
-                let score = &workers[decision.worker_index - first];
-                let tokens = plan.request.prompt_tokens;
-                SplitOrNot {
-                    is_split: true,
-                    why_not: None,
-                    prefill: Some(score.worker.clone()),
-                    reason: Some(decision.reason),
-                    why: why::why(decision.reason, score, &workers, tokens),
-                    workers,
-                }
-            }
-            Err(unsplit) => SplitOrNot {
-                is_split: false,
-                why_not: Some(unsplit.as_str()),
-                prefill: None,
-                reason: None,
-                why: why::not_split(unsplit, it.pair.remote_prefill_min_tokens),
-                workers,
-            },
-        }
-    }
-
-    fn scores(&self, plan: &Plan, view: &LiveView<'_>, depths: &[(RankPrefix, u32)]) -> Vec<Score> {
+        view: &FleetView<'_>,
+        depths: &[(RankPrefix, u32)],
+    ) -> Vec<Score> {
         (0..view.len())
-            .map(|place| self.score(plan, view, depths, place))
+            .map(|index| self.score(plan, view, depths, index))
             .collect()
     }
 
     fn score(
         &self,
         plan: &Plan,
-        view: &LiveView<'_>,
+        view: &FleetView<'_>,
         depths: &[(RankPrefix, u32)],
-        place: usize,
+        index: usize,
     ) -> Score {
-        let in_group = view.in_group(place);
+        let in_group = view.in_group(index);
         let worker = &plan.group.workers[in_group];
-        let state = view.state(place);
-        let cached = view.cached(place);
+        let state = view.state(index);
+        let cached = view.cached(index);
         let settings = &plan.model.routing;
         let new_tokens = cost::new_tokens(settings, &plan.request, &cached);
         let terms = cost::terms(settings, &state, new_tokens);
         let breaker = worker.breaker.state();
         let because = || match breaker {
-            _ if !view.is_met(place) => "it is not known where what it computes is to be fetched",
-            circuit_breaker::State::Closed if !view.hands_over(place) => {
-                "what it computed could not be fetched several times in a row"
-            }
-            circuit_breaker::State::Closed => "it asked to be left alone for a moment",
-            circuit_breaker::State::Open => "its last requests failed, so its breaker is open",
-            circuit_breaker::State::HalfOpen => "one request is trying whether it answers again",
+            _ if !view.is_bootstrap_known(index) => "its bootstrap server has not answered yet",
+            State::Closed if !view.may_transfer(index) => "its KV transfer circuit breaker is open",
+            State::Closed => "it asked for a pause (Retry-After)",
+            State::Open => "its circuit breaker is open",
+            State::HalfOpen => "its circuit breaker is half-open, with a trial request under way",
         };
         let now = observe::now();
         let trees = self.caches.board.trees(now, worker.id).into_iter();
@@ -258,8 +146,8 @@ impl Relay {
         Score {
             worker: worker.name.to_string(),
             is_usable: state.is_usable,
-            unusable_because: (!state.is_usable).then(|| because().to_owned()),
-            breaker,
+            unusable_reason: (!state.is_usable).then(|| because().to_owned()),
+            circuit_breaker: breaker,
             requests: state.requests,
             queued_tokens: state.queued_tokens,
             decode_tokens: state.decode_tokens,
@@ -274,27 +162,58 @@ impl Relay {
         }
     }
 
-    /// Workers that serve the model and are not among those to choose from.
-    fn left_out(&self, plan: &Plan) -> Vec<LeftOut> {
+    /// Workers of the model that take no requests now.
+    fn excluded(&self, plan: &Plan) -> Vec<Excluded> {
         let snapshot = self.fleet.snapshot();
-        let is_left_out = |status: &&Status| {
-            let place = plan.group.place.get(&status.worker.id);
+        let is_excluded = |status: &&Status| {
+            let index = plan.group.place.get(&status.worker.id);
             status.facts.models.contains_key(&plan.group.model)
-                && place.is_none_or(|place| !plan.group.decode().contains(place))
+                && index.is_none_or(|index| !plan.group.decode().contains(index))
         };
-        let why = |status: &Status| match status.health {
-            Health::Down => "it is down",
-            Health::Unknown => "it was not seen to be well yet",
-            Health::Up if status.draining => "it is draining",
-            Health::Up if status.worker.role == Role::Prefill => "it takes prompts only",
-            Health::Up => "it has just joined",
+        let reason = |status: &Status| match status.health {
+            Health::Down => "unhealthy",
+            Health::Unknown => "no health check yet",
+            Health::Up if status.draining => "draining",
+            Health::Up if status.worker.role == Role::Prefill => "takes prefill legs only",
+            Health::Up => "just joined",
         };
-        let left_out = snapshot.workers.iter().filter(is_left_out);
-        left_out
-            .map(|status| LeftOut {
+        let excluded = snapshot.workers.iter().filter(is_excluded);
+        excluded
+            .map(|status| Excluded {
                 worker: status.worker.name.to_string(),
-                why: why(status),
+                reason: reason(status),
             })
             .collect()
+    }
+}
+
+fn explain_disaggregation(
+    plan: &Plan,
+    settings: &Disaggregation,
+    prefill: Result<Decision, NotDisaggregated>,
+    first: usize,
+    workers: Vec<Score>,
+) -> DisaggregationExplained {
+    match prefill {
+        Ok(decision) => {
+            let score = &workers[decision.worker_index - first];
+            let tokens = plan.request.prompt_tokens;
+            DisaggregationExplained {
+                is_disaggregated: true,
+                not_disaggregated_reason: None,
+                prefill: Some(score.worker.clone()),
+                reason: Some(decision.reason),
+                explanation: text::chosen(decision.reason, score, &workers, tokens),
+                workers,
+            }
+        }
+        Err(reason) => DisaggregationExplained {
+            is_disaggregated: false,
+            not_disaggregated_reason: Some(reason.as_str()),
+            prefill: None,
+            reason: None,
+            explanation: text::not_disaggregated(reason, settings.pair.remote_prefill_min_tokens),
+            workers,
+        },
     }
 }

@@ -16,14 +16,14 @@ const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 /// End-to-end headers that clients may not set for an engine: its request id, its rank, its queue.
 const OWNED: [HeaderName; 5] = [
     REQUEST_ID,
-    super::DECISION,
+    super::job::DECISION,
     RANK,
     HeaderName::from_static("x-vllm-priority"),
     HeaderName::from_static("x-session-id"),
 ];
 
 /// The headers of a request to an engine. Length and framing are the connection's business.
-pub(super) fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> HeaderMap {
+pub fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(client.len() + 2);
     let named = named_by_connection(client);
     for (name, value) in client {
@@ -55,7 +55,7 @@ pub(super) fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> H
 
 /// Makes the headers of a request to an engine those of one of its two legs: the answer is read here, so it
 /// must not be compressed.
-pub(super) fn of_leg(headers: &mut HeaderMap, rank: Option<u32>) {
+pub fn of_leg(headers: &mut HeaderMap, rank: Option<u32>) {
     headers.remove(header::ACCEPT_ENCODING);
     if let Some(rank) = rank {
         headers.insert(RANK, HeaderValue::from(rank));

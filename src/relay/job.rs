@@ -12,14 +12,14 @@ use super::summary::SummaryCell;
 use crate::ids::RequestId;
 use crate::prompt::Api;
 
-/// A request that carries this header gets it back with the decision.
+/// A request with this header gets the routing decision in the same header of its response.
 pub const DECISION: HeaderName = HeaderName::from_static("x-warmroute-decision");
 
-/// Which worker an answer comes from, by its name: an extension of the response.
+/// The worker that answered: an extension of the response.
 #[derive(Clone, Debug)]
 pub struct ServedBy(pub Arc<str>);
 
-/// One request to carry.
+/// One request to send to an engine.
 #[derive(Debug)]
 pub struct Job<'a> {
     pub api: Api,
@@ -28,33 +28,33 @@ pub struct Job<'a> {
     pub headers: &'a HeaderMap,
     pub body: Bytes,
     pub id: RequestId,
-    /// When the request's head had come.
+    /// When the request's head was received.
     pub begun: Instant,
     /// Filled with the request's figures, for an access log.
     pub summary: Option<SummaryCell>,
 }
 
-/// Why no engine's answer can be passed on.
+/// Why there is no engine's answer for the client.
 #[derive(Debug, PartialEq)]
 pub enum Error {
-    /// No worker serves it.
+    /// No worker serves the model.
     UnknownModel { model: String, known: Vec<String> },
-    /// The request names none, and there is more than one.
+    /// The request names no model, and there is more than one.
     NoModel { known: Vec<String> },
-    /// Workers serve it, and none can take it now.
+    /// No worker of the model is usable now.
     NoWorker {
         model: String,
         retry_after: Duration,
     },
-    /// Workers can take it, but none can compute its prompt for them, and they are not to do so themselves.
+    /// No prefill worker is usable now, and decode workers must not compute prompts (`on_prefill_failure: fail`).
     NoPrefill {
         model: String,
         retry_after: Duration,
     },
-    /// Every try failed before an answer.
-    Unreachable { tries: u32, last: String },
-    /// The last try took too long.
-    TimedOut { tries: u32 },
+    /// Every attempt failed before an answer.
+    Unreachable { attempts: u32, last: String },
+    /// The last attempt timed out.
+    TimedOut { attempts: u32 },
 }
 
 impl fmt::Display for Error {
@@ -79,10 +79,12 @@ impl fmt::Display for Error {
             Error::NoPrefill { model, .. } => {
                 write!(f, "no prefill worker can take requests for `{model}` now")
             }
-            Error::Unreachable { tries, last } => {
-                write!(f, "no engine answered in {tries} tries: {last}")
+            Error::Unreachable { attempts, last } => {
+                write!(f, "no engine answered in {attempts} attempts: {last}")
             }
-            Error::TimedOut { tries } => write!(f, "no engine answered in time, in {tries} tries"),
+            Error::TimedOut { attempts } => {
+                write!(f, "no engine answered in time, in {attempts} attempts")
+            }
         }
     }
 }

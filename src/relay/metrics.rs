@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
 use rustc_hash::FxHashSet;
 
-use super::attempt::Failure;
+use super::retries::Failure;
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::observe::metrics;
@@ -72,7 +72,7 @@ pub(super) struct Families {
 impl Families {
     pub(super) fn new(registry: &metrics::Registry) -> Self {
         let counters = |name, help, labels: &[&str]| registry.counters(name, help, labels);
-        let of_model = |name, help| registry.counters(name, help, &["model"]);
+        let model_metrics = |name, help| registry.counters(name, help, &["model"]);
         let histograms =
             |name, help, buckets| registry.histograms(name, help, buckets, &["model", "worker"]);
         Self {
@@ -87,11 +87,11 @@ impl Families {
                 "Workers chosen for a request or for a retry, by policy and reason.",
                 &["model", "policy", "reason"],
             ),
-            routed_prompt_tokens: of_model(
+            routed_prompt_tokens: model_metrics(
                 "warmroute_routed_prompt_tokens_total",
                 "Prompt tokens of the requests routed, as the router counts or estimates them.",
             ),
-            expected_cached_tokens: of_model(
+            expected_cached_tokens: model_metrics(
                 "warmroute_expected_cached_prompt_tokens_total",
                 "Prompt tokens that the router expected the chosen worker to have in its prefix cache.",
             ),
@@ -115,15 +115,15 @@ impl Families {
                 "Time from the head of a request to the end of its answer.",
                 REQUEST_SECONDS,
             ),
-            prompt_tokens: of_model(
+            prompt_tokens: model_metrics(
                 "warmroute_prompt_tokens_total",
                 "Prompt tokens, as engines report them.",
             ),
-            cached_tokens: of_model(
+            cached_tokens: model_metrics(
                 "warmroute_cached_prompt_tokens_total",
                 "Prompt tokens that engines report as read from their prefix cache.",
             ),
-            generation_tokens: of_model(
+            generation_tokens: model_metrics(
                 "warmroute_generation_tokens_total",
                 "Generated tokens, as engines report them.",
             ),

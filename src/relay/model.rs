@@ -1,4 +1,4 @@
-//! One model's settings and metric handles, resolved once and shared by its requests.
+//! One model's settings and metric series, resolved once and shared by its requests.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::observe::{self, metrics};
 use crate::prompt::Peek;
 use crate::routing::{self, Decision, Reason, rendezvous};
 
-/// What models are told of routing: each its own, the others a common one.
+/// Settings by model name, and the common ones of all other models.
 #[derive(Clone, Debug)]
 pub struct ModelSettings {
     pub common: PerModel,
@@ -33,11 +33,11 @@ pub struct ModelSettings {
 pub struct PerModel {
     pub routing: routing::Settings,
     pub bytes_per_token: f64,
-    /// Whether engines are sent the ids that a chat or Responses request was routed by.
+    /// Sends engines the token ids that a chat or Responses request was routed by.
     pub send_tokens: bool,
 }
 
-/// Where a request's affinity key comes from.
+/// Where a request's session affinity key comes from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum KeySource {
     Header(HeaderName),
@@ -65,16 +65,16 @@ impl FromStr for KeySource {
     }
 }
 
-/// The models that requests have asked for.
+/// The models that requests have asked for, with their state.
 #[derive(Debug)]
 pub(super) struct Models {
     settings: ModelSettings,
     states: ArcSwap<FxHashMap<Model, Arc<ModelState>>>,
     families: Arc<Families>,
-    splits: Option<prefill_decode::Families>,
+    disaggregation: Option<prefill_decode::Families>,
 }
 
-/// One model, as its requests share it.
+/// One model's state, shared by its requests.
 #[derive(Debug)]
 pub(super) struct ModelState {
     pub(super) routing: routing::Settings,
@@ -92,21 +92,21 @@ pub(super) struct ModelState {
     pub(super) generation_tokens: IntCounter,
     pub(super) series: SeriesByWorker,
     pub(super) families: Arc<Families>,
-    /// Where requests are split.
-    pub(super) split: Option<prefill_decode::OfModel>,
+    /// `None` if requests are not disaggregated.
+    pub(super) disaggregated: Option<prefill_decode::ModelMetrics>,
 }
 
 impl Models {
     pub(super) fn new(
         settings: ModelSettings,
-        splits: Option<prefill_decode::Families>,
+        disaggregation: Option<prefill_decode::Families>,
         registry: &metrics::Registry,
     ) -> Self {
         Self {
             settings,
             states: ArcSwap::default(),
             families: Arc::new(Families::new(registry)),
-            splits,
+            disaggregation,
         }
     }
 
@@ -115,7 +115,8 @@ impl Models {
             return state.clone();
         }
         let state = Arc::new(self.build(name));
-        // Two first requests may both build one; the later one's is kept, and shares its metrics.
+        // Two first requests may build two states. The later one stays, and only series of the earlier one's
+        // requests are not removed with their worker.
         self.states.rcu(|states| {
             let mut states = FxHashMap::clone(states);
             states.insert(name.clone(), state.clone());
@@ -170,10 +171,10 @@ impl Models {
             routing: settings.routing,
             bytes_per_token: settings.bytes_per_token,
             send_tokens: settings.send_tokens,
-            split: self
-                .splits
+            disaggregated: self
+                .disaggregation
                 .as_ref()
-                .map(|families| prefill_decode::OfModel::new(families, name)),
+                .map(|families| prefill_decode::ModelMetrics::new(families, name)),
             families,
         }
     }
@@ -184,12 +185,12 @@ impl ModelState {
         self.tickets.fetch_add(1, Relaxed)
     }
 
-    /// The ticket that the next request will take.
+    /// The number that the next request will get.
     pub(super) fn next_ticket(&self) -> u64 {
         self.tickets.load(Relaxed)
     }
 
-    /// The hash of the first key that a request has.
+    /// The hash of the request's first affinity key, by the order of `hash_on`.
     pub(super) fn affinity(&self, headers: &HeaderMap, peek: &Peek<'_>) -> Option<u64> {
         if self.routing.policy != routing::Policy::ConsistentHash {
             return None;

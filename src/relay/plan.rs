@@ -1,4 +1,4 @@
-//! From a body's few fields to a worker: the model's group, the prompt's blocks, the decision.
+//! The plan of a request: its model's workers, its prompt as blocks and tokens, what engines are sent.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,12 +9,14 @@ use hyper::HeaderMap;
 use smallvec::SmallVec;
 
 use super::cached_prefix::CachedPrefixes;
-use super::handoff::{Legs, NotSplit};
+use super::core::Relay;
+use super::job::Error;
+use super::kv_report_request::KvReportRequest;
+use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
 use super::prompt_blocks::{Prompt, TokenBlocks};
-use super::report::Report;
+use super::prompt_token_ids;
 use super::tokens::Found;
-use super::{Error, Relay, tell_tokens};
 use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::WorkerId;
 use crate::kv::parity::{Check, Made, Parity};
@@ -23,13 +25,13 @@ use crate::kv::unconfirmed::{UnconfirmedBlocks, UnconfirmedPrompt};
 use crate::prompt::{self, Api, Peek};
 use crate::{kv, routing};
 
-/// How long a client should wait where no worker is healthy: about half of what it takes a worker to
-/// be found healthy again.
+/// The Retry-After of an answer when no worker is usable: about half of the time that health checks take to find a
+/// worker healthy again.
 pub(super) const NO_WORKER_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 pub(super) type Excluded = SmallVec<[WorkerId; 4]>;
 
-/// A request with all that is needed to choose a worker for it, again if need be.
+/// A request with all that a decision needs, for the first attempt and for retries.
 pub(super) struct Plan {
     pub(super) api: Api,
     pub(super) group: Arc<Group>,
@@ -37,17 +39,18 @@ pub(super) struct Plan {
     pub(super) request: routing::Request,
     pub(super) prompt: Prompt,
     pub(super) is_stream: bool,
-    /// What engines are sent in the body's place, where they are told the prompt's ids.
+    /// The client's body with the prompt's token ids, if engines are sent them.
     pub(super) body: Option<Bytes>,
-    /// Where an engine is asked to tell again what it holds, where that may be asked.
-    pub(super) report: Option<Report>,
-    /// What two workers are sent instead, or why it must be one. None where requests are never split.
-    pub(super) legs: Option<Result<Legs, NotSplit>>,
+    /// Asks the engine to report cached blocks, if that is configured.
+    pub(super) report: Option<KvReportRequest>,
+    /// The prefill and decode legs, or why the request must run on one worker. `None` if requests are not
+    /// disaggregated.
+    pub(super) legs: Option<Result<Legs, SingleWorkerReason>>,
 }
 
 impl Plan {
-    /// Counts the prompt's blocks as on their way to the worker that was chosen. Not to one of several
-    /// ranks, since nobody knows to which of them it goes.
+    /// Records that the prompt's blocks will be cached at the chosen worker. Not for a worker with several dp ranks:
+    /// the router does not know which of them gets the request.
     pub(super) fn expect(
         &self,
         unconfirmed: &Arc<UnconfirmedBlocks>,
@@ -64,10 +67,8 @@ impl Plan {
         keys.map(|keys| unconfirmed.insert(worker.id, keys))
             .collect()
     }
-}
 
-impl Plan {
-    /// What is to be looked for at a worker that gets the prompt, if it tells what it holds.
+    /// The tokenizer check of a worker that gets the prompt and reports KV events.
     pub(super) fn check(
         &self,
         parity: &Arc<Parity>,
@@ -86,9 +87,9 @@ impl Plan {
         Some(parity.check(now, prompt, worker.id, worker.name.clone(), ranks))
     }
 
-    /// Whether a worker is to be asked what it holds of the prompt: it holds more than is known, and that
-    /// may be of this one.
-    pub(super) fn asks(&self, board: &Board, worker: &Worker) -> Option<&Report> {
+    /// The request for a report of cached blocks, if the worker's tree is partial and the report could add to what is
+    /// known of this prompt.
+    pub(super) fn asks(&self, board: &Board, worker: &Worker) -> Option<&KvReportRequest> {
         let report = self.report.as_ref()?;
         let exact = self.prompt.exact.as_ref()?;
         let asks = board.is_partial(worker.id)
@@ -142,16 +143,16 @@ impl Relay {
             exact.keep(&group, &self.caches.parity, &found.ids);
             exact
         });
-        let may_tell = model.send_tokens && !peek.is_echo;
-        let told = match &found {
-            Some(found) if may_tell && !found.ends_early() => {
-                tell_tokens::spliced(api, body, &found.ids)
+        let sends_ids = model.send_tokens && !peek.is_echo;
+        let with_ids = match &found {
+            Some(found) if sends_ids && !found.ends_early() => {
+                prompt_token_ids::spliced(api, body, &found.ids)
             }
             _ => None,
         };
-        let splits = self.prefill_decode.is_some();
-        let legs = splits.then(|| Legs::of(api, told.as_ref().unwrap_or(body)));
-        // Rounding each block down must not make the prompt shorter than its blocks.
+        let legs = self.prefill_decode.is_some();
+        let legs = legs.then(|| Legs::of(api, with_ids.as_ref().unwrap_or(body)));
+        // Rounding must not make the prompt shorter than its blocks.
         let in_blocks = blocks.last().map_or(0, |block| block.end_tokens);
         Ok(Plan {
             api,
@@ -166,13 +167,12 @@ impl Relay {
             group,
             model,
             prompt: Prompt { blocks, exact },
-            body: told,
+            body: with_ids,
             legs,
         })
     }
 
-    /// How many tokens a request's prompt has, where the router makes or knows them itself and nothing in it
-    /// is unknown.
+    /// The number of a prompt's tokens, if the router knows all of them.
     pub async fn count_tokens(
         &self,
         api: Api,
@@ -196,14 +196,14 @@ impl Relay {
         group.cloned().ok_or_else(|| no_group(&snapshot, model))
     }
 
-    /// Takes the model's workers as they are now.
+    /// Updates the model's workers to the latest snapshot.
     pub(super) fn renew(&self, plan: &mut Plan) {
         if let Some(group) = self.fleet.snapshot().models.get(&plan.group.model) {
             plan.group = group.clone();
         }
     }
 
-    /// What workers hold of a plan's prompt.
+    /// The workers' cached prefixes of the prompt.
     pub(super) fn held<'a>(
         &'a self,
         plan: &'a Plan,
@@ -222,7 +222,7 @@ impl Relay {
     }
 }
 
-/// How a prompt's bytes count as tokens.
+/// Converts bytes of the prompt to tokens.
 struct Measure {
     prompt_tokens: u32,
     tokens_per_byte: f64,
@@ -232,7 +232,7 @@ impl Measure {
     fn new(prompt: &prompt::Prompt, found: Option<&Found>, bytes_per_token: f64) -> Self {
         let of_bytes = |bytes: u64| bytes as f64 / bytes_per_token;
         let tokens = match found {
-            // What comes after an image is counted as where nothing is known, the image included.
+            // The image and the text after it are estimated by their bytes.
             Some(found) if found.ends_early() => of_bytes(prompt.bytes).max(found.ids.len() as f64),
             Some(found) => found.ids.len() as f64,
             None => of_bytes(prompt.bytes),
@@ -248,11 +248,11 @@ impl Measure {
     }
 }
 
-/// Why a request has no workers to choose from.
+/// Why there is no group of workers for a model.
 fn no_group(fleet: &Snapshot, model: Option<&str>) -> Error {
     let known: Vec<String> = fleet.models.keys().map(|model| model.to_string()).collect();
     match model {
-        // Nobody knows yet all that there is; a client should ask again, not give up.
+        // Some workers were not asked for their models yet, so the client should retry.
         _ if known.is_empty() => {}
         Some(_) if fleet.is_being_learnt() => {}
         Some(model) => {

@@ -1,5 +1,4 @@
-//! What a request counts for at its worker while it runs: load, and blocks that are on their way; and
-//! what is to be looked for when they are there.
+//! What a running request counts for at its worker: load, blocks that will be cached soon, a tokenizer check.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,7 +14,7 @@ use crate::kv::predicted::PredictedIndex;
 use crate::kv::subscriber::Asking;
 use crate::kv::unconfirmed::UnconfirmedPrompt;
 
-/// Dropped, it takes back what is not true any more.
+/// Dropped, it takes back what counts for a running request only.
 #[derive(Debug)]
 pub(super) struct Running {
     in_flight: InFlight,
@@ -39,14 +38,14 @@ impl Running {
         }
     }
 
-    /// The engine does not compute the prompt.
+    /// The engine refused the request, so it does not compute the prompt.
     pub(super) fn on_refusal(&mut self) {
         self.coming.clear();
         self.check = None;
         self.asking = None;
     }
 
-    /// The prompt is computed.
+    /// The engine has computed the prompt.
     pub(super) fn on_first_token(&mut self, now: Instant) {
         self.in_flight.on_first_token();
         for coming in self.coming.drain(..) {
@@ -63,17 +62,17 @@ impl Running {
     }
 }
 
-/// The belief that a worker computes a prompt, and so holds its blocks. Taken back when dropped, unless
-/// the worker has begun to answer.
+/// Optimistic insert: the predicted cache has the prompt's blocks at the worker from the moment of the decision.
+/// Taken back when dropped, unless the worker has begun to answer.
 #[must_use = "dropped, it is taken back"]
-pub(super) struct Belief<'a> {
+pub(super) struct OptimisticInsert<'a> {
     predicted: &'a PredictedIndex,
     worker: WorkerId,
     blocks: &'a [Block],
     held_before: usize,
 }
 
-impl<'a> Belief<'a> {
+impl<'a> OptimisticInsert<'a> {
     pub(super) fn new(
         predicted: &'a PredictedIndex,
         now: Instant,
@@ -100,7 +99,7 @@ impl<'a> Belief<'a> {
     }
 }
 
-impl Drop for Belief<'_> {
+impl Drop for OptimisticInsert<'_> {
     fn drop(&mut self) {
         if self.held_before < self.blocks.len() {
             self.predicted

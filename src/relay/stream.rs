@@ -1,6 +1,6 @@
-//! An answer on its way to the client: bytes unchanged, in whole events, and never without an end.
+//! The body of an answer to the client: bytes unchanged, streams in whole SSE events and always terminated.
 
-mod ending;
+mod terminator;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,10 +14,10 @@ use hyper::StatusCode;
 use tokio::time::Sleep;
 use tracing::info;
 
-use self::ending::Ending;
+use self::terminator::StreamTerminator;
 use super::meter::Meter;
 use super::metrics::Outcome;
-use super::usage::TrueUsage;
+use super::usage_rewriter::UsageRewriter;
 use crate::http::client::EngineBody;
 use crate::http::sse::Aligner;
 use crate::http::{self, BodyError};
@@ -25,9 +25,9 @@ use crate::ids::RequestId;
 use crate::observe;
 use crate::prompt::Api;
 
-/// How much of an event that has not ended is held back. Longer ones pass in pieces.
-const HELD_BYTES_MAX: usize = 1 << 20;
-/// Pieces that have come together are passed on together, up to about so much.
+/// An incomplete event is buffered up to this size; a longer one passes in pieces.
+const EVENT_BYTES_MAX: usize = 1 << 20;
+/// Pieces that are available at once are passed on as one, up to about this size.
 const BATCH_BYTES: usize = 8 << 10;
 
 const TOO_LONG: &str = "the request took longer than the router allows";
@@ -38,7 +38,7 @@ pub(super) struct Limits {
     pub(super) deadline: Instant,
 }
 
-/// Makes the client's body of an engine's.
+/// Turns an engine's body into the client's.
 #[expect(
     clippy::too_many_arguments,
     reason = "one caller; a struct would name them once more"
@@ -52,13 +52,13 @@ pub(super) fn relay(
     status: StatusCode,
     is_events: bool,
     meter: Meter,
-    usage: Option<Box<TrueUsage>>,
+    usage: Option<Box<UsageRewriter>>,
     id: RequestId,
 ) -> http::Body {
     let events = is_events.then(|| Events {
-        aligner: Aligner::new(HELD_BYTES_MAX),
+        aligner: Aligner::new(EVENT_BYTES_MAX),
         // An error that an engine answers as a stream is its own business.
-        ending: status.is_success().then(|| Ending::new(api)),
+        terminator: status.is_success().then(|| StreamTerminator::new(api)),
     });
     let relayed = Relayed {
         engine: Some(engine),
@@ -76,30 +76,30 @@ pub(super) fn relay(
 }
 
 struct Relayed {
-    /// Gone when nothing more is to come from it.
+    /// `None` once the answer has ended.
     engine: Option<EngineBody>,
     first: Option<Bytes>,
     timer: Pin<Box<Sleep>>,
-    /// Whether the timer is set to this answer's limits.
+    /// True once the timer is set to the limits of the stream.
     is_armed: bool,
     last: Instant,
     limits: Limits,
     events: Option<Events>,
     meter: Meter,
-    /// Puts right what an answer says that another worker has computed the prompt of.
-    usage: Option<Box<TrueUsage>>,
+    /// Corrects the usage of a disaggregated request's answer.
+    usage: Option<Box<UsageRewriter>>,
     id: RequestId,
 }
 
-/// What the engine's connection had to give.
-enum Came {
+/// What was read from the engine's connection.
+enum Read {
     Data(Bytes),
-    /// The last of it.
+    /// The last data.
     End(Bytes),
     Broken(Bytes),
 }
 
-/// Pieces made one. A single one is not copied.
+/// Joins pieces. A single piece is not copied.
 #[derive(Default)]
 struct Batch {
     first: Bytes,
@@ -142,82 +142,81 @@ fn join(first: Bytes, second: Bytes) -> Bytes {
 
 struct Events {
     aligner: Aligner,
-    ending: Option<Ending>,
+    terminator: Option<StreamTerminator>,
 }
 
 impl Relayed {
-    /// Takes what has come; returns what may pass.
+    /// Takes data from the engine; returns the whole events in it.
     fn on_data(&mut self, data: Bytes) -> Bytes {
         self.last = observe::now();
         if self.usage.is_some() {
-            return self.on_split_data(data);
+            return self.on_disaggregated_data(data);
         }
         self.meter.on_data(self.last, &data);
         let Some(events) = &mut self.events else {
             return data;
         };
         let passed = events.aligner.push(data);
-        if let Some(ending) = &mut events.ending
+        if let Some(terminator) = &mut events.terminator
             && !passed.is_empty()
         {
-            ending.on_passed(&passed);
+            terminator.on_passed(&passed);
         }
         passed
     }
 
-    /// The same for an answer in which something is put right: what is counted is what the client reads.
-    fn on_split_data(&mut self, data: Bytes) -> Bytes {
+    /// The same for an answer whose usage is corrected: metrics count what the client reads.
+    fn on_disaggregated_data(&mut self, data: Bytes) -> Bytes {
         let passed = match &mut self.events {
             Some(events) => events.aligner.push(data),
             None => data,
         };
-        let passed = self.put_right(passed);
+        let passed = self.correct(passed);
         if passed.is_empty() {
             return passed;
         }
         self.meter.on_data(self.last, &passed);
-        let ending = self.events.as_mut().and_then(|it| it.ending.as_mut());
-        if let Some(ending) = ending {
-            ending.on_passed(&passed);
+        let terminator = self.events.as_mut().and_then(|it| it.terminator.as_mut());
+        if let Some(terminator) = terminator {
+            terminator.on_passed(&passed);
         }
         passed
     }
 
-    fn put_right(&mut self, data: Bytes) -> Bytes {
+    fn correct(&mut self, data: Bytes) -> Bytes {
         match &mut self.usage {
             Some(usage) if !data.is_empty() => usage.on_data(data),
             _ => data,
         }
     }
 
-    /// All that has come and not been passed on, as one piece: a token costs a write only if it came
-    /// alone. Nothing is waited for.
-    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Came> {
+    /// Everything that is available, as one piece: tokens that came together cost one write. Does not wait.
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Read> {
         let mut batch = Batch::default();
         if let Some(first) = self.first.take() {
             batch.push(first);
         }
         while batch.len() < BATCH_BYTES {
             let Some(engine) = &mut self.engine else {
-                return Poll::Ready(Came::End(batch.take()));
+                return Poll::Ready(Read::End(batch.take()));
             };
             // Where the length is known, nobody polls for an end that has been reached.
             if engine.is_end_stream() {
-                return Poll::Ready(Came::End(batch.take()));
+                return Poll::Ready(Read::End(batch.take()));
             }
             match Pin::new(engine).poll_frame(cx) {
-                // Trailers are dropped: nobody asked for any.
+                // Trailers are dropped.
                 Poll::Ready(Some(Ok(frame))) => batch.push(frame.into_data().unwrap_or_default()),
-                Poll::Ready(Some(Err(_))) => return Poll::Ready(Came::Broken(batch.take())),
-                Poll::Ready(None) => return Poll::Ready(Came::End(batch.take())),
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(Read::Broken(batch.take())),
+                Poll::Ready(None) => return Poll::Ready(Read::End(batch.take())),
                 Poll::Pending if batch.len() == 0 => return Poll::Pending,
                 Poll::Pending => break,
             }
         }
-        Poll::Ready(Came::Data(batch.take()))
+        Poll::Ready(Read::Data(batch.take()))
     }
 
-    /// The engine has said all. Returns what is still to be sent.
+    /// The engine's answer has ended. Returns what is still to be sent.
     fn on_end(&mut self, data: Bytes) -> Bytes {
         let mut passed = if data.is_empty() {
             data
@@ -233,12 +232,12 @@ impl Relayed {
                 _ => held,
             };
             let rest = match events
-                .ending
+                .terminator
                 .take()
-                .and_then(|ending| ending.if_missing(&held))
+                .and_then(|terminator| terminator.if_missing(&held))
             {
                 None => held,
-                // Half an event is dropped: nothing could follow it.
+                // An incomplete event is dropped.
                 Some(error) => {
                     end = Outcome::WorkerFailed;
                     error
@@ -250,7 +249,7 @@ impl Relayed {
         passed
     }
 
-    /// The engine will not say more, or is not waited for. Returns what ends the stream.
+    /// The engine's answer broke off or took too long. Returns what ends the stream.
     fn on_broken(
         &mut self,
         data: Bytes,
@@ -263,17 +262,20 @@ impl Relayed {
             self.on_data(data)
         };
         self.engine = None;
-        let ending = self.events.as_mut().and_then(|events| events.ending.take());
-        if ending.as_ref().is_some_and(Ending::has_end) {
-            // All was said before the connection broke.
+        let terminator = self
+            .events
+            .as_mut()
+            .and_then(|events| events.terminator.take());
+        if terminator.as_ref().is_some_and(StreamTerminator::has_end) {
+            // The stream was complete when the connection broke.
             self.meter.on_end(self.last, Outcome::Complete);
             return Ok(passed);
         }
         self.meter.on_end(observe::now(), end);
-        info!(id = %self.id, worker = self.meter.worker(), message, "answer broke off");
-        match ending {
-            Some(ending) => Ok(join(passed, ending.error(message))),
-            // Of a whole answer the client knows the length, or misses the last chunk: it sees the cut.
+        info!(id = %self.id, worker = self.meter.worker(), reason = message, "answer ended early");
+        match terminator {
+            Some(terminator) => Ok(join(passed, terminator.error(message))),
+            // The client notices by the length or by the missing last chunk.
             None => Err(message.into()),
         }
     }
@@ -283,7 +285,7 @@ impl Relayed {
             if self.is_armed && self.timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
-            // Pieces do not set the timer anew; it looks when the last one came.
+            // Pieces do not reset the timer: when it fires, it looks when the last one came.
             let now = observe::now();
             let silent_at = self.last + self.limits.idle;
             if now >= self.limits.deadline {
@@ -313,15 +315,15 @@ impl http_body::Body for Relayed {
             if this.engine.is_none() {
                 return Poll::Ready(None);
             }
-            // Here too, for a client that is slower than its engine and never waits.
+            // Checked here too: with a client slower than the engine, nothing is ever pending.
             if this.last >= this.limits.deadline {
                 let end = this.on_broken(Bytes::new(), Outcome::RequestTimeout, TOO_LONG);
                 return Poll::Ready(Some(end.map(Frame::data)));
             }
             let passed = match this.poll_data(cx) {
-                Poll::Ready(Came::Data(data)) => Ok(this.on_data(data)),
-                Poll::Ready(Came::End(data)) => Ok(this.on_end(data)),
-                Poll::Ready(Came::Broken(data)) => this.on_broken(
+                Poll::Ready(Read::Data(data)) => Ok(this.on_data(data)),
+                Poll::Ready(Read::End(data)) => Ok(this.on_end(data)),
+                Poll::Ready(Read::Broken(data)) => this.on_broken(
                     data,
                     Outcome::WorkerFailed,
                     "the engine closed its connection before the answer's end",
@@ -331,7 +333,7 @@ impl http_body::Body for Relayed {
                     Poll::Ready((end, message)) => this.on_broken(Bytes::new(), end, message),
                 },
             };
-            // An event that goes on passes nothing yet.
+            // Only part of an event has come.
             if passed.as_ref().map_or(true, |passed| !passed.is_empty()) {
                 return Poll::Ready(Some(passed.map(Frame::data)));
             }

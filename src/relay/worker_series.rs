@@ -201,7 +201,7 @@ mod tests {
     use crate::fleet::registry::tests::registry;
     use crate::http::circuit_breaker::State;
     use crate::observe::metrics::Registry;
-    use crate::relay::attempt::Failure;
+    use crate::relay::retries::Failure;
 
     fn series(model: &str) -> (Registry, SeriesByWorker) {
         let registry = Registry::default();

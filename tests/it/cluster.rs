@@ -725,7 +725,7 @@ impl Decided {
             worker: field("worker"),
             reason: field("reason"),
             cached_tokens: field("cached_tokens").parse().unwrap(),
-            tries: field("tries").parse().unwrap(),
+            tries: field("attempts").parse().unwrap(),
         }
     }
 }

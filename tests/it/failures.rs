@@ -305,7 +305,7 @@ async fn a_worker_killed_before_the_first_byte_costs_a_retry_and_not_the_answer(
         assert_eq!(answer.status, 200, "{path}, stream {stream}: {told}");
         assert!(!client::has_error(told), "{told}");
     }
-    let broken = ["reason=\"broken\""];
+    let broken = ["reason=\"connection_lost\""];
     let retries = cluster.metric("warmroute_retries_total", &broken).await;
     assert!(retries > 0.0 && retries <= stuck as f64, "{retries}");
 }
@@ -322,7 +322,7 @@ async fn a_stopped_process_is_left_for_another_one() {
     }
     tries.sort_unstable();
     assert_eq!(tries, [1, 2]);
-    let timed_out = ["reason=\"timed_out\""];
+    let timed_out = ["reason=\"timeout\""];
     assert_eq!(
         cluster.metric("warmroute_retries_total", &timed_out).await,
         1.0
@@ -447,7 +447,7 @@ async fn a_request_that_tries_a_worker_again_counts_as_one_failure() {
         assert_eq!(answer.status, 502, "request {n}");
         // The third request's first try opens the breaker.
         let (tries, expected) = if n < 3 { (3, "closed") } else { (1, "open") };
-        let told = format!("in {tries} tries");
+        let told = format!("in {tries} attempts");
         assert!(answer.text().contains(&told), "{}", answer.text());
         assert_eq!(
             cluster.worker("w0").await["circuit_breaker"],

@@ -10,8 +10,8 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 use warmroute::fleet::handoff::{Connector, Peer};
 use warmroute::prompt::Api;
-use warmroute::relay::handoff::{Legs, Transfer};
-use warmroute::relay::usage::TrueUsage;
+use warmroute::relay::kv_transfer::{Legs, Transfer};
+use warmroute::relay::usage_rewriter::UsageRewriter;
 
 fuzz_target!(|input: &[u8]| {
     let Some((choice, bytes)) = input.split_first() else {
@@ -46,7 +46,7 @@ fn is_json(body: &[u8]) {
 }
 
 fn passed(pieces: &[&[u8]], is_events: bool) -> Vec<u8> {
-    let mut usage = TrueUsage::new(7, is_events);
+    let mut usage = UsageRewriter::new(7, is_events);
     let pieces = pieces.iter().map(|piece| usage.on_data(Bytes::copy_from_slice(piece)));
     pieces.collect::<Vec<_>>().concat()
 }

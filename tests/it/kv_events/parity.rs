@@ -103,8 +103,8 @@ async fn an_engine_with_other_tokens_is_noticed_and_believed_again_when_it_agree
     assert!(rows.iter().any(held), "{rows:?} {decided:?}");
     assert_eq!(decided.reason, "longest_prefix");
     let page = explained(&followed, &wrong).await;
-    let why = page["why"].as_str().unwrap();
-    assert!(why.contains("other tokens"), "{why}");
+    let why = page["explanation"].as_str().unwrap();
+    assert!(why.contains("tokens differ"), "{why}");
     assert_eq!(page["workers"][0]["is_trusted"], false);
 
     for place in 0..2 {

@@ -59,8 +59,9 @@ async fn a_holder_below_the_gpu_loses_to_one_in_it_and_wins_against_none() {
     }
     let page = explained(&followed, &lower).await;
     assert_eq!(page["chosen"], "w1", "{page:#}");
-    let why = page["why"].as_str().unwrap();
-    let expected = "holds 192 of 200 prompt tokens, 192 of them to be brought from CPU memory; the next best, w0, would compute 77 more";
+    let why = page["explanation"].as_str().unwrap();
+    let expected =
+        "longest cached prefix: 192 of 200 prompt tokens are cached (GPU 0, CPU 192, disk 0)";
     assert_eq!(why, expected);
 }
 
@@ -99,7 +100,7 @@ async fn a_tree_that_is_not_proved_counts_for_nothing_and_explain_says_so() {
     assert_eq!(row["cached_tokens"], 0, "{row:#}");
     assert_eq!(row["known_by"], "exact", "{row:#}");
     assert_eq!(page["reason"], "cold", "{page:#}");
-    assert_eq!(page["left_out"], json!([]));
+    assert_eq!(page["excluded"], json!([]));
 }
 
 /// An engine whose first batches nobody can have any more, and a router that comes late.

@@ -204,7 +204,7 @@ impl Fleet {
     async fn outcome(&self, outcome: &str) -> f64 {
         let label = format!("outcome=\"{outcome}\"");
         self.cluster
-            .metric("warmroute_handoffs_total", &[&label])
+            .metric("warmroute_kv_transfers_total", &[&label])
             .await
     }
 

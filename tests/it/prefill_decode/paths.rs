@@ -114,10 +114,10 @@ async fn each_api_is_answered_over_two_workers_as_over_one() {
                 let answer = decided(&cluster, path, &body).await;
                 assert_eq!(answer.status, 200, "{context}: {}", answer.text());
                 requests += 1;
-                assert_eq!(decision(&answer, "split"), "yes", "{context}");
+                assert_eq!(decision(&answer, "disaggregated"), "yes", "{context}");
                 assert_eq!(decision(&answer, "worker"), "w1", "{context}");
                 assert_eq!(decision(&answer, "prefill"), "w0", "{context}");
-                assert_eq!(decision(&answer, "tries"), "1", "{context}");
+                assert_eq!(decision(&answer, "attempts"), "1", "{context}");
                 let expected = alone.post(path, body.clone()).await;
                 assert_eq!(text(path, &answer), text(path, &expected), "{context}");
                 assert!(!text(path, &answer).is_empty(), "{context}");
@@ -140,20 +140,22 @@ async fn each_api_is_answered_over_two_workers_as_over_one() {
             (0, 0, 0)
         );
         assert_eq!((prefill.wrong_role, decode.wrong_role), (0, 0));
-        let used = ["outcome=\"used\""];
+        let used = ["outcome=\"completed\""];
         assert_eq!(
-            cluster.metric("warmroute_handoffs_total", &used).await,
+            cluster.metric("warmroute_kv_transfers_total", &used).await,
             requests as f64
         );
-        let yes = ["split=\"yes\""];
+        let yes = ["disaggregated=\"yes\""];
         assert_eq!(
-            cluster.metric("warmroute_splits_total", &yes).await,
+            cluster
+                .metric("warmroute_disaggregated_requests_total", &yes)
+                .await,
             requests as f64
         );
-        for part in ["queue", "prefill", "handoff", "decode"] {
-            let label = format!("part=\"{part}\"");
+        for part in ["queue", "prefill", "dispatch", "decode"] {
+            let label = format!("phase=\"{part}\"");
             let count = cluster
-                .metric("warmroute_split_ttft_seconds_count", &[&label])
+                .metric("warmroute_disaggregated_phase_seconds_count", &[&label])
                 .await;
             assert_eq!(count, requests as f64, "{part}");
         }
@@ -165,9 +167,13 @@ async fn a_decode_worker_that_holds_the_prompt_computes_the_rest_itself() {
     let cluster = one_pair(NIXL).await;
     for (path, body) in generating(4, false) {
         let first = decided(&cluster, path, &body).await;
-        assert_eq!(decision(&first, "split"), "yes", "{path}");
+        assert_eq!(decision(&first, "disaggregated"), "yes", "{path}");
         let second = decided(&cluster, path, &body).await;
-        assert_eq!(decision(&second, "split"), "prefix_cached", "{path}");
+        assert_eq!(
+            decision(&second, "disaggregated"),
+            "prefix_cached",
+            "{path}"
+        );
         assert_eq!(decision(&second, "worker"), "w1", "{path}");
         assert_eq!(text(path, &first), text(path, &second));
     }
@@ -203,7 +209,7 @@ async fn what_cannot_be_split_runs_whole_and_never_on_a_prefill_worker() {
         ),
     ] {
         let answer = decided(&cluster, path, &body).await;
-        assert_eq!(decision(&answer, "split"), why, "{body}");
+        assert_eq!(decision(&answer, "disaggregated"), why, "{body}");
         assert_eq!(decision(&answer, "worker"), "w1", "{body}");
     }
     let prefill = &cluster.engines[0];
@@ -226,7 +232,11 @@ async fn without_a_prefill_worker_the_decode_worker_does_it_all_or_the_request_f
             match on_prefill_failure {
                 OnPrefillFailure::Local => {
                     assert_eq!(answer.status, 200, "{path}: {}", answer.text());
-                    assert_eq!(decision(&answer, "split"), "no_prefill", "{path}");
+                    assert_eq!(
+                        decision(&answer, "disaggregated"),
+                        "no_prefill_worker",
+                        "{path}"
+                    );
                 }
                 OnPrefillFailure::Fail => {
                     assert_eq!(answer.status, 503, "{path}: {}", answer.text());
@@ -317,7 +327,10 @@ async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends()
     asked.abort();
     let abandoned = ["outcome=\"abandoned\""];
     eventually("it counts as abandoned", async || {
-        cluster.metric("warmroute_handoffs_total", &abandoned).await == 1.0
+        cluster
+            .metric("warmroute_kv_transfers_total", &abandoned)
+            .await
+            == 1.0
     })
     .await;
     eventually("the engine's part is aborted", async || {
@@ -341,7 +354,10 @@ async fn workers_of_different_places_are_no_pair() {
             "prompt": format!("{number} is the number. ").repeat(40)});
         let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        let (worker, split) = (decision(&answer, "worker"), decision(&answer, "split"));
+        let (worker, split) = (
+            decision(&answer, "worker"),
+            decision(&answer, "disaggregated"),
+        );
         match worker {
             "w2" => assert_eq!((split, decision(&answer, "prefill")), ("yes", "w1")),
             "w3" => assert_eq!(split, "no_pair"),
@@ -364,14 +380,17 @@ async fn explain_names_both_workers_or_says_why_there_is_one() {
     };
     let told = explain(&body).await;
     assert_eq!(told["chosen"], "w1");
-    assert_eq!(told["split"]["is_split"], true);
-    assert_eq!(told["split"]["prefill"], "w0");
-    assert_eq!(told["split"]["workers"][0]["worker"], "w0");
+    assert_eq!(told["disaggregation"]["is_disaggregated"], true);
+    assert_eq!(told["disaggregation"]["prefill"], "w0");
+    assert_eq!(told["disaggregation"]["workers"][0]["worker"], "w0");
     assert_eq!(told["workers"].as_array().unwrap().len(), 1);
     let several = body.replacen('{', "{\"n\":2,", 1);
     let told = explain(&several).await;
-    assert_eq!(told["split"]["is_split"], false);
-    assert_eq!(told["split"]["why_not"], "several");
+    assert_eq!(told["disaggregation"]["is_disaggregated"], false);
+    assert_eq!(
+        told["disaggregation"]["not_disaggregated_reason"],
+        "several"
+    );
     assert_eq!(cluster.requests().await, [0, 0]);
     let fleet = cluster.admin("/fleet").await.json();
     assert_eq!(fleet["models"][0]["workers"], json!(["w1"]));
@@ -392,7 +411,7 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
         answer
     };
     let first = ask(json!({})).await;
-    assert_eq!(decision(&first, "split"), "yes");
+    assert_eq!(decision(&first, "disaggregated"), "yes");
     let first = first.json();
     let id = first["id"].as_str().unwrap();
     let kept = cluster.get(&format!("/v1/responses/{id}")).await;
@@ -400,7 +419,7 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
     // What it goes on from is in both legs' prompt, or the text would be of another.
     let longer = json!({"previous_response_id": id, "input": "and of two others. ".repeat(30)});
     let second = ask(longer).await;
-    assert_eq!(decision(&second, "split"), "yes");
+    assert_eq!(decision(&second, "disaggregated"), "yes");
     let again = ask(json!({"input": "another. ".repeat(60), "stream": true})).await;
     assert!(
         again.text().contains("event: response.incomplete"),
@@ -449,7 +468,7 @@ async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
             "prompt": format!("{number} is the number. ").repeat(40)});
         let answer = decided(&cluster, "/v1/completions", &body.to_string()).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        assert_eq!(decision(&answer, "split"), "yes");
+        assert_eq!(decision(&answer, "disaggregated"), "yes");
         assert_eq!(decision(&answer, "prefill"), "w1");
     };
     for number in 0..24 {
@@ -460,7 +479,10 @@ async fn a_prefill_worker_that_fails_costs_another_try_and_not_the_answer() {
     assert_eq!(row["kv_transfers"]["circuit_breaker"], "open");
     assert_eq!(row["circuit_breaker"], "closed");
     let none = ["outcome=\"no_params\""];
-    assert_eq!(cluster.metric("warmroute_handoffs_total", &none).await, 3.0);
+    assert_eq!(
+        cluster.metric("warmroute_kv_transfers_total", &none).await,
+        3.0
+    );
 }
 
 #[tokio::test]
@@ -485,7 +507,7 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
                 } else {
                     "prefill_failed"
                 };
-                assert_eq!(decision(&answer, "split"), why, "{context}");
+                assert_eq!(decision(&answer, "disaggregated"), why, "{context}");
                 let expected = alone.post(path, body).await;
                 assert_eq!(text(path, &answer), text(path, &expected), "{context}");
                 assert!(
@@ -498,7 +520,9 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
             assert_eq!((decode.received, decode.wrong_uses), (0, 0));
             let failed = ["outcome=\"failed\""];
             assert_eq!(
-                cluster.metric("warmroute_handoffs_total", &failed).await,
+                cluster
+                    .metric("warmroute_kv_transfers_total", &failed)
+                    .await,
                 3.0
             );
             let row = cluster.worker("w1").await;
@@ -522,7 +546,11 @@ async fn a_decode_leg_that_keeps_silent_is_cancelled_and_the_request_begun_again
     for (number, (path, body)) in generating(6, true).into_iter().enumerate() {
         let answer = decided(&cluster, path, &body).await;
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
-        assert_eq!(decision(&answer, "split"), "no_prefill", "{path}");
+        assert_eq!(
+            decision(&answer, "disaggregated"),
+            "no_prefill_worker",
+            "{path}"
+        );
         let expected = alone.post(path, body).await;
         assert_eq!(text(path, &answer), text(path, &expected), "{path}");
         let silent = number as u64 + 1;
@@ -562,12 +590,15 @@ async fn blocks_that_come_slowly_are_waited_for_where_the_engine_would_say_that_
     for (path, body) in generating(6, true) {
         let answer = decided(&cluster, path, &body).await;
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
-        assert_eq!(decision(&answer, "split"), "yes", "{path}");
+        assert_eq!(decision(&answer, "disaggregated"), "yes", "{path}");
     }
     let seen = cluster.engines[1].kv_transfers().await;
     assert_eq!((seen.received, seen.aborted_decode_legs), (3, 0));
-    let used = ["outcome=\"used\""];
-    assert_eq!(cluster.metric("warmroute_handoffs_total", &used).await, 3.0);
+    let used = ["outcome=\"completed\""];
+    assert_eq!(
+        cluster.metric("warmroute_kv_transfers_total", &used).await,
+        3.0
+    );
 }
 
 #[tokio::test]
@@ -587,7 +618,9 @@ async fn an_answer_that_is_not_there_in_time_is_late_and_no_failed_handoff() {
         assert_eq!(answer.status, 504, "{connector:?}: {}", answer.text());
         let failed = ["outcome=\"failed\""];
         assert_eq!(
-            cluster.metric("warmroute_handoffs_total", &failed).await,
+            cluster
+                .metric("warmroute_kv_transfers_total", &failed)
+                .await,
             0.0
         );
     }
@@ -641,7 +674,7 @@ async fn an_engine_of_both_roles_computes_for_another_and_never_for_itself() {
     for (path, body) in generating(4, false) {
         let answer = decided(&cluster, path, &body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        if decision(&answer, "split") == "yes" {
+        if decision(&answer, "disaggregated") == "yes" {
             assert_ne!(decision(&answer, "worker"), decision(&answer, "prefill"));
         }
     }

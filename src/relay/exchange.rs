@@ -1,4 +1,4 @@
-//! One try at one worker: send, and wait for the first byte of an answer.
+//! One exchange with one engine: send a request, wait for the first byte of the answer.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -12,8 +12,9 @@ use hyper::http::response;
 use hyper::{Method, Request, StatusCode};
 use tokio::time::Sleep;
 
-use super::attempt::Failure;
-use super::{Job, headers};
+use super::headers;
+use super::job::Job;
+use super::retries::Failure;
 use crate::fleet::Worker;
 use crate::http::client::{self, EngineBody};
 
@@ -24,12 +25,12 @@ pub(super) struct Answer {
     /// The body's first bytes. Nothing has gone to the client before they are here, so that an
     /// engine that dies while it computes the prompt costs a retry and not the answer.
     pub(super) first: Option<Bytes>,
-    /// Limits the rest.
+    /// The time limit of the rest.
     pub(super) timer: Pin<Box<Sleep>>,
 }
 
 impl Answer {
-    /// Whether it says that something is wrong with the worker, not with the request or its timing.
+    /// True for a status that means a defect of the worker, not of the request or its timing.
     pub(super) fn is_failure(&self) -> bool {
         self.head.status.is_server_error()
             && !matches!(
@@ -42,15 +43,15 @@ impl Answer {
 #[derive(Debug)]
 pub(super) enum Error {
     Send(client::Error),
-    /// The head came, the body did not.
+    /// The answer broke off after its head.
     Cut(hyper::Error),
     TimedOut,
-    /// More than the answer to a prompt's leg has.
+    /// A prefill leg's answer exceeds its size limit.
     TooLong,
 }
 
 impl Error {
-    /// Whether a connection that had waited too long was closed meanwhile, which says nothing of the worker.
+    /// True if an idle connection was closed by the engine just when it was used: no failure of the worker.
     pub(super) fn is_stale(&self) -> bool {
         matches!(self, Error::Send(client::Error::Stale(_)))
     }
@@ -70,26 +71,26 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Send(error) => error.fmt(f),
-            Error::Cut(error) => write!(f, "answer broke off at its first byte: {error}"),
-            Error::TimedOut => f.write_str("no answer in time"),
-            Error::TooLong => f.write_str("an answer that is too long"),
+            Error::Cut(error) => write!(f, "answer broke off before its body: {error}"),
+            Error::TimedOut => f.write_str("timed out"),
+            Error::TooLong => f.write_str("answer too long"),
         }
     }
 }
 
-/// What of a request a try is.
+/// Which part of a client's request is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part {
     Whole,
-    /// One of two legs, whose answer is read here; for a worker of several ranks to this one of them.
+    /// A leg of a disaggregated request, perhaps to one dp rank. Its answer is read here.
     Leg {
         rank: Option<u32>,
-        /// What it carries is used up by an engine that has read it, even if no answer comes.
+        /// It must not be sent twice: an engine that has read it may have used up what it refers to.
         is_once: bool,
     },
 }
 
-/// Sends a body, the job's own or one that was made of it.
+/// Sends a body: the job's own or one made of it.
 pub(super) async fn attempt(
     job: &Job<'_>,
     body: &Bytes,
@@ -110,8 +111,7 @@ pub(super) async fn attempt(
         };
         let is_once = matches!(part, Part::Leg { is_once: true, .. });
         let answer = match worker.pool.send(build()).await {
-            // The engine closed a connection that had waited too long: nothing is wrong with it. Whether it had
-            // read the request is not known.
+            // The engine closed an idle connection, perhaps after reading the request.
             Err(client::Error::Stale(_)) if !is_once => worker.pool.send_anew(build()).await,
             answer => answer,
         };

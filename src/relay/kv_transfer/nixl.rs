@@ -1,5 +1,5 @@
-//! vLLM's `NixlConnector`, which pulls: the prefill leg's answer names the blocks, and the decode leg's
-//! engine fetches them from where it says.
+//! vLLM's `NixlConnector`: the prefill leg's answer says where the KV blocks are, and the decode leg's engine
+//! fetches them from there.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -7,13 +7,13 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{Answer, Dialect, Told, Transfer, Unhanded, quoted};
+use super::types::{Answer, DecodeParams, Dialect, Transfer, TransferError, quoted};
 
 #[derive(Debug)]
 pub(super) struct Nixl;
 
-/// Of its `kv_transfer_params`, what an engine that is sent them relies on. `tp_size` and the like pass as
-/// they are.
+/// The fields of `kv_transfer_params` that a decode engine cannot do without. Others (`tp_size`, ...) pass
+/// unchanged.
 #[derive(Deserialize)]
 struct Params<'a> {
     do_remote_prefill: bool,
@@ -32,14 +32,21 @@ struct Params<'a> {
 }
 
 impl Dialect for Nixl {
-    fn ask(&self, _: &Transfer) -> String {
+    fn prefill_params(&self, _: &Transfer) -> String {
         r#""do_remote_decode":true,"do_remote_prefill":false"#.to_owned()
     }
 
-    fn read(&self, transfer: &Transfer, answer: &Answer<'_>) -> Result<Told, Unhanded> {
-        let raw = answer.kv_transfer_params.ok_or(Unhanded::NoParams)?.get();
-        let params: Params<'_> = serde_json::from_str(raw).map_err(|_| Unhanded::NoParams)?;
-        // A decode engine that is told to fetch, and not which blocks, dies of it.
+    fn read(
+        &self,
+        transfer: &Transfer,
+        answer: &Answer<'_>,
+    ) -> Result<DecodeParams, TransferError> {
+        let raw = answer
+            .kv_transfer_params
+            .ok_or(TransferError::NoParams)?
+            .get();
+        let params: Params<'_> = serde_json::from_str(raw).map_err(|_| TransferError::NoParams)?;
+        // A decode engine that is to fetch blocks and gets no block ids crashes.
         let has_blocks = params
             .remote_block_ids
             .get()
@@ -48,16 +55,16 @@ impl Dialect for Nixl {
             && !params.remote_request_id.is_empty()
             && params.remote_port != 0;
         if !params.do_remote_prefill || !has_blocks || !is_named {
-            return Err(Unhanded::NoParams);
+            return Err(TransferError::NoParams);
         }
         let host: Cow<'_, str> =
-            serde_json::from_str(params.remote_host.get()).map_err(|_| Unhanded::NoParams)?;
+            serde_json::from_str(params.remote_host.get()).map_err(|_| TransferError::NoParams)?;
         let inside = raw
             .strip_prefix('{')
             .and_then(|inside| inside.strip_suffix('}'))
-            .ok_or(Unhanded::NoParams)?;
-        // An engine that was not told its own address says one that means itself to everybody.
-        let fields = if is_of_its_own(&host) && !is_of_its_own(&transfer.host) {
+            .ok_or(TransferError::NoParams)?;
+        // Without VLLM_NIXL_SIDE_CHANNEL_HOST an engine reports a loopback address, which no other host can reach.
+        let fields = if is_local(&host) && !is_local(&transfer.host) {
             let text = params.remote_host.get();
             let start = text.as_ptr().addr() - inside.as_ptr().addr();
             let (before, after) = (&inside[..start], &inside[start + text.len()..]);
@@ -66,15 +73,15 @@ impl Dialect for Nixl {
         } else {
             inside.to_owned()
         };
-        Ok(Told {
+        Ok(DecodeParams {
             fields,
             cached_tokens: params.remote_prefill_cached_tokens.unwrap_or(0),
         })
     }
 }
 
-/// Whether only the machine itself can mean itself by it.
-fn is_of_its_own(host: &str) -> bool {
+/// True for an address that only the machine itself can use.
+fn is_local(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let address = bare.parse::<IpAddr>();
     host == "localhost" || address.is_ok_and(|it| it.is_loopback() || it.is_unspecified())

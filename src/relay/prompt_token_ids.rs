@@ -1,16 +1,16 @@
-//! A request's body with its prompt's token ids in it, so that the engine computes the very prompt that
-//! the request was routed by, and need not render and tokenise it again. Pure.
+//! Puts the prompt's token ids into a request's body, so that the engine computes the prompt that the request was
+//! routed by, and does not tokenize it again. Pure.
 
 use bytes::Bytes;
 
 use crate::prompt::Api;
 
-/// Where vLLM takes them, with a chat or a Responses request.
+/// The field from which vLLM reads them, in chat and Responses requests.
 const BEFORE: &[u8] = br#""kv_transfer_params":{"prompt_token_ids":["#;
 const AFTER: &[u8] = b"]}}";
 
-/// The body with one more field at its end; the rest is as it was, byte for byte. A field of this name
-/// with null in it may be there already, and of two the last counts. None for a body that takes no ids.
+/// The body with one more field at its end and otherwise unchanged. If the body has the field with null, the last
+/// one counts. `None` for an API that takes no ids.
 pub(super) fn spliced(api: Api, body: &[u8], ids: &[u32]) -> Option<Bytes> {
     if !matches!(api, Api::Chat | Api::Responses) {
         return None;
@@ -26,8 +26,8 @@ pub(super) fn spliced(api: Api, body: &[u8], ids: &[u32]) -> Option<Bytes> {
         whole.push(b',');
     }
     whole.extend_from_slice(BEFORE);
-    for (place, id) in ids.iter().enumerate() {
-        if place > 0 {
+    for (index, id) in ids.iter().enumerate() {
+        if index > 0 {
             whole.push(b',');
         }
         push_number(&mut whole, *id);

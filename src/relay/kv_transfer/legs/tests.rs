@@ -10,14 +10,14 @@ fn transfer(connector: Connector) -> Transfer {
     Transfer::begin(connector, Api::Chat, "xfer-1".to_owned(), "p", peer, 0).unwrap()
 }
 
-fn legs(api: Api, body: &str) -> Result<Legs, NotSplit> {
+fn legs(api: Api, body: &str) -> Result<Legs, SingleWorkerReason> {
     Legs::of(api, &Bytes::copy_from_slice(body.as_bytes()))
 }
 
 fn check(api: Api, connector: Connector, body: &str, prefill: &str, decode: &str) {
     let legs = legs(api, body).unwrap();
     assert_eq!(legs.prefill(&transfer(connector)), prefill);
-    assert_eq!(legs.decode(Params(r#""p":1"#.to_owned())), decode);
+    assert_eq!(legs.decode(TransferParams(r#""p":1"#.to_owned())), decode);
 }
 
 #[test]
@@ -83,19 +83,23 @@ fn what_cannot_be_split_runs_on_one_worker() {
     };
     use Api::{Chat, Completions, Responses};
 
-    is_whole(Api::Embeddings, r#"{"input":"a"}"#, NotSplit::Api);
-    is_whole(Chat, "[]", NotSplit::Body);
-    is_whole(Chat, r#"{"n":1}{"#, NotSplit::Body);
-    is_whole(Chat, "{\"a\":\"\u{1}\"}", NotSplit::Body);
+    is_whole(Api::Embeddings, r#"{"input":"a"}"#, SingleWorkerReason::Api);
+    is_whole(Chat, "[]", SingleWorkerReason::Body);
+    is_whole(Chat, r#"{"n":1}{"#, SingleWorkerReason::Body);
+    is_whole(Chat, "{\"a\":\"\u{1}\"}", SingleWorkerReason::Body);
 
     is_split(
         Chat,
         r#"{"n":1,"best_of":null,"use_beam_search":false,"n":null}"#,
     );
-    is_whole(Chat, r#"{"n":2}"#, NotSplit::Several);
-    is_whole(Chat, r#"{"\u006e":2}"#, NotSplit::Several);
-    is_whole(Completions, r#"{"best_of":3}"#, NotSplit::Several);
-    is_whole(Chat, r#"{"use_beam_search":true}"#, NotSplit::Several);
+    is_whole(Chat, r#"{"n":2}"#, SingleWorkerReason::Several);
+    is_whole(Chat, r#"{"\u006e":2}"#, SingleWorkerReason::Several);
+    is_whole(Completions, r#"{"best_of":3}"#, SingleWorkerReason::Several);
+    is_whole(
+        Chat,
+        r#"{"use_beam_search":true}"#,
+        SingleWorkerReason::Several,
+    );
     for one in [
         r#""a""#,
         "[1,2]",
@@ -110,52 +114,80 @@ fn what_cannot_be_split_runs_on_one_worker() {
         is_whole(
             Completions,
             &format!(r#"{{"prompt":{several}}}"#),
-            NotSplit::Several,
+            SingleWorkerReason::Several,
         );
     }
     for none in ["[]", "null", "7", "{}"] {
         is_whole(
             Completions,
             &format!(r#"{{"prompt":{none}}}"#),
-            NotSplit::Body,
+            SingleWorkerReason::Body,
         );
     }
 
-    is_whole(Completions, r#"{"echo":true}"#, NotSplit::PromptOutput);
-    is_whole(Chat, r#"{"prompt_logprobs":0}"#, NotSplit::PromptOutput);
+    is_whole(
+        Completions,
+        r#"{"echo":true}"#,
+        SingleWorkerReason::PromptOutput,
+    );
+    is_whole(
+        Chat,
+        r#"{"prompt_logprobs":0}"#,
+        SingleWorkerReason::PromptOutput,
+    );
     is_split(
         Chat,
         r#"{"echo":false,"prompt_logprobs":null,"logprobs":true}"#,
     );
 
-    is_whole(Chat, r#"{"max_tokens":1}"#, NotSplit::OneToken);
+    is_whole(Chat, r#"{"max_tokens":1}"#, SingleWorkerReason::OneToken);
     is_whole(
         Chat,
         r#"{"max_tokens":9,"max_completion_tokens":1}"#,
-        NotSplit::OneToken,
+        SingleWorkerReason::OneToken,
     );
     is_split(Chat, r#"{"max_tokens":1,"max_completion_tokens":9}"#);
     is_split(Chat, r#"{"max_tokens":null,"max_completion_tokens":null}"#);
-    is_whole(Completions, r#"{"max_tokens":0}"#, NotSplit::OneToken);
-    is_whole(Responses, r#"{"max_output_tokens":1}"#, NotSplit::OneToken);
-    is_whole(Chat, r#"{"max_tokens":"many"}"#, NotSplit::Body);
-    is_whole(Chat, r#"{"stream":"yes"}"#, NotSplit::Body);
+    is_whole(
+        Completions,
+        r#"{"max_tokens":0}"#,
+        SingleWorkerReason::OneToken,
+    );
+    is_whole(
+        Responses,
+        r#"{"max_output_tokens":1}"#,
+        SingleWorkerReason::OneToken,
+    );
+    is_whole(Chat, r#"{"max_tokens":"many"}"#, SingleWorkerReason::Body);
+    is_whole(Chat, r#"{"stream":"yes"}"#, SingleWorkerReason::Body);
 
     is_whole(
         Chat,
         r#"{"truncate_prompt_tokens":-1}"#,
-        NotSplit::Truncated,
+        SingleWorkerReason::Truncated,
     );
-    is_whole(Responses, r#"{"truncation":"auto"}"#, NotSplit::Truncated);
-    is_whole(Responses, r#"{"truncation":null}"#, NotSplit::Truncated);
+    is_whole(
+        Responses,
+        r#"{"truncation":"auto"}"#,
+        SingleWorkerReason::Truncated,
+    );
+    is_whole(
+        Responses,
+        r#"{"truncation":null}"#,
+        SingleWorkerReason::Truncated,
+    );
     is_split(Responses, r#"{"truncation":"disabled"}"#);
 
     is_whole(
         Responses,
         r#"{"tools":[{"type":"function"},{"type":"mcp"}]}"#,
-        NotSplit::Turns,
+        SingleWorkerReason::Turns,
     );
-    is_whole(Responses, r#"{"tools":[{"name":"f"}]}"#, NotSplit::Body);
+    is_whole(
+        Responses,
+        r#"{"tools":[{"name":"f"}]}"#,
+        SingleWorkerReason::Body,
+    );
     is_split(
         Responses,
         r#"{"tools":[{"type":"function","name":"f"},{"name":"g","type":"custom"}]}"#,
@@ -163,16 +195,20 @@ fn what_cannot_be_split_runs_on_one_worker() {
     is_split(Responses, r#"{"tools":null}"#);
     is_split(Chat, r#"{"tools":[{"type":"function"}]}"#);
 
-    is_whole(Responses, r#"{"background":true}"#, NotSplit::EngineState);
+    is_whole(
+        Responses,
+        r#"{"background":true}"#,
+        SingleWorkerReason::EngineState,
+    );
     is_whole(
         Responses,
         r#"{"previous_response_id":"resp_1"}"#,
-        NotSplit::EngineState,
+        SingleWorkerReason::EngineState,
     );
     is_whole(
         Completions,
         r#"{"prompt":"a","prompt_embeds":"eA=="}"#,
-        NotSplit::Embeds,
+        SingleWorkerReason::Embeds,
     );
 }
 
@@ -214,7 +250,7 @@ proptest! {
         };
         let mut decode = tree.clone();
         decode.insert("kv_transfer_params".to_owned(), with_own(json!({"p": 1})));
-        let sent = legs.decode(Params(r#""p":1"#.to_owned()));
+        let sent = legs.decode(TransferParams(r#""p":1"#.to_owned()));
         prop_assert_eq!(serde_json::from_slice::<Value>(&sent).unwrap(), Value::Object(decode));
 
         let mut prefill = tree;

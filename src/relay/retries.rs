@@ -1,37 +1,43 @@
-//! Retry, move on, or too late: what a failed try means. Pure.
+//! Whether a failed attempt is retried, and when. Pure.
 //!
-//! Only tries that failed before the first byte of an answer come here; after it there is no way back.
+//! Only attempts that failed before the first byte of an answer are retried.
 
 use std::time::Duration;
 
-use super::Settings;
+use super::settings::Settings;
 
-/// How a try failed.
+/// How an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Failure {
-    /// No connection.
+    /// No connection to the worker.
     Connect,
     /// The connection broke before the answer.
     Broken,
     /// No answer within the limit.
     TimedOut,
-    /// The engine answered that somebody else should be asked.
-    Refused { retry_after: Option<Duration> },
-    /// What one worker had computed did not get to the other.
-    Handoff,
+    /// The engine answered with a retryable status (503, ...).
+    Refused,
+    /// The KV transfer from the prefill to the decode worker failed.
+    KvTransfer,
 }
 
 impl Failure {
     /// Every value of [`Failure::as_str`].
-    pub const REASONS: [&'static str; 5] = ["connect", "broken", "timed_out", "refused", "handoff"];
+    pub const REASONS: [&'static str; 5] = [
+        "connect",
+        "connection_lost",
+        "timeout",
+        "refused",
+        "kv_transfer",
+    ];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Failure::Connect => "connect",
-            Failure::Broken => "broken",
-            Failure::TimedOut => "timed_out",
-            Failure::Refused { .. } => "refused",
-            Failure::Handoff => "handoff",
+            Failure::Broken => "connection_lost",
+            Failure::TimedOut => "timeout",
+            Failure::Refused => "refused",
+            Failure::KvTransfer => "kv_transfer",
         }
     }
 }
@@ -39,18 +45,18 @@ impl Failure {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
-    /// Try another worker, after a pause.
+    /// Try a worker again after a pause.
     Retry {
         after: Duration,
     },
     GiveUp,
 }
 
-/// One request's tries.
+/// One request's attempts.
 #[derive(Debug)]
 pub struct Attempts {
-    tries: u32,
-    tries_max: u32,
+    count: u32,
+    count_max: u32,
     backoff: Duration,
     backoff_max: Duration,
     last: Option<Failure>,
@@ -59,8 +65,8 @@ pub struct Attempts {
 impl Attempts {
     pub fn new(settings: &Settings) -> Self {
         Self {
-            tries: 0,
-            tries_max: settings.attempts_max.max(1),
+            count: 0,
+            count_max: settings.attempts_max.max(1),
             backoff: Duration::from_millis(settings.backoff_ms),
             backoff_max: Duration::from_millis(settings.backoff_max_ms),
             last: None,
@@ -68,20 +74,20 @@ impl Attempts {
     }
 
     pub fn begin(&mut self) {
-        self.tries += 1;
+        self.count += 1;
     }
 
-    pub fn tries(&self) -> u32 {
-        self.tries
+    pub fn count(&self) -> u32 {
+        self.count
     }
 
-    /// `random` is drawn from 0..1 and spreads the pause over 50 % to 100 %.
+    /// `random` from 0 to 1 spreads the pause over 50 % to 100 % of the backoff.
     pub fn on_failure(&mut self, failure: Failure, random: f64) -> Step {
         self.last = Some(failure);
-        if self.tries >= self.tries_max {
+        if self.count >= self.count_max {
             return Step::GiveUp;
         }
-        let doublings = self.tries.saturating_sub(1).min(16);
+        let doublings = self.count.saturating_sub(1).min(16);
         let full = self
             .backoff
             .saturating_mul(1 << doublings)
@@ -91,18 +97,18 @@ impl Attempts {
         }
     }
 
-    /// Whether the last try did.
+    /// True if the last attempt timed out.
     pub fn has_timed_out(&self) -> bool {
         self.last == Some(Failure::TimedOut)
     }
 
-    /// Whether a worker that has failed this request may get it again when there is no other: one
-    /// that could not be reached may be restarting, and of two that could not hand over either may be
-    /// well; one that refused or kept silent would do it again.
-    pub fn may_try_again_where_it_failed(&self) -> bool {
+    /// True if a worker that failed this request may get it again when there is no other: an unreachable worker may
+    /// be restarting, and after a failed KV transfer either worker may be healthy. A worker that refused or timed out
+    /// would do so again.
+    pub fn may_repeat_worker(&self) -> bool {
         matches!(
             self.last,
-            Some(Failure::Connect | Failure::Broken | Failure::Handoff)
+            Some(Failure::Connect | Failure::Broken | Failure::KvTransfer)
         )
     }
 }
@@ -130,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_up_to_their_bound_and_then_it_gives_up() {
+    fn the_backoff_doubles_up_to_its_bound_until_the_attempts_are_used_up() {
         let retry = |ms| Step::Retry {
             after: Duration::from_millis(ms),
         };
@@ -142,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_halves_the_pause_at_most() {
+    fn jitter_halves_the_backoff_at_most() {
         let mut attempts = attempts(3);
         attempts.begin();
         assert_eq!(
@@ -154,22 +160,18 @@ mod tests {
     }
 
     #[test]
-    fn only_a_worker_that_was_not_reached_is_asked_again() {
+    fn only_an_unreachable_worker_may_get_the_request_again() {
         for (failure, expected) in [
             (Failure::Connect, true),
             (Failure::Broken, true),
-            (Failure::Handoff, true),
+            (Failure::KvTransfer, true),
             (Failure::TimedOut, false),
-            (Failure::Refused { retry_after: None }, false),
+            (Failure::Refused, false),
         ] {
             let mut attempts = attempts(3);
             attempts.begin();
             let _ = attempts.on_failure(failure, 0.5);
-            assert_eq!(
-                attempts.may_try_again_where_it_failed(),
-                expected,
-                "{failure:?}"
-            );
+            assert_eq!(attempts.may_repeat_worker(), expected, "{failure:?}");
         }
     }
 }

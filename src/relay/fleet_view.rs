@@ -1,4 +1,4 @@
-//! The live fleet as a decision sees it.
+//! The live fleet as a [`View`] for decisions.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -12,28 +12,28 @@ use crate::ids::WorkerId;
 use crate::prompt::Api;
 use crate::routing::{Cached, State, View};
 
-/// What a worker of the view is asked to do.
+/// What the chosen worker is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// A whole request, or what follows a prompt that another computes.
+    /// A whole request, or a decode leg.
     Decode,
-    /// A prompt, sent over this API, for another that fetches its blocks by this connector.
+    /// A prefill leg over this API, with a KV transfer by this connector.
     Prefill(Connector, Api),
 }
 
-/// Load is read as it is now. Places are those of the group's workers that do the task, from 0.
+/// Load is read at the time of the call. Index 0 is the first of the group's workers that do the task.
 #[derive(Debug)]
-pub struct LiveView<'a> {
+pub struct FleetView<'a> {
     group: &'a Group,
     held: &'a CachedPrefixes<'a>,
     holders: TopOwners,
     task: Task,
-    places: Range<usize>,
+    range: Range<usize>,
     now: Instant,
     excluded: &'a [WorkerId],
 }
 
-impl<'a> LiveView<'a> {
+impl<'a> FleetView<'a> {
     pub fn new(
         group: &'a Group,
         held: &'a CachedPrefixes<'a>,
@@ -41,16 +41,16 @@ impl<'a> LiveView<'a> {
         now: Instant,
         excluded: &'a [WorkerId],
     ) -> Self {
-        let places = match task {
+        let range = match task {
             Task::Decode => group.decode(),
             Task::Prefill(..) => group.prefill(),
         };
         Self {
             group,
-            holders: held.owners(places.clone()),
+            holders: held.owners(range.clone()),
             held,
             task,
-            places,
+            range,
             now,
             excluded,
         }
@@ -60,17 +60,17 @@ impl<'a> LiveView<'a> {
         self.held
     }
 
-    /// A place of the view as one of the group.
-    pub fn in_group(&self, place: usize) -> usize {
-        self.places.start + place
+    /// The worker's index in the group.
+    pub fn in_group(&self, index: usize) -> usize {
+        self.range.start + index
     }
 
-    /// Whether it is known where what a worker computes is to be fetched.
-    pub(super) fn is_met(&self, place: usize) -> bool {
+    /// True if decode workers can be told where to fetch KV blocks from a prefill worker.
+    pub(super) fn is_bootstrap_known(&self, index: usize) -> bool {
         match self.task {
             Task::Prefill(connector, api) if connector.needs_peer() => {
-                let peer = self.worker(place).peer.load();
-                // A Responses request goes to a rank of the engine's choice, which nobody is told.
+                let peer = self.worker(index).peer.load();
+                // The engine chooses the dp rank of a Responses request itself, and does not report it.
                 peer.as_ref()
                     .is_some_and(|peer| api != Api::Responses || peer.ranks().len() == 1)
             }
@@ -78,27 +78,28 @@ impl<'a> LiveView<'a> {
         }
     }
 
-    /// Whether what a worker computes is fetched, as a rule.
-    pub(super) fn hands_over(&self, place: usize) -> bool {
+    /// True if the circuit breaker of KV transfers from a prefill worker admits one.
+    pub(super) fn may_transfer(&self, index: usize) -> bool {
         match self.task {
             Task::Decode => true,
-            Task::Prefill(..) => self.worker(place).kv_transfer_breaker.may_admit(self.now),
+            Task::Prefill(..) => self.worker(index).kv_transfer_breaker.may_admit(self.now),
         }
     }
 
-    fn worker(&self, place: usize) -> &Worker {
-        &self.group.workers[self.in_group(place)]
+    fn worker(&self, index: usize) -> &Worker {
+        &self.group.workers[self.in_group(index)]
     }
 }
 
-impl View for LiveView<'_> {
+impl View for FleetView<'_> {
     fn len(&self) -> usize {
-        self.places.len()
+        self.range.len()
     }
 
-    fn state(&self, place: usize) -> State {
-        let worker = self.worker(place);
-        let can = self.task == Task::Decode || self.is_met(place) && self.hands_over(place);
+    fn state(&self, index: usize) -> State {
+        let worker = self.worker(index);
+        let can =
+            self.task == Task::Decode || self.is_bootstrap_known(index) && self.may_transfer(index);
         let is_free = worker.breaker.may_admit(self.now) && !self.excluded.contains(&worker.id);
         State {
             is_usable: can && is_free,
@@ -108,12 +109,12 @@ impl View for LiveView<'_> {
         }
     }
 
-    fn queued_tokens(&self, place: usize) -> u64 {
-        self.worker(place).load.queued_tokens()
+    fn queued_tokens(&self, index: usize) -> u64 {
+        self.worker(index).load.queued_tokens()
     }
 
-    fn identity(&self, place: usize) -> u64 {
-        xxh3_64(self.worker(place).name.as_bytes())
+    fn identity(&self, index: usize) -> u64 {
+        xxh3_64(self.worker(index).name.as_bytes())
     }
 
     fn prefix_owners(&self) -> &[usize] {
@@ -124,7 +125,7 @@ impl View for LiveView<'_> {
         self.holders.others_max()
     }
 
-    fn cached(&self, place: usize) -> Cached {
-        self.held.cached(self.in_group(place))
+    fn cached(&self, index: usize) -> Cached {
+        self.held.cached(self.in_group(index))
     }
 }

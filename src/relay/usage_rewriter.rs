@@ -14,7 +14,7 @@ static PARAMS: LazyLock<memmem::Finder<'static>> =
 
 /// Corrects one answer on its way. Its length may change, so no `content-length` may pass with it.
 #[derive(Debug)]
-pub struct TrueUsage {
+pub struct UsageRewriter {
     cached_tokens: String,
     /// Server-sent events; else one JSON text.
     is_events: bool,
@@ -22,7 +22,7 @@ pub struct TrueUsage {
     walk: Walk,
 }
 
-impl TrueUsage {
+impl UsageRewriter {
     /// `cached_tokens` are the prefill leg's. `is_events` for server-sent events, else one JSON text.
     pub fn new(cached_tokens: u64, is_events: bool) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The last words of an event stream, where the engine did not say them. Pure.
+//! Stream terminator: ends an event stream that its engine left without an end. Pure.
 
 use bytes::Bytes;
 use memchr::memmem;
@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 use crate::http::sse;
 use crate::prompt::Api;
 
-/// Watches one stream for its end.
+/// Watches one stream for its terminal event.
 #[derive(Debug)]
-pub(super) struct Ending {
+pub(super) struct StreamTerminator {
     api: Api,
     has_end: bool,
-    /// A Responses stream's first events: they have the response that may have to be called failed.
+    /// The first events of a Responses stream: they have the response object for `response.failed`.
     first: Option<Bytes>,
     events: u64,
 }
 
-impl Ending {
+impl StreamTerminator {
     pub(super) fn new(api: Api) -> Self {
         Self {
             api,
@@ -27,7 +27,7 @@ impl Ending {
         }
     }
 
-    /// Takes whole events that went to the client.
+    /// Takes whole events that go to the client.
     pub(super) fn on_passed(&mut self, events: &Bytes) {
         if self.api == Api::Responses {
             self.events += memmem::find_iter(events, b"\n\n").count() as u64;
@@ -36,18 +36,19 @@ impl Ending {
         self.has_end = self.has_end || is_terminal(self.api, events);
     }
 
-    /// Whether the stream has said that it is over.
+    /// True once the stream had its terminal event.
     pub(super) fn has_end(&self) -> bool {
         self.has_end
     }
 
-    /// What to add to a stream that ended by itself with `held` left over: nothing if it had an end.
+    /// What to add to a stream that the engine ended, with `held` as its incomplete last event. `None` if it had a
+    /// terminal event.
     pub(super) fn if_missing(self, held: &[u8]) -> Option<Bytes> {
         let has_end = self.has_end || is_terminal(self.api, held);
         (!has_end).then(|| self.error("the engine ended the stream before the answer's end"))
     }
 
-    /// What ends a stream that broke off.
+    /// The events that terminate a stream that broke off.
     pub(super) fn error(&self, message: &str) -> Bytes {
         if self.has_end {
             return Bytes::new();
@@ -81,8 +82,8 @@ impl Ending {
     }
 }
 
-/// Whether events end a stream: the last one says so, or (Responses) one of them is of a final type.
-/// A final type counts only as a line of its own, not within somebody's text.
+/// True if events terminate a stream: with `[DONE]`, or (Responses) with an event of a final type. A final type
+/// counts only in an `event:` line, not within a text.
 fn is_terminal(api: Api, events: &[u8]) -> bool {
     if events.trim_ascii_end().ends_with(b"[DONE]") {
         return true;
@@ -103,7 +104,7 @@ fn is_terminal(api: Api, events: &[u8]) -> bool {
         })
 }
 
-/// The response that a stream's first event announces.
+/// The response object of a `response.created` event.
 fn created(events: &[u8]) -> Option<Value> {
     let mut found = Vec::new();
     sse::Decoder::default().push(events, &mut found);
@@ -118,19 +119,19 @@ fn created(events: &[u8]) -> Option<Value> {
 mod tests {
     use super::*;
 
-    fn after(api: Api, passed: &[&'static str]) -> Ending {
-        let mut ending = Ending::new(api);
+    fn after(api: Api, passed: &[&'static str]) -> StreamTerminator {
+        let mut terminator = StreamTerminator::new(api);
         for events in passed {
-            ending.on_passed(&Bytes::from_static(events.as_bytes()));
+            terminator.on_passed(&Bytes::from_static(events.as_bytes()));
         }
-        ending
+        terminator
     }
 
     const CREATED: &str = "event: response.created\ndata: {\"response\":{\"id\":\"r\",\"status\":\"in_progress\"},\"sequence_number\":0}\n\n";
     const DELTA: &str = "event: response.output_text.delta\ndata: {\"delta\":\"a\"}\n\n";
 
     #[test]
-    fn a_stream_that_has_its_end_gets_no_other() {
+    fn a_terminated_stream_gets_no_second_end() {
         let done = ["data: {}\n\n", "data: {}\n\ndata: [DONE]\n\n"];
         assert_eq!(after(Api::Chat, &done).if_missing(b""), None);
         assert_eq!(after(Api::Chat, &done).error("late"), "");
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_an_event_and_not_a_text_that_mentions_one() {
+    fn a_text_that_mentions_a_final_event_does_not_end_the_stream() {
         let quoted = "event: response.output_text.delta\ndata: {\"delta\":\"event: error\"}\n\n";
         assert!(
             after(Api::Responses, &[CREATED, quoted])
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_that_breaks_off_is_called_failed_under_its_own_id() {
+    fn a_response_that_breaks_off_ends_as_failed_with_its_id() {
         let end = after(Api::Responses, &[CREATED, DELTA, DELTA]).error("gone");
         let mut events = Vec::new();
         sse::Decoder::default().push(&end, &mut events);
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_that_was_never_announced_ends_with_an_error_event() {
+    fn a_response_without_created_event_ends_with_an_error_event() {
         let end = after(Api::Responses, &[]).error("gone");
         assert!(end.starts_with(b"event: error\ndata: {\"type\":\"error\""));
     }

@@ -1,8 +1,14 @@
+use std::sync::Arc;
+
 use bytes::Bytes;
 use proptest::prelude::*;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::*;
+use super::legs::Legs;
+use super::types::{Transfer, TransferError, quoted};
+use crate::fleet::handoff::{Connector, Peer};
+use crate::prompt::Api;
 
 /// Exchanges with real pairs, one a line: what was sent and what came.
 const NIXL: &str = include_str!("../../../tests/fixtures/vllm-0.32/handoff_nixl.jsonl");
@@ -169,8 +175,8 @@ fn an_answer_that_hands_nothing_over_is_told_apart() {
         let handed = begin(connector, "x", "h").end(answer.as_bytes());
         handed.map(|_| ()).unwrap_err()
     };
-    assert_eq!(end(Connector::Nixl, plain), Unhanded::NoParams);
-    assert_eq!(end(Connector::Nixl, streamed), Unhanded::Malformed);
+    assert_eq!(end(Connector::Nixl, plain), TransferError::NoParams);
+    assert_eq!(end(Connector::Nixl, streamed), TransferError::Malformed);
     let changed = |from: &str, to: &str| {
         assert!(good.contains(from), "{from}");
         end(Connector::Nixl, &good.replacen(from, to, 1))
@@ -189,15 +195,15 @@ fn an_answer_that_hands_nothing_over_is_told_apart() {
         ("\"remote_port\":5600", "\"remote_port\":null"),
         ("\"do_remote_prefill\":true", "\"do_remote_prefill\":false"),
     ] {
-        assert_eq!(changed(from, to), Unhanded::NoParams, "{to}");
+        assert_eq!(changed(from, to), TransferError::NoParams, "{to}");
     }
 
     let stopped = plain.replace("\"length\"", "\"stop\"");
-    assert_eq!(end(Connector::Mooncake, &stopped), Unhanded::Stopped);
-    assert_eq!(end(Connector::Mooncake, "{}"), Unhanded::Stopped);
-    assert_eq!(end(Connector::Mooncake, "<html>"), Unhanded::Malformed);
+    assert_eq!(end(Connector::Mooncake, &stopped), TransferError::Stopped);
+    assert_eq!(end(Connector::Mooncake, "{}"), TransferError::Stopped);
+    assert_eq!(end(Connector::Mooncake, "<html>"), TransferError::Malformed);
     let nobody = Transfer::begin(Connector::Mooncake, Api::Chat, String::new(), "h", None, 0);
-    assert_eq!(nobody.unwrap_err(), Unhanded::NoPeer);
+    assert_eq!(nobody.unwrap_err(), TransferError::NoBootstrap);
 }
 
 #[test]
@@ -241,7 +247,7 @@ fn a_rank_is_chosen_only_where_the_decode_worker_must_be_told_it() {
         assert!(transfer.end(answer).unwrap().params.0.contains(engine));
     }
     let responses = begin(Connector::Mooncake, Api::Responses, 0);
-    assert_eq!(responses.unwrap_err(), Unhanded::NoRank);
+    assert_eq!(responses.unwrap_err(), TransferError::NoRank);
     assert_eq!(
         begin(Connector::Nixl, Api::Responses, 1).unwrap().rank(),
         None

@@ -1,5 +1,5 @@
-//! One handing over, tried on purpose: a prompt that nobody has seen is computed by a prefill worker and gone
-//! on with by a decode worker, and the text must be what the decode worker says alone.
+//! KV transfer check (`check --live --transfer`): sends a new prompt through a prefill and a decode worker. The text must be
+//! the one that the decode worker generates alone.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -12,44 +12,44 @@ use hyper::{HeaderMap, Method, Request};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::handoff::{ANSWER_BYTES_MAX, Legs, Transfer};
-use super::{engine_answer, headers};
 use crate::fleet::handoff::{Connector, host};
 use crate::fleet::{Worker, probe};
 use crate::ids::RequestId;
 use crate::observe;
 use crate::prompt::Api;
+use crate::relay::kv_transfer::{ANSWER_BYTES_MAX, Legs, Transfer};
+use crate::relay::{engine_answer, headers};
 
 const PATH: &str = "/v1/completions";
-/// Two or three tokens each: some blocks of any size that engines have, computed in no time.
+/// Two or three tokens each: several blocks of any usual size.
 const WORDS: usize = 160;
 const ANSWER_TOKENS: u32 = 8;
-/// An engine counts what it received a moment after it has answered.
+/// An engine counts received tokens a moment after it has answered.
 const COUNTED_WITHIN: Duration = Duration::from_secs(3);
 const COUNTED_EVERY: Duration = Duration::from_millis(200);
 
-/// What was seen to work.
+/// A successful transfer.
 #[derive(Debug)]
-pub struct Proof {
-    pub prompt_tokens: u64,
-    /// Tokens whose blocks the decode worker says it received; none where it does not tell.
-    pub received_tokens: Option<u64>,
-    /// From the first leg's beginning to the second's end.
-    pub took: Duration,
+pub(super) struct Transferred {
+    pub(super) prompt_tokens: u64,
+    /// Tokens of the KV blocks that the decode worker received; `None` if it does not report that.
+    pub(super) received_tokens: Option<u64>,
+    /// From the beginning of the prefill leg to the end of the decode leg.
+    pub(super) took: Duration,
 }
 
-/// Tries it. Both workers must have the roles that they are listed with: an engine that is sent the other
-/// role's parameters dies. `limit` is for each request. Else, why it did not work.
-pub async fn run(
+/// Runs the check. Both workers must have the roles that they are listed with: an engine crashes on the other role's
+/// parameters. `limit` is the time limit of each request. The error says what failed.
+pub(super) async fn run(
     connector: Connector,
     prefill: &Arc<Worker>,
     decode: &Arc<Worker>,
     model: &str,
     limit: Duration,
-) -> Result<Proof, String> {
+) -> Result<Transferred, String> {
     let id = RequestId::new(fastrand::u128(..));
     let prompt = prompt();
-    // Each has its salt, so that the second run computes its prompt and finds nothing of the first.
+    // Each with a salt of its own, so that the second request does not hit the cache of the first.
     let body = |salt: &str| {
         let body = json!({
             "model": model, "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0,
@@ -57,8 +57,12 @@ pub async fn run(
         });
         Bytes::from(body.to_string())
     };
-    let legs = Legs::of(Api::Completions, &body("split"))
-        .map_err(|why| format!("its own request cannot be split: {}", why.as_str()))?;
+    let legs = Legs::of(Api::Completions, &body("transfer")).map_err(|why| {
+        format!(
+            "the check's own request cannot be disaggregated: {}",
+            why.as_str()
+        )
+    })?;
     let peer = prefill.peer.load_full();
     let transfer = Transfer::begin(
         connector,
@@ -76,29 +80,29 @@ pub async fn run(
     let first = post(prefill, legs.prefill(&transfer), id, rank, limit)
         .await
         .map_err(|why| format!("prefill: {why}"))?;
-    let handed = transfer
+    let result = transfer
         .end(&first)
         .map_err(|why| format!("prefill: {why}"))?;
-    let second = post(decode, legs.decode(handed.params), id, None, limit)
+    let second = post(decode, legs.decode(result.params), id, None, limit)
         .await
         .map_err(|why| format!("decode: {why}"))?;
     let took = observe::now().saturating_duration_since(begun);
-    let split = text(&second).ok_or("decode: the answer is no completion")?;
+    let transferred = text(&second).ok_or("decode: the answer is no completion")?;
 
     let alone = post(decode, body("alone"), id, None, limit)
         .await
-        .map_err(|why| format!("decode, unsplit: {why}"))?;
-    let alone = text(&alone).ok_or("decode, unsplit: the answer is no completion")?;
-    if split != alone {
+        .map_err(|why| format!("decode worker alone: {why}"))?;
+    let alone = text(&alone).ok_or("decode worker alone: the answer is no completion")?;
+    if transferred != alone {
         return Err(format!(
-            "the text is not what the decode worker says alone: {split:?} against {alone:?}"
+            "the text differs from the decode worker's own: {transferred:?} instead of {alone:?}"
         ));
     }
     let received_tokens = match received_before {
         Some(before) => Some(received(decode, before, limit).await?),
         None => None,
     };
-    Ok(Proof {
+    Ok(Transferred {
         prompt_tokens: engine_answer::last_usage(&second)
             .unwrap_or_default()
             .prompt_tokens,
@@ -107,7 +111,7 @@ pub async fn run(
     })
 }
 
-/// Words that no engine has a block of.
+/// Random words that no engine has cached.
 fn prompt() -> String {
     let mut prompt = String::new();
     for _ in 0..WORDS {
@@ -153,7 +157,7 @@ async fn post(
         .unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
 }
 
-/// So much of an error as a line has room for.
+/// The beginning of an error, on one line.
 fn beginning(body: &[u8]) -> String {
     const CHARS: usize = 200;
     let text = String::from_utf8_lossy(body);
@@ -178,8 +182,8 @@ fn text(answer: &[u8]) -> Option<String> {
     answer.choices.into_iter().next().map(|choice| choice.text)
 }
 
-/// What the decode worker received since. It answers the same where it has no connector: it computes all
-/// itself.
+/// Tokens that the decode worker received since `before`. Without a connector its text is right as well, because it
+/// computes the whole prompt itself.
 async fn received(decode: &Worker, before: u64, limit: Duration) -> Result<u64, String> {
     let until: Instant = observe::now() + COUNTED_WITHIN;
     loop {
@@ -191,8 +195,8 @@ async fn received(decode: &Worker, before: u64, limit: Duration) -> Result<u64, 
         }
         if observe::now() >= until {
             return Err(
-                "the text is right, but the decode worker received nothing and computed all itself: \
-                 has it the connector?"
+                "the text is right, but the decode worker received no KV blocks and computed the prompt itself; \
+                 is its KV connector configured?"
                     .to_owned(),
             );
         }
@@ -211,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_in_one_line() {
+    fn an_error_is_shown_on_one_line() {
         assert_eq!(beginning(b"{\n  \"a\": 1\n}"), "{ \"a\": 1 }");
         assert_eq!(beginning(&[b'x'; 1_000]).len(), 200);
     }

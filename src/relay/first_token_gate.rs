@@ -1,6 +1,6 @@
-//! The beginning of a stream whose prompt another worker has computed: whether a token has come, so that the
-//! blocks were fetched. An engine begins such a stream before it has tried, and says in it that it could
-//! not: until the first token nothing of it may pass. Pure.
+//! First-token gate: decides when the stream of a decode leg may go to the client. An engine begins the stream
+//! before it fetches the KV blocks, and reports a failed fetch within the stream; its first token proves that it has
+//! the blocks. Pure.
 
 use bytes::Bytes;
 use memchr::memmem;
@@ -11,29 +11,29 @@ use super::engine_answer;
 use crate::http::sse::Aligner;
 use crate::prompt::Api;
 
-/// A stream that has said so much before its first token is passed on all the same.
+/// A stream without a token in its first megabyte is passed on all the same.
 const BYTES_MAX: usize = 1 << 20;
 
-/// What is known of a stream by now.
+/// What a stream has shown so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
-    /// Nothing that an engine could not have said before it had the prompt.
-    Nothing,
-    /// A token, or a proper end without any.
+pub(super) enum Verdict {
+    /// Nothing that an engine could not send before it has the prompt.
+    Undecided,
+    /// A token, or a proper end without tokens.
     Token,
-    /// The engine says that it failed.
+    /// The engine reports an error.
     Error,
 }
 
 /// Watches one stream until its first token.
 #[derive(Debug)]
-pub(super) struct Opening {
+pub(super) struct FirstTokenGate {
     api: Api,
     aligner: Aligner,
     bytes: usize,
 }
 
-impl Opening {
+impl FirstTokenGate {
     pub(super) fn new(api: Api) -> Self {
         Self {
             api,
@@ -42,50 +42,50 @@ impl Opening {
         }
     }
 
-    /// Takes what has come, in order and cut anyhow.
-    pub(super) fn on_data(&mut self, data: &Bytes) -> Seen {
+    /// Takes the next piece of the stream, cut anywhere.
+    pub(super) fn on_data(&mut self, data: &Bytes) -> Verdict {
         self.bytes += data.len();
         let events = self.aligner.push(data.clone());
         let seen = self.first_in(&events);
         match seen {
-            Seen::Nothing if self.bytes > BYTES_MAX => Seen::Token,
+            Verdict::Undecided if self.bytes > BYTES_MAX => Verdict::Token,
             seen => seen,
         }
     }
 
-    fn first_in(&self, events: &[u8]) -> Seen {
+    fn first_in(&self, events: &[u8]) -> Verdict {
         let mut start = 0;
         while start < events.len() {
             let end = memmem::find(&events[start..], b"\n\n")
                 .map_or(events.len(), |blank| start + blank + 2);
-            let seen = self.of_event(&events[start..end]);
-            if seen != Seen::Nothing {
+            let seen = self.verdict_of(&events[start..end]);
+            if seen != Verdict::Undecided {
                 return seen;
             }
             start = end;
         }
-        Seen::Nothing
+        Verdict::Undecided
     }
 
-    fn of_event(&self, event: &[u8]) -> Seen {
+    fn verdict_of(&self, event: &[u8]) -> Verdict {
         let (name, data) = parts(event);
         let is_error = match self.api {
             Api::Responses => matches!(name, b"error" | b"response.failed"),
             _ => false,
         };
-        if is_error || tells_error(data) {
-            return Seen::Error;
+        if is_error || has_error(data) {
+            return Verdict::Error;
         }
         let is_end =
             data == b"[DONE]" || matches!(name, b"response.completed" | b"response.incomplete");
         if is_end || (!data.is_empty() && engine_answer::is_token(self.api, event)) {
-            return Seen::Token;
+            return Verdict::Token;
         }
-        Seen::Nothing
+        Verdict::Undecided
     }
 }
 
-/// An event's name and its data, which engines write in one line.
+/// An event's name and data; engines write each on one line.
 fn parts(event: &[u8]) -> (&[u8], &[u8]) {
     let (mut name, mut data): (&[u8], &[u8]) = (b"", b"");
     for line in event.split(|byte| *byte == b'\n') {
@@ -98,8 +98,8 @@ fn parts(event: &[u8]) -> (&[u8], &[u8]) {
     (name, data)
 }
 
-/// Whether data is an object that says `error` of itself, and not of something in it.
-fn tells_error(data: &[u8]) -> bool {
+/// True if data is an object with a top-level `error` that is not null.
+fn has_error(data: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Wire {
         #[serde(default)]
@@ -124,15 +124,15 @@ mod tests {
     const CREATED: &str = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"error\":null}}\n\n";
     const DELTA: &str = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n";
 
-    /// What is seen of a stream in one piece, and in two, wherever it is cut.
-    fn check(api: Api, events: &[&str], expected: Seen) {
+    /// The verdict on a stream in one piece, and in two, wherever it is cut.
+    fn check(api: Api, events: &[&str], expected: Verdict) {
         let whole = events.concat();
         for cut in 0..=whole.len() {
-            let mut opening = Opening::new(api);
-            let mut seen = Seen::Nothing;
+            let mut gate = FirstTokenGate::new(api);
+            let mut seen = Verdict::Undecided;
             for piece in [&whole[..cut], &whole[cut..]] {
-                if seen == Seen::Nothing {
-                    seen = opening.on_data(&Bytes::copy_from_slice(piece.as_bytes()));
+                if seen == Verdict::Undecided {
+                    seen = gate.on_data(&Bytes::copy_from_slice(piece.as_bytes()));
                 }
             }
             assert_eq!(seen, expected, "{whole} cut at {cut}");
@@ -140,47 +140,47 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_told_from_what_is_said_before_it_and_from_a_failure() {
-        check(Api::Chat, &[ROLE], Seen::Nothing);
-        check(Api::Chat, &[": ping\n\n", ROLE], Seen::Nothing);
-        check(Api::Chat, &[ROLE, TOKEN], Seen::Token);
-        check(Api::Chat, &[ROLE, ERROR, DONE], Seen::Error);
-        check(Api::Chat, &[ROLE, TOKEN, ERROR], Seen::Token);
-        check(Api::Chat, &[ROLE, DONE], Seen::Token);
-        check(Api::Completions, &[ERROR, DONE], Seen::Error);
+    fn a_token_is_distinguished_from_earlier_events_and_from_errors() {
+        check(Api::Chat, &[ROLE], Verdict::Undecided);
+        check(Api::Chat, &[": ping\n\n", ROLE], Verdict::Undecided);
+        check(Api::Chat, &[ROLE, TOKEN], Verdict::Token);
+        check(Api::Chat, &[ROLE, ERROR, DONE], Verdict::Error);
+        check(Api::Chat, &[ROLE, TOKEN, ERROR], Verdict::Token);
+        check(Api::Chat, &[ROLE, DONE], Verdict::Token);
+        check(Api::Completions, &[ERROR, DONE], Verdict::Error);
         check(
             Api::Completions,
             &["data: {\"choices\":[{\"text\":\"a\"}]}\n\n"],
-            Seen::Token,
+            Verdict::Token,
         );
-        check(Api::Responses, &[CREATED], Seen::Nothing);
-        check(Api::Responses, &[CREATED, DELTA], Seen::Token);
+        check(Api::Responses, &[CREATED], Verdict::Undecided);
+        check(Api::Responses, &[CREATED, DELTA], Verdict::Token);
         check(
             Api::Responses,
             &[CREATED, "event: response.failed\ndata: {}\n\n"],
-            Seen::Error,
+            Verdict::Error,
         );
         check(
             Api::Responses,
             &[CREATED, "event: response.completed\ndata: {}\n\n"],
-            Seen::Token,
+            Verdict::Token,
         );
     }
 
     #[test]
-    fn a_stream_that_says_too_much_is_not_held_for_ever() {
-        let mut opening = Opening::new(Api::Responses);
+    fn a_long_stream_without_a_token_is_passed_on() {
+        let mut gate = FirstTokenGate::new(Api::Responses);
         let long = Bytes::from(vec![b' '; BYTES_MAX]);
-        assert_eq!(opening.on_data(&long), Seen::Nothing);
-        assert_eq!(opening.on_data(&long), Seen::Token);
+        assert_eq!(gate.on_data(&long), Verdict::Undecided);
+        assert_eq!(gate.on_data(&long), Verdict::Token);
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(pieces in proptest::collection::vec("(data:|event:|\n|\\{\"error\":1\\}|é| ){0,6}", 0..6)) {
-            let mut opening = Opening::new(Api::Chat);
+            let mut gate = FirstTokenGate::new(Api::Chat);
             for piece in pieces {
-                let _ = opening.on_data(&Bytes::from(piece));
+                let _ = gate.on_data(&Bytes::from(piece));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Asking an engine to tell again what it holds of a prompt: `vllm_xargs.kv_cache_report_mode`, put into
-//! the body beside all that is there. Pure.
+//! Asks an engine to report again which blocks of a prompt it has cached: puts `vllm_xargs.kv_cache_report_mode` into
+//! a request's body, whose other bytes stay. Pure.
 
 use std::ops::Range;
 
@@ -8,24 +8,23 @@ use hyper::StatusCode;
 
 const MODE: &str = r#""kv_cache_report_mode":"full""#;
 
-/// Where a body gets it, and what.
+/// The text to put into a body, and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Report {
-    /// What it takes the place of; empty but where the client's own is null.
-    place: Range<usize>,
+pub(super) struct KvReportRequest {
+    /// The bytes that the text replaces; empty unless the client's own `vllm_xargs` is null.
+    range: Range<usize>,
     text: String,
 }
 
-impl Report {
-    /// For a body, an object, and its `vllm_xargs`, a part of it. None where it cannot be put there: they are
-    /// no object, or name the mode themselves.
+impl KvReportRequest {
+    /// `xargs` is the value of `vllm_xargs` within `body`. `None` if it is no object or has the mode already.
     pub(super) fn new(body: &[u8], xargs: Option<&str>) -> Option<Self> {
         let Some(xargs) = xargs else {
             let start = body.iter().position(|byte| *byte == b'{')? + 1;
             let is_empty = first_byte(body.get(start..)?)? == b'}';
             let comma = if is_empty { "" } else { "," };
             return Some(Self {
-                place: start..start,
+                range: start..start,
                 text: format!(r#""vllm_xargs":{{{MODE}}}{comma}"#),
             });
         };
@@ -34,7 +33,7 @@ impl Report {
         let first = first_byte(xargs.as_bytes()).filter(|_| is_part)?;
         if xargs == "null" {
             return Some(Self {
-                place: start..start + xargs.len(),
+                range: start..start + xargs.len(),
                 text: format!("{{{MODE}}}"),
             });
         }
@@ -45,21 +44,21 @@ impl Report {
         let is_empty = first_byte(inside.as_bytes())? == b'}';
         let comma = if is_empty { "" } else { "," };
         Some(Self {
-            place: start + 1..start + 1,
+            range: start + 1..start + 1,
             text: format!("{MODE}{comma}"),
         })
     }
 
     pub(super) fn put_into(&self, body: &[u8]) -> Bytes {
         let mut asking = Vec::with_capacity(body.len() + self.text.len());
-        asking.extend_from_slice(&body[..self.place.start]);
+        asking.extend_from_slice(&body[..self.range.start]);
         asking.extend_from_slice(self.text.as_bytes());
-        asking.extend_from_slice(&body[self.place.end..]);
+        asking.extend_from_slice(&body[self.range.end..]);
         asking.into()
     }
 }
 
-/// Whether an engine's answer may be about what was put into its request: it must be asked again without.
+/// True if an engine's answer may refuse `kv_cache_report_mode`, so that the request must be sent again without.
 pub(super) fn may_be_refused(status: StatusCode) -> bool {
     matches!(
         status,
@@ -73,7 +72,7 @@ fn first_byte(text: &[u8]) -> Option<u8> {
         .find(|byte| !byte.is_ascii_whitespace())
 }
 
-/// A null there is allowed, and would win; an escape might hide it.
+/// Even a null there would win over our value. An escape might hide the name.
 fn names_mode(xargs: &str) -> bool {
     xargs.contains("kv_cache_report_mode") || xargs.contains('\\')
 }
@@ -87,13 +86,13 @@ mod tests {
 
     fn asked(body: &str) -> Option<String> {
         let peek = prompt::peek(Api::Completions, body.as_bytes(), 64).unwrap();
-        let report = Report::new(body.as_bytes(), peek.vllm_xargs)?;
+        let report = KvReportRequest::new(body.as_bytes(), peek.vllm_xargs)?;
         let asking = report.put_into(body.as_bytes());
         Some(String::from_utf8(asking.to_vec()).unwrap())
     }
 
     #[test]
-    fn it_stands_beside_what_the_client_sent_and_changes_nothing_else() {
+    fn the_mode_is_added_and_nothing_else_changes() {
         for (body, expected) in [
             (
                 r#" { "prompt": [1], "x": 1.00}"#,
@@ -120,14 +119,14 @@ mod tests {
         ] {
             let found = asked(body).unwrap();
             assert_eq!(found, expected);
-            let mut told: Value = serde_json::from_str(&found).unwrap();
-            let xargs = told["vllm_xargs"].as_object_mut().unwrap();
+            let mut sent: Value = serde_json::from_str(&found).unwrap();
+            let xargs = sent["vllm_xargs"].as_object_mut().unwrap();
             assert_eq!(xargs.remove("kv_cache_report_mode"), Some(json!("full")));
         }
     }
 
     #[test]
-    fn it_is_not_put_where_it_would_not_count() {
+    fn the_mode_is_not_added_where_it_would_have_no_effect() {
         for body in [
             r#"{"vllm_xargs":7}"#,
             r#"{"vllm_xargs":[]}"#,

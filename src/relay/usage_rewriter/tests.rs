@@ -3,11 +3,11 @@ use serde_json::{Map, Value, json};
 
 use super::*;
 use crate::fleet::handoff::Connector;
-use crate::relay::handoff::recorded;
+use crate::relay::kv_transfer::recorded;
 
 /// What passes of an answer that comes in pieces of these lengths, again and again.
 fn passed(answer: &[u8], is_events: bool, cached_tokens: u64, lengths: &[usize]) -> Vec<u8> {
-    let mut usage = TrueUsage::new(cached_tokens, is_events);
+    let mut usage = UsageRewriter::new(cached_tokens, is_events);
     let mut lengths = lengths.iter().cycle();
     let (mut rest, mut out) = (answer, Vec::new());
     while !rest.is_empty() {
@@ -86,7 +86,7 @@ fn a_line_that_is_no_json_does_not_lead_the_next_one_astray() {
 
 #[test]
 fn a_piece_with_nothing_to_change_is_not_copied() {
-    let mut usage = TrueUsage::new(3, true);
+    let mut usage = UsageRewriter::new(3, true);
     for piece in [
         "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n",
         "data: {\"response\":{\"kv_transfer_params\":null}}\n\n",

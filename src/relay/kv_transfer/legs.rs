@@ -10,50 +10,52 @@ use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
-use super::{Params, Transfer, dialect};
+use super::transfer::dialect;
+use super::types::{Transfer, TransferParams};
 use crate::prompt::Api;
 
 /// Why a request must run on one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotSplit {
-    /// Embeddings and the like: nothing is decoded.
+pub enum SingleWorkerReason {
+    /// Embeddings and other APIs that generate nothing.
     Api,
-    /// Something is wrong with it; its engine says what. No prefill worker should keep blocks for it.
+    /// The body is invalid: its engine answers the error, and no prefill worker pins blocks for it.
     Body,
-    /// Several answers, or several prompts. An engine makes a request of each, and all would fetch the
-    /// same blocks, which are there for one.
+    /// Several answers or several prompts. An engine makes a request of each, and all would fetch the same blocks,
+    /// which can be fetched once.
     Several,
-    /// Something is told of the prompt's own tokens, which only who computes them can.
+    /// The answer has output for the prompt's tokens (echo, prompt_logprobs), which only the prefill worker computes.
     PromptOutput,
     /// Nothing is left to decode.
     OneToken,
-    /// How much of the prompt is cut off depends on how long the answer may be, and the legs differ in that.
+    /// Truncation of the prompt depends on the answer's length limit, in which the legs differ.
     Truncated,
-    /// The engine itself calls tools, and goes on with another prompt and the same blocks.
+    /// The engine itself calls tools, and continues with another prompt.
     Turns,
-    /// What the engine keeps from one request to the next is at one worker.
+    /// The request refers to state that one engine keeps (`previous_response_id`, `background`).
     EngineState,
-    /// The prompt is not made of tokens.
+    /// The prompt consists of embeddings.
     Embeds,
 }
 
-impl NotSplit {
+impl SingleWorkerReason {
     pub fn as_str(self) -> &'static str {
         match self {
-            NotSplit::Api => "api",
-            NotSplit::Body => "body",
-            NotSplit::Several => "several",
-            NotSplit::PromptOutput => "prompt_output",
-            NotSplit::OneToken => "one_token",
-            NotSplit::Truncated => "truncated",
-            NotSplit::Turns => "turns",
-            NotSplit::EngineState => "engine_state",
-            NotSplit::Embeds => "embeds",
+            SingleWorkerReason::Api => "api",
+            SingleWorkerReason::Body => "body",
+            SingleWorkerReason::Several => "several",
+            SingleWorkerReason::PromptOutput => "prompt_output",
+            SingleWorkerReason::OneToken => "one_token",
+            SingleWorkerReason::Truncated => "truncated",
+            SingleWorkerReason::Turns => "turns",
+            SingleWorkerReason::EngineState => "engine_state",
+            SingleWorkerReason::Embeds => "embeds",
         }
     }
 }
 
-/// A body that can be split, with where its fields stand that differ between the legs. Found in one pass.
+/// The body of a request that can be disaggregated, with the positions of the fields that differ between the legs.
+/// Found in one pass.
 #[derive(Debug)]
 pub struct Legs {
     api: Api,
@@ -63,72 +65,72 @@ pub struct Legs {
     is_empty: bool,
     /// In their order.
     cuts: SmallVec<[Cut; 8]>,
-    /// What the router itself tells the engine of the prompt: the inside of a `kv_transfer_params`.
+    /// The inside of a `kv_transfer_params` that the router put into the body: the prompt's token ids.
     own_params: Option<Range<usize>>,
 }
 
-/// A field that does not pass as it is.
+/// A field that one leg or both leave out.
 #[derive(Debug)]
 struct Cut {
     /// From the end of the field before it.
     range: Range<usize>,
-    /// It is the decode leg's too.
+    /// The decode leg has the field unchanged.
     is_kept_by_decode: bool,
 }
 
 impl Legs {
-    /// For the body that an engine would be sent whole: the client's, perhaps with its prompt's ids put in.
-    pub fn of(api: Api, body: &Bytes) -> Result<Self, NotSplit> {
+    /// Reads the body that a single worker would get.
+    pub fn of(api: Api, body: &Bytes) -> Result<Self, SingleWorkerReason> {
         if !api.generates() {
-            return Err(NotSplit::Api);
+            return Err(SingleWorkerReason::Api);
         }
-        let mut look = Look {
+        let mut reader = FieldReader {
             api,
             body,
             end: None,
-            wrong: None,
+            reason: None,
             tokens_max: [None; 2],
             cuts: SmallVec::new(),
             own_params: None,
         };
         let mut json = serde_json::Deserializer::from_slice(body);
-        let read = de::Deserializer::deserialize_map(&mut json, &mut look);
+        let read = de::Deserializer::deserialize_map(&mut json, &mut reader);
         if read.and_then(|()| json.end()).is_err() {
-            return Err(NotSplit::Body);
+            return Err(SingleWorkerReason::Body);
         }
         // Of the two names that chats have for it, the newer one counts.
-        let [newer, older] = look.tokens_max;
+        let [newer, older] = reader.tokens_max;
         if newer.or(older).is_some_and(|tokens| tokens <= 1.0) {
-            look.wrong.get_or_insert(NotSplit::OneToken);
+            reader.reason.get_or_insert(SingleWorkerReason::OneToken);
         }
-        if let Some(wrong) = look.wrong {
-            return Err(wrong);
+        if let Some(reason) = reader.reason {
+            return Err(reason);
         }
         let inside = body.iter().position(|byte| *byte == b'{');
         Ok(Self {
             api,
-            inside: inside.ok_or(NotSplit::Body)? + 1,
-            is_empty: look.end.is_none(),
-            cuts: look.cuts,
-            own_params: look.own_params,
+            inside: inside.ok_or(SingleWorkerReason::Body)? + 1,
+            is_empty: reader.end.is_none(),
+            cuts: reader.cuts,
+            own_params: reader.own_params,
             body: body.clone(),
         })
     }
 
-    /// What the prefill worker is sent: the same prompt, and one token of answer, whole. Nothing may end it
-    /// before that token, and nobody keeps it.
+    /// The prefill leg's body: the same prompt, an answer of one token, not streamed and not stored, without
+    /// fields that could end it before that token.
     pub fn prefill(&self, transfer: &Transfer) -> Bytes {
         let dialect = dialect(transfer.connector);
         let ends = match self.api {
             Api::Responses => r#""stream":false,"store":false,"max_output_tokens":1"#,
             _ => r#""stream":false,"max_tokens":1"#,
         };
-        let ask = dialect.ask(transfer);
-        self.spliced([ends, dialect.also(), ","], &ask, |_| false)
+        let ask = dialect.prefill_params(transfer);
+        self.spliced([ends, dialect.prefill_fields(), ","], &ask, |_| false)
     }
 
-    /// What the decode worker is sent: the whole request, with where its prompt's blocks are.
-    pub fn decode(&self, params: Params) -> Bytes {
+    /// The decode leg's body: the whole request, and where the prompt's KV blocks are.
+    pub fn decode(&self, params: TransferParams) -> Bytes {
         self.spliced(["", "", ""], &params.0, |cut| cut.is_kept_by_decode)
     }
 
@@ -165,12 +167,12 @@ impl Legs {
 }
 
 /// One pass over a body's fields.
-struct Look<'a> {
+struct FieldReader<'a> {
     api: Api,
     body: &'a [u8],
     /// Where the last field that was seen ends.
     end: Option<usize>,
-    wrong: Option<NotSplit>,
+    reason: Option<SingleWorkerReason>,
     /// How long the answer may be, by the newer name and by the older.
     tokens_max: [Option<f64>; 2],
     cuts: SmallVec<[Cut; 8]>,
@@ -183,13 +185,13 @@ enum Field {
     /// Which of the names for how long the answer may be.
     TokensMax(usize),
     Stream,
-    /// It could end a prefill leg early, or does not go with one token, or with an answer that is whole.
-    Ending,
+    /// It could end a prefill leg early, or contradicts an answer of one token that is not streamed.
+    StreamTerminator,
     Store,
-    /// Any value but the one here means that the request cannot be split.
-    Only(&'static str, NotSplit),
-    /// Any value but null means so.
-    Null(NotSplit),
+    /// Any value but this one means that the request must run on one worker.
+    Only(&'static str, SingleWorkerReason),
+    /// Any value but null does.
+    Null(SingleWorkerReason),
     /// A completion's prompt.
     Prompt,
     /// Tools of a Responses request.
@@ -207,27 +209,29 @@ impl Field {
             "max_tokens" if !is_responses => Field::TokensMax(1),
             "stream" => Field::Stream,
             "stream_options" | "stop" | "stop_token_ids" | "min_tokens" | "ignore_eos" => {
-                Field::Ending
+                Field::StreamTerminator
             }
             "store" if is_responses => Field::Store,
-            "n" | "best_of" if !is_responses => Field::Only("1", NotSplit::Several),
-            "use_beam_search" => Field::Only("false", NotSplit::Several),
-            "echo" if !is_responses => Field::Only("false", NotSplit::PromptOutput),
-            "prompt_logprobs" => Field::Null(NotSplit::PromptOutput),
-            "truncate_prompt_tokens" => Field::Null(NotSplit::Truncated),
-            "prompt_embeds" => Field::Null(NotSplit::Embeds),
+            "n" | "best_of" if !is_responses => Field::Only("1", SingleWorkerReason::Several),
+            "use_beam_search" => Field::Only("false", SingleWorkerReason::Several),
+            "echo" if !is_responses => Field::Only("false", SingleWorkerReason::PromptOutput),
+            "prompt_logprobs" => Field::Null(SingleWorkerReason::PromptOutput),
+            "truncate_prompt_tokens" => Field::Null(SingleWorkerReason::Truncated),
+            "prompt_embeds" => Field::Null(SingleWorkerReason::Embeds),
             "prompt" if api == Api::Completions => Field::Prompt,
             // Null is not its default: it truncates.
-            "truncation" if is_responses => Field::Only("\"disabled\"", NotSplit::Truncated),
-            "background" if is_responses => Field::Only("false", NotSplit::EngineState),
-            "previous_response_id" if is_responses => Field::Null(NotSplit::EngineState),
+            "truncation" if is_responses => {
+                Field::Only("\"disabled\"", SingleWorkerReason::Truncated)
+            }
+            "background" if is_responses => Field::Only("false", SingleWorkerReason::EngineState),
+            "previous_response_id" if is_responses => Field::Null(SingleWorkerReason::EngineState),
             "tools" if is_responses => Field::Tools,
             _ => Field::Other,
         }
     }
 }
 
-impl<'de> Visitor<'de> for &mut Look<'de> {
+impl<'de> Visitor<'de> for &mut FieldReader<'de> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -242,26 +246,30 @@ impl<'de> Visitor<'de> for &mut Look<'de> {
     }
 }
 
-impl Look<'_> {
+impl FieldReader<'_> {
     fn on_field(&mut self, field: Field, value: &str) {
         // A part of the body, as its type says.
         let start = value.as_ptr().addr() - self.body.as_ptr().addr();
         let range = start..start + value.len();
         let before = self.end.replace(range.end);
-        let wrong = match field {
+        let reason = match field {
             Field::Other => None,
-            Field::Only(expected, wrong) => {
-                let is_default = value == expected || (value == "null" && !truncates(wrong));
-                (!is_default).then_some(wrong)
+            Field::Only(expected, reason) => {
+                let is_default = value == expected || (value == "null" && !truncates(reason));
+                (!is_default).then_some(reason)
             }
-            Field::Null(wrong) => (value != "null").then_some(wrong),
+            Field::Null(reason) => (value != "null").then_some(reason),
             Field::Prompt => match prompts(value) {
                 Some(1) => None,
-                Some(_) => Some(NotSplit::Several),
-                None => Some(NotSplit::Body),
+                Some(_) => Some(SingleWorkerReason::Several),
+                None => Some(SingleWorkerReason::Body),
             },
             Field::Tools => runs_tools(value),
-            Field::Params | Field::TokensMax(_) | Field::Stream | Field::Ending | Field::Store => {
+            Field::Params
+            | Field::TokensMax(_)
+            | Field::Stream
+            | Field::StreamTerminator
+            | Field::Store => {
                 let cut = Cut {
                     range: before.unwrap_or_else(|| self.first()).min(start)..range.end,
                     is_kept_by_decode: !matches!(field, Field::Params),
@@ -270,8 +278,8 @@ impl Look<'_> {
                 self.on_cut(field, value, range)
             }
         };
-        if let Some(wrong) = wrong {
-            self.wrong.get_or_insert(wrong);
+        if let Some(reason) = reason {
+            self.reason.get_or_insert(reason);
         }
     }
 
@@ -281,9 +289,14 @@ impl Look<'_> {
         brace.map_or(0, |brace| brace + 1)
     }
 
-    /// What a prefill leg leaves out is judged by the decode worker alone. Where that would refuse it, blocks
-    /// would be kept for nobody.
-    fn on_cut(&mut self, field: Field, value: &str, range: Range<usize>) -> Option<NotSplit> {
+    /// Checks a field that the prefill leg leaves out: a value that the decode engine would refuse must be found
+    /// before a prefill leg pins blocks.
+    fn on_cut(
+        &mut self,
+        field: Field,
+        value: &str,
+        range: Range<usize>,
+    ) -> Option<SingleWorkerReason> {
         match field {
             Field::Params => {
                 let inside = value.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
@@ -294,25 +307,25 @@ impl Look<'_> {
             }
             Field::TokensMax(name) => {
                 let Ok(tokens) = serde_json::from_str(value) else {
-                    return Some(NotSplit::Body);
+                    return Some(SingleWorkerReason::Body);
                 };
                 self.tokens_max[name] = tokens;
                 None
             }
             Field::Stream | Field::Store => {
-                (!matches!(value, "true" | "false" | "null")).then_some(NotSplit::Body)
+                (!matches!(value, "true" | "false" | "null")).then_some(SingleWorkerReason::Body)
             }
             _ => None,
         }
     }
 }
 
-/// Whether a field's null does not mean its default.
-fn truncates(wrong: NotSplit) -> bool {
-    wrong == NotSplit::Truncated
+/// True if a field's null differs from its default.
+fn truncates(reason: SingleWorkerReason) -> bool {
+    reason == SingleWorkerReason::Truncated
 }
 
-/// How many prompts a completion has: a text, or token ids, or a list of either.
+/// The number of prompts of a completion: a text, token ids, or a list of either.
 fn prompts(value: &str) -> Option<usize> {
     let inside = match value.as_bytes().first()? {
         b'"' => return Some(1),
@@ -329,8 +342,8 @@ fn prompts(value: &str) -> Option<usize> {
     }
 }
 
-/// Whether an engine would call some of these tools itself.
-fn runs_tools(value: &str) -> Option<NotSplit> {
+/// Some reason if the engine would call one of these tools itself.
+fn runs_tools(value: &str) -> Option<SingleWorkerReason> {
     #[derive(Deserialize)]
     struct Tool<'a> {
         #[serde(rename = "type", borrow)]
@@ -338,11 +351,11 @@ fn runs_tools(value: &str) -> Option<NotSplit> {
     }
     let tools: Option<Vec<Tool<'_>>> = match serde_json::from_str(value) {
         Ok(tools) => tools,
-        Err(_) => return Some(NotSplit::Body),
+        Err(_) => return Some(SingleWorkerReason::Body),
     };
     let is_clients = |tool: &Tool<'_>| matches!(&*tool.kind, "function" | "custom");
     let all = tools.unwrap_or_default();
-    (!all.iter().all(is_clients)).then_some(NotSplit::Turns)
+    (!all.iter().all(is_clients)).then_some(SingleWorkerReason::Turns)
 }
 
 struct FieldOf(Api);

@@ -1,0 +1,157 @@
+//! A decision in one sentence. Pure.
+
+use super::types::Score;
+use crate::relay::choice::NotDisaggregated;
+use crate::routing::pair::LocalReason;
+use crate::routing::{Cached, Reason};
+
+/// Why a worker was chosen.
+pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_tokens: u32) -> String {
+    let Score {
+        cached_tokens,
+        queued_tokens,
+        requests,
+        ..
+    } = chosen;
+    let mut prefix = format!("{cached_tokens} of {prompt_tokens} prompt tokens are cached");
+    let Cached { gpu, cpu, disk } = chosen.cached;
+    if cpu + disk > 0 {
+        prefix += &format!(" (GPU {gpu}, CPU {cpu}, disk {disk})");
+    }
+    let mut text = match reason {
+        Reason::LongestPrefix => format!("longest cached prefix: {prefix}"),
+        Reason::LowerCost => {
+            let others = all
+                .iter()
+                .filter(|it| it.is_usable && it.worker != chosen.worker);
+            let longest = others.min_by_key(|it| it.new_tokens).map(|other| {
+                format!(
+                    "; {} has {} cached and {} queued tokens",
+                    other.worker, other.cached_tokens, other.queued_tokens
+                )
+            });
+            format!("lowest cost: {prefix}{}", longest.unwrap_or_default())
+        }
+        Reason::Cold => format!(
+            "no worker has the prompt cached; lowest cost, with {queued_tokens} queued tokens"
+        ),
+        Reason::Affinity => "the session affinity key hashes to this worker".to_owned(),
+        Reason::RoundRobin => "next in turn".to_owned(),
+        Reason::Random => "drawn at random".to_owned(),
+        Reason::LeastLoad => format!("fewest requests in flight: {requests}"),
+    };
+    if !chosen.is_trusted {
+        text += "; its cache is predicted, because its engine's tokens differ from the router's";
+    }
+    text
+}
+
+/// Why a request has no prefill leg.
+pub(super) fn not_disaggregated(
+    reason: NotDisaggregated,
+    remote_prefill_min_tokens: u32,
+) -> String {
+    match reason {
+        NotDisaggregated::Local(LocalReason::PrefixCached) => format!(
+            "the decode worker lacks fewer than {remote_prefill_min_tokens} tokens and computes them itself"
+        ),
+        NotDisaggregated::Local(LocalReason::NoPrefillWorker) => {
+            "no prefill worker is usable now".to_owned()
+        }
+        NotDisaggregated::Local(LocalReason::NoPair) => {
+            "no usable prefill worker is compatible with the decode worker".to_owned()
+        }
+        NotDisaggregated::Request(reason) => {
+            format!("the request must run on one worker ({})", reason.as_str())
+        }
+        NotDisaggregated::Failed => "its KV transfers have failed".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::circuit_breaker::State;
+    use crate::relay::cached_prefix::PrefixSource;
+    use crate::routing::cost::Terms;
+
+    fn score(worker: &str, cached: Cached, queued_tokens: u64) -> Score {
+        Score {
+            worker: worker.to_owned(),
+            is_usable: true,
+            unusable_reason: None,
+            circuit_breaker: State::Closed,
+            requests: 3,
+            queued_tokens,
+            decode_tokens: 0,
+            cached,
+            cached_tokens: cached.tokens(),
+            known_by: PrefixSource::Exact,
+            trees: Vec::new(),
+            is_trusted: true,
+            new_tokens: 2_048 - cached.gpu,
+            cost: 0.0,
+            cost_terms: Terms {
+                queued: 0.0,
+                new: 0.0,
+                decode: 0.0,
+            },
+        }
+    }
+
+    #[test]
+    fn each_reason_is_one_sentence() {
+        let check = |reason, scores: &[Score], expected: &str| {
+            assert_eq!(chosen(reason, &scores[0], scores, 2_048), expected);
+        };
+        let gpu = Cached::in_gpu;
+        check(
+            Reason::LongestPrefix,
+            &[score("a", gpu(1_920), 0), score("b", gpu(0), 0)],
+            "longest cached prefix: 1920 of 2048 prompt tokens are cached",
+        );
+        let lower = Cached {
+            gpu: 512,
+            cpu: 512,
+            disk: 64,
+        };
+        check(
+            Reason::LongestPrefix,
+            &[score("a", lower, 0)],
+            "longest cached prefix: 1088 of 2048 prompt tokens are cached (GPU 512, CPU 512, disk 64)",
+        );
+        check(
+            Reason::LowerCost,
+            &[score("a", gpu(0), 0), score("b", gpu(2_000), 30_000)],
+            "lowest cost: 0 of 2048 prompt tokens are cached; b has 2000 cached and 30000 queued tokens",
+        );
+        check(
+            Reason::Cold,
+            &[score("a", gpu(0), 12), score("b", gpu(0), 500)],
+            "no worker has the prompt cached; lowest cost, with 12 queued tokens",
+        );
+        check(
+            Reason::LeastLoad,
+            &[score("a", gpu(0), 0)],
+            "fewest requests in flight: 3",
+        );
+    }
+
+    #[test]
+    fn an_untrusted_worker_is_named_as_predicted() {
+        let mut scores = [score("a", Cached::in_gpu(2_048), 0)];
+        scores[0].is_trusted = false;
+        let text = chosen(Reason::LongestPrefix, &scores[0], &scores, 2_048);
+        assert!(text.ends_with("its engine's tokens differ from the router's"));
+    }
+
+    #[test]
+    fn a_missing_prefill_leg_is_explained() {
+        let text = |reason| not_disaggregated(NotDisaggregated::Local(reason), 1_024);
+        assert_eq!(
+            text(LocalReason::PrefixCached),
+            "the decode worker lacks fewer than 1024 tokens and computes them itself"
+        );
+        assert!(text(LocalReason::NoPrefillWorker).starts_with("no prefill worker"));
+    }
+}

@@ -1,0 +1,100 @@
+//! The answer of `/explain`.
+
+use serde::Serialize;
+
+use crate::http::circuit_breaker;
+use crate::kv::subscriber::TreeState;
+use crate::relay::cached_prefix::PrefixSource;
+use crate::routing::cost::Terms;
+use crate::routing::{Cached, Policy, Reason};
+
+#[derive(Debug, Serialize)]
+pub struct Explanation {
+    pub model: String,
+    pub policy: Policy,
+    pub prompt_tokens: u32,
+    pub prompt_blocks: usize,
+    /// False if the prompt is looked up by its text, because its tokens are not known.
+    pub tokens_known: bool,
+    /// The tokens themselves, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<Tokens>,
+    /// The chosen worker.
+    pub chosen: Option<String>,
+    pub reason: Option<Reason>,
+    /// The reason as a sentence.
+    pub explanation: Option<String>,
+    pub workers: Vec<Score>,
+    /// The choice of a prefill worker, if requests are disaggregated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disaggregation: Option<DisaggregationExplained>,
+    /// Workers of the model that take no requests now.
+    pub excluded: Vec<Excluded>,
+}
+
+/// The choice of a prefill worker, or why there is none.
+#[derive(Debug, Serialize)]
+pub struct DisaggregationExplained {
+    pub is_disaggregated: bool,
+    pub not_disaggregated_reason: Option<&'static str>,
+    /// The chosen prefill worker.
+    pub prefill: Option<String>,
+    pub reason: Option<Reason>,
+    /// The reason as a sentence.
+    pub explanation: String,
+    /// The prefill workers.
+    pub workers: Vec<Score>,
+}
+
+/// A prompt as the router tokenizes it, to compare it with an engine's.
+#[derive(Debug, Serialize)]
+pub struct Tokens {
+    pub ids: Vec<u32>,
+    /// Their text, if the model's tokenizer is configured.
+    pub text: Option<String>,
+    /// Bytes of text after these tokens whose ids are not known, because an image precedes them.
+    pub unknown_bytes: usize,
+}
+
+/// One worker, as a decision sees it.
+#[derive(Debug, Serialize)]
+pub struct Score {
+    pub worker: String,
+    pub is_usable: bool,
+    pub unusable_reason: Option<String>,
+    pub circuit_breaker: circuit_breaker::State,
+    /// Requests in flight.
+    pub requests: u32,
+    pub queued_tokens: u64,
+    pub decode_tokens: u64,
+    /// The cached prefix by tier.
+    pub cached: Cached,
+    /// Length of the cached prefix in all tiers.
+    pub cached_tokens: u32,
+    /// Where the knowledge of the cached prefix comes from.
+    pub known_by: PrefixSource,
+    /// The state of each dp rank's tree, from its KV events. Empty for a worker without KV events.
+    pub trees: Vec<Tree>,
+    /// False while its engine's tokens differ from the router's: then its KV events do not count.
+    pub is_trusted: bool,
+    /// Tokens to compute; tokens in CPU memory or on disk count in part.
+    pub new_tokens: u32,
+    pub cost: f64,
+    pub cost_terms: Terms,
+}
+
+/// The tree of one dp rank.
+#[derive(Debug, Serialize)]
+pub struct Tree {
+    #[serde(flatten)]
+    pub state: TreeState,
+    /// True if the tree counts in decisions: a partial or a live one does.
+    pub scores: bool,
+    pub cached: Cached,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Excluded {
+    pub worker: String,
+    pub reason: &'static str,
+}

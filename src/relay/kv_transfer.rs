@@ -1,0 +1,18 @@
+//! A request as a prefill leg and a decode leg, and the KV transfer between them. Pure.
+//!
+//! A connector's own fields are in a file of its own. Another connector is another such file, an arm of
+//! [`crate::fleet::handoff::Connector`] and an arm of `transfer::dialect`.
+
+mod legs;
+mod mooncake;
+mod nixl;
+mod transfer;
+mod types;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::legs::{Legs, SingleWorkerReason};
+#[cfg(test)]
+pub(super) use self::tests::recorded;
+pub use self::types::{ANSWER_BYTES_MAX, PrefillResult, Transfer, TransferError, TransferParams};

@@ -1,0 +1,68 @@
+//! One KV transfer: what its prefill leg carries, and what the prefill leg's answer gives to the decode leg.
+
+use std::sync::Arc;
+
+use super::types::{Answer, Dialect, PrefillResult, Transfer, TransferError, TransferParams};
+use super::{mooncake, nixl};
+use crate::fleet::handoff::{Connector, Peer};
+use crate::prompt::Api;
+use crate::relay::engine_answer;
+
+pub(super) fn dialect(connector: Connector) -> &'static dyn Dialect {
+    match connector {
+        Connector::Nixl => &nixl::Nixl,
+        Connector::Mooncake => &mooncake::Mooncake,
+    }
+}
+
+impl Transfer {
+    /// `host` is the prefill worker's. `seed` chooses one of several dp ranks.
+    pub fn begin(
+        connector: Connector,
+        api: Api,
+        id: String,
+        host: &str,
+        peer: Option<Arc<Peer>>,
+        seed: u64,
+    ) -> Result<Self, TransferError> {
+        let mut rank = 0;
+        if connector.needs_peer() {
+            let peer = peer.as_ref().ok_or(TransferError::NoBootstrap)?;
+            let count = peer.ranks().len();
+            // vLLM chooses the rank of a Responses request itself, and does not report it.
+            if api == Api::Responses && count > 1 {
+                return Err(TransferError::NoRank);
+            }
+            let drawn = (seed % count.max(1) as u64) as usize;
+            rank = peer.ranks().nth(drawn).ok_or(TransferError::NoBootstrap)?;
+        }
+        Ok(Self {
+            connector,
+            id,
+            host: host.to_owned(),
+            peer,
+            rank,
+        })
+    }
+
+    /// The prefill leg's header `x-data-parallel-rank`.
+    pub fn rank(&self) -> Option<u32> {
+        let peer = self.peer.as_ref()?;
+        let is_chosen = self.connector.needs_peer() && peer.ranks().len() > 1;
+        is_chosen.then_some(self.rank)
+    }
+
+    /// Reads the whole answer of the prefill leg, with status 200.
+    pub fn end(self, answer: &[u8]) -> Result<PrefillResult, TransferError> {
+        let parsed: Answer<'_> =
+            serde_json::from_slice(answer).map_err(|_| TransferError::Malformed)?;
+        let read = dialect(self.connector).read(&self, &parsed)?;
+        let usage = engine_answer::last_usage(answer).unwrap_or_default();
+        Ok(PrefillResult {
+            params: TransferParams(read.fields),
+            prompt_tokens: usage.prompt_tokens,
+            // Engines leave it out of their usage by default.
+            cached_tokens: usage.cached_tokens.max(read.cached_tokens),
+        })
+    }
+}

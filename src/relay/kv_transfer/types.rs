@@ -1,0 +1,144 @@
+//! What passes between the two legs, and what a connector has to say.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::fleet::handoff::{Connector, Peer};
+
+/// The longest answer of a prefill leg: the block numbers of a million tokens in blocks of 16 take half a megabyte.
+pub const ANSWER_BYTES_MAX: usize = 4 << 20;
+
+/// The fields of one connector, as JSON text without braces: `"a":1,"b":2`.
+pub(super) trait Dialect {
+    /// Fields of a prefill leg's `kv_transfer_params`.
+    fn prefill_params(&self, transfer: &Transfer) -> String;
+
+    /// Further fields of a prefill leg's body, each with a comma before it.
+    fn prefill_fields(&self) -> &'static str {
+        ""
+    }
+
+    /// Reads the decode leg's fields from a prefill leg's answer.
+    fn read(&self, transfer: &Transfer, answer: &Answer<'_>)
+    -> Result<DecodeParams, TransferError>;
+}
+
+/// One KV transfer, from before its prefill leg is sent until that is answered. It keeps what was known of the
+/// prefill worker when it began: a restarted engine does not have the blocks.
+#[derive(Debug)]
+pub struct Transfer {
+    pub(super) connector: Connector,
+    /// Unique.
+    pub(super) id: String,
+    /// The prefill worker's host, as discovery lists it.
+    pub(super) host: String,
+    pub(super) peer: Option<Arc<Peer>>,
+    pub(super) rank: u32,
+}
+
+/// The result of a prefill leg.
+#[derive(Debug)]
+pub struct PrefillResult {
+    pub params: TransferParams,
+    pub prompt_tokens: u64,
+    /// Tokens of the prompt that the prefill worker had cached.
+    pub cached_tokens: u64,
+}
+
+/// Where a prompt's KV blocks are, for a decode leg. Good for one decode leg of the same prompt: with another prompt,
+/// or a second time, engines answer 200 and wrong text. So making the decode leg's body consumes it.
+#[derive(Debug)]
+pub struct TransferParams(pub(super) String);
+
+/// What a dialect reads from a prefill leg's answer.
+pub(super) struct DecodeParams {
+    /// The decode leg's `kv_transfer_params`.
+    pub(super) fields: String,
+    pub(super) cached_tokens: u64,
+}
+
+/// A prefill leg's answer, of any API.
+#[derive(Deserialize)]
+pub(super) struct Answer<'a> {
+    #[serde(default, borrow)]
+    pub(super) kv_transfer_params: Option<&'a RawValue>,
+    #[serde(default, borrow)]
+    choices: Vec<Choice<'a>>,
+    #[serde(default, borrow)]
+    incomplete_details: Option<Incomplete<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(default, borrow)]
+    finish_reason: Option<Cow<'a, str>>,
+}
+
+#[derive(Deserialize)]
+struct Incomplete<'a> {
+    #[serde(default, borrow)]
+    reason: Option<Cow<'a, str>>,
+}
+
+impl Answer<'_> {
+    /// True if it ended because its length limit of one token was reached.
+    pub(super) fn is_cut_at_one_token(&self) -> bool {
+        let is_cut =
+            |incomplete: &Incomplete<'_>| incomplete.reason.as_deref() == Some("max_output_tokens");
+        match &self.choices[..] {
+            [choice] => choice.finish_reason.as_deref() == Some("length"),
+            [] => self.incomplete_details.as_ref().is_some_and(is_cut),
+            _ => false,
+        }
+    }
+}
+
+/// Why there is no KV transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransferError {
+    /// The answer to the prefill leg is not a completion.
+    Malformed,
+    /// The answer has no usable `kv_transfer_params`: the engine has no connector, or another one.
+    NoParams,
+    /// The answer ended before its one token, so the engine has freed the blocks.
+    Stopped,
+    /// The prefill worker's bootstrap server has not answered yet.
+    NoBootstrap,
+    /// The prefill worker has several dp ranks, and it is unknown which of them computes the prompt.
+    NoRank,
+}
+
+impl TransferError {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TransferError::Malformed => "malformed",
+            TransferError::NoParams => "no_params",
+            TransferError::Stopped => "stopped",
+            TransferError::NoBootstrap => "no_bootstrap",
+            TransferError::NoRank => "no_rank",
+        }
+    }
+}
+
+impl fmt::Display for TransferError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TransferError::Malformed => "the answer to the prefill leg is not a completion",
+            TransferError::NoParams => "the prefill worker did not say where its KV blocks are (is a KV connector configured?)",
+            TransferError::Stopped => "the prefill worker stopped before its first token",
+            TransferError::NoBootstrap => "the prefill worker's bootstrap server has not answered yet",
+            TransferError::NoRank => {
+                "it is unknown which dp rank of the prefill worker would compute the prompt"
+            }
+        })
+    }
+}
+
+/// A text as JSON.
+pub(super) fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

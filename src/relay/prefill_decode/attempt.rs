@@ -1,0 +1,177 @@
+//! One attempt of a disaggregated request: prefill leg, KV transfer, decode leg.
+//!
+//! The result of a prefill leg is used once, by the decode leg of the same attempt and with the same prompt: an
+//! engine would not notice anything else, and answer wrong text. So every further attempt begins with a new prefill
+//! leg. Nothing of the decode leg's answer goes to the client before its first token, because until then the KV
+//! transfer may still fail.
+
+use std::time::Instant;
+
+use tracing::{debug, info};
+
+use super::context::{LegContext, PendingTransfer};
+use super::prefill_leg::PrefillOutcome;
+use crate::fleet::load::InFlight;
+use crate::observe;
+use crate::relay::choice::{Choice, Prefill};
+use crate::relay::core::Relay;
+use crate::relay::job::Job;
+use crate::relay::kv_transfer::Legs;
+use crate::relay::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, FailureOwner, Stage};
+use crate::relay::plan::Plan;
+use crate::relay::retries::Failure;
+use crate::relay::running::{OptimisticInsert, Running};
+
+impl Relay {
+    pub(in crate::relay) async fn attempt_disaggregated(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        choice: &Choice,
+        prefill: &Prefill,
+        attempts: u32,
+        deadline: Instant,
+    ) -> AttemptOutcome {
+        let (Some(settings), Some(Ok(legs)), Some(metrics)) =
+            (&self.prefill_decode, &plan.legs, &plan.model.disaggregated)
+        else {
+            // A choice has a prefill worker only if all of these exist.
+            let error = "not disaggregated".to_owned();
+            return AttemptOutcome::Failed(FailedAttempt::at_prefill(Failure::KvTransfer, error));
+        };
+        let context = LegContext {
+            relay: self,
+            settings,
+            metrics,
+            job,
+            plan,
+            choice,
+            prefill,
+            attempts,
+            deadline,
+        };
+        context.run(legs).await
+    }
+}
+
+impl LegContext<'_> {
+    async fn run(&self, legs: &Legs) -> AttemptOutcome {
+        let Self {
+            relay,
+            settings,
+            metrics,
+            job,
+            plan,
+            choice,
+            prefill,
+            ..
+        } = *self;
+        let begun = observe::now();
+        metrics.disaggregated.inc();
+        // The decode worker receives the prompt, so the prefill worker's cached prefix is the one that counts.
+        plan.model
+            .on_decision(plan.request.prompt_tokens, &prefill.decision);
+        debug!(
+            id = %job.id,
+            worker = %choice.worker.name,
+            prefill = %prefill.worker.name,
+            cached_tokens = prefill.decision.cached_tokens,
+            prompt_tokens = plan.request.prompt_tokens,
+            "workers chosen for a prefill and a decode leg"
+        );
+        // The request counts at both workers at once.
+        let in_flight = InFlight::decoding(choice.worker.clone(), plan.request.prompt_tokens);
+        let running = Running::new(in_flight, Default::default(), None, None);
+        let result = match self.run_prefill_leg(legs, begun).await {
+            PrefillOutcome::Computed(result) => result,
+            PrefillOutcome::Answered(answer) => return AttemptOutcome::Answered(answer),
+            PrefillOutcome::Failed(failed) => return AttemptOutcome::Failed(failed),
+        };
+        if self.is_prefill_gone() {
+            metrics.count_transfer("prefill_failed");
+            let error = format!("{}: its engine was restarted", prefill.worker.name);
+            return AttemptOutcome::Failed(FailedAttempt::at_prefill(Failure::KvTransfer, error));
+        }
+        let computed = observe::now();
+        let tokens = u32::try_from(result.prompt_tokens).unwrap_or(u32::MAX);
+        let pinned = settings
+            .pinned
+            .pin(computed, settings.lease, prefill.worker.id, tokens);
+        if pinned.has_displaced {
+            settings.families.pinned_forgotten.inc();
+        }
+        // From here on the blocks are pinned, even if the client disconnects.
+        let transfer = PendingTransfer {
+            metrics,
+            pinned: Some(pinned),
+        };
+        let cached_tokens = result.cached_tokens;
+        let body = legs.decode(result.params);
+        let sent = observe::now();
+        let answer = match self.run_decode_leg(body, sent).await {
+            Ok(answer) => answer,
+            Err(failure) => return AttemptOutcome::Failed(self.decode_failed(failure, transfer)),
+        };
+        let status = answer.head.status;
+        let refusal = relay.refusal(&choice.worker, &answer);
+        let is_failure = answer.is_failure();
+        let answer = AttemptAnswer {
+            answer,
+            running,
+            decision: choice.decision,
+            attempts: self.attempts,
+            prefill: Some(Ok(
+                self.prefill_leg(status.is_success().then_some(cached_tokens))
+            )),
+        };
+        if let Some(failure) = refusal {
+            // The decode worker is busy; the transfer is dropped, since only it could fetch the blocks.
+            return AttemptOutcome::Failed(FailedAttempt::refused(Stage::Worker, failure, answer));
+        }
+        if is_failure {
+            self.transfer_failed(transfer);
+            return AttemptOutcome::Failed(FailedAttempt {
+                owner: FailureOwner::KvTransfer,
+                ..FailedAttempt::refused(Stage::Transfer, Failure::KvTransfer, answer)
+            });
+        }
+        // A decode engine that refuses the request itself tells the prefill engine to free the blocks.
+        transfer.release();
+        if !status.is_success() {
+            metrics.count_transfer("refused");
+            return AttemptOutcome::Answered(answer);
+        }
+        let now = observe::now();
+        self.on_transferred(now);
+        let phases = [
+            (&metrics.queue, begun, job.begun),
+            (&metrics.prefill, computed, begun),
+            (&metrics.dispatch, sent, computed),
+            (&metrics.decode, now, sent),
+        ];
+        for (phase, end, start) in phases {
+            phase.observe(end.saturating_duration_since(start).as_secs_f64());
+        }
+        AttemptOutcome::Answered(answer)
+    }
+
+    /// The decode worker has the prompt's blocks now.
+    fn on_transferred(&self, now: Instant) {
+        let Self {
+            relay,
+            plan,
+            choice,
+            prefill,
+            ..
+        } = *self;
+        self.metrics.completed.inc();
+        if prefill.worker.kv_transfer_breaker.on_success(now) {
+            info!(worker = %prefill.worker.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
+        }
+        let worker = &choice.worker;
+        OptimisticInsert::new(&relay.caches.predicted, now, worker, &plan.prompt.blocks).confirm();
+        for coming in plan.expect(&relay.caches.unconfirmed, worker) {
+            coming.on_first_token(now);
+        }
+    }
+}

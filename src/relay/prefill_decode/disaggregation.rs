@@ -1,0 +1,45 @@
+//! What all disaggregated requests share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::metrics::Families;
+use super::pinned_blocks::PinnedBlocks;
+use super::settings::{OnPrefillFailure, Settings};
+use crate::fleet::handoff::Connector;
+use crate::observe::metrics::Registry;
+use crate::routing::pair;
+
+#[derive(Debug)]
+pub(in crate::relay) struct Disaggregation {
+    pub(in crate::relay) connector: Connector,
+    pub(in crate::relay) pair: pair::Settings,
+    on_prefill_failure: OnPrefillFailure,
+    pub(super) lease: Duration,
+    pub(super) transfer_timeout: Duration,
+    pub(super) pinned: Arc<PinnedBlocks>,
+    pub(in crate::relay) families: Families,
+}
+
+impl Disaggregation {
+    /// `None` without a connector: then no request is disaggregated.
+    pub(in crate::relay) fn new(settings: &Settings, registry: &Registry) -> Option<Self> {
+        let connector = settings.connector?;
+        Some(Self {
+            connector,
+            pair: pair::Settings {
+                remote_prefill_min_tokens: settings.remote_prefill_min_tokens,
+            },
+            on_prefill_failure: settings.on_prefill_failure,
+            lease: settings.lease(connector),
+            transfer_timeout: Duration::from_millis(settings.handoff_timeout_ms),
+            pinned: Arc::default(),
+            families: Families::new(registry),
+        })
+    }
+
+    /// True if a decode worker computes the prompt itself when no prefill worker can.
+    pub(in crate::relay) fn is_local_prefill_allowed(&self) -> bool {
+        self.on_prefill_failure == OnPrefillFailure::Local
+    }
+}

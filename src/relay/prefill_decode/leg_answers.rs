@@ -1,0 +1,97 @@
+//! Reads the legs' answers before anything goes to the client: all of a prefill leg's, and of a decode leg's up to
+//! its first token.
+
+use bytes::{Bytes, BytesMut};
+
+use crate::prompt::Api;
+use crate::relay::first_token_gate::{FirstTokenGate, Verdict};
+use crate::relay::kv_transfer::ANSWER_BYTES_MAX;
+use crate::relay::{exchange, headers};
+
+/// Why a decode leg has no first token.
+pub(super) enum DecodeFailure {
+    /// The worker did not answer, or its answer broke off.
+    Exchange(exchange::Error),
+    /// The engine reports a failure before its first token, or ends its stream as engines do then.
+    BeforeFirstToken(&'static str),
+    /// No token for `transfer_timeout`: it may wait for KV blocks that never come, or in the engine's queue.
+    Silent,
+    /// The prefill worker's engine process is gone, and the KV blocks with it.
+    PrefillGone,
+}
+
+/// Reads a whole answer, within its time limit and [`ANSWER_BYTES_MAX`].
+pub(super) async fn read_whole(answer: &mut exchange::Answer) -> Result<Bytes, exchange::Error> {
+    let mut whole = answer.first.take().unwrap_or_default();
+    let mut more = BytesMut::new();
+    loop {
+        let next = tokio::select! {
+            biased;
+            next = exchange::next_data(&mut answer.body) => next.map_err(exchange::Error::Cut)?,
+            () = &mut answer.timer => return Err(exchange::Error::TimedOut),
+        };
+        match next {
+            None if more.is_empty() => return Ok(whole),
+            None => return Ok(more.freeze()),
+            Some(piece) => {
+                if more.is_empty() {
+                    more.extend_from_slice(&std::mem::take(&mut whole));
+                }
+                more.extend_from_slice(&piece);
+                if more.len() > ANSWER_BYTES_MAX {
+                    return Err(exchange::Error::TooLong);
+                }
+            }
+        }
+    }
+}
+
+/// Waits for a stream's first token. What came before it stays in `answer.first`, for the client.
+pub(super) async fn wait_for_first_token(
+    api: Api,
+    answer: &mut exchange::Answer,
+) -> Result<(), DecodeFailure> {
+    let is_stream =
+        answer.head.status.is_success() && headers::is_event_stream(&answer.head.headers);
+    if !is_stream {
+        return Ok(());
+    }
+    let mut gate = FirstTokenGate::new(api);
+    let mut next = answer.first.take();
+    let mut passed = BytesMut::new();
+    loop {
+        let Some(piece) = next else {
+            return Err(DecodeFailure::BeforeFirstToken(
+                "the stream ended before its first token",
+            ));
+        };
+        match gate.on_data(&piece) {
+            Verdict::Error => {
+                return Err(DecodeFailure::BeforeFirstToken(
+                    "the engine reported an error before its first token",
+                ));
+            }
+            Verdict::Token if passed.is_empty() => {
+                answer.first = Some(piece);
+                return Ok(());
+            }
+            Verdict::Token => {
+                passed.extend_from_slice(&piece);
+                answer.first = Some(passed.freeze());
+                return Ok(());
+            }
+            Verdict::Undecided => passed.extend_from_slice(&piece),
+        }
+        let piece = tokio::select! {
+            biased;
+            piece = exchange::next_data(&mut answer.body) => piece,
+            () = &mut answer.timer => return Err(DecodeFailure::Exchange(exchange::Error::TimedOut)),
+        };
+        next = match piece {
+            Ok(next) => next,
+            // vLLM cuts a Responses stream when it could not fetch the blocks; other streams break only with the engine.
+            Err(_) if api == Api::Responses => None,
+            Err(error) => return Err(DecodeFailure::Exchange(exchange::Error::Cut(error))),
+        };
+    }
+}

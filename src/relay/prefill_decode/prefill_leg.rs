@@ -1,0 +1,138 @@
+//! The prefill leg: one worker computes the prompt and says where its KV blocks are.
+
+use std::time::{Duration, Instant};
+
+use super::context::LegContext;
+use super::leg_answers::read_whole;
+use crate::fleet::handoff::host;
+use crate::fleet::load::InFlight;
+use crate::observe;
+use crate::relay::exchange::{self, Part};
+use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
+use crate::relay::outcome::{AttemptAnswer, FailedAttempt, FailureOwner, Stage};
+use crate::relay::retries::Failure;
+use crate::relay::running::{OptimisticInsert, Running};
+
+pub(super) enum PrefillOutcome {
+    Computed(PrefillResult),
+    /// The engine's error is the client's answer: the decode worker would answer the same.
+    Answered(AttemptAnswer),
+    Failed(FailedAttempt),
+}
+
+impl LegContext<'_> {
+    pub(super) async fn run_prefill_leg(&self, legs: &Legs, now: Instant) -> PrefillOutcome {
+        let Self {
+            relay,
+            settings,
+            job,
+            plan,
+            prefill,
+            ..
+        } = *self;
+        let worker = &prefill.worker;
+        let insert =
+            OptimisticInsert::new(&relay.caches.predicted, now, worker, &plan.prompt.blocks);
+        let tokens = plan.request.prompt_tokens;
+        let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
+        let report = plan.asks(&relay.caches.board, worker);
+        let mut running = Running::new(
+            InFlight::new(worker.clone(), tokens, cached_tokens),
+            plan.expect(&relay.caches.unconfirmed, worker),
+            plan.check(&relay.caches.parity, now, worker),
+            report.map(|_| relay.caches.board.ask(worker.id)),
+        );
+        let transfer = Transfer::begin(
+            settings.connector,
+            job.api,
+            // Unique for each attempt: the blocks of one must not be found by another.
+            format!("{}-{}", job.id, self.attempts),
+            host(worker),
+            prefill.peer.clone(),
+            plan.request.seed,
+        );
+        let transfer = match transfer {
+            Ok(transfer) => transfer,
+            Err(error) => return self.no_transfer(error),
+        };
+        let body = legs.prefill(&transfer);
+        let part = Part::Leg {
+            rank: transfer.rank(),
+            // An id that the router makes may be sent once only; an id that the engine makes is new each time.
+            is_once: settings.connector.needs_peer(),
+        };
+        // The answer to a prefill leg is one token.
+        let limit = Duration::from_millis(relay.settings.first_byte_timeout_ms);
+        let timer = tokio::time::sleep_until((now + limit).min(self.deadline).into());
+        let timer = Box::pin(timer);
+        let sent = match report {
+            None => exchange::attempt(job, &body, part, worker, timer).await,
+            Some(report) => {
+                let whole = plan.body.as_ref().unwrap_or(&job.body);
+                let asking = match Legs::of(job.api, &report.put_into(whole)) {
+                    Ok(legs) => legs.prefill(&transfer),
+                    Err(_) => body.clone(),
+                };
+                relay
+                    .send_asking(job, (&asking, &body), part, plan, worker, timer)
+                    .await
+            }
+        };
+        let mut answer = match sent {
+            Ok(answer) => answer,
+            Err(error) => return self.exchange_failed(&error),
+        };
+        if !answer.head.status.is_success() {
+            let refusal = relay.refusal(worker, &answer);
+            let is_failure = answer.is_failure();
+            running.on_refusal();
+            let answer = AttemptAnswer {
+                answer,
+                running,
+                decision: prefill.decision,
+                attempts: self.attempts,
+                prefill: Some(Ok(self.prefill_leg(None))),
+            };
+            let failure = match refusal {
+                Some(failure) => failure,
+                None if is_failure => Failure::KvTransfer,
+                None => return PrefillOutcome::Answered(answer),
+            };
+            self.metrics.count_transfer("prefill_failed");
+            let failed = FailedAttempt::refused(Stage::Prefill, failure, answer);
+            return PrefillOutcome::Failed(failed);
+        }
+        let whole = match read_whole(&mut answer).await {
+            Ok(whole) => whole,
+            Err(error) => return self.exchange_failed(&error),
+        };
+        // The meter sees only the answer of the decode leg.
+        plan.model.report_to_breaker(worker, true);
+        insert.confirm();
+        running.on_first_token(observe::now());
+        match transfer.end(&whole) {
+            Ok(result) => PrefillOutcome::Computed(result),
+            Err(error) => self.no_transfer(error),
+        }
+    }
+
+    /// The worker may have computed the prompt, but its blocks cannot be fetched.
+    fn no_transfer(&self, error: TransferError) -> PrefillOutcome {
+        let worker = &self.prefill.worker;
+        self.metrics.count_transfer(error.as_str());
+        let text = format!("{}: {error}", worker.name);
+        PrefillOutcome::Failed(FailedAttempt {
+            owner: FailureOwner::KvTransfer,
+            ..FailedAttempt::at_prefill(Failure::KvTransfer, text)
+        })
+    }
+
+    fn exchange_failed(&self, error: &exchange::Error) -> PrefillOutcome {
+        self.metrics.count_transfer("prefill_failed");
+        let text = format!("{}: {error}", self.prefill.worker.name);
+        PrefillOutcome::Failed(FailedAttempt {
+            owner: FailureOwner::of(error),
+            ..FailedAttempt::at_prefill(error.failure(), text)
+        })
+    }
+}

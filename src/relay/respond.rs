@@ -1,0 +1,121 @@
+//! From an engine's answer to the client's response: headers, decision header, metered body.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hyper::Response;
+use hyper::header::{self, HeaderValue};
+
+use super::core::Relay;
+use super::job::{DECISION, Job, ServedBy};
+use super::meter::Meter;
+use super::outcome::AttemptAnswer;
+use super::plan::Plan;
+use super::request_count::RequestCount;
+use super::usage_rewriter::UsageRewriter;
+use super::{exchange, headers, stream};
+use crate::http::Body;
+
+impl Relay {
+    pub(super) fn respond(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        answer: AttemptAnswer,
+        count: RequestCount,
+        deadline: Instant,
+    ) -> Response<Body> {
+        let decision = job
+            .headers
+            .contains_key(DECISION)
+            .then(|| decision_header(plan, &answer));
+        if let Some(summary) = &job.summary {
+            summary.update(|it| {
+                it.model = Some(plan.group.model.clone());
+                it.worker = Some(answer.running.worker().name.clone());
+                it.reason = Some(answer.decision.reason.as_str());
+                it.status = Some(answer.answer.head.status);
+                it.attempts += answer.attempts;
+                it.prefill_worker = match &answer.prefill {
+                    Some(Ok(prefill)) => Some(prefill.worker.clone()),
+                    _ => None,
+                };
+            });
+        }
+        let AttemptAnswer {
+            answer,
+            mut running,
+            prefill,
+            ..
+        } = answer;
+        let exchange::Answer {
+            head,
+            body,
+            first,
+            timer,
+        } = answer;
+        let status = head.status;
+        if !status.is_success() {
+            running.on_refusal();
+        }
+        let mut response = Response::new(());
+        *response.status_mut() = status;
+        *response.headers_mut() = headers::to_client(head.headers);
+        if let Some(Ok(value)) = decision
+            .map(Bytes::from)
+            .map(HeaderValue::from_maybe_shared)
+        {
+            response.headers_mut().insert(DECISION, value);
+        }
+        let served_by = ServedBy(running.worker().name.clone());
+        response.extensions_mut().insert(served_by);
+        let is_events = headers::is_event_stream(response.headers());
+        let cached_tokens = match prefill {
+            Some(Ok(prefill)) => prefill.cached_tokens,
+            _ => None,
+        };
+        let usage = cached_tokens.map(|cached_tokens| {
+            // The answer may become longer.
+            response.headers_mut().remove(header::CONTENT_LENGTH);
+            Box::new(UsageRewriter::new(cached_tokens, is_events))
+        });
+        let limits = stream::Limits {
+            idle: Duration::from_millis(self.settings.stream_idle_timeout_ms),
+            deadline,
+        };
+        let meter = Meter::new(count, status, running, is_events, job.summary.clone());
+        response.map(|()| {
+            stream::relay(
+                body, first, timer, limits, job.api, status, is_events, meter, usage, job.id,
+            )
+        })
+    }
+}
+
+fn decision_header(plan: &Plan, answer: &AttemptAnswer) -> String {
+    let decision = &answer.decision;
+    let mut text = format!(
+        "worker={}; reason={}; prompt_tokens={}; cached_tokens={}; cost={:.0}; attempts={}",
+        answer.running.worker().name,
+        decision.reason.as_str(),
+        plan.request.prompt_tokens,
+        decision.cached_tokens,
+        decision.cost,
+        answer.attempts,
+    );
+    // Writing to memory cannot fail.
+    let _ = match &answer.prefill {
+        None => Ok(()),
+        Some(Err(reason)) => write!(text, "; disaggregated={}", reason.as_str()),
+        Some(Ok(prefill)) => write!(
+            text,
+            "; disaggregated=yes; prefill={}; prefill_reason={}; prefill_cached_tokens={}; prefill_cost={:.0}",
+            prefill.worker,
+            prefill.decision.reason.as_str(),
+            prefill.decision.cached_tokens,
+            prefill.decision.cost,
+        ),
+    };
+    text
+}

@@ -1,0 +1,78 @@
+//! What attempts at one and at two workers share: time limits, retryable answers, and requests that ask the engine
+//! to report cached blocks.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::time::Sleep;
+use tracing::warn;
+
+use super::core::Relay;
+use super::exchange::{self, Part};
+use super::job::Job;
+use super::plan::Plan;
+use super::retries::Failure;
+use super::{headers, kv_report_request};
+use crate::fleet::Worker;
+use crate::observe;
+
+/// An engine may ask for a pause (Retry-After), but not for a longer one than this.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+impl Relay {
+    /// Sends `asking`, a request that asks the engine to report cached blocks. An engine that refuses it gets
+    /// the `plain` request, and is not asked again.
+    pub(super) async fn send_asking(
+        &self,
+        job: &Job<'_>,
+        (asking, plain): (&Bytes, &Bytes),
+        part: Part,
+        plan: &Plan,
+        worker: &Arc<Worker>,
+        timer: Pin<Box<Sleep>>,
+    ) -> Result<exchange::Answer, exchange::Error> {
+        let count = |outcome| {
+            let labels = [&*plan.group.model, outcome];
+            self.metrics.reports.with_label_values(&labels).inc();
+        };
+        let answer = exchange::attempt(job, asking, part, worker, timer).await?;
+        if !kv_report_request::may_be_refused(answer.head.status) {
+            count("asked");
+            return Ok(answer);
+        }
+        let plain = exchange::attempt(job, plain, part, worker, answer.timer).await?;
+        // Otherwise the engine refuses the client's own request.
+        if plain.head.status.is_success() {
+            count("refused");
+            worker.refuses_reports.store(true, Relaxed);
+            warn!(
+                worker = %worker.name,
+                "engine refuses requests with kv_cache_report_mode; it is not asked to report cached blocks any more"
+            );
+        }
+        Ok(plain)
+    }
+
+    /// When an attempt that begins now times out.
+    pub(super) fn attempt_deadline(&self, plan: &Plan, now: Instant) -> Instant {
+        now + match plan.is_stream {
+            true => Duration::from_millis(self.settings.first_byte_timeout_ms),
+            false => Duration::from_millis(self.settings.answer_timeout_ms),
+        }
+    }
+
+    /// The failure that a retryable answer means. A Retry-After pauses the worker.
+    pub(super) fn refusal(&self, worker: &Worker, answer: &exchange::Answer) -> Option<Failure> {
+        let statuses = &self.settings.retry_statuses;
+        if !statuses.contains(&answer.head.status.as_u16()) {
+            return None;
+        }
+        if let Some(pause) = headers::retry_after(&answer.head.headers) {
+            worker.breaker.pause(observe::now() + pause.min(PAUSE_MAX));
+        }
+        Some(Failure::Refused)
+    }
+}

@@ -1,0 +1,102 @@
+//! One attempt at one worker, which computes the prompt and generates the answer.
+
+use std::time::Instant;
+
+use tracing::debug;
+
+use super::choice::Choice;
+use super::core::Relay;
+use super::exchange::{self, Part};
+use super::job::Job;
+use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, FailureOwner, Stage};
+use super::plan::Plan;
+use super::running::{OptimisticInsert, Running};
+use crate::fleet::load::InFlight;
+use crate::observe;
+
+impl Relay {
+    /// The request counts at the worker at once, so that the next decision sees it; a failure undoes that.
+    pub(super) async fn attempt(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        choice: &Choice,
+        attempts: u32,
+        deadline: Instant,
+    ) -> AttemptOutcome {
+        let now = observe::now();
+        let request = &plan.request;
+        let (decision, worker) = (choice.decision, &choice.worker);
+        plan.model.on_decision(request.prompt_tokens, &decision);
+        let not_disaggregated = match &choice.prefill {
+            Some(Err(reason)) => Some(*reason),
+            _ => None,
+        };
+        if let (Some(metrics), Some(reason)) = (&plan.model.disaggregated, not_disaggregated) {
+            metrics.count_local(reason.as_str());
+        }
+        debug!(
+            id = %job.id,
+            worker = %worker.name,
+            reason = decision.reason.as_str(),
+            cost = decision.cost,
+            cached_tokens = decision.cached_tokens,
+            prompt_tokens = request.prompt_tokens,
+            "worker chosen"
+        );
+        let insert =
+            OptimisticInsert::new(&self.caches.predicted, now, worker, &plan.prompt.blocks);
+        let in_flight = InFlight::new(
+            worker.clone(),
+            request.prompt_tokens,
+            request.prompt_tokens.saturating_sub(decision.new_tokens),
+        );
+        let report = plan.asks(&self.caches.board, worker);
+        let running = Running::new(
+            in_flight,
+            plan.expect(&self.caches.unconfirmed, worker),
+            plan.check(&self.caches.parity, now, worker),
+            report.map(|_| self.caches.board.ask(worker.id)),
+        );
+        let limit = self.attempt_deadline(plan, now).min(deadline);
+        let timer = Box::pin(tokio::time::sleep_until(limit.into()));
+        let body = plan.body.as_ref().unwrap_or(&job.body);
+        let sent = match report {
+            None => exchange::attempt(job, body, Part::Whole, worker, timer).await,
+            Some(report) => {
+                let asking = report.put_into(body);
+                self.send_asking(job, (&asking, body), Part::Whole, plan, worker, timer)
+                    .await
+            }
+        };
+        let answer = match sent {
+            Ok(answer) => answer,
+            Err(error) => {
+                return AttemptOutcome::Failed(FailedAttempt {
+                    stage: Stage::Worker,
+                    failure: error.failure(),
+                    error: format!("{}: {error}", worker.name),
+                    answer: None,
+                    owner: FailureOwner::Worker,
+                });
+            }
+        };
+        if answer.head.status.is_success() {
+            insert.confirm();
+        }
+        let refusal = self.refusal(worker, &answer);
+        let answer = AttemptAnswer {
+            answer,
+            running,
+            decision,
+            attempts,
+            prefill: not_disaggregated.map(Err),
+        };
+        match refusal {
+            None => AttemptOutcome::Answered(answer),
+            Some(failure) => {
+                AttemptOutcome::Failed(FailedAttempt::refused(Stage::Worker, failure, answer))
+            }
+        }
+    }
+}
