@@ -82,7 +82,9 @@ async fn a_request_without_a_known_key_reaches_no_engine() {
     }
     assert_eq!(cluster.requests().await, [0]);
     let refused = ["status=\"401\"", "code=\"invalid_api_key\""];
-    let refused = cluster.metric("warmroute_refused_total", &refused).await;
+    let refused = cluster
+        .metric("warmroute_request_errors_total", &refused)
+        .await;
     assert_eq!(refused, (paths.len() * credentials.len()) as f64);
     assert_eq!(
         cluster.metric("warmroute_tenant_requests_total", &[]).await,
