@@ -66,7 +66,7 @@ impl Default for Settings {
     }
 }
 
-/// What a listener counts.
+/// A listener's metrics.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     connections: IntGauge,

@@ -374,7 +374,7 @@ async fn what_a_prefill_worker_does_not_understand_is_the_clients_to_know() {
             let answer = fleet.cluster.post(path, body).await;
             let text = answer.text();
             assert_eq!(answer.status, 400, "{path}, stream {stream}: {text}");
-            assert!(text.contains("Refused on purpose."), "{text}");
+            assert!(text.contains("Rejected by an injected fault."), "{text}");
         }
         assert_eq!(fleet.decode(0).generated().await, before);
         assert_eq!(fleet.sum(|seen| seen.prefill_legs).await, legs + 6);
