@@ -678,7 +678,7 @@ async fn what_it_does_shows_in_metrics_and_to_operators() {
     }
     let report = store.report().await.unwrap();
     let details = report.details;
-    assert!(report.health.is_up && details["breaker"] == "closed");
+    assert!(report.health.is_up && details["circuit_breaker"] == "closed");
     let owner = &details["owners"][0];
     assert_eq!(
         (&owner["name"], &owner["running"]),
