@@ -37,12 +37,12 @@ use warmroute::fleet::registry::Registry;
 use warmroute::fleet::{Facts, Group, Member, Role, breaker};
 use warmroute::http::client;
 use warmroute::kv::block;
-use warmroute::kv::event::{Name, Tier};
+use warmroute::kv::event::{EngineHash, Tier};
 use warmroute::kv::index::{CopyReport, NewBlock, Parent, Tree};
 use warmroute::kv::indexes::{self, PrefixIndexes};
-use warmroute::kv::parity::{self, Parity};
 use warmroute::kv::predicted::{self, PredictedIndex};
-use warmroute::kv::subscriber::Board;
+use warmroute::kv::subscriber::StatusBoard;
+use warmroute::kv::tokenizer_check::{self, TokenizerCheck};
 use warmroute::kv::unconfirmed::{self, UnconfirmedBlocks};
 use warmroute::observe::metrics;
 use warmroute::relay::Caches;
@@ -84,7 +84,7 @@ fn store(tree: &mut Tree, tokens: &[u32]) {
     let blocks = locals.iter().zip(0..).map(|(local, depth)| {
         path = path.step(*local, depth);
         NewBlock {
-            name: Name(path.mixed()),
+            name: EngineHash(path.mixed()),
             local: *local,
         }
     });
@@ -149,7 +149,7 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
     let now = Instant::now();
     let caches = Caches {
         indexes,
-        board: Arc::new(Board::default()),
+        board: Arc::new(StatusBoard::default()),
         unconfirmed: UnconfirmedBlocks::new(
             unconfirmed::Settings::default(),
             unconfirmed::Metrics::new(&registry),
@@ -160,12 +160,7 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
             predicted::Metrics::new(&registry),
             now,
         )),
-        parity: Parity::new(
-            parity::Settings::default(),
-            &registry,
-            Arc::new(|_, _| None),
-        )
-        .0,
+        tokenizer_check: TokenizerCheck::new(tokenizer_check::Settings::default(), &registry).0,
     };
     Fleet {
         group,

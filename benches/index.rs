@@ -43,7 +43,7 @@ use std::sync::Arc;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use warmroute::ids::WorkerId;
 use warmroute::kv::block::{ChainRoot, LocalHash, chain_root};
-use warmroute::kv::event::{Name, Tier};
+use warmroute::kv::event::{EngineHash, Tier};
 use warmroute::kv::index::{CopyReport, NewBlock, Parent, PrefixIndex, Tree};
 use warmroute::kv::indexes::{PrefixIndexes, Settings};
 use warmroute::observe::metrics::Registry;
@@ -66,7 +66,7 @@ fn chain(worker: u32, number: u64) -> Vec<NewBlock> {
             random = fastrand::Rng::with_seed(u64::from(worker) << 32 | number);
         }
         NewBlock {
-            name: Name(random.u64(..)),
+            name: EngineHash(random.u64(..)),
             local: LocalHash(random.u64(..)),
         }
     };
@@ -85,7 +85,7 @@ fn fill(trees: &mut [Tree], chains: &[Vec<Vec<NewBlock>>]) {
 fn empty(trees: &mut [Tree], chains: &[Vec<Vec<NewBlock>>]) {
     for (tree, chains) in trees.iter_mut().zip(chains) {
         for chain in chains {
-            let names: Vec<Name> = chain.iter().rev().map(|block| block.name).collect();
+            let names: Vec<EngineHash> = chain.iter().rev().map(|block| block.name).collect();
             tree.remove(&names, Tier::Gpu);
         }
     }

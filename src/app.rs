@@ -3,6 +3,7 @@
 pub mod check;
 mod discoveries;
 mod events;
+pub mod kv_tap;
 pub mod metrics_reference;
 pub mod process_setup;
 
@@ -31,9 +32,9 @@ use crate::http::io_threads::{IoThreads, OffloadThread};
 use crate::http::server;
 use crate::ids::WorkerId;
 use crate::kv::indexes::PrefixIndexes;
-use crate::kv::parity::{Parity, Words};
 use crate::kv::predicted::{self, PredictedIndex};
-use crate::kv::subscriber::{self, Board};
+use crate::kv::subscriber::{self, StatusBoard};
+use crate::kv::tokenizer_check::{Detokenize, TokenizerCheck, Watcher};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
 use crate::kv::{grpc, zmq};
 use crate::observe::metrics::Registry;
@@ -105,16 +106,17 @@ impl App {
             unconfirmed::Metrics::new(&metrics),
             observe::now(),
         );
-        let board = Arc::new(Board::default());
+        let board = Arc::new(StatusBoard::default());
         let sources = config.token_sources().map_err(io::Error::other)?;
         let tokens = Tokens::new(&config.tokens, sources, fastrand::u64(..), &metrics)?;
         let tokens = Arc::new(tokens);
         // Without a tokenizer, logs show token ids instead of text.
-        let words: Words = {
+        let detokenize: Detokenize = {
             let tokens = tokens.clone();
             Arc::new(move |model, ids| tokens.text_of(model, ids))
         };
-        let (parity, watcher) = Parity::new(config.events.parity.clone(), &metrics, words);
+        let (tokenizer_check, checks) = TokenizerCheck::new(config.events.parity.clone(), &metrics);
+        let watcher = Watcher::new(tokenizer_check.clone(), checks, detokenize);
         let relay = Arc::new(Relay::new(
             config.relay.clone(),
             fleet.clone(),
@@ -123,7 +125,7 @@ impl App {
                 board: board.clone(),
                 unconfirmed: unconfirmed.clone(),
                 predicted: predicted.clone(),
-                parity: parity.clone(),
+                tokenizer_check: tokenizer_check.clone(),
             },
             config.model_settings(),
             &config.prefill_decode,
@@ -148,7 +150,7 @@ impl App {
             metrics: subscriber::Metrics::new(&metrics),
             settings: config.events.stream.clone(),
             // A restarted engine has lost the predicted blocks, too.
-            on_loss: {
+            on_cache_lost: {
                 let (predicted, unconfirmed) = (predicted.clone(), unconfirmed.clone());
                 Arc::new(move |worker| {
                     predicted.forget(worker);
@@ -193,7 +195,7 @@ impl App {
         let readiness = Arc::new(Readiness::new(relay.clone(), required_store, tasks.clone()));
         let admin_server = AdminServer::new(
             relay.clone(),
-            KvPages::new(board, indexes, parity),
+            KvPages::new(board, indexes, tokenizer_check),
             responses_page(config, store, responses.clone()),
             metrics.clone(),
             readiness.clone(),

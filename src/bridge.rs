@@ -1,20 +1,21 @@
-//! One engine's cache events, taken from ZeroMQ and served over gRPC to any number of routers: with a
-//! history to go on from, full lists for those who come late, and a name for each life of the engine,
-//! so that nobody goes on with what is no longer true.
+//! Serves one engine's KV events, received over ZeroMQ, to any number of routers over gRPC: with a history
+//! to resume from, snapshots for late subscribers, and an id for each engine incarnation, so that no
+//! router continues from the events of a process that is gone.
 //!
 //! ```text
-//! source -> follow: the stream machine -> feed: life (numbers, history, held blocks) -> service: calls
+//! source -> follower (stream machine) -> feed: incarnation (history, cached blocks) -> service: calls
 //! ```
-//! It keeps the engine's words as they are: what of them can be placed in a tree is for the routers.
+//! Events are passed on unchanged: the routers decide which of them a tree can take.
 
+pub mod cached_blocks;
 pub mod feed;
-pub mod follow;
-pub mod held;
+pub mod follower;
 pub mod history;
-pub mod life;
+pub mod incarnation;
 pub mod metrics;
 pub mod service;
 mod settings;
+mod snapshot;
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -33,10 +34,10 @@ use crate::kv::stream;
 use crate::kv::zmq::{self, Zmq};
 use crate::observe::metrics::Registry;
 
-/// For calls to be told that they end.
-const DRAIN: Duration = Duration::from_secs(2);
+/// How long calls may take to end at shutdown.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Follows and serves until told to stop.
+/// Follows and serves until a stop signal.
 pub async fn run(settings: Settings) -> io::Result<()> {
     let bridge = Bridge::bind(&settings).await?;
     writeln!(io::stdout(), "listening on {}", bridge.address())?;
@@ -51,12 +52,12 @@ pub struct Bridge {
     address: SocketAddr,
     feeds: Vec<Arc<feed::Feed>>,
     tasks: Tasks,
-    /// Connections run there.
+    /// They run the connections.
     _io_threads: IoThreads,
 }
 
 impl Bridge {
-    /// Follows the engine that the arguments name.
+    /// Binds the listener, and follows the engine that the arguments name.
     pub async fn bind(settings: &Settings) -> io::Result<Self> {
         let targets = settings.targets().map_err(io::Error::other)?;
         let registry = Registry::default();
@@ -66,7 +67,7 @@ impl Bridge {
         Self::start(settings, sources, registry).await
     }
 
-    /// Follows `sources`, one for each rank, and serves what they say.
+    /// Follows `sources`, one for each rank, and serves their events.
     pub async fn start<S: Source + 'static>(
         settings: &Settings,
         sources: Vec<S>,
@@ -79,7 +80,7 @@ impl Bridge {
         let metrics = metrics::Metrics::new(&registry);
         let tasks = Tasks::default();
         let io_threads = IoThreads::start(0)?;
-        let limits = life::Limits {
+        let limits = incarnation::Limits {
             history_batches: settings.history_batches_max,
             history_bytes: settings.history_bytes_max,
             state_bytes: settings.state_bytes_max,
@@ -92,9 +93,9 @@ impl Bridge {
                 silence_ms: settings.silence_ms,
                 ..stream::Settings::default()
             };
-            tasks.spawn_until_stopped(follow::follow(source, stream, feed));
+            tasks.spawn_until_stopped(follower::follow(source, stream, feed));
         }
-        let served = service::Served::new(
+        let service = service::BridgeService::new(
             feeds.clone(),
             settings.subscribers_max,
             metrics,
@@ -105,13 +106,13 @@ impl Bridge {
         tasks.spawn(server::serve(
             listener,
             server::Settings {
-                // Those who ask for health and metrics want a place, too.
+                // Some more, for health checks and metrics.
                 connections_max: connections.saturating_add(16),
                 send_timeout_ms: settings.send_timeout_ms,
                 ..server::Settings::default()
             },
             server::Metrics::new(&registry),
-            move |request, _| served.clone().answer(request),
+            move |request, _| service.clone().answer(request),
             io_threads.clone(),
             tasks.clone(),
         ));
@@ -123,20 +124,23 @@ impl Bridge {
         })
     }
 
-    /// Where it serves.
+    /// The address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends all calls, and everything else.
+    /// Ends all calls and tasks.
     pub async fn stop(self) {
         self.tasks.stop();
         for feed in &self.feeds {
             feed.close("the bridge is shutting down");
         }
-        match self.tasks.drain(DRAIN).await {
+        match self.tasks.drain(DRAIN_TIMEOUT).await {
             0 => info!("stopped"),
-            left => warn!(left, "connections were cut"),
+            left => warn!(
+                connections = left,
+                "stopped; closed connections that did not end in time"
+            ),
         }
     }
 }

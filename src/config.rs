@@ -15,7 +15,7 @@ pub use self::tokenizer::{From, Loaded, Tokenizer};
 use crate::fleet::discovery::Listed;
 use crate::fleet::{Member, Role, breaker, events, health};
 use crate::http::{client, server};
-use crate::kv::{grpc, indexes, parity, predicted, stream, unconfirmed, zmq};
+use crate::kv::{grpc, indexes, predicted, stream, tokenizer_check, unconfirmed, zmq};
 use crate::openai::tenant;
 use crate::relay::{self, ModelSettings, PerModel};
 use crate::routing::{self, Policy, TierCredit};
@@ -197,7 +197,7 @@ pub struct ModelOverride {
 pub struct Events {
     pub index: indexes::Settings,
     pub expected: unconfirmed::Settings,
-    pub parity: parity::Settings,
+    pub parity: tokenizer_check::Settings,
     pub stream: stream::Settings,
     pub zmq: zmq::Settings,
     pub grpc: grpc::Settings,

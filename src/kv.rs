@@ -6,21 +6,20 @@
 //!   (workers without KV events, by [`text_block`] hashes).
 //! - Events: everything from an engine's socket up to the tree that its events change.
 
-pub mod admit;
 pub mod block;
 pub mod event;
+pub mod event_filter;
 pub mod grpc;
 pub mod index;
 pub mod indexes;
 pub mod msgpack;
-pub mod parity;
 pub mod predicted;
 pub mod prefix_owners;
 pub mod protobuf;
 pub mod source;
 pub mod stream;
 pub mod subscriber;
-pub mod tap;
 pub mod text_block;
+pub mod tokenizer_check;
 pub mod unconfirmed;
 pub mod zmq;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tokio::runtime;
-use warmroute::app::{App, check, metrics_reference, process_setup};
+use warmroute::app::{App, check, kv_tap, metrics_reference, process_setup};
 use warmroute::config::{Config, document};
 use warmroute::http::drain::stop_signal;
 use warmroute::kv::zmq;
@@ -226,7 +226,7 @@ async fn simulate(settings: sim::worker::Settings) -> io::Result<()> {
 
 async fn tap(target: zmq::Target, json: bool) -> io::Result<()> {
     tokio::select! {
-        ended = zmq::tap::run(target, json) => ended,
+        ended = kv_tap::run(target, json) => ended,
         stopped = stop_signal() => stopped,
     }
 }

@@ -6,18 +6,18 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::ids::WorkerId;
-use crate::kv::event::{Name, Tier};
+use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::{IndexKey, PrefixIndex, TreeBlock};
 use crate::kv::indexes::PrefixIndexes;
-use crate::kv::parity::{self, Parity};
-use crate::kv::subscriber::{Board, Status};
+use crate::kv::subscriber::{Status, StatusBoard};
+use crate::kv::tokenizer_check::{self, TokenizerCheck};
 
 /// Where the pages read from.
 #[derive(Debug)]
 pub struct KvPages {
-    board: Arc<Board>,
+    board: Arc<StatusBoard>,
     indexes: Arc<PrefixIndexes>,
-    parity: Arc<Parity>,
+    tokenizer_check: Arc<TokenizerCheck>,
 }
 
 /// `GET /kv`.
@@ -25,7 +25,7 @@ pub struct KvPages {
 pub(super) struct Page {
     indexes: Vec<IndexRow>,
     /// For each model that was checked: whether router and engines have the same tokens for a prompt.
-    tokenizer_check: Vec<parity::Status>,
+    tokenizer_check: Vec<tokenizer_check::Status>,
     /// The KV events of each rank of each worker that has them.
     ranks: Vec<Status>,
 }
@@ -70,11 +70,15 @@ struct Copies {
 }
 
 impl KvPages {
-    pub fn new(board: Arc<Board>, indexes: Arc<PrefixIndexes>, parity: Arc<Parity>) -> Self {
+    pub fn new(
+        board: Arc<StatusBoard>,
+        indexes: Arc<PrefixIndexes>,
+        tokenizer_check: Arc<TokenizerCheck>,
+    ) -> Self {
         Self {
             board,
             indexes,
-            parity,
+            tokenizer_check,
         }
     }
 
@@ -88,7 +92,7 @@ impl KvPages {
         };
         Page {
             indexes: indexes.map(row).collect(),
-            tokenizer_check: self.parity.statuses(now),
+            tokenizer_check: self.tokenizer_check.statuses(now),
             ranks: self.board.statuses(now),
         }
     }
@@ -115,7 +119,7 @@ impl KvPages {
 }
 
 fn row(block: &TreeBlock) -> BlockRow {
-    let hex = |name: Name| format!("{:016x}", name.0);
+    let hex = |name: EngineHash| format!("{:016x}", name.0);
     let copies = |tier: Tier| {
         let copies = block.copies[tier as usize];
         (copies != TreeBlock::UNKNOWN_COPIES).then_some(copies)

@@ -1,4 +1,4 @@
-//! Joins fleet and cache knowledge: whose events are followed, from where, and for how long.
+//! Connects the fleet to KV events: starts and stops a subscriber for each rank that publishes events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,23 +22,23 @@ use crate::kv::subscriber::{self, Shared, Subject};
 use crate::kv::zmq::{self, Zmq};
 use crate::observe;
 
-/// One subscriber. When any of this changes, it starts over with an empty tree.
+/// A rank to follow. If any of this changes, its subscriber starts over with an empty tree.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Wanted {
+struct FollowedRank {
     worker: WorkerId,
     rank: u32,
     model: Model,
     endpoint: Endpoint,
 }
 
-/// What sources count.
+/// The metrics of all sources.
 #[derive(Clone)]
 pub(super) struct Metrics {
     pub(super) zmq: zmq::Metrics,
     pub(super) grpc: grpc::Metrics,
 }
 
-/// Keeps one subscriber for each rank of each worker that tells its events.
+/// Runs one subscriber for each rank of each worker that publishes KV events.
 pub(super) async fn follow(
     fleet: Arc<Registry>,
     shared: Shared,
@@ -48,7 +48,7 @@ pub(super) async fn follow(
 ) {
     let mut changes = fleet.changes();
     let mut subscribers = KeyedTasks::new(tasks);
-    let mut lives: BTreeMap<WorkerId, watch::Sender<u64>> = BTreeMap::new();
+    let mut restarts: BTreeMap<WorkerId, watch::Sender<u64>> = BTreeMap::new();
     let mut loads: BTreeMap<WorkerId, Arc<Ranks>> = BTreeMap::new();
     loop {
         let snapshot = fleet.snapshot().clone();
@@ -57,13 +57,14 @@ pub(super) async fn follow(
             .iter()
             .map(|status| (status.worker.id, &*status.worker))
             .collect();
-        lives.retain(|worker, _| workers.contains_key(worker));
+        restarts.retain(|worker, _| workers.contains_key(worker));
         for status in &snapshot.workers {
-            let life = lives.entry(status.worker.id).or_default();
-            life.send_if_modified(|known| std::mem::replace(known, status.life) != status.life);
+            let restart_signal = restarts.entry(status.worker.id).or_default();
+            restart_signal
+                .send_if_modified(|known| std::mem::replace(known, status.life) != status.life);
         }
         let wanted = wanted(&snapshot);
-        loads.retain(|worker, _| lives.contains_key(worker));
+        loads.retain(|worker, _| restarts.contains_key(worker));
         let mut ranks: BTreeMap<WorkerId, usize> = BTreeMap::new();
         for wanted in &wanted {
             *ranks.entry(wanted.worker).or_default() += 1;
@@ -82,7 +83,7 @@ pub(super) async fn follow(
                 rank: wanted.rank,
                 model: wanted.model.clone(),
             };
-            let life = lives.get(&wanted.worker).map(watch::Sender::subscribe);
+            let restart_signal = restarts.get(&wanted.worker).map(watch::Sender::subscribe);
             let load = loads.get(&wanted.worker);
             let load = load.map(|ranks| ranks.rank(wanted.rank));
             subscribe(
@@ -91,7 +92,7 @@ pub(super) async fn follow(
                 shared.clone(),
                 settings.clone(),
                 metrics.clone(),
-                life.zip(load),
+                restart_signal.zip(load),
             )
         });
         tokio::select! {
@@ -105,8 +106,8 @@ pub(super) async fn follow(
     }
 }
 
-/// A worker whose models are not known yet is not followed: its blocks would belong to nothing.
-fn wanted(snapshot: &Snapshot) -> BTreeSet<Wanted> {
+/// A worker whose model is not known yet is not followed: its blocks would belong to no index.
+fn wanted(snapshot: &Snapshot) -> BTreeSet<FollowedRank> {
     let of_worker = |status: &crate::fleet::Status| {
         let (worker, base) = (status.worker.id, status.facts.base.clone());
         let endpoints = match base {
@@ -114,7 +115,7 @@ fn wanted(snapshot: &Snapshot) -> BTreeSet<Wanted> {
             None => Vec::new(),
         };
         let model = base.unwrap_or_default();
-        let of_rank = move |(rank, endpoint)| Wanted {
+        let of_rank = move |(rank, endpoint)| FollowedRank {
             worker,
             rank,
             model: model.clone(),
@@ -126,15 +127,15 @@ fn wanted(snapshot: &Snapshot) -> BTreeSet<Wanted> {
 }
 
 async fn subscribe(
-    wanted: Wanted,
+    wanted: FollowedRank,
     subject: Subject,
     shared: Shared,
     settings: Events,
     metrics: Metrics,
     of_worker: Option<(watch::Receiver<u64>, Rank)>,
 ) {
-    let Some((life, load)) = of_worker else {
-        // Not listed any more, so this is about to end.
+    let Some((restart_signal, load)) = of_worker else {
+        // The worker was just removed; this task is about to be stopped.
         return std::future::pending().await;
     };
     match &wanted.endpoint {
@@ -152,11 +153,11 @@ async fn subscribe(
                         replay,
                     };
                     let source = Zmq::new(target, settings.zmq, metrics.zmq);
-                    subscriber::run(source, subject, shared, life).await;
+                    subscriber::run(source, subject, shared, restart_signal).await;
                 }
                 (Err(error), _) | (_, Err(error)) => {
-                    warn!(worker = %subject.name, %error, "cache events cannot be followed");
-                    // Another try would not help, another endpoint is another task.
+                    warn!(worker = %subject.name, %error, "KV events of this worker cannot be used: invalid endpoint; routing predicts its cache instead");
+                    // Retrying cannot help; another endpoint starts another task.
                     std::future::pending().await
                 }
             }
@@ -167,7 +168,7 @@ async fn subscribe(
                 let now = observe::now();
                 load.tell(now, reported(now, &told));
             });
-            subscriber::run(source, subject, shared, life).await;
+            subscriber::run(source, subject, shared, restart_signal).await;
         }
     }
 }
@@ -192,11 +193,11 @@ mod tests {
     use crate::kv::grpc::tests::{Servicer, load_of};
     use crate::kv::indexes::{self, PrefixIndexes};
     use crate::kv::stream;
-    use crate::kv::subscriber::Board;
+    use crate::kv::subscriber::StatusBoard;
     use crate::observe::metrics;
 
     #[tokio::test]
-    async fn what_an_engine_tells_of_its_load_beside_its_events_is_its_workers() {
+    async fn a_load_report_beside_kv_events_reaches_the_worker() {
         let servicer = Servicer::start(|_| load_of(3)).await;
         let fleet = registry(&[]);
         let mut member = member("a");
@@ -211,10 +212,10 @@ mod tests {
         let registry = metrics::Registry::default();
         let shared = Shared {
             indexes: PrefixIndexes::new(indexes::Settings::default(), &registry),
-            board: Arc::new(Board::default()),
+            board: Arc::new(StatusBoard::default()),
             metrics: subscriber::Metrics::new(&registry),
             settings: stream::Settings::default(),
-            on_loss: Arc::new(|_| {}),
+            on_cache_lost: Arc::new(|_| {}),
         };
         let metrics = Metrics {
             zmq: zmq::Metrics::new(&registry),

@@ -1,8 +1,8 @@
-//! What one rank's follower and its subscribers share: the life that is told now, and who waits for
-//! more of it.
+//! What one rank's follower and its subscribers share: the current incarnation, and the subscribers that
+//! wait for its next batch.
 //!
-//! Subscribers have no queues. Each knows the number it needs next, and all read the same messages from
-//! the history; whoever needs one that is no longer kept was too slow and is cut off.
+//! Subscribers have no queues. Each has a cursor, and all read the same messages from the history; a
+//! subscriber whose next batch is no longer in the history was too slow, and its call ends.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -14,8 +14,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tonic::Status;
 
-use super::life::{Joining, Life, Limits, Listing, Start};
+use super::incarnation::{Incarnation, Limits, Start, SubscribeOutcome};
 use super::metrics::Metrics;
+use super::snapshot::SnapshotJob;
 use crate::kv::event::Batch;
 
 #[derive(Debug)]
@@ -24,69 +25,67 @@ pub struct Feed {
     limits: Limits,
     metrics: Metrics,
     inner: Mutex<Inner>,
-    /// A list was made.
-    listed: Notify,
+    snapshot_finished: Notify,
 }
 
 #[derive(Debug)]
 struct Inner {
-    life: Option<Life>,
-    /// Why nobody is served; `None` while subscribers are.
+    incarnation: Option<Incarnation>,
+    /// Why subscribers are refused; `None` while they are served.
     closed: Option<Status>,
-    /// Rises whenever all calls are to end, with what they are to be told.
-    term: u64,
-    farewell: Status,
-    /// Above this begin the numbers of the next life.
-    number: u64,
+    /// Incremented to end all calls, which then return `end_status`.
+    generation: u64,
+    end_status: Status,
+    /// The next incarnation's sequence numbers start above this one.
+    last_number: u64,
     wakers: HashMap<u64, Waker>,
     subscribers: u64,
 }
 
-/// What a subscriber begins with.
+/// What a new subscriber gets.
 #[derive(Debug)]
-pub struct Joined {
-    pub place: Place,
-    pub epoch: String,
-    /// The number of the last batch: with it the subscriber has what there is now.
+pub struct Subscribed {
+    pub cursor: ReadCursor,
+    /// The incarnation's id.
+    pub incarnation: String,
+    /// The sequence number of the last batch so far.
     pub last: u64,
 }
 
-/// What becomes of one who wants to subscribe.
-enum Entry {
-    Joined(Joined),
-    List(Listing),
+enum Attempt {
+    Subscribed(Subscribed),
+    MakeSnapshot(SnapshotJob),
     Wait,
 }
 
-/// One call's place in a feed.
+/// How far one call has read.
 #[derive(Debug)]
-pub struct Place {
+pub struct ReadCursor {
     id: u64,
-    term: u64,
+    generation: u64,
+    /// The snapshot's messages, and how many of them were sent.
     parts: Arc<[Bytes]>,
-    /// How many of them were given away.
-    given: usize,
+    parts_sent: usize,
     next: u64,
 }
 
 impl Feed {
     pub fn new(rank: u32, limits: Limits, metrics: Metrics) -> Self {
-        let status = Status::unavailable("the engine's events are not followed yet");
         metrics.serving.set(rank, false);
         Self {
             rank,
             limits,
             metrics,
             inner: Mutex::new(Inner {
-                life: None,
-                closed: Some(status.clone()),
-                term: 0,
-                farewell: status,
-                number: 0,
+                incarnation: None,
+                closed: Some(not_followed()),
+                generation: 0,
+                end_status: not_followed(),
+                last_number: 0,
                 wakers: HashMap::new(),
                 subscribers: 0,
             }),
-            listed: Notify::new(),
+            snapshot_finished: Notify::new(),
         }
     }
 
@@ -94,66 +93,69 @@ impl Feed {
         self.rank
     }
 
-    /// A new life, which begins with what is pushed next. `number`: microseconds since 1970, say;
-    /// numbers begin there or above all that were given before.
-    pub fn begin(&self, epoch: String, number: u64, unknown_before: u64) {
+    /// Begins a new incarnation, whose first batch is the next one pushed. Its sequence numbers start at
+    /// `number` (the follower passes microseconds since 1970), or above all numbers used before.
+    pub fn begin(&self, id: String, number: u64, unknown_before: u64) {
         let mut inner = self.inner.lock();
-        self.end(&mut inner, "another life of the engine begins");
-        inner.number = number.max(inner.number + 1);
-        let life = Life::new(self.rank, epoch, inner.number, unknown_before, self.limits);
-        inner.life = Some(life);
-        self.metrics.lives.inc();
+        self.end(&mut inner, "a new incarnation of the engine begins");
+        inner.last_number = number.max(inner.last_number + 1);
+        inner.incarnation = Some(Incarnation::new(
+            self.rank,
+            id,
+            inner.last_number,
+            unknown_before,
+            self.limits,
+        ));
+        self.metrics.incarnations.inc();
     }
 
-    /// Whether anyone may be served.
+    /// Whether subscribers are served.
     pub fn is_open(&self) -> bool {
         self.inner.lock().closed.is_none()
     }
 
-    pub fn has_life(&self) -> bool {
-        self.inner.lock().life.is_some()
+    pub fn has_incarnation(&self) -> bool {
+        self.inner.lock().incarnation.is_some()
     }
 
-    /// Whether a life has begun of which no batch came yet, and which claims that there was none.
+    /// Whether the current incarnation has no batch yet, and claims that none came before it.
     pub fn is_blank(&self) -> bool {
         let inner = self.inner.lock();
-        let life = inner.life.as_ref();
-        life.is_some_and(|life| life.history().batches() == 0 && life.unknown_before() == 0)
+        let incarnation = inner.incarnation.as_ref();
+        incarnation.is_some_and(|it| it.history().batches() == 0 && it.unknown_before() == 0)
     }
 
-    /// What was told is no longer true, or cannot be continued.
-    pub fn forget(&self, why: &str) {
+    /// Ends the current incarnation: its batches are no longer true, or cannot be continued.
+    pub fn clear(&self, reason: &str) {
         let mut inner = self.inner.lock();
-        self.end(&mut inner, why);
+        self.end(&mut inner, reason);
     }
 
-    fn end(&self, inner: &mut Inner, why: &str) {
-        let Some(life) = inner.life.take() else {
+    fn end(&self, inner: &mut Inner, reason: &str) {
+        let Some(incarnation) = inner.incarnation.take() else {
             return;
         };
-        // With an end that makes every subscriber start over. After any other, one that does not look
-        // at epochs would ask to go on.
-        inner.number = life.number();
-        self.end_calls(inner, Status::data_loss(why));
-        let status = Status::unavailable("the engine's events are not followed yet");
-        inner.closed = Some(status);
+        inner.last_number = incarnation.number();
+        // DATA_LOSS makes every subscriber start over. After another status, one that ignores incarnation
+        // ids would try to resume.
+        self.end_calls(inner, Status::data_loss(reason));
+        inner.closed = Some(not_followed());
         self.measure(inner);
     }
 
-    /// The engine's next batch. An error ends the life: the batch has no message that says the same.
+    /// Appends the engine's next batch. If the batch has no gRPC equivalent, the incarnation ends.
     pub fn push(&self, batch: Batch) -> Result<(), String> {
         let mut inner = self.inner.lock();
-        let Some(life) = inner.life.as_mut() else {
+        let Some(incarnation) = inner.incarnation.as_mut() else {
             return Ok(());
         };
-        let pushed = life.push(batch);
-        if let Err(why) = pushed {
-            let why = format!("the engine's events cannot be translated: {why}");
-            inner.number = life.number();
-            inner.life = None;
-            self.end_calls(&mut inner, Status::failed_precondition(&why));
+        if let Err(error) = incarnation.push(batch) {
+            let error = format!("the engine's events cannot be translated: {error}");
+            inner.last_number = incarnation.number();
+            inner.incarnation = None;
+            self.end_calls(&mut inner, Status::failed_precondition(&error));
             self.measure(&inner);
-            return Err(why);
+            return Err(error);
         }
         self.metrics.batches.inc();
         self.measure(&inner);
@@ -161,10 +163,10 @@ impl Feed {
         Ok(())
     }
 
-    /// Serves what there is of the life. Gives whether that is new.
+    /// Serves the current incarnation, if there is one. Returns whether that changed anything.
     pub fn open(&self) -> bool {
         let mut inner = self.inner.lock();
-        let opens = inner.life.is_some() && inner.closed.is_some();
+        let opens = inner.incarnation.is_some() && inner.closed.is_some();
         if opens {
             inner.closed = None;
             self.metrics.serving.set(self.rank, true);
@@ -172,158 +174,163 @@ impl Feed {
         opens
     }
 
-    /// Stops serving, and keeps the life: whether it goes on is not known. Gives whether that is new.
-    pub fn close(&self, why: &str) -> bool {
+    /// Stops serving, but keeps the incarnation, which may continue. Returns whether that changed
+    /// anything.
+    pub fn close(&self, reason: &str) -> bool {
         let mut inner = self.inner.lock();
         let closes = inner.closed.is_none();
         if closes {
-            self.end_calls(&mut inner, Status::unavailable(why));
+            self.end_calls(&mut inner, Status::unavailable(reason));
         }
         closes
     }
 
-    /// Why nobody is served, if so.
+    /// Why subscribers are refused, if they are.
     pub fn closed(&self) -> Option<Status> {
         self.inner.lock().closed.clone()
     }
 
-    pub fn epoch(&self) -> Option<String> {
+    /// The current incarnation's id.
+    pub fn incarnation(&self) -> Option<String> {
         let inner = self.inner.lock();
-        inner.life.as_ref().map(|life| life.epoch().to_owned())
+        inner.incarnation.as_ref().map(|it| it.id().to_owned())
     }
 
-    /// A place for a subscriber that has all up to batch `after`; 0: nothing. Waits while a list is made.
-    pub async fn subscribe(self: &Arc<Self>, after: u64) -> Result<Joined, Status> {
+    /// Subscribes a client that has all batches up to `after`; 0: none. Waits while a snapshot is made.
+    pub async fn subscribe(self: &Arc<Self>, after: u64) -> Result<Subscribed, Status> {
         let mut has_waited = false;
         loop {
-            let mut listed = std::pin::pin!(self.listed.notified());
-            // Before the look at what there is: it might be made between the two.
-            listed.as_mut().enable();
-            match self.enter(after, has_waited)? {
-                Entry::Joined(joined) => return Ok(joined),
-                Entry::List(listing) => {
+            let mut finished = std::pin::pin!(self.snapshot_finished.notified());
+            // Before the attempt: the snapshot might be finished between the two.
+            finished.as_mut().enable();
+            match self.try_subscribe(after, has_waited)? {
+                Attempt::Subscribed(subscribed) => return Ok(subscribed),
+                Attempt::MakeSnapshot(job) => {
                     let feed = self.clone();
-                    // Other calls on this thread go on, and it is done also when this one is given up.
-                    let made = tokio::task::spawn_blocking(move || feed.list(listing)).await;
+                    // On another thread, so that other calls go on; and it completes even if this call
+                    // is cancelled.
+                    let made = tokio::task::spawn_blocking(move || feed.make_snapshot(job)).await;
                     made.map_err(|error| Status::internal(error.to_string()))?;
                 }
-                Entry::Wait => listed.await,
+                Attempt::Wait => finished.await,
             }
             has_waited = true;
         }
     }
 
-    /// Makes a list without the lock, which takes a second or so for a million blocks.
-    fn list(&self, listing: Listing) {
-        let epoch = listing.epoch().to_owned();
-        let made = std::panic::catch_unwind(AssertUnwindSafe(|| listing.make()));
-        match made {
-            Ok(listed) => {
+    /// Runs without the lock: a million blocks take about a second.
+    fn make_snapshot(&self, job: SnapshotJob) {
+        let id = job.incarnation().to_owned();
+        match std::panic::catch_unwind(AssertUnwindSafe(|| job.make())) {
+            Ok(snapshot) => {
                 let mut inner = self.inner.lock();
-                let life = inner.life.as_mut();
-                if let Some(life) = life.filter(|life| life.epoch() == epoch) {
-                    life.listed(listed);
+                let incarnation = inner.incarnation.as_mut();
+                if let Some(incarnation) = incarnation.filter(|it| it.id() == id) {
+                    incarnation.snapshot_finished(snapshot);
                     self.measure(&inner);
                 }
             }
-            // What is held is gone with it.
-            Err(_) => self.forget("the list of what is held could not be made"),
+            // The incarnation's block state was lost in the panic.
+            Err(_) => self.clear("the snapshot could not be made"),
         }
-        self.listed.notify_waiters();
+        self.snapshot_finished.notify_waiters();
     }
 
-    fn enter(&self, after: u64, has_waited: bool) -> Result<Entry, Status> {
+    fn try_subscribe(&self, after: u64, has_waited: bool) -> Result<Attempt, Status> {
         let mut inner = self.inner.lock();
         if let Some(status) = &inner.closed {
             return Err(status.clone());
         }
-        let life = inner.life.as_mut();
-        let life = life.ok_or_else(|| Status::unavailable("no events are followed"))?;
-        let joining = life.join(after, has_waited).map_err(|gone| {
+        let incarnation = inner.incarnation.as_mut().ok_or_else(not_followed)?;
+        let outcome = incarnation.subscribe(after, has_waited).map_err(|gone| {
             Status::out_of_range(format!(
-                "batches after {after} are not held; those after {} are",
+                "batches after {after} are not in the history; those after {} are",
                 gone.oldest
             ))
         });
-        let Start { parts, next } = match joining? {
-            Joining::Now(start) => start,
-            Joining::List(listing) => return Ok(Entry::List(listing)),
-            Joining::Wait => return Ok(Entry::Wait),
-            Joining::Busy => {
+        let Start { parts, next } = match outcome? {
+            SubscribeOutcome::Now(start) => start,
+            SubscribeOutcome::MakeSnapshot(job) => return Ok(Attempt::MakeSnapshot(job)),
+            SubscribeOutcome::Wait => return Ok(Attempt::Wait),
+            SubscribeOutcome::Busy => {
                 self.metrics.refused.inc();
                 return Err(Status::unavailable(
-                    "others still read as many lists as may be in memory",
+                    "as many snapshots as allowed are still being read",
                 ));
             }
         };
-        let (epoch, last) = (life.epoch().to_owned(), life.number());
+        let (id, last) = (incarnation.id().to_owned(), incarnation.number());
         inner.subscribers += 1;
-        let place = Place {
+        let cursor = ReadCursor {
             id: inner.subscribers,
-            term: inner.term,
+            generation: inner.generation,
             parts,
-            given: 0,
+            parts_sent: 0,
             next,
         };
-        Ok(Entry::Joined(Joined { place, epoch, last }))
+        Ok(Attempt::Subscribed(Subscribed {
+            cursor,
+            incarnation: id,
+            last,
+        }))
     }
 
-    /// The next message for a subscriber, or what its call ends with.
+    /// The next message for a subscriber, or the status that its call ends with.
     pub fn poll_next(
         &self,
-        place: &mut Place,
+        cursor: &mut ReadCursor,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Bytes, Status>> {
         let mut inner = self.inner.lock();
-        if place.term != inner.term {
-            return Poll::Ready(Err(inner.farewell.clone()));
+        if cursor.generation != inner.generation {
+            return Poll::Ready(Err(inner.end_status.clone()));
         }
-        let Some(life) = &inner.life else {
-            return Poll::Ready(Err(inner.farewell.clone()));
+        let Some(incarnation) = &inner.incarnation else {
+            return Poll::Ready(Err(inner.end_status.clone()));
         };
-        let is_kept = place.next >= life.history().first();
-        if let Some(part) = place.parts.get(place.given).filter(|_| is_kept) {
-            place.given += 1;
+        let is_kept = cursor.next >= incarnation.history().first();
+        if let Some(part) = cursor.parts.get(cursor.parts_sent).filter(|_| is_kept) {
+            cursor.parts_sent += 1;
             return Poll::Ready(Ok(part.clone()));
         }
-        // They may be the last to keep the snapshot alive.
-        place.parts = Arc::default();
-        place.given = 0;
-        if let Some(message) = life.history().get(place.next) {
-            place.next += 1;
+        // Frees the snapshot's memory if this was its last reader.
+        cursor.parts = Arc::default();
+        cursor.parts_sent = 0;
+        if let Some(message) = incarnation.history().get(cursor.next) {
+            cursor.next += 1;
             return Poll::Ready(Ok(message.clone()));
         }
         if !is_kept {
             self.metrics.slow.inc();
             return Poll::Ready(Err(Status::data_loss(
-                "this subscriber was too slow: the next batch is no longer held",
+                "this subscriber was too slow: its next batch is no longer in the history",
             )));
         }
-        inner.wakers.insert(place.id, cx.waker().clone());
+        inner.wakers.insert(cursor.id, cx.waker().clone());
         Poll::Pending
     }
 
-    /// Forgets a subscriber.
-    pub fn leave(&self, place: &Place) {
-        self.inner.lock().wakers.remove(&place.id);
+    /// Removes a subscriber.
+    pub fn leave(&self, cursor: &ReadCursor) {
+        self.inner.lock().wakers.remove(&cursor.id);
     }
 
-    /// Ends every call, and serves nobody.
+    /// Ends every call, and refuses new ones, with `status`.
     fn end_calls(&self, inner: &mut Inner, status: Status) {
-        inner.term += 1;
-        inner.farewell = status.clone();
+        inner.generation += 1;
+        inner.end_status = status.clone();
         inner.closed = Some(status);
         inner.wake();
         self.metrics.serving.set(self.rank, false);
     }
 
     fn measure(&self, inner: &Inner) {
-        let Some(life) = &inner.life else {
+        let Some(incarnation) = &inner.incarnation else {
             return self.metrics.measure(self.rank, [0; 5]);
         };
-        let history = life.history();
-        let [blocks, bytes, left_out] = life.held_sizes();
-        let sizes = [history.batches(), history.bytes(), blocks, bytes, left_out];
+        let history = incarnation.history();
+        let [blocks, bytes, missing] = incarnation.block_sizes();
+        let sizes = [history.batches(), history.bytes(), blocks, bytes, missing];
         let sizes = sizes.map(|size| i64::try_from(size).unwrap_or(i64::MAX));
         self.metrics.measure(self.rank, sizes);
     }
@@ -335,6 +342,10 @@ impl Inner {
             waker.wake();
         }
     }
+}
+
+fn not_followed() -> Status {
+    Status::unavailable("the engine's KV events are not followed yet")
 }
 
 #[cfg(test)]
@@ -358,9 +369,9 @@ mod tests {
         Arc::new(Feed::new(0, limits, Metrics::new(registry)))
     }
 
-    fn poll(feed: &Feed, place: &mut Place) -> Option<Result<usize, Code>> {
+    fn poll(feed: &Feed, cursor: &mut ReadCursor) -> Option<Result<usize, Code>> {
         let mut cx = Context::from_waker(Waker::noop());
-        match feed.poll_next(place, &mut cx) {
+        match feed.poll_next(cursor, &mut cx) {
             Poll::Pending => None,
             Poll::Ready(said) => Some(
                 said.map(|message| message.len())
@@ -374,27 +385,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_is_served_before_there_is_a_life_and_it_is_open() {
+    async fn subscribers_are_refused_until_an_incarnation_is_open() {
         let feed = feed();
         assert_eq!(code(&feed, 0).await, Code::Unavailable);
         assert!(!feed.open());
         feed.begin("a".to_owned(), 100, 0);
         assert_eq!(code(&feed, 0).await, Code::Unavailable);
         assert!(feed.open() && !feed.open());
-        assert_eq!(feed.subscribe(0).await.unwrap().epoch, "a");
+        assert_eq!(feed.subscribe(0).await.unwrap().incarnation, "a");
     }
 
     #[tokio::test]
-    async fn a_new_life_ends_calls_so_that_they_start_over_and_takes_no_number_of_the_old() {
+    async fn a_new_incarnation_ends_calls_and_reuses_no_sequence_number() {
         let feed = feed();
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
         feed.push(Batch::default()).unwrap();
-        let mut place = feed.subscribe(101).await.unwrap().place;
-        assert_eq!(poll(&feed, &mut place), None);
+        let mut cursor = feed.subscribe(101).await.unwrap().cursor;
+        assert_eq!(poll(&feed, &mut cursor), None);
         // The clock was set back.
         feed.begin("b".to_owned(), 1, 0);
-        assert_eq!(poll(&feed, &mut place), Some(Err(Code::DataLoss)));
+        assert_eq!(poll(&feed, &mut cursor), Some(Err(Code::DataLoss)));
         feed.open();
         for _ in 0..3 {
             feed.push(Batch::default()).unwrap();
@@ -405,31 +416,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_doubt_ends_calls_and_what_is_proved_goes_on() {
+    async fn closing_ends_calls_and_reopening_continues_the_incarnation() {
         let feed = feed();
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
         feed.push(Batch::default()).unwrap();
-        let mut place = feed.subscribe(100).await.unwrap().place;
+        let mut cursor = feed.subscribe(100).await.unwrap().cursor;
         assert!(feed.close("lost") && !feed.close("lost"));
-        assert_eq!(poll(&feed, &mut place), Some(Err(Code::Unavailable)));
+        assert_eq!(poll(&feed, &mut cursor), Some(Err(Code::Unavailable)));
         assert_eq!(code(&feed, 100).await, Code::Unavailable);
         assert!(feed.open());
-        let joined = feed.subscribe(100).await.unwrap();
-        let mut place = joined.place;
-        assert_eq!((joined.epoch.as_str(), joined.last), ("a", 101));
-        assert!(matches!(poll(&feed, &mut place), Some(Ok(_))));
-        assert_eq!(poll(&feed, &mut place), None);
+        let subscribed = feed.subscribe(100).await.unwrap();
+        let mut cursor = subscribed.cursor;
+        assert_eq!(
+            (subscribed.incarnation.as_str(), subscribed.last),
+            ("a", 101)
+        );
+        assert!(matches!(poll(&feed, &mut cursor), Some(Ok(_))));
+        assert_eq!(poll(&feed, &mut cursor), None);
     }
 
     #[tokio::test]
-    async fn who_is_too_slow_is_cut_off_and_nobody_else() {
+    async fn only_the_slow_subscriber_is_cut_off() {
         let feed = feed();
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
         feed.push(Batch::default()).unwrap();
-        let mut slow = feed.subscribe(100).await.unwrap().place;
-        let mut quick = feed.subscribe(100).await.unwrap().place;
+        let mut slow = feed.subscribe(100).await.unwrap().cursor;
+        let mut quick = feed.subscribe(100).await.unwrap().cursor;
         for _ in 0..2 {
             assert!(matches!(poll(&feed, &mut quick), Some(Ok(_))));
             feed.push(Batch::default()).unwrap();
@@ -439,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_measured_whether_anyone_is_served() {
+    fn the_serving_gauge_follows_every_end() {
         let registry = Registry::default();
         let feed = measured(&registry);
         let serves = |expected: u8| {
@@ -449,7 +463,7 @@ mod tests {
         serves(0);
         let strange = Event::Unknown { kind: "New".into() };
         let ends: [&dyn Fn(); 3] = [
-            &|| feed.forget("starting over"),
+            &|| feed.clear("starting over"),
             &|| assert!(feed.close("lost")),
             &|| {
                 let events = vec![strange.clone()];
@@ -470,18 +484,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_translated_is_refused_until_the_next_life() {
+    async fn an_untranslatable_batch_ends_service_until_the_next_incarnation() {
         let feed = feed();
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
-        let mut place = feed.subscribe(0).await.unwrap().place;
+        let mut cursor = feed.subscribe(0).await.unwrap().cursor;
         let strange = Batch {
             events: vec![Event::Unknown { kind: "New".into() }],
             ..Batch::default()
         };
         let why = feed.push(strange).unwrap_err();
         assert!(why.ends_with("an event of type New"), "{why}");
-        assert_eq!(poll(&feed, &mut place), Some(Err(Code::FailedPrecondition)));
+        assert_eq!(
+            poll(&feed, &mut cursor),
+            Some(Err(Code::FailedPrecondition))
+        );
         assert_eq!(code(&feed, 0).await, Code::FailedPrecondition);
         assert!(!feed.open());
         feed.begin("b".to_owned(), 100, 0);

@@ -1,4 +1,4 @@
-//! The last batches of one life, as they were sent, by number.
+//! The last batches of one incarnation, encoded, by sequence number.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 #[derive(Debug)]
 pub struct History {
-    /// The number of the first one.
+    /// Sequence number of the first message.
     first: u64,
     messages: VecDeque<Bytes>,
     bytes: usize,
@@ -26,12 +26,12 @@ impl History {
         }
     }
 
-    /// The oldest number that is kept; the next one where none is.
+    /// The oldest number in the history; the next number if the history is empty.
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// The number that comes next.
+    /// The next batch's number.
     pub fn next(&self) -> u64 {
         self.first + self.messages.len() as u64
     }
@@ -44,8 +44,8 @@ impl History {
         self.bytes
     }
 
-    /// Keeps a message, and with it as many before it as the bounds allow. The newest is always kept:
-    /// subscribers prove with it whom they talk to.
+    /// Appends a message, and drops the oldest ones beyond the bounds. The newest is always kept:
+    /// subscribers verify with it that the process is the same.
     pub fn push(&mut self, message: Bytes) {
         self.bytes += message.len();
         self.messages.push_back(message);
@@ -59,8 +59,8 @@ impl History {
     }
 
     pub fn get(&self, number: u64) -> Option<&Bytes> {
-        let at = number.checked_sub(self.first)?;
-        self.messages.get(usize::try_from(at).ok()?)
+        let index = number.checked_sub(self.first)?;
+        self.messages.get(usize::try_from(index).ok()?)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the bridge counts.
+//! Metrics of the bridge.
 
 use prometheus::{IntCounter, IntGauge, IntGaugeVec};
 
@@ -7,25 +7,24 @@ use crate::observe::metrics::Registry;
 #[derive(Clone, Debug)]
 pub struct Metrics {
     pub batches: IntCounter,
-    pub lives: IntCounter,
-    /// Subscribers that were cut off.
+    pub incarnations: IntCounter,
+    /// Subscribers cut off for being too slow.
     pub slow: IntCounter,
-    /// Subscribers, and those who watch the health, that were refused because there were too many, or
-    /// too many lists.
+    /// Subscribers and health watchers refused because too many calls or snapshots were open.
     pub refused: IntCounter,
     pub subscribers: IntGauge,
     pub serving: Serving,
     sizes: [IntGaugeVec; 5],
 }
 
-/// Whether each rank's events are served.
+/// Whether each rank is served.
 #[derive(Clone, Debug)]
 pub struct Serving(IntGaugeVec);
 
 impl Serving {
-    pub fn set(&self, rank: u32, is_so: bool) {
+    pub fn set(&self, rank: u32, is_serving: bool) {
         let gauge = self.0.with_label_values(&[&rank.to_string()]);
-        gauge.set(i64::from(is_so));
+        gauge.set(i64::from(is_serving));
     }
 }
 
@@ -35,42 +34,51 @@ impl Metrics {
         Self {
             batches: registry.counter(
                 "warmroute_bridge_batches_total",
-                "Batches of events taken from the engine.",
+                "Batches of KV events received from the engine.",
             ),
-            lives: registry.counter(
-                "warmroute_bridge_lives_total",
-                "Times that a new life began: the engine is another process, or events were lost.",
+            incarnations: registry.counter(
+                "warmroute_bridge_incarnations_total",
+                "Engine incarnations: times that the engine restarted or events were lost.",
             ),
             slow: registry.counter(
-                "warmroute_bridge_subscribers_cut_total",
-                "Subscribers that were cut off because they were too slow.",
+                "warmroute_bridge_slow_subscribers_total",
+                "Subscribers cut off because they were too slow.",
             ),
             refused: registry.counter(
-                "warmroute_bridge_subscribers_refused_total",
-                "Subscribers and watchers of the health that were refused because subscribers_max were there.",
+                "warmroute_bridge_refused_subscribers_total",
+                "Subscribers and health watchers refused because the maximum was reached.",
             ),
-            subscribers: registry.gauge("warmroute_bridge_subscribers", "Subscribers."),
+            subscribers: registry.gauge("warmroute_bridge_subscribers", "Current subscribers."),
             serving: Serving(size(
                 "warmroute_bridge_serving",
-                "Whether the rank's events are followed and served.",
+                "Whether the rank's events are followed and service.",
             )),
             sizes: [
                 size(
                     "warmroute_bridge_history_batches",
-                    "Batches kept for replays.",
+                    "Batches in the replay history.",
                 ),
-                size("warmroute_bridge_history_bytes", "Bytes of those."),
-                size("warmroute_bridge_held_blocks", "Blocks kept for snapshots."),
-                size("warmroute_bridge_held_bytes", "Bytes of those."),
                 size(
-                    "warmroute_bridge_left_out_blocks",
-                    "Stored blocks that are missing in snapshots since the cache was last cleared.",
+                    "warmroute_bridge_history_bytes",
+                    "Bytes of the replay history.",
+                ),
+                size(
+                    "warmroute_bridge_cached_blocks",
+                    "Cached blocks known for snapshots.",
+                ),
+                size(
+                    "warmroute_bridge_cached_blocks_bytes",
+                    "Memory of the blocks known for snapshots.",
+                ),
+                size(
+                    "warmroute_bridge_snapshot_missing_blocks",
+                    "Cached blocks missing in snapshots, since the cache was last cleared.",
                 ),
             ],
         }
     }
 
-    /// Batches and bytes of the history, blocks and bytes held, and blocks left out.
+    /// Batches and bytes of the history; known blocks, their bytes, and missing blocks.
     pub fn measure(&self, rank: u32, sizes: [i64; 5]) {
         for (gauge, size) in self.sizes.iter().zip(sizes) {
             gauge.with_label_values(&[&rank.to_string()]).set(size);

@@ -1,5 +1,5 @@
-//! What is served on the bridge's listener: `SubscribeKvEvents` under every engine's path, gRPC's health
-//! service, and for operators `/metrics` and `/healthz` over plain HTTP.
+//! The bridge's listener: `SubscribeKvEvents` under every engine's gRPC path, gRPC's health service, and
+//! `/metrics` and `/healthz` over plain HTTP.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,34 +17,34 @@ use tokio::time::Interval;
 use tonic::Status;
 use tracing::info;
 
-use super::feed::{Feed, Joined, Place};
+use super::feed::{Feed, ReadCursor, Subscribed};
 use super::metrics::Metrics;
 use crate::http::drain::Tasks;
 use crate::http::{Body, full, grpc};
-use crate::kv::grpc::{EPOCH_METADATA, LAST_METADATA, RANK_METADATA};
+use crate::kv::grpc::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
 use crate::kv::protobuf::{self, Service};
 use crate::observe::metrics::Registry;
 
-/// A question is a number, or a service's name.
-const QUESTION_BYTES_MAX: usize = 1_024;
-/// How soon those who watch the health see a change.
-const HEALTH_EVERY: Duration = Duration::from_millis(500);
+/// A request is a sequence number or a service name.
+const MAX_REQUEST_BYTES: usize = 1_024;
+/// How soon health watchers see a change.
+const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
-/// The same for all connections.
+/// Shared by all connections.
 #[derive(Debug)]
-pub struct Served {
-    /// One for each rank.
+pub struct BridgeService {
+    /// By rank.
     feeds: Vec<Arc<Feed>>,
-    places: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     metrics: Metrics,
     registry: Registry,
     tasks: Tasks,
 }
 
-impl Served {
+impl BridgeService {
     pub fn new(
         feeds: Vec<Arc<Feed>>,
         subscribers_max: usize,
@@ -54,7 +54,7 @@ impl Served {
     ) -> Arc<Self> {
         Arc::new(Self {
             feeds,
-            places: Arc::new(Semaphore::new(subscribers_max)),
+            slots: Arc::new(Semaphore::new(subscribers_max)),
             metrics,
             registry,
             tasks,
@@ -67,7 +67,10 @@ impl Served {
             return match (request.method(), path) {
                 (&Method::GET, "/metrics") => plain(StatusCode::OK, &self.registry.text()),
                 (&Method::GET, "/healthz") => self.healthz(),
-                _ => plain(StatusCode::NOT_FOUND, "this is gRPC\n"),
+                _ => plain(
+                    StatusCode::NOT_FOUND,
+                    "not found: this port serves gRPC, /metrics and /healthz\n",
+                ),
             };
         }
         let answered = match path {
@@ -92,40 +95,46 @@ impl Served {
                     .ok_or_else(|| Status::invalid_argument("there is no such rank"))?
             }
         };
-        let question = grpc::question(request, QUESTION_BYTES_MAX).await?;
-        let after = protobuf::decode_request(&question)
-            .map_err(|error| Status::invalid_argument(error.0))?;
+        let body = grpc::question(request, MAX_REQUEST_BYTES).await?;
+        let after =
+            protobuf::decode_request(&body).map_err(|error| Status::invalid_argument(error.0))?;
         if after != 0 && feeds.len() > 1 {
-            // Each rank has numbers of its own, and of which this one is is not said.
+            // Each rank counts on its own, and the request does not say which rank the number is of.
             return Err(Status::out_of_range(
-                "with several ranks, only 0 is a number to start from",
+                "with several ranks, the start sequence number must be 0",
             ));
         }
-        let place = self.place()?;
-        let mut subscription = Subscription::new(place, self.metrics.clone());
-        let mut epochs = Vec::with_capacity(feeds.len());
+        let slot = self.reserve_slot()?;
+        let mut subscription = Subscription::new(slot, self.metrics.clone());
+        let mut incarnations = Vec::with_capacity(feeds.len());
         let mut lasts = Vec::with_capacity(feeds.len());
         for feed in feeds {
-            let Joined { place, epoch, last } = feed.subscribe(after).await?;
-            subscription.places.push((feed.clone(), place));
-            epochs.push(epoch);
+            let Subscribed {
+                cursor,
+                incarnation,
+                last,
+            } = feed.subscribe(after).await?;
+            subscription.cursors.push((feed.clone(), cursor));
+            incarnations.push(incarnation);
             lasts.push(last);
         }
-        info!(after, ranks = feeds.len(), "a subscriber joins");
+        info!(after, ranks = feeds.len(), "subscriber joined");
         let mut answer = grpc::answer(subscription);
-        let epoch = HeaderValue::from_str(&epochs.join(","));
-        let epoch = epoch.expect("epochs are hexadecimal");
-        answer.headers_mut().insert(EPOCH_METADATA, epoch);
-        // Of which rank a number is could not be told.
+        let value = HeaderValue::from_str(&incarnations.join(","));
+        let value = value.expect("incarnation ids are hexadecimal");
+        answer.headers_mut().insert(INCARNATION_METADATA, value);
+        // With several ranks, a single number would be ambiguous.
         if let [last] = lasts[..] {
-            answer.headers_mut().insert(LAST_METADATA, last.into());
+            answer
+                .headers_mut()
+                .insert(LAST_SEQUENCE_METADATA, last.into());
         }
         Ok(answer)
     }
 
-    /// For a call that stays: one of subscribers, or one that watches the health.
-    fn place(&self) -> Result<OwnedSemaphorePermit, Status> {
-        self.places.clone().try_acquire_owned().map_err(|_| {
+    /// For a long-lived call: a subscriber or a health watcher.
+    fn reserve_slot(&self) -> Result<OwnedSemaphorePermit, Status> {
+        self.slots.clone().try_acquire_owned().map_err(|_| {
             self.metrics.refused.inc();
             Status::resource_exhausted("too many subscribers")
         })
@@ -147,42 +156,42 @@ impl Served {
     }
 
     async fn check(&self, request: Request<Incoming>) -> Result<Response<Body>, Status> {
-        if !knows(&grpc::question(request, QUESTION_BYTES_MAX).await?)? {
+        if !is_served(&grpc::question(request, MAX_REQUEST_BYTES).await?)? {
             return Err(Status::not_found("no such service"));
         }
         Ok(grpc::answer(Once(Some(health(self.is_serving())))))
     }
 
     async fn watch(self: &Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Status> {
-        let is_known = knows(&grpc::question(request, QUESTION_BYTES_MAX).await?)?;
-        let place = self.place()?;
+        let is_known = is_served(&grpc::question(request, MAX_REQUEST_BYTES).await?)?;
+        let slot = self.reserve_slot()?;
         Ok(grpc::answer(Watch {
-            served: self.clone(),
+            service: self.clone(),
             is_known,
             last: None,
-            interval: tokio::time::interval(HEALTH_EVERY),
-            _place: place,
+            interval: tokio::time::interval(HEALTH_INTERVAL),
+            _slot: slot,
         }))
     }
 }
 
 /// One call of `SubscribeKvEvents`.
 struct Subscription {
-    places: Vec<(Arc<Feed>, Place)>,
-    /// Whose turn it is.
+    cursors: Vec<(Arc<Feed>, ReadCursor)>,
+    /// The feed to poll next.
     turn: usize,
     metrics: Metrics,
-    _place: OwnedSemaphorePermit,
+    _slot: OwnedSemaphorePermit,
 }
 
 impl Subscription {
-    fn new(place: OwnedSemaphorePermit, metrics: Metrics) -> Self {
+    fn new(slot: OwnedSemaphorePermit, metrics: Metrics) -> Self {
         metrics.subscribers.inc();
         Self {
-            places: Vec::new(),
+            cursors: Vec::new(),
             turn: 0,
             metrics,
-            _place: place,
+            _slot: slot,
         }
     }
 }
@@ -192,12 +201,12 @@ impl Stream for Subscription {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        for _ in 0..this.places.len() {
+        for _ in 0..this.cursors.len() {
             let turn = this.turn;
-            this.turn = (turn + 1) % this.places.len();
-            let (feed, place) = &mut this.places[turn];
-            if let Poll::Ready(said) = feed.poll_next(place, cx) {
-                return Poll::Ready(Some(said));
+            this.turn = (turn + 1) % this.cursors.len();
+            let (feed, cursor) = &mut this.cursors[turn];
+            if let Poll::Ready(message) = feed.poll_next(cursor, cx) {
+                return Poll::Ready(Some(message));
             }
         }
         Poll::Pending
@@ -206,11 +215,11 @@ impl Stream for Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        for (feed, place) in &self.places {
-            feed.leave(place);
+        for (feed, cursor) in &self.cursors {
+            feed.leave(cursor);
         }
         self.metrics.subscribers.dec();
-        info!("a subscriber leaves");
+        info!("subscriber left");
     }
 }
 
@@ -221,11 +230,11 @@ struct HealthCheck {
     service: String,
 }
 
-/// Whether the health of a service that is served here was asked for.
-fn knows(question: &[u8]) -> Result<bool, Status> {
-    let question = HealthCheck::decode(question)
+/// Whether the requested service is one of ours; an empty name is the whole server.
+fn is_served(request: &[u8]) -> Result<bool, Status> {
+    let request = HealthCheck::decode(request)
         .map_err(|error| Status::invalid_argument(error.to_string()))?;
-    let name = question.service;
+    let name = request.service;
     let of = |service: &Service| service.path()[1..].split('/').next() == Some(&name);
     Ok(name.is_empty() || Service::ALL.iter().any(of))
 }
@@ -235,7 +244,7 @@ fn health(is_serving: bool) -> Bytes {
     grpc::frame(&[0x08, if is_serving { 1 } else { 2 }])
 }
 
-/// The same, of a service that is not here.
+/// The response for a service that is not served here: `SERVICE_UNKNOWN`, framed.
 fn unknown() -> Bytes {
     grpc::frame(&[0x08, 3])
 }
@@ -250,13 +259,13 @@ impl Stream for Once {
     }
 }
 
-/// Tells the health, and each change of it.
+/// Sends the health, and each change of it.
 struct Watch {
-    served: Arc<Served>,
+    service: Arc<BridgeService>,
     is_known: bool,
     last: Option<bool>,
     interval: Interval,
-    _place: OwnedSemaphorePermit,
+    _slot: OwnedSemaphorePermit,
 }
 
 impl Stream for Watch {
@@ -265,10 +274,10 @@ impl Stream for Watch {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             std::task::ready!(self.interval.poll_tick(cx));
-            if self.served.tasks.is_stopping() {
+            if self.service.tasks.is_stopping() {
                 return Poll::Ready(None);
             }
-            let now = self.is_known && self.served.is_serving();
+            let now = self.is_known && self.service.is_serving();
             if self.last.replace(now) == Some(now) {
                 continue;
             }

@@ -4,24 +4,24 @@ use std::net::SocketAddr;
 
 use crate::kv::zmq::{Endpoint, Target};
 
-/// Serve one engine's cache events over gRPC, to any number of routers.
+/// Serve one engine's KV events over gRPC, to any number of routers.
 ///
 /// Follows what the engine publishes over ZeroMQ (vLLM: --kv-events-config) and serves it as
-/// SubscribeKvEvents under the services of vLLM, SGLang, TokenSpeed and TensorRT-LLM. A subscriber may
-/// go on after the last batch that it has, or begin with a list of all that is held. The health
-/// service, and /healthz and /metrics over HTTP on the same port, tell whether the engine is followed.
+/// SubscribeKvEvents under the services of vLLM, SGLang, TokenSpeed and TensorRT-LLM. A subscriber can
+/// resume after the last batch that it has, or begin with a snapshot of all cached blocks. gRPC's health
+/// service, and /healthz and /metrics over HTTP on the same port, show whether the engine is followed.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Settings {
     /// Where the engine publishes its events.
     #[arg(long, value_name = "tcp://HOST:PORT", value_parser = endpoint)]
     pub zmq: Endpoint,
 
-    /// Where the engine answers for replays. Without it, whatever is missed is lost, and each lost
+    /// Where the engine answers replay requests. Without it, missed batches are lost, and each lost
     /// connection makes all subscribers start over.
     #[arg(long, value_name = "tcp://HOST:PORT", value_parser = endpoint)]
     pub replay: Option<Endpoint>,
 
-    /// The topic that the engine publishes under, or how it begins. All topics, if not given.
+    /// The topic that the engine publishes under, or a prefix of it. Default: all topics.
     #[arg(long, value_name = "TOPIC", default_value = "")]
     pub topic: String,
 
@@ -33,8 +33,8 @@ pub struct Settings {
     #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub ranks: u16,
 
-    // As many as engines keep themselves: minutes of a busy one.
-    /// Batches of each rank that a subscriber can go back.
+    // As many as engines keep by default: minutes of a busy one.
+    /// Batches of each rank that subscribers can replay.
     #[arg(long, value_name = "BATCHES", default_value_t = 10_000)]
     pub history_batches_max: usize,
 
@@ -43,29 +43,29 @@ pub struct Settings {
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
     pub history_bytes_max: usize,
 
-    // About 225 bytes a block of 16 tokens: 75 million tokens. A snapshot in the making takes half as
-    // much again.
-    /// Memory of each rank's list of held blocks. Blocks that do not fit are missing in the lists that
-    /// late subscribers get, which then say that they are not whole.
+    // About 225 bytes per block of 16 tokens: 75 million tokens. Making a snapshot takes half as much
+    // again.
+    /// Memory for each rank's cached blocks. Blocks that do not fit are missing in snapshots, which then
+    /// say that they are incomplete.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     pub state_bytes_max: usize,
 
-    // A router has one for each rank; this is for 16 routers and 16 ranks.
+    // A router needs one for each rank; this is for 16 routers and 16 ranks.
     /// Subscribers at a time; more are refused.
     #[arg(long, value_name = "SUBSCRIBERS", default_value_t = 256)]
     pub subscribers_max: usize,
 
-    /// How long a subscriber may take nothing of what stands ready for it, before it is cut off.
+    /// How long a subscriber may read nothing while data waits for it, before its connection is closed.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 30_000, value_parser = milliseconds())]
     pub send_timeout_ms: u64,
 
-    /// After so long without events, the engine is asked whether it is still the same.
+    /// After this long without events, verify that the engine's process is still the same.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 10_000, value_parser = milliseconds())]
     pub silence_ms: u64,
 }
 
 impl Settings {
-    /// Where each rank publishes, or what is wrong with arguments that are each right.
+    /// Where each rank publishes, or why the arguments do not fit together.
     pub fn targets(&self) -> Result<Vec<Target>, String> {
         let last = self.ranks.saturating_sub(1);
         for (name, endpoint) in [
@@ -73,7 +73,10 @@ impl Settings {
             ("--replay", self.replay.as_ref()),
         ] {
             if endpoint.is_some_and(|endpoint| endpoint.port.checked_add(last).is_none()) {
-                return Err(format!("{name}: no {} ports from there on", self.ranks));
+                return Err(format!(
+                    "{name}: there are no {} ports from this one on",
+                    self.ranks
+                ));
             }
         }
         if let Some(replay) = &self.replay
@@ -81,7 +84,7 @@ impl Settings {
             && replay.port.abs_diff(self.zmq.port) < self.ranks
         {
             return Err(format!(
-                "--zmq and --replay: each of {} ranks needs its port at both, and they meet",
+                "--zmq and --replay: each of {} ranks needs its own port at both, but the ranges overlap",
                 self.ranks
             ));
         }
@@ -98,7 +101,7 @@ impl Settings {
     }
 }
 
-/// Without any there is no pause; beyond a year clocks overflow.
+/// At least 1, so that there is a pause; at most a year, so that clocks do not overflow.
 fn milliseconds() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(1..=365 * 24 * 3_600_000)
 }
@@ -106,7 +109,7 @@ fn milliseconds() -> clap::builder::RangedU64ValueParser {
 fn endpoint(text: &str) -> Result<Endpoint, String> {
     let endpoint: Endpoint = text.parse()?;
     if matches!(endpoint.host.as_str(), "*" | "0.0.0.0" | "::") {
-        return Err("that is where an engine listens; name the host to connect to".to_owned());
+        return Err("this is an address to listen on; name the host to connect to".to_owned());
     }
     Ok(endpoint)
 }
@@ -155,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_arguments_are_told() {
+    fn bad_arguments_are_refused() {
         for (arguments, expected) in [
             ("--listen 127.0.0.1:0", "--zmq"),
             ("--zmq tcp://h:1", "--listen"),
@@ -164,7 +167,7 @@ mod tests {
             ("--zmq tcp://h:0 --listen 127.0.0.1:0", "tcp://HOST:PORT"),
             (
                 "--zmq tcp://h:65535 --listen 127.0.0.1:0 --ranks 2",
-                "no 2 ports",
+                "there are no 2 ports",
             ),
             (
                 "--zmq tcp://h:1 --listen 127.0.0.1:0 --ranks 0",
@@ -180,7 +183,7 @@ mod tests {
             ),
             (
                 "--zmq tcp://h:1 --replay tcp://h:2 --listen 127.0.0.1:0 --ranks 2",
-                "they meet",
+                "overlap",
             ),
         ] {
             let error = parse(arguments).unwrap_err();

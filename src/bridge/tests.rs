@@ -14,10 +14,10 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::http::full;
-use crate::kv::event::{Batch, Event, Name, Removed, Stored};
+use crate::kv::event::{Batch, EngineHash, Event, Removed, Stored};
 use crate::kv::grpc::{self, Grpc, Servicer};
-use crate::kv::source::{Frame, Said, Undecodable};
-use crate::kv::stream::{Step, Stream};
+use crate::kv::source::{DecodeError, SourceBatch, SourceEvent};
+use crate::kv::stream::{EventStream, Step};
 use crate::observe;
 
 /// An engine, and its end of a source.
@@ -25,17 +25,17 @@ use crate::observe;
 struct Engine(Arc<Mutex<State>>);
 
 struct State {
-    life: u128,
+    incarnation: u128,
     /// Its batches from number 0 on.
     batches: Vec<Batch>,
-    wire: mpsc::UnboundedSender<Said>,
+    wire: mpsc::UnboundedSender<SourceEvent>,
 }
 
 impl Engine {
     fn new() -> (Self, Wire) {
         let (wire, said) = mpsc::unbounded_channel();
         let engine = Self(Arc::new(Mutex::new(State {
-            life: 1,
+            incarnation: 1,
             batches: Vec::new(),
             wire,
         })));
@@ -48,23 +48,23 @@ impl Engine {
         (engine, wire)
     }
 
-    fn say(&self, said: Said) {
+    fn say(&self, said: SourceEvent) {
         let _ = self.0.lock().wire.send(said);
     }
 
     fn connect(&self) {
-        self.say(Said::Connected { epoch: None });
+        self.say(SourceEvent::Connected { incarnation: None });
     }
 
     fn disconnect(&self) {
-        let why = "the engine is gone".to_owned();
-        self.say(Said::Lost { why });
+        let reason = "the engine is gone".to_owned();
+        self.say(SourceEvent::Disconnected { reason });
     }
 
     /// Another process, whose counter stands where the old one's might have stood.
     fn restart(&self, batches: Vec<Batch>) {
         let mut state = self.0.lock();
-        state.life += 1;
+        state.incarnation += 1;
         state.batches = batches;
     }
 
@@ -72,7 +72,7 @@ impl Engine {
         let mut state = self.0.lock();
         state.batches.push(batch(events));
         let frame = state.frame(state.batches.len() - 1);
-        let _ = state.wire.send(Said::Live(frame));
+        let _ = state.wire.send(SourceEvent::Live(frame));
     }
 
     /// A batch that nobody can read.
@@ -80,27 +80,27 @@ impl Engine {
         let mut state = self.0.lock();
         state.batches.push(batch(Vec::new()));
         let mut frame = state.frame(state.batches.len() - 1);
-        frame.batch = Err(Undecodable("no batch".to_owned()));
-        let _ = state.wire.send(Said::Live(frame));
+        frame.batch = Err(DecodeError("no batch".to_owned()));
+        let _ = state.wire.send(SourceEvent::Live(frame));
     }
 
-    fn store(&self, names: &[u64]) {
-        self.publish(vec![store(names)]);
+    fn store(&self, hashes: &[u64]) {
+        self.publish(vec![store(hashes)]);
     }
 
     fn remove(&self, name: u64) {
         self.publish(vec![Event::Removed(Removed {
-            names: vec![Name(name)],
+            hashes: vec![EngineHash(name)],
             ..Removed::default()
         })]);
     }
 }
 
 impl State {
-    fn frame(&self, at: usize) -> Frame {
-        Frame {
+    fn frame(&self, at: usize) -> SourceBatch {
+        SourceBatch {
             sequence: at as u64,
-            digest: self.life << 64 | at as u128,
+            digest: self.incarnation << 64 | at as u128,
             bytes: 100,
             batch: Ok(self.batches[at].clone()),
             snapshot: None,
@@ -116,10 +116,10 @@ fn batch(events: Vec<Event>) -> Batch {
 }
 
 /// Blocks below each other.
-fn store(names: &[u64]) -> Event {
+fn store(hashes: &[u64]) -> Event {
     Event::Stored(Stored {
-        names: names.iter().copied().map(Name).collect(),
-        token_ids: names.iter().map(|name| *name as u32).collect(),
+        hashes: hashes.iter().copied().map(EngineHash).collect(),
+        token_ids: hashes.iter().map(|name| *name as u32).collect(),
         block_size: 1,
         ..Stored::default()
     })
@@ -127,12 +127,12 @@ fn store(names: &[u64]) -> Event {
 
 struct Wire {
     engine: Engine,
-    said: mpsc::UnboundedReceiver<Said>,
-    answer: VecDeque<Said>,
+    said: mpsc::UnboundedReceiver<SourceEvent>,
+    answer: VecDeque<SourceEvent>,
 }
 
 impl Source for Wire {
-    async fn next(&mut self) -> Said {
+    async fn next(&mut self) -> SourceEvent {
         match self.answer.pop_front() {
             Some(said) => said,
             None => self.said.recv().await.unwrap(),
@@ -142,8 +142,10 @@ impl Source for Wire {
     fn replay(&mut self, first: u64) {
         let state = self.engine.0.lock();
         let kept = first as usize..state.batches.len();
-        self.answer = kept.map(|at| Said::Replayed(state.frame(at))).collect();
-        self.answer.push_back(Said::ReplayEnd);
+        self.answer = kept
+            .map(|at| SourceEvent::Replayed(state.frame(at)))
+            .collect();
+        self.answer.push_back(SourceEvent::ReplayEnd);
     }
 
     fn can_replay(&self) -> bool {
@@ -154,7 +156,7 @@ impl Source for Wire {
 /// A router that follows the bridge and counts what it holds.
 struct Router {
     source: Grpc,
-    stream: Stream<Batch>,
+    stream: EventStream<Batch>,
     copies: BTreeMap<u64, u32>,
     clears: u32,
     lost: Vec<String>,
@@ -179,39 +181,39 @@ impl Router {
                 settings,
                 grpc::Metrics::new(&Registry::default()),
             ),
-            stream: Stream::new(stream::Settings::default(), observe::now()),
+            stream: EventStream::new(stream::Settings::default(), observe::now()),
             copies: BTreeMap::new(),
             clears: 0,
             lost: Vec::new(),
         }
     }
 
-    async fn hear(&mut self) {
+    async fn on_event(&mut self) {
         let limit = Duration::from_secs(10);
         let said = tokio::time::timeout(limit, self.source.next()).await;
         let now = observe::now();
         let steps = match said.expect("something is said") {
-            Said::Connected { epoch } => {
-                assert!(epoch.is_some());
-                self.stream.on_connected(now, epoch.as_deref(), true)
+            SourceEvent::Connected { incarnation } => {
+                assert!(incarnation.is_some());
+                self.stream.on_connected(now, incarnation.as_deref(), true)
             }
-            Said::Live(frame) => self.stream.on_live(now, frame.into()),
-            Said::Replayed(frame) => self.stream.on_replayed(now, frame.into()),
-            Said::ReplayEnd => self.stream.on_replay_end(now),
-            Said::ReplayFailed { .. } => self.stream.on_replay_failed(now),
-            Said::Lost { why } => {
-                self.lost.push(why);
-                self.stream.on_lost(now)
+            SourceEvent::Live(frame) => self.stream.on_live(now, frame.into()),
+            SourceEvent::Replayed(frame) => self.stream.on_replayed(now, frame.into()),
+            SourceEvent::ReplayEnd => self.stream.on_replay_end(now),
+            SourceEvent::ReplayFailed { .. } => self.stream.on_replay_failed(now),
+            SourceEvent::Disconnected { reason } => {
+                self.lost.push(reason);
+                self.stream.on_disconnected(now)
             }
         };
         for step in steps {
             match step {
-                Step::AskReplay { first } => self.source.replay(first),
+                Step::RequestReplay { first } => self.source.replay(first),
                 Step::Clear(_) => {
                     self.clears += 1;
                     self.copies.clear();
                 }
-                Step::Apply { carried, .. } => self.apply(carried),
+                Step::Apply { payload, .. } => self.apply(payload),
             }
         }
     }
@@ -220,12 +222,12 @@ impl Router {
         for event in batch.events {
             match event {
                 Event::Stored(event) => {
-                    for name in event.names {
+                    for name in event.hashes {
                         *self.copies.entry(name.0).or_default() += 1;
                     }
                 }
                 Event::Removed(event) => {
-                    for name in event.names {
+                    for name in event.hashes {
                         *self.copies.get_mut(&name.0).unwrap() -= 1;
                     }
                 }
@@ -236,19 +238,19 @@ impl Router {
         self.copies.retain(|_, count| *count > 0);
     }
 
-    async fn until_live_with(&mut self, names: &[u64]) {
-        self.until(stream::State::Live, names).await;
+    async fn until_live_with(&mut self, hashes: &[u64]) {
+        self.until(stream::State::Live, hashes).await;
     }
 
-    async fn until(&mut self, state: stream::State, names: &[u64]) {
+    async fn until(&mut self, state: stream::State, hashes: &[u64]) {
         let limit = Duration::from_secs(20);
         let waited = tokio::time::timeout(limit, async {
-            while self.stream.state() != state || !self.copies.keys().eq(names) {
-                self.hear().await;
+            while self.stream.state() != state || !self.copies.keys().eq(hashes) {
+                self.on_event().await;
             }
         });
         let done = waited.await.is_ok();
-        assert!(done, "{names:?}: {:?}, lost {:?}", self.copies, self.lost);
+        assert!(done, "{hashes:?}: {:?}, lost {:?}", self.copies, self.lost);
     }
 }
 
@@ -341,8 +343,8 @@ async fn a_restarted_engine_is_never_taken_for_the_old_one() {
                 .collect(),
         );
         engine.connect();
-        let names: Vec<u64> = (10..10 + count).collect();
-        router.until_live_with(&names).await;
+        let hashes: Vec<u64> = (10..10 + count).collect();
+        router.until_live_with(&hashes).await;
         assert_eq!(router.clears, 1, "{count}");
     }
 }
@@ -360,7 +362,11 @@ async fn a_connection_that_was_lost_and_proved_costs_subscribers_nothing_that_th
     engine.store(&[3]);
     router.until_live_with(&[1, 2, 3]).await;
     assert_eq!(router.clears, 0);
-    assert!(router.lost[0].contains("not followed"), "{:?}", router.lost);
+    assert!(
+        router.lost[0].contains("not connected"),
+        "{:?}",
+        router.lost
+    );
 }
 
 #[tokio::test]
@@ -383,7 +389,7 @@ async fn what_cannot_be_translated_is_refused_with_its_reason() {
     let kind = "Sparse".into();
     engine.publish(vec![Event::Unknown { kind }]);
     while router.lost.is_empty() {
-        router.hear().await;
+        router.on_event().await;
     }
     assert_eq!(
         router.lost[0],
@@ -392,7 +398,7 @@ async fn what_cannot_be_translated_is_refused_with_its_reason() {
     engine.store(&[2]);
     until_it_serves(&bridge, false).await;
     let mut late = Router::new(&bridge);
-    late.hear().await;
+    late.on_event().await;
     assert!(late.lost[0].starts_with("FailedPrecondition"));
 }
 
@@ -433,7 +439,7 @@ async fn ranks_are_told_apart() {
     routers[0].until_live_with(&[1, 4]).await;
     assert!(routers[0].lost.is_empty());
     let mut third = Router::with(&bridge, 2, Servicer::Auto);
-    third.hear().await;
+    third.on_event().await;
     assert!(third.lost[0].contains("no such rank"));
 }
 
@@ -444,11 +450,11 @@ async fn more_subscribers_than_there_are_places_are_refused() {
     let mut first = Router::new(&bridge);
     first.until_live_with(&[1]).await;
     let mut second = Router::new(&bridge);
-    second.hear().await;
+    second.on_event().await;
     assert!(second.lost[0].contains("too many subscribers"));
     let refused = async || {
         let metrics = get(&bridge, "/metrics").await;
-        let name = "warmroute_bridge_subscribers_refused_total ";
+        let name = "warmroute_bridge_refused_subscribers_total ";
         let mut lines = metrics.lines();
         let count = lines.find_map(|line| line.strip_prefix(name));
         count.unwrap().parse::<u64>().unwrap()
@@ -481,7 +487,7 @@ async fn operators_see_whether_it_serves_and_what_it_holds() {
         "warmroute_bridge_subscribers 1",
         "warmroute_bridge_history_batches{rank=\"0\"} 2",
         // The list is one batch behind.
-        "warmroute_bridge_held_blocks{rank=\"0\"} 2",
+        "warmroute_bridge_cached_blocks{rank=\"0\"} 2",
         "warmroute_bridge_serving{rank=\"0\"} 1",
     ] {
         assert!(metrics.contains(line), "{line}: {metrics}");
@@ -489,7 +495,7 @@ async fn operators_see_whether_it_serves_and_what_it_holds() {
     engine.disconnect();
     until_it_serves(&bridge, false).await;
     let answer = get(&bridge, "/healthz").await;
-    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("not followed"));
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("not connected"));
     assert_eq!(health(&bridge, "").await, "not serving");
 }
 
@@ -535,7 +541,7 @@ async fn stopping_ends_every_call_with_a_reason() {
     let stopped = tokio::time::timeout(Duration::from_secs(10), bridge.stop());
     stopped.await.expect("it stops soon");
     while router.lost.is_empty() {
-        router.hear().await;
+        router.on_event().await;
     }
     assert_eq!(router.lost[0], "Unavailable: the bridge is shutting down");
 }

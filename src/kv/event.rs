@@ -1,17 +1,17 @@
-//! What an engine tells of its cache, whatever wire it came over. Nothing here is judged yet: which
-//! of it can be placed in a tree is for [`super::admit`].
+//! KV events as engines publish them, independent of the transport. Types only: [`super::event_filter`]
+//! decides which events a tree can take.
 
-/// The engine's own name of a block: the low 64 bits of its hash. Names parents and removals; two
-/// engines may name the same content differently.
+/// The engine's own hash of a block (its low 64 bits), by which events refer to parents and removed
+/// blocks. Two engines may hash the same content differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Name(pub u64);
+pub struct EngineHash(pub u64);
 
-/// What one scheduler step of one data-parallel rank did to its cache.
+/// The cache changes of one scheduler step of one data-parallel rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// By the engine's clock; seconds since 1970.
+    /// Seconds since 1970 by the engine's clock.
     pub timestamp: f64,
-    /// The data-parallel rank that it names, if it names one.
+    /// The data-parallel rank, if the batch names one.
     pub rank: Option<u32>,
     pub events: Vec<Event>,
 }
@@ -23,57 +23,57 @@ pub enum Event {
     Cleared {
         ownership: Option<Box<str>>,
     },
-    /// An event of a type that is not known here.
+    /// An event type that this version does not know.
     Unknown {
         kind: Box<str>,
     },
 }
 
-/// Consecutive blocks of one prompt, now held.
+/// Consecutive blocks of one prompt that are cached now.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stored {
-    pub names: Vec<Name>,
-    /// The block before the first of `names`; none where that is a prompt's first.
-    pub parent: Option<Name>,
-    /// `block_size` for each of `names`, in order.
+    pub hashes: Vec<EngineHash>,
+    /// The block before the first of `hashes`; `None` if that is the first block of a prompt.
+    pub parent: Option<EngineHash>,
+    /// `block_size` tokens for each of `hashes`, in order.
     pub token_ids: Vec<u32>,
     pub block_size: u32,
     pub lora_id: Option<i64>,
     pub lora_name: Option<Box<str>>,
-    /// Where a wire has a field of its own for it; else it is among the first block's `extra_keys`.
+    /// Set if the transport has a field for it; otherwise the salt is among the first block's `extra_keys`.
     pub cache_salt: Option<Box<str>>,
-    /// What else makes each block's content; empty where no block has any.
+    /// Per block, what its content depends on besides tokens; empty if no block has extra keys.
     pub extra_keys: Vec<Vec<ExtraKey>>,
-    pub place: Place,
+    pub location: Location,
     pub spec_kind: Option<Box<str>>,
     pub sliding_window: Option<u32>,
     pub session_id: Option<Box<str>>,
 }
 
-/// Blocks of which one copy each is gone.
+/// Blocks that lost one copy each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Removed {
-    pub names: Vec<Name>,
-    pub place: Place,
+    pub hashes: Vec<EngineHash>,
+    pub location: Location,
 }
 
-/// Where in an engine's memory blocks are.
+/// Where in an engine's memory a copy of a block lies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct Location {
     pub medium: Medium,
-    /// The cache group, in engines whose layers differ.
+    /// The cache group, in engines whose layers need different caches.
     pub group: Option<u32>,
     pub locality: Option<Box<str>>,
     pub ownership: Option<Box<str>>,
 }
 
-/// The memory that blocks lie in, as engines name it.
+/// The memory type, as engines name it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Medium {
-    /// Older engines don't say; they mean the GPU.
+    /// Older engines send nothing; they mean the GPU.
     #[default]
-    Unsaid,
-    /// `GPU`, also on engines that compute elsewhere.
+    Unspecified,
+    /// `GPU`; engines on other accelerators send this too.
     Gpu,
     Cpu,
     /// `STORAGE` or `DISK`.
@@ -81,20 +81,20 @@ pub enum Medium {
     Other(Box<str>),
 }
 
-/// Something beside tokens that a block's content depends on.
+/// Something besides tokens that a block's content depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ExtraKey {
     Text(Box<str>),
     Blob(Box<[u8]>),
     Number(i64),
-    /// An image or the like, and where in the block it begins (negative: in an earlier one).
+    /// An image or other media item, and where in the block it begins (negative: in an earlier block).
     Multimodal {
         identifier: Box<str>,
         offset: i64,
     },
 }
 
-/// A kind of memory, as routing sees it.
+/// Where a copy of a block lies, as routing distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
     Gpu,
@@ -115,21 +115,20 @@ impl Tier {
     }
 }
 
-/// What an engine says of its load, where a wire carries that beside events. Nothing of it counts for
-/// the order of batches.
+/// An engine's load report, on transports that carry it beside events. It has no sequence number.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Load {
     pub running_requests: u32,
     pub waiting_requests: u32,
-    /// Tokens of waiting requests that no cache holds.
+    /// Tokens of waiting requests that are not cached.
     pub waiting_uncached_tokens: Option<u32>,
-    /// Share of the cache that is in use, 0 to 1.
+    /// Ratio of the cache in use, 0 to 1.
     pub token_usage: f64,
     pub max_running_requests: u32,
-    /// How old the report was when it was sent.
+    /// Age of the report when it was sent.
     pub age_ms: u32,
     /// Tokens of running requests that are still to be prefilled.
     pub prefill_pending_tokens: Option<u32>,
-    /// How long the engine has not said anything.
+    /// Time since the engine last reported.
     pub engine_silence_ms: Option<u32>,
 }

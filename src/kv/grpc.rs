@@ -1,18 +1,17 @@
-//! A source over gRPC: `SubscribeKvEvents`, as the servicers of several engines and our own bridge serve
-//! it.
+//! KV events over gRPC: `SubscribeKvEvents`, as served by several engines and by `warmroute bridge`.
 //!
-//! A source has a connection of its own and a call for its one rank. Numbers are a rank's, and the call
-//! has one number to start from: one call for all ranks could not be continued exactly. Servers that do
-//! not know of [`RANK_METADATA`] send all ranks' batches; those of others are dropped.
+//! Each source has its own connection and a call for its one rank. Each rank counts its own sequence
+//! numbers and a call has one start number, so a call for all ranks could not be resumed exactly. Servers
+//! that ignore [`RANK_METADATA`] send the batches of all ranks; other ranks' are dropped.
 //!
-//! To ask again is to call again, on the same connection, so that the answer comes from whoever said
-//! the rest. A number can only be asked for as "what comes strictly after the one before it", and 0
-//! stands for the current state, so a rank's batches 0 and 1 cannot be asked for by number.
+//! A replay is a new call on the same connection, so that it comes from the same process. A call starts
+//! strictly after a given number, and 0 means the current state, so a rank's batches 0 and 1 cannot be
+//! requested by number.
 
 mod codec;
-mod link;
+mod connection;
 mod metrics;
-mod up;
+mod session;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,19 +25,19 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Sleep;
 use tonic::{Code, Status};
 
-use self::link::{Call, Link, Target, is_history_gone};
+use self::connection::{Call, Connection, Target, is_history_gone};
 pub use self::metrics::Metrics;
-use self::up::{Heard, Up, explain};
+use self::session::{Session, SessionEvent, explain};
 use super::event::Load;
 use super::protobuf::{self, Message, Service};
-use super::source::{Frame, Said, Source};
+use super::source::{Source, SourceBatch, SourceEvent};
 
-/// In the answer's head: names the engine's process. Only our own bridge sends it.
-pub const EPOCH_METADATA: &str = "x-warmroute-epoch";
-/// In the answer's head: the rank's last number as of then. An answer goes that far, and what comes
-/// after it is live. Only our own bridge sends it.
-pub const LAST_METADATA: &str = "x-warmroute-last";
-/// In the question's head: the only rank that is wanted. Only our own bridge heeds it.
+/// Response metadata: the id of the engine incarnation. Only `warmroute bridge` sends it.
+pub const INCARNATION_METADATA: &str = "x-warmroute-incarnation";
+/// Response metadata: the rank's last sequence number when the call was answered. Batches up to it are the
+/// replay, later ones are live. Only `warmroute bridge` sends it.
+pub const LAST_SEQUENCE_METADATA: &str = "x-warmroute-last";
+/// Request metadata: the rank to send. Only `warmroute bridge` respects it.
 pub const RANK_METADATA: &str = "x-warmroute-rank";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -107,32 +106,32 @@ impl Servicer {
 pub struct Grpc {
     target: Target,
     state: State,
-    /// Said, and not yet fetched.
-    said: VecDeque<Said>,
-    /// The number to start after, for a question that was not sent yet.
-    asked: Option<u64>,
-    /// A question has no answer yet.
-    is_asking: bool,
+    /// Events not returned yet.
+    events: VecDeque<SourceEvent>,
+    /// The start number of a replay that was requested but not sent yet.
+    pending_replay: Option<u64>,
+    /// A replay is not complete yet.
+    is_replaying: bool,
     metrics: Metrics,
-    /// The number of the last frame, whatever connection it came over.
+    /// Sequence number of the last batch, across connections.
     last: Option<u64>,
-    /// Tries to connect since a message came.
+    /// Failed attempts since the last message.
     failures: u32,
     service: Option<Service>,
-    /// No, once the other side could not even repeat what it had just said.
+    /// False once the server could not even replay the batch it had just sent.
     keeps_history: bool,
-    /// Why there is no connection, as last said.
-    trouble: Option<String>,
+    /// Why there is no connection, as last reported.
+    last_error: Option<String>,
     on_load: Option<OnLoad>,
 }
 
 type OnLoad = Box<dyn FnMut(Load) + Send>;
-type Doing<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
+type PendingCall<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 
 enum State {
     Waiting(Pin<Box<Sleep>>),
-    Connecting(Doing<(Link, Call)>),
-    Up(Box<Up>),
+    Connecting(PendingCall<(Connection, Call)>),
+    Session(Box<Session>),
 }
 
 impl Grpc {
@@ -146,90 +145,93 @@ impl Grpc {
         Self {
             state: connecting(&target, None, None),
             target,
-            said: VecDeque::new(),
-            asked: None,
-            is_asking: false,
+            events: VecDeque::new(),
+            pending_replay: None,
+            is_replaying: false,
             metrics,
             last: None,
             failures: 0,
             service: None,
             keeps_history: true,
-            trouble: None,
+            last_error: None,
             on_load: None,
         }
     }
 
-    /// Calls `hook` with each report of load that comes along with this rank's events.
+    /// Calls `hook` with each load report of this rank.
     #[must_use]
     pub fn with_load(mut self, hook: impl FnMut(Load) + Send + 'static) -> Self {
         self.on_load = Some(Box::new(hook));
         self
     }
 
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Said> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<SourceEvent> {
         loop {
-            if let Some(said) = self.said.pop_front() {
-                self.count(&said);
-                return Poll::Ready(said);
+            if let Some(event) = self.events.pop_front() {
+                self.count(&event);
+                return Poll::Ready(event);
             }
             match &mut self.state {
                 State::Waiting(sleep) => {
                     std::task::ready!(sleep.as_mut().poll(cx));
                     self.state = connecting(&self.target, self.service, self.last);
                 }
-                State::Connecting(doing) => match std::task::ready!(doing.as_mut().poll(cx)) {
-                    Ok((link, call)) => self.connected(link, call),
-                    Err(status) => self.lost(&status),
+                State::Connecting(pending) => match std::task::ready!(pending.as_mut().poll(cx)) {
+                    Ok((connection, call)) => self.on_connected(connection, call),
+                    Err(status) => self.on_disconnected(&status),
                 },
-                State::Up(up) => {
-                    if let Some(start) = self.asked.take() {
-                        up.ask(start);
+                State::Session(session) => {
+                    if let Some(start) = self.pending_replay.take() {
+                        session.request_replay(start);
                     }
-                    let polled = up.poll(cx);
+                    let polled = session.poll(cx);
                     match std::task::ready!(polled) {
-                        Ok(Heard::Message(bytes)) => self.heard(&bytes),
-                        Ok(Heard::Refused(why)) => {
-                            self.said.push_back(Said::ReplayFailed { why });
+                        Ok(SessionEvent::Message(bytes)) => self.on_message(&bytes),
+                        Ok(SessionEvent::Refused(reason)) => {
+                            self.events.push_back(SourceEvent::ReplayFailed { reason });
                         }
-                        Ok(Heard::NoHistory(why)) => {
-                            // It is asked at each silence, and each answer that fails costs all that
-                            // is known. Whoever follows learns at a new connection that it need not.
+                        Ok(SessionEvent::NoHistory(reason)) => {
+                            // Each failed verification clears the tree, and an idle engine is verified
+                            // often. Reconnecting reports that this source cannot replay.
                             self.keeps_history = false;
-                            self.said.push_back(Said::ReplayFailed { why });
-                            self.lost(&Status::unavailable("the server keeps no history"));
+                            self.events.push_back(SourceEvent::ReplayFailed { reason });
+                            self.on_disconnected(&Status::unavailable(
+                                "the server keeps no history",
+                            ));
                         }
-                        Ok(Heard::Nothing) => {}
-                        Err(status) => self.lost(&status),
+                        Ok(SessionEvent::Nothing) => {}
+                        Err(status) => self.on_disconnected(&status),
                     }
                 }
             }
         }
     }
 
-    fn count(&mut self, said: &Said) {
-        let outcome = match said {
-            Said::ReplayEnd => "answered",
-            Said::ReplayFailed { .. } => "failed",
+    fn count(&mut self, event: &SourceEvent) {
+        let outcome = match event {
+            SourceEvent::ReplayEnd => "completed",
+            SourceEvent::ReplayFailed { .. } => "failed",
             _ => return,
         };
-        self.is_asking = false;
-        self.metrics.asked(outcome);
+        self.is_replaying = false;
+        self.metrics.replay_ended(outcome);
     }
 
-    fn connected(&mut self, link: Link, call: Call) {
-        self.metrics.connected.inc();
+    fn on_connected(&mut self, connection: Connection, call: Call) {
+        self.metrics.connections.inc();
         self.service = Some(call.service);
-        self.trouble = None;
-        let up = Box::new(Up::new(link, call));
-        let epoch = up.epoch.clone();
-        self.keeps_history |= epoch.is_some();
-        self.said.push_back(Said::Connected { epoch });
-        self.state = State::Up(up);
+        self.last_error = None;
+        let session = Box::new(Session::new(connection, call));
+        let incarnation = session.incarnation.clone();
+        self.keeps_history |= incarnation.is_some();
+        self.events
+            .push_back(SourceEvent::Connected { incarnation });
+        self.state = State::Session(session);
     }
 
-    fn lost(&mut self, status: &Status) {
+    fn on_disconnected(&mut self, status: &Status) {
         let settings = &self.target.settings;
-        // A server that says so will say it again of the number that was asked for.
+        // The server would refuse the same number again.
         if is_history_gone(status) {
             self.last = None;
         }
@@ -243,26 +245,26 @@ impl Grpc {
                 .min(settings.backoff_max_ms),
         };
         self.failures = self.failures.saturating_add(1);
-        // Half of it at least, so that a fleet's routers do not come back in one moment.
+        // With jitter, so that the routers of a fleet do not reconnect at the same moment.
         let wait = wait / 2 + fastrand::u64(0..=wait.div_ceil(2));
-        self.asked = None;
-        self.is_asking = false;
-        self.metrics.ended(status);
+        self.pending_replay = None;
+        self.is_replaying = false;
+        self.metrics.disconnected(status);
         self.state = State::Waiting(Box::pin(tokio::time::sleep(Duration::from_millis(wait))));
-        // Each attempt fails in the same way mostly, which is worth one word.
-        let why = explain(status);
-        if self.trouble.as_ref() != Some(&why) {
-            self.trouble = Some(why.clone());
-            self.said.push_back(Said::Lost { why });
+        // Attempts mostly fail for the same reason; report it once.
+        let reason = explain(status);
+        if self.last_error.as_ref() != Some(&reason) {
+            self.last_error = Some(reason.clone());
+            self.events.push_back(SourceEvent::Disconnected { reason });
         }
     }
 
-    fn heard(&mut self, bytes: &Bytes) {
+    fn on_message(&mut self, bytes: &Bytes) {
         self.metrics.received_bytes.inc_by(bytes.len() as u64);
         let message = match protobuf::decode_batch(bytes) {
             Ok(message) => message,
-            // Not even its number is known, so nothing after it could be believed.
-            Err(error) => return self.lost(&Status::invalid_argument(error.0)),
+            // Without its sequence number, no later batch can be placed.
+            Err(error) => return self.on_disconnected(&Status::invalid_argument(error.0)),
         };
         self.failures = 0;
         if message.batch.rank.unwrap_or(0) != self.target.rank {
@@ -282,7 +284,7 @@ impl Grpc {
             return;
         }
         self.last = Some(sequence);
-        let frame = Frame {
+        let batch = SourceBatch {
             sequence,
             digest: protobuf::digest(bytes),
             bytes: bytes.len(),
@@ -290,41 +292,43 @@ impl Grpc {
             snapshot,
         };
         self.keeps_history |= snapshot.is_some();
-        if let State::Up(up) = &mut self.state {
-            up.say(frame, &mut self.said);
+        if let State::Session(session) = &mut self.state {
+            session.deliver(batch, &mut self.events);
         }
     }
 }
 
-/// Where a source was when its connection ended, it is likely asked to start again: the number that it
-/// said last is the one that must be proved. So it calls for that at once, and is right mostly.
+/// Connects and subscribes from the last received batch, since the stream will most likely request that
+/// batch to verify the process.
 fn connecting(target: &Target, service: Option<Service>, last: Option<u64>) -> State {
     let start = last.map_or(0, start_for);
-    State::Connecting(Box::pin(Link::open(target.clone(), service, start)))
+    State::Connecting(Box::pin(Connection::open(target.clone(), service, start)))
 }
 
-/// The number after which `first` comes.
+/// The start number of a call whose first batch is `first`.
 fn start_for(first: u64) -> u64 {
     first.saturating_sub(1)
 }
 
 impl Source for Grpc {
-    async fn next(&mut self) -> Said {
+    async fn next(&mut self) -> SourceEvent {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
     fn replay(&mut self, first: u64) {
-        // Outside a connection there is nobody to ask, and what is lost was said.
-        if matches!(self.state, State::Up(_)) {
-            self.asked = Some(start_for(first));
-            if std::mem::replace(&mut self.is_asking, true) {
-                self.metrics.asked("replaced");
+        // While disconnected there is nothing to request: the disconnect has been reported.
+        if matches!(self.state, State::Session(_)) {
+            self.pending_replay = Some(start_for(first));
+            if std::mem::replace(&mut self.is_replaying, true) {
+                self.metrics.replay_ended("replaced");
             }
-            // The end of an answer that this question takes the place of would pass for its own.
-            self.said.retain(|said| {
+            // The end of the replaced replay would pass for the end of the new one.
+            self.events.retain(|event| {
                 matches!(
-                    said,
-                    Said::Connected { .. } | Said::Live(_) | Said::Lost { .. }
+                    event,
+                    SourceEvent::Connected { .. }
+                        | SourceEvent::Live(_)
+                        | SourceEvent::Disconnected { .. }
                 )
             });
         }

@@ -1,22 +1,21 @@
 //! vLLM's event payloads, msgpack -> [`Batch`]: events as maps (0.24 on) or arrays (before), hashes as
 //! integers or bytes, a batch as an array or a map.
 //!
-//! Bytes are read once, straight into the batch. No length is believed before as many bytes follow, and
-//! the counts of one batch are bounded, so a payload costs a small multiple of its own size.
+//! Bytes are read once, straight into the batch. No length is trusted until that many bytes follow, and
+//! the counts of one batch are bounded, so decoding uses a small multiple of the payload's size.
 
-pub mod encode;
 mod read;
 
 use self::read::{Cursor, Read};
-use super::event::{Batch, Event, ExtraKey, Medium, Name, Place, Removed, Stored};
-use super::source::Undecodable;
+use super::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
+use super::source::DecodeError;
 
-/// Far above what a scheduler step can do: each takes some 300 bytes here.
+/// Far above what a scheduler step produces; each takes some 300 bytes of memory.
 const EVENTS_MAX: usize = 65_536;
-/// Names, and extra keys, of one batch: a prompt of 16 million tokens in blocks of 16.
+/// Hashes and extra keys of one batch: enough for 16 million tokens in blocks of 16.
 const BLOCKS_MAX: usize = 1 << 20;
 
-/// The places of an array's fields after its type; maps have them by name. Releases append.
+/// The order of an array's fields after its type; maps use the names. New releases append fields.
 const STORED: &[&str] = &[
     "block_hashes",
     "parent_block_hash",
@@ -42,35 +41,35 @@ const REMOVED: &[&str] = &[
 ];
 const CLEARED: &[&str] = &["ownership"];
 
-/// The batch that a payload holds, or what is wrong with it and where.
-pub fn decode(payload: &[u8]) -> Result<Batch, Undecodable> {
+/// Decodes a payload. The error says what is wrong and at which byte.
+pub fn decode(payload: &[u8]) -> Result<Batch, DecodeError> {
     let mut reader = Reader {
         cursor: Cursor::new(payload),
         blocks_left: BLOCKS_MAX,
     };
     reader
         .batch()
-        .map_err(|fault| Undecodable(fault.to_string()))
+        .map_err(|fault| DecodeError(fault.to_string()))
 }
 
 struct Reader<'a> {
     cursor: Cursor<'a>,
-    /// Names and keys that this batch may still hold.
+    /// Hashes and extra keys that this batch may still contain.
     blocks_left: usize,
 }
 
-/// The fields of an event, of whichever type; what came is checked once the event has ended.
+/// The fields of an event of any type; completeness is checked at its end.
 #[derive(Default)]
 struct Fields {
-    names: Option<Vec<Name>>,
+    hashes: Option<Vec<EngineHash>>,
     token_ids: Option<Vec<u32>>,
     block_size: Option<u32>,
-    parent: Option<Name>,
+    parent: Option<EngineHash>,
     lora_id: Option<i64>,
     lora_name: Option<Box<str>>,
     cache_salt: Option<Box<str>>,
     extra_keys: Vec<Vec<ExtraKey>>,
-    place: Place,
+    location: Location,
     spec_kind: Option<Box<str>>,
     sliding_window: Option<u32>,
     session_id: Option<Box<str>>,
@@ -95,7 +94,7 @@ impl<'a> Reader<'a> {
             }
         }
         if seen != [true; 2] {
-            return Err(self.cursor.fault("a batch without a time or events"));
+            return Err(self.cursor.fault("a batch without a timestamp or events"));
         }
         match self.cursor.left() {
             0 => Ok(batch),
@@ -129,7 +128,7 @@ impl<'a> Reader<'a> {
         if len > EVENTS_MAX {
             return Err(self.cursor.fault(format!("more than {EVENTS_MAX} events")));
         }
-        // A removed block takes 40 bytes as a map, and is the smallest that comes in numbers.
+        // The smallest frequent event, the removal of a block as a map, takes 40 bytes.
         let mut events = Vec::with_capacity(len.min(1 + self.cursor.left() / 32));
         for index in 0..len {
             events.push(self.event().map_err(|fault| fault.under_item(index))?);
@@ -154,8 +153,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Engines write the type first. Where another key is, it is looked for, since which fields matter
-    /// depends on it.
+    /// Finds the type, which decides which fields matter. Engines write it first; otherwise search for it.
     fn kind_in_map(&mut self, len: usize) -> Read<&'a str> {
         let mut ahead = self.cursor.clone();
         for _ in 0..len {
@@ -167,7 +165,7 @@ impl<'a> Reader<'a> {
         Err(self.cursor.fault("an event without a type"))
     }
 
-    /// Reads `len` fields, whose names `key` gives: by place in an array, by themselves in a map.
+    /// Reads `len` fields. `key` returns a field's name: by its index in an array, from the bytes in a map.
     fn fields(
         &mut self,
         kind: &str,
@@ -183,7 +181,7 @@ impl<'a> Reader<'a> {
         let mut fields = Fields::default();
         for at in 0..len {
             let key = key(self, at, order)?;
-            // What another type or a later release has is not looked at.
+            // Fields of other types or later releases are skipped.
             if order.contains(&key) || (key == "cache_salt" && kind == "BlockStored") {
                 self.field(key, &mut fields)
                     .map_err(|fault| fault.under(key))?;
@@ -191,30 +189,30 @@ impl<'a> Reader<'a> {
                 self.cursor.skip()?;
             }
         }
-        self.built(kind, fields)
+        self.build(kind, fields)
             .map_err(|missing| self.cursor.fault(format!("{kind} without {missing}")))
     }
 
     fn field(&mut self, key: &str, fields: &mut Fields) -> Read<()> {
         match key {
-            "block_hashes" => fields.names = Some(self.names()?),
+            "block_hashes" => fields.hashes = Some(self.hashes()?),
             "parent_block_hash" => fields.parent = self.or_nil(Self::name)?,
             "token_ids" => fields.token_ids = Some(self.cursor.u32s()?),
             "block_size" => fields.block_size = Some(self.cursor.u32()?),
             "lora_id" => fields.lora_id = self.or_nil(Self::i64)?,
-            "medium" => fields.place.medium = self.medium()?,
+            "medium" => fields.location.medium = self.medium()?,
             "lora_name" => fields.lora_name = self.or_nil(Self::text)?,
             "cache_salt" => fields.cache_salt = self.or_nil(Self::text)?,
             "extra_keys" => fields.extra_keys = self.extra_keys()?,
-            "group_idx" => fields.place.group = self.or_nil(|reader| reader.cursor.u32())?,
+            "group_idx" => fields.location.group = self.or_nil(|reader| reader.cursor.u32())?,
             "kv_cache_spec_kind" => fields.spec_kind = self.or_nil(Self::text)?,
             "kv_cache_spec_sliding_window" => {
                 fields.sliding_window = self.or_nil(|reader| reader.cursor.u32())?;
             }
-            "locality" => fields.place.locality = self.or_nil(Self::text)?,
-            "ownership" => fields.place.ownership = self.or_nil(Self::text)?,
+            "locality" => fields.location.locality = self.or_nil(Self::text)?,
+            "ownership" => fields.location.ownership = self.or_nil(Self::text)?,
             "session_id" => fields.session_id = self.or_nil(Self::text)?,
-            // Listed above, but not read: cannot be, and is skipped if it is.
+            // Cannot happen: every listed field is handled above.
             _ => {
                 self.cursor.skip()?;
             }
@@ -222,11 +220,11 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The event, or the name of a field that it cannot be without.
-    fn built(&self, kind: &str, fields: Fields) -> Result<Event, &'static str> {
+    /// The event, or the name of a required field that is missing.
+    fn build(&self, kind: &str, fields: Fields) -> Result<Event, &'static str> {
         Ok(match kind {
             "BlockStored" => Event::Stored(Stored {
-                names: fields.names.ok_or("block_hashes")?,
+                hashes: fields.hashes.ok_or("block_hashes")?,
                 parent: fields.parent,
                 token_ids: fields.token_ids.ok_or("token_ids")?,
                 block_size: fields.block_size.ok_or("block_size")?,
@@ -234,17 +232,17 @@ impl<'a> Reader<'a> {
                 lora_name: fields.lora_name,
                 cache_salt: fields.cache_salt,
                 extra_keys: fields.extra_keys,
-                place: fields.place,
+                location: fields.location,
                 spec_kind: fields.spec_kind,
                 sliding_window: fields.sliding_window,
                 session_id: fields.session_id,
             }),
             "BlockRemoved" => Event::Removed(Removed {
-                names: fields.names.ok_or("block_hashes")?,
-                place: fields.place,
+                hashes: fields.hashes.ok_or("block_hashes")?,
+                location: fields.location,
             }),
             "AllBlocksCleared" => Event::Cleared {
-                ownership: fields.place.ownership,
+                ownership: fields.location.ownership,
             },
             kind => Event::Unknown { kind: kind.into() },
         })
@@ -278,26 +276,26 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn names(&mut self) -> Read<Vec<Name>> {
+    fn hashes(&mut self) -> Read<Vec<EngineHash>> {
         let len = self.cursor.array()?;
         self.spend(len)?;
-        let mut names = Vec::with_capacity(len);
+        let mut hashes = Vec::with_capacity(len);
         for index in 0..len {
-            names.push(self.name().map_err(|fault| fault.under_item(index))?);
+            hashes.push(self.name().map_err(|fault| fault.under_item(index))?);
         }
-        Ok(names)
+        Ok(hashes)
     }
 
-    fn name(&mut self) -> Read<Name> {
+    fn name(&mut self) -> Read<EngineHash> {
         match self.cursor.blob()? {
             None => {
-                // Signed or not, its 64 bits are the name.
-                self.cursor.integer().map(|value| Name(value as u64))
+                // Signed or not, the 64 bits are the hash.
+                self.cursor.integer().map(|value| EngineHash(value as u64))
             }
             Some([]) => Err(self.cursor.fault("a hash without bytes")),
             Some(digest) => {
                 let low = &digest[digest.len().saturating_sub(8)..];
-                Ok(Name(
+                Ok(EngineHash(
                     low.iter()
                         .fold(0, |name, &byte| name << 8 | u64::from(byte)),
                 ))
@@ -307,7 +305,7 @@ impl<'a> Reader<'a> {
 
     fn medium(&mut self) -> Read<Medium> {
         if self.cursor.nil() {
-            return Ok(Medium::Unsaid);
+            return Ok(Medium::Unspecified);
         }
         Ok(match self.cursor.text()? {
             "GPU" => Medium::Gpu,
@@ -317,7 +315,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// One entry a block, nil where it has none; nothing at all where no block has any.
+    /// One entry per block, nil for a block without keys; nil as a whole if no block has any.
     fn extra_keys(&mut self) -> Read<Vec<Vec<ExtraKey>>> {
         if self.cursor.nil() {
             return Ok(Vec::new());
@@ -354,7 +352,7 @@ impl<'a> Reader<'a> {
         Ok(keys)
     }
 
-    /// A form that is not known is kept as its bytes: it makes the block's content, whatever it means.
+    /// An unknown form is kept as raw bytes: whatever it means, it is part of the block's content.
     fn extra_key(&mut self) -> Read<ExtraKey> {
         let mut typed = self.cursor.clone();
         let key = if let Ok(text) = typed.text() {

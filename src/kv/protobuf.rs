@@ -1,5 +1,5 @@
-//! `KvEventBatch` messages of the gRPC wire <-> events. Both ways keep every field that events have; what
-//! a message cannot say, or events cannot, is told and never guessed.
+//! Converts between `KvEventBatch` messages and KV events. No field of an event is lost in either direction;
+//! what has no equivalent is an error or an unknown event, never a guess.
 //!
 //! Calls and connections are in [`super::grpc`] and in the bridge.
 
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use self::wire::smg::grpc::common as message;
 use super::event::{Batch, Load};
-use super::source::{Chunk, Undecodable};
+use super::source::{DecodeError, SnapshotChunk};
 
 pub use self::digest::digest;
 pub use self::write::{Untranslatable, encode_batch};
@@ -51,23 +51,23 @@ impl Service {
 /// One message of the stream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
-    /// Of its rank.
+    /// The rank's sequence number.
     pub sequence: u64,
     pub batch: Batch,
-    pub snapshot: Option<Chunk>,
+    pub snapshot: Option<SnapshotChunk>,
     pub load: Option<Load>,
-    /// It carries nothing but the load, and its number is that of another batch.
+    /// It only carries a load report, and its sequence number is another batch's.
     pub is_load_only: bool,
 }
 
-/// Reads one message as it came over the wire.
-pub fn decode_batch(bytes: &[u8]) -> Result<Message, Undecodable> {
+/// Decodes one message.
+pub fn decode_batch(bytes: &[u8]) -> Result<Message, DecodeError> {
     let message = message::KvEventBatch::decode(bytes)
-        .map_err(|error| Undecodable(format!("not a KvEventBatch: {error}")))?;
+        .map_err(|error| DecodeError(format!("not a KvEventBatch: {error}")))?;
     read::message(message)
 }
 
-/// Asks for what comes strictly after batch `start`; 0: from the current state.
+/// Encodes a request for the batches strictly after `start`; 0: the current state.
 pub fn encode_request(start: u64) -> Bytes {
     let request = message::SubscribeKvEventsRequest {
         start_sequence_number: start,
@@ -76,11 +76,11 @@ pub fn encode_request(start: u64) -> Bytes {
     request.encode_to_vec().into()
 }
 
-/// The number after which a subscriber wants to start.
-pub fn decode_request(bytes: &[u8]) -> Result<u64, Undecodable> {
+/// Decodes a request, and returns its start number.
+pub fn decode_request(bytes: &[u8]) -> Result<u64, DecodeError> {
     message::SubscribeKvEventsRequest::decode(bytes)
         .map(|request| request.start_sequence_number)
-        .map_err(|error| Undecodable(format!("not a SubscribeKvEventsRequest: {error}")))
+        .map_err(|error| DecodeError(format!("not a SubscribeKvEventsRequest: {error}")))
 }
 
 #[cfg(test)]

@@ -1,77 +1,78 @@
-//! A connection to one engine rank's events: what it says, and what it can be asked.
+//! The interface to one engine rank's KV events: numbered batches as they arrive, and replays on request.
 //!
-//! Sources judge nothing: order, identity and what to believe are for [`super::stream`].
+//! A source only transports. Order, identity of the engine's process and what to trust are decided by
+//! [`super::stream`].
 
 use std::fmt;
 use std::future::Future;
 
 use super::event::Batch;
 
-/// One numbered batch as it came.
+/// One numbered batch as received.
 #[derive(Clone, Debug)]
-pub struct Frame {
-    /// The engine's own count of batches of this rank.
+pub struct SourceBatch {
+    /// The engine's sequence number of this batch; each rank counts its own.
     pub sequence: u64,
-    /// Over the bytes as published (over gRPC: of the events as encoded, without the load). The same
-    /// batch asked for again has the same digest.
+    /// Hash of the published bytes (over gRPC: of the events as encoded, without the load report). A
+    /// replayed batch has the digest of the original.
     pub digest: u128,
-    /// Bytes on the wire, for bounds.
+    /// Size on the wire, for memory bounds.
     pub bytes: usize,
-    /// The batch, or why it cannot be read.
-    pub batch: Result<Batch, Undecodable>,
-    pub snapshot: Option<Chunk>,
+    pub batch: Result<Batch, DecodeError>,
+    pub snapshot: Option<SnapshotChunk>,
 }
 
-/// Part of a full list of what is held, as told to a late joiner.
+/// One part of a snapshot: a full list of cached blocks for a subscriber that joins late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
+pub struct SnapshotChunk {
     pub index: u32,
     pub count: u32,
-    /// Batches that the teller itself missed before its list began; more than none: not all is listed.
+    /// Batches that the sender itself missed before the snapshot; above 0 the snapshot is incomplete.
     pub unknown_before: u64,
 }
 
-/// Bytes that are not what was agreed.
+/// A message that does not follow its format.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Undecodable(pub String);
+pub struct DecodeError(pub String);
 
-impl fmt::Display for Undecodable {
+impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-/// What a source says. One connection's words come between its `Connected` and its `Lost`, never
-/// outside, however often it reconnects.
+/// What a source reports. Everything about one connection comes between its `Connected` and its
+/// `Disconnected`, however often the source reconnects.
 #[derive(Clone, Debug)]
-pub enum Said {
-    /// A new connection stands and is subscribed.
+pub enum SourceEvent {
+    /// A new connection is established and subscribed.
     Connected {
-        /// Names the engine's process, where the other side can tell.
-        epoch: Option<String>,
+        /// Identifies the engine's process, if the server sends an identity.
+        incarnation: Option<String>,
     },
-    /// A batch as it is published.
-    Live(Frame),
-    /// An answer to the last [`Source::replay`]. Numbers rise, but need not begin where asked.
-    Replayed(Frame),
-    /// That was all that is kept; from here on it is live.
+    /// A batch as the engine published it.
+    Live(SourceBatch),
+    /// A batch of the response to the last [`Source::replay`]. Sequence numbers rise, but the first may be
+    /// later than the requested one.
+    Replayed(SourceBatch),
+    /// The replay is complete; the batches after it are live.
     ReplayEnd,
-    /// The last [`Source::replay`] has no answer, or not all of it.
-    ReplayFailed { why: String },
-    /// The connection ended, or none could be made (said once for each new reason): nothing that it
-    /// said can be continued unproved. The source connects again by itself, with back-off and jitter.
-    Lost { why: String },
+    /// The last [`Source::replay`] was refused or broke off.
+    ReplayFailed { reason: String },
+    /// The connection ended, or connecting failed (reported once for each new reason). The next
+    /// connection may reach another process. The source reconnects by itself, with back-off and jitter.
+    Disconnected { reason: String },
 }
 
-/// A connection to one rank's events, which it keeps open as well as it can.
+/// A connection to one rank's events, which reconnects by itself.
 pub trait Source: Send {
-    /// What is said next. Waits while there is nothing; dropping the future loses nothing.
-    fn next(&mut self) -> impl Future<Output = Said> + Send;
+    /// Waits for the next event. Dropping the future loses nothing.
+    fn next(&mut self) -> impl Future<Output = SourceEvent> + Send;
 
-    /// Asks for all batches from `first` (included) on. Returns at once; the answer is said. A question
-    /// before the last one's answer takes its place.
+    /// Requests all batches from `first` (included) on, and returns at once; the response comes through
+    /// [`Source::next`]. A new request replaces one that is still unanswered.
     fn replay(&mut self, first: u64);
 
-    /// Whether there is anything to ask.
+    /// Whether the server can replay at all.
     fn can_replay(&self) -> bool;
 }

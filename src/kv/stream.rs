@@ -1,127 +1,129 @@
-//! The order and the identity of one rank's batches: what may be applied, and until when it may be
-//! believed.
+//! The state machine for one rank's batches: which may be applied, and whether the tree may be trusted.
 //!
-//! Numbers alone cannot tell a restarted engine from one that went on, so whenever there is a doubt the
-//! source is asked for the last batch that was applied: only the process that published it can repeat
-//! it to the byte. Every question, also the one after a gap, begins with that batch, so that no answer
-//! of another process is ever put on top of what is known of this one.
+//! Sequence numbers alone do not show that an engine restarted. So whenever that is possible, the machine
+//! verifies the process: it requests a replay from the last batch it applied, which only the process that
+//! published it can repeat byte for byte. Every replay request, also one that fills a gap, begins with
+//! that batch, so batches of another process are never applied on top of this one's.
 //!
-//! This file reads no clock, knows no wire and does not look into what batches carry.
+//! Pure: no clock, no I/O, and it does not look into the batches.
 
-mod answers;
-mod held;
-mod memory;
-mod moves;
-mod words;
+mod buffer;
+mod digests;
+mod replay;
+mod transitions;
+mod types;
 
 use std::time::{Duration, Instant};
 
-use held::Held;
-use memory::Memory;
-pub use words::{Counts, Doubt, Numbered, Reason, Reset, Settings, State, Step, Steps};
+use buffer::ReorderBuffer;
+use digests::DigestWindow;
+pub use types::{
+    Counts, ResyncReason, Sequenced, Settings, State, StateReason, Step, Steps, SuspectReason,
+};
 
-/// A question is put twice before it counts as not answered.
-const QUESTIONS_MAX: u32 = 2;
-/// So often live batches and answers of one connection may be of different processes (an old
-/// connection's last words do that) before its answers count for nothing.
-const CONTRADICTIONS_MAX: u32 = 3;
-/// So many proofs in a row were refused: the source keeps no history, and asking only disturbs it.
-const REFUSALS_MAX: u32 = 2;
+/// A replay request is sent at most this often; without a response the tree is cleared.
+const MAX_ATTEMPTS: u32 = 2;
+/// How often live batches and replays of one connection may be of different processes (the last batches of
+/// a dying process cause that) before its replays are ignored.
+const MAX_IDENTITY_CONFLICTS: u32 = 3;
+/// After this many failed replays in a row the source evidently keeps no history, and requests only disturb
+/// the engine.
+const MAX_FAILED_REPLAYS: u32 = 2;
 
 /// One rank's stream.
 #[derive(Debug)]
-pub struct Stream<T> {
+pub struct EventStream<T> {
     settings: Settings,
     phase: Phase,
-    /// The last number that counts as seen; none where nothing was since all was forgotten.
+    /// Sequence number of the last batch applied; `None` after a clear.
     last: Option<u64>,
-    /// Whether all that the process holds is known.
-    is_whole: bool,
-    reason: Reason,
-    memory: Memory,
-    held: Held<T>,
-    /// A full list of which not all has come.
-    listing: Option<Listing>,
-    answer: Answer,
-    /// Whether this connection's source can be asked.
-    can_ask: bool,
-    /// A question on this connection was given up, and none was ever answered.
-    is_mute: bool,
-    has_answered: bool,
-    contradictions: u32,
-    refusals: u32,
-    /// Number and digest of a live batch that ran backwards.
-    backwards: Option<(u64, u128)>,
-    /// The process that the tree is of, where the source names it.
-    epoch: Option<String>,
-    /// The process that this connection is to.
-    connected_epoch: Option<String>,
-    heard: Instant,
+    /// Whether all blocks that the process caches are known.
+    is_complete: bool,
+    reason: StateReason,
+    digests: DigestWindow,
+    buffer: ReorderBuffer<T>,
+    /// A snapshot of which some chunks are still missing.
+    snapshot: Option<SnapshotProgress>,
+    response: ReplayResponse,
+    /// Whether this connection's source can replay.
+    can_replay: bool,
+    /// A request on this connection timed out, and none was ever answered.
+    replay_unavailable: bool,
+    has_replayed: bool,
+    identity_conflicts: u32,
+    failed_replays: u32,
+    /// Sequence number and digest of a live batch whose number went backwards.
+    regressed: Option<(u64, u128)>,
+    /// The process that the tree belongs to, if the source names it.
+    incarnation: Option<String>,
+    /// The process at the other end of this connection.
+    connected_incarnation: Option<String>,
+    last_input_at: Instant,
     counts: Counts,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// No connection stands.
-    Lost { since: Instant },
-    /// All from the first batch on was asked for. Nothing counts until the answer has ended.
-    Joining { question: Question },
+    /// Not connected.
+    Disconnected { since: Instant },
+    /// All batches that the engine keeps were requested. Nothing counts until the replay is complete.
+    InitialReplay { request: ReplayRequest },
     /// Batches are applied as they come.
-    Following,
-    /// The last applied batch was asked for, and all after it.
-    Proving {
-        doubt: Doubt,
+    Live,
+    /// The last applied batch and all after it were requested, to verify the process or to fill a gap.
+    Verifying {
+        suspicion: SuspectReason,
         since: Instant,
-        question: Question,
+        request: ReplayRequest,
     },
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Question {
+struct ReplayRequest {
     deadline: Instant,
-    /// How often it was put.
-    times: u32,
+    /// How often it was sent.
+    attempts: u32,
 }
 
-/// What is known of the answer that is coming.
+/// What is known of the replay being received.
 #[derive(Clone, Copy, Debug, Default)]
-struct Answer {
-    /// It is of the process that the tree is of.
-    is_linked: bool,
-    /// `last` when the question was put.
-    last_then: Option<u64>,
-    frames: u64,
+struct ReplayResponse {
+    /// It contained the last applied batch unchanged, so it is of the process that the tree belongs to.
+    is_same_process: bool,
+    /// The stream's `last` when the replay was requested.
+    last_at_request: Option<u64>,
+    batches: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Listing {
+struct SnapshotProgress {
     next: u32,
     count: u32,
-    is_whole: bool,
+    is_complete: bool,
 }
 
-impl<T> Stream<T> {
+impl<T> EventStream<T> {
     pub fn new(settings: Settings, now: Instant) -> Self {
-        let held = Held::new(&settings);
+        let buffer = ReorderBuffer::new(&settings);
         Self {
             settings,
-            phase: Phase::Lost { since: now },
+            phase: Phase::Disconnected { since: now },
             last: None,
-            is_whole: false,
-            reason: Reason::Starting,
-            memory: Memory::new(memory::DIGESTS_MAX),
-            held,
-            listing: None,
-            answer: Answer::default(),
-            can_ask: false,
-            is_mute: false,
-            has_answered: false,
-            contradictions: 0,
-            refusals: 0,
-            backwards: None,
-            epoch: None,
-            connected_epoch: None,
-            heard: now,
+            is_complete: false,
+            reason: StateReason::Starting,
+            digests: DigestWindow::new(digests::MAX_DIGESTS),
+            buffer,
+            snapshot: None,
+            response: ReplayResponse::default(),
+            can_replay: false,
+            replay_unavailable: false,
+            has_replayed: false,
+            identity_conflicts: 0,
+            failed_replays: 0,
+            regressed: None,
+            incarnation: None,
+            connected_incarnation: None,
+            last_input_at: now,
             counts: Counts::default(),
         }
     }
@@ -129,21 +131,21 @@ impl<T> Stream<T> {
     pub fn state(&self) -> State {
         match self.phase {
             _ if self.last.is_none() => State::Cold,
-            Phase::Lost { since } => State::Stale { since },
-            Phase::Joining { .. } => State::Cold,
-            Phase::Proving {
-                doubt,
+            Phase::Disconnected { since } => State::Stale { since },
+            Phase::InitialReplay { .. } => State::Cold,
+            Phase::Verifying {
+                suspicion,
                 since,
-                question,
-            } if doubt.is_of_the_process()
-                // It is the same one, and what it removed meanwhile is on its way.
-                || doubt == Doubt::SameEpoch
-                || question.times > 1 && !self.is_mute() =>
+                request,
+            } if suspicion.suspects_restart()
+                // The process is the same, but the blocks it removed meanwhile are not known yet.
+                || suspicion == SuspectReason::SameIncarnation
+                || request.attempts > 1 && !self.cannot_replay() =>
             {
                 State::Stale { since }
             }
-            Phase::Following | Phase::Proving { .. } => {
-                if self.is_whole && self.listing.is_none() {
+            Phase::Live | Phase::Verifying { .. } => {
+                if self.is_complete && self.snapshot.is_none() {
                     State::Live
                 } else {
                     State::Partial
@@ -152,160 +154,175 @@ impl<T> Stream<T> {
         }
     }
 
-    /// Whether the answer that tells what the process holds is still awaited.
-    pub fn is_joining(&self) -> bool {
-        matches!(self.phase, Phase::Joining { .. })
+    /// Whether the first replay, which shows what the process caches, is not complete yet.
+    pub fn is_initial_replay(&self) -> bool {
+        matches!(self.phase, Phase::InitialReplay { .. })
     }
 
-    pub fn reason(&self) -> Reason {
+    pub fn reason(&self) -> StateReason {
         match (self.state(), self.phase) {
-            (State::Stale { .. }, Phase::Proving { doubt, .. }) => Reason::Doubt(doubt),
-            (State::Stale { .. }, _) => Reason::Disconnected,
+            (State::Stale { .. }, Phase::Verifying { suspicion, .. }) => {
+                StateReason::Suspect(suspicion)
+            }
+            (State::Stale { .. }, _) => StateReason::Disconnected,
             _ => self.reason,
         }
     }
 
-    pub fn last(&self) -> Option<u64> {
+    pub fn last_sequence(&self) -> Option<u64> {
         self.last
     }
 
-    pub fn epoch(&self) -> Option<&str> {
-        self.epoch.as_deref()
+    pub fn incarnation(&self) -> Option<&str> {
+        self.incarnation.as_deref()
     }
 
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Batches that wait, and their bytes.
-    pub fn held(&self) -> (usize, usize) {
-        (self.held.len(), self.held.bytes())
+    /// Buffered batches, and their bytes.
+    pub fn buffered(&self) -> (usize, usize) {
+        (self.buffer.len(), self.buffer.bytes())
     }
 
-    /// A connection stands. `can_ask`: its source has replays.
-    pub fn on_connected(&mut self, now: Instant, epoch: Option<&str>, can_ask: bool) -> Steps<T> {
+    /// A connection was made. `can_replay`: its source can replay.
+    pub fn on_connected(
+        &mut self,
+        now: Instant,
+        incarnation: Option<&str>,
+        can_replay: bool,
+    ) -> Steps<T> {
         let mut steps = Steps::new();
-        if !matches!(self.phase, Phase::Lost { .. }) {
-            // A source that did not say that the connection before ended.
-            steps.extend(self.on_lost(now));
+        if !matches!(self.phase, Phase::Disconnected { .. }) {
+            // The source did not report the end of the previous connection.
+            steps.extend(self.on_disconnected(now));
         }
-        let since = self.doubted_since(now);
-        let same_epoch = self
-            .epoch
+        let since = self.suspect_since(now);
+        let same_incarnation = self
+            .incarnation
             .as_deref()
-            .zip(epoch)
+            .zip(incarnation)
             .map(|(before, now)| before == now);
-        self.connected_epoch = epoch.map(str::to_owned);
-        self.can_ask = can_ask;
-        self.is_mute = false;
-        self.has_answered = false;
-        self.contradictions = 0;
-        self.heard = now;
-        match (self.last, same_epoch) {
-            (None, _) => self.join(now, 1, &mut steps),
-            (Some(_), _) if !can_ask => {
-                self.clear(Reset::Disconnected, &mut steps);
-                self.settle(now, false, &mut steps);
+        self.connected_incarnation = incarnation.map(str::to_owned);
+        self.can_replay = can_replay;
+        self.replay_unavailable = false;
+        self.has_replayed = false;
+        self.identity_conflicts = 0;
+        self.last_input_at = now;
+        match (self.last, same_incarnation) {
+            (None, _) => self.start_initial_replay(now, 1, &mut steps),
+            (Some(_), _) if !can_replay => {
+                self.clear(ResyncReason::Disconnected, &mut steps);
+                self.finish_replay(now, false, &mut steps);
             }
-            (Some(_), Some(false)) => self.start_over(now, Reset::Restarted, 1, &mut steps),
-            (Some(_), Some(true)) => self.prove(now, Doubt::SameEpoch, since, &mut steps),
-            (Some(_), None) => self.prove(now, Doubt::Reconnected, since, &mut steps),
+            (Some(_), Some(false)) => {
+                self.resync(now, ResyncReason::EngineRestarted, 1, &mut steps)
+            }
+            (Some(_), Some(true)) => {
+                self.verify(now, SuspectReason::SameIncarnation, since, &mut steps)
+            }
+            (Some(_), None) => self.verify(now, SuspectReason::Reconnected, since, &mut steps),
         }
         steps
     }
 
-    pub fn on_lost(&mut self, now: Instant) -> Steps<T> {
+    pub fn on_disconnected(&mut self, now: Instant) -> Steps<T> {
         let mut steps = Steps::new();
-        if matches!(self.phase, Phase::Joining { .. }) {
-            // Half of what was told may have been taken back by the other half, so the same epoch would
-            // not be enough to believe it.
-            self.epoch = None;
+        if matches!(self.phase, Phase::InitialReplay { .. }) {
+            // The missing half of the replay may remove blocks of the received half, so the same
+            // incarnation id would not be enough to trust it.
+            self.incarnation = None;
         }
-        let since = self.doubted_since(now);
-        self.phase = Phase::Lost { since };
-        // What came on it and was not applied cannot be told from another process's batches.
-        self.held.clear();
-        self.backwards = None;
-        self.answer = Answer::default();
-        if self.listing.take().is_some() {
-            self.is_whole = false;
+        let since = self.suspect_since(now);
+        self.phase = Phase::Disconnected { since };
+        // Buffered batches cannot be told from another process's any more.
+        self.buffer.clear();
+        self.regressed = None;
+        self.response = ReplayResponse::default();
+        if self.snapshot.take().is_some() {
+            self.is_complete = false;
         }
-        if !self.can_ask && self.last.is_some() {
-            self.clear(Reset::Disconnected, &mut steps);
+        if !self.can_replay && self.last.is_some() {
+            self.clear(ResyncReason::Disconnected, &mut steps);
         }
         if self.last.is_none() {
-            self.reason = Reason::Disconnected;
+            self.reason = StateReason::Disconnected;
         }
         steps
     }
 
-    /// Someone else saw the worker go down or its process begin: what is known may be of a process that
-    /// is gone, whatever the connection says.
-    pub fn on_witness(&mut self, now: Instant) -> Steps<T> {
+    /// The health checks saw the worker go down or its process start: the tree may belong to a process that
+    /// is gone, even if the connection still stands.
+    pub fn on_restart_signal(&mut self, now: Instant) -> Steps<T> {
         let mut steps = Steps::new();
-        // The other side may not have noticed yet.
-        self.epoch = None;
-        self.connected_epoch = None;
+        // An intermediate server may not have noticed yet.
+        self.incarnation = None;
+        self.connected_incarnation = None;
         match self.phase {
-            // It will be proved anyway.
-            Phase::Lost { .. } => {}
-            Phase::Joining { .. } if self.last.is_none() => {
-                self.join(now, 1, &mut steps);
+            // The next connection verifies anyway.
+            Phase::Disconnected { .. } => {}
+            Phase::InitialReplay { .. } if self.last.is_none() => {
+                self.start_initial_replay(now, 1, &mut steps);
             }
             _ if self.last.is_none() => {}
-            Phase::Joining { .. } | Phase::Following | Phase::Proving { .. } if self.can_ask => {
-                let since = self.doubted_since(now);
-                self.prove(now, Doubt::Witness, since, &mut steps);
+            Phase::InitialReplay { .. } | Phase::Live | Phase::Verifying { .. }
+                if self.can_replay =>
+            {
+                let since = self.suspect_since(now);
+                self.verify(now, SuspectReason::RestartSignal, since, &mut steps);
             }
-            Phase::Joining { .. } | Phase::Following | Phase::Proving { .. } => {
-                self.clear_but_number(Reset::Witness, &mut steps);
+            Phase::InitialReplay { .. } | Phase::Live | Phase::Verifying { .. } => {
+                self.clear_keeping_sequence(ResyncReason::RestartSignal, &mut steps);
             }
         }
         steps
     }
 
-    pub fn on_live(&mut self, now: Instant, frame: Numbered<T>) -> Steps<T> {
+    pub fn on_live(&mut self, now: Instant, frame: Sequenced<T>) -> Steps<T> {
         let mut steps = Steps::new();
-        self.heard = now;
-        // A full list is of this connection's process, and needs nothing that came before it.
-        let begins_list = frame.snapshot.is_some_and(|chunk| chunk.index == 0);
+        self.last_input_at = now;
+        // A snapshot is of this connection's process and needs nothing before it.
+        let begins_snapshot = frame.snapshot.is_some_and(|chunk| chunk.index == 0);
         match self.phase {
-            Phase::Lost { .. } => self.counts.stray += 1,
-            _ if begins_list => {
-                self.held.clear();
-                self.answer = Answer::default();
-                self.settle(now, false, &mut steps);
+            Phase::Disconnected { .. } => self.counts.unexpected_batches += 1,
+            _ if begins_snapshot => {
+                self.buffer.clear();
+                self.response = ReplayResponse::default();
+                self.finish_replay(now, false, &mut steps);
                 self.accept(frame, true, &mut steps);
             }
-            Phase::Joining { .. } => self.hold(frame),
-            Phase::Proving { doubt, .. } if doubt.is_of_the_process() => self.hold(frame),
-            Phase::Following | Phase::Proving { .. } => self.follow(now, frame, &mut steps),
+            Phase::InitialReplay { .. } => self.buffer_batch(frame),
+            Phase::Verifying { suspicion, .. } if suspicion.suspects_restart() => {
+                self.buffer_batch(frame)
+            }
+            Phase::Live | Phase::Verifying { .. } => self.apply_live(now, frame, &mut steps),
         }
         steps
     }
 
-    /// When [`Stream::on_timeout`] has something to do.
+    /// When [`EventStream::on_timeout`] has something to do.
     pub fn next_timeout(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Joining { question } | Phase::Proving { question, .. } => {
-                Some(question.deadline)
+            Phase::InitialReplay { request } | Phase::Verifying { request, .. } => {
+                Some(request.deadline)
             }
-            Phase::Following if self.asks_at_silence() => {
-                Some(self.heard + Duration::from_millis(self.settings.silence_ms))
+            Phase::Live if self.verifies_on_silence() => {
+                Some(self.last_input_at + Duration::from_millis(self.settings.silence_ms))
             }
-            Phase::Following | Phase::Lost { .. } => None,
+            Phase::Live | Phase::Disconnected { .. } => None,
         }
     }
 
-    fn asks_at_silence(&self) -> bool {
+    fn verifies_on_silence(&self) -> bool {
         let Some(last) = self.last else {
-            return self.can_ask;
+            return self.can_replay;
         };
-        // Of a list there is no batch that only its process could repeat: asked again, it would tell all
-        // of it once more, at every silence of an idle engine. The connection's end is the witness then.
-        // (Half a list is another thing: the rest is missing.)
-        let can_prove = self.memory.ends_with(last) || self.listing.is_some();
-        self.can_ask && self.refusals < REFUSALS_MAX && can_prove
+        // After a snapshot there is no batch that only its process could repeat; a request would transfer
+        // the whole snapshot again whenever the engine is idle. The end of the connection shows a restart
+        // then. (An incomplete snapshot is requested again for its missing chunks.)
+        let can_verify = self.digests.ends_with(last) || self.snapshot.is_some();
+        self.can_replay && self.failed_replays < MAX_FAILED_REPLAYS && can_verify
     }
 
     pub fn on_timeout(&mut self, now: Instant) -> Steps<T> {
@@ -314,58 +331,58 @@ impl<T> Stream<T> {
             return steps;
         }
         match self.phase {
-            Phase::Lost { .. } => {}
-            Phase::Following if self.last.is_none() => self.join(now, 1, &mut steps),
-            Phase::Following => self.prove(now, Doubt::Silence, now, &mut steps),
-            Phase::Joining { mut question } if question.times < QUESTIONS_MAX => {
-                self.ask(now, &mut question, &mut steps);
-                self.phase = Phase::Joining { question };
+            Phase::Disconnected { .. } => {}
+            Phase::Live if self.last.is_none() => self.start_initial_replay(now, 1, &mut steps),
+            Phase::Live => self.verify(now, SuspectReason::Silence, now, &mut steps),
+            Phase::InitialReplay { mut request } if request.attempts < MAX_ATTEMPTS => {
+                self.send_request(now, &mut request, &mut steps);
+                self.phase = Phase::InitialReplay { request };
             }
-            Phase::Proving {
-                doubt,
+            Phase::Verifying {
+                suspicion,
                 since,
-                mut question,
-            } if question.times < QUESTIONS_MAX => {
-                self.ask(now, &mut question, &mut steps);
-                self.phase = Phase::Proving {
-                    doubt,
+                mut request,
+            } if request.attempts < MAX_ATTEMPTS => {
+                self.send_request(now, &mut request, &mut steps);
+                self.phase = Phase::Verifying {
+                    suspicion,
                     since,
-                    question,
+                    request,
                 };
             }
-            // It never answers, so that it does not now says nothing.
-            Phase::Proving {
-                doubt: Doubt::Silence,
+            // It has never answered, so the silence proves nothing.
+            Phase::Verifying {
+                suspicion: SuspectReason::Silence,
                 ..
-            } if self.is_mute() => {
-                self.heard = now;
-                self.answer = Answer::default();
-                self.settle(now, false, &mut steps);
+            } if self.cannot_replay() => {
+                self.last_input_at = now;
+                self.response = ReplayResponse::default();
+                self.finish_replay(now, false, &mut steps);
             }
-            Phase::Joining { .. } | Phase::Proving { .. } => {
-                // A whole silence passes again before the next question, as after an answer.
-                self.heard = now;
-                self.give_up(now, &mut steps);
+            Phase::InitialReplay { .. } | Phase::Verifying { .. } => {
+                // The silence period starts again, as after a response.
+                self.last_input_at = now;
+                self.abandon_request(now, &mut steps);
             }
         }
         steps
     }
 
-    /// Something was removed and it cannot be known what, so nothing that was known may stay.
+    /// Unknown blocks were removed, so none of the known ones can be trusted.
     pub fn on_unknown_removal(&mut self) -> Steps<T> {
         let mut steps = Steps::new();
-        self.clear_but_number(Reset::UnknownRemoval, &mut steps);
+        self.clear_keeping_sequence(ResyncReason::UnknownRemoval, &mut steps);
         steps
     }
 
-    /// Something is held that could not be placed, or is no longer remembered.
+    /// The tree misses some cached blocks: they could not be added, or were evicted from the index.
     pub fn on_incomplete(&mut self) {
-        if let Some(listing) = &mut self.listing {
-            listing.is_whole = false;
+        if let Some(progress) = &mut self.snapshot {
+            progress.is_complete = false;
         }
-        if self.is_whole {
-            self.is_whole = false;
-            self.reason = Reason::Incomplete;
+        if self.is_complete {
+            self.is_complete = false;
+            self.reason = StateReason::Incomplete;
         }
     }
 }

@@ -1,14 +1,16 @@
-//! The task for one worker's rank: what its source says goes through the stream machine, and what that
-//! lets through goes into the tree. It decides nothing itself.
+//! The task that follows one rank's KV events: source -> stream machine -> tree. It makes no decisions of
+//! its own.
 //!
-//! It ends when its future is dropped, and the tree, its place on the board and its metrics go with it.
+//! The task ends when its future is dropped; its tree, its status entry and its metrics go with it.
 
-mod board;
-mod ground;
+mod apply;
+mod entry;
+mod log_once;
 mod metrics;
 mod rate;
-mod tell;
-mod trouble;
+mod report;
+mod status;
+mod status_board;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,31 +18,33 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tracing::debug;
 
-use super::admit::Harm;
 use super::event::Batch;
+use super::event_filter::TreeImpact;
 use super::indexes::PrefixIndexes;
-use super::source::{Said, Source};
-use super::stream::{self, Numbered, State, Step, Steps, Stream};
+use super::source::{Source, SourceEvent};
+use super::stream::{self, EventStream, ResyncReason, State, Step, Steps};
 use crate::ids::{Model, WorkerId};
 use crate::observe;
-use board::Seat;
-pub use board::{Asking, Board, Seats, Standing, Status, TreeState};
-use ground::{Ground, Tally};
+use apply::{BatchEffect, RankTree};
+pub use entry::RepeatReport;
+use log_once::LogOnce;
 use metrics::Meters;
 pub use metrics::Metrics;
-use trouble::Trouble;
+pub use status::{Status, TreeState};
+use status_board::RankStatus;
+pub use status_board::{StatusBoard, StatusSnapshot, WorkerCache};
 
-/// Blocks that are applied before others on the thread have their turn: about a tenth of a millisecond.
-const TURN_BLOCKS: u64 = 1_024;
-/// Inputs in a row after which time is looked at, though more are there.
-const TURN_INPUTS: u32 = 64;
-/// How old the figures on the board may be.
-const TELL: Duration = Duration::from_millis(250);
-/// How long a tree may count as whole after the memory bound took some of it. Others' stores do that,
-/// and tell nobody.
-const LOOK: Duration = Duration::from_secs(1);
+/// Blocks applied before the task yields its thread: about a tenth of a millisecond of work.
+const BLOCKS_PER_TURN: u64 = 1_024;
+/// Inputs taken in a row before the task yields and checks its timers.
+const INPUTS_PER_TURN: u32 = 64;
+/// Upper bound on the age of the status board's figures.
+const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+/// How often a live tree is checked for blocks that the index evicted to stay within its memory bound.
+/// Other workers' stores cause that, and it raises no event here.
+const EVICTION_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Whose events.
+/// The rank to follow.
 #[derive(Clone, Debug)]
 pub struct Subject {
     pub worker: WorkerId,
@@ -54,14 +58,14 @@ pub struct Subject {
 #[derive(Clone)]
 pub struct Shared {
     pub indexes: Arc<PrefixIndexes>,
-    pub board: Arc<Board>,
+    pub board: Arc<StatusBoard>,
     pub metrics: Metrics,
     pub settings: stream::Settings,
-    pub on_loss: OnLoss,
+    pub on_cache_lost: OnCacheLost,
 }
 
-/// Called when a worker lost its cache, or may have: its process is another one, or it cleared all.
-pub type OnLoss = Arc<dyn Fn(WorkerId) + Send + Sync>;
+/// Called when a worker has lost its cache or may have: its process restarted, or it cleared the cache.
+pub type OnCacheLost = Arc<dyn Fn(WorkerId) + Send + Sync>;
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -69,17 +73,17 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// Follows a rank's events for as long as it is polled. `life` grows when the worker was down, or when
-/// its process is seen to be new.
+/// Follows a rank's events for as long as the future is polled. `restarts` changes when the worker was
+/// down or its process is seen to be new.
 pub async fn run(
     mut source: impl Source,
     subject: Subject,
     shared: Shared,
-    mut life: watch::Receiver<u64>,
+    mut restarts: watch::Receiver<u64>,
 ) {
     let mut task = Task::new(observe::now(), subject, shared);
     let mut is_watched = true;
-    life.mark_unchanged();
+    restarts.mark_unchanged();
     loop {
         let wake = task.next_wake().map(tokio::time::Instant::from_std);
         let sleep = async {
@@ -90,44 +94,44 @@ pub async fn run(
         };
         let input = tokio::select! {
             biased;
-            changed = life.changed(), if is_watched => {
+            changed = restarts.changed(), if is_watched => {
                 is_watched = changed.is_ok();
-                is_watched.then_some(Input::Witness)
+                is_watched.then_some(Input::RestartSignal)
             }
-            // Before the clock: after a pause of ours, what was said meanwhile counts first.
-            said = source.next() => Some(Input::Said(said)),
-            () = sleep => Some(Input::Time),
+            // Before the timer: if this process was paused, events that arrived meanwhile come first.
+            event = source.next() => Some(Input::Source(event)),
+            () = sleep => Some(Input::Timer),
         };
         if let Some(input) = input {
-            task.take(observe::now(), input, &mut source).await;
+            task.handle(observe::now(), input, &mut source).await;
         }
-        task.turn(&mut source).await;
+        task.yield_when_due(&mut source).await;
     }
 }
 
 enum Input {
-    Said(Said),
-    Witness,
-    Time,
+    Source(SourceEvent),
+    /// The health checks saw the worker go down or its process restart.
+    RestartSignal,
+    Timer,
 }
 
 struct Task {
     subject: Subject,
-    stream: Stream<Batch>,
-    ground: Ground,
-    seat: Seat,
+    stream: EventStream<Batch>,
+    tree: RankTree,
+    status: RankStatus,
     meters: Meters,
-    on_loss: OnLoss,
+    on_cache_lost: OnCacheLost,
     state: State,
     state_since: Instant,
-    /// Since when the board does not say what is.
-    untold_since: Option<Instant>,
-    /// When it was last asked whether the tree was cut.
-    looked_at: Instant,
-    replay_trouble: Trouble,
-    reading_trouble: Trouble,
-    blocks_in_turn: u64,
-    inputs_in_turn: u32,
+    /// Since when the status board is out of date.
+    unreported_since: Option<Instant>,
+    eviction_checked_at: Instant,
+    replay_log: LogOnce,
+    decode_log: LogOnce,
+    blocks_this_turn: u64,
+    inputs_this_turn: u32,
 }
 
 impl Task {
@@ -139,172 +143,186 @@ impl Task {
             model,
         } = subject.clone();
         let meters = shared.metrics.of(&name, rank);
-        let seat = shared.board.sit(now, worker, &name, rank, &model);
+        let status = shared.board.register(now, worker, &name, rank, &model);
         let task = Self {
             subject,
-            stream: Stream::new(shared.settings, now),
-            ground: Ground::new(shared.indexes, model, worker, rank),
-            seat,
+            stream: EventStream::new(shared.settings, now),
+            tree: RankTree::new(shared.indexes, model, worker, rank),
+            status,
             meters,
-            on_loss: shared.on_loss,
+            on_cache_lost: shared.on_cache_lost,
             state: State::Cold,
             state_since: now,
-            untold_since: None,
-            looked_at: now,
-            replay_trouble: Trouble::default(),
-            reading_trouble: Trouble::default(),
-            blocks_in_turn: 0,
-            inputs_in_turn: 0,
+            unreported_since: None,
+            eviction_checked_at: now,
+            replay_log: LogOnce::default(),
+            decode_log: LogOnce::default(),
+            blocks_this_turn: 0,
+            inputs_this_turn: 0,
         };
         task.meters.state(task.state.as_str());
-        task.meters.last_number(None);
+        task.meters.last_sequence(None);
         task
     }
 
     fn next_wake(&self) -> Option<Instant> {
-        let tell = self.untold_since.map(|since| since + TELL);
-        let look = (self.state == State::Live).then(|| self.looked_at + LOOK);
-        [self.stream.next_timeout(), tell, look]
+        let report = self.unreported_since.map(|since| since + REPORT_INTERVAL);
+        let is_live = self.state == State::Live;
+        let eviction_check = is_live.then(|| self.eviction_checked_at + EVICTION_CHECK_INTERVAL);
+        [self.stream.next_timeout(), report, eviction_check]
             .into_iter()
             .flatten()
             .min()
     }
 
-    async fn take(&mut self, now: Instant, input: Input, source: &mut impl Source) {
-        let is_news = !matches!(input, Input::Time);
+    async fn handle(&mut self, now: Instant, input: Input, source: &mut impl Source) {
+        let is_timer = matches!(input, Input::Timer);
         let steps = match input {
-            Input::Said(Said::Connected { epoch }) => {
-                debug!(worker = %self.subject.name, rank = self.subject.rank, epoch, "connected to cache events");
-                self.seat.set_heard();
-                self.seat.tell(|told| told.status.is_connected = true);
-                self.meters.connected.set(1);
-                self.stream
-                    .on_connected(now, epoch.as_deref(), source.can_replay())
-            }
-            Input::Said(Said::Live(frame)) => {
-                self.note_unreadable(now, &frame);
-                self.stream.on_live(now, frame.into())
-            }
-            Input::Said(Said::Replayed(frame)) => {
-                self.note_unreadable(now, &frame);
-                self.stream.on_replayed(now, Numbered::from(frame))
-            }
-            Input::Said(Said::ReplayEnd) => {
-                self.note_replay(now, None);
-                self.stream.on_replay_end(now)
-            }
-            Input::Said(Said::ReplayFailed { why }) => {
-                self.note_replay(now, Some(why));
-                self.stream.on_replay_failed(now)
-            }
-            Input::Said(Said::Lost { why }) => {
-                debug!(worker = %self.subject.name, rank = self.subject.rank, why, "lost cache events");
-                self.seat.tell(|told| {
-                    told.status.is_connected = false;
-                    told.status.lost = Some(why);
-                });
-                self.meters.connected.set(0);
-                self.stream.on_lost(now)
-            }
-            Input::Witness => self.stream.on_witness(now),
-            Input::Time => {
-                self.look(now);
+            Input::Source(event) => self.on_source_event(now, event, source.can_replay()),
+            Input::RestartSignal => self.stream.on_restart_signal(now),
+            Input::Timer => {
+                self.check_eviction(now);
                 self.stream.on_timeout(now)
             }
         };
-        if is_news || !steps.is_empty() {
-            self.untold_since.get_or_insert(now);
+        if !is_timer || !steps.is_empty() {
+            self.unreported_since.get_or_insert(now);
         }
         self.carry_out(steps, source).await;
-        self.show(now);
+        self.report(now);
     }
 
-    /// Lets others have theirs, and looks at the time, which endless batches would keep from it.
-    async fn turn(&mut self, source: &mut impl Source) {
-        self.inputs_in_turn += 1;
-        if self.inputs_in_turn < TURN_INPUTS && self.blocks_in_turn < TURN_BLOCKS {
+    fn on_source_event(
+        &mut self,
+        now: Instant,
+        event: SourceEvent,
+        can_replay: bool,
+    ) -> Steps<Batch> {
+        let (worker, rank) = (&self.subject.name, self.subject.rank);
+        match event {
+            SourceEvent::Connected { incarnation } => {
+                debug!(%worker, rank, incarnation, "KV events connected");
+                self.status.set_connected();
+                self.status.update(|report| report.status.connected = true);
+                self.meters.connected.set(1);
+                self.stream
+                    .on_connected(now, incarnation.as_deref(), can_replay)
+            }
+            SourceEvent::Live(batch) => {
+                self.note_decode_error(now, &batch);
+                self.stream.on_live(now, batch.into())
+            }
+            SourceEvent::Replayed(batch) => {
+                self.note_decode_error(now, &batch);
+                self.stream.on_replayed(now, batch.into())
+            }
+            SourceEvent::ReplayEnd => {
+                self.note_replay(now, None);
+                self.stream.on_replay_end(now)
+            }
+            SourceEvent::ReplayFailed { reason } => {
+                self.note_replay(now, Some(reason));
+                self.stream.on_replay_failed(now)
+            }
+            SourceEvent::Disconnected { reason } => {
+                debug!(%worker, rank, reason, "KV events disconnected; reconnecting");
+                self.status.update(|report| {
+                    report.status.connected = false;
+                    report.status.disconnect_reason = Some(reason);
+                });
+                self.meters.connected.set(0);
+                self.stream.on_disconnected(now)
+            }
+        }
+    }
+
+    /// Lets other tasks run, and checks the timers, which a source that is always ready would starve.
+    async fn yield_when_due(&mut self, source: &mut impl Source) {
+        self.inputs_this_turn += 1;
+        if self.inputs_this_turn < INPUTS_PER_TURN && self.blocks_this_turn < BLOCKS_PER_TURN {
             return;
         }
-        self.inputs_in_turn = 0;
-        self.blocks_in_turn = 0;
+        self.inputs_this_turn = 0;
+        self.blocks_this_turn = 0;
         tokio::task::yield_now().await;
-        self.take(observe::now(), Input::Time, source).await;
+        self.handle(observe::now(), Input::Timer, source).await;
     }
 
-    fn look(&mut self, now: Instant) {
-        if self.looked_at + LOOK <= now {
-            self.looked_at = now;
-            if self.ground.was_cut() {
+    fn check_eviction(&mut self, now: Instant) {
+        if self.eviction_checked_at + EVICTION_CHECK_INTERVAL <= now {
+            self.eviction_checked_at = now;
+            if self.tree.take_evicted() {
                 self.stream.on_incomplete();
-                self.untold_since.get_or_insert(now);
+                self.unreported_since.get_or_insert(now);
             }
         }
     }
 
     async fn carry_out(&mut self, steps: Steps<Batch>, source: &mut impl Source) {
-        // Nothing may count while what made it stop counting is carried out.
+        // A tree that stops counting does so before the steps that change it ...
         let state = self.stream.state();
-        if !state.scores() {
+        if !state.counts_in_routing() {
             self.set_state(state);
         }
         for step in steps {
             match step {
                 Step::Apply {
-                    carried, is_live, ..
-                } => self.apply(&carried, is_live).await,
-                Step::Clear(reset) => self.clear(reset),
-                Step::AskReplay { first } => source.replay(first),
+                    payload, is_live, ..
+                } => self.apply(&payload, is_live).await,
+                Step::Clear(reason) => self.clear(reason),
+                Step::RequestReplay { first } => source.replay(first),
             }
         }
-        // And what begins to count does so when all of it is carried out.
+        // ... and one that starts to count does so after all of them.
         self.set_state(self.stream.state());
     }
 
     async fn apply(&mut self, batch: &Batch, is_live: bool) {
-        let mut tally = Tally::default();
-        self.seat.hear(batch);
-        let copies = self.seat.copies(observe::now(), is_live);
-        self.ground.apply(batch, copies, &mut tally);
-        self.count(batch, is_live, &tally);
-        // What was cleared in the past is no news of the cache as it is, and lists begin with a clear.
-        if tally.cleared {
-            self.seat.lost();
+        let mut effect = BatchEffect::default();
+        let entry = self.status.entry();
+        entry.record(batch);
+        let copies = entry.copies(observe::now(), is_live);
+        self.tree.apply(batch, copies, &mut effect);
+        self.count(batch, is_live, &effect);
+        if effect.cleared {
+            self.status.entry().on_cleared();
         }
-        if tally.cleared && is_live {
-            (self.on_loss)(self.subject.worker);
+        // A replayed clear says nothing about the cache now, and every snapshot begins with one.
+        if effect.cleared && is_live {
+            (self.on_cache_lost)(self.subject.worker);
         }
-        match tally.harm {
-            Harm::None => {}
-            Harm::Incomplete => self.stream.on_incomplete(),
-            Harm::Opaque => {
+        match effect.impact {
+            TreeImpact::None => {}
+            TreeImpact::Incomplete => self.stream.on_incomplete(),
+            TreeImpact::Unknown => {
                 for step in self.stream.on_unknown_removal() {
-                    if let Step::Clear(reset) = step {
-                        self.clear(reset);
+                    if let Step::Clear(reason) = step {
+                        self.clear(reason);
                     }
                 }
             }
         }
-        self.blocks_in_turn += tally.stored + tally.removed;
-        if self.blocks_in_turn >= TURN_BLOCKS {
-            self.blocks_in_turn = 0;
+        self.blocks_this_turn += effect.stored + effect.removed;
+        if self.blocks_this_turn >= BLOCKS_PER_TURN {
+            self.blocks_this_turn = 0;
             tokio::task::yield_now().await;
         }
     }
 
-    fn clear(&mut self, reset: stream::Reset) {
-        self.ground.clear();
-        self.seat.lost();
-        self.meters.reset(reset);
-        if reset.is_of_the_process() {
-            (self.on_loss)(self.subject.worker);
+    fn clear(&mut self, reason: ResyncReason) {
+        self.tree.clear();
+        self.status.entry().on_cleared();
+        self.meters.resync(reason);
+        if reason.suspects_restart() {
+            (self.on_cache_lost)(self.subject.worker);
         }
-        self.seat
-            .tell(|told| *told.status.resets.entry(reset.as_str()).or_default() += 1);
+        self.status
+            .update(|report| *report.status.resyncs.entry(reason.as_str()).or_default() += 1);
     }
 
     fn set_state(&mut self, state: State) {
-        self.ground.set_scoring(state.scores());
-        self.seat.set_state(state);
+        self.tree.set_visible(state.counts_in_routing());
+        self.status.entry().set_state(state);
     }
 }
 

@@ -1,54 +1,51 @@
-//! Cache events over ZeroMQ, as vLLM publishes them: a subscription, and a second connection for each
-//! question about what was published before. Judges nothing; see [`super::source`].
+//! KV events over ZeroMQ, as vLLM publishes them: one connection for the subscription, and one more for
+//! each replay request. Transport only; see [`super::source`].
 //!
-//! **Why ZMTP is spoken here and not by a crate.** A source must tell the end of a connection in its
-//! place among the words, and never let two processes' words meet; a connection object of our own is
-//! just that. Fault tests against libzmq 4.3.5 publishers (killed, stopped, flooding, replaced by other
-//! servers) gave, in November 2026:
-//! - `zeromq` 0.7.0 (pure Rust, 104 crates, the widest use): tells an end only on a side channel, and
-//!   reconnects by itself, always; no heartbeat and no keepalive, so a stopped or unreachable publisher
-//!   is never noticed; no bound on a frame: nine bytes that announce 16 TiB abort the whole process.
-//! - `omq-tokio` 0.33.0 (pure Rust, 116 crates): heartbeats, a message bound, reconnect can be off; but then
-//!   `recv` waits for ever after the end, which comes on a side channel ahead of what was received
-//!   before it, a refused connection is not told, and 113 MB were queued for a slow reader with a bound
-//!   of 8 MiB set. A breaking release every week or two.
-//! - `zmq` (libzmq): needs a C++ compiler, which building this project must not.
+//! **Why ZMTP is implemented here instead of using a crate.** A source must report the end of a
+//! connection in order with its messages, and must never mix messages of two processes; both need a
+//! connection object that does not reconnect. Fault tests against libzmq 4.3.5 publishers (killed,
+//! stopped, flooding, replaced by other servers) gave, in November 2026:
+//! - `zeromq` 0.7.0 (pure Rust, 104 crates, the most used): reports an end only on a side channel and
+//!   always reconnects by itself; without heartbeat and keepalive a stopped or unreachable publisher goes
+//!   unnoticed; frames are unbounded, so nine bytes that announce 16 TiB abort the whole process.
+//! - `omq-tokio` 0.33.0 (pure Rust, 116 crates): has heartbeats and a message bound, and reconnecting can be
+//!   turned off; but then `recv` hangs after the end, which is reported on a side channel ahead of messages
+//!   received before it, refused connections are not reported, and 113 MB were queued for a slow reader
+//!   despite a bound of 8 MiB. A breaking release every week or two.
+//! - `zmq` (libzmq): needs a C++ compiler to build.
 //!
-//! What is needed of ZMTP 3 for a client fits in one pure file ([`zmtp`]). `zeromq` stays for the
-//! pretend engine, whose server half is trusted.
+//! A client needs little of ZMTP 3; it fits in one pure file ([`zmtp`]). The simulated engine uses `zeromq`
+//! for the server side, where its peers are trusted.
 //!
-//! **Bounds.** No queue is held: what is not asked for stays in the kernel's buffers and then with the
-//! engine, which drops beyond its own mark; that is a gap in the numbers, and gaps are asked for again.
-//! One message has a bound, and a longer one ends the connection.
+//! **Bounds.** Nothing is queued here: unread messages stay in the kernel's buffers and then with the
+//! engine, which drops beyond its high-water mark. That shows as a gap in the sequence numbers, and gaps
+//! are replayed. A message above the size limit ends the connection.
 //!
-//! **Joining.** `Connected` is said once the engine has read the subscription (it answered a ping sent
-//! after it; peers of ZMTP 3.0 can't be asked). libzmq applies it when it publishes next, up to about
-//! a millisecond later. A batch lost in between is missing in the numbers: a replay asked for after
-//! `Connected` takes two round trips and more, and shows it, or the next batch shows the gap.
-
-pub mod zmtp;
+//! **Joining.** `Connected` is reported once the engine has read the subscription: it has answered a ping
+//! sent after it (peers of ZMTP 3.0 cannot be pinged). libzmq applies the subscription when it publishes
+//! next, up to about a millisecond later. If a batch is lost in between, the sequence numbers show it: in
+//! the replay requested after `Connected`, which takes at least two round trips, or in the next batch.
 
 mod connection;
 mod endpoint;
 pub mod frame;
-pub mod tap;
+mod metrics;
+pub mod zmtp;
 
 use std::fmt;
 use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use prometheus::{IntCounter, IntCounterVec};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep_until};
 
+use self::connection::{CloseReason, Connection};
 pub use self::endpoint::Endpoint;
-
-use self::connection::{Connection, End};
-use self::frame::Answer;
-use self::zmtp::{Fault, Parts, Role};
-use super::source::{Said, Source};
-use crate::observe::metrics::Registry;
+use self::frame::ReplayMessage;
+pub use self::metrics::Metrics;
+use self::zmtp::{Parts, ProtocolError, Role};
+use super::source::{Source, SourceEvent};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -83,81 +80,48 @@ impl Default for Settings {
     }
 }
 
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    connected: IntCounter,
-    ended: IntCounterVec,
-    received_bytes: IntCounter,
-    questions: IntCounterVec,
-}
-
-impl Metrics {
-    pub fn new(registry: &Registry) -> Self {
-        Self {
-            connected: registry.counter(
-                "warmroute_kv_zmq_connections_total",
-                "Subscriptions to engines' cache events that were made.",
-            ),
-            ended: registry.counters(
-                "warmroute_kv_zmq_ended_total",
-                "Connections for cache events that ended or were not made, by why.",
-                &["reason"],
-            ),
-            received_bytes: registry.counter(
-                "warmroute_kv_zmq_received_bytes_total",
-                "Bytes of batches of cache events, replayed ones included.",
-            ),
-            questions: registry.counters(
-                "warmroute_kv_zmq_replays_total",
-                "Questions for earlier batches, by what came of them.",
-                &["outcome"],
-            ),
-        }
-    }
-}
-
 /// Where one engine rank publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub endpoint: Endpoint,
-    /// What topics must begin with; empty for all.
+    /// Subscribe to topics with this prefix; empty for all.
     pub topic: String,
-    /// Where earlier batches can be asked for, if the engine keeps them.
+    /// Where the engine answers replay requests, if it keeps a history.
     pub replay: Option<Endpoint>,
 }
 
-/// A source over ZeroMQ. While nobody waits in `next`, nothing is read and nothing connects.
+/// A source over ZeroMQ. It reads and connects only while `next` is polled.
 pub struct Zmq {
     target: Target,
     settings: Settings,
     metrics: Metrics,
-    link: Link,
-    question: Option<Question>,
-    /// Attempts and short connections in a row.
+    state: State,
+    replay: Option<Replay>,
+    /// Failed attempts and short connections in a row.
     failures: u32,
-    /// Why there is no connection, as it was last said.
-    trouble: Option<String>,
+    /// Why there is no connection, as last reported.
+    last_error: Option<String>,
 }
 
 type Future<T> = Pin<Box<dyn std::future::Future<Output = T> + Send>>;
 
-enum Link {
+enum State {
     Waiting { until: Instant },
-    Dialling(Future<Result<(Connection, Option<Parts>), End>>),
-    Up(Box<Up>),
+    Connecting(Future<Result<(Connection, Option<Parts>), CloseReason>>),
+    Connected(Box<Subscription>),
 }
 
-struct Up {
+struct Subscription {
     connection: Connection,
     since: Instant,
-    /// A message that came before the handshake was known to be done.
+    /// A message that arrived during the handshake.
     early: Option<Parts>,
 }
 
-/// One connection for one question, so that an answer can only be the answer to it.
-enum Question {
-    Dialling(Future<Result<Connection, End>>),
-    Answering(Box<Connection>),
+/// A connection of its own for each replay request, so that a response cannot belong to another request.
+enum Replay {
+    Connecting(Future<Result<Connection, CloseReason>>),
+    Receiving(Box<Connection>),
 }
 
 impl Zmq {
@@ -166,40 +130,41 @@ impl Zmq {
             target,
             settings,
             metrics,
-            link: Link::Waiting {
+            state: State::Waiting {
                 until: Instant::now(),
             },
-            question: None,
+            replay: None,
             failures: 0,
-            trouble: None,
+            last_error: None,
         }
     }
 
-    fn dial(&self) -> Link {
+    fn connect(&self) -> State {
         let endpoint = self.target.endpoint.clone();
         let topic = Bytes::copy_from_slice(self.target.topic.as_bytes());
         let settings = self.settings.clone();
-        Link::Dialling(Box::pin(async move {
+        State::Connecting(Box::pin(async move {
             Connection::open(&endpoint, Role::Subscriber { topic }, &settings).await
         }))
     }
 
-    fn connected(&mut self, connection: Connection, early: Option<Parts>) -> Said {
-        self.metrics.connected.inc();
-        self.trouble = None;
-        self.link = Link::Up(Box::new(Up {
+    fn on_connected(&mut self, connection: Connection, early: Option<Parts>) -> SourceEvent {
+        self.metrics.connections.inc();
+        self.last_error = None;
+        self.state = State::Connected(Box::new(Subscription {
             connection,
             since: Instant::now(),
             early,
         }));
-        Said::Connected { epoch: None }
+        SourceEvent::Connected { incarnation: None }
     }
 
-    /// Waits before the next attempt, and tells why the last one or its connection ended.
-    fn ended(&mut self, end: &End) -> String {
+    /// Schedules the next attempt, and returns the reason as text.
+    fn on_closed(&mut self, closed: &CloseReason) -> String {
         let now = Instant::now();
         let backoff_max = Duration::from_millis(self.settings.backoff_max_ms);
-        if matches!(&self.link, Link::Up(up) if now.duration_since(up.since) > backoff_max) {
+        if matches!(&self.state, State::Connected(it) if now.duration_since(it.since) > backoff_max)
+        {
             self.failures = 0;
         }
         let doubled = self
@@ -207,96 +172,99 @@ impl Zmq {
             .backoff_ms
             .saturating_mul(1 << self.failures.min(30));
         let backoff_ms = doubled.min(self.settings.backoff_max_ms);
-        let drawn_ms = fastrand::u64(backoff_ms / 2..=backoff_ms);
+        let jittered_ms = fastrand::u64(backoff_ms / 2..=backoff_ms);
         self.failures = self.failures.saturating_add(1);
-        self.link = Link::Waiting {
-            until: now + Duration::from_millis(drawn_ms),
+        self.state = State::Waiting {
+            until: now + Duration::from_millis(jittered_ms),
         };
-        self.question = None;
-        self.metrics.ended.with_label_values(&[end.reason()]).inc();
-        end.to_string()
+        self.replay = None;
+        self.metrics.disconnected(closed.label());
+        closed.to_string()
     }
 
-    fn heard(&mut self, heard: Result<Parts, End>) -> Said {
-        let frame = heard.and_then(|parts| {
-            frame::live(&parts).map_err(|what| End::Fault(Fault::Protocol(what)))
+    fn on_message(&mut self, received: Result<Parts, CloseReason>) -> SourceEvent {
+        let batch = received.and_then(|parts| {
+            frame::live(&parts)
+                .map_err(|what| CloseReason::ProtocolError(ProtocolError::Invalid(what)))
         });
-        match frame {
-            Ok(frame) => {
-                self.metrics.received_bytes.inc_by(frame.bytes as u64);
-                Said::Live(frame)
+        match batch {
+            Ok(batch) => {
+                self.metrics.received_bytes.inc_by(batch.bytes as u64);
+                SourceEvent::Live(batch)
             }
-            Err(end) => Said::Lost {
-                why: self.ended(&end),
+            Err(closed) => SourceEvent::Disconnected {
+                reason: self.on_closed(&closed),
             },
         }
     }
 
-    fn answered(&mut self, answer: Result<Answer, String>) -> Said {
-        let (said, outcome) = match answer {
-            Ok(Answer::Batch(frame)) => {
-                self.metrics.received_bytes.inc_by(frame.bytes as u64);
-                return Said::Replayed(frame);
+    fn on_replay_message(&mut self, message: Result<ReplayMessage, String>) -> SourceEvent {
+        let (event, outcome) = match message {
+            Ok(ReplayMessage::Batch(batch)) => {
+                self.metrics.received_bytes.inc_by(batch.bytes as u64);
+                return SourceEvent::Replayed(batch);
             }
-            Ok(Answer::End) => (Said::ReplayEnd, "answered"),
-            Err(why) => (Said::ReplayFailed { why }, "failed"),
+            Ok(ReplayMessage::End) => (SourceEvent::ReplayEnd, "completed"),
+            Err(reason) => (SourceEvent::ReplayFailed { reason }, "failed"),
         };
-        self.question = None;
-        self.metrics.questions.with_label_values(&[outcome]).inc();
-        said
+        self.replay = None;
+        self.metrics.replay_ended(outcome);
+        event
     }
 }
 
 impl Source for Zmq {
-    async fn next(&mut self) -> Said {
+    async fn next(&mut self) -> SourceEvent {
         loop {
-            match &mut self.link {
-                Link::Waiting { until } => {
+            match &mut self.state {
+                State::Waiting { until } => {
                     sleep_until(*until).await;
-                    self.link = self.dial();
+                    self.state = self.connect();
                 }
-                Link::Dialling(dial) => match dial.await {
-                    Ok((connection, early)) => return self.connected(connection, early),
-                    Err(end) => {
-                        let why = self.ended(&end);
-                        // Each attempt fails in the same way mostly, which is worth one word.
-                        if self.trouble.as_ref() != Some(&why) {
-                            self.trouble = Some(why.clone());
-                            return Said::Lost { why };
+                State::Connecting(connecting) => match connecting.await {
+                    Ok((connection, early)) => return self.on_connected(connection, early),
+                    Err(closed) => {
+                        let reason = self.on_closed(&closed);
+                        // Attempts mostly fail for the same reason; report it once.
+                        if self.last_error.as_ref() != Some(&reason) {
+                            self.last_error = Some(reason.clone());
+                            return SourceEvent::Disconnected { reason };
                         }
                     }
                 },
-                Link::Up(up) => {
-                    if let Some(parts) = up.early.take() {
-                        return self.heard(Ok(parts));
+                State::Connected(subscription) => {
+                    if let Some(parts) = subscription.early.take() {
+                        return self.on_message(Ok(parts));
                     }
-                    // In this order: an answer is never told past the end of the process that was
-                    // asked, if that has been seen here.
+                    // In this order: once the end of the process is seen, none of its replay is
+                    // reported any more.
                     tokio::select! {
                         biased;
-                        heard = up.connection.message() => return self.heard(heard),
-                        answer = answer(&mut self.question) => return self.answered(answer),
+                        received = subscription.connection.message() => {
+                            return self.on_message(received);
+                        }
+                        message = next_replay_message(&mut self.replay) => {
+                            return self.on_replay_message(message);
+                        }
                     }
                 }
             }
         }
     }
 
-    /// Without a connection there is nothing to ask: its end was said, or its start will be.
+    /// Does nothing while disconnected: the disconnect has been reported, or a connect will be.
     fn replay(&mut self, first: u64) {
-        let (Some(endpoint), Link::Up(_)) = (self.target.replay.clone(), &self.link) else {
+        let (Some(endpoint), State::Connected(_)) = (self.target.replay.clone(), &self.state)
+        else {
             return;
         };
-        if self.question.is_some() {
-            self.metrics
-                .questions
-                .with_label_values(&["replaced"])
-                .inc();
+        if self.replay.is_some() {
+            self.metrics.replay_ended("replaced");
         }
         let settings = self.settings.clone();
-        self.question = Some(Question::Dialling(Box::pin(async move {
+        self.replay = Some(Replay::Connecting(Box::pin(async move {
             let (mut connection, _) = Connection::open(&endpoint, Role::Dealer, &settings).await?;
-            connection.send(&[b"", &frame::question(first)]);
+            connection.send(&[b"", &frame::replay_request(first)]);
             Ok(connection)
         })));
     }
@@ -306,18 +274,19 @@ impl Source for Zmq {
     }
 }
 
-/// The next message of an answer; waits for ever where nothing was asked.
-async fn answer(question: &mut Option<Question>) -> Result<Answer, String> {
+/// The next message of a replay; pending for ever if none was requested.
+async fn next_replay_message(replay: &mut Option<Replay>) -> Result<ReplayMessage, String> {
     loop {
-        match question {
+        match replay {
             None => std::future::pending().await,
-            Some(Question::Dialling(dial)) => {
-                let connection = dial.await.map_err(|end| end.to_string())?;
-                *question = Some(Question::Answering(Box::new(connection)));
+            Some(Replay::Connecting(connecting)) => {
+                let connection = connecting.await.map_err(|closed| closed.to_string())?;
+                *replay = Some(Replay::Receiving(Box::new(connection)));
             }
-            Some(Question::Answering(connection)) => {
-                let parts = connection.message().await.map_err(|end| end.to_string())?;
-                return frame::answer(&parts);
+            Some(Replay::Receiving(connection)) => {
+                let received = connection.message().await;
+                let parts = received.map_err(|closed| closed.to_string())?;
+                return frame::replay_message(&parts);
             }
         }
     }
@@ -325,11 +294,10 @@ async fn answer(question: &mut Option<Question>) -> Result<Answer, String> {
 
 impl fmt::Debug for Zmq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let up = matches!(self.link, Link::Up(_));
         f.debug_struct("Zmq")
             .field("target", &self.target)
-            .field("up", &up)
-            .field("asked", &self.question.is_some())
+            .field("is_connected", &matches!(self.state, State::Connected(_)))
+            .field("is_replaying", &self.replay.is_some())
             .finish_non_exhaustive()
     }
 }

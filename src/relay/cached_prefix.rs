@@ -19,10 +19,10 @@ use super::prompt_blocks::{Prompt, TokenBlocks};
 use crate::fleet::Group;
 use crate::ids::Block;
 use crate::kv::indexes::PrefixIndexes;
-use crate::kv::parity::{Parity, Subject};
 use crate::kv::predicted::PredictedIndex;
 use crate::kv::prefix_owners::PrefixOwner;
-use crate::kv::subscriber::{Board, Seats};
+use crate::kv::subscriber::{StatusBoard, StatusSnapshot};
+use crate::kv::tokenizer_check::{Subject, TokenizerCheck};
 use crate::kv::unconfirmed::UnconfirmedBlocks;
 use crate::routing::{Cached, TierCredit};
 
@@ -32,13 +32,13 @@ pub struct Caches {
     /// Blocks that workers reported.
     pub indexes: Arc<PrefixIndexes>,
     /// Which workers' KV events the router receives.
-    pub board: Arc<Board>,
+    pub board: Arc<StatusBoard>,
     /// Blocks that workers were just sent and have not reported yet.
     pub unconfirmed: Arc<UnconfirmedBlocks>,
     /// Blocks that workers were sent.
     pub predicted: Arc<PredictedIndex>,
     /// Which engines tokenize like the router.
-    pub parity: Arc<Parity>,
+    pub tokenizer_check: Arc<TokenizerCheck>,
 }
 
 /// The cached prefixes of one prompt, for workers of every role. The longest ones are looked up at
@@ -46,7 +46,7 @@ pub struct Caches {
 pub struct CachedPrefixes<'a> {
     group: &'a Group,
     caches: &'a Caches,
-    seats: Seats,
+    statuses: StatusSnapshot,
     blocks: &'a [Block],
     /// None if the prompt's tokens are not known.
     exact: Option<ReportedPrefixes>,
@@ -98,13 +98,15 @@ impl<'a> CachedPrefixes<'a> {
         let mut prefixes = Self {
             group,
             caches,
-            seats: caches.board.seats(),
+            statuses: caches.board.snapshot(),
             blocks: &prompt.blocks,
             exact: exact.map(|tokens| {
                 ReportedPrefixes::find(tokens, group, unconfirmed, credit, now, search_limit)
             }),
             suspected: match exact {
-                Some(tokens) if caches.parity.has_alarms() => Some(tokens.subject(group)),
+                Some(tokens) if caches.tokenizer_check.has_mismatches() => {
+                    Some(tokens.subject(group))
+                }
                 _ => None,
             },
             predicted: SmallVec::new(),
@@ -113,7 +115,7 @@ impl<'a> CachedPrefixes<'a> {
             seed,
         };
         let before_image = exact.and_then(TokenBlocks::tokens_before_image);
-        let all_report = prefixes.seats.are_all_heard() && !group.event_ranks.contains(&0);
+        let all_report = prefixes.statuses.all_connected() && !group.event_ranks.contains(&0);
         let is_whole = prefixes.exact.is_some() && before_image.is_none();
         // With exact knowledge of all workers there is nothing to predict.
         if !is_whole || prefixes.suspected.is_some() || !all_report {
@@ -198,22 +200,22 @@ impl<'a> CachedPrefixes<'a> {
         let ranks = self.group.event_ranks[worker_index];
         let has_events = self.exact.is_some() && ranks > 0;
         has_events
-            && (self.seats.are_all_heard() || self.is_heard(worker_index, ranks))
+            && (self.statuses.all_connected() || self.was_connected(worker_index, ranks))
             && self.is_trusted(worker_index)
     }
 
-    fn is_heard(&self, worker_index: usize, ranks: u32) -> bool {
+    fn was_connected(&self, worker_index: usize, ranks: u32) -> bool {
         let worker = self.group.workers[worker_index].id;
-        self.seats.is_heard(worker, ranks)
+        self.statuses.was_connected(worker, ranks)
     }
 
     /// Whether a worker's engine is not known to tokenize differently.
     pub(super) fn is_trusted(&self, worker_index: usize) -> bool {
         let worker = self.group.workers[worker_index].id;
-        let parity = &self.caches.parity;
+        let tokenizer_check = &self.caches.tokenizer_check;
         self.suspected
             .as_ref()
-            .is_none_or(|subject| parity.trusts(subject, worker))
+            .is_none_or(|subject| tokenizer_check.trusts(subject, worker))
     }
 
     pub(super) fn source(&self, worker_index: usize) -> PrefixSource {

@@ -19,8 +19,8 @@ use super::prompt_token_ids;
 use super::tokens::Found;
 use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::WorkerId;
-use crate::kv::parity::{Check, Made, Parity};
-use crate::kv::subscriber::Board;
+use crate::kv::subscriber::StatusBoard;
+use crate::kv::tokenizer_check::{PromptCheck, PromptSource, TokenizerCheck};
 use crate::kv::unconfirmed::{UnconfirmedBlocks, UnconfirmedPrompt};
 use crate::prompt::{self, Api, Peek};
 use crate::{kv, routing};
@@ -71,25 +71,25 @@ impl Plan {
     /// The tokenizer check of a worker that gets the prompt and reports KV events.
     pub(super) fn check(
         &self,
-        parity: &Arc<Parity>,
+        tokenizer_check: &Arc<TokenizerCheck>,
         now: Instant,
         worker: &Worker,
-    ) -> Option<Check> {
+    ) -> Option<PromptCheck> {
         let exact = self.prompt.exact.as_ref()?;
         let ranks = self.event_ranks(worker);
         if ranks == 0 {
             return None;
         }
         let Some(prompt) = exact.checked(&self.group) else {
-            parity.skip(&exact.subject(&self.group));
+            tokenizer_check.skip(&exact.subject(&self.group));
             return None;
         };
-        Some(parity.check(now, prompt, worker.id, worker.name.clone(), ranks))
+        Some(tokenizer_check.start_check(now, prompt, worker.id, worker.name.clone(), ranks))
     }
 
     /// The request for a report of cached blocks, if the worker's tree is partial and the report could add to what is
     /// known of this prompt.
-    pub(super) fn asks(&self, board: &Board, worker: &Worker) -> Option<&KvReportRequest> {
+    pub(super) fn asks(&self, board: &StatusBoard, worker: &Worker) -> Option<&KvReportRequest> {
         let report = self.report.as_ref()?;
         let exact = self.prompt.exact.as_ref()?;
         let asks = board.is_partial(worker.id)
@@ -115,10 +115,10 @@ impl Relay {
         let group = self.group(peek.model.as_deref())?;
         let model = self.models.of(&group.model);
         let salt = peek.cache_salt.as_deref();
-        let made = match api {
-            _ if peek.token_ids.is_some() => Made::Given,
-            Api::Completions => Made::Text,
-            _ => Made::Rendered,
+        let source = match api {
+            _ if peek.token_ids.is_some() => PromptSource::TokenIds,
+            Api::Completions => PromptSource::Text,
+            _ => PromptSource::Rendered,
         };
         let found = match peek.token_ids.take() {
             Some(ids) => Some(Found::whole(ids)),
@@ -138,9 +138,9 @@ impl Relay {
         };
         let exact = found.as_ref().map(|found| {
             let mut exact = TokenBlocks::new(&self.caches.indexes, &group, salt, &found.ids);
-            exact.made = made;
+            exact.source = source;
             exact.ends_early = found.ends_early();
-            exact.keep(&group, &self.caches.parity, &found.ids);
+            exact.keep(&group, &self.caches.tokenizer_check, &found.ids);
             exact
         });
         let sends_ids = model.send_tokens && !peek.is_echo;

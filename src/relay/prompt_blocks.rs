@@ -10,7 +10,7 @@ use crate::ids::{Block, WorkerId};
 use crate::kv::block::{self, ChainRoot, LocalHash};
 use crate::kv::index::{PrefixIndex, RankPrefix};
 use crate::kv::indexes::PrefixIndexes;
-use crate::kv::parity::{self, Made, Parity, Subject};
+use crate::kv::tokenizer_check::{self, PromptSource, Subject, TokenizerCheck};
 use crate::kv::unconfirmed::{self, PrefixKeys};
 
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub struct TokenBlocks {
     len: usize,
     pub(super) sizes: SmallVec<[SizedBlocks; 1]>,
     /// Where the tokens come from.
-    pub(super) made: Made,
+    pub(super) source: PromptSource,
     /// Whether the prompt goes on after these blocks: with an image, and text after it.
     pub(super) ends_early: bool,
     /// Kept if they are to be compared with what the engine reports.
@@ -68,7 +68,7 @@ impl TokenBlocks {
             root,
             len: token_ids.len(),
             sizes: sizes.collect(),
-            made: Made::Given,
+            source: PromptSource::TokenIds,
             ends_early: false,
             tokens: None,
         }
@@ -77,7 +77,7 @@ impl TokenBlocks {
     pub(super) fn subject(&self, group: &Group) -> Subject {
         Subject {
             model: group.model.clone(),
-            made: self.made,
+            source: self.source,
         }
     }
 
@@ -91,16 +91,21 @@ impl TokenBlocks {
 
     /// Keeps the tokens if a worker reports something to compare them with and there is room to check
     /// another prompt of this length.
-    pub(super) fn keep(&mut self, group: &Group, parity: &Parity, token_ids: &[u32]) {
+    pub(super) fn keep(
+        &mut self,
+        group: &Group,
+        tokenizer_check: &TokenizerCheck,
+        token_ids: &[u32],
+    ) {
         let has_events = group.event_ranks.iter().any(|ranks| *ranks > 0);
-        let is_kept = has_events && parity.has_room(token_ids.len());
+        let is_kept = has_events && tokenizer_check.has_room(token_ids.len());
         self.tokens = is_kept.then(|| token_ids.into());
     }
 
     /// What is to be checked of the prompt, if its tokens were kept.
-    pub(super) fn checked(&self, group: &Group) -> Option<parity::Prompt> {
+    pub(super) fn checked(&self, group: &Group) -> Option<tokenizer_check::Prompt> {
         let tokens = self.tokens.clone()?;
-        Some(parity::Prompt {
+        Some(tokenizer_check::Prompt {
             subject: self.subject(group),
             bases: group.bases.clone(),
             root: self.root,
@@ -176,12 +181,12 @@ mod tests {
     fn tokens_are_kept_only_if_a_worker_reports_something_to_compare_them_with() {
         let registry = Registry::default();
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
-        let no_words: parity::Words = Arc::new(|_, _| None);
-        let (parity, _watcher) = Parity::new(parity::Settings::default(), &registry, no_words);
+        let (tokenizer_check, _queue) =
+            TokenizerCheck::new(tokenizer_check::Settings::default(), &registry);
         for (event_ranks, unconfirmed) in [(&[][..], false), (&[0, 0], false), (&[0, 2], true)] {
             let group = group(event_ranks);
             let mut exact = TokenBlocks::new(&indexes, &group, None, &[1, 2, 3]);
-            exact.keep(&group, &parity, &[1, 2, 3]);
+            exact.keep(&group, &tokenizer_check, &[1, 2, 3]);
             assert_eq!(
                 exact.checked(&group).is_some(),
                 unconfirmed,

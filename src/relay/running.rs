@@ -9,9 +9,9 @@ use smallvec::SmallVec;
 use crate::fleet::Worker;
 use crate::fleet::load::InFlight;
 use crate::ids::{Block, WorkerId};
-use crate::kv::parity::Check;
 use crate::kv::predicted::PredictedIndex;
-use crate::kv::subscriber::Asking;
+use crate::kv::subscriber::RepeatReport;
+use crate::kv::tokenizer_check::PromptCheck;
 use crate::kv::unconfirmed::UnconfirmedPrompt;
 
 /// Dropped, it takes back what counts for a running request only.
@@ -19,16 +19,16 @@ use crate::kv::unconfirmed::UnconfirmedPrompt;
 pub(super) struct Running {
     in_flight: InFlight,
     coming: SmallVec<[UnconfirmedPrompt; 1]>,
-    check: Option<Check>,
-    asking: Option<Asking>,
+    check: Option<PromptCheck>,
+    asking: Option<RepeatReport>,
 }
 
 impl Running {
     pub(super) fn new(
         in_flight: InFlight,
         coming: SmallVec<[UnconfirmedPrompt; 1]>,
-        check: Option<Check>,
-        asking: Option<Asking>,
+        check: Option<PromptCheck>,
+        asking: Option<RepeatReport>,
     ) -> Self {
         Self {
             in_flight,

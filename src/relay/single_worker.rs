@@ -55,8 +55,8 @@ impl Relay {
         let running = Running::new(
             in_flight,
             plan.expect(&self.caches.unconfirmed, worker),
-            plan.check(&self.caches.parity, now, worker),
-            report.map(|_| self.caches.board.ask(worker.id)),
+            plan.check(&self.caches.tokenizer_check, now, worker),
+            report.map(|_| self.caches.board.expect_repeat_report(worker.id)),
         );
         let limit = self.attempt_deadline(plan, now).min(deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));

@@ -1,5 +1,5 @@
-//! Messages pass as the bytes they are: digests and bounds need those, and who decodes them can say
-//! what is wrong without ending the call.
+//! A codec that passes messages as bytes: digests and size limits need the bytes, and a message that
+//! cannot be decoded need not end the call.
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::Status;

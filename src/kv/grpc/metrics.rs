@@ -1,4 +1,4 @@
-//! What sources over gRPC count.
+//! Metrics of gRPC sources.
 
 use prometheus::{IntCounter, IntCounterVec};
 use tonic::{Code, Status};
@@ -7,47 +7,47 @@ use crate::observe::metrics::Registry;
 
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    pub(super) connected: IntCounter,
-    ended: IntCounterVec,
+    pub(super) connections: IntCounter,
+    disconnects: IntCounterVec,
     pub(super) received_bytes: IntCounter,
-    questions: IntCounterVec,
+    replays: IntCounterVec,
 }
 
 impl Metrics {
     pub fn new(registry: &Registry) -> Self {
         Self {
-            connected: registry.counter(
+            connections: registry.counter(
                 "warmroute_kv_grpc_connections_total",
-                "Subscriptions over gRPC to engines' cache events that were made.",
+                "gRPC subscriptions to engines' KV events that were established.",
             ),
-            ended: registry.counters(
-                "warmroute_kv_grpc_ended_total",
-                "Connections over gRPC for cache events that ended or were not made, by why.",
+            disconnects: registry.counters(
+                "warmroute_kv_grpc_disconnects_total",
+                "Connections over gRPC for cache events that ended or were not made, by reason.",
                 &["reason"],
             ),
             received_bytes: registry.counter(
                 "warmroute_kv_grpc_received_bytes_total",
-                "Bytes of messages with cache events over gRPC, replayed ones included.",
+                "Bytes of KV event messages received over gRPC, replayed ones included.",
             ),
-            questions: registry.counters(
+            replays: registry.counters(
                 "warmroute_kv_grpc_replays_total",
-                "Questions over gRPC for earlier batches, by what came of them.",
+                "Replay requests over gRPC, by outcome.",
                 &["outcome"],
             ),
         }
     }
 
-    pub(super) fn ended(&self, status: &Status) {
+    pub(super) fn disconnected(&self, status: &Status) {
         let reason = reason(status.code());
-        self.ended.with_label_values(&[reason]).inc();
+        self.disconnects.with_label_values(&[reason]).inc();
     }
 
-    pub(super) fn asked(&self, outcome: &str) {
-        self.questions.with_label_values(&[outcome]).inc();
+    pub(super) fn replay_ended(&self, outcome: &str) {
+        self.replays.with_label_values(&[outcome]).inc();
     }
 }
 
-/// For a counter's label, in gRPC's own words.
+/// The metric label: gRPC's name of the status code.
 fn reason(code: Code) -> &'static str {
     match code {
         Code::Unavailable => "unavailable",

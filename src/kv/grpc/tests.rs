@@ -15,9 +15,9 @@ use tokio::task::JoinSet;
 
 use super::*;
 use crate::http::grpc;
-use crate::kv::event::{Batch, Event, Name, Removed};
+use crate::kv::event::{Batch, EngineHash, Event, Removed};
 use crate::kv::protobuf::encode_batch;
-use crate::kv::source::Chunk;
+use crate::kv::source::SnapshotChunk;
 use crate::observe::metrics::Registry;
 
 type Item = Result<Bytes, Status>;
@@ -170,10 +170,12 @@ fn respond(answer: Answer) -> hyper::Response<crate::http::Body> {
             let mut response = grpc::answer(Items { ready, live });
             if let Some(epoch) = epoch {
                 let epoch = HeaderValue::from_static(epoch);
-                response.headers_mut().insert(EPOCH_METADATA, epoch);
+                response.headers_mut().insert(INCARNATION_METADATA, epoch);
             }
             if let Some(last) = last {
-                response.headers_mut().insert(LAST_METADATA, last.into());
+                response
+                    .headers_mut()
+                    .insert(LAST_SEQUENCE_METADATA, last.into());
             }
             response
         }
@@ -209,7 +211,7 @@ fn of_rank(sequence: u64, rank: Option<u32>) -> Item {
 }
 
 fn chunk(sequence: u64, index: u32, count: u32) -> Item {
-    let chunk = Chunk {
+    let chunk = SnapshotChunk {
         index,
         count,
         unknown_before: 0,
@@ -217,12 +219,12 @@ fn chunk(sequence: u64, index: u32, count: u32) -> Item {
     encoded(sequence, None, Some((chunk, 9)))
 }
 
-fn encoded(sequence: u64, rank: Option<u32>, snapshot: Option<(Chunk, u64)>) -> Item {
+fn encoded(sequence: u64, rank: Option<u32>, snapshot: Option<(SnapshotChunk, u64)>) -> Item {
     let batch = Batch {
         timestamp: sequence as f64,
         rank,
         events: vec![Event::Removed(Removed {
-            names: vec![Name(sequence)],
+            hashes: vec![EngineHash(sequence)],
             ..Removed::default()
         })],
     };
@@ -235,16 +237,18 @@ fn encoded(sequence: u64, rank: Option<u32>, snapshot: Option<(Chunk, u64)>) -> 
 async fn next(source: &mut Grpc) -> String {
     let said = tokio::time::timeout(Duration::from_secs(10), source.next());
     match said.await.expect("something is said") {
-        Said::Connected { epoch } => format!("connected {}", epoch.unwrap_or_default()),
-        Said::Live(frame) => format!("live {}", number(&frame)),
-        Said::Replayed(frame) => format!("replayed {}", number(&frame)),
-        Said::ReplayEnd => "end".to_owned(),
-        Said::ReplayFailed { why } => format!("failed {why}"),
-        Said::Lost { why } => format!("lost {why}"),
+        SourceEvent::Connected { incarnation } => {
+            format!("connected {}", incarnation.unwrap_or_default())
+        }
+        SourceEvent::Live(frame) => format!("live {}", number(&frame)),
+        SourceEvent::Replayed(frame) => format!("replayed {}", number(&frame)),
+        SourceEvent::ReplayEnd => "end".to_owned(),
+        SourceEvent::ReplayFailed { reason } => format!("failed {reason}"),
+        SourceEvent::Disconnected { reason } => format!("lost {reason}"),
     }
 }
 
-fn number(frame: &Frame) -> u64 {
+fn number(frame: &SourceBatch) -> u64 {
     assert!(frame.batch.is_ok() && frame.bytes > 0 && frame.digest != 0);
     frame.sequence
 }
@@ -513,11 +517,11 @@ async fn what_becomes_of_connections_and_questions_is_counted() {
     let bytes = encoded(6, None, None).unwrap().len() - 5;
     for line in [
         "connections_total 2".to_owned(),
-        "ended_total{reason=\"data_loss\"} 1".to_owned(),
+        "disconnects_total{reason=\"data_loss\"} 1".to_owned(),
         format!("received_bytes_total {}", 4 * bytes),
         "replays_total{outcome=\"replaced\"} 1".to_owned(),
         "replays_total{outcome=\"failed\"} 1".to_owned(),
-        "replays_total{outcome=\"answered\"} 1".to_owned(),
+        "replays_total{outcome=\"completed\"} 1".to_owned(),
     ] {
         assert!(
             text.contains(&format!("warmroute_kv_grpc_{line}\n")),
@@ -664,8 +668,8 @@ async fn a_next_that_was_given_up_loses_nothing() {
         // Half of the polls end before anything is said.
         if let Ok(word) = tokio::time::timeout(Duration::from_micros(50), source.next()).await {
             said.push(match word {
-                Said::Live(frame) => frame.sequence,
-                Said::Connected { .. } => 0,
+                SourceEvent::Live(frame) => frame.sequence,
+                SourceEvent::Connected { .. } => 0,
                 other => panic!("{other:?}"),
             });
         }

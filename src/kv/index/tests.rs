@@ -14,7 +14,7 @@ use self::model::Model;
 use super::*;
 use crate::ids::WorkerId;
 use crate::kv::block::{ChainRoot, LocalHash};
-use crate::kv::event::{Name, Tier};
+use crate::kv::event::{EngineHash, Tier};
 use crate::kv::indexes::{PrefixIndexes, Settings};
 use crate::observe::metrics::Registry;
 
@@ -58,11 +58,11 @@ enum EngineNames {
     Few,
 }
 
-fn name_of(naming: EngineNames, tree: usize, prompt: usize, at: usize) -> Name {
+fn name_of(naming: EngineNames, tree: usize, prompt: usize, at: usize) -> EngineHash {
     let mut content = vec![root_of(prompt).0];
     content.extend((0..=at).map(|at| local_at(prompt, at).0));
     let path = model::path_of(&content);
-    Name(match naming {
+    EngineHash(match naming {
         EngineNames::Common => path,
         EngineNames::Private => path.wrapping_add(tree as u64 + 1),
         EngineNames::Few => path % 23,
@@ -80,7 +80,7 @@ struct Run {
 }
 
 impl Run {
-    fn names(&self) -> Vec<Name> {
+    fn names(&self) -> Vec<EngineHash> {
         let name = |at| name_of(self.naming, self.tree, self.prompt, at);
         (self.from..(self.from + self.len).min(LENGTH))
             .map(name)

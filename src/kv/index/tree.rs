@@ -8,7 +8,7 @@ use super::owner_sets::Slot;
 use super::prefix_index::PrefixIndex;
 use super::types::{CopyReport, NewBlock, Parent, TreeBlock, UnknownParent};
 use crate::ids::WorkerId;
-use crate::kv::event::{Name, Tier};
+use crate::kv::event::{EngineHash, Tier};
 
 #[derive(Debug)]
 pub struct Tree {
@@ -42,7 +42,7 @@ impl Tree {
     }
 
     /// Removes one copy of each block. Returns how many of them had no copy in that tier.
-    pub fn remove(&mut self, names: &[Name], tier: Tier) -> usize {
+    pub fn remove(&mut self, names: &[EngineHash], tier: Tier) -> usize {
         let slot = self.slot;
         self.index
             .write(|writer, shared| writer.remove(shared, slot, names, tier))

@@ -4,20 +4,20 @@ use std::fmt;
 
 use crate::ids::WorkerId;
 use crate::kv::block::{ChainRoot, LocalHash};
-use crate::kv::event::{Name, Tier};
+use crate::kv::event::{EngineHash, Tier};
 
 /// What stored blocks continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parent {
     /// Nothing: they are a chain's first blocks.
     Root(ChainRoot),
-    Block(Name),
+    Block(EngineHash),
 }
 
 /// A block that a KV event reports as stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewBlock {
-    pub name: Name,
+    pub name: EngineHash,
     pub local: LocalHash,
 }
 
@@ -46,9 +46,9 @@ impl std::error::Error for UnknownParent {}
 /// A block that a tree owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeBlock {
-    pub name: Name,
+    pub name: EngineHash,
     /// None for a chain's first block, and where the tree does not own the block before.
-    pub parent: Option<Name>,
+    pub parent: Option<EngineHash>,
     /// Path hash: stands for the block and everything before it.
     pub path: u64,
     /// Blocks before it.

@@ -30,7 +30,7 @@ use super::shared::Shared;
 use super::simd::prefetch;
 use crate::ids::WorkerId;
 use crate::kv::block::SEGMENT_BLOCKS;
-use crate::kv::event::Name;
+use crate::kv::event::EngineHash;
 
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -178,7 +178,7 @@ impl Writer {
 
     /// Whether the name table has this name for a block.
     #[inline]
-    fn has_name(&self, block: BlockId, name: Name) -> bool {
+    fn has_name(&self, block: BlockId, name: EngineHash) -> bool {
         let (page, offset) = locate(block);
         self.chunk(page).has_name(page, offset, name.0)
     }
@@ -203,7 +203,7 @@ impl Writer {
         shared: &Shared,
         tree: &TreeState,
         slot: Slot,
-        name: Name,
+        name: EngineHash,
     ) -> Option<BlockId> {
         if let Some(block) = tree.alias(name) {
             return Some(block);

@@ -1,9 +1,9 @@
-//! A cursor over msgpack bytes that nobody vouches for: it believes a length only as far as bytes
-//! follow, keeps where it is for errors, and skips what it is not asked for without recursion.
+//! A cursor over untrusted msgpack bytes: checks every length against the remaining bytes, reports the
+//! position of errors, and skips values without recursion.
 
 use rmp::Marker;
 
-/// What is wrong, where: the byte, and the way down to it (outermost last).
+/// An error with its byte position and path (outermost last).
 #[derive(Debug)]
 pub(super) struct Fault {
     at: usize,
@@ -55,7 +55,7 @@ impl<'a> Cursor<'a> {
         self.bytes.len() - self.at
     }
 
-    /// A fault at this place.
+    /// An error at the current position.
     pub(super) fn fault(&self, what: impl Into<String>) -> Box<Fault> {
         Box::new(Fault {
             at: self.at,
@@ -147,7 +147,8 @@ impl<'a> Cursor<'a> {
         self.followed(len)
     }
 
-    /// Each entry takes a byte at least, so a longer list than bytes follow is refused up front.
+    /// Checks an announced length. Each entry takes at least a byte, so a list cannot be longer than the
+    /// remaining bytes.
     fn followed(&self, len: u64) -> Read<usize> {
         match usize::try_from(len) {
             Ok(len) if len <= self.left() => Ok(len),
@@ -174,7 +175,7 @@ impl<'a> Cursor<'a> {
         std::str::from_utf8(self.take(len)?).map_err(|_| start.fault("the text is not UTF-8"))
     }
 
-    /// A byte string, or none where something else is next.
+    /// A byte string; `None` if another type is next.
     pub(super) fn blob(&mut self) -> Read<Option<&'a [u8]>> {
         let len = match self.peek("bytes")? {
             Marker::Bin8 => self.number(1)?,
@@ -216,11 +217,11 @@ impl<'a> Cursor<'a> {
         u32::try_from(value).map_err(|_| start.fault(format!("{value} does not fit in 32 bits")))
     }
 
-    /// A list of small numbers: the bulk of all events, so the usual encodings are read without the
-    /// general way.
+    /// A list of small numbers. Token ids are the bulk of all events, so their usual encodings have a fast
+    /// path.
     pub(super) fn u32s(&mut self) -> Read<Vec<u32>> {
         let len = self.array()?;
-        // Not more than bytes follow, so a lying length costs four times the message at most.
+        // `array` checked the length, so this is at most four times the message.
         let mut numbers = Vec::with_capacity(len);
         for index in 0..len {
             let number = match self.bytes[self.at..] {
@@ -256,10 +257,10 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips one value, however deep, and gives its bytes.
+    /// Skips one value of any depth, and returns its bytes.
     pub(super) fn skip(&mut self) -> Read<&'a [u8]> {
         let start = self.at;
-        // Each value takes a byte at least, so this ends with the bytes.
+        // Each value takes at least a byte, so this ends.
         let mut values: u64 = 1;
         while values > 0 {
             values -= 1;

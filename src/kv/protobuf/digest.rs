@@ -1,21 +1,21 @@
-//! A digest of a message that stays the same when it is asked for again: of all of its fields but the
-//! load, which is as of the moment of sending.
+//! A digest of a message that is the same when the message is replayed: over all fields but the load
+//! report, which is of the moment of sending.
 
 use bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, skip_field};
 use xxhash_rust::xxh3::Xxh3;
 
-/// The field of `KvEventBatch` that is left out.
+/// The load field of `KvEventBatch`.
 const LOAD: u32 = 8;
 
-/// Over the bytes as they came, so that no two servers' ways to encode need to be alike: a batch is only
-/// ever compared with itself, from the same process.
+/// Over the received bytes: servers may encode differently, but a batch is only compared with itself from
+/// the same process.
 pub fn digest(message: &[u8]) -> u128 {
     let mut hash = Xxh3::new();
     let mut rest = message;
     while !rest.is_empty() {
         let Some((field, length)) = field(rest) else {
-            // Not a message; then its bytes are all that can be compared.
+            // Not a protobuf message; compare its raw bytes.
             hash.update(rest);
             break;
         };
@@ -27,7 +27,7 @@ pub fn digest(message: &[u8]) -> u128 {
     hash.digest128()
 }
 
-/// The number of the first field, and how many bytes it takes.
+/// The number of the first field, and its length in bytes.
 fn field(bytes: &[u8]) -> Option<(u32, usize)> {
     let mut rest = bytes;
     let (number, kind) = decode_key(&mut rest).ok()?;

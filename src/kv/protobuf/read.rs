@@ -1,15 +1,17 @@
-//! A message -> events.
+//! Converts a message to events.
 
 use super::Message;
 use super::message::kv_block_extra_key::Key;
 use super::message::kv_cache_event::Data;
 use super::message::{self, KvCacheLocality, KvCacheTier};
-use crate::kv::event::{Batch, Event, ExtraKey, Load, Medium, Name, Place, Removed, Stored};
-use crate::kv::source::{Chunk, Undecodable};
+use crate::kv::event::{
+    Batch, EngineHash, Event, ExtraKey, Load, Location, Medium, Removed, Stored,
+};
+use crate::kv::source::{DecodeError, SnapshotChunk};
 
-pub(super) fn message(message: message::KvEventBatch) -> Result<Message, Undecodable> {
+pub(super) fn message(message: message::KvEventBatch) -> Result<Message, DecodeError> {
     let rank = message.dp_rank.map(u32::try_from).transpose();
-    let rank = rank.map_err(|_| Undecodable("a negative dp_rank".to_owned()))?;
+    let rank = rank.map_err(|_| DecodeError("a negative dp_rank".to_owned()))?;
     let mut events = Vec::with_capacity(message.events.len());
     for event in message.events {
         match event.data {
@@ -28,7 +30,7 @@ pub(super) fn message(message: message::KvEventBatch) -> Result<Message, Undecod
             rank,
             events,
         },
-        snapshot: message.snapshot.map(|chunk| Chunk {
+        snapshot: message.snapshot.map(|chunk| SnapshotChunk {
             index: chunk.index,
             count: chunk.count,
             unknown_before: chunk.unknown_before,
@@ -38,13 +40,13 @@ pub(super) fn message(message: message::KvEventBatch) -> Result<Message, Undecod
     })
 }
 
-/// Events say size, adapter and place once for all of their blocks; a message says some of it for each.
-/// So blocks that differ there become an event each, chained by their parents.
+/// An event has one block size, adapter and location for all of its blocks; a message has some of that per
+/// block. Blocks that differ become separate events, linked by their parents.
 fn stored(data: message::KvBlocksStored, events: &mut Vec<Event>) {
     let mut parent = data.parent_block_hash.map(name);
     let mut blocks = data.blocks.into_iter().peekable();
     let mut is_first = true;
-    // An event without blocks says nothing, but it is not for this place to leave it out.
+    // An event without blocks is still an event; the filter ignores it.
     while is_first || blocks.peek().is_some() {
         let mut part = Stored {
             parent,
@@ -55,24 +57,24 @@ fn stored(data: message::KvBlocksStored, events: &mut Vec<Event>) {
             cache_salt: text(data.cache_salt.clone()),
             ..Stored::default()
         };
-        let alike = blocks.peek().map(likeness);
-        let level = alike.and_then(|(_, _, level)| level);
-        part.place = Place {
+        let key = blocks.peek().map(grouping_key);
+        let level = key.and_then(|(_, _, level)| level);
+        part.location = Location {
             medium: medium(data.medium.as_deref(), data.tier, level),
             group: data.group_idx,
             locality: locality(data.locality),
             ownership: text(data.ownership.clone()),
         };
-        let (size, lora_id, _) = alike.unwrap_or_default();
-        // A negative size is as impossible as none.
+        let (size, lora_id, _) = key.unwrap_or_default();
+        // A negative size is as invalid as 0.
         part.block_size = u32::try_from(size).unwrap_or(0);
         part.lora_id = lora_id;
         let mut has_keys = false;
-        let mut lengths_fit = part.block_size > 0 || alike.is_none();
-        while let Some(block) = blocks.next_if(|block| Some(likeness(block)) == alike) {
+        let mut lengths_fit = part.block_size > 0 || key.is_none();
+        while let Some(block) = blocks.next_if(|block| Some(grouping_key(block)) == key) {
             lengths_fit &= block.token_ids.len() == part.block_size as usize;
             has_keys |= !block.extra_keys.is_empty();
-            part.names.push(name(block.block_hash));
+            part.hashes.push(name(block.block_hash));
             part.token_ids.extend_from_slice(&block.token_ids);
             let keys = block.extra_keys.into_iter();
             part.extra_keys.push(keys.map(extra_key).collect());
@@ -80,8 +82,8 @@ fn stored(data: message::KvBlocksStored, events: &mut Vec<Event>) {
         if !has_keys {
             part.extra_keys.clear();
         }
-        parent = part.names.last().copied().or(parent);
-        // One block too long and one too short would pass for two that fit.
+        parent = part.hashes.last().copied().or(parent);
+        // A block too long and one too short would together look consistent.
         events.push(if lengths_fit {
             Event::Stored(part)
         } else {
@@ -91,15 +93,15 @@ fn stored(data: message::KvBlocksStored, events: &mut Vec<Event>) {
     }
 }
 
-/// What must be equal for two blocks to be told of in one event.
-fn likeness(block: &message::KvBlock) -> (i32, Option<i64>, Option<i32>) {
+/// What must be equal for two blocks to share an event.
+fn grouping_key(block: &message::KvBlock) -> (i32, Option<i64>, Option<i32>) {
     (block.block_size, block.lora_id, block.cache_level)
 }
 
 fn removed(data: message::KvBlocksRemoved) -> Removed {
     Removed {
-        names: data.block_hashes.into_iter().map(name).collect(),
-        place: Place {
+        hashes: data.block_hashes.into_iter().map(name).collect(),
+        location: Location {
             medium: medium(data.medium.as_deref(), data.tier, data.cache_level),
             group: data.group_idx,
             locality: locality(data.locality),
@@ -108,8 +110,8 @@ fn removed(data: message::KvBlocksRemoved) -> Removed {
     }
 }
 
-/// The tier is the wire's own word, the medium the engine's, the level that of old servers. They say
-/// the same, or what they mean is not known.
+/// Combines the protocol's tier, the engine's medium and the cache level of old servers. If they
+/// contradict each other, the medium is unknown.
 fn medium(medium: Option<&str>, tier: Option<i32>, level: Option<i32>) -> Medium {
     let said = match medium {
         None => None,
@@ -133,10 +135,10 @@ fn medium(medium: Option<&str>, tier: Option<i32>, level: Option<i32>) -> Medium
         Some(Err(unknown)) => Some(Medium::Other(format!("tier {}", unknown.0).into())),
     };
     match (said, tier) {
-        (None, None) => Medium::Unsaid,
+        (None, None) => Medium::Unspecified,
         (Some(said), None) => said,
         (None, Some(tier)) => tier,
-        // A server that knows what the engine's word means has said so.
+        // The server mapped the engine's medium to a tier.
         (Some(Medium::Other(word)), Some(Medium::Other(_))) => Medium::Other(word),
         (Some(Medium::Other(_)), Some(tier)) => tier,
         (Some(said), Some(tier)) if said == tier => said,
@@ -166,8 +168,8 @@ fn extra_key(key: message::KvBlockExtraKey) -> ExtraKey {
             identifier: image.identifier.into(),
             offset: image.offset,
         },
-        // Of a kind that is not known here. It still makes another content of the block, and to be
-        // taken for another one's is worse than to match nothing.
+        // An unknown kind of key still changes the block's content; matching nothing is better than
+        // matching another block.
         None => ExtraKey::Text("warmroute: a key of an unknown kind".into()),
     }
 }
@@ -185,8 +187,8 @@ fn load(load: message::EngineLoad) -> Load {
     }
 }
 
-fn name(hash: i64) -> Name {
-    Name(hash.cast_unsigned())
+fn name(hash: i64) -> EngineHash {
+    EngineHash(hash.cast_unsigned())
 }
 
 fn text(value: Option<String>) -> Option<Box<str>> {

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kv::event::{Event, ExtraKey, Medium, Name, Place, Removed, Stored};
+use crate::kv::event::{EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
 
 fn word() -> impl Strategy<Value = Box<str>> {
     "[a-z]{0,4}".prop_map(Into::into)
@@ -11,9 +11,9 @@ fn maybe_word() -> impl Strategy<Value = Option<Box<str>>> {
     proptest::option::of(word())
 }
 
-fn place() -> impl Strategy<Value = Place> {
+fn location() -> impl Strategy<Value = Location> {
     let medium = prop_oneof![
-        Just(Medium::Unsaid),
+        Just(Medium::Unspecified),
         Just(Medium::Gpu),
         Just(Medium::Cpu),
         Just(Medium::Disk),
@@ -26,7 +26,7 @@ fn place() -> impl Strategy<Value = Place> {
         locality,
         maybe_word(),
     )
-        .prop_map(|(medium, group, locality, ownership)| Place {
+        .prop_map(|(medium, group, locality, ownership)| Location {
             medium,
             group,
             locality,
@@ -45,23 +45,23 @@ fn extra_key() -> impl Strategy<Value = ExtraKey> {
 }
 
 fn stored() -> impl Strategy<Value = Event> {
-    let names = proptest::collection::vec(any::<u64>(), 1..4);
+    let hashes = proptest::collection::vec(any::<u64>(), 1..4);
     let words = (
         maybe_word(),
         maybe_word(),
         maybe_word(),
         maybe_word(),
-        place(),
+        location(),
     );
     (
-        names,
+        hashes,
         1u32..4,
         any::<Option<u64>>(),
         any::<Option<i64>>(),
         words,
     )
-        .prop_flat_map(|(names, size, parent, lora_id, words)| {
-            let count = names.len();
+        .prop_flat_map(|(hashes, size, parent, lora_id, words)| {
+            let count = hashes.len();
             let tokens = proptest::collection::vec(any::<u32>(), count * size as usize);
             // One block without keys beside one with, but never a list that says nothing.
             let keys = proptest::collection::vec(extra_key(), 1..3)
@@ -73,17 +73,17 @@ fn stored() -> impl Strategy<Value = Event> {
                 .boxed();
             let keys = prop_oneof![Just(Vec::new()), keys];
             (tokens, keys, any::<Option<u32>>()).prop_map(move |(token_ids, extra_keys, window)| {
-                let (lora_name, cache_salt, spec_kind, session_id, place) = words.clone();
+                let (lora_name, cache_salt, spec_kind, session_id, location) = words.clone();
                 Event::Stored(Stored {
-                    names: names.iter().copied().map(Name).collect(),
-                    parent: parent.map(Name),
+                    hashes: hashes.iter().copied().map(EngineHash).collect(),
+                    parent: parent.map(EngineHash),
                     token_ids,
                     block_size: size,
                     lora_id,
                     lora_name,
                     cache_salt,
                     extra_keys,
-                    place,
+                    location,
                     spec_kind,
                     sliding_window: window,
                     session_id,
@@ -93,10 +93,11 @@ fn stored() -> impl Strategy<Value = Event> {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let names = proptest::collection::vec(any::<u64>().prop_map(Name), 0..4);
+    let hashes = proptest::collection::vec(any::<u64>().prop_map(EngineHash), 0..4);
     prop_oneof![
         stored(),
-        (names, place()).prop_map(|(names, place)| Event::Removed(Removed { names, place })),
+        (hashes, location())
+            .prop_map(|(hashes, location)| Event::Removed(Removed { hashes, location })),
         maybe_word().prop_map(|ownership| Event::Cleared { ownership }),
     ]
 }
@@ -110,7 +111,7 @@ proptest! {
         events in proptest::collection::vec(event(), 0..4),
         chunk in proptest::option::of((0u32..4, 1u32..4, 0u64..9)),
     ) {
-        let snapshot = chunk.map(|(index, count, unknown_before)| Chunk { index, count, unknown_before });
+        let snapshot = chunk.map(|(index, count, unknown_before)| SnapshotChunk { index, count, unknown_before });
         let batch = Batch { timestamp, rank, events };
         let bytes = encode_batch(sequence, &batch, snapshot.map(|chunk| (chunk, 7))).unwrap();
         let expected = Message { sequence, batch, snapshot, ..Message::default() };
@@ -178,9 +179,9 @@ fn a_name_is_the_low_64_bits_whatever_their_sign() {
     let [Event::Stored(stored)] = &events[..] else {
         panic!("{events:?}")
     };
-    assert_eq!(stored.names, [Name(u64::MAX)]);
-    assert_eq!(stored.parent, Some(Name(1 << 63)));
-    assert_eq!(stored.place.medium, Medium::Unsaid);
+    assert_eq!(stored.hashes, [EngineHash(u64::MAX)]);
+    assert_eq!(stored.parent, Some(EngineHash(1 << 63)));
+    assert_eq!(stored.location.medium, Medium::Unspecified);
 }
 
 #[test]
@@ -197,9 +198,9 @@ fn blocks_in_different_places_become_chained_events() {
         .map(|event| match event {
             Event::Stored(event) => (
                 event.parent.unwrap().0,
-                event.names[0].0,
+                event.hashes[0].0,
                 event.block_size,
-                event.place.medium.clone(),
+                event.location.medium.clone(),
             ),
             other => panic!("{other:?}"),
         })
@@ -207,9 +208,9 @@ fn blocks_in_different_places_become_chained_events() {
     assert_eq!(
         said,
         [
-            (9, 1, 1, Medium::Unsaid),
+            (9, 1, 1, Medium::Unspecified),
             (1, 2, 1, Medium::Cpu),
-            (2, 3, 2, Medium::Unsaid)
+            (2, 3, 2, Medium::Unspecified)
         ]
     );
 }
@@ -242,7 +243,7 @@ fn a_tier_and_a_medium_that_disagree_are_unknown() {
         let [Event::Stored(stored)] = &events[..] else {
             panic!("{events:?}")
         };
-        assert_eq!(stored.place.medium, expected, "{word:?} {tier:?}");
+        assert_eq!(stored.location.medium, expected, "{word:?} {tier:?}");
     }
     let events = raw_stored(message::KvBlocksStored {
         blocks: vec![block(1, 1, &[5])],
@@ -253,7 +254,7 @@ fn a_tier_and_a_medium_that_disagree_are_unknown() {
     let [Event::Stored(stored)] = &events[..] else {
         panic!("{events:?}")
     };
-    assert!(matches!(stored.place.medium, Medium::Other(_)));
+    assert!(matches!(stored.location.medium, Medium::Other(_)));
 }
 
 #[test]
@@ -269,7 +270,7 @@ fn an_event_of_a_later_kind_is_told_as_unknown() {
 #[test]
 fn a_layout_with_holes_is_not_translated() {
     let stored = Stored {
-        names: vec![Name(1), Name(2)],
+        hashes: vec![EngineHash(1), EngineHash(2)],
         token_ids: vec![1, 2, 3],
         block_size: 2,
         ..Stored::default()
@@ -296,9 +297,9 @@ fn a_layout_with_holes_is_not_translated() {
         "an event of type New"
     );
     let far = Removed {
-        place: Place {
+        location: Location {
             locality: Some("NEAR".into()),
-            ..Place::default()
+            ..Location::default()
         },
         ..Removed::default()
     };

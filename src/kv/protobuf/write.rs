@@ -1,4 +1,4 @@
-//! Events -> a message, for those who serve them.
+//! Converts events to a message, for servers.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use prost::Message as _;
 use super::message::kv_block_extra_key::Key;
 use super::message::kv_cache_event::Data;
 use super::message::{self, KvCacheLocality, KvCacheTier};
-use crate::kv::event::{Batch, Event, ExtraKey, Medium, Name, Place, Removed, Stored};
-use crate::kv::source::Chunk;
+use crate::kv::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
+use crate::kv::source::SnapshotChunk;
 
-/// Why an event has no message that says the same.
+/// Why an event has no equivalent message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Untranslatable(pub String);
 
@@ -21,21 +21,21 @@ impl fmt::Display for Untranslatable {
     }
 }
 
-/// Events of one batch can be told apart up to so many.
+/// Event ids of one batch are distinct up to this many events.
 const EVENTS_MAX: u64 = 1 << 16;
 
-/// The bytes of one message. `snapshot` marks a part of a full list, which has so many blocks in all.
+/// Encodes one message. `snapshot` is the chunk and the number of blocks of the whole snapshot.
 pub fn encode_batch(
     sequence: u64,
     batch: &Batch,
-    snapshot: Option<(Chunk, u64)>,
+    snapshot: Option<(SnapshotChunk, u64)>,
 ) -> Result<Bytes, Untranslatable> {
     let mut events = Vec::with_capacity(batch.events.len());
-    for (place, event) in (1..).zip(&batch.events) {
-        // The same for the same batch, however often it is encoded.
+    for (location, event) in (1..).zip(&batch.events) {
+        // Derived, so that the same batch always gets the same id.
         let event_id = match snapshot {
             Some(_) => 0,
-            None => sequence.wrapping_mul(EVENTS_MAX).wrapping_add(place),
+            None => sequence.wrapping_mul(EVENTS_MAX).wrapping_add(location),
         };
         let data = Some(data(event)?);
         events.push(message::KvCacheEvent { event_id, data });
@@ -77,24 +77,24 @@ fn stored(event: &Stored) -> Result<message::KvBlocksStored, Untranslatable> {
         .filter(|size| *size > 0);
     let (Some(block_size), true) = (
         block_size,
-        event.names.len().checked_mul(size) == Some(event.token_ids.len()),
+        event.hashes.len().checked_mul(size) == Some(event.token_ids.len()),
     ) else {
         return Err(Untranslatable(format!(
             "{} tokens for {} blocks of {size}",
             event.token_ids.len(),
-            event.names.len()
+            event.hashes.len()
         )));
     };
-    if !event.extra_keys.is_empty() && event.extra_keys.len() != event.names.len() {
+    if !event.extra_keys.is_empty() && event.extra_keys.len() != event.hashes.len() {
         return Err(Untranslatable(format!(
             "extra keys for {} of {} blocks",
             event.extra_keys.len(),
-            event.names.len()
+            event.hashes.len()
         )));
     }
-    let (tier, medium, cache_level) = medium(&event.place.medium);
+    let (tier, medium, cache_level) = medium(&event.location.medium);
     let tokens = event.token_ids.chunks_exact(size);
-    let blocks = event.names.iter().zip(tokens).enumerate();
+    let blocks = event.hashes.iter().zip(tokens).enumerate();
     let blocks = blocks.map(|(at, (name, tokens))| message::KvBlock {
         block_hash: hash(*name),
         token_ids: tokens.to_vec(),
@@ -112,11 +112,11 @@ fn stored(event: &Stored) -> Result<message::KvBlocksStored, Untranslatable> {
         parent_block_hash: event.parent.map(hash),
         tier: tier.map(i32::from),
         medium,
-        group_idx: event.place.group,
+        group_idx: event.location.group,
         kv_cache_spec_kind: text(event.spec_kind.as_deref()),
         kv_cache_spec_sliding_window: event.sliding_window,
-        locality: locality(&event.place)?,
-        ownership: text(event.place.ownership.as_deref()),
+        locality: locality(&event.location)?,
+        ownership: text(event.location.ownership.as_deref()),
         session_id: text(event.session_id.as_deref()),
         lora_name: text(event.lora_name.as_deref()),
         cache_salt: text(event.cache_salt.as_deref()),
@@ -124,23 +124,23 @@ fn stored(event: &Stored) -> Result<message::KvBlocksStored, Untranslatable> {
 }
 
 fn removed(event: &Removed) -> Result<message::KvBlocksRemoved, Untranslatable> {
-    let (tier, medium, cache_level) = medium(&event.place.medium);
+    let (tier, medium, cache_level) = medium(&event.location.medium);
     Ok(message::KvBlocksRemoved {
-        block_hashes: event.names.iter().map(|name| hash(*name)).collect(),
+        block_hashes: event.hashes.iter().map(|name| hash(*name)).collect(),
         cache_level,
         tier: tier.map(i32::from),
         medium,
-        group_idx: event.place.group,
-        locality: locality(&event.place)?,
-        ownership: text(event.place.ownership.as_deref()),
+        group_idx: event.location.group,
+        locality: locality(&event.location)?,
+        ownership: text(event.location.ownership.as_deref()),
     })
 }
 
-/// In all three ways that readers of different ages look for. To those that know only the level, an
-/// unknown medium must not look like none, which is the GPU.
+/// In all three forms, for readers of different versions. For readers that only know the level, an unknown
+/// medium must not look like a missing one, which means the GPU.
 fn medium(medium: &Medium) -> (Option<KvCacheTier>, Option<String>, Option<i32>) {
     let (tier, word, level) = match medium {
-        Medium::Unsaid => return (None, None, None),
+        Medium::Unspecified => return (None, None, None),
         Medium::Gpu => (KvCacheTier::Device, "GPU", 0),
         Medium::Cpu => (KvCacheTier::Host, "CPU", 1),
         Medium::Disk => (KvCacheTier::Disk, "STORAGE", 2),
@@ -149,8 +149,8 @@ fn medium(medium: &Medium) -> (Option<KvCacheTier>, Option<String>, Option<i32>)
     (Some(tier), Some(word.to_owned()), Some(level))
 }
 
-fn locality(place: &Place) -> Result<Option<i32>, Untranslatable> {
-    let value = match place.locality.as_deref() {
+fn locality(location: &Location) -> Result<Option<i32>, Untranslatable> {
+    let value = match location.locality.as_deref() {
         None => return Ok(None),
         Some(word) if word.eq_ignore_ascii_case("local") => KvCacheLocality::Local,
         Some(word) if word.eq_ignore_ascii_case("remote") => KvCacheLocality::Remote,
@@ -172,7 +172,7 @@ fn extra_key(key: &ExtraKey) -> message::KvBlockExtraKey {
     message::KvBlockExtraKey { key: Some(key) }
 }
 
-fn hash(name: Name) -> i64 {
+fn hash(name: EngineHash) -> i64 {
     name.0.cast_signed()
 }
 

@@ -1,4 +1,4 @@
-//! What is counted of each rank's events. The labels of a rank go when its last subscriber goes.
+//! Metrics of each rank's KV events. A rank's series are removed when its last subscriber ends.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use prometheus::{
 };
 use rustc_hash::FxHashMap;
 
-use crate::kv::admit::Filtered;
 use crate::kv::event::Tier;
-use crate::kv::stream::{Counts, Reset};
+use crate::kv::event_filter::IgnoredReason;
+use crate::kv::stream::{Counts, ResyncReason};
 use crate::observe::metrics::Registry;
 
-/// Seconds, from an idle router beside its engine to one that cannot keep up.
+/// From an idle router beside its engine to one that cannot keep up.
 const LAG_SECONDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0,
 ];
 const STATES: [&str; 4] = ["cold", "partial", "live", "stale"];
-const PROOFS: [&str; 2] = ["kept", "failed"];
+const VERIFICATIONS: [&str; 2] = ["passed", "failed"];
 
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Families>);
@@ -28,7 +28,7 @@ struct Families {
     state: IntGaugeVec,
     blocks: IntGaugeVec,
     connected: IntGaugeVec,
-    last_number: IntGaugeVec,
+    last_sequence: IntGaugeVec,
     memory_bytes: IntGaugeVec,
     last_lag: GaugeVec,
     batches: IntCounterVec,
@@ -36,13 +36,13 @@ struct Families {
     stored: IntCounterVec,
     removed: IntCounterVec,
     unknown: IntCounterVec,
-    filtered: IntCounterVec,
-    resets: IntCounterVec,
+    ignored: IntCounterVec,
+    resyncs: IntCounterVec,
     gaps: IntCounterVec,
-    proofs: IntCounterVec,
-    held_dropped: IntCounterVec,
+    verifications: IntCounterVec,
+    dropped_batches: IntCounterVec,
     lag: HistogramVec,
-    /// Subscribers by worker and rank: while one takes another's place there are two.
+    /// Subscribers by worker and rank; two while one replaces another.
     users: Mutex<FxHashMap<(Arc<str>, u32), u32>>,
 }
 
@@ -54,79 +54,79 @@ impl Metrics {
         Self(Arc::new(Families {
             state: gauges(
                 "warmroute_kv_state",
-                "1 for the state that what is known of a rank's cache is in: cold, partial, live, stale.",
+                "1 for the state of what is known of a rank's cache: cold, partial, live or stale.",
                 "state",
             ),
             blocks: gauges(
                 "warmroute_kv_blocks",
-                "Blocks that a rank reports to hold, by tier.",
+                "Distinct blocks cached by a rank according to its KV events, by tier.",
                 "tier",
             ),
             connected: registry.gauges(
                 "warmroute_kv_connected",
-                "1 while a rank's source of cache events is connected.",
+                "1 while the source of a rank's KV events is connected.",
                 &["worker", "rank"],
             ),
-            last_number: registry.gauges(
-                "warmroute_kv_last_number",
-                "The engine's number of the last batch applied; -1 while there is none.",
+            last_sequence: registry.gauges(
+                "warmroute_kv_last_sequence",
+                "Sequence number of the last batch of KV events applied; -1 before the first.",
                 &["worker", "rank"],
             ),
             memory_bytes: registry.gauges(
                 "warmroute_kv_memory_bytes",
-                "What is taken by what is known of a rank's cache.",
+                "Memory used by the tree of a rank's cached blocks.",
                 &["worker", "rank"],
             ),
             last_lag: registry.real_gauges(
                 "warmroute_kv_last_lag_seconds",
-                "Lag of the last live batch. Hosts' clocks differ, so it may be negative.",
+                "Lag of the last live batch; it includes the difference of the hosts' clocks, so it may be negative.",
                 &["worker", "rank"],
             ),
             batches: counters(
                 "warmroute_kv_batches_total",
-                "Batches of cache events applied.",
+                "Batches of KV events applied.",
             ),
-            events: counters("warmroute_kv_events_total", "Cache events read."),
+            events: counters("warmroute_kv_events_total", "KV events applied or ignored."),
             stored: counters(
                 "warmroute_kv_stored_blocks_total",
-                "Blocks reported as stored and taken over, each copy.",
+                "Blocks reported as stored and added to the tree, counted once for each copy.",
             ),
             removed: counters(
                 "warmroute_kv_removed_blocks_total",
-                "Blocks reported as removed, each copy.",
+                "Blocks reported as removed, counted once for each copy.",
             ),
             unknown: counters(
                 "warmroute_kv_unknown_removals_total",
-                "Removals of blocks that were not known to be held.",
+                "Removals of blocks that were not in the tree.",
             ),
-            filtered: by(
-                "warmroute_kv_filtered_events_total",
-                "Cache events left out, by why.",
+            ignored: by(
+                "warmroute_kv_ignored_events_total",
+                "KV events that the tree did not take, by reason.",
                 "reason",
             ),
-            resets: by(
-                "warmroute_kv_resets_total",
-                "Times that all that was known of a rank's cache was forgotten, by why.",
+            resyncs: by(
+                "warmroute_kv_resyncs_total",
+                "Times that a rank's tree was cleared and built anew, by reason.",
                 "reason",
             ),
             gaps: counters(
                 "warmroute_kv_gaps_total",
-                "Times that batches of cache events were missing.",
+                "Gaps in the sequence numbers of KV event batches.",
             ),
-            proofs: by(
-                "warmroute_kv_proofs_total",
-                "Questions whether the engine's process is still the same, by what came of them.",
+            verifications: by(
+                "warmroute_kv_verifications_total",
+                "Replays that verified whether the engine's process is still the same, by result.",
                 "result",
             ),
-            held_dropped: counters(
-                "warmroute_kv_held_dropped_batches_total",
-                "Batches dropped while too many waited for a replay; they are asked for again.",
+            dropped_batches: counters(
+                "warmroute_kv_dropped_batches_total",
+                "Batches dropped because the buffer was full during a replay; they are repeat_reports for again.",
             ),
             lag: registry.histograms(
                 "warmroute_kv_lag_seconds",
-                "From a live batch's timestamp by the engine's clock until it was applied.",
+                "From a live batch's timestamp (the engine's clock) until it was applied (this host's clock).",
                 LAG_SECONDS,
-                // Not by rank: its buckets times a fleet would be most of the page.
+                // Without a rank label: the buckets of a whole fleet would dominate the exposition.
                 &[],
             ),
             users: Mutex::default(),
@@ -146,7 +146,7 @@ impl Metrics {
         Meters {
             blocks: Tier::ALL.map(|tier| families.blocks.with_label_values(&with(tier.as_str()))),
             connected: families.connected.with_label_values(labels),
-            last_number: families.last_number.with_label_values(labels),
+            last_sequence: families.last_sequence.with_label_values(labels),
             memory_bytes: families.memory_bytes.with_label_values(labels),
             last_lag: families.last_lag.with_label_values(labels),
             batches: families.batches.with_label_values(labels),
@@ -155,11 +155,15 @@ impl Metrics {
             removed: families.removed.with_label_values(labels),
             unknown: families.unknown.with_label_values(labels),
             gaps: families.gaps.with_label_values(labels),
-            kept: families.proofs.with_label_values(&with(PROOFS[0])),
-            failed: families.proofs.with_label_values(&with(PROOFS[1])),
-            held_dropped: families.held_dropped.with_label_values(labels),
+            passed: families
+                .verifications
+                .with_label_values(&with(VERIFICATIONS[0])),
+            failed: families
+                .verifications
+                .with_label_values(&with(VERIFICATIONS[1])),
+            dropped_batches: families.dropped_batches.with_label_values(labels),
             lag: families.lag.with_label_values::<&str>(&[]),
-            filtered: FxHashMap::default(),
+            ignored: FxHashMap::default(),
             counted: Counts::default(),
             worker: worker.clone(),
             rank,
@@ -169,12 +173,12 @@ impl Metrics {
     }
 }
 
-/// One rank's.
+/// One rank's series.
 #[derive(Debug)]
 pub(super) struct Meters {
     pub(super) blocks: [IntGauge; Tier::COUNT],
     pub(super) connected: IntGauge,
-    last_number: IntGauge,
+    last_sequence: IntGauge,
     pub(super) memory_bytes: IntGauge,
     last_lag: Gauge,
     pub(super) batches: IntCounter,
@@ -184,11 +188,11 @@ pub(super) struct Meters {
     pub(super) unknown: IntCounter,
     lag: Histogram,
     gaps: IntCounter,
-    kept: IntCounter,
+    passed: IntCounter,
     failed: IntCounter,
-    held_dropped: IntCounter,
-    filtered: FxHashMap<Filtered, IntCounter>,
-    /// Of the stream's counts, what was added already.
+    dropped_batches: IntCounter,
+    ignored: FxHashMap<IgnoredReason, IntCounter>,
+    /// The stream's counts as last added to the counters.
     counted: Counts,
     worker: Arc<str>,
     rank: u32,
@@ -206,21 +210,21 @@ impl Meters {
         }
     }
 
-    pub(super) fn filtered(&mut self, why: Filtered) {
+    pub(super) fn ignored(&mut self, why: IgnoredReason) {
         let (families, worker, rank) = (&self.families, &self.worker, &self.rank_text);
-        self.filtered
+        self.ignored
             .entry(why)
             .or_insert_with(|| {
                 let labels = [&**worker, &**rank, why.as_str()];
-                families.filtered.with_label_values(&labels)
+                families.ignored.with_label_values(&labels)
             })
             .inc();
     }
 
-    pub(super) fn reset(&self, reset: Reset) {
+    pub(super) fn resync(&self, reason: ResyncReason) {
         self.families
-            .resets
-            .with_label_values(&[&*self.worker, &*self.rank_text, reset.as_str()])
+            .resyncs
+            .with_label_values(&[&*self.worker, &*self.rank_text, reason.as_str()])
             .inc();
     }
 
@@ -229,19 +233,20 @@ impl Meters {
         self.last_lag.set(lag_s);
     }
 
-    pub(super) fn last_number(&self, last: Option<u64>) {
+    pub(super) fn last_sequence(&self, last: Option<u64>) {
         let last = last.map_or(-1, |last| i64::try_from(last).unwrap_or(i64::MAX));
-        self.last_number.set(last);
+        self.last_sequence.set(last);
     }
 
     pub(super) fn counts(&mut self, counts: Counts) {
         let before = std::mem::replace(&mut self.counted, counts);
         self.gaps.inc_by(counts.gaps - before.gaps);
-        self.kept.inc_by(counts.proofs_kept - before.proofs_kept);
+        self.passed
+            .inc_by(counts.verifications_passed - before.verifications_passed);
         self.failed
-            .inc_by(counts.proofs_failed - before.proofs_failed);
-        self.held_dropped
-            .inc_by(counts.held_dropped - before.held_dropped);
+            .inc_by(counts.verifications_failed - before.verifications_failed);
+        self.dropped_batches
+            .inc_by(counts.dropped_batches - before.dropped_batches);
     }
 }
 
@@ -256,7 +261,7 @@ impl Drop for Meters {
             }
         }
         users.remove(&(self.worker.clone(), self.rank));
-        // One that was never set is not there to be removed.
+        // Removing a series that was never set is an error; ignore it.
         let labels: &[&str] = &[&self.worker, &self.rank_text];
         for family in [
             &families.batches,
@@ -265,13 +270,13 @@ impl Drop for Meters {
             &families.removed,
             &families.unknown,
             &families.gaps,
-            &families.held_dropped,
+            &families.dropped_batches,
         ] {
             let _ = family.remove_label_values(labels);
         }
         for family in [
             &families.connected,
-            &families.last_number,
+            &families.last_sequence,
             &families.memory_bytes,
         ] {
             let _ = family.remove_label_values(labels);
@@ -284,14 +289,14 @@ impl Drop for Meters {
         for tier in Tier::ALL {
             let _ = families.blocks.remove_label_values(&with(tier.as_str()));
         }
-        for proof in PROOFS {
-            let _ = families.proofs.remove_label_values(&with(proof));
+        for proof in VERIFICATIONS {
+            let _ = families.verifications.remove_label_values(&with(proof));
         }
-        for why in Filtered::ALL {
-            let _ = families.filtered.remove_label_values(&with(why.as_str()));
+        for why in IgnoredReason::ALL {
+            let _ = families.ignored.remove_label_values(&with(why.as_str()));
         }
-        for reset in Reset::ALL {
-            let _ = families.resets.remove_label_values(&with(reset.as_str()));
+        for reason in ResyncReason::ALL {
+            let _ = families.resyncs.remove_label_values(&with(reason.as_str()));
         }
     }
 }

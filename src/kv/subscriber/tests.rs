@@ -4,22 +4,22 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::kv::admit::Filtered;
-use crate::kv::event::{Event, Medium, Name, Place, Removed, Stored, Tier};
+use crate::kv::event::{EngineHash, Event, Location, Medium, Removed, Stored, Tier};
+use crate::kv::event_filter::IgnoredReason;
 use crate::kv::index::{CopyReport, NewBlock, Parent};
-use crate::kv::source::{Chunk, Frame, Undecodable};
+use crate::kv::source::{DecodeError, SnapshotChunk, SourceBatch};
 use crate::kv::{block, indexes};
 use crate::observe::metrics::Registry;
 
 /// Says what the test says, and tells it what was asked.
 struct Script {
-    said: mpsc::UnboundedReceiver<Said>,
-    asked: mpsc::UnboundedSender<u64>,
+    said: mpsc::UnboundedReceiver<SourceEvent>,
+    repeat_reports: mpsc::UnboundedSender<u64>,
     can_replay: bool,
 }
 
 impl Source for Script {
-    async fn next(&mut self) -> Said {
+    async fn next(&mut self) -> SourceEvent {
         match self.said.recv().await {
             Some(said) => said,
             None => std::future::pending().await,
@@ -27,7 +27,7 @@ impl Source for Script {
     }
 
     fn replay(&mut self, first: u64) {
-        let _ = self.asked.send(first);
+        let _ = self.repeat_reports.send(first);
     }
 
     fn can_replay(&self) -> bool {
@@ -36,11 +36,11 @@ impl Source for Script {
 }
 
 struct Stage {
-    say: mpsc::UnboundedSender<Said>,
-    asked: mpsc::UnboundedReceiver<u64>,
-    life: watch::Sender<u64>,
+    say: mpsc::UnboundedSender<SourceEvent>,
+    repeat_reports: mpsc::UnboundedReceiver<u64>,
+    restarts: watch::Sender<u64>,
     indexes: Arc<PrefixIndexes>,
-    board: Arc<Board>,
+    board: Arc<StatusBoard>,
     registry: Registry,
     /// Who was said to have lost its cache.
     losses: Arc<Mutex<Vec<WorkerId>>>,
@@ -54,7 +54,7 @@ fn on_stage<F: Future<Output = ()>>(can_replay: bool, play: impl FnOnce(Stage) -
     let registry = Registry::default();
     let losses: Arc<Mutex<Vec<WorkerId>>> = Arc::default();
     let shared = Shared {
-        on_loss: {
+        on_cache_lost: {
             let losses = losses.clone();
             Arc::new(move |worker| losses.lock().push(worker))
         },
@@ -64,12 +64,12 @@ fn on_stage<F: Future<Output = ()>>(can_replay: bool, play: impl FnOnce(Stage) -
         )
     };
     let (say, said) = mpsc::unbounded_channel();
-    let (ask, asked) = mpsc::unbounded_channel();
-    let (life, lives) = watch::channel(0);
+    let (ask, repeat_reports) = mpsc::unbounded_channel();
+    let (restarts, lives) = watch::channel(0);
     let stage = Stage {
         say,
-        asked,
-        life,
+        repeat_reports,
+        restarts,
         indexes: shared.indexes.clone(),
         board: shared.board.clone(),
         registry,
@@ -77,7 +77,7 @@ fn on_stage<F: Future<Output = ()>>(can_replay: bool, play: impl FnOnce(Stage) -
     };
     let source = Script {
         said,
-        asked: ask,
+        repeat_reports: ask,
         can_replay,
     };
     let subject = subject();
@@ -94,7 +94,7 @@ fn on_stage<F: Future<Output = ()>>(can_replay: bool, play: impl FnOnce(Stage) -
 }
 
 impl Stage {
-    async fn say(&self, said: impl IntoIterator<Item = Said>) {
+    async fn say(&self, said: impl IntoIterator<Item = SourceEvent>) {
         for said in said {
             self.say.send(said).unwrap();
         }
@@ -134,12 +134,12 @@ fn shared(indexes: Arc<PrefixIndexes>, registry: &Registry) -> Shared {
         board: Arc::default(),
         metrics: Metrics::new(registry),
         settings: stream::Settings::default(),
-        on_loss: Arc::new(|_| {}),
+        on_cache_lost: Arc::new(|_| {}),
     }
 }
 
-fn frame(sequence: u64, events: Vec<Event>) -> Frame {
-    Frame {
+fn frame(sequence: u64, events: Vec<Event>) -> SourceBatch {
+    SourceBatch {
         sequence,
         digest: u128::from(sequence),
         bytes: 100,
@@ -152,7 +152,7 @@ fn frame(sequence: u64, events: Vec<Event>) -> Frame {
     }
 }
 
-fn of_process(process: u128, mut frame: Frame) -> Frame {
+fn of_process(process: u128, mut frame: SourceBatch) -> SourceBatch {
     frame.digest |= process << 64;
     frame
 }
@@ -164,12 +164,12 @@ fn prompt(blocks: u32) -> Vec<u32> {
 /// The blocks `from..to` of the prompt.
 fn stored(from: u32, to: u32) -> Event {
     Event::Stored(Stored {
-        names: (from..to)
-            .map(|block| Name(u64::from(block) + 100))
+        hashes: (from..to)
+            .map(|block| EngineHash(u64::from(block) + 100))
             .collect(),
         parent: from
             .checked_sub(1)
-            .map(|block| Name(u64::from(block) + 100)),
+            .map(|block| EngineHash(u64::from(block) + 100)),
         token_ids: (from * SIZE.get()..to * SIZE.get()).collect(),
         block_size: SIZE.get(),
         ..Stored::default()
@@ -178,18 +178,18 @@ fn stored(from: u32, to: u32) -> Event {
 
 fn removed(block: u32) -> Event {
     Event::Removed(Removed {
-        names: vec![Name(u64::from(block) + 100)],
-        place: Place::default(),
+        hashes: vec![EngineHash(u64::from(block) + 100)],
+        location: Location::default(),
     })
 }
 
-fn connected() -> Said {
-    Said::Connected { epoch: None }
+fn connected() -> SourceEvent {
+    SourceEvent::Connected { incarnation: None }
 }
 
-fn lost() -> Said {
-    Said::Lost {
-        why: "closed".to_owned(),
+fn lost() -> SourceEvent {
+    SourceEvent::Disconnected {
+        reason: "closed".to_owned(),
     }
 }
 
@@ -197,19 +197,21 @@ fn lost() -> Said {
 fn what_is_replayed_and_then_said_live_is_scored() {
     on_stage(true, async |mut stage| {
         stage.say([connected()]).await;
-        assert_eq!(stage.asked.try_recv(), Ok(0));
+        assert_eq!(stage.repeat_reports.try_recv(), Ok(0));
         stage
             .say([
-                Said::Live(frame(2, vec![removed(3)])),
-                Said::Replayed(frame(0, vec![stored(0, 2)])),
-                Said::Replayed(frame(1, vec![stored(2, 4)])),
+                SourceEvent::Live(frame(2, vec![removed(3)])),
+                SourceEvent::Replayed(frame(0, vec![stored(0, 2)])),
+                SourceEvent::Replayed(frame(1, vec![stored(2, 4)])),
             ])
             .await;
         assert_eq!(stage.depth(&prompt(4)), 0, "the answer has not ended");
-        stage.say([Said::ReplayEnd]).await;
+        stage.say([SourceEvent::ReplayEnd]).await;
         assert_eq!(stage.depth(&prompt(4)), 3);
         assert_eq!(stage.status().state, "live");
-        assert!(stage.board.has_events(WORKER) && stage.board.scores(WORKER));
+        assert!(
+            stage.board.has_events(WORKER) && stage.board.worker_cache(WORKER, 1).unwrap().is_live
+        );
         assert!(!stage.board.has_events(WorkerId(8)));
     });
 }
@@ -221,26 +223,35 @@ fn what_may_be_told_again_since_it_was_asked_for_is_gone_with_its_first_removal(
         stage
             .say([
                 connected(),
-                Said::Replayed(frame(5, vec![stored(0, 1)])),
-                Said::ReplayEnd,
+                SourceEvent::Replayed(frame(5, vec![stored(0, 1)])),
+                SourceEvent::ReplayEnd,
             ])
             .await;
         assert!(stage.board.is_partial(WORKER));
-        let asking = stage.board.ask(WORKER);
+        let asking = stage.board.expect_repeat_report(WORKER);
         stage
-            .say([Said::Live(frame(6, vec![stored(0, 3), stored(3, 4)]))])
+            .say([SourceEvent::Live(frame(
+                6,
+                vec![stored(0, 3), stored(3, 4)],
+            ))])
             .await;
         drop(asking);
-        stage.say([Said::Live(frame(7, vec![stored(0, 4)]))]).await;
+        stage
+            .say([SourceEvent::Live(frame(7, vec![stored(0, 4)]))])
+            .await;
         assert_eq!(stage.depth(&prompt(4)), 4);
         // Known before, as one copy; told again for the first time, twice; and counted since.
-        stage.say([Said::Live(frame(8, vec![removed(3)]))]).await;
+        stage
+            .say([SourceEvent::Live(frame(8, vec![removed(3)]))])
+            .await;
         assert_eq!(stage.depth(&prompt(4)), 3);
         stage
-            .say([Said::Live(frame(9, vec![removed(2), removed(1)]))])
+            .say([SourceEvent::Live(frame(9, vec![removed(2), removed(1)]))])
             .await;
         assert_eq!(stage.depth(&prompt(4)), 1);
-        stage.say([Said::Live(frame(10, vec![removed(0)]))]).await;
+        stage
+            .say([SourceEvent::Live(frame(10, vec![removed(0)]))])
+            .await;
         assert_eq!(stage.depth(&prompt(4)), 0);
         assert_eq!(stage.status().unknown_removals, 0);
     });
@@ -249,38 +260,40 @@ fn what_may_be_told_again_since_it_was_asked_for_is_gone_with_its_first_removal(
 #[test]
 fn a_worker_stands_as_its_ranks_do_and_what_it_tells_is_remembered_when_asked_for() {
     on_stage(true, async |stage| {
-        let standing = || stage.board.standing(WORKER, 1).unwrap();
+        let worker_cache = || stage.board.worker_cache(WORKER, 1).unwrap();
         stage.say([]).await;
-        assert!(!standing().is_live);
-        assert_eq!(stage.board.standing(WORKER, 2), None);
+        assert!(!worker_cache().is_live);
+        assert_eq!(stage.board.worker_cache(WORKER, 2), None);
         stage
             .say([
                 connected(),
-                Said::Replayed(frame(0, vec![stored(0, 2)])),
-                Said::ReplayEnd,
+                SourceEvent::Replayed(frame(0, vec![stored(0, 2)])),
+                SourceEvent::ReplayEnd,
             ])
             .await;
-        let before = standing();
+        let before = worker_cache();
         assert!(before.is_live && !stage.board.is_partial(WORKER));
-        assert_eq!(stage.board.heard(WORKER), []);
-        stage.board.record(WORKER, true);
+        assert_eq!(stage.board.recorded_stores(WORKER), []);
+        stage.board.record_stores(WORKER, true);
         let events = vec![removed(1), stored(1, 2), stored(0, 1)];
-        stage.say([Said::Live(frame(1, events))]).await;
-        let heard = stage.board.heard(WORKER);
+        stage.say([SourceEvent::Live(frame(1, events))]).await;
+        let heard = stage.board.recorded_stores(WORKER);
         assert_eq!(
             heard.iter().map(|it| it.is_start).collect::<Vec<_>>(),
             [false, true]
         );
         assert_eq!(&*heard[0].tokens, [4, 5, 6, 7]);
-        stage.board.record(WORKER, false);
-        assert_eq!(stage.board.heard(WORKER), []);
-        assert_eq!(standing().removed_blocks, before.removed_blocks + 1);
-        assert_eq!(standing().losses, before.losses);
+        stage.board.record_stores(WORKER, false);
+        assert_eq!(stage.board.recorded_stores(WORKER), []);
+        assert_eq!(worker_cache().removed_blocks, before.removed_blocks + 1);
+        assert_eq!(worker_cache().clears, before.clears);
         let cleared = Event::Cleared { ownership: None };
-        stage.say([Said::Live(frame(2, vec![cleared]))]).await;
-        assert!(standing().losses > before.losses);
+        stage
+            .say([SourceEvent::Live(frame(2, vec![cleared]))])
+            .await;
+        assert!(worker_cache().clears > before.clears);
         stage.say([lost()]).await;
-        assert!(!standing().is_live);
+        assert!(!worker_cache().is_live);
         let trees = stage.board.trees(observe::now(), WORKER);
         assert_eq!((trees.len(), trees[0].state), (1, "stale"));
     });
@@ -293,16 +306,23 @@ fn a_cache_that_was_cleared_or_is_another_processs_is_called_lost() {
         stage
             .say([
                 connected(),
-                Said::Replayed(frame(0, vec![stored(0, 2)])),
-                Said::ReplayEnd,
+                SourceEvent::Replayed(frame(0, vec![stored(0, 2)])),
+                SourceEvent::ReplayEnd,
             ])
             .await;
         assert!(stage.losses.lock().is_empty());
-        stage.say([Said::Live(frame(1, vec![cleared]))]).await;
+        stage
+            .say([SourceEvent::Live(frame(1, vec![cleared]))])
+            .await;
         assert_eq!(*stage.losses.lock(), [WORKER]);
         let other = of_process(1, frame(1, vec![stored(0, 1)]));
         stage
-            .say([lost(), connected(), Said::Replayed(other), Said::ReplayEnd])
+            .say([
+                lost(),
+                connected(),
+                SourceEvent::Replayed(other),
+                SourceEvent::ReplayEnd,
+            ])
             .await;
         assert_eq!(*stage.losses.lock(), [WORKER; 2]);
     });
@@ -312,8 +332,8 @@ fn a_cache_that_was_cleared_or_is_another_processs_is_called_lost() {
 fn what_was_cleared_in_the_past_is_no_loss() {
     on_stage(true, async |stage| {
         let cleared = || Event::Cleared { ownership: None };
-        let chunk = |sequence, index| Frame {
-            snapshot: Some(Chunk {
+        let chunk = |sequence, index| SourceBatch {
+            snapshot: Some(SnapshotChunk {
                 index,
                 count: 2,
                 unknown_before: 0,
@@ -323,17 +343,22 @@ fn what_was_cleared_in_the_past_is_no_loss() {
         stage
             .say([
                 connected(),
-                Said::Replayed(frame(0, vec![stored(0, 2), cleared(), stored(0, 1)])),
-                Said::ReplayEnd,
+                SourceEvent::Replayed(frame(0, vec![stored(0, 2), cleared(), stored(0, 1)])),
+                SourceEvent::ReplayEnd,
             ])
             .await;
         assert_eq!(stage.depth(&prompt(2)), 1);
         stage
-            .say([Said::Live(chunk(8, 0)), Said::Live(chunk(9, 1))])
+            .say([
+                SourceEvent::Live(chunk(8, 0)),
+                SourceEvent::Live(chunk(9, 1)),
+            ])
             .await;
         assert_eq!(stage.depth(&prompt(2)), 2);
         assert!(stage.losses.lock().is_empty());
-        stage.say([Said::Live(frame(10, vec![cleared()]))]).await;
+        stage
+            .say([SourceEvent::Live(frame(10, vec![cleared()]))])
+            .await;
         assert_eq!(*stage.losses.lock(), [WORKER]);
     });
 }
@@ -341,17 +366,17 @@ fn what_was_cleared_in_the_past_is_no_loss() {
 #[test]
 fn why_a_replay_failed_or_a_batch_cannot_be_read_is_shown() {
     on_stage(true, async |stage| {
-        let failed = || Said::ReplayFailed {
-            why: "refused".to_owned(),
+        let failed = || SourceEvent::ReplayFailed {
+            reason: "refused".to_owned(),
         };
         stage.say([connected(), failed()]).await;
-        assert_eq!(stage.status().replay_failed.as_deref(), Some("refused"));
+        assert_eq!(stage.status().replay_error.as_deref(), Some("refused"));
         let mut unreadable = frame(0, vec![]);
-        unreadable.batch = Err(Undecodable("no map".to_owned()));
-        stage.say([Said::Live(unreadable)]).await;
-        assert_eq!(stage.status().unreadable.as_deref(), Some("no map"));
-        stage.say([Said::ReplayEnd]).await;
-        assert_eq!(stage.status().replay_failed, None);
+        unreadable.batch = Err(DecodeError("no map".to_owned()));
+        stage.say([SourceEvent::Live(unreadable)]).await;
+        assert_eq!(stage.status().decode_error.as_deref(), Some("no map"));
+        stage.say([SourceEvent::ReplayEnd]).await;
+        assert_eq!(stage.status().replay_error, None);
     });
 }
 
@@ -365,17 +390,17 @@ fn a_rank_has_its_figures_among_the_metrics() {
             value.unwrap().parse::<f64>().unwrap()
         };
         stage.say([]).await;
-        assert_eq!((value("connected"), value("last_number")), (0.0, -1.0));
+        assert_eq!((value("connected"), value("last_sequence")), (0.0, -1.0));
         stage
             .say([
                 connected(),
-                Said::Replayed(frame(0, vec![stored(0, 2)])),
-                Said::ReplayEnd,
+                SourceEvent::Replayed(frame(0, vec![stored(0, 2)])),
+                SourceEvent::ReplayEnd,
             ])
             .await;
-        assert_eq!((value("connected"), value("last_number")), (1.0, 0.0));
+        assert_eq!((value("connected"), value("last_sequence")), (1.0, 0.0));
         assert!(value("memory_bytes") > 0.0);
-        stage.say([Said::Live(frame(1, vec![]))]).await;
+        stage.say([SourceEvent::Live(frame(1, vec![]))]).await;
         assert!(value("last_lag_seconds") > 1e9, "stamped 1970");
         stage.say([lost()]).await;
         assert_eq!(value("connected"), 0.0);
@@ -392,10 +417,10 @@ fn a_tree_that_others_stores_cut_does_not_count_as_whole_for_long() {
         &registry,
     );
     let (_say, said) = mpsc::unbounded_channel();
-    let (asked, _asked) = mpsc::unbounded_channel();
+    let (repeat_reports, _asked) = mpsc::unbounded_channel();
     let mut source = Script {
         said,
-        asked,
+        repeat_reports,
         can_replay: false,
     };
     let mut now = observe::now();
@@ -404,15 +429,15 @@ fn a_tree_that_others_stores_cut_does_not_count_as_whole_for_long() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let first = Said::Live(frame(0, vec![stored(0, 5_000)]));
+        let first = SourceEvent::Live(frame(0, vec![stored(0, 5_000)]));
         for said in [connected(), first] {
-            task.take(now, Input::Said(said), &mut source).await;
+            task.handle(now, Input::Source(said), &mut source).await;
         }
         assert_eq!(task.state, State::Live);
         let mut other = indexes.index(&"m".into(), SIZE).add_tree(WorkerId(8), 0);
         for chain in 1..200_u64 {
             let new = |at| NewBlock {
-                name: Name(chain << 32 | at),
+                name: EngineHash(chain << 32 | at),
                 local: block::LocalHash(chain << 32 | at),
             };
             let blocks: Vec<NewBlock> = (0..1_000).map(new).collect();
@@ -421,15 +446,15 @@ fn a_tree_that_others_stores_cut_does_not_count_as_whole_for_long() {
                 .store(after, &blocks, Tier::Gpu, CopyReport::OneMore)
                 .unwrap();
         }
-        assert!(task.ground.tree().unwrap().1.len() < 5_000);
-        assert_eq!(task.state, State::Live, "nobody told it");
+        assert!(task.tree.tree().unwrap().1.len() < 5_000);
+        assert_eq!(task.state, State::Live, "nobody reported it");
         // It is woken for that, though nothing is said.
         for _ in 0..4 {
             let Some(at) = task.next_wake() else {
                 break;
             };
             now = at;
-            task.take(now, Input::Time, &mut source).await;
+            task.handle(now, Input::Timer, &mut source).await;
         }
         assert_eq!(task.state, State::Partial);
         assert_eq!(task.stream.reason().as_str(), "incomplete");
@@ -445,46 +470,49 @@ fn a_rank_for_which_the_index_has_no_place_is_told_as_such() {
     let mut trees: Vec<_> = (0..24_001)
         .map(|other| index.add_tree(WorkerId(100 + other), 0))
         .collect();
-    let mut ground = Ground::new(indexes, "m".into(), WORKER, 0);
-    let filtered = |ground: &mut Ground, events| {
-        let mut tally = Tally::default();
+    let mut ground = RankTree::new(indexes, "m".into(), WORKER, 0);
+    let ignored = |ground: &mut RankTree, events| {
+        let mut effect = BatchEffect::default();
         let batch = Batch {
             timestamp: 0.0,
             rank: None,
             events,
         };
-        ground.apply(&batch, CopyReport::OneMore, &mut tally);
-        assert_eq!(tally.harm, Harm::Incomplete);
-        tally.filtered
+        ground.apply(&batch, CopyReport::OneMore, &mut effect);
+        assert_eq!(effect.impact, TreeImpact::Incomplete);
+        effect.ignored
     };
-    let left = filtered(&mut ground, vec![stored(0, 1), stored(1, 2)]);
-    assert_eq!(left, [Filtered::IndexFull; 2]);
+    let left = ignored(&mut ground, vec![stored(0, 1), stored(1, 2)]);
+    assert_eq!(left, [IgnoredReason::IndexFull; 2]);
     trees.truncate(2);
     ground.clear();
-    let left = filtered(&mut ground, vec![stored(0, 1), stored(2, 3)]);
-    assert_eq!(left, [Filtered::UnknownParent]);
+    let left = ignored(&mut ground, vec![stored(0, 1), stored(2, 3)]);
+    assert_eq!(left, [IgnoredReason::UnknownParent]);
 }
 
 #[test]
 fn a_lost_connection_stops_scoring_until_the_process_is_proved() {
     on_stage(true, async |mut stage| {
         stage
-            .say([connected(), Said::Replayed(frame(0, vec![stored(0, 2)]))])
+            .say([
+                connected(),
+                SourceEvent::Replayed(frame(0, vec![stored(0, 2)])),
+            ])
             .await;
-        stage.say([Said::ReplayEnd, lost()]).await;
+        stage.say([SourceEvent::ReplayEnd, lost()]).await;
         assert_eq!(stage.depth(&prompt(2)), 0);
         assert_eq!(stage.status().state, "stale");
-        assert!(!stage.board.scores(WORKER));
+        assert!(!stage.board.worker_cache(WORKER, 1).unwrap().is_live);
         stage.say([connected()]).await;
         assert_eq!(stage.depth(&prompt(2)), 0);
         stage
             .say([
-                Said::Replayed(frame(0, vec![stored(0, 2)])),
-                Said::ReplayEnd,
+                SourceEvent::Replayed(frame(0, vec![stored(0, 2)])),
+                SourceEvent::ReplayEnd,
             ])
             .await;
         assert_eq!(stage.depth(&prompt(2)), 2);
-        assert_eq!(stage.asked.try_recv(), Ok(0));
+        assert_eq!(stage.repeat_reports.try_recv(), Ok(0));
     });
 }
 
@@ -492,17 +520,24 @@ fn a_lost_connection_stops_scoring_until_the_process_is_proved() {
 fn a_restarted_engine_at_the_same_number_is_found_out() {
     on_stage(true, async |stage| {
         stage
-            .say([connected(), Said::Replayed(frame(0, vec![stored(0, 2)]))])
+            .say([
+                connected(),
+                SourceEvent::Replayed(frame(0, vec![stored(0, 2)])),
+            ])
             .await;
-        stage.say([Said::ReplayEnd, lost(), connected()]).await;
+        stage
+            .say([SourceEvent::ReplayEnd, lost(), connected()])
+            .await;
         let new = of_process(1, frame(0, vec![stored(0, 1)]));
         stage
-            .say([Said::Replayed(new.clone()), Said::ReplayEnd])
+            .say([SourceEvent::Replayed(new.clone()), SourceEvent::ReplayEnd])
             .await;
         assert_eq!(stage.depth(&prompt(2)), 0);
-        stage.say([Said::Replayed(new), Said::ReplayEnd]).await;
+        stage
+            .say([SourceEvent::Replayed(new), SourceEvent::ReplayEnd])
+            .await;
         assert_eq!(stage.depth(&prompt(2)), 1);
-        assert_eq!(stage.status().resets["restarted"], 1);
+        assert_eq!(stage.status().resyncs["engine_restarted"], 1);
     });
 }
 
@@ -510,13 +545,15 @@ fn a_restarted_engine_at_the_same_number_is_found_out() {
 fn a_new_life_makes_a_source_without_replays_forget() {
     on_stage(false, async |stage| {
         stage
-            .say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))])
+            .say([connected(), SourceEvent::Live(frame(0, vec![stored(0, 2)]))])
             .await;
         assert_eq!(stage.depth(&prompt(2)), 2);
-        stage.life.send(1).unwrap();
+        stage.restarts.send(1).unwrap();
         stage.say([]).await;
         assert_eq!(stage.depth(&prompt(2)), 0);
-        stage.say([Said::Live(frame(1, vec![stored(0, 1)]))]).await;
+        stage
+            .say([SourceEvent::Live(frame(1, vec![stored(0, 1)]))])
+            .await;
         assert_eq!(stage.depth(&prompt(2)), 1);
         assert_eq!(stage.status().state, "partial");
     });
@@ -526,26 +563,26 @@ fn a_new_life_makes_a_source_without_replays_forget() {
 fn what_cannot_be_read_or_understood_forgets_all_before_it() {
     on_stage(false, async |stage| {
         stage
-            .say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))])
+            .say([connected(), SourceEvent::Live(frame(0, vec![stored(0, 2)]))])
             .await;
         let mut unreadable = frame(1, vec![]);
-        unreadable.batch = Err(Undecodable("bytes".to_owned()));
-        stage.say([Said::Live(unreadable)]).await;
+        unreadable.batch = Err(DecodeError("bytes".to_owned()));
+        stage.say([SourceEvent::Live(unreadable)]).await;
         assert_eq!(stage.depth(&prompt(2)), 0);
         let unknown = Event::Unknown {
             kind: "Moved".into(),
         };
         stage
-            .say([Said::Live(frame(
+            .say([SourceEvent::Live(frame(
                 2,
                 vec![stored(0, 2), unknown, stored(0, 1)],
             ))])
             .await;
         assert_eq!(stage.depth(&prompt(2)), 0);
         let status = stage.status();
-        assert_eq!(status.resets["undecodable"], 1);
-        assert_eq!(status.resets["unknown_removal"], 1);
-        assert_eq!(status.filtered["unknown_event"], 1);
+        assert_eq!(status.resyncs["undecodable"], 1);
+        assert_eq!(status.resyncs["unknown_removal"], 1);
+        assert_eq!(status.ignored_events["unknown_event"], 1);
     });
 }
 
@@ -555,17 +592,17 @@ fn a_removal_from_a_medium_never_heard_of_forgets_the_block() {
         stage
             .say([
                 connected(),
-                Said::Live(frame(0, vec![stored(0, 3), stored(0, 3)])),
+                SourceEvent::Live(frame(0, vec![stored(0, 3), stored(0, 3)])),
             ])
             .await;
         let event = Event::Removed(Removed {
-            names: vec![Name(102)],
-            place: Place {
+            hashes: vec![EngineHash(102)],
+            location: Location {
                 medium: Medium::Other("HBM".into()),
-                ..Place::default()
+                ..Location::default()
             },
         });
-        stage.say([Said::Live(frame(1, vec![event]))]).await;
+        stage.say([SourceEvent::Live(frame(1, vec![event]))]).await;
         assert_eq!(stage.depth(&prompt(3)), 2);
     });
 }
@@ -576,27 +613,27 @@ fn a_block_after_an_unknown_one_is_left_out_and_the_rest_is_partial() {
         stage
             .say([
                 connected(),
-                Said::Live(frame(0, vec![stored(0, 1), stored(2, 3)])),
+                SourceEvent::Live(frame(0, vec![stored(0, 1), stored(2, 3)])),
             ])
             .await;
         assert_eq!(stage.depth(&prompt(3)), 1);
-        stage.say([Said::Live(frame(1, vec![]))]).await;
+        stage.say([SourceEvent::Live(frame(1, vec![]))]).await;
         let status = stage.status();
         assert_eq!((status.state, status.reason), ("partial", "incomplete"));
-        assert_eq!(status.filtered["unknown_parent"], 1);
+        assert_eq!(status.ignored_events["unknown_parent"], 1);
     });
 }
 
 #[test]
 fn nothing_is_left_of_a_subscriber_that_ended() {
     let mut left = None;
-    let kept = &mut left;
+    let passed = &mut left;
     on_stage(false, async move |stage| {
         stage
-            .say([connected(), Said::Live(frame(0, vec![stored(0, 2)]))])
+            .say([connected(), SourceEvent::Live(frame(0, vec![stored(0, 2)]))])
             .await;
         assert!(stage.registry.text().contains("http://a:1"));
-        *kept = Some(stage);
+        *passed = Some(stage);
     });
     let stage = left.unwrap();
     assert_eq!(stage.depth(&prompt(2)), 0);
@@ -626,11 +663,11 @@ fn two_of_a_kind_share_labels_until_the_last_one_goes() {
 fn the_task_can_be_spawned() {
     fn check<T: Send>(_: T) {}
     let (_say, said) = mpsc::unbounded_channel();
-    let (asked, _) = mpsc::unbounded_channel();
+    let (repeat_reports, _) = mpsc::unbounded_channel();
     let registry = Registry::default();
     let source = Script {
         said,
-        asked,
+        repeat_reports,
         can_replay: false,
     };
     let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);

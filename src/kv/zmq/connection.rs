@@ -1,8 +1,8 @@
-//! One TCP connection that speaks ZMTP, from its dial to its end. Never another one: what it gives was
-//! said by one process, and its end is told in its place among the words.
+//! One TCP connection that speaks ZMTP, from connecting to its end. It never reconnects: all of its
+//! messages are from one process, and the end comes after the last of them.
 //!
-//! Holds no queue. What is not asked for stays in the sockets' buffers, and then with the peer: a
-//! publisher that may not wait drops messages, which shows as a gap in their numbers.
+//! Nothing is queued here. PeerNotReading messages stay in the sockets' buffers and then with the peer; a
+//! publisher that cannot wait drops messages, which shows as a gap in the sequence numbers.
 
 use std::time::Duration;
 use std::{fmt, io};
@@ -13,72 +13,76 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::zmtp::{Bounds, Fault, Heard, Parts, Role, Session};
+use super::zmtp::{Bounds, Parts, PeerMessage, ProtocolError, Role, Session};
 use super::{Endpoint, Settings};
 
-/// Read at once; a batch of a busy engine is smaller.
+/// Read buffer; a batch of a busy engine is smaller.
 const READ_BYTES: usize = 64 * 1_024;
-/// A message is at most: identity, delimiter, topic, number, payload. Some proxies add one.
+/// A message has at most identity, delimiter, topic, sequence number and payload. Some proxies add one.
 const PARTS_MAX: usize = 6;
-/// What we say is small; a peer that leaves more than this unread reads nothing.
+/// Our messages are small; a peer that leaves more than this unread has stopped reading.
 const OUTBOX_BYTES_MAX: usize = 64 * 1_024;
-/// More than this the kernel refuses.
+/// The kernel refuses longer intervals.
 const KEEPALIVE_MAX: Duration = Duration::from_secs(3_600);
-/// After a stall of our own the answer may be waiting in the socket, unseen.
-const LAST_LOOK: Duration = Duration::from_millis(20);
+/// If this process stalled, the pong may be in the socket already; read once more before giving up.
+const LAST_READ_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Why a connection ended.
 #[derive(Debug)]
-pub(super) enum End {
+pub(super) enum CloseReason {
     Unreachable(io::Error),
     NoHandshake,
     Closed,
     Broken(io::Error),
     Silent(Duration),
-    Unread,
-    Fault(Fault),
+    PeerNotReading,
+    ProtocolError(ProtocolError),
 }
 
-impl End {
-    /// For a counter's label.
-    pub(super) fn reason(&self) -> &'static str {
+impl CloseReason {
+    /// The metric label.
+    pub(super) fn label(&self) -> &'static str {
         match self {
-            End::Unreachable(_) => "unreachable",
-            End::NoHandshake => "no_handshake",
-            End::Closed => "closed",
-            End::Broken(_) => "broken",
-            End::Silent(_) => "silent",
-            End::Unread => "unread",
-            End::Fault(Fault::TooLarge(_)) => "too_large",
-            End::Fault(Fault::Protocol(_)) => "protocol",
+            CloseReason::Unreachable(_) => "unreachable",
+            CloseReason::NoHandshake => "no_handshake",
+            CloseReason::Closed => "closed",
+            CloseReason::Broken(_) => "broken",
+            CloseReason::Silent(_) => "silent",
+            CloseReason::PeerNotReading => "peer_not_reading",
+            CloseReason::ProtocolError(ProtocolError::TooLarge(_)) => "too_large",
+            CloseReason::ProtocolError(ProtocolError::Invalid(_)) => "protocol",
         }
     }
 }
 
-impl fmt::Display for End {
+impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            End::Unreachable(error) => write!(f, "cannot connect: {error}"),
-            End::NoHandshake => f.write_str("connected, but no ZeroMQ answer in time"),
-            End::Closed => f.write_str("closed by the other side"),
-            End::Broken(error) => write!(f, "broken: {error}"),
-            End::Silent(after) => write!(f, "no answer to a ping within {} ms", after.as_millis()),
-            End::Unread => f.write_str("the other side asks, and does not read the answers"),
-            End::Fault(fault) => write!(f, "not understood: {fault}"),
+            CloseReason::Unreachable(error) => write!(f, "cannot connect: {error}"),
+            CloseReason::NoHandshake => f.write_str("connected, but no ZeroMQ handshake in time"),
+            CloseReason::Closed => f.write_str("closed by the peer"),
+            CloseReason::Broken(error) => write!(f, "connection broken: {error}"),
+            CloseReason::Silent(after) => {
+                write!(f, "no answer to a ping within {} ms", after.as_millis())
+            }
+            CloseReason::PeerNotReading => {
+                f.write_str("the peer sends pings and does not read the answers")
+            }
+            CloseReason::ProtocolError(error) => write!(f, "protocol error: {error}"),
         }
     }
 }
 
-impl From<Fault> for End {
-    fn from(fault: Fault) -> Self {
-        End::Fault(fault)
+impl From<ProtocolError> for CloseReason {
+    fn from(error: ProtocolError) -> Self {
+        CloseReason::ProtocolError(error)
     }
 }
 
-enum Turn {
+enum Progress {
     Sent(io::Result<usize>),
     Read(io::Result<usize>),
-    Silent,
+    Silence,
 }
 
 #[derive(Debug)]
@@ -89,38 +93,40 @@ pub(super) struct Connection {
     outbox: BytesMut,
     heartbeat: Duration,
     silence_max: Duration,
-    heard_at: Instant,
-    /// When a ping was sent that nothing has been heard since.
+    last_read_at: Instant,
+    /// When a ping was sent, if nothing was received since.
     pinged_at: Option<Instant>,
 }
 
 impl Connection {
-    /// Dials, and is ready when the peer is: a subscriber's subscription has then been read by it.
+    /// Connects. Once this returns, the peer has read a subscriber's subscription. Also returns a message
+    /// that arrived during the handshake.
     pub(super) async fn open(
         endpoint: &Endpoint,
         role: Role,
         settings: &Settings,
-    ) -> Result<(Self, Option<Parts>), End> {
+    ) -> Result<(Self, Option<Parts>), CloseReason> {
         let limit = Duration::from_millis(settings.connect_timeout_ms);
-        let dial = timeout(
+        let connecting = timeout(
             limit,
             TcpStream::connect((endpoint.host.as_str(), endpoint.port)),
         );
-        let stream = match dial.await {
-            Ok(dialled) => dialled.map_err(End::Unreachable)?,
-            Err(_) => return Err(End::Unreachable(io::ErrorKind::TimedOut.into())),
+        let stream = match connecting.await {
+            Ok(connected) => connected.map_err(CloseReason::Unreachable)?,
+            Err(_) => return Err(CloseReason::Unreachable(io::ErrorKind::TimedOut.into())),
         };
-        let mut connection = Self::over(stream, role, settings).map_err(End::Unreachable)?;
+        let mut connection =
+            Self::over(stream, role, settings).map_err(CloseReason::Unreachable)?;
         match timeout(limit, connection.handshake()).await {
-            Ok(shaken) => shaken.map(|early| (connection, early)),
-            Err(_) => Err(End::NoHandshake),
+            Ok(done) => done.map(|early| (connection, early)),
+            Err(_) => Err(CloseReason::NoHandshake),
         }
     }
 
     fn over(stream: TcpStream, role: Role, settings: &Settings) -> io::Result<Self> {
         let heartbeat = Duration::from_millis(settings.heartbeat_ms);
         stream.set_nodelay(true)?;
-        // For peers that answer no pings: the kernel at least sees a host or a way that is gone.
+        // For peers without pings (ZMTP 3.0): the kernel notices an unreachable host.
         let seconds = |time: Duration| time.clamp(Duration::from_secs(1), KEEPALIVE_MAX);
         let probes = TcpKeepalive::new()
             .with_time(seconds(heartbeat))
@@ -139,26 +145,28 @@ impl Connection {
             outbox,
             heartbeat,
             silence_max: Duration::from_millis(settings.silence_max_ms),
-            heard_at: Instant::now(),
+            last_read_at: Instant::now(),
             pinged_at: None,
         })
     }
 
-    /// Until the peer has read all that we sent, as its answer to a ping shows; a message shows it as
-    /// well, and is given. Peers without pings are believed as soon as they are ready.
-    async fn handshake(&mut self) -> Result<Option<Parts>, End> {
+    /// Waits until the peer has read everything we sent: it answers a ping, or sends a message, which is
+    /// returned. Peers without pings count as soon as they are ready.
+    async fn handshake(&mut self) -> Result<Option<Parts>, CloseReason> {
         loop {
-            match self.hear().await? {
-                Heard::Ready if self.session.can_ping() => self.session.ping(&mut self.outbox),
-                Heard::Ready => {
+            match self.receive().await? {
+                PeerMessage::Ready if self.session.can_ping() => {
+                    self.session.ping(&mut self.outbox)
+                }
+                PeerMessage::Ready => {
                     self.stream
                         .write_all_buf(&mut self.outbox)
                         .await
-                        .map_err(End::Broken)?;
+                        .map_err(CloseReason::Broken)?;
                     return Ok(None);
                 }
-                Heard::Pong => return Ok(None),
-                Heard::Message(parts) => return Ok(Some(parts)),
+                PeerMessage::Pong => return Ok(None),
+                PeerMessage::Message(parts) => return Ok(Some(parts)),
             }
         }
     }
@@ -167,80 +175,80 @@ impl Connection {
         self.session.send(parts, &mut self.outbox);
     }
 
-    /// The next message, or the end. Dropping the future loses nothing.
-    pub(super) async fn message(&mut self) -> Result<Parts, End> {
+    /// Waits for the next message or the end. Dropping the future loses nothing.
+    pub(super) async fn message(&mut self) -> Result<Parts, CloseReason> {
         loop {
-            if let Heard::Message(parts) = self.hear().await? {
+            if let PeerMessage::Message(parts) = self.receive().await? {
                 return Ok(parts);
             }
         }
     }
 
-    async fn hear(&mut self) -> Result<Heard, End> {
+    async fn receive(&mut self) -> Result<PeerMessage, CloseReason> {
         loop {
-            if let Some(heard) = self.session.read(&mut self.inbox, &mut self.outbox)? {
-                return Ok(heard);
+            if let Some(received) = self.session.read(&mut self.inbox, &mut self.outbox)? {
+                return Ok(received);
             }
             let deadline = self.deadline();
             self.inbox.reserve(READ_BYTES);
             let (mut reader, mut writer) = self.stream.split();
-            let turn = tokio::select! {
+            let progress = tokio::select! {
                 biased;
-                // First, so that a flood cannot keep our answers back.
+                // Sending first, so that a flood of input cannot delay our answers.
                 sent = writer.write_buf(&mut self.outbox), if !self.outbox.is_empty() => {
-                    Turn::Sent(sent)
+                    Progress::Sent(sent)
                 }
-                read = reader.read_buf(&mut self.inbox) => Turn::Read(read),
-                () = sleep_until(deadline) => Turn::Silent,
+                read = reader.read_buf(&mut self.inbox) => Progress::Read(read),
+                () = sleep_until(deadline) => Progress::Silence,
             };
-            match turn {
-                Turn::Sent(sent) => {
-                    sent.map_err(End::Broken)?;
+            match progress {
+                Progress::Sent(sent) => {
+                    sent.map_err(CloseReason::Broken)?;
                 }
-                Turn::Read(read) => {
-                    self.came(read)?;
-                    // It could not be sent just now, or nothing would have been read.
+                Progress::Read(read) => {
+                    self.on_read(read)?;
+                    // Sending was tried first, so the peer does not read.
                     if self.outbox.len() > OUTBOX_BYTES_MAX {
-                        return Err(End::Unread);
+                        return Err(CloseReason::PeerNotReading);
                     }
                 }
-                Turn::Silent => self.silent().await?,
+                Progress::Silence => self.on_silence().await?,
             }
         }
     }
 
-    fn came(&mut self, read: io::Result<usize>) -> Result<(), End> {
+    fn on_read(&mut self, read: io::Result<usize>) -> Result<(), CloseReason> {
         match read {
-            Ok(0) => Err(End::Closed),
+            Ok(0) => Err(CloseReason::Closed),
             Ok(_) => {
-                self.heard_at = Instant::now();
+                self.last_read_at = Instant::now();
                 self.pinged_at = None;
                 Ok(())
             }
-            Err(error) => Err(End::Broken(error)),
+            Err(error) => Err(CloseReason::Broken(error)),
         }
     }
 
-    /// When to do something about silence.
+    /// When to send a ping, or to give up waiting for its answer.
     fn deadline(&self) -> Instant {
         match self.pinged_at {
             Some(pinged_at) => pinged_at + self.silence_max,
-            None if self.session.can_ping() => self.heard_at + self.heartbeat,
-            // During the handshake another limit holds; a peer that can't be asked may be silent.
+            None if self.session.can_ping() => self.last_read_at + self.heartbeat,
+            // The handshake has its own time-out, and a peer without pings may be silent.
             None => Instant::now() + Duration::from_secs(3_600),
         }
     }
 
-    async fn silent(&mut self) -> Result<(), End> {
+    async fn on_silence(&mut self) -> Result<(), CloseReason> {
         if self.pinged_at.is_none() {
             self.session.ping(&mut self.outbox);
             self.pinged_at = Some(Instant::now());
             return Ok(());
         }
         self.inbox.reserve(READ_BYTES);
-        match timeout(LAST_LOOK, self.stream.read_buf(&mut self.inbox)).await {
-            Ok(read) => self.came(read),
-            Err(_) => Err(End::Silent(self.silence_max)),
+        match timeout(LAST_READ_TIMEOUT, self.stream.read_buf(&mut self.inbox)).await {
+            Ok(read) => self.on_read(read),
+            Err(_) => Err(CloseReason::Silent(self.silence_max)),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Where a socket listens: `tcp://HOST:PORT`, as engines and people write it.
+//! A ZeroMQ endpoint: `tcp://HOST:PORT`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A host, looked up anew for each connection, and a port.
+/// A host, resolved anew for each connection, and a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     /// A name or an address, without brackets.

@@ -1,24 +1,24 @@
-//! The messages of vLLM's two sockets -> frames. Pure.
+//! The messages of vLLM's publish and replay sockets. Pure.
 
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::kv::msgpack;
-use crate::kv::source::Frame;
+use crate::kv::source::SourceBatch;
 
-/// Answers a question for batches is ended by: this number, without a payload.
-const END: u64 = u64::MAX;
+/// The sequence number that ends a replay, sent with an empty payload.
+const REPLAY_END: u64 = u64::MAX;
 
-/// What a replay socket answers with, one message at a time.
+/// One message of a replay.
 #[derive(Debug)]
-pub enum Answer {
-    Batch(Frame),
+pub enum ReplayMessage {
+    Batch(SourceBatch),
     End,
 }
 
-/// A published message, `topic | number | payload`; the topic may be missing.
-pub fn live<B: AsRef<[u8]>>(parts: &[B]) -> Result<Frame, String> {
+/// Reads a published message: `topic | sequence number | payload`; the topic may be missing.
+pub fn live<B: AsRef<[u8]>>(parts: &[B]) -> Result<SourceBatch, String> {
     match parts {
-        [number, payload] | [_, number, payload] => frame(number.as_ref(), payload.as_ref()),
+        [sequence, payload] | [_, sequence, payload] => batch(sequence.as_ref(), payload.as_ref()),
         _ => Err(format!(
             "a published message of {} frames, not topic, number and payload",
             parts.len()
@@ -26,29 +26,29 @@ pub fn live<B: AsRef<[u8]>>(parts: &[B]) -> Result<Frame, String> {
     }
 }
 
-/// An answer, `empty | topic | number | payload`; releases before 0.26 leave the topic out, and only
-/// the last two frames are the same in all of them.
-pub fn answer<B: AsRef<[u8]>>(parts: &[B]) -> Result<Answer, String> {
-    let [.., number, payload] = parts else {
-        return Err("an answer of one frame".to_owned());
+/// Reads a replay message: `empty | topic | sequence number | payload`. vLLM before 0.26 omits the topic;
+/// only the last two frames are the same in all versions.
+pub fn replay_message<B: AsRef<[u8]>>(parts: &[B]) -> Result<ReplayMessage, String> {
+    let [.., sequence, payload] = parts else {
+        return Err("a replay message of one frame".to_owned());
     };
-    if payload.as_ref().is_empty() && number.as_ref() == END.to_be_bytes() {
-        return Ok(Answer::End);
+    if payload.as_ref().is_empty() && sequence.as_ref() == REPLAY_END.to_be_bytes() {
+        return Ok(ReplayMessage::End);
     }
-    frame(number.as_ref(), payload.as_ref()).map(Answer::Batch)
+    batch(sequence.as_ref(), payload.as_ref()).map(ReplayMessage::Batch)
 }
 
-/// The question for all batches from `first` on.
-pub fn question(first: u64) -> [u8; 8] {
+/// The request for all batches from `first` on.
+pub fn replay_request(first: u64) -> [u8; 8] {
     first.to_be_bytes()
 }
 
-fn frame(number: &[u8], payload: &[u8]) -> Result<Frame, String> {
-    let number: [u8; 8] = number
+fn batch(sequence: &[u8], payload: &[u8]) -> Result<SourceBatch, String> {
+    let sequence: [u8; 8] = sequence
         .try_into()
-        .map_err(|_| format!("a number of {} bytes, not 8", number.len()))?;
-    Ok(Frame {
-        sequence: u64::from_be_bytes(number),
+        .map_err(|_| format!("a sequence number of {} bytes, not 8", sequence.len()))?;
+    Ok(SourceBatch {
+        sequence: u64::from_be_bytes(sequence),
         digest: xxh3_128(payload),
         bytes: payload.len(),
         batch: msgpack::decode(payload),
@@ -93,25 +93,29 @@ mod tests {
     fn recorded_answers_end_with_their_end() {
         let recording = include_str!("../../../tests/fixtures/kv/replay.txt");
         let messages = messages(recording);
-        let numbers = messages.iter().map(|parts| match answer(parts).unwrap() {
-            Answer::Batch(frame) => Some(frame.sequence),
-            Answer::End => None,
-        });
+        let numbers = messages
+            .iter()
+            .map(|parts| match replay_message(parts).unwrap() {
+                ReplayMessage::Batch(frame) => Some(frame.sequence),
+                ReplayMessage::End => None,
+            });
         assert_eq!(Vec::from_iter(numbers), [Some(5), Some(6), Some(7), None]);
         // As older releases send it.
         let old = [&messages[0][0], &messages[0][2], &messages[0][3]];
-        assert!(matches!(answer(&old), Ok(Answer::Batch(frame)) if frame.sequence == 5));
+        assert!(
+            matches!(replay_message(&old), Ok(ReplayMessage::Batch(frame)) if frame.sequence == 5)
+        );
         let past = self::messages(include_str!(
             "../../../tests/fixtures/kv/replay_past_the_end.txt"
         ));
-        assert!(matches!(answer(&past[0]), Ok(Answer::End)));
+        assert!(matches!(replay_message(&past[0]), Ok(ReplayMessage::End)));
     }
 
     #[test]
     fn a_batch_asked_for_again_has_the_digest_it_had() {
         let stored = messages(include_str!("../../../tests/fixtures/kv/stored.txt"));
         let replayed = messages(include_str!("../../../tests/fixtures/kv/replay.txt"));
-        let Ok(Answer::Batch(again)) = answer(&replayed[0]) else {
+        let Ok(ReplayMessage::Batch(again)) = replay_message(&replayed[0]) else {
             panic!("not a batch");
         };
         assert_eq!(live(&stored[1]).unwrap().digest, again.digest);

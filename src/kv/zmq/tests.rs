@@ -8,8 +8,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
 use super::*;
-use crate::kv::event::Batch;
-use crate::kv::msgpack::encode::{Layout, encode};
+use crate::observe::metrics::Registry;
 
 const ANY: &str = "tcp://127.0.0.1:0";
 
@@ -35,25 +34,26 @@ fn hasty() -> Settings {
 }
 
 /// What is said next. The limit only ends what hangs.
-async fn said(source: &mut Zmq) -> Said {
+async fn said(source: &mut Zmq) -> SourceEvent {
     let limit = Duration::from_secs(20);
     tokio::time::timeout(limit, source.next()).await.unwrap()
 }
 
 /// In short, so that a row of them can be compared.
-fn short(said: &Said) -> String {
+fn short(said: &SourceEvent) -> String {
     match said {
-        Said::Connected { .. } => "connected".to_owned(),
-        Said::Live(frame) => format!("live {}", frame.sequence),
-        Said::Replayed(frame) => format!("replayed {}", frame.sequence),
-        Said::ReplayEnd => "end".to_owned(),
-        Said::ReplayFailed { .. } => "failed".to_owned(),
-        Said::Lost { why } => format!("lost: {why}"),
+        SourceEvent::Connected { .. } => "connected".to_owned(),
+        SourceEvent::Live(frame) => format!("live {}", frame.sequence),
+        SourceEvent::Replayed(frame) => format!("replayed {}", frame.sequence),
+        SourceEvent::ReplayEnd => "end".to_owned(),
+        SourceEvent::ReplayFailed { .. } => "failed".to_owned(),
+        SourceEvent::Disconnected { reason } => format!("lost: {reason}"),
     }
 }
 
 fn payload() -> Vec<u8> {
-    encode(&Batch::default(), Layout::default())
+    // [timestamp 0.0, no events]
+    b"\x92\xcb\0\0\0\0\0\0\0\0\x90".to_vec()
 }
 
 fn parts<const N: usize>(parts: [&[u8]; N]) -> ZmqMessage {
@@ -103,7 +103,10 @@ async fn published_batches_come_between_connected_and_lost() {
         }
     }
     drop(publisher);
-    assert!(matches!(said(&mut source).await, Said::Lost { .. }));
+    assert!(matches!(
+        said(&mut source).await,
+        SourceEvent::Disconnected { .. }
+    ));
 }
 
 /// A publisher made by hand: accepts, shakes hands as `minor` and waits for the subscription.
@@ -187,17 +190,17 @@ async fn a_restarted_publisher_is_heard_only_after_the_end_of_the_old_one() {
         new.publish(7).await;
         (listener, new)
     };
-    let heard = async {
-        let mut heard = Vec::new();
-        while heard.last().is_none_or(|last| last != "live 7") {
-            heard.push(short(&said(&mut source).await));
+    let received = async {
+        let mut received = Vec::new();
+        while received.last().is_none_or(|last| last != "live 7") {
+            received.push(short(&said(&mut source).await));
         }
-        heard
+        received
     };
-    let (_engine, heard) = tokio::join!(engine, heard);
-    let lost = "lost: closed by the other side";
+    let (_engine, received) = tokio::join!(engine, received);
+    let lost = "lost: closed by the peer";
     assert_eq!(
-        heard,
+        received,
         ["connected", "live 5", "live 6", lost, "connected", "live 7"]
     );
 }
@@ -233,9 +236,9 @@ async fn silence_that_answers_pings_is_not_the_end() {
         engine.publish(1).await;
         engine
     };
-    let heard = async { [said(&mut source).await, said(&mut source).await] };
-    let (_engine, heard) = tokio::join!(engine, heard);
-    assert_eq!(heard.map(|said| short(&said)), ["connected", "live 1"]);
+    let received = async { [said(&mut source).await, said(&mut source).await] };
+    let (_engine, received) = tokio::join!(engine, received);
+    assert_eq!(received.map(|said| short(&said)), ["connected", "live 1"]);
 }
 
 #[tokio::test]
@@ -248,16 +251,16 @@ async fn a_publisher_that_asks_and_does_not_read_is_lost() {
         // The kernel holds some megabytes of answers first.
         while engine.stream.write_all(&pings).await.is_ok() {}
     };
-    let heard = async {
-        let heard = [said(&mut source).await, said(&mut source).await];
+    let received = async {
+        let received = [said(&mut source).await, said(&mut source).await];
         drop(source);
-        heard
+        received
     };
-    let ((), [connected, lost]) = tokio::join!(engine, heard);
+    let ((), [connected, lost]) = tokio::join!(engine, received);
     assert_eq!(short(&connected), "connected");
     assert_eq!(
         short(&lost),
-        "lost: the other side asks, and does not read the answers"
+        "lost: the peer sends pings and does not read the answers"
     );
 }
 
@@ -285,8 +288,8 @@ async fn lost_by(garbage: &[u8]) -> String {
         engine.stream.write_all(garbage).await.unwrap();
         engine
     };
-    let heard = async { [said(&mut source).await, said(&mut source).await] };
-    let (_engine, [connected, lost]) = tokio::join!(engine, heard);
+    let received = async { [said(&mut source).await, said(&mut source).await] };
+    let (_engine, [connected, lost]) = tokio::join!(engine, received);
     assert_eq!(short(&connected), "connected");
     short(&lost)
 }
@@ -296,12 +299,12 @@ async fn garbage_ends_the_connection_and_says_what_was_wrong() {
     let huge = lost_by(b"\x02\0\0\x10\0\0\0\0\0").await;
     assert_eq!(
         huge,
-        "lost: not understood: a frame of 17592186044416 bytes, 10000 are allowed"
+        "lost: protocol error: a frame of 17592186044416 bytes, 10000 are allowed"
     );
     let shape = lost_by(b"\0\x02kv").await;
     assert!(shape.contains("a published message of 1 frames"), "{shape}");
     let number = lost_by(b"\x01\x02kv\x01\x02no\0\0").await;
-    assert!(number.contains("a number of 2 bytes"), "{number}");
+    assert!(number.contains("a sequence number of 2 bytes"), "{number}");
     assert!(lost_by(b"\xf0").await.contains("flags 0xf0"));
 }
 
@@ -316,19 +319,19 @@ async fn a_server_of_another_kind_is_never_connected_and_tried_again() {
         }
         ByHand::accept(&listener, "PUB", 1).await.subscribed().await
     };
-    let heard = async { [said(&mut source).await, said(&mut source).await] };
-    let (_engine, heard) = tokio::join!(others, heard);
+    let received = async { [said(&mut source).await, said(&mut source).await] };
+    let (_engine, received) = tokio::join!(others, received);
     // The reason is said once, not with each attempt.
     assert_eq!(
-        heard.map(|said| short(&said)),
-        ["lost: not understood: no ZeroMQ greeting", "connected"]
+        received.map(|said| short(&said)),
+        ["lost: protocol error: no ZeroMQ greeting", "connected"]
     );
 }
 
 /// Answers one question as vLLM does, with `numbers`; gives what was asked.
 async fn answer_one(router: &mut RouterSocket, numbers: &[u64], topic: bool) -> Vec<Bytes> {
-    let question = router.recv().await.unwrap().into_vec();
-    let who = question[0].clone();
+    let replay = router.recv().await.unwrap().into_vec();
+    let who = replay[0].clone();
     let end = [END.to_be_bytes().to_vec(), Vec::new()];
     let batches = numbers
         .iter()
@@ -341,7 +344,7 @@ async fn answer_one(router: &mut RouterSocket, numbers: &[u64], topic: bool) -> 
         };
         router.send(message).await.unwrap();
     }
-    question[1..].to_vec()
+    replay[1..].to_vec()
 }
 
 const END: u64 = u64::MAX;
@@ -363,16 +366,17 @@ async fn an_answer_comes_among_live_batches_with_or_without_topics() {
             publish(&mut publisher, 11).await;
             asked
         };
-        let heard = async {
-            let mut heard = Vec::new();
-            while !heard.contains(&"live 11".to_owned()) || !heard.contains(&"end".to_owned()) {
-                heard.push(short(&said(&mut source).await));
+        let received = async {
+            let mut received = Vec::new();
+            while !received.contains(&"live 11".to_owned()) || !received.contains(&"end".to_owned())
+            {
+                received.push(short(&said(&mut source).await));
             }
-            heard
+            received
         };
-        let (asked, heard) = tokio::join!(engine, heard);
+        let (asked, received) = tokio::join!(engine, received);
         assert_eq!(asked, [&b""[..], &3_u64.to_be_bytes()]);
-        let answers: Vec<_> = heard
+        let answers: Vec<_> = received
             .iter()
             .filter(|said| !said.starts_with("live"))
             .collect();
@@ -390,31 +394,31 @@ async fn the_answer_to_an_older_question_is_never_heard() {
     first_live(&mut publisher, &mut source, 1).await;
     source.replay(100);
     let first = async {
-        let question = router.recv().await.unwrap().into_vec();
-        let answer = parts([&question[0], b"", &100_u64.to_be_bytes(), &payload()]);
-        router.send(answer).await.unwrap();
+        let replay = router.recv().await.unwrap().into_vec();
+        let replay_message = parts([&replay[0], b"", &100_u64.to_be_bytes(), &payload()]);
+        router.send(replay_message).await.unwrap();
     };
-    let heard = async {
+    let received = async {
         loop {
-            let heard = short(&said(&mut source).await);
-            if !heard.starts_with("live") {
-                return heard;
+            let received = short(&said(&mut source).await);
+            if !received.starts_with("live") {
+                return received;
             }
         }
     };
-    let ((), heard) = tokio::join!(first, heard);
-    assert_eq!(heard, "replayed 100");
+    let ((), received) = tokio::join!(first, received);
+    assert_eq!(received, "replayed 100");
     // The rest of that answer is still to come when the next question is asked.
     source.replay(2);
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     let listen = async {
-        while heard.last().is_none_or(|last| last != "end") {
-            heard.push(short(&said(&mut source).await));
+        while received.last().is_none_or(|last| last != "end") {
+            received.push(short(&said(&mut source).await));
         }
     };
     tokio::join!(answer_one(&mut router, &[2, 3], true), listen);
-    heard.retain(|said| !said.starts_with("live"));
-    assert_eq!(heard, ["replayed 2", "replayed 3", "end"]);
+    received.retain(|said| !said.starts_with("live"));
+    assert_eq!(received, ["replayed 2", "replayed 3", "end"]);
 }
 
 #[tokio::test]
@@ -430,8 +434,8 @@ async fn a_replay_that_is_refused_fails_alone() {
     source.replay(0);
     loop {
         match said(&mut source).await {
-            Said::ReplayFailed { why } => {
-                assert!(why.starts_with("cannot connect"), "{why}");
+            SourceEvent::ReplayFailed { reason } => {
+                assert!(reason.starts_with("cannot connect"), "{reason}");
                 break;
             }
             other => assert_eq!(short(&other), "live 1"),

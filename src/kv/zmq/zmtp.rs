@@ -1,30 +1,31 @@
-//! The client's half of ZMTP 3, the wire of ZeroMQ, without I/O: bytes in, messages and bytes to send
-//! out. Only what a subscriber and a dealer need: no security but NULL, nothing is listened for.
+//! The client side of ZMTP 3, ZeroMQ's wire protocol, without I/O: takes received bytes, returns messages
+//! and bytes to send. Only what a SUB and a DEALER socket need: NULL security, no listening.
 //!
-//! Speaks 3.1 with peers that do (libzmq since 4.3: subscriptions and heartbeats are commands), else 3.0
-//! (a subscription is a message, and there are no heartbeats). <https://rfc.zeromq.org/spec/37/>
+//! Speaks 3.1 with peers that support it (libzmq since 4.3: subscriptions and heartbeats are commands),
+//! otherwise 3.0 (a subscription is a message, and there are no heartbeats).
+//! <https://rfc.zeromq.org/spec/37/>
 
 use std::fmt;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use smallvec::SmallVec;
 
-/// The frames of one message.
+/// The frames (parts) of one message.
 pub type Parts = SmallVec<[Bytes; 4]>;
 
 const GREETING_LEN: usize = 64;
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// Commands are a name and a few properties.
+/// A command is a name and a few properties.
 const COMMAND_BYTES_MAX: u64 = 4_096;
 
-/// What this end of the connection is.
+/// The socket type of this end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Hears what is published under topics that begin so.
+    /// Receives messages whose topic begins with `topic`.
     Subscriber { topic: Bytes },
-    /// Asks and is answered, any number of messages each.
+    /// Sends requests and receives any number of messages for each.
     Dealer,
 }
 
@@ -36,7 +37,7 @@ impl Role {
         }
     }
 
-    fn goes_with(&self, peer: &[u8]) -> bool {
+    fn accepts(&self, peer: &[u8]) -> bool {
         match self {
             Role::Subscriber { .. } => matches!(peer, b"PUB" | b"XPUB"),
             Role::Dealer => matches!(peer, b"ROUTER" | b"DEALER" | b"REP"),
@@ -44,41 +45,41 @@ impl Role {
     }
 }
 
-/// What one message may be.
+/// Limits of one message.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub message_bytes_max: usize,
     pub parts_max: usize,
 }
 
-/// What the peer said.
+/// What the peer sent.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// The handshake is done; a subscription is on its way.
+pub enum PeerMessage {
+    /// The handshake is done, and the subscription is on its way.
     Ready,
-    /// It answers to a ping, so it has read all that was sent before.
+    /// The answer to a ping: the peer has read everything sent before the ping.
     Pong,
     Message(Parts),
 }
 
-/// Why the conversation cannot go on.
+/// Why the connection cannot be used any further.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// A message is larger than it may be.
+pub enum ProtocolError {
+    /// A message exceeds its limits.
     TooLarge(String),
-    /// The peer does not speak the protocol, or not what was expected of it.
-    Protocol(String),
+    /// The peer violates the protocol, or is not the expected kind of socket.
+    Invalid(String),
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Fault::TooLarge(what) | Fault::Protocol(what)) = self;
+        let (ProtocolError::TooLarge(what) | ProtocolError::Invalid(what)) = self;
         f.write_str(what)
     }
 }
 
-fn protocol<T>(what: impl Into<String>) -> Result<T, Fault> {
-    Err(Fault::Protocol(what.into()))
+fn invalid<T>(what: impl Into<String>) -> Result<T, ProtocolError> {
+    Err(ProtocolError::Invalid(what.into()))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -95,13 +96,13 @@ pub struct Session {
     phase: Phase,
     /// The peer's minor version; its major one is 3.
     minor: u8,
-    /// The frames so far of a message that has not ended.
+    /// The frames received so far of an incomplete message.
     parts: Parts,
     parts_bytes: usize,
 }
 
 impl Session {
-    /// A conversation that begins with what it puts in `out`.
+    /// Starts a session, and puts its greeting into `out`.
     pub fn new(role: Role, bounds: Bounds, out: &mut BytesMut) -> Self {
         let mut greeting = [0; GREETING_LEN];
         greeting[0] = 0xff;
@@ -125,7 +126,7 @@ impl Session {
     }
 
     pub fn ping(&self, out: &mut BytesMut) {
-        // No time to live: we end silent connections ourselves.
+        // Time to live 0: this end closes silent connections itself.
         put_frame(COMMAND, b"\x04PING\0\0", out);
     }
 
@@ -136,13 +137,13 @@ impl Session {
         }
     }
 
-    /// Takes what is whole from `input` until there is something to tell; none when more must come
-    /// first. What must be answered is put in `out`.
+    /// Consumes whole frames from `input` until there is something to return; `None` if more bytes are
+    /// needed. Puts what must be sent in answer into `out`.
     pub fn read(
         &mut self,
         input: &mut BytesMut,
         out: &mut BytesMut,
-    ) -> Result<Option<Heard>, Fault> {
+    ) -> Result<Option<PeerMessage>, ProtocolError> {
         if self.phase == Phase::Greeting {
             match greeting(input)? {
                 Some(minor) => self.minor = minor,
@@ -156,25 +157,25 @@ impl Session {
             put_frame(COMMAND, &ready, out);
         }
         while let Some((flags, body)) = self.frame(input)? {
-            let heard = if flags & COMMAND != 0 {
+            let message = if flags & COMMAND != 0 {
                 self.command(&body, out)?
             } else {
                 self.part(flags, body)?
             };
-            if heard.is_some() {
-                return Ok(heard);
+            if message.is_some() {
+                return Ok(message);
             }
         }
         Ok(None)
     }
 
-    /// The next whole frame. Judges its length as soon as that has come.
-    fn frame(&self, input: &mut BytesMut) -> Result<Option<(u8, Bytes)>, Fault> {
+    /// The next whole frame. Its length is checked as soon as it is received.
+    fn frame(&self, input: &mut BytesMut) -> Result<Option<(u8, Bytes)>, ProtocolError> {
         let Some(&flags) = input.first() else {
             return Ok(None);
         };
         if flags & !(MORE | LONG | COMMAND) != 0 || flags & (MORE | COMMAND) == MORE | COMMAND {
-            return protocol(format!("a frame with the flags {flags:#04x}"));
+            return invalid(format!("a frame with the flags {flags:#04x}"));
         }
         let (header, len) = if flags & LONG == 0 {
             match input.get(1) {
@@ -193,7 +194,7 @@ impl Session {
             COMMAND_BYTES_MAX
         };
         if len > left {
-            return Err(Fault::TooLarge(format!(
+            return Err(ProtocolError::TooLarge(format!(
                 "a frame of {len} bytes, {left} are allowed"
             )));
         }
@@ -204,12 +205,12 @@ impl Session {
         Ok(Some((flags, input.split_to(len as usize).freeze())))
     }
 
-    fn part(&mut self, flags: u8, body: Bytes) -> Result<Option<Heard>, Fault> {
+    fn part(&mut self, flags: u8, body: Bytes) -> Result<Option<PeerMessage>, ProtocolError> {
         if self.phase != Phase::Open {
-            return protocol("a message before the handshake");
+            return invalid("a message before the handshake");
         }
         if self.parts.len() >= self.bounds.parts_max {
-            return Err(Fault::TooLarge(format!(
+            return Err(ProtocolError::TooLarge(format!(
                 "a message of more than {} frames",
                 self.bounds.parts_max
             )));
@@ -220,47 +221,55 @@ impl Session {
             return Ok(None);
         }
         self.parts_bytes = 0;
-        Ok(Some(Heard::Message(std::mem::take(&mut self.parts))))
+        Ok(Some(PeerMessage::Message(std::mem::take(&mut self.parts))))
     }
 
-    fn command(&mut self, body: &[u8], out: &mut BytesMut) -> Result<Option<Heard>, Fault> {
+    fn command(
+        &mut self,
+        body: &[u8],
+        out: &mut BytesMut,
+    ) -> Result<Option<PeerMessage>, ProtocolError> {
         let split = body
             .split_first()
             .and_then(|(&len, rest)| rest.split_at_checked(usize::from(len)));
         let Some((name, rest)) = split else {
-            return protocol("a command without a whole name");
+            return invalid("a command without a whole name");
         };
         match (name, &self.phase) {
             (b"READY", Phase::Handshake) => self.ready(rest, out).map(Some),
             (b"ERROR", _) => {
                 let reason = rest.get(1..).unwrap_or_default();
-                protocol(format!(
-                    "it refuses: {}",
+                invalid(format!(
+                    "the peer refuses: {}",
                     String::from_utf8_lossy(reason).escape_default()
                 ))
             }
             (b"PING", Phase::Open) => {
-                // A time to live of two bytes, then at most 16 that come back with the answer.
+                // Two bytes of time to live, then a context of at most 16 bytes that the pong repeats.
                 let context = rest.get(2..).unwrap_or_default();
                 let context = &context[..context.len().min(16)];
                 put_frame(COMMAND, &[b"\x04PONG", context].concat(), out);
                 Ok(None)
             }
-            (b"PONG", Phase::Open) => Ok(Some(Heard::Pong)),
-            // Later versions may say more; none of it is needed here.
+            (b"PONG", Phase::Open) => Ok(Some(PeerMessage::Pong)),
+            // Commands of later versions; none is needed here.
             (_, Phase::Open) => Ok(None),
-            _ => protocol(format!(
+            _ => invalid(format!(
                 "the command {:?} in place of READY",
                 String::from_utf8_lossy(name)
             )),
         }
     }
 
-    fn ready(&mut self, mut properties: &[u8], out: &mut BytesMut) -> Result<Heard, Fault> {
+    fn ready(
+        &mut self,
+        mut properties: &[u8],
+        out: &mut BytesMut,
+    ) -> Result<PeerMessage, ProtocolError> {
         let mut peer = None;
         while !properties.is_empty() {
             let Some((name, value, rest)) = property(properties) else {
-                return protocol("a property of READY that is cut");
+                return invalid("a property of READY that is cut");
             };
             if name.eq_ignore_ascii_case(b"Socket-Type") {
                 peer = Some(value);
@@ -268,8 +277,8 @@ impl Session {
             properties = rest;
         }
         let peer = peer.unwrap_or_default();
-        if !self.role.goes_with(peer) {
-            return protocol(format!(
+        if !self.role.accepts(peer) {
+            return invalid(format!(
                 "a {} socket, which does not go with {}",
                 String::from_utf8_lossy(peer).escape_default(),
                 self.role.name()
@@ -283,19 +292,19 @@ impl Session {
                 put_frame(0, &[b"\x01", &topic[..]].concat(), out);
             }
         }
-        Ok(Heard::Ready)
+        Ok(PeerMessage::Ready)
     }
 }
 
-/// The peer's minor version. Wrong bytes are told before all 64 have come: a server that speaks
-/// something else may say little and wait.
-fn greeting(input: &mut BytesMut) -> Result<Option<u8>, Fault> {
+/// Returns the peer's minor version. Wrong bytes are reported before all 64 are received, since a server
+/// of another protocol may send little and wait.
+fn greeting(input: &mut BytesMut) -> Result<Option<u8>, ProtocolError> {
     let wrong = |at: usize, expected: u8| input.get(at).is_some_and(|&byte| byte != expected);
     if wrong(0, 0xff) || input.get(9).is_some_and(|byte| byte & 1 == 0) {
-        return protocol("no ZeroMQ greeting");
+        return invalid("no ZeroMQ greeting");
     }
     if input.get(10).is_some_and(|&major| major < 3) {
-        return protocol("ZMTP before version 3");
+        return invalid("ZMTP before version 3");
     }
     if input.len() < GREETING_LEN {
         return Ok(None);
@@ -306,14 +315,14 @@ fn greeting(input: &mut BytesMut) -> Result<Option<u8>, Fault> {
         .strip_prefix(b"NULL")
         .is_none_or(|rest| rest.iter().any(|&b| b != 0))
     {
-        return protocol(format!(
+        return invalid(format!(
             "the security mechanism {}",
             String::from_utf8_lossy(mechanism)
                 .trim_end_matches('\0')
                 .escape_default()
         ));
     }
-    // A later major version talks to us as we do.
+    // A peer with a later major version falls back to ours.
     Ok(Some(if greeting[10] > 3 { 1 } else { greeting[11] }))
 }
 
@@ -349,13 +358,13 @@ mod tests {
         parts_max: 4,
     };
 
-    /// What libzmq 4.3.5 says as a publisher, recorded.
+    /// What libzmq 4.3.5 sends as a publisher, recorded.
     fn publisher(minor: u8) -> Vec<u8> {
-        let mut said = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, minor];
-        said.extend(b"NULL");
-        said.resize(GREETING_LEN, 0);
-        said.extend(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB");
-        said
+        let mut bytes = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, minor];
+        bytes.extend(b"NULL");
+        bytes.resize(GREETING_LEN, 0);
+        bytes.extend(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB");
+        bytes
     }
 
     fn subscriber() -> (Session, BytesMut) {
@@ -365,85 +374,85 @@ mod tests {
         (session, out)
     }
 
-    /// All that is heard of `said`, when it comes in pieces of `piece` bytes, and what was sent.
-    fn hear(said: &[u8], piece: usize) -> (Result<Vec<Heard>, Fault>, BytesMut) {
+    /// What is received if `bytes` arrive in pieces of `piece` bytes, and what is sent.
+    fn receive(bytes: &[u8], piece: usize) -> (Result<Vec<PeerMessage>, ProtocolError>, BytesMut) {
         let (mut session, mut out) = subscriber();
         let mut input = BytesMut::new();
-        let mut heard = Vec::new();
-        for piece in said.chunks(piece) {
+        let mut received = Vec::new();
+        for piece in bytes.chunks(piece) {
             input.put_slice(piece);
             loop {
                 match session.read(&mut input, &mut out) {
-                    Ok(Some(one)) => heard.push(one),
+                    Ok(Some(message)) => received.push(message),
                     Ok(None) => break,
-                    Err(fault) => return (Err(fault), out),
+                    Err(error) => return (Err(error), out),
                 }
             }
         }
-        (Ok(heard), out)
+        (Ok(received), out)
     }
 
-    fn fault(after_handshake: &[u8]) -> String {
-        let said = [&publisher(1), after_handshake].concat();
-        hear(&said, 7).0.unwrap_err().to_string()
+    fn error(after_handshake: &[u8]) -> String {
+        let bytes = [&publisher(1), after_handshake].concat();
+        receive(&bytes, 7).0.unwrap_err().to_string()
     }
 
     #[test]
     fn a_subscriber_is_subscribed_by_command_or_message_as_the_peer_understands() {
-        let (heard, out) = hear(&publisher(1), 64);
-        assert_eq!(heard.unwrap(), [Heard::Ready]);
+        let (received, out) = receive(&publisher(1), 64);
+        assert_eq!(received.unwrap(), [PeerMessage::Ready]);
         assert!(out.ends_with(b"\x04\x0c\x09SUBSCRIBEkv"));
-        let (_, out) = hear(&publisher(0), 64);
+        let (_, out) = receive(&publisher(0), 64);
         assert!(out.ends_with(b"\0\x03\x01kv"));
     }
 
     #[test]
-    fn a_message_is_heard_whole_and_once_however_it_is_cut() {
-        let said = [
+    fn a_message_arrives_whole_and_once_however_its_bytes_are_split() {
+        let bytes = [
             &publisher(1)[..],
             b"\x01\x02kv\x01\x00\x00\x03abc\x04\x06\x05OTHER",
         ]
         .concat();
         let parts = [&b"kv"[..], b"", b"abc"].map(Bytes::from_static);
-        for piece in 1..said.len() {
-            let (heard, _) = hear(&said, piece);
-            let message = Heard::Message(Parts::from_iter(parts.clone()));
-            assert_eq!(heard.unwrap(), [Heard::Ready, message]);
+        for piece in 1..bytes.len() {
+            let (received, _) = receive(&bytes, piece);
+            let message = PeerMessage::Message(Parts::from_iter(parts.clone()));
+            assert_eq!(received.unwrap(), [PeerMessage::Ready, message]);
         }
     }
 
     #[test]
     fn a_ping_is_answered_with_its_context() {
-        let said = [
+        let bytes = [
             &publisher(1)[..],
             b"\x04\x09\x04PING\0\x0aab\x04\x05\x04PONG",
         ]
         .concat();
-        let (heard, out) = hear(&said, 9);
-        assert_eq!(heard.unwrap(), [Heard::Ready, Heard::Pong]);
+        let (received, out) = receive(&bytes, 9);
+        assert_eq!(received.unwrap(), [PeerMessage::Ready, PeerMessage::Pong]);
         assert!(out.ends_with(b"\x04\x07\x04PONGab"));
     }
 
     #[test]
-    fn what_is_larger_than_allowed_is_refused_by_its_length_alone() {
+    fn a_frame_above_the_limit_is_refused_by_its_length_alone() {
         assert_eq!(
-            fault(b"\x02\0\0\x10\0\0\0\0\0"),
+            error(b"\x02\0\0\x10\0\0\0\0\0"),
             "a frame of 17592186044416 bytes, 1000 are allowed"
         );
         let mut two = b"\x01\xff".to_vec();
         two.extend([0; 255]);
         two.extend(b"\x02\0\0\0\0\0\0\x03\xe8");
-        assert_eq!(fault(&two), "a frame of 1000 bytes, 745 are allowed");
+        assert_eq!(error(&two), "a frame of 1000 bytes, 745 are allowed");
         assert_eq!(
-            fault(&b"\x01\0".repeat(5)),
+            error(&b"\x01\0".repeat(5)),
             "a message of more than 4 frames"
         );
-        assert!(fault(b"\x06\0\0\0\0\xff\0\0\0").contains("4096 are allowed"));
+        assert!(error(b"\x06\0\0\0\0\xff\0\0\0").contains("4096 are allowed"));
     }
 
     #[test]
-    fn what_is_not_the_protocol_is_told_apart() {
-        let other = |said: &[u8]| hear(said, 100).0.unwrap_err().to_string();
+    fn protocol_errors_name_what_is_wrong() {
+        let other = |bytes: &[u8]| receive(bytes, 100).0.unwrap_err().to_string();
         assert_eq!(other(b"HTTP/1.1 400"), "no ZeroMQ greeting");
         let mut curve = publisher(1);
         curve[12..17].copy_from_slice(b"CURVE");
@@ -455,20 +464,20 @@ mod tests {
             other(&router),
             "a ROUTER socket, which does not go with SUB"
         );
-        assert_eq!(fault(b"\x08\x00"), "a frame with the flags 0x08");
-        assert_eq!(fault(b"\x04\x07\x05ERROR\x01"), "it refuses: ");
+        assert_eq!(error(b"\x08\x00"), "a frame with the flags 0x08");
+        assert_eq!(error(b"\x04\x07\x05ERROR\x01"), "the peer refuses: ");
     }
 
     proptest! {
         #[test]
-        fn any_bytes_in_any_pieces_give_the_same(
-            said in proptest::collection::vec(any::<u8>(), 0..300),
+        fn any_bytes_give_the_same_result_in_any_pieces(
+            bytes in proptest::collection::vec(any::<u8>(), 0..300),
             open in any::<bool>(),
             piece in 1..50_usize,
         ) {
-            let said = if open { [publisher(1), said].concat() } else { said };
-            let whole = hear(&said, said.len().max(1)).0;
-            let pieces = hear(&said, piece).0;
+            let bytes = if open { [publisher(1), bytes].concat() } else { bytes };
+            let whole = receive(&bytes, bytes.len().max(1)).0;
+            let pieces = receive(&bytes, piece).0;
             prop_assert_eq!(whole, pieces);
         }
     }

@@ -39,8 +39,8 @@ impl LegContext<'_> {
         let mut running = Running::new(
             InFlight::new(worker.clone(), tokens, cached_tokens),
             plan.expect(&relay.caches.unconfirmed, worker),
-            plan.check(&relay.caches.parity, now, worker),
-            report.map(|_| relay.caches.board.ask(worker.id)),
+            plan.check(&relay.caches.tokenizer_check, now, worker),
+            report.map(|_| relay.caches.board.expect_repeat_report(worker.id)),
         );
         let transfer = Transfer::begin(
             settings.connector,

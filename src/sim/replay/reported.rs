@@ -8,7 +8,7 @@ use super::engine::CacheChange;
 use super::workload::{Job, tokens_of};
 use crate::ids::{BlockHash, Model, WorkerId};
 use crate::kv::block::ChainRoot;
-use crate::kv::event::{Name, Tier};
+use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::{CopyReport, NewBlock, Parent, PrefixIndex, Tree};
 use crate::kv::indexes::{PrefixIndexes, Settings};
 use crate::observe::metrics::Registry;
@@ -55,7 +55,7 @@ impl ReportedIndex {
             .collect();
         // Fails only if the memory limit has evicted the parent; then the index does not know these blocks.
         let _ = tree.store(parent, &new, Tier::Gpu, CopyReport::OneMore);
-        let evicted: Vec<Name> = change.evicted.iter().map(|path| name(*path)).collect();
+        let evicted: Vec<EngineHash> = change.evicted.iter().map(|path| name(*path)).collect();
         tree.remove(&evicted, Tier::Gpu);
     }
 
@@ -72,8 +72,8 @@ impl ReportedIndex {
 }
 
 /// The engine's hash of a block; any unique number will do.
-fn name(path: BlockHash) -> Name {
-    Name(path.0)
+fn name(path: BlockHash) -> EngineHash {
+    EngineHash(path.0)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! It differs from vLLM in two ways: replays are answered concurrently with publishing, so a slow client delays
 //! nothing; and a batch gets its number, and can be replayed, before it is sent.
 
+pub mod encode;
 mod events;
 mod gate;
 mod log;

@@ -6,11 +6,11 @@
 use bytes::{Bytes, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use warmroute::kv::zmq::frame;
-use warmroute::kv::zmq::zmtp::{Bounds, Fault, Heard, Role, Session};
+use warmroute::kv::zmq::zmtp::{Bounds, ProtocolError, PeerMessage, Role, Session};
 
 // The first byte chooses: the role, whether the handshake is done already, and the pieces.
 fuzz_target!(|bytes: &[u8]| {
-    let Some((&choice, said)) = bytes.split_first() else {
+    let Some((&choice, bytes)) = bytes.split_first() else {
         return;
     };
     let role = if choice & 1 == 0 {
@@ -29,13 +29,13 @@ fuzz_target!(|bytes: &[u8]| {
             Role::Dealer => &b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06ROUTER"[..],
         });
     }
-    all.extend(said);
+    all.extend(bytes);
     let whole = hear(role.clone(), &all, usize::MAX);
     let pieces = hear(role, &all, 1 + usize::from(choice >> 2));
     assert_eq!(whole, pieces);
 });
 
-fn hear(role: Role, said: &[u8], piece: usize) -> (Vec<Heard>, Option<Fault>) {
+fn hear(role: Role, bytes: &[u8], piece: usize) -> (Vec<PeerMessage>, Option<ProtocolError>) {
     let bounds = Bounds {
         message_bytes_max: 4_096,
         parts_max: 6,
@@ -43,24 +43,24 @@ fn hear(role: Role, said: &[u8], piece: usize) -> (Vec<Heard>, Option<Fault>) {
     let mut out = BytesMut::new();
     let mut input = BytesMut::new();
     let mut session = Session::new(role, bounds, &mut out);
-    let mut heard = Vec::new();
-    for piece in said.chunks(piece.min(said.len().max(1))) {
+    let mut message = Vec::new();
+    for piece in bytes.chunks(piece.min(bytes.len().max(1))) {
         input.extend_from_slice(piece);
         loop {
             match session.read(&mut input, &mut out) {
                 Ok(None) => break,
                 Ok(Some(one)) => {
-                    if let Heard::Message(parts) = &one {
+                    if let PeerMessage::Message(parts) = &one {
                         assert!(parts.len() <= bounds.parts_max);
                         assert!(parts.iter().map(Bytes::len).sum::<usize>() <= 4_096);
                         let _ = frame::live(parts);
-                        let _ = frame::answer(parts);
+                        let _ = frame::replay_message(parts);
                     }
-                    heard.push(one);
+                    message.push(one);
                 }
-                Err(fault) => return (heard, Some(fault)),
+                Err(error) => return (message, Some(error)),
             }
         }
     }
-    (heard, None)
+    (message, None)
 }

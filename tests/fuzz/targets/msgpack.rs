@@ -6,7 +6,8 @@
 use libfuzzer_sys::fuzz_target;
 use warmroute::kv::event::{Batch, Event};
 use warmroute::kv::msgpack;
-use warmroute::kv::msgpack::encode::{Events, Hashes, Layout};
+use warmroute::sim::worker::publisher::encode::encode;
+use warmroute::sim::worker::publisher::{Hashes, Layout};
 
 fuzz_target!(|payload: &[u8]| {
     let Ok(batch) = msgpack::decode(payload) else {
@@ -17,9 +18,9 @@ fuzz_target!(|payload: &[u8]| {
     if batch.timestamp.is_nan() || batch.events.iter().any(is_lossy) {
         return;
     }
-    for events in [Events::Map, Events::Array] {
+    for layout in [Layout::Map, Layout::Array] {
         for hashes in [Hashes::Int, Hashes::Bytes] {
-            let again = msgpack::encode::encode(&batch, Layout { events, hashes });
+            let again = encode(&batch, layout, hashes);
             assert_eq!(msgpack::decode(&again).as_ref(), Ok::<&Batch, _>(&batch));
         }
     }
@@ -29,7 +30,7 @@ fn is_lossy(event: &Event) -> bool {
     match event {
         Event::Stored(stored) => {
             let entries = stored.extra_keys.len();
-            stored.cache_salt.is_some() || (entries != 0 && entries != stored.names.len())
+            stored.cache_salt.is_some() || (entries != 0 && entries != stored.hashes.len())
         }
         _ => false,
     }

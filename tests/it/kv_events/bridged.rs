@@ -37,10 +37,10 @@ async fn a_bridge_that_is_killed_is_followed_again() {
         prompt.to(followed.engine(0)).await;
     }
     followed.equals(0, 0).await;
-    let epoch = followed.status(0, 0).await["epoch"].clone();
+    let incarnation = followed.status(0, 0).await["incarnation"].clone();
     for round in 1..=3 {
         followed.bridges[0].kill();
-        followed.tells(0, 0, "is_connected", false).await;
+        followed.tells(0, 0, "connected", false).await;
         // Nobody hears of these until the bridge is back.
         for prompt in prompts(round * 20..round * 20 + 10) {
             prompt.to(followed.engine(0)).await;
@@ -55,7 +55,7 @@ async fn a_bridge_that_is_killed_is_followed_again() {
         }
         followed.equals(0, 0).await;
     }
-    assert_ne!(followed.status(0, 0).await["epoch"], epoch);
+    assert_ne!(followed.status(0, 0).await["incarnation"], incarnation);
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn routers_on_one_bridge_believe_the_same() {
     }
     followed.equals(0, 0).await;
     equals(&other, followed.engine(0)).await;
-    let lost = followed.status(0, 0).await["lost"].clone();
+    let lost = followed.status(0, 0).await["disconnect_reason"].clone();
     // One that goes leaves the other alone.
     drop(other);
     for prompt in prompts(30..40) {
@@ -79,8 +79,8 @@ async fn routers_on_one_bridge_believe_the_same() {
     followed.equals(0, 0).await;
     let status = followed.status(0, 0).await;
     assert_eq!(status["state"], "live");
-    assert_eq!(status["lost"], lost);
-    assert_eq!(status["is_connected"], true);
+    assert_eq!(status["disconnect_reason"], lost);
+    assert_eq!(status["connected"], true);
 }
 
 #[tokio::test]

@@ -93,7 +93,7 @@ async fn knows_every_block(wire: Wire, layout: Layout, hashes: Hashes) {
         assert_eq!(status["unknown_removals"], 0, "{what}");
         if wire != Wire::Bridge {
             let last = truth.last_sequence.unwrap();
-            followed.tells(place, 0, "last_number", last).await;
+            followed.tells(place, 0, "last_sequence", last).await;
         }
         assert!(!held(truth).is_empty());
     }

@@ -77,7 +77,7 @@ fn cases() -> Vec<Case> {
         case(
             "every third is lost for good",
             End::Partial,
-            "resets/gap",
+            "resyncs/gap",
             KvFaults {
                 lose_for_good: true,
                 ..lose_3()
@@ -113,7 +113,7 @@ fn cases() -> Vec<Case> {
         case(
             "connections are cut",
             End::Live,
-            "proofs_kept",
+            "verifications_passed",
             KvFaults {
                 cut: true,
                 ..none()
@@ -122,7 +122,7 @@ fn cases() -> Vec<Case> {
         case(
             "connections are cut again and again",
             End::Live,
-            "proofs_kept",
+            "verifications_passed",
             KvFaults {
                 cut_every: every(7),
                 ..none()
@@ -131,7 +131,7 @@ fn cases() -> Vec<Case> {
         case(
             "two are no batches",
             End::Partial,
-            "resets/undecodable",
+            "resyncs/undecodable",
             KvFaults {
                 garble_next: 2,
                 ..none()
@@ -140,7 +140,7 @@ fn cases() -> Vec<Case> {
         case(
             "nothing is said at all",
             End::Either,
-            "proofs_asked",
+            "verifications_started",
             KvFaults {
                 silent: true,
                 ..none()
@@ -149,7 +149,7 @@ fn cases() -> Vec<Case> {
         case(
             "replays are refused",
             End::Partial,
-            "resets/gap",
+            "resyncs/gap",
             KvFaults {
                 replay_refuse: true,
                 ..lose_3()
@@ -158,7 +158,7 @@ fn cases() -> Vec<Case> {
         case(
             "only the last one is replayed",
             End::Partial,
-            "proofs_failed",
+            "verifications_failed",
             KvFaults {
                 replay_last: Some(1),
                 lose_next: 5,
@@ -168,7 +168,7 @@ fn cases() -> Vec<Case> {
         case(
             "replays stop after one without an end",
             End::Either,
-            "proofs_failed",
+            "verifications_failed",
             KvFaults {
                 replay_stop_after: Some(1),
                 ..lose_3()
@@ -177,7 +177,7 @@ fn cases() -> Vec<Case> {
         case(
             "replays are never answered",
             End::Partial,
-            "proofs_failed",
+            "verifications_failed",
             KvFaults {
                 replay_stop_after: Some(0),
                 ..lose_3()
@@ -376,7 +376,7 @@ async fn without_a_replay_a_lost_batch_or_connection_forgets_all() {
                 scored.is_some_and(|scored| !scored.is_empty())
             })
             .await;
-            let reset_path = format!("/resets/{reset}");
+            let reset_path = format!("/resyncs/{reset}");
             let resets = async || {
                 followed
                     .status(0, 0)

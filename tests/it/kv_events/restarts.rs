@@ -82,7 +82,7 @@ async fn restarts(case: Case) {
         config.events.zmq.backoff_max_ms = 700;
     })
     .await;
-    followed.tells(0, 0, "is_connected", true).await;
+    followed.tells(0, 0, "connected", true).await;
     let old: Vec<Prompt> = (0..BEFORE).map(prompt).collect();
     for prompt in &old {
         prompt.to(followed.engine(0)).await;
@@ -103,7 +103,7 @@ async fn restarts(case: Case) {
         &format!("{what}: the end of the process is seen"),
         async || {
             let status = followed.status(0, 0).await;
-            status["is_connected"] == false || status["state"] == "stale"
+            status["connected"] == false || status["state"] == "stale"
         },
     )
     .await;
@@ -157,7 +157,7 @@ async fn restarts(case: Case) {
         &format!("{what}: the new process is followed"),
         async || {
             watch.look(&followed.cluster, &what).await;
-            status(&followed.cluster, "w0", 0).await["is_connected"] == true
+            status(&followed.cluster, "w0", 0).await["connected"] == true
                 && followed.status(0, 0).await["state"] != "stale"
         },
     )
@@ -239,14 +239,14 @@ async fn a_bridge_gives_each_life_of_an_engine_a_name_of_its_own() {
     prompt(1).to(followed.engine(0)).await;
     followed.equals(0, 0).await;
     followed.tells(0, 0, "state", "live").await;
-    let epoch = followed.status(0, 0).await["epoch"].clone();
-    assert!(epoch.is_string());
+    let incarnation = followed.status(0, 0).await["incarnation"].clone();
+    assert!(incarnation.is_string());
     followed.cluster.engines[0].restart(telling()).await;
     prompt(2).to(followed.engine(0)).await;
     followed.equals(0, 0).await;
     eventually("another life is followed", async || {
         let status = followed.status(0, 0).await;
-        status["epoch"].is_string() && status["epoch"] != epoch
+        status["incarnation"].is_string() && status["incarnation"] != incarnation
     })
     .await;
 }

@@ -83,11 +83,11 @@ async fn a_worker_whose_events_cannot_be_reached_is_predicted() {
     }
     followed.tells(0, 0, "state", "cold").await;
     let status = followed.status(0, 0).await;
-    let lost = status["lost"].as_str().unwrap_or_default();
+    let lost = status["disconnect_reason"].as_str().unwrap_or_default();
     assert!(lost.contains("refused"), "{status:#}");
     // Where they can be reached, they count.
     let heard = Followed::start(Wire::Zmq, vec![telling()]).await;
-    heard.tells(0, 0, "is_connected", true).await;
+    heard.tells(0, 0, "connected", true).await;
     heard.post(&prompt).await;
     heard.equals(0, 0).await;
     assert_eq!(heard.explain(&prompt).await[0].known_by, "exact");

@@ -68,14 +68,14 @@ fn adapters() -> Settings {
 }
 
 #[tokio::test]
-async fn a_tap_prints_what_an_engine_tells_and_told() {
+async fn tap_prints_replayed_and_live_events() {
     let engine = Engine::child("w0", &adapters());
     Prompt::new(1, 40).to(&engine).await;
     let mut tap = Tap::of(&engine, &[]);
-    let read = tap.until(&["-- replay: that was the one batch"]).await;
+    let read = tap.until(&["-- replay: complete, 1 batch"]).await;
     assert!(read[0].ends_with("-- connected: subscribed"), "{read:#?}");
     let kept = [
-        "  kept  rank 0  #0 ",
+        "  replay  rank 0  #0 ",
         "stored      2 blocks 32 tokens ",
         " from the start",
     ];
@@ -87,26 +87,26 @@ async fn a_tap_prints_what_an_engine_tells_and_told() {
         ..Prompt::new(1, 20)
     };
     adapter.to(&engine).await;
-    tap.until(&["  live  rank 0  #1 ", "1 block 16 tokens", "lora sql"])
+    tap.until(&["  live    rank 0  #1 ", "1 block 16 tokens", "lora sql"])
         .await;
     Prompt::new(1, 56).to(&engine).await;
-    tap.until(&["  live  rank 0  #2 ", "stored", " after "])
+    tap.until(&["  live    rank 0  #2 ", "stored", " after "])
         .await;
     engine.reset().await;
     Prompt::new(2, 20).to(&engine).await;
-    tap.until(&["  live  rank 0  #3 ", "cleared  all blocks"])
+    tap.until(&["  live    rank 0  #3 ", "cleared  all blocks"])
         .await;
     drop(engine);
-    tap.until(&["-- lost: ", "Connecting again"]).await;
+    tap.until(&["-- disconnected: ", "Reconnecting"]).await;
     tap.until(&["-- waiting: cannot connect"]).await;
 }
 
 #[tokio::test]
-async fn a_tap_prints_json_when_asked_to() {
+async fn tap_prints_json_with_the_flag() {
     let engine = Engine::child("w0", &telling());
     Prompt::new(1, 40).to(&engine).await;
     let mut tap = Tap::of(&engine, &["--json"]);
-    let mut read = tap.until(&["\"replay\""]).await;
+    let mut read = tap.until(&["\"kind\":\"replay\""]).await;
     Prompt::new(1, 56).to(&engine).await;
     read.extend(tap.until(&["\"live\""]).await);
     let read: Vec<Value> = read
@@ -124,12 +124,12 @@ async fn a_tap_prints_json_when_asked_to() {
         .collect();
     let told = [&read[1], &read[3]].into_iter();
     let mut told: Vec<&str> = told
-        .flat_map(|it| it["names"].as_array().unwrap())
+        .flat_map(|it| it["block_hashes"].as_array().unwrap())
         .map(|name| name.as_str().unwrap())
         .collect();
     assert_eq!(read[3]["parent"], told[1]);
     assert_eq!(
-        (&read[1]["number"], &read[3]["number"]),
+        (&read[1]["sequence"], &read[3]["sequence"]),
         (&0.into(), &1.into())
     );
     told.sort_unstable();
@@ -137,7 +137,7 @@ async fn a_tap_prints_json_when_asked_to() {
 }
 
 #[test]
-fn a_tap_of_nonsense_says_what_is_wrong() {
+fn tap_names_the_wrong_argument() {
     for (arguments, expected) in [
         (&[][..], "--zmq"),
         (&["--zmq", "127.0.0.1:5557"], "tcp://HOST:PORT"),

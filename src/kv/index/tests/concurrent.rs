@@ -96,7 +96,7 @@ fn write(index: &Arc<PrefixIndex>, trees: usize, is_apart: bool) {
         let prompt = random.usize(..PROMPTS.len());
         let (tree, _, worker) = &mut both.trees[at];
         let most = holds_at_most(prompt, *worker) as usize;
-        let named = |name: Name| Name(name.0 ^ start(prompt, is_apart).0 << 32);
+        let named = |name: EngineHash| EngineHash(name.0 ^ start(prompt, is_apart).0 << 32);
         let run = Run {
             tree: at,
             prompt,

@@ -5,7 +5,7 @@ use super::*;
 /// A chain that shares nothing with others.
 fn chain(number: u64, blocks: u64) -> Vec<NewBlock> {
     let new = |at| NewBlock {
-        name: Name(number << 32 | at),
+        name: EngineHash(number << 32 | at),
         local: LocalHash((number << 32 | at) + 1),
     };
     (0..blocks).map(new).collect()
@@ -85,7 +85,7 @@ fn what_is_removed_makes_room_for_what_comes() {
         for (at, (tree, _, _)) in both.trees.iter_mut().enumerate() {
             for number in 0..20 {
                 let blocks = chain(round * 1_000 + at as u64 * 100 + number, 500);
-                let names: Vec<Name> = blocks.iter().rev().map(|block| block.name).collect();
+                let names: Vec<EngineHash> = blocks.iter().rev().map(|block| block.name).collect();
                 assert_eq!(tree.remove(&names, Tier::Gpu), 0);
             }
         }

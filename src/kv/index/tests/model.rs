@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::kv::block::{ChainRoot, LocalHash, PathHash};
-use crate::kv::event::{Name, Tier};
+use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::{CopyReport, NewBlock, Parent, TreeBlock, UnknownParent};
 
 /// A root and the local hashes from there on.
@@ -18,14 +18,14 @@ pub(super) enum Count {
 
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    pub(super) name: Name,
+    pub(super) name: EngineHash,
     pub(super) copies: [Count; Tier::COUNT],
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
     pub(super) blocks: BTreeMap<Content, Block>,
-    names: HashMap<Name, Content>,
+    names: HashMap<EngineHash, Content>,
 }
 
 impl Model {
@@ -71,7 +71,7 @@ impl Model {
         Ok(())
     }
 
-    pub(super) fn remove(&mut self, names: &[Name], tier: Tier) -> usize {
+    pub(super) fn remove(&mut self, names: &[EngineHash], tier: Tier) -> usize {
         let mut missing = 0;
         for name in names {
             let Some(content) = self.names.get(name).cloned() else {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use super::Writer;
 use super::copies::{StoreContext, UNKNOWN, residency_of};
 use super::tree_state::TreeState;
-use crate::kv::event::Name;
+use crate::kv::event::EngineHash;
 use crate::kv::index::name_table::Insert;
 use crate::kv::index::owner_sets::{EMPTY_SET, Residency, Slot};
 use crate::kv::index::pages::{BlockId, CHUNK, locate};
@@ -99,7 +99,7 @@ impl Writer {
         tree: &mut TreeState,
         slot: Slot,
         block: BlockId,
-        name: Name,
+        name: EngineHash,
         is_new: bool,
     ) {
         if let Some(other) = self.resolve(shared, tree, slot, name)
@@ -133,7 +133,7 @@ impl Writer {
 
     /// Gives a block a name in the name table.
     #[inline]
-    pub(super) fn insert_name(&mut self, block: BlockId, name: Name) -> Insert {
+    pub(super) fn insert_name(&mut self, block: BlockId, name: EngineHash) -> Insert {
         let chunks = &self.chunks;
         let outcome = self.names.insert(name.0, block, |block| {
             let (page, offset) = locate(block);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Writer;
 use super::copies::UNKNOWN;
-use crate::kv::event::Name;
+use crate::kv::event::EngineHash;
 use crate::kv::index::owner_sets::{Residency, Slot};
 use crate::kv::index::pages::{CHUNK, block_id};
 use crate::kv::index::shared::Shared;
@@ -31,7 +31,7 @@ impl Writer {
                 }
                 let copies = tree.copies(block, residency);
                 listed.push(TreeBlock {
-                    name: tree.alias_of(block).unwrap_or(Name(*name)),
+                    name: tree.alias_of(block).unwrap_or(EngineHash(*name)),
                     parent: None,
                     path: body.paths[offset].load(Relaxed),
                     depth: meta.depth + offset as u32,
@@ -46,7 +46,7 @@ impl Writer {
                 });
             }
         }
-        let names: HashMap<u64, Name> = listed
+        let names: HashMap<u64, EngineHash> = listed
             .iter()
             .map(|block| (block.path, block.name))
             .collect();

@@ -7,7 +7,7 @@ use super::Writer;
 use super::copies::{UNKNOWN, residency_of};
 use super::page_rows::PageRow;
 use super::tree_state::TreeState;
-use crate::kv::event::{Name, Tier};
+use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::owner_sets::{EMPTY_SET, Residency, Slot};
 use crate::kv::index::pages::{BlockId, CHUNK, NO_ID, PageId, block_id, locate};
 use crate::kv::index::shared::Shared;
@@ -25,7 +25,7 @@ impl Writer {
         &mut self,
         shared: &Shared,
         slot: Slot,
-        names: &[Name],
+        names: &[EngineHash],
         tier: Tier,
     ) -> usize {
         let Some(mut tree) = self.take_tree(slot) else {
@@ -91,7 +91,7 @@ impl Writer {
         shared: &Shared,
         slot: Slot,
         block: BlockId,
-        names: &[Name],
+        names: &[EngineHash],
     ) -> usize {
         let (page, last) = locate(block);
         let (_, body) = shared.pages.get(page);
@@ -157,7 +157,7 @@ impl Writer {
         tree: &TreeState,
         slot: Slot,
         guess: BlockId,
-        name: Name,
+        name: EngineHash,
     ) -> bool {
         if guess == NO_ID || tree.has_aliases() {
             return false;

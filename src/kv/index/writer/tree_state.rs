@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use super::copies::{Copies, StoreContext, default_copies, residency_of};
-use crate::kv::event::{Name, Tier};
+use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::owner_sets::Residency;
 use crate::kv::index::pages::{BlockId, NO_ID, PageId};
 use crate::kv::index::simd::prefetch;
@@ -17,8 +17,8 @@ pub(in crate::kv::index) struct TreeState {
     /// usually lies in pages that follow each other.
     pages: FxHashMap<u32, [u8; GROUP]>,
     /// Blocks that the tree knows by another name than the name table has, both ways.
-    aliases: FxHashMap<Name, BlockId>,
-    names: FxHashMap<BlockId, Name>,
+    aliases: FxHashMap<EngineHash, BlockId>,
+    names: FxHashMap<BlockId, EngineHash>,
     /// Copies of blocks that have other than the [`default_copies`] of their residency.
     copies: FxHashMap<BlockId, Copies>,
     /// Blocks in each tier, and in any.
@@ -49,7 +49,7 @@ impl Default for ChainEnds {
 
 impl ChainEnds {
     #[inline]
-    fn position(name: Name) -> (usize, u32) {
+    fn position(name: EngineHash) -> (usize, u32) {
         let spread = name.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((spread >> 32) as usize % ENDS, (spread >> 38) as u32)
     }
@@ -67,7 +67,7 @@ impl TreeState {
     /// The block that a store ended with under this name, if it is noted. A guess: the block may have
     /// been reused.
     #[inline]
-    pub(super) fn chain_end(&self, name: Name) -> BlockId {
+    pub(super) fn chain_end(&self, name: EngineHash) -> BlockId {
         let (position, rest) = ChainEnds::position(name);
         match self.ends.0[position] {
             (known, block) if known == rest => block,
@@ -76,13 +76,13 @@ impl TreeState {
     }
 
     #[inline]
-    pub(super) fn set_chain_end(&mut self, name: Name, block: BlockId) {
+    pub(super) fn set_chain_end(&mut self, name: EngineHash, block: BlockId) {
         let (position, rest) = ChainEnds::position(name);
         self.ends.0[position] = (rest, block);
     }
 
     #[inline]
-    pub(super) fn alias(&self, name: Name) -> Option<BlockId> {
+    pub(super) fn alias(&self, name: EngineHash) -> Option<BlockId> {
         if self.aliases.is_empty() {
             return None;
         }
@@ -99,11 +99,11 @@ impl TreeState {
         !self.names.is_empty() && self.names.contains_key(&block)
     }
 
-    pub(super) fn alias_of(&self, block: BlockId) -> Option<Name> {
+    pub(super) fn alias_of(&self, block: BlockId) -> Option<EngineHash> {
         self.names.get(&block).copied()
     }
 
-    pub(super) fn set_alias(&mut self, block: BlockId, name: Name) {
+    pub(super) fn set_alias(&mut self, block: BlockId, name: EngineHash) {
         self.drop_alias(block);
         self.aliases.insert(name, block);
         self.names.insert(block, name);

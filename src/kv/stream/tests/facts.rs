@@ -2,34 +2,34 @@
 
 use std::time::{Duration, Instant};
 
-use crate::kv::source::Chunk;
+use crate::kv::source::SnapshotChunk;
 use crate::kv::stream::*;
 
 /// What a batch carries: whose it is, and its number.
-type Carried = (u64, u64);
+type Payload = (u64, u64);
 
 struct Play {
-    stream: Stream<Carried>,
+    stream: EventStream<Payload>,
     now: Instant,
     /// What was applied since all was forgotten.
-    applied: Vec<Carried>,
+    applied: Vec<Payload>,
     asked: Vec<u64>,
-    resets: Vec<Reset>,
+    resets: Vec<ResyncReason>,
 }
 
-fn frame(process: u64, sequence: u64) -> Numbered<Carried> {
-    Numbered {
+fn frame(process: u64, sequence: u64) -> Sequenced<Payload> {
+    Sequenced {
         sequence,
         digest: u128::from(process) << 64 | u128::from(sequence),
         bytes: 10,
         snapshot: None,
-        carried: Some((process, sequence)),
+        payload: Some((process, sequence)),
     }
 }
 
-fn chunk(sequence: u64, index: u32, count: u32, unknown_before: u64) -> Numbered<Carried> {
-    Numbered {
-        snapshot: Some(Chunk {
+fn chunk(sequence: u64, index: u32, count: u32, unknown_before: u64) -> Sequenced<Payload> {
+    Sequenced {
+        snapshot: Some(SnapshotChunk {
             index,
             count,
             unknown_before,
@@ -43,7 +43,7 @@ impl Play {
     fn new() -> Self {
         let now = crate::observe::now();
         Self {
-            stream: Stream::new(Settings::default(), now),
+            stream: EventStream::new(Settings::default(), now),
             now,
             applied: Vec::new(),
             asked: Vec::new(),
@@ -55,27 +55,27 @@ impl Play {
     fn live(last: u64) -> Self {
         let mut play = Self::new();
         play.connect(None);
-        play.answer(0, 0..=last);
+        play.response(0, 0..=last);
         assert_eq!(play.state(), "live");
         play.asked.clear();
         play
     }
 
-    fn took(&mut self, steps: Steps<Carried>) {
+    fn took(&mut self, steps: Steps<Payload>) {
         for step in steps {
             match step {
-                Step::Apply { carried, .. } => self.applied.push(carried),
-                Step::Clear(reset) => {
+                Step::Apply { payload, .. } => self.applied.push(payload),
+                Step::Clear(reason) => {
                     self.applied.clear();
-                    self.resets.push(reset);
+                    self.resets.push(reason);
                 }
-                Step::AskReplay { first } => self.asked.push(first),
+                Step::RequestReplay { first } => self.asked.push(first),
             }
         }
     }
 
-    fn connect(&mut self, epoch: Option<&str>) {
-        let steps = self.stream.on_connected(self.now, epoch, true);
+    fn connect(&mut self, incarnation: Option<&str>) {
+        let steps = self.stream.on_connected(self.now, incarnation, true);
         self.took(steps);
     }
 
@@ -85,11 +85,11 @@ impl Play {
     }
 
     fn lose(&mut self) {
-        let steps = self.stream.on_lost(self.now);
+        let steps = self.stream.on_disconnected(self.now);
         self.took(steps);
     }
 
-    fn live_frame(&mut self, frame: Numbered<Carried>) {
+    fn live_frame(&mut self, frame: Sequenced<Payload>) {
         let steps = self.stream.on_live(self.now, frame);
         self.took(steps);
     }
@@ -100,7 +100,7 @@ impl Play {
         }
     }
 
-    fn replay(&mut self, frame: Numbered<Carried>) {
+    fn replay(&mut self, frame: Sequenced<Payload>) {
         let steps = self.stream.on_replayed(self.now, frame);
         self.took(steps);
     }
@@ -115,7 +115,7 @@ impl Play {
         self.took(steps);
     }
 
-    fn answer(&mut self, process: u64, sequences: impl IntoIterator<Item = u64>) {
+    fn response(&mut self, process: u64, sequences: impl IntoIterator<Item = u64>) {
         for sequence in sequences {
             self.replay(frame(process, sequence));
         }
@@ -156,9 +156,9 @@ fn a_join_asks_from_the_first_and_counts_once_the_answer_has_ended() {
 fn a_join_that_begins_late_is_partial() {
     let mut play = Play::new();
     play.connect(None);
-    play.answer(0, 5..=7);
+    play.response(0, 5..=7);
     assert_eq!(play.state(), "partial");
-    assert_eq!(play.stream.reason(), Reason::BeganLate);
+    assert_eq!(play.stream.reason(), StateReason::HistoryTruncated);
 }
 
 #[test]
@@ -177,8 +177,8 @@ fn a_source_without_replays_is_whole_from_batch_nought_and_forgets_at_any_break(
     play.say(0, [4]);
     play.lose();
     assert_eq!(play.state(), "cold");
-    use Reset::*;
-    assert_eq!(play.resets, [Gap, Backwards, Gap, Disconnected]);
+    use ResyncReason::*;
+    assert_eq!(play.resets, [Gap, SequenceRegressed, Gap, Disconnected]);
     assert!(play.asked.is_empty());
 }
 
@@ -189,7 +189,7 @@ fn a_gap_asks_for_a_replay_from_the_last_one_known_and_goes_on_scoring() {
     assert_eq!(play.asked, [4]);
     assert_eq!(play.state(), "live");
     play.say(0, [8]);
-    play.answer(0, 4..=7);
+    play.response(0, 4..=7);
     assert_eq!(play.state(), "live");
     assert_eq!(play.numbers(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(play.stream.counts().gaps, 1);
@@ -202,7 +202,7 @@ fn a_gap_found_while_it_is_asked_about_silence_is_counted_once() {
     play.say(0, [7, 8]);
     assert_eq!((play.state(), play.asked.as_slice()), ("live", &[4][..]));
     assert_eq!(play.stream.counts().gaps, 1);
-    play.answer(0, 4..=8);
+    play.response(0, 4..=8);
     assert_eq!(play.numbers(), (0..=8).collect::<Vec<_>>());
     assert_eq!(play.stream.counts().gaps, 1);
 }
@@ -212,7 +212,7 @@ fn a_gap_that_another_process_fills_is_a_restart() {
     let mut play = Play::live(4);
     play.say(0, [7]);
     play.replay(frame(1, 4));
-    assert_eq!(play.resets, [Reset::Restarted]);
+    assert_eq!(play.resets, [ResyncReason::EngineRestarted]);
     assert_eq!(play.asked, [4, 0]);
     assert!(play.applied.is_empty());
 }
@@ -221,18 +221,18 @@ fn a_gap_that_another_process_fills_is_a_restart() {
 fn a_gap_that_cannot_be_filled_leaves_what_comes_after_it() {
     let mut play = Play::live(4);
     play.say(0, [7]);
-    play.answer(0, 6..=7);
+    play.response(0, 6..=7);
     assert_eq!(play.state(), "partial");
-    assert_eq!(play.resets, [Reset::Gap]);
+    assert_eq!(play.resets, [ResyncReason::Gap]);
     assert_eq!(play.numbers(), [6, 7]);
-    assert_eq!(play.stream.reason(), Reason::Reset(Reset::Gap));
+    assert_eq!(play.stream.reason(), StateReason::Resync(ResyncReason::Gap));
 }
 
 #[test]
 fn swapped_batches_need_no_answer() {
     let mut play = Play::live(4);
     play.say(0, [6, 5]);
-    play.answer(0, 4..=6);
+    play.response(0, 4..=6);
     assert_eq!(play.numbers(), [0, 1, 2, 3, 4, 5, 6]);
     assert!(play.resets.is_empty());
 }
@@ -247,7 +247,7 @@ fn a_lost_connection_is_stale_until_the_last_batch_was_repeated() {
     assert_eq!(play.asked, [4]);
     assert_eq!(play.stream.state(), State::Stale { since: before });
     play.say(0, [6]);
-    play.answer(0, 4..=6);
+    play.response(0, 4..=6);
     assert_eq!((play.state(), play.resets.len()), ("live", 0));
     assert_eq!(play.numbers(), [0, 1, 2, 3, 4, 5, 6]);
 }
@@ -264,10 +264,10 @@ fn a_restarted_engine_is_found_out_wherever_its_counter_stands() {
         } else {
             play.replay(frame(1, 4));
         }
-        assert_eq!(play.resets, [Reset::Restarted], "at {newest}");
+        assert_eq!(play.resets, [ResyncReason::EngineRestarted], "at {newest}");
         assert_eq!(play.asked, [4, 0]);
         assert_eq!(play.state(), "cold");
-        play.answer(1, 0..=newest);
+        play.response(1, 0..=newest);
         assert_eq!(play.state(), "live");
         assert!(play.applied.iter().all(|(process, _)| *process == 1));
     }
@@ -283,7 +283,7 @@ fn a_question_without_an_answer_is_put_twice_and_then_all_is_forgotten() {
     play.wait();
     assert_eq!(
         (play.resets.as_slice(), play.asked.len()),
-        (&[Reset::Unproved][..], 3)
+        (&[ResyncReason::Unverified][..], 3)
     );
     play.say(1, [9]);
     play.wait();
@@ -305,14 +305,14 @@ fn forgotten_after_a_gap() -> Play {
 fn who_answers_again_after_a_gap_was_given_up_tells_all() {
     let mut play = forgotten_after_a_gap();
     play.say(0, [8]);
-    play.answer(0, 0..=8);
+    play.response(0, 0..=8);
     play.say(0, [9]);
     assert_eq!(
         (play.state(), play.numbers()),
         ("live", (0..=9).collect::<Vec<_>>())
     );
-    assert_eq!(play.stream.reason(), Reason::FromTheFirst);
-    assert_eq!(play.resets, [Reset::Gap]);
+    assert_eq!(play.stream.reason(), StateReason::FullReplay);
+    assert_eq!(play.resets, [ResyncReason::Gap]);
 }
 
 #[test]
@@ -323,12 +323,12 @@ fn who_answers_again_after_all_was_given_up_tells_no_more_than_what_is_missing()
     assert_eq!((play.state(), play.numbers()), ("partial", vec![8]));
     play.say(0, [11]);
     assert_eq!(play.asked, [4, 4, 0, 8]);
-    play.answer(0, 8..=11);
+    play.response(0, 8..=11);
     assert_eq!(
         (play.state(), play.numbers()),
         ("partial", vec![8, 9, 10, 11])
     );
-    assert_eq!(play.resets, [Reset::Gap]);
+    assert_eq!(play.resets, [ResyncReason::Gap]);
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn where_nothing_came_while_all_was_given_up_the_next_batch_asks_for_all_again()
     play.say(0, [8]);
     assert_eq!(play.asked, [4, 4, 0, 0]);
     assert_eq!((play.state(), play.applied.len()), ("cold", 0));
-    play.answer(0, 0..=8);
+    play.response(0, 0..=8);
     assert_eq!(
         (play.state(), play.numbers()),
         ("live", (0..=8).collect::<Vec<_>>())
@@ -354,7 +354,7 @@ fn silence_is_asked_about_while_scoring_goes_on() {
     let mut play = Play::live(4);
     play.wait();
     assert_eq!((play.state(), play.asked.as_slice()), ("live", &[4][..]));
-    play.answer(0, 4..=5);
+    play.response(0, 4..=5);
     assert_eq!(
         play.numbers(),
         [0, 1, 2, 3, 4, 5],
@@ -364,7 +364,7 @@ fn silence_is_asked_about_while_scoring_goes_on() {
     play.wait();
     assert_eq!(play.state(), "stale");
     play.wait();
-    assert_eq!(play.resets, [Reset::Unproved]);
+    assert_eq!(play.resets, [ResyncReason::Unverified]);
 }
 
 #[test]
@@ -399,18 +399,18 @@ fn a_source_that_never_answers_is_asked_no_more_often_than_it_may_be_silent() {
 fn a_number_that_runs_backwards_is_asked_about_from_there() {
     let mut play = Play::new();
     play.connect(None);
-    play.answer(0, 5..=9);
+    play.response(0, 5..=9);
     play.say(0, [2]);
     assert_eq!(
         (play.state(), play.asked.as_slice()),
         ("stale", &[0, 2][..])
     );
-    play.answer(0, 5..=9);
+    play.response(0, 5..=9);
     assert_eq!((play.state(), play.resets.len()), ("partial", 0));
     // The one who answers is who was known, but not who speaks.
     play.say(1, [3]);
-    play.answer(0, 3..=9);
-    assert_eq!(play.resets, [Reset::Restarted]);
+    play.response(0, 3..=9);
+    assert_eq!(play.resets, [ResyncReason::EngineRestarted]);
 }
 
 #[test]
@@ -419,15 +419,15 @@ fn a_known_number_with_other_bytes_is_another_process() {
     play.say(0, [3]);
     assert_eq!(play.stream.counts().duplicates, 1);
     play.say(1, [3]);
-    assert_eq!(play.resets, [Reset::Restarted]);
+    assert_eq!(play.resets, [ResyncReason::EngineRestarted]);
 }
 
 #[test]
 fn answers_that_keep_contradicting_the_connection_count_for_nothing() {
     let mut play = Play::new();
     play.connect(None);
-    for _ in 0..CONTRADICTIONS_MAX {
-        play.answer(1, 0..=9);
+    for _ in 0..MAX_IDENTITY_CONFLICTS {
+        play.response(1, 0..=9);
         play.say(0, [9]);
     }
     play.asked.clear();
@@ -440,7 +440,7 @@ fn answers_that_keep_contradicting_the_connection_count_for_nothing() {
 fn the_same_epoch_proves_without_an_answer_and_another_disproves() {
     let mut play = Play::new();
     play.connect(Some("a"));
-    play.answer(0, 0..=4);
+    play.response(0, 0..=4);
     play.lose();
     play.connect(Some("a"));
     play.say(0, [5]);
@@ -450,7 +450,7 @@ fn the_same_epoch_proves_without_an_answer_and_another_disproves() {
     play.connect(Some("b"));
     assert_eq!(
         (play.state(), play.resets.as_slice()),
-        ("cold", &[Reset::Restarted][..])
+        ("cold", &[ResyncReason::EngineRestarted][..])
     );
 }
 
@@ -458,10 +458,13 @@ fn the_same_epoch_proves_without_an_answer_and_another_disproves() {
 fn the_same_process_does_not_count_before_what_it_did_meanwhile_is_told() {
     let mut play = Play::new();
     play.connect(Some("a"));
-    play.answer(0, 0..=4);
+    play.response(0, 0..=4);
     play.lose();
     play.connect(Some("a"));
-    assert_eq!(play.stream.reason(), Reason::Doubt(Doubt::SameEpoch));
+    assert_eq!(
+        play.stream.reason(),
+        StateReason::Suspect(SuspectReason::SameIncarnation)
+    );
     for sequence in 4..=6 {
         assert_eq!(play.state(), "stale");
         play.replay(frame(0, sequence));
@@ -486,7 +489,7 @@ fn an_epoch_that_was_never_proved_vouches_for_nothing() {
 fn what_came_before_a_question_does_not_outlive_it() {
     let mut play = Play::new();
     play.connect(None);
-    play.answer(0, 5..=9);
+    play.response(0, 5..=9);
     play.say(0, [4]);
     play.fail();
     play.wait();
@@ -511,7 +514,7 @@ fn a_source_that_never_answers_proves_nothing_by_it() {
     play.say(0, [11]);
     assert_eq!(
         (play.resets.as_slice(), play.numbers()),
-        (&[Reset::Gap][..], vec![11])
+        (&[ResyncReason::Gap][..], vec![11])
     );
     assert!(play.asked.is_empty());
 }
@@ -546,7 +549,7 @@ fn half_an_answer_counts_for_nothing() {
     play.end();
     assert_eq!(
         play.resets,
-        [Reset::Unproved],
+        [ResyncReason::Unverified],
         "whoever answers does not know its own start"
     );
 }
@@ -559,12 +562,12 @@ fn a_list_is_live_when_its_last_part_has_come() {
     play.end();
     assert_eq!(
         (play.state(), play.stream.reason()),
-        ("partial", Reason::SnapshotPart)
+        ("partial", StateReason::PartialSnapshot)
     );
     play.live_frame(chunk(41, 1, 2, 0));
     assert_eq!(
         (play.state(), play.stream.reason()),
-        ("live", Reason::Snapshot)
+        ("live", StateReason::Snapshot)
     );
     play.say(0, [42]);
     assert_eq!(play.numbers(), [40, 41, 42]);
@@ -615,13 +618,13 @@ fn a_list_is_not_asked_for_again_while_the_engine_is_idle() {
 #[test]
 fn an_unreadable_batch_forgets_all_but_its_number() {
     let mut play = Play::live(4);
-    play.live_frame(Numbered {
-        carried: None,
+    play.live_frame(Sequenced {
+        payload: None,
         ..frame(0, 5)
     });
     assert_eq!(
         (play.state(), play.resets.as_slice()),
-        ("partial", &[Reset::Undecodable][..])
+        ("partial", &[ResyncReason::Undecodable][..])
     );
     play.say(0, [6]);
     assert_eq!(play.numbers(), [6]);
@@ -631,17 +634,17 @@ fn an_unreadable_batch_forgets_all_but_its_number() {
 #[test]
 fn a_witness_is_reason_to_ask_again() {
     let mut play = Play::live(4);
-    let steps = play.stream.on_witness(play.now);
+    let steps = play.stream.on_restart_signal(play.now);
     play.took(steps);
     assert_eq!((play.state(), play.asked.as_slice()), ("stale", &[4][..]));
-    play.answer(0, [4]);
+    play.response(0, [4]);
     assert_eq!(play.state(), "live");
 }
 
 #[test]
 fn what_waits_is_bounded_and_what_was_dropped_is_asked_for() {
     let mut play = Play::new();
-    play.stream = Stream::new(
+    play.stream = EventStream::new(
         Settings {
             held_batches_max: 2,
             ..Settings::default()
@@ -650,9 +653,9 @@ fn what_waits_is_bounded_and_what_was_dropped_is_asked_for() {
     );
     play.connect(None);
     play.say(0, 1..=5);
-    assert_eq!(play.stream.held(), (2, 20));
-    assert_eq!(play.stream.counts().held_dropped, 3);
-    play.answer(0, 0..=0);
+    assert_eq!(play.stream.buffered(), (2, 20));
+    assert_eq!(play.stream.counts().dropped_batches, 3);
+    play.response(0, 0..=0);
     assert_eq!(play.numbers(), [0, 1, 2]);
     play.say(0, [6]);
     assert_eq!(play.asked, [0, 2]);

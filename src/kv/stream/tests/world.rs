@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::kv::source::Chunk;
-use crate::kv::stream::memory::Memory;
+use crate::kv::source::SnapshotChunk;
+use crate::kv::stream::digests::DigestWindow;
 use crate::kv::stream::*;
 
 /// What a batch carries here: what it does to the cache of one process.
@@ -20,7 +20,7 @@ pub(super) struct Payload {
 /// One life of the engine.
 #[derive(Debug, Default)]
 struct Process {
-    frames: Vec<Numbered<Payload>>,
+    frames: Vec<Sequenced<Payload>>,
     /// What it held after each batch.
     held: Vec<BTreeSet<u8>>,
     has_unreadable: bool,
@@ -37,9 +37,9 @@ impl Process {
 }
 
 #[derive(Clone, Debug)]
-enum Said {
-    Live(Numbered<Payload>),
-    Replayed(Numbered<Payload>),
+enum SourceEvent {
+    Live(Sequenced<Payload>),
+    Replayed(Sequenced<Payload>),
     End,
     Failed,
 }
@@ -47,7 +47,7 @@ enum Said {
 /// How the engine and the source are made; fixed for one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Make {
-    pub(super) can_ask: bool,
+    pub(super) can_replay: bool,
     /// Questions are never answered.
     pub(super) is_deaf: bool,
     /// Now and then, none is for a while.
@@ -73,9 +73,9 @@ pub(super) struct Make {
 #[derive(Debug)]
 struct Connection {
     process: usize,
-    live: VecDeque<Said>,
-    answers: VecDeque<Said>,
-    question: Option<u64>,
+    live: VecDeque<SourceEvent>,
+    answers: VecDeque<SourceEvent>,
+    request: Option<u64>,
     /// The other end is gone, or the line; the source does not know yet.
     is_dead: bool,
     /// One stream: a call is open.
@@ -93,7 +93,7 @@ pub(super) struct World {
     witness_due: bool,
     faults: bool,
     in_deaf_spell: bool,
-    pub(super) stream: Stream<Payload>,
+    pub(super) stream: EventStream<Payload>,
     tree: BTreeMap<usize, BTreeSet<u8>>,
     /// The last batch applied of each process since all was forgotten.
     applied: BTreeMap<usize, u64>,
@@ -109,7 +109,7 @@ impl World {
         let (lost, repeated, swapped, spoilt) = (rate(), rate(), rate(), rate());
         let is_one_stream = random.u8(..3) == 0;
         let make = Make {
-            can_ask: random.u8(..5) != 0,
+            can_replay: random.u8(..5) != 0,
             is_deaf: random.u8(..8) == 0,
             has_deaf_spells: random.u8(..4) == 0,
             kept: [3, 10, 1_000, 1_000][random.usize(..4)],
@@ -134,8 +134,8 @@ impl World {
             held_batches_max: make.held_max,
             ..Settings::default()
         };
-        let mut stream = Stream::new(settings, now);
-        stream.memory = Memory::new(make.digests_max);
+        let mut stream = EventStream::new(settings, now);
+        stream.digests = DigestWindow::new(make.digests_max);
         Self {
             make,
             random,
@@ -167,7 +167,7 @@ impl World {
             0..30 => self.publish(),
             30..60 => self.say_live(),
             60..75 => self.say_answer(),
-            75..84 => self.answer(),
+            75..84 => self.response(),
             84..90 => self.connect(),
             90..93 => self.tick(),
             93..95 => self.witness(),
@@ -208,12 +208,12 @@ impl World {
             stored,
             removed,
         };
-        let frame = Numbered {
+        let frame = Sequenced {
             sequence: index,
             digest: (process as u128) << 64 | u128::from(index),
             bytes: 10,
             snapshot: None,
-            carried: (!is_unreadable).then_some(payload),
+            payload: (!is_unreadable).then_some(payload),
         };
         self.processes[process].has_unreadable |= is_unreadable;
         self.processes[process].frames.push(frame.clone());
@@ -232,13 +232,13 @@ impl World {
             return;
         }
         if std::mem::take(&mut line.awaits_first) {
-            line.live.push_back(Said::Replayed(frame));
-            line.live.push_back(Said::End);
+            line.live.push_back(SourceEvent::Replayed(frame));
+            line.live.push_back(SourceEvent::End);
             return;
         }
-        line.live.push_back(Said::Live(frame.clone()));
+        line.live.push_back(SourceEvent::Live(frame.clone()));
         if is_repeated {
-            line.live.push_back(Said::Live(frame));
+            line.live.push_back(SourceEvent::Live(frame));
         }
         if is_swapped && line.live.len() > 1 {
             let last = line.live.len() - 1;
@@ -282,7 +282,7 @@ impl World {
         if line.is_dead && (line.live.is_empty() || drops) {
             self.connection = None;
             self.log.push("lost".to_owned());
-            let steps = self.stream.on_lost(self.now);
+            let steps = self.stream.on_disconnected(self.now);
             self.done(steps);
         }
     }
@@ -296,23 +296,23 @@ impl World {
             process,
             live: VecDeque::new(),
             answers: VecDeque::new(),
-            question: None,
+            request: None,
             is_dead: false,
-            is_open: !self.make.can_ask,
+            is_open: !self.make.can_replay,
             awaits_first: false,
         });
-        let epoch = self.make.has_epoch.then(|| process.to_string());
+        let incarnation = self.make.has_epoch.then(|| process.to_string());
         self.log.push(format!("connected to {process}"));
-        let steps = self
-            .stream
-            .on_connected(self.now, epoch.as_deref(), self.make.can_ask);
+        let steps =
+            self.stream
+                .on_connected(self.now, incarnation.as_deref(), self.make.can_replay);
         self.done(steps);
     }
 
     fn witness(&mut self) {
         if std::mem::take(&mut self.witness_due) {
-            self.log.push("witness".to_owned());
-            let steps = self.stream.on_witness(self.now);
+            self.log.push("restart_signal".to_owned());
+            let steps = self.stream.on_restart_signal(self.now);
             self.done(steps);
         }
     }
@@ -342,25 +342,25 @@ impl World {
         }
     }
 
-    fn say(&mut self, said: Said) {
-        let name = |frame: &Numbered<Payload>| {
+    fn say(&mut self, said: SourceEvent) {
+        let name = |frame: &Sequenced<Payload>| {
             let process = frame.digest >> 64;
             format!("{process}:{} {:?}", frame.sequence, frame.snapshot)
         };
         let steps = match said {
-            Said::Live(frame) => {
+            SourceEvent::Live(frame) => {
                 self.log.push(format!("live {}", name(&frame)));
                 self.stream.on_live(self.now, frame)
             }
-            Said::Replayed(frame) => {
+            SourceEvent::Replayed(frame) => {
                 self.log.push(format!("replayed {}", name(&frame)));
                 self.stream.on_replayed(self.now, frame)
             }
-            Said::End => {
+            SourceEvent::End => {
                 self.log.push("replay end".to_owned());
                 self.stream.on_replay_end(self.now)
             }
-            Said::Failed => {
+            SourceEvent::Failed => {
                 self.log.push("replay failed".to_owned());
                 self.stream.on_replay_failed(self.now)
             }
@@ -369,7 +369,7 @@ impl World {
     }
 
     /// Whoever is alive now answers, which need not be whom the connection is to.
-    fn answer(&mut self) {
+    fn response(&mut self) {
         let alive = self.alive();
         let spoils = self.hits(self.make.spoilt);
         let how = self.random.u8(..5);
@@ -378,7 +378,7 @@ impl World {
         let Some(line) = &mut self.connection else {
             return;
         };
-        let Some(first) = line.question.take() else {
+        let Some(first) = line.request.take() else {
             return;
         };
         let process = &self.processes[alive];
@@ -396,48 +396,48 @@ impl World {
             if first == 0 && make.has_snapshots && process.count() > 0 {
                 for (place, chunk) in snapshot(process, alive).into_iter().enumerate() {
                     if place == 0 {
-                        line.live.push_back(Said::Replayed(chunk));
-                        line.live.push_back(Said::End);
+                        line.live.push_back(SourceEvent::Replayed(chunk));
+                        line.live.push_back(SourceEvent::End);
                     } else {
-                        line.live.push_back(Said::Live(chunk));
+                        line.live.push_back(SourceEvent::Live(chunk));
                     }
                 }
             } else if first == 0 {
                 line.awaits_first = true;
             } else if is_deaf || first < oldest || first > process.count() || spoils {
                 line.is_open = false;
-                line.live.push_back(Said::Failed);
+                line.live.push_back(SourceEvent::Failed);
             } else {
                 let mut frames = process.frames[first as usize..].iter().cloned();
                 match frames.next() {
                     Some(frame) => {
-                        line.live.push_back(Said::Replayed(frame));
-                        line.live.push_back(Said::End);
-                        line.live.extend(frames.map(Said::Live));
+                        line.live.push_back(SourceEvent::Replayed(frame));
+                        line.live.push_back(SourceEvent::End);
+                        line.live.extend(frames.map(SourceEvent::Live));
                     }
                     None => line.awaits_first = true,
                 }
             }
             return;
         }
-        let mut said: Vec<Said> = process.frames
+        let mut said: Vec<SourceEvent> = process.frames
             [(first.max(oldest).min(process.count())) as usize..]
             .iter()
             .cloned()
-            .map(Said::Replayed)
+            .map(SourceEvent::Replayed)
             .collect();
-        said.push(Said::End);
+        said.push(SourceEvent::End);
         if spoils {
             let place = self.random.usize(..said.len());
             match how {
                 0 => said.truncate(place),
                 1 => {
                     said.truncate(place);
-                    said.push(Said::End);
+                    said.push(SourceEvent::End);
                 }
                 2 => {
                     said.truncate(place);
-                    said.push(Said::Failed);
+                    said.push(SourceEvent::Failed);
                 }
                 3 if said.len() > 1 => {
                     said.remove(place.min(said.len() - 2));
@@ -452,25 +452,25 @@ impl World {
     fn done(&mut self, steps: Steps<Payload>) {
         for step in steps {
             match step {
-                Step::Apply { carried, .. } => {
-                    let held = self.tree.entry(carried.process).or_default();
-                    held.retain(|block| !carried.removed.contains(block));
-                    held.extend(&carried.stored);
-                    self.applied.insert(carried.process, carried.index);
-                    self.last_applied = Some((carried.process, carried.index));
+                Step::Apply { payload, .. } => {
+                    let held = self.tree.entry(payload.process).or_default();
+                    held.retain(|block| !payload.removed.contains(block));
+                    held.extend(&payload.stored);
+                    self.applied.insert(payload.process, payload.index);
+                    self.last_applied = Some((payload.process, payload.index));
                 }
-                Step::Clear(reset) => {
-                    self.log.push(format!("  clear: {}", reset.as_str()));
+                Step::Clear(reason) => {
+                    self.log.push(format!("  clear: {}", reason.as_str()));
                     self.tree.clear();
                     self.applied.clear();
                 }
-                Step::AskReplay { first } => {
+                Step::RequestReplay { first } => {
                     self.log.push(format!("  ask {first}"));
                     let line = self
                         .connection
                         .as_mut()
                         .expect("asked only while connected");
-                    line.question = Some(first);
+                    line.request = Some(first);
                     if !self.make.is_sloppy {
                         line.answers.clear();
                     }
@@ -484,7 +484,7 @@ impl World {
         self.log.push(format!(
             "  {} last {:?} tree {:?}",
             self.stream.state().as_str(),
-            self.stream.last(),
+            self.stream.last_sequence(),
             self.tree
         ));
         self.check();
@@ -499,9 +499,9 @@ impl World {
                 "holds what the engine did not hold after the last batch applied",
             );
         }
-        let (held, _) = self.stream.held();
+        let (held, _) = self.stream.buffered();
         self.assert(held <= self.make.held_max.max(1), "holds back too many");
-        if !self.stream.state().scores() {
+        if !self.stream.state().counts_in_routing() {
             return;
         }
         let Some(line) = &self.connection else {
@@ -543,7 +543,8 @@ impl World {
             !make.is_deaf && make.kept > 100
         };
         self.assert(
-            !(tells_all && make.can_ask && !make.is_sloppy) || self.stream.state() == State::Live,
+            !(tells_all && make.can_replay && !make.is_sloppy)
+                || self.stream.state() == State::Live,
             "does not come to know all",
         );
     }
@@ -557,8 +558,11 @@ impl World {
         }
         let process = self.alive();
         let newest = self.processes[process].count() - 1;
-        self.assert(self.stream.last() == Some(newest), "is not up to date");
-        self.assert(self.stream.state().scores(), "does not score");
+        self.assert(
+            self.stream.last_sequence() == Some(newest),
+            "is not up to date",
+        );
+        self.assert(self.stream.state().counts_in_routing(), "does not score");
         let truth = self.processes[process].held_after(newest);
         let empty = BTreeSet::new();
         let known = self.tree.get(&process).unwrap_or(&empty);
@@ -585,7 +589,7 @@ impl World {
         }
         self.connect();
         for _ in 0..4 {
-            self.answer();
+            self.response();
             while self
                 .connection
                 .as_ref()
@@ -615,7 +619,7 @@ impl World {
 }
 
 /// Two chunks that end at the number of the newest batch, where there is room for two numbers.
-fn snapshot(process: &Process, number: usize) -> Vec<Numbered<Payload>> {
+fn snapshot(process: &Process, number: usize) -> Vec<Sequenced<Payload>> {
     let newest = process.count() - 1;
     let held: Vec<u8> = process.held_after(newest).iter().copied().collect();
     let count = if newest > 0 { 2 } else { 1 };
@@ -623,16 +627,16 @@ fn snapshot(process: &Process, number: usize) -> Vec<Numbered<Payload>> {
     (0..count)
         .map(|index| {
             let stored = if count == 1 { &held[..] } else { parts[index] };
-            Numbered {
+            Sequenced {
                 sequence: newest + 1 + index as u64 - count as u64,
                 digest: u128::MAX - index as u128,
                 bytes: 10,
-                snapshot: Some(Chunk {
+                snapshot: Some(SnapshotChunk {
                     index: index as u32,
                     count: count as u32,
                     unknown_before: 0,
                 }),
-                carried: Some(Payload {
+                payload: Some(Payload {
                     process: number,
                     index: newest,
                     stored: stored.iter().copied().collect(),

@@ -1,6 +1,6 @@
 //! A step's changes of the cache as vLLM's KV events. Pure.
 
-use crate::kv::event::{Batch, Event, ExtraKey, Medium, Name, Place, Removed, Stored};
+use crate::kv::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
 use crate::sim::engine::cache::{BlockHash, Change, Label};
 
 /// The KV cache group; there is one.
@@ -18,20 +18,20 @@ pub(super) fn batch(changes: &[Change], block_tokens: u32, rank: u32, timestamp:
                 token_ids,
                 label,
             } => events.push(Event::Stored(Stored {
-                names: hashes.iter().copied().map(name).collect(),
+                hashes: hashes.iter().copied().map(name).collect(),
                 parent: parent.map(name),
                 token_ids: token_ids.clone(),
                 block_size: block_tokens,
                 extra_keys: extra_keys(label.as_deref(), parent.is_none(), hashes.len()),
-                place: place(),
+                location: location(),
                 spec_kind: Some(SPEC_KIND.into()),
                 ..labelled(label.as_deref())
             })),
             Change::Removed { hashes } => {
                 // One event for each block, as vLLM has it.
                 let removed = |hash: &BlockHash| Removed {
-                    names: vec![name(*hash)],
-                    place: place(),
+                    hashes: vec![name(*hash)],
+                    location: location(),
                 };
                 events.extend(hashes.iter().map(removed).map(Event::Removed));
             }
@@ -48,12 +48,12 @@ pub(super) fn batch(changes: &[Change], block_tokens: u32, rank: u32, timestamp:
 /// Changes the medium of all blocks.
 pub(super) fn set_medium(batch: &mut Batch, medium: &str) {
     for event in &mut batch.events {
-        let place = match event {
-            Event::Stored(stored) => &mut stored.place,
-            Event::Removed(removed) => &mut removed.place,
+        let location = match event {
+            Event::Stored(stored) => &mut stored.location,
+            Event::Removed(removed) => &mut removed.location,
             Event::Cleared { .. } | Event::Unknown { .. } => continue,
         };
-        place.medium = match medium {
+        location.medium = match medium {
             "CPU" => Medium::Cpu,
             "STORAGE" => Medium::Disk,
             other => Medium::Other(other.into()),
@@ -61,16 +61,16 @@ pub(super) fn set_medium(batch: &mut Batch, medium: &str) {
     }
 }
 
-fn name(hash: BlockHash) -> Name {
-    Name(hash.0)
+fn name(hash: BlockHash) -> EngineHash {
+    EngineHash(hash.0)
 }
 
 /// GPU, which engines without a GPU report, too.
-fn place() -> Place {
-    Place {
+fn location() -> Location {
+    Location {
         medium: Medium::Gpu,
         group: Some(GROUP),
-        ..Place::default()
+        ..Location::default()
     }
 }
 
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(first.extra_keys, [vec![text("tenant")], vec![]]);
         let later = event(stored(Some(2), &[3], label));
         assert_eq!(later.extra_keys, Vec::<Vec<ExtraKey>>::new());
-        assert_eq!(later.parent, Some(Name(2)));
+        assert_eq!(later.parent, Some(EngineHash(2)));
     }
 
     #[test]
@@ -165,15 +165,15 @@ mod tests {
         let hashes = vec![BlockHash(1), BlockHash(1), BlockHash(2)];
         let batch = batch(&[Change::Removed { hashes }, Change::Cleared], 2, 3, 1.5);
         assert_eq!(batch.rank, Some(3));
-        let names: Vec<Option<Vec<Name>>> = batch
+        let hashes: Vec<Option<Vec<EngineHash>>> = batch
             .events
             .iter()
             .map(|event| match event {
-                Event::Removed(removed) => Some(removed.names.clone()),
+                Event::Removed(removed) => Some(removed.hashes.clone()),
                 Event::Stored(_) | Event::Cleared { .. } | Event::Unknown { .. } => None,
             })
             .collect();
-        let one = |name| Some(vec![Name(name)]);
-        assert_eq!(names, [one(1), one(1), one(2), None]);
+        let one = |name| Some(vec![EngineHash(name)]);
+        assert_eq!(hashes, [one(1), one(1), one(2), None]);
     }
 }

@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use super::encode;
 use super::events;
 use super::gate::Cutter;
 use super::log::{Log, NumberedBatch};
 use super::settings::{Endpoint, Settings};
-use crate::kv::msgpack::encode;
+
 use crate::sim::engine::cache::Change;
 use crate::sim::fault::kv::KvFaults;
 use crate::sim::worker::clock;
@@ -88,7 +89,7 @@ impl Outlet {
         if let Some(medium) = &self.faults.borrow().medium {
             events::set_medium(&mut batch, medium);
         }
-        let payload = encode::encode(&batch, self.settings.encoding());
+        let payload = encode::encode(&batch, self.settings.layout, self.settings.hashes);
         let mut log = self.log.lock();
         let publication = log.publish(payload.into());
         let delay = Duration::from_millis(self.faults.borrow().delay_ms);

@@ -7,7 +7,6 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 
-use crate::kv::msgpack::encode;
 use crate::sim::default_arguments;
 
 // Without this, clap makes a group of the same name as the outer arguments' group.
@@ -81,19 +80,6 @@ impl Default for Settings {
 }
 
 impl Settings {
-    pub(super) fn encoding(&self) -> encode::Layout {
-        encode::Layout {
-            events: match self.layout {
-                Layout::Map => encode::Events::Map,
-                Layout::Array => encode::Events::Array,
-            },
-            hashes: match self.hashes {
-                Hashes::Int => encode::Hashes::Int,
-                Hashes::Bytes => encode::Hashes::Bytes,
-            },
-        }
-    }
-
     /// Events and replays on free ports of the loopback interface.
     pub fn loopback() -> Self {
         let endpoint = Endpoint::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));

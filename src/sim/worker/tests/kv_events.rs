@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
 use super::*;
-use crate::kv::event::{Batch, Event, Name};
+use crate::kv::event::{Batch, EngineHash, Event};
 use crate::kv::msgpack;
 
 use crate::sim::worker::publisher::{Hashes, Layout};
@@ -172,12 +172,12 @@ fn follow<'a>(batches: impl IntoIterator<Item = &'a Message>) -> BTreeMap<u64, u
                         .parent
                         .is_none_or(|parent| held.contains_key(&parent.0))
                 );
-                for Name(name) in stored.names {
+                for EngineHash(name) in stored.hashes {
                     *held.entry(name).or_default() += 1;
                 }
             }
             Event::Removed(removed) => {
-                for Name(name) in removed.names {
+                for EngineHash(name) in removed.hashes {
                     let copies = held.get_mut(&name).expect("it was stored");
                     *copies -= 1;
                     if *copies == 0 {
@@ -231,7 +231,7 @@ async fn each_step_is_a_batch_of_its_own_number() {
     let [Event::Stored(two)] = &message.batch().events[..] else {
         panic!("{message:?}");
     };
-    assert_eq!(two.parent, one.names.last().copied());
+    assert_eq!(two.parent, one.hashes.last().copied());
     assert_eq!(two.token_ids, (32..48).collect::<Vec<u32>>());
     worker.stop().await;
 }
@@ -286,7 +286,7 @@ async fn what_is_cached_is_told_of_again_on_request() {
     let [Event::Stored(again), Event::Stored(more)] = &second[..] else {
         panic!("{second:?}");
     };
-    assert_eq!(more.parent, again.names.last().copied());
+    assert_eq!(more.parent, again.hashes.last().copied());
     // The block is reported once more than there are copies.
     let truth = worker.handle.cache_contents(0);
     assert!(truth.blocks.iter().all(|held| held.copies == 1));

@@ -292,6 +292,6 @@ async fn what_was_received_is_told_as_stored_under_the_same_names() {
         panic!("{events:?}");
     };
     let at_prefill = pair.prefill.handle.cache_contents(0).blocks;
-    assert_eq!(stored.names.len(), at_prefill.len());
+    assert_eq!(stored.hashes.len(), at_prefill.len());
     pair.stop().await;
 }

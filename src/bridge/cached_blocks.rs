@@ -1,0 +1,265 @@
+//! The blocks that one rank caches, with their tokens, from the batches applied so far. Snapshots for late
+//! subscribers are made from them.
+//!
+//! They are always a subset of what the engine caches. If some cannot be kept or are unknown, the
+//! snapshot says that it is incomplete.
+
+mod block;
+mod snapshot_events;
+
+use std::collections::{HashMap, HashSet};
+
+use rustc_hash::FxBuildHasher;
+use smallvec::SmallVec;
+
+use self::block::{Block, Kind, KindId, bytes};
+use self::snapshot_events::SnapshotWriter;
+use crate::kv::event::{EngineHash, Event, ExtraKey, Location, Medium, Stored};
+
+/// Each combination of adapter, tier and cache group is a kind.
+const MAX_KINDS: usize = 4_096;
+
+#[derive(Debug)]
+pub struct CachedBlocks {
+    blocks: HashMap<EngineHash, Block, FxBuildHasher>,
+    kinds: Vec<Kind>,
+    kind_ids: HashMap<Kind, KindId>,
+    order: u64,
+    /// Blocks without a copy, kept for their descendants.
+    placeholders: usize,
+    bytes: usize,
+    bytes_max: usize,
+    /// Stored blocks that could not be kept, since the cache was last cleared.
+    missing: u64,
+}
+
+impl CachedBlocks {
+    pub fn new(bytes_max: usize) -> Self {
+        Self {
+            blocks: HashMap::default(),
+            kinds: Vec::new(),
+            kind_ids: HashMap::new(),
+            order: 0,
+            placeholders: 0,
+            bytes: 0,
+            bytes_max,
+            missing: 0,
+        }
+    }
+
+    /// Number of blocks with at least one copy.
+    pub fn blocks(&self) -> usize {
+        self.blocks.len() - self.placeholders
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Stored blocks that could not be kept: the memory bound was reached, or their parent is unknown.
+    pub fn missing(&self) -> u64 {
+        self.missing
+    }
+
+    pub fn apply(&mut self, event: &Event) {
+        match event {
+            Event::Stored(event) => self.store(event),
+            Event::Removed(event) => {
+                for hash in &event.hashes {
+                    self.remove(*hash, &event.location);
+                }
+            }
+            // Whichever owner's blocks were cleared: knowing fewer blocks is safe.
+            Event::Cleared { ownership } => {
+                *self = Self::new(self.bytes_max);
+                self.missing = u64::from(ownership.is_some());
+            }
+            // Cannot be encoded, so it never gets here; if it did, it could mean anything.
+            Event::Unknown { .. } => self.missing += 1,
+        }
+    }
+
+    fn store(&mut self, event: &Stored) {
+        let Some(kind) = self.kind(event) else {
+            self.missing += event.hashes.len() as u64;
+            return;
+        };
+        let mut parent = event.parent;
+        let size = event.block_size.max(1) as usize;
+        let tokens = event.token_ids.chunks_exact(size);
+        for (at, (hash, tokens)) in event.hashes.iter().zip(tokens).enumerate() {
+            let keys = event.extra_keys.get(at).map_or(&[][..], Vec::as_slice);
+            if !self.put(*hash, parent, tokens, keys, kind) {
+                // Its descendants cannot be stored without it.
+                self.missing += (event.hashes.len() - at) as u64;
+                return;
+            }
+            parent = Some(*hash);
+        }
+    }
+
+    fn put(
+        &mut self,
+        hash: EngineHash,
+        parent: Option<EngineHash>,
+        tokens: &[u32],
+        keys: &[ExtraKey],
+        kind: KindId,
+    ) -> bool {
+        if let Some(block) = self.blocks.get_mut(&hash) {
+            if block.copies.is_empty() {
+                self.placeholders -= 1;
+                block.kind = kind;
+            }
+            match block.copies.iter_mut().find(|(of, _)| *of == kind) {
+                Some((_, count)) => *count += 1,
+                None => block.copies.push((kind, 1)),
+            }
+            return true;
+        }
+        let bytes = bytes(tokens, keys);
+        if self.bytes + bytes > self.bytes_max {
+            return false;
+        }
+        if let Some(parent) = parent {
+            match self.blocks.get_mut(&parent) {
+                Some(parent) => parent.children += 1,
+                None => return false,
+            }
+        }
+        self.bytes += bytes;
+        self.order += 1;
+        let block = Block {
+            order: self.order,
+            parent,
+            children: 0,
+            tokens: tokens.into(),
+            extra_keys: keys.into(),
+            kind,
+            copies: SmallVec::from_buf([(kind, 1)]),
+        };
+        self.blocks.insert(hash, block);
+        true
+    }
+
+    fn remove(&mut self, hash: EngineHash, location: &Location) {
+        let Some(block) = self.blocks.get_mut(&hash) else {
+            return;
+        };
+        let kinds = &self.kinds;
+        let is_exact =
+            |of: &(KindId, u32)| is_same_location(&kinds[of.0 as usize].location, location);
+        let is_same_medium = |of: &(KindId, u32)| {
+            medium(&kinds[of.0 as usize].location.medium) == medium(&location.medium)
+        };
+        let found = block.copies.iter().position(is_exact);
+        let found = found.or_else(|| block.copies.iter().position(is_same_medium));
+        // An unknown copy: nothing to remove.
+        let Some(found) = found else { return };
+        block.copies[found].1 -= 1;
+        if block.copies[found].1 > 0 {
+            return;
+        }
+        block.copies.remove(found);
+        if !block.copies.is_empty() {
+            return;
+        }
+        self.placeholders += 1;
+        self.remove_unused(hash);
+    }
+
+    /// Removes a block that has neither copies nor children, then likewise its ancestors.
+    fn remove_unused(&mut self, hash: EngineHash) {
+        let mut next = Some(hash);
+        while let Some(hash) = next {
+            let Some(block) = self.blocks.get(&hash) else {
+                return;
+            };
+            if block.children > 0 || !block.copies.is_empty() {
+                return;
+            }
+            next = block.parent;
+            self.bytes -= bytes(&block.tokens, &block.extra_keys);
+            self.blocks.remove(&hash);
+            self.placeholders -= 1;
+            if let Some(parent) = next.and_then(|parent| self.blocks.get_mut(&parent)) {
+                parent.children -= 1;
+            }
+        }
+    }
+
+    fn kind(&mut self, event: &Stored) -> Option<KindId> {
+        let kind = Kind::of(event);
+        if let Some(id) = self.kind_ids.get(&kind) {
+            return Some(*id);
+        }
+        if self.kinds.len() >= MAX_KINDS {
+            return None;
+        }
+        let id = u32::try_from(self.kinds.len()).expect("a few thousand");
+        self.kinds.push(kind.clone());
+        self.kind_ids.insert(kind, id);
+        Some(id)
+    }
+
+    /// All blocks as events, in parts of about `bytes_max` encoded bytes: a clear, then stores with parents
+    /// before children, one for each copy.
+    ///
+    /// A placeholder (a removed block with descendants) is stored for its descendants' sake and removed
+    /// at the end. These blocks come last, so that readers count them only briefly.
+    pub fn snapshot_events(&self, bytes_max: usize) -> Vec<Vec<Event>> {
+        let mut blocks: Vec<(EngineHash, &Block)> =
+            self.blocks.iter().map(|(n, b)| (*n, b)).collect();
+        blocks.sort_unstable_by_key(|(_, block)| block.order);
+        let mut under_placeholders: HashSet<EngineHash, FxBuildHasher> = HashSet::default();
+        if self.placeholders > 0 {
+            for (hash, block) in &blocks {
+                let is_under = |parent| under_placeholders.contains(&parent);
+                if block.copies.is_empty() || block.parent.is_some_and(is_under) {
+                    under_placeholders.insert(*hash);
+                }
+            }
+        }
+        let mut writer = SnapshotWriter::new(bytes_max);
+        for is_last in [false, true] {
+            for (hash, block) in &blocks {
+                if under_placeholders.contains(hash) == is_last {
+                    self.write(*hash, block, &mut writer);
+                }
+            }
+        }
+        writer.flush();
+        for (hash, block) in blocks.iter().filter(|(_, block)| block.copies.is_empty()) {
+            let location = &self.kinds[block.kind as usize].location;
+            writer.remove(*hash, location);
+        }
+        writer.finish()
+    }
+
+    fn write(&self, hash: EngineHash, block: &Block, writer: &mut SnapshotWriter) {
+        let first = block.copies.first().map_or(block.kind, |(kind, _)| *kind);
+        writer.store(hash, block, first, &self.kinds);
+        for (at, (kind, count)) in block.copies.iter().enumerate() {
+            let is_written = u32::from(at == 0);
+            for _ in is_written..*count {
+                writer.copy(hash, block, &self.kinds[*kind as usize]);
+            }
+        }
+    }
+}
+
+fn is_same_location(a: &Location, b: &Location) -> bool {
+    medium(&a.medium) == medium(&b.medium)
+        && (a.group, &a.locality, &a.ownership) == (b.group, &b.locality, &b.ownership)
+}
+
+/// Engines that name no medium mean the GPU.
+fn medium(medium: &Medium) -> &Medium {
+    match medium {
+        Medium::Unspecified => &Medium::Gpu,
+        named => named,
+    }
+}
+
+#[cfg(test)]
+mod tests;

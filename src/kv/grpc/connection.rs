@@ -1,0 +1,230 @@
+//! One HTTP/2 connection and the calls on it. It never reconnects: a connection that did might reach
+//! another process unnoticed.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::client::conn::http2;
+use hyper::http::uri::PathAndQuery;
+use hyper::{Request, Response, Uri};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tonic::body::Body;
+use tonic::client::Grpc;
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Status, Streaming};
+
+use super::codec::Raw;
+use super::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA, Settings};
+use crate::kv::protobuf::{Service, encode_request};
+
+/// Where to subscribe.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    /// `HOST:PORT`.
+    pub address: String,
+    pub rank: u32,
+    pub settings: Settings,
+}
+
+/// An open connection. Dropping it closes it and stops its tasks.
+#[derive(Debug)]
+pub(super) struct Connection {
+    sender: http2::SendRequest<Body>,
+    target: Target,
+    _running: Running,
+    /// The service that the server implements, once one has answered.
+    service: Option<Service>,
+}
+
+/// A subscription.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub messages: Streaming<Bytes>,
+    /// Batches strictly after this number were requested; 0: the current state.
+    pub start: u64,
+    pub incarnation: Option<String>,
+    /// The last sequence number when the call was answered.
+    pub last: Option<u64>,
+    pub service: Service,
+}
+
+impl Connection {
+    /// Connects and subscribes. `service` is the one that answered the last time.
+    pub(super) async fn open(
+        target: Target,
+        service: Option<Service>,
+        start: u64,
+    ) -> Result<(Self, Call), Status> {
+        let limit = Duration::from_millis(target.settings.connect_timeout_ms);
+        let connected = tokio::time::timeout(limit, connect(&target)).await;
+        let (sender, running) =
+            connected.map_err(|_| Status::unavailable("connecting timed out"))??;
+        let mut connection = Self {
+            sender,
+            target,
+            _running: running,
+            service,
+        };
+        let mut subscribed = connection.subscribe(start).await;
+        if start != 0 && subscribed.as_ref().is_err_and(is_history_gone) {
+            subscribed = connection.subscribe(0).await;
+        }
+        let call = subscribed?;
+        connection.service = Some(call.service);
+        Ok((connection, call))
+    }
+
+    /// Opens one more call on the same connection. The future is free of the link, which must be
+    /// kept while it runs.
+    pub(super) fn subscribe(
+        &self,
+        start: u64,
+    ) -> impl Future<Output = Result<Call, Status>> + Send + use<> {
+        let (sender, target) = (self.sender.clone(), self.target.clone());
+        let known = self.service;
+        async move {
+            let choice = target.settings.service.choice();
+            let mut services = choice.to_vec();
+            // A stable sort: the known service first, the others in order.
+            services.sort_by_key(|service| Some(*service) != known);
+            let mut last = Status::unimplemented("no service to ask for");
+            for service in services {
+                let pending_replay = ask(sender.clone(), &target, service, start);
+                let limit = Duration::from_millis(target.settings.connect_timeout_ms);
+                let answered = tokio::time::timeout(limit, pending_replay).await;
+                match answered.map_err(|_| Status::unavailable("subscribing timed out"))? {
+                    Err(status) if status.code() == Code::Unimplemented => last = status,
+                    other => return other,
+                }
+            }
+            Err(last)
+        }
+    }
+}
+
+/// Whether the server no longer has the requested batches.
+pub(super) fn is_history_gone(status: &Status) -> bool {
+    matches!(status.code(), Code::OutOfRange | Code::DataLoss)
+}
+
+async fn ask(
+    sender: http2::SendRequest<Body>,
+    target: &Target,
+    service: Service,
+    start: u64,
+) -> Result<Call, Status> {
+    let origin = format!("http://{}", target.address);
+    let origin: Uri = origin
+        .parse()
+        .map_err(|_| Status::invalid_argument(format!("{} is no HOST:PORT", target.address)))?;
+    let mut client = Grpc::with_origin(Sender(sender), origin)
+        .max_decoding_message_size(target.settings.message_bytes_max);
+    let ready = client.ready().await;
+    ready.map_err(|error| Status::unavailable(chain(&error)))?;
+    let mut request = tonic::Request::new(encode_request(start));
+    request
+        .metadata_mut()
+        .insert(RANK_METADATA, MetadataValue::from(target.rank));
+    let path = PathAndQuery::from_static(service.path());
+    let answer = client.server_streaming(request, path, Raw).await?;
+    let told = |name| answer.metadata().get(name)?.to_str().ok();
+    let incarnation = told(INCARNATION_METADATA).map(str::to_owned);
+    let last = told(LAST_SEQUENCE_METADATA).and_then(|last| last.parse().ok());
+    Ok(Call {
+        messages: answer.into_inner(),
+        start,
+        incarnation,
+        last,
+        service,
+    })
+}
+
+async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, Running), Status> {
+    let settings = &target.settings;
+    let failed = |error: &dyn std::error::Error| Status::unavailable(chain(error));
+    let stream = TcpStream::connect(&target.address).await;
+    let stream = stream.map_err(|error| failed(&error))?;
+    let _ = stream.set_nodelay(true);
+    let alive = Duration::from_millis(settings.keepalive_ms.max(1_000));
+    let alive = TcpKeepalive::new().with_time(alive).with_interval(alive);
+    // If it cannot be set, the HTTP/2 pings below still detect a dead peer.
+    let _ = SockRef::from(&stream).set_tcp_keepalive(&alive.with_retries(3));
+    let running = Running(Tasks::default());
+    let tasks = &running.0;
+    let mut builder = http2::Builder::new(tasks.clone());
+    builder
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Duration::from_millis(settings.ping_ms))
+        .keep_alive_timeout(Duration::from_millis(settings.keepalive_ms));
+    let handshake = builder.handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = handshake.map_err(|error| failed(&error))?;
+    hyper::rt::Executor::execute(tasks, async move {
+        // Its end shows as errors of the calls.
+        let _ = connection.await;
+    });
+    Ok((sender, running))
+}
+
+/// An error with its causes, in one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Some libraries include the cause in their message.
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// The tasks that hyper runs for one connection. They answer pings while the subscriber is busy.
+#[derive(Clone, Debug, Default)]
+struct Tasks(Arc<Mutex<JoinSet<()>>>);
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
+    fn execute(&self, task: F) {
+        let mut tasks = self.0.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+}
+
+/// Stops a connection's tasks when dropped. (The tasks hold their own executor, so dropping that would
+/// not be enough.)
+#[derive(Debug)]
+struct Running(Tasks);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.0.lock().abort_all();
+    }
+}
+
+/// Adapts hyper's connection to the service that tonic's client calls.
+struct Sender(http2::SendRequest<Body>);
+
+impl tower::Service<Request<Body>> for Sender {
+    type Response = Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}

@@ -1,0 +1,390 @@
+//! The transitions that the stream's inputs are composed of.
+
+use std::time::{Duration, Instant};
+
+use super::digests::DigestMatch;
+use super::types::{ResyncReason, Sequenced, State, StateReason, Step, Steps, SuspectReason};
+use super::{
+    EventStream, MAX_ATTEMPTS, MAX_FAILED_REPLAYS, MAX_IDENTITY_CONFLICTS, Phase, ReplayRequest,
+    ReplayResponse, SnapshotProgress, follows,
+};
+use crate::kv::source::SnapshotChunk;
+
+impl<T> EventStream<T> {
+    /// Handles a live batch while nothing indicates a restart.
+    pub(super) fn apply_live(&mut self, now: Instant, frame: Sequenced<T>, steps: &mut Steps<T>) {
+        let Some(last) = self.last else {
+            if frame.sequence > 0 && frame.snapshot.is_none() && !self.cannot_replay() {
+                // Earlier batches were missed while the connection was being made.
+                self.start_initial_replay(now, 1, steps);
+            } else {
+                self.accept(frame, true, steps);
+            }
+            return;
+        };
+        if follows(last, frame.sequence) {
+            self.accept(frame, true, steps);
+            self.drain_buffer(now, true, steps);
+        } else if frame.sequence > last {
+            self.buffer_batch(frame);
+            self.drain_buffer(now, true, steps);
+        } else {
+            match self.digests.compare(frame.sequence, frame.digest) {
+                DigestMatch::Same => self.counts.duplicates += 1,
+                DigestMatch::Different if !self.cannot_replay() => {
+                    self.on_identity_conflict(now, steps)
+                }
+                DigestMatch::Different => {
+                    self.clear(ResyncReason::EngineRestarted, steps);
+                    self.accept(frame, true, steps);
+                }
+                DigestMatch::Unknown if !self.cannot_replay() => {
+                    self.regressed = Some((frame.sequence, frame.digest));
+                    self.verify(now, SuspectReason::SequenceRegressed, now, steps);
+                }
+                // Not applied: it may be an old batch whose blocks were removed since.
+                DigestMatch::Unknown => {
+                    self.clear(ResyncReason::SequenceRegressed, steps);
+                    self.digests.remember(frame.sequence, frame.digest);
+                    self.last = Some(frame.sequence);
+                }
+            }
+        }
+    }
+
+    /// The replay is complete: continue with the buffered batches.
+    pub(super) fn finish_replay(&mut self, now: Instant, may_request: bool, steps: &mut Steps<T>) {
+        self.regressed = None;
+        // Only now: an unverified connection must not vouch for the next one.
+        self.incarnation.clone_from(&self.connected_incarnation);
+        self.phase = Phase::Live;
+        self.drain_buffer(now, may_request, steps);
+    }
+
+    /// Applies buffered batches as long as they are in sequence. At a gap, requests the missing batches if
+    /// `may_request`, otherwise clears and continues without them.
+    pub(super) fn drain_buffer(
+        &mut self,
+        now: Instant,
+        mut may_request: bool,
+        steps: &mut Steps<T>,
+    ) {
+        while let Some((sequence, digest)) = self.buffer.first().map(|it| (it.sequence, it.digest))
+        {
+            let is_chunk = self.buffer.first().is_some_and(|it| it.snapshot.is_some());
+            match self.last {
+                Some(last) if sequence <= last && !is_chunk => {
+                    if self.digests.compare(sequence, digest) == DigestMatch::Different {
+                        self.on_identity_conflict(now, steps);
+                        return;
+                    }
+                    self.counts.duplicates += 1;
+                    self.buffer.take_first();
+                    continue;
+                }
+                Some(last) if !follows(last, sequence) && !is_chunk => {
+                    if let Phase::Verifying { suspicion, .. } = &mut self.phase {
+                        // The pending request brings the missing batches too.
+                        if *suspicion == SuspectReason::Silence {
+                            *suspicion = SuspectReason::Gap;
+                            self.counts.gaps += 1;
+                        }
+                        return;
+                    }
+                    self.counts.gaps += 1;
+                    if may_request && !self.cannot_replay() {
+                        self.verify(now, SuspectReason::Gap, now, steps);
+                        return;
+                    }
+                    self.clear(ResyncReason::Gap, steps);
+                    may_request = true;
+                }
+                Some(_) | None => {}
+            }
+            if let Some(frame) = self.buffer.take_first() {
+                self.accept(frame, true, steps);
+            }
+        }
+        // Nothing is missing any more.
+        self.phase = Phase::Live;
+    }
+
+    /// Applies the next batch, or the first.
+    pub(super) fn accept(&mut self, frame: Sequenced<T>, is_live: bool, steps: &mut Steps<T>) {
+        if is_live {
+            // A replay must contain this batch, too, to be of the same process.
+            self.response.is_same_process = false;
+        }
+        if let Some(chunk) = frame.snapshot {
+            if !self.accept_snapshot_chunk(chunk, frame.sequence, steps) {
+                return;
+            }
+        } else {
+            if self.snapshot.take().is_some() {
+                self.is_complete = false;
+            }
+            if self.last.is_none() {
+                self.is_complete = frame.sequence == 0;
+                self.reason = match (self.is_complete, self.reason) {
+                    (true, _) => StateReason::FullReplay,
+                    (false, reason @ StateReason::Resync(_)) => reason,
+                    (false, _) => StateReason::HistoryTruncated,
+                };
+            }
+            self.digests.remember(frame.sequence, frame.digest);
+        }
+        self.last = Some(frame.sequence);
+        // A snapshot describes the past, even if it arrives as a live message.
+        let is_live = is_live && frame.snapshot.is_none();
+        match frame.payload {
+            Some(payload) => steps.push(Step::Apply {
+                sequence: frame.sequence,
+                payload,
+                is_live,
+            }),
+            None => self.clear_keeping_sequence(ResyncReason::Undecodable, steps),
+        }
+    }
+
+    /// Accounts for a snapshot chunk. Returns false if it does not continue the current snapshot.
+    pub(super) fn accept_snapshot_chunk(
+        &mut self,
+        chunk: SnapshotChunk,
+        sequence: u64,
+        steps: &mut Steps<T>,
+    ) -> bool {
+        let is_complete = chunk.unknown_before == 0;
+        let progress = match self.snapshot {
+            _ if chunk.index == 0 => {
+                self.clear(ResyncReason::Snapshot, steps);
+                SnapshotProgress {
+                    next: 1,
+                    count: chunk.count,
+                    is_complete,
+                }
+            }
+            Some(progress)
+                if progress.next == chunk.index
+                    && progress.count == chunk.count
+                    && self.last.is_some_and(|last| follows(last, sequence)) =>
+            {
+                SnapshotProgress {
+                    next: progress.next + 1,
+                    count: progress.count,
+                    is_complete: progress.is_complete && is_complete,
+                }
+            }
+            Some(progress) if chunk.index < progress.next => {
+                self.counts.duplicates += 1;
+                return false;
+            }
+            // Its predecessor is missing; wait for a new snapshot.
+            _ => {
+                self.clear(ResyncReason::Gap, steps);
+                return false;
+            }
+        };
+        // Chunks use sequence numbers of batches, but have other bytes, so their digests are useless.
+        self.digests.clear();
+        let is_done = progress.next >= progress.count;
+        self.is_complete = is_done && progress.is_complete;
+        self.reason = if self.is_complete {
+            StateReason::Snapshot
+        } else {
+            StateReason::PartialSnapshot
+        };
+        self.snapshot = (!is_done).then_some(progress);
+        true
+    }
+
+    pub(super) fn buffer_batch(&mut self, frame: Sequenced<T>) {
+        if !self.buffer.push(frame) {
+            self.counts.dropped_batches += 1;
+        }
+    }
+
+    /// Requests everything that the process keeps, from its first batch on.
+    pub(super) fn start_initial_replay(
+        &mut self,
+        now: Instant,
+        attempts: u32,
+        steps: &mut Steps<T>,
+    ) {
+        if !self.can_replay {
+            self.finish_replay(now, false, steps);
+            return;
+        }
+        let mut request = ReplayRequest {
+            deadline: now,
+            attempts: attempts - 1,
+        };
+        self.send_request(now, &mut request, steps);
+        self.phase = Phase::InitialReplay { request };
+    }
+
+    pub(super) fn verify(
+        &mut self,
+        now: Instant,
+        suspicion: SuspectReason,
+        since: Instant,
+        steps: &mut Steps<T>,
+    ) {
+        let mut request = ReplayRequest {
+            deadline: now,
+            attempts: 0,
+        };
+        self.counts.verifications_started += 1;
+        self.send_request(now, &mut request, steps);
+        self.phase = Phase::Verifying {
+            suspicion,
+            since,
+            request,
+        };
+    }
+
+    /// Requests a replay from the last applied batch on, so that the response identifies its process, or
+    /// from an earlier batch whose number went backwards. Buffered batches are dropped: the response
+    /// contains them, unless it is of another process, and then they do not belong to it.
+    pub(super) fn send_request(
+        &mut self,
+        now: Instant,
+        request: &mut ReplayRequest,
+        steps: &mut Steps<T>,
+    ) {
+        let known = self.last.filter(|last| self.digests.ends_with(*last));
+        let back = self.regressed.map(|(sequence, _)| sequence);
+        let first = known.map_or(0, |last| back.map_or(last, |back| last.min(back)));
+        self.buffer.clear();
+        self.response = ReplayResponse {
+            is_same_process: false,
+            last_at_request: self.last,
+            batches: 0,
+        };
+        self.counts.replays_requested += 1;
+        request.attempts += 1;
+        request.deadline = now + self.timeout();
+        steps.push(Step::RequestReplay { first });
+    }
+
+    /// The response is of another process than the tree.
+    pub(super) fn on_other_process(&mut self, now: Instant, steps: &mut Steps<T>) {
+        self.counts.verifications_failed += 1;
+        self.resync(now, ResyncReason::EngineRestarted, 1, steps);
+    }
+
+    /// Live batches and the replay are of different processes; one of the connections will end soon.
+    pub(super) fn on_identity_conflict(&mut self, now: Instant, steps: &mut Steps<T>) {
+        self.counts.identity_conflicts += 1;
+        self.identity_conflicts += 1;
+        if self.identity_conflicts >= MAX_IDENTITY_CONFLICTS {
+            self.can_replay = false;
+        }
+        self.buffer.clear();
+        self.resync(now, ResyncReason::EngineRestarted, 1, steps);
+    }
+
+    pub(super) fn resync(
+        &mut self,
+        now: Instant,
+        reason: ResyncReason,
+        attempts: u32,
+        steps: &mut Steps<T>,
+    ) {
+        self.clear(reason, steps);
+        self.start_initial_replay(now, attempts, steps);
+    }
+
+    /// The request got no response, or an incomplete one.
+    pub(super) fn abandon_request(&mut self, now: Instant, steps: &mut Steps<T>) {
+        self.response = ReplayResponse::default();
+        self.replay_unavailable = !self.has_replayed;
+        match self.phase {
+            Phase::Disconnected { .. } | Phase::Live => {}
+            Phase::InitialReplay { .. } => {
+                // The missing half of the response may remove blocks of the received half.
+                if self.last.is_some() {
+                    self.clear(ResyncReason::Unverified, steps);
+                }
+                self.finish_replay(now, false, steps);
+            }
+            Phase::Verifying { .. } => {
+                self.counts.verifications_failed += 1;
+                let reason = self.resync_reason();
+                // It did not answer just now, so only one more attempt.
+                self.resync(now, reason, MAX_ATTEMPTS, steps);
+            }
+        }
+    }
+
+    /// Nothing of a replay counts until it is complete: later batches remove blocks of earlier ones.
+    pub(super) fn await_replay_end(&mut self) {
+        if let Phase::Verifying { request, .. } = self.phase {
+            self.phase = Phase::InitialReplay { request };
+        }
+    }
+
+    /// A response that makes progress gets its time-out anew.
+    pub(super) fn extend_deadline(&mut self, now: Instant) {
+        let deadline = now + self.timeout();
+        if let Phase::InitialReplay { request } | Phase::Verifying { request, .. } = &mut self.phase
+        {
+            request.deadline = deadline;
+        }
+    }
+
+    /// Since when the process may have restarted.
+    pub(super) fn suspect_since(&self, now: Instant) -> Instant {
+        match (self.state(), self.phase) {
+            (_, Phase::Disconnected { since }) | (State::Stale { since }, _) => since,
+            _ => now,
+        }
+    }
+
+    pub(super) fn resync_reason(&self) -> ResyncReason {
+        match self.phase {
+            Phase::Verifying {
+                suspicion: SuspectReason::Gap,
+                ..
+            } => ResyncReason::Gap,
+            Phase::Verifying { .. } | Phase::InitialReplay { .. } | Phase::Live => {
+                ResyncReason::Unverified
+            }
+            Phase::Disconnected { .. } => ResyncReason::Unverified,
+        }
+    }
+
+    /// Clears the tree and the position in the stream.
+    pub(super) fn clear(&mut self, reason: ResyncReason, steps: &mut Steps<T>) {
+        self.clear_keeping_sequence(reason, steps);
+        self.last = None;
+        self.snapshot = None;
+        self.regressed = None;
+        self.digests.clear();
+    }
+
+    /// Clears the tree, but keeps the position: the next batch is still next.
+    pub(super) fn clear_keeping_sequence(&mut self, reason: ResyncReason, steps: &mut Steps<T>) {
+        if self.last.is_some() {
+            steps.push(Step::Clear(reason));
+        }
+        self.is_complete = false;
+        if let Some(progress) = &mut self.snapshot {
+            progress.is_complete = false;
+        }
+        self.reason = StateReason::Resync(reason);
+    }
+
+    /// Whether a replay request would be useless.
+    pub(super) fn cannot_replay(&self) -> bool {
+        !self.can_replay || self.replay_unavailable || self.failed_replays >= MAX_FAILED_REPLAYS
+    }
+
+    pub(super) fn on_response(&mut self) {
+        self.has_replayed = true;
+        self.replay_unavailable = false;
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        Duration::from_millis(self.settings.replay_timeout_ms)
+    }
+}

@@ -1,0 +1,266 @@
+//! Inputs and outputs of the stream machine.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use crate::kv::event::Batch;
+use crate::kv::source::{SnapshotChunk, SourceBatch};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// After so long without a batch, the source is asked whether the process is still the same.
+    pub silence_ms: u64,
+    /// How long a question may stay without any (further) answer.
+    pub replay_timeout_ms: u64,
+    /// Batches of one rank that wait for a replay to end.
+    pub held_batches_max: usize,
+    /// The same, in bytes as they came.
+    pub held_bytes_max: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            // A tail of lost batches is noticed within this; a question costs the engine one batch.
+            silence_ms: 10_000,
+            // Engines answer between two scheduler steps, and a step over a long prompt takes a second.
+            replay_timeout_ms: 3_000,
+            // As many as engines keep for replays by default.
+            held_batches_max: 10_000,
+            // Some 300,000 tokens in stores; what does not fit is asked for again.
+            held_bytes_max: 16 << 20,
+        }
+    }
+}
+
+/// One rank's batch with its sequence number.
+#[derive(Clone, Debug)]
+pub struct Sequenced<T> {
+    pub sequence: u64,
+    pub digest: u128,
+    pub bytes: usize,
+    pub snapshot: Option<SnapshotChunk>,
+    /// `None` if the batch could not be decoded.
+    pub payload: Option<T>,
+}
+
+impl From<SourceBatch> for Sequenced<Batch> {
+    fn from(frame: SourceBatch) -> Self {
+        Self {
+            sequence: frame.sequence,
+            digest: frame.digest,
+            bytes: frame.bytes,
+            snapshot: frame.snapshot,
+            payload: frame.batch.ok(),
+        }
+    }
+}
+
+/// What the caller must do, in order. The stream itself has no effects.
+#[must_use]
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step<T> {
+    Apply {
+        sequence: u64,
+        payload: T,
+        /// Published just now: neither replayed nor part of a snapshot.
+        is_live: bool,
+    },
+    /// Clear the tree.
+    Clear(ResyncReason),
+    RequestReplay {
+        first: u64,
+    },
+}
+
+pub type Steps<T> = SmallVec<[Step<T>; 2]>;
+
+/// Why the tree is cleared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ResyncReason {
+    /// Batches are missing and cannot be replayed.
+    Gap,
+    /// The connection ended, and the source cannot replay what happened meanwhile.
+    Disconnected,
+    /// A sequence number went backwards, and the source cannot replay.
+    SequenceRegressed,
+    /// The engine is another process now.
+    EngineRestarted,
+    /// No replay showed in time that the process is the same.
+    Unverified,
+    /// The worker was down or restarted, and the source cannot replay.
+    RestartSignal,
+    Undecodable,
+    /// Unknown blocks were removed.
+    UnknownRemoval,
+    /// A snapshot follows.
+    Snapshot,
+}
+
+impl ResyncReason {
+    pub const ALL: [ResyncReason; 9] = [
+        ResyncReason::Gap,
+        ResyncReason::Disconnected,
+        ResyncReason::SequenceRegressed,
+        ResyncReason::EngineRestarted,
+        ResyncReason::Unverified,
+        ResyncReason::RestartSignal,
+        ResyncReason::Undecodable,
+        ResyncReason::UnknownRemoval,
+        ResyncReason::Snapshot,
+    ];
+
+    /// Whether the engine may have restarted, and so lost its cache.
+    pub fn suspects_restart(self) -> bool {
+        match self {
+            ResyncReason::Gap
+            | ResyncReason::Undecodable
+            | ResyncReason::UnknownRemoval
+            | ResyncReason::Snapshot => false,
+            ResyncReason::Disconnected
+            | ResyncReason::SequenceRegressed
+            | ResyncReason::EngineRestarted
+            | ResyncReason::Unverified
+            | ResyncReason::RestartSignal => true,
+        }
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ResyncReason::Gap => "gap",
+            ResyncReason::Disconnected => "disconnected",
+            ResyncReason::SequenceRegressed => "regressed",
+            ResyncReason::EngineRestarted => "engine_restarted",
+            ResyncReason::Unverified => "unverified",
+            ResyncReason::RestartSignal => "restart_signal",
+            ResyncReason::Undecodable => "undecodable",
+            ResyncReason::UnknownRemoval => "unknown_removal",
+            ResyncReason::Snapshot => "snapshot",
+        }
+    }
+}
+
+/// Why the process is being verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuspectReason {
+    /// Batches are missing; nothing indicates a restart.
+    Gap,
+    /// No batch for a while. Most likely the engine is idle.
+    Silence,
+    /// The connection is new but names the same process; batches may be missing.
+    SameIncarnation,
+    /// The connection is new.
+    Reconnected,
+    /// A sequence number went backwards.
+    SequenceRegressed,
+    /// The health checks saw the worker go down or restart.
+    RestartSignal,
+}
+
+impl SuspectReason {
+    /// Whether the tree may belong to a process that is gone, so that routing must not use it.
+    pub fn suspects_restart(self) -> bool {
+        match self {
+            SuspectReason::Gap | SuspectReason::Silence | SuspectReason::SameIncarnation => false,
+            SuspectReason::Reconnected
+            | SuspectReason::SequenceRegressed
+            | SuspectReason::RestartSignal => true,
+        }
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SuspectReason::Gap => "gap",
+            SuspectReason::Silence => "silence",
+            SuspectReason::SameIncarnation => "same_incarnation",
+            SuspectReason::Reconnected => "reconnected",
+            SuspectReason::SequenceRegressed => "regressed",
+            SuspectReason::RestartSignal => "restart_signal",
+        }
+    }
+}
+
+/// How far the tree can be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The tree is empty.
+    Cold,
+    /// The blocks in the tree are cached, but others may be cached too.
+    Partial,
+    /// Exactly the blocks in the tree are cached.
+    Live,
+    /// The process may have restarted since.
+    Stale { since: Instant },
+}
+
+impl State {
+    pub fn counts_in_routing(self) -> bool {
+        matches!(self, State::Partial | State::Live)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Cold => "cold",
+            State::Partial => "partial",
+            State::Live => "live",
+            State::Stale { .. } => "stale",
+        }
+    }
+}
+
+/// Why the stream is in its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateReason {
+    /// Nothing was received yet.
+    Starting,
+    /// All batches are known, from the process's first one on.
+    FullReplay,
+    /// The engine no longer keeps the earlier batches.
+    HistoryTruncated,
+    Snapshot,
+    /// The snapshot says that it is incomplete, or its last chunk is missing.
+    PartialSnapshot,
+    /// Some blocks could not be added to the tree, or the index evicted them.
+    Incomplete,
+    Disconnected,
+    Suspect(SuspectReason),
+    Resync(ResyncReason),
+}
+
+impl StateReason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            StateReason::Starting => "starting",
+            StateReason::FullReplay => "full_replay",
+            StateReason::HistoryTruncated => "history_truncated",
+            StateReason::Snapshot => "snapshot",
+            StateReason::PartialSnapshot => "partial_snapshot",
+            StateReason::Incomplete => "incomplete",
+            StateReason::Disconnected => "disconnected",
+            StateReason::Suspect(suspicion) => suspicion.as_str(),
+            StateReason::Resync(reason) => reason.as_str(),
+        }
+    }
+}
+
+/// Counters since the stream began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Gaps in the sequence numbers.
+    pub gaps: u64,
+    pub duplicates: u64,
+    /// Replay requests of any kind.
+    pub replays_requested: u64,
+    pub verifications_started: u64,
+    pub verifications_passed: u64,
+    pub verifications_failed: u64,
+    /// Batches that did not fit into the buffer; they are requested again.
+    pub dropped_batches: u64,
+    /// Replayed batches without a request, and batches outside of a connection.
+    pub unexpected_batches: u64,
+    /// Times that live batches and a replay were of different processes.
+    pub identity_conflicts: u64,
+}

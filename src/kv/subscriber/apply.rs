@@ -1,0 +1,206 @@
+//! Applies batches to one rank's tree: creates the tree once the block size is known, and counts the
+//! events that the tree cannot take. No I/O.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use crate::ids::{Model, WorkerId};
+use crate::kv::event::{Batch, EngineHash, Event, Tier};
+use crate::kv::event_filter::{
+    EventFilter, IgnoredReason, TreeChange, TreeImpact, impact_of_store,
+};
+use crate::kv::index::{CopyReport, Parent, Tree};
+use crate::kv::indexes::PrefixIndexes;
+
+/// What applying one batch did.
+#[derive(Debug, Default)]
+pub(super) struct BatchEffect {
+    pub(super) events: u64,
+    pub(super) stored: u64,
+    pub(super) removed: u64,
+    /// Removals of blocks that are not in the tree.
+    pub(super) unknown_removals: u64,
+    /// The worker cleared its whole cache.
+    pub(super) cleared: bool,
+    pub(super) ignored: Vec<IgnoredReason>,
+    pub(super) impact: TreeImpact,
+}
+
+pub(super) struct RankTree {
+    indexes: Arc<PrefixIndexes>,
+    model: Model,
+    worker: WorkerId,
+    rank: u32,
+    filter: EventFilter,
+    tree: Option<(NonZeroU32, Tree)>,
+    /// The index has no room for this tree, which therefore takes no blocks.
+    index_is_full: bool,
+    counts_in_routing: bool,
+}
+
+impl RankTree {
+    pub(super) fn new(
+        indexes: Arc<PrefixIndexes>,
+        model: Model,
+        worker: WorkerId,
+        rank: u32,
+    ) -> Self {
+        Self {
+            indexes,
+            model,
+            worker,
+            rank,
+            filter: EventFilter::default(),
+            tree: None,
+            index_is_full: false,
+            counts_in_routing: false,
+        }
+    }
+
+    pub(super) fn tree(&self) -> Option<&(NonZeroU32, Tree)> {
+        self.tree.as_ref()
+    }
+
+    /// Applies a batch. `copies` tells how to count stores that begin at a prompt's first block. If the
+    /// batch may have removed unknown blocks, the tree is cleared at that point and the effect's impact
+    /// is [`TreeImpact::Unknown`].
+    pub(super) fn apply(&mut self, batch: &Batch, copies: CopyReport, effect: &mut BatchEffect) {
+        for event in &batch.events {
+            effect.events += 1;
+            let impact = self.apply_event(event, copies, effect);
+            if impact == TreeImpact::Unknown {
+                self.clear();
+            }
+            effect.impact = effect.impact.max(impact);
+        }
+        if self.take_evicted() {
+            effect.impact = effect.impact.max(TreeImpact::Incomplete);
+        }
+    }
+
+    fn apply_event(
+        &mut self,
+        event: &Event,
+        copies: CopyReport,
+        effect: &mut BatchEffect,
+    ) -> TreeImpact {
+        let change = match self.filter.accept(event) {
+            Ok(change) => change,
+            Err(ignored) => {
+                effect.ignored.push(ignored.reason);
+                return ignored.impact;
+            }
+        };
+        match change {
+            TreeChange::Store {
+                after,
+                blocks,
+                tier,
+                block_size,
+            } => {
+                if self
+                    .tree
+                    .as_ref()
+                    .is_none_or(|(size, _)| *size != block_size)
+                {
+                    let index = self.indexes.index(&self.model, block_size);
+                    let mut tree = index.add_tree(self.worker, self.rank);
+                    tree.set_visible(self.counts_in_routing);
+                    self.tree = Some((block_size, tree));
+                    self.index_is_full = false;
+                }
+                let Some((_, tree)) = &mut self.tree else {
+                    return TreeImpact::None;
+                };
+                // A repeated report looks like a new copy, but always begins at a prompt's first block.
+                let copies = match after {
+                    Parent::Root(_) => copies,
+                    Parent::Block(_) => CopyReport::OneMore,
+                };
+                if tree.store(after, blocks, tier, copies).is_err() {
+                    // A first block has no parent that could be unknown, so the index refused it.
+                    self.index_is_full |= matches!(after, Parent::Root(_));
+                    let reason = match self.index_is_full {
+                        true => IgnoredReason::IndexFull,
+                        false => IgnoredReason::UnknownParent,
+                    };
+                    effect.ignored.push(reason);
+                    return match event {
+                        Event::Stored(stored) => impact_of_store(reason, stored),
+                        Event::Removed(_) | Event::Cleared { .. } | Event::Unknown { .. } => {
+                            TreeImpact::Incomplete
+                        }
+                    };
+                }
+                effect.stored += blocks.len() as u64;
+                TreeImpact::None
+            }
+            TreeChange::Remove { hashes, tier } => {
+                effect.removed += hashes.len() as u64;
+                effect.unknown_removals += match &mut self.tree {
+                    Some((_, tree)) => tree.remove(hashes, tier) as u64,
+                    None => hashes.len() as u64,
+                };
+                TreeImpact::None
+            }
+            TreeChange::Forget { hashes, reason } => {
+                effect.ignored.push(reason);
+                let copies = self.tree.as_mut().map(|(_, tree)| forget(tree, hashes));
+                match copies {
+                    None | Some(0) => TreeImpact::None,
+                    Some(_) => TreeImpact::Incomplete,
+                }
+            }
+            TreeChange::Clear => {
+                effect.cleared = true;
+                if let Some((_, tree)) = &mut self.tree {
+                    tree.clear();
+                }
+                TreeImpact::None
+            }
+        }
+    }
+
+    /// Whether the index evicted blocks of this tree, to stay within its memory bound, since the last call.
+    pub(super) fn take_evicted(&mut self) -> bool {
+        self.tree
+            .as_mut()
+            .is_some_and(|(_, tree)| tree.take_evicted())
+    }
+
+    /// Clears the tree and what the filter learned about the engine's process.
+    pub(super) fn clear(&mut self) {
+        self.filter.forget();
+        if std::mem::take(&mut self.index_is_full) {
+            // The index may have room by now; the next store asks again.
+            self.tree = None;
+        }
+        if let Some((_, tree)) = &mut self.tree {
+            tree.clear();
+            // Discards the eviction flag: it is about the blocks just cleared.
+            tree.take_evicted();
+        }
+    }
+
+    pub(super) fn set_visible(&mut self, counts_in_routing: bool) {
+        if self.counts_in_routing != counts_in_routing {
+            self.counts_in_routing = counts_in_routing;
+            if let Some((_, tree)) = &mut self.tree {
+                tree.set_visible(counts_in_routing);
+            }
+        }
+    }
+}
+
+/// Removes every copy in every tier, and returns how many there were.
+fn forget(tree: &mut Tree, hashes: &[EngineHash]) -> usize {
+    let mut copies = 0;
+    for hash in hashes {
+        for tier in Tier::ALL {
+            while tree.remove(&[*hash], tier) == 0 {
+                copies += 1;
+            }
+        }
+    }
+    copies
+}

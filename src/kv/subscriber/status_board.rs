@@ -1,0 +1,239 @@
+//! The status of every rank's subscriber, for routing and for operators.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use arc_swap::{ArcSwap, Guard};
+use rustc_hash::FxHashMap;
+
+use super::entry::{RankEntry, RepeatReport, Report};
+use super::status::{Status, TreeState};
+use crate::ids::WorkerId;
+use crate::kv::tokenizer_check::difference::ReportedTokens;
+
+type Entries = FxHashMap<WorkerId, Vec<Arc<RankEntry>>>;
+
+/// All ranks that have a subscriber.
+#[derive(Debug, Default)]
+pub struct StatusBoard {
+    /// Replaced when a subscriber starts or ends, so that readers take no lock.
+    entries: ArcSwap<Entries>,
+    /// Subscribers whose source has never been connected.
+    never_connected: AtomicU32,
+}
+
+/// The board as one request sees it.
+#[derive(Debug)]
+pub struct StatusSnapshot {
+    entries: Guard<Arc<Entries>>,
+    all_connected: bool,
+}
+
+impl StatusSnapshot {
+    /// Whether every subscriber has been connected at least once; then [`Self::was_connected`] need not
+    /// be called for each worker.
+    #[inline]
+    pub fn all_connected(&self) -> bool {
+        self.all_connected
+    }
+
+    /// Whether all `ranks` of a worker have been connected at least once. A worker that advertises an
+    /// unreachable endpoint has no usable events.
+    pub fn was_connected(&self, worker: WorkerId, ranks: u32) -> bool {
+        self.entries.get(&worker).is_some_and(|entries| {
+            entries.len() >= ranks as usize
+                && entries.iter().all(|rank| rank.was_connected.load(Relaxed))
+        })
+    }
+}
+
+/// What is known of a worker's cache, all of its ranks together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerCache {
+    /// The trees of all ranks are live.
+    pub is_live: bool,
+    /// How often a tree was cleared. If it differs between two readings, they are of different caches.
+    pub clears: u64,
+    /// Blocks ever removed, and cached now; up to a moment old.
+    pub removed_blocks: u64,
+    pub blocks: u64,
+    /// When the last batch of any rank was applied.
+    pub applied_at: Option<Instant>,
+}
+
+impl StatusBoard {
+    /// Whether a worker's events are followed, in whatever state.
+    pub fn has_events(&self, worker: WorkerId) -> bool {
+        self.entries.load().contains_key(&worker)
+    }
+
+    pub fn snapshot(&self) -> StatusSnapshot {
+        StatusSnapshot {
+            all_connected: self.never_connected.load(Relaxed) == 0,
+            entries: self.entries.load(),
+        }
+    }
+
+    /// `None` unless all `ranks` of the worker have a subscriber.
+    pub fn worker_cache(&self, worker: WorkerId, ranks: u32) -> Option<WorkerCache> {
+        let entries = self.entries.load();
+        let entries = entries.get(&worker)?;
+        if entries.len() < ranks as usize {
+            return None;
+        }
+        let mut cache = WorkerCache {
+            is_live: true,
+            clears: 0,
+            removed_blocks: 0,
+            blocks: 0,
+            applied_at: None,
+        };
+        for rank in entries {
+            cache.is_live &= rank.is_live.load(Relaxed);
+            cache.clears += rank.clears.load(Relaxed);
+            let report = rank.report.lock();
+            cache.removed_blocks += report.status.removed_blocks;
+            cache.blocks += report.status.blocks.values().sum::<u64>();
+            cache.applied_at = cache.applied_at.max(report.applied_at);
+        }
+        Some(cache)
+    }
+
+    /// The tree state of each of a worker's ranks.
+    pub fn trees(&self, now: Instant, worker: WorkerId) -> Vec<TreeState> {
+        let tree = |entry: &Arc<RankEntry>| {
+            let report = entry.report.lock();
+            let age = now.saturating_duration_since(report.state_since);
+            TreeState {
+                rank: report.status.rank,
+                state: report.status.state,
+                reason: report.status.reason,
+                state_age_s: age.as_secs_f64(),
+            }
+        };
+        let mut trees: Vec<TreeState> = self.ranks(worker).iter().map(tree).collect();
+        trees.sort_by_key(|tree| tree.rank);
+        trees
+    }
+
+    /// Whether the tree of some rank is partial: used by routing, but not known to be complete.
+    pub fn is_partial(&self, worker: WorkerId) -> bool {
+        let entries = self.entries.load();
+        let ranks = entries.get(&worker);
+        ranks.is_some_and(|ranks| ranks.iter().any(|rank| rank.is_partial.load(Relaxed)))
+    }
+
+    /// Starts recording the tokens that a worker reports as stored, or stops and drops the record.
+    pub fn record_stores(&self, worker: WorkerId, enabled: bool) {
+        for rank in &self.ranks(worker) {
+            if rank.records_stores.swap(enabled, Relaxed) && !enabled {
+                rank.report.lock().recorded_stores = VecDeque::new();
+            }
+        }
+    }
+
+    pub fn recorded_stores(&self, worker: WorkerId) -> Vec<ReportedTokens> {
+        let recorded =
+            |rank: &Arc<RankEntry>| Vec::from(rank.report.lock().recorded_stores.clone());
+        self.ranks(worker).iter().flat_map(recorded).collect()
+    }
+
+    /// Call this when a request makes a worker's engine report the cached blocks of its prompt again, so
+    /// that the repeats are not counted as further copies.
+    pub fn expect_repeat_report(&self, worker: WorkerId) -> RepeatReport {
+        RepeatReport::new(self.ranks(worker))
+    }
+
+    /// Every rank's status, by worker and rank.
+    pub fn statuses(&self, now: Instant) -> Vec<Status> {
+        let entries = self.entries.load_full();
+        let status = |entry: &Arc<RankEntry>| {
+            let report = &mut *entry.report.lock();
+            let mut status = report.status.clone();
+            let age = now.saturating_duration_since(report.state_since);
+            status.state_age_s = age.as_secs_f64();
+            status.events_per_second = report.events.per_second(now);
+            status
+        };
+        let mut statuses: Vec<Status> = entries.values().flatten().map(status).collect();
+        statuses.sort_by(|a, b| (&a.worker, a.rank).cmp(&(&b.worker, b.rank)));
+        statuses
+    }
+
+    fn ranks(&self, worker: WorkerId) -> Vec<Arc<RankEntry>> {
+        self.entries
+            .load()
+            .get(&worker)
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    pub(super) fn register(
+        self: &Arc<Self>,
+        now: Instant,
+        worker: WorkerId,
+        name: &str,
+        rank: u32,
+        model: &str,
+    ) -> RankStatus {
+        let status = Status::new(name.to_owned(), rank, model.to_owned());
+        let entry = Arc::new(RankEntry::new(now, status));
+        self.never_connected.fetch_add(1, Relaxed);
+        self.entries.rcu(|entries| {
+            let mut entries = Entries::clone(entries);
+            entries.entry(worker).or_default().push(entry.clone());
+            entries
+        });
+        RankStatus {
+            board: self.clone(),
+            worker,
+            entry,
+        }
+    }
+}
+
+/// A subscriber's entry on the board, for as long as the subscriber runs.
+#[must_use = "dropping it removes the status from the board"]
+#[derive(Debug)]
+pub(super) struct RankStatus {
+    board: Arc<StatusBoard>,
+    worker: WorkerId,
+    entry: Arc<RankEntry>,
+}
+
+impl RankStatus {
+    pub(super) fn update(&self, change: impl FnOnce(&mut Report)) {
+        change(&mut self.entry.report.lock());
+    }
+
+    pub(super) fn set_connected(&self) {
+        if !self.entry.was_connected.swap(true, Relaxed) {
+            self.board.never_connected.fetch_sub(1, Relaxed);
+        }
+    }
+
+    pub(super) fn entry(&self) -> &RankEntry {
+        &self.entry
+    }
+}
+
+impl Drop for RankStatus {
+    fn drop(&mut self) {
+        if !self.entry.was_connected.load(Relaxed) {
+            self.board.never_connected.fetch_sub(1, Relaxed);
+        }
+        self.board.entries.rcu(|entries| {
+            let mut entries = Entries::clone(entries);
+            if let Some(ranks) = entries.get_mut(&self.worker) {
+                ranks.retain(|entry| !Arc::ptr_eq(entry, &self.entry));
+                if ranks.is_empty() {
+                    entries.remove(&self.worker);
+                }
+            }
+            entries
+        });
+    }
+}

@@ -1,0 +1,260 @@
+//! The handle of the tokenizer check: requests start checks, routing and operators read the results. A
+//! request only puts its check into a bounded queue.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
+use rustc_hash::{FxHashMap, FxHashSet};
+use tokio::sync::mpsc;
+
+use super::results::{CheckResults, CheckSeries, SubjectResults};
+use super::settings::Settings;
+use super::status::{Status, WorkerResults};
+use super::types::{Outcome, Subject};
+use crate::ids::{Model, WorkerId};
+use crate::kv::block::ChainRoot;
+use crate::observe::metrics::Registry;
+
+/// A prompt that is sent to a worker.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    pub subject: Subject,
+    /// The base models whose indexes contain its blocks.
+    pub bases: Vec<Model>,
+    pub root: ChainRoot,
+    pub tokens: Arc<[u32]>,
+}
+
+pub struct TokenizerCheck {
+    pub(super) settings: Settings,
+    /// Running checks, and their prompts' tokens.
+    running: AtomicU32,
+    running_tokens: AtomicU64,
+    queue: mpsc::Sender<PromptCheck>,
+    has_mismatches: AtomicBool,
+    mismatches: ArcSwap<FxHashMap<Subject, Distrusted>>,
+    pub(super) results: Mutex<CheckResults>,
+    pub(super) worker_names: Mutex<FxHashMap<WorkerId, Arc<str>>>,
+    metrics: Metrics,
+}
+
+impl std::fmt::Debug for TokenizerCheck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TokenizerCheck").finish_non_exhaustive()
+    }
+}
+
+/// The workers whose KV events do not count for a subject.
+#[derive(Clone, Debug)]
+enum Distrusted {
+    AllExcept(FxHashSet<WorkerId>),
+    Only(FxHashSet<WorkerId>),
+}
+
+#[derive(Clone, Debug)]
+struct Metrics {
+    checks: IntCounterVec,
+    confirmed_ratio: GaugeVec,
+    mismatch: IntGaugeVec,
+}
+
+/// A prompt on its way to a worker. Nothing is checked if it is dropped before its first token.
+#[must_use = "call on_first_token once the prompt is computed"]
+pub struct PromptCheck {
+    checker: Arc<TokenizerCheck>,
+    pub(super) prompt: Prompt,
+    pub(super) worker: WorkerId,
+    pub(super) worker_name: Arc<str>,
+    pub(super) ranks: u32,
+    pub(super) sent_at: Instant,
+}
+
+impl std::fmt::Debug for PromptCheck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PromptCheck").finish_non_exhaustive()
+    }
+}
+
+impl PromptCheck {
+    /// The prompt is computed: its blocks are cached, or the events that report them are on their way.
+    pub fn on_first_token(self) {
+        let checker = self.checker.clone();
+        if let Err(error) = checker.queue.try_send(self) {
+            checker.count(&error.into_inner().prompt.subject, Outcome::Skipped);
+        }
+    }
+}
+
+impl Drop for PromptCheck {
+    fn drop(&mut self) {
+        self.checker.running.fetch_sub(1, Relaxed);
+        let tokens = self.prompt.tokens.len() as u64;
+        self.checker.running_tokens.fetch_sub(tokens, Relaxed);
+    }
+}
+
+impl TokenizerCheck {
+    /// Returns the handle, and the queue of checks for a [`super::watcher::Watcher`].
+    pub fn new(
+        settings: Settings,
+        registry: &Registry,
+    ) -> (Arc<Self>, mpsc::Receiver<PromptCheck>) {
+        let (queue, checks) = mpsc::channel(settings.checks_max.max(1) as usize);
+        let checker = Self {
+            running: AtomicU32::new(0),
+            running_tokens: AtomicU64::new(0),
+            queue,
+            has_mismatches: AtomicBool::new(false),
+            mismatches: ArcSwap::default(),
+            results: Mutex::new(CheckResults::new(settings.clone())),
+            worker_names: Mutex::default(),
+            metrics: Metrics {
+                checks: registry.counters(
+                    "warmroute_tokenizer_checks_total",
+                    "Prompts whose blocks were looked for at their worker afterwards, by outcome.",
+                    &["model", "prompts", "outcome"],
+                ),
+                confirmed_ratio: registry.real_gauges(
+                    "warmroute_tokenizer_check_confirmed_ratio",
+                    "Ratio of the last 128 such prompts whose blocks were all found.",
+                    &["model", "prompts"],
+                ),
+                mismatch: registry.gauges(
+                    "warmroute_tokenizer_mismatch",
+                    "1 while the engines' tokens differ from the router's, so KV events do not count for such prompts.",
+                    &["model", "prompts"],
+                ),
+            },
+            settings,
+        };
+        (Arc::new(checker), checks)
+    }
+
+    /// Whether another prompt of this many tokens could be checked now.
+    pub fn has_room(&self, tokens: usize) -> bool {
+        self.running.load(Relaxed) < self.settings.checks_max
+            && self.running_tokens.load(Relaxed) + tokens as u64 <= self.settings.tokens_max
+    }
+
+    /// Starts the check of a prompt that is sent to a worker with this many ranks.
+    pub fn start_check(
+        self: &Arc<Self>,
+        now: Instant,
+        prompt: Prompt,
+        worker: WorkerId,
+        worker_name: Arc<str>,
+        ranks: u32,
+    ) -> PromptCheck {
+        self.running.fetch_add(1, Relaxed);
+        let tokens = prompt.tokens.len() as u64;
+        self.running_tokens.fetch_add(tokens, Relaxed);
+        PromptCheck {
+            checker: self.clone(),
+            prompt,
+            worker,
+            worker_name,
+            ranks,
+            sent_at: now,
+        }
+    }
+
+    /// Counts a prompt that is not checked for lack of room.
+    pub fn skip(&self, subject: &Subject) {
+        self.count(subject, Outcome::Skipped);
+    }
+
+    /// Whether any worker is distrusted for any subject.
+    #[inline]
+    pub fn has_mismatches(&self) -> bool {
+        self.has_mismatches.load(Relaxed)
+    }
+
+    /// Whether a worker's KV events count for these prompts.
+    pub fn trusts(&self, subject: &Subject, worker: WorkerId) -> bool {
+        match self.mismatches.load().get(subject) {
+            None => true,
+            Some(Distrusted::AllExcept(workers)) => workers.contains(&worker),
+            Some(Distrusted::Only(workers)) => !workers.contains(&worker),
+        }
+    }
+
+    /// The results by model and prompt source.
+    pub fn statuses(&self, now: Instant) -> Vec<Status> {
+        let results = self.results.lock();
+        let names = self.worker_names.lock();
+        let status = |(subject, of_subject): (&Subject, &SubjectResults)| {
+            let all = &of_subject.all;
+            let of_worker = |(worker, series): (&WorkerId, &CheckSeries)| WorkerResults {
+                worker: names
+                    .get(worker)
+                    .map(ToString::to_string)
+                    .unwrap_or_default(),
+                is_trusted: results.trusts(subject, *worker),
+                confirmed_ratio: series.confirmed_ratio(),
+                consecutive_misses: series.misses(),
+            };
+            let mut workers: Vec<_> = of_subject.workers.iter().map(of_worker).collect();
+            workers.sort_by(|a, b| a.worker.cmp(&b.worker));
+            let age = |since| now.saturating_duration_since(since).as_secs_f64();
+            let count = |outcome: &Outcome| (outcome.as_str(), self.counted(subject, *outcome));
+            Status {
+                model: subject.model.to_string(),
+                prompts: subject.source,
+                mismatch: all.is_raised(),
+                mismatch_age_s: all.raised_since().map(age),
+                confirmed_ratio: all.confirmed_ratio(),
+                consecutive_misses: all.misses(),
+                checks: Outcome::ALL.iter().map(count).collect(),
+                difference: of_subject.difference.clone(),
+                workers,
+            }
+        };
+        let mut statuses: Vec<Status> = results.iter().map(status).collect();
+        statuses.sort_by(|a, b| (&a.model, a.prompts).cmp(&(&b.model, b.prompts)));
+        statuses
+    }
+
+    fn counted(&self, subject: &Subject, outcome: Outcome) -> u64 {
+        let labels = [&*subject.model, subject.source.as_str(), outcome.as_str()];
+        self.metrics.checks.with_label_values(&labels).get()
+    }
+
+    pub(super) fn count(&self, subject: &Subject, outcome: Outcome) {
+        let labels = [&*subject.model, subject.source.as_str(), outcome.as_str()];
+        self.metrics.checks.with_label_values(&labels).inc();
+    }
+
+    pub(super) fn measure(&self, subject: &Subject, all: &CheckSeries) {
+        let labels = [&*subject.model, subject.source.as_str()];
+        let ratio = self.metrics.confirmed_ratio.with_label_values(&labels);
+        ratio.set(all.confirmed_ratio().unwrap_or(1.0));
+        let mismatch = self.metrics.mismatch.with_label_values(&labels);
+        mismatch.set(all.is_raised().into());
+    }
+
+    /// Makes the results visible to routing.
+    pub(super) fn publish(&self, results: &CheckResults) {
+        let distrusted = |(subject, of_subject): (&Subject, &SubjectResults)| {
+            let is_raised = of_subject.all.is_raised();
+            let workers = of_subject.workers.keys().copied();
+            let exceptions: FxHashSet<WorkerId> = workers
+                .filter(|worker| results.trusts(subject, *worker) == is_raised)
+                .collect();
+            let distrusted = match is_raised {
+                true => Distrusted::AllExcept(exceptions),
+                false if exceptions.is_empty() => return None,
+                false => Distrusted::Only(exceptions),
+            };
+            Some((subject.clone(), distrusted))
+        };
+        let mismatches: FxHashMap<_, _> = results.iter().filter_map(distrusted).collect();
+        let has_mismatches = !mismatches.is_empty();
+        self.mismatches.store(Arc::new(mismatches));
+        self.has_mismatches.store(has_mismatches, Relaxed);
+    }
+}

@@ -1,0 +1,36 @@
+//! The results of tokenizer checks as operators see them: rows of `GET /kv`.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::difference::TokenDifference;
+use super::types::PromptSource;
+
+/// The checks of one subject.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    pub model: String,
+    pub prompts: PromptSource,
+    /// KV events do not count for these prompts, except those of trusted workers.
+    pub mismatch: bool,
+    pub mismatch_age_s: Option<f64>,
+    /// Of the last 128 conclusive checks; 0 to 1.
+    pub confirmed_ratio: Option<f64>,
+    pub consecutive_misses: u32,
+    /// By outcome.
+    pub checks: BTreeMap<&'static str, u64>,
+    /// The first token that differs, if known.
+    pub difference: Option<TokenDifference>,
+    pub workers: Vec<WorkerResults>,
+}
+
+/// The same of one worker.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkerResults {
+    pub worker: String,
+    /// Its KV events count for these prompts.
+    pub is_trusted: bool,
+    pub confirmed_ratio: Option<f64>,
+    pub consecutive_misses: u32,
+}

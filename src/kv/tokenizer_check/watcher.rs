@@ -1,0 +1,302 @@
+//! The task that checks, after each request, whether its prompt's blocks are in the worker's tree.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+use super::checker::{Prompt, PromptCheck, TokenizerCheck};
+use super::difference::TokenDifference;
+use super::types::{AlarmChange, Outcome, Subject};
+use crate::kv::block::{self, LocalHash};
+use crate::kv::index::{PrefixIndex, RankPrefix};
+use crate::kv::indexes::PrefixIndexes;
+use crate::kv::subscriber::{StatusBoard, WorkerCache};
+use crate::observe;
+
+/// How often running checks look for their blocks: often enough to see blocks that are evicted soon.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often results of workers that left are dropped.
+const CLEANUP_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Returns the text of token ids of a model, if the model's tokenizer is loaded.
+pub type Detokenize = Arc<dyn Fn(&str, &[u32]) -> Option<String> + Send + Sync>;
+
+pub struct Watcher {
+    checker: Arc<TokenizerCheck>,
+    queue: mpsc::Receiver<PromptCheck>,
+    detokenize: Detokenize,
+    running: Vec<RunningCheck>,
+}
+
+impl std::fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watcher").finish_non_exhaustive()
+    }
+}
+
+/// The prompt's blocks in one block size.
+struct HashedPrompt {
+    block_size: NonZeroU32,
+    index: Arc<PrefixIndex>,
+    locals: Vec<LocalHash>,
+}
+
+struct RunningCheck {
+    check: PromptCheck,
+    begun: Instant,
+    /// The worker's cache when the prompt was computed.
+    before: WorkerCache,
+    /// The prompt in each block size of its engines; nearly always one.
+    prompts: SmallVec<[HashedPrompt; 1]>,
+    /// The most of its blocks that any rank was seen to cache, and the number of its blocks.
+    cached_blocks: u32,
+    blocks: u32,
+    block_size: u32,
+}
+
+impl Watcher {
+    pub fn new(
+        checker: Arc<TokenizerCheck>,
+        queue: mpsc::Receiver<PromptCheck>,
+        detokenize: Detokenize,
+    ) -> Self {
+        Self {
+            checker,
+            queue,
+            detokenize,
+            running: Vec::new(),
+        }
+    }
+
+    /// Checks for as long as the future is polled. It polls the queue by the clock, so that a request which
+    /// adds a check wakes no task.
+    pub async fn run(mut self, indexes: Arc<PrefixIndexes>, board: Arc<StatusBoard>) {
+        let mut found = Vec::new();
+        let mut cleaned_at = observe::now();
+        loop {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            let now = observe::now();
+            while let Ok(check) = self.queue.try_recv() {
+                self.begin(now, check, &board);
+            }
+            self.poll(now, &indexes, &board, &mut found);
+            if cleaned_at + CLEANUP_INTERVAL <= now {
+                cleaned_at = now;
+                self.remove_gone_workers(&board);
+            }
+        }
+    }
+
+    fn remove_gone_workers(&self, board: &StatusBoard) {
+        let checker = &self.checker;
+        let mut results = checker.results.lock();
+        results.retain(|worker| board.has_events(worker));
+        let mut names = checker.worker_names.lock();
+        names.retain(|worker, _| board.has_events(*worker));
+        drop(names);
+        checker.publish(&results);
+    }
+
+    fn begin(&mut self, now: Instant, check: PromptCheck, board: &StatusBoard) {
+        match board.worker_cache(check.worker, check.ranks) {
+            Some(before) if before.is_live => self.running.push(RunningCheck {
+                begun: now,
+                before,
+                prompts: SmallVec::new(),
+                cached_blocks: 0,
+                blocks: 0,
+                block_size: 0,
+                check,
+            }),
+            // A block missing in an incomplete tree may still be cached.
+            _ => {
+                let subject = &check.prompt.subject;
+                self.checker.count(subject, Outcome::Inconclusive);
+            }
+        }
+    }
+
+    fn poll(
+        &mut self,
+        now: Instant,
+        indexes: &PrefixIndexes,
+        board: &StatusBoard,
+        found: &mut Vec<RankPrefix>,
+    ) {
+        let grace = self.checker.settings.grace();
+        let mut at = 0;
+        while at < self.running.len() {
+            let running = &mut self.running[at];
+            let is_over = running.begun + grace <= now;
+            match running.poll(is_over, indexes, board, found) {
+                None => at += 1,
+                Some(outcome) => {
+                    let done = self.running.swap_remove(at);
+                    if let Some(outcome) = outcome {
+                        self.record(now, &done, outcome, board);
+                    }
+                }
+            }
+        }
+    }
+
+    fn record(&self, now: Instant, done: &RunningCheck, outcome: Outcome, board: &StatusBoard) {
+        let checker = &self.checker;
+        let PromptCheck {
+            prompt,
+            worker,
+            worker_name,
+            ..
+        } = &done.check;
+        let (subject, worker) = (&prompt.subject, *worker);
+        checker.count(subject, outcome);
+        let mut results = checker.results.lock();
+        let (all, own) = results.record(now, done.begun, subject, worker, outcome);
+        checker
+            .worker_names
+            .lock()
+            .insert(worker, worker_name.clone());
+        let mut shows_engine_tokens = false;
+        match outcome {
+            Outcome::Partial | Outcome::Missing => {
+                let mut found = TokenDifference::find(
+                    &prompt.tokens,
+                    done.block_size as usize,
+                    done.cached_blocks as usize,
+                    &board.recorded_stores(worker),
+                );
+                found.router_text = self.text(prompt, &found.router_tokens);
+                found.engine_text = self.text(prompt, &found.engine_tokens);
+                shows_engine_tokens = results.note_difference(subject, found);
+            }
+            Outcome::Confirmed if all == AlarmChange::Cleared => results.clear_difference(subject),
+            Outcome::Confirmed | Outcome::Inconclusive | Outcome::Skipped => {}
+        }
+        board.record_stores(worker, results.suspects(worker));
+        if let Some(of_subject) = results.of(subject) {
+            checker.measure(subject, &of_subject.all);
+        }
+        let is_raised = all == AlarmChange::Raised || own == AlarmChange::Raised;
+        let is_cleared = all == AlarmChange::Cleared || own == AlarmChange::Cleared;
+        let is_distrusted = !results.trusts(subject, worker);
+        if let Some(of_subject) = results.of(subject)
+            && (is_raised || is_distrusted && shows_engine_tokens)
+        {
+            warn_mismatch(subject, worker_name, of_subject.difference.as_ref());
+        } else if is_cleared {
+            info!(
+                model = &*subject.model,
+                prompts = subject.source.as_str(),
+                worker = &**worker_name,
+                "tokenizer mismatch cleared; the worker's KV events count in routing again"
+            );
+        }
+        // A worker that agrees while others do not changes its trust without an alarm change.
+        if checker.has_mismatches() || is_raised || is_cleared {
+            checker.publish(&results);
+        }
+    }
+
+    /// An adapter has the tokenizer of its base model.
+    fn text(&self, prompt: &Prompt, tokens: &[u32]) -> Option<String> {
+        let mut models = std::iter::once(&prompt.subject.model).chain(&prompt.bases);
+        match tokens {
+            [] => None,
+            tokens => models.find_map(|model| (self.detokenize)(model, tokens)),
+        }
+    }
+}
+
+/// Logged when the alarm is raised, and again if the engine's tokens become known only later.
+fn warn_mismatch(subject: &Subject, worker: &str, difference: Option<&TokenDifference>) {
+    let text = |text: Option<&String>, tokens: &[u32]| match (text, tokens) {
+        (Some(text), _) => format!("{text:?}"),
+        (None, []) => "not known yet".to_owned(),
+        (None, tokens) => format!("tokens {tokens:?}"),
+    };
+    warn!(
+        model = &*subject.model,
+        prompts = subject.source.as_str(),
+        worker,
+        block = difference.map(|it| it.block),
+        blocks = difference.map(|it| it.blocks),
+        router_text = difference.map(|it| text(it.router_text.as_ref(), &it.router_tokens)),
+        engine_text = difference.map(|it| text(it.engine_text.as_ref(), &it.engine_tokens)),
+        fix = "give router and engine the same tokenizer and chat template",
+        "tokenizer mismatch: the engine's tokens differ from the router's; KV events do not count for such \
+         prompts until they match"
+    );
+}
+
+impl RunningCheck {
+    /// `None` while the check goes on. `Some(None)` for a prompt too short to check.
+    fn poll(
+        &mut self,
+        is_over: bool,
+        indexes: &PrefixIndexes,
+        board: &StatusBoard,
+        found: &mut Vec<RankPrefix>,
+    ) -> Option<Option<Outcome>> {
+        let PromptCheck {
+            prompt,
+            worker,
+            ranks,
+            ..
+        } = &self.check;
+        let cache = board.worker_cache(*worker, *ranks);
+        let Some(cache) = cache.filter(|it| it.is_live && it.clears == self.before.clears) else {
+            return Some(Some(Outcome::Inconclusive));
+        };
+        if self.prompts.is_empty() {
+            let indexes = prompt.bases.iter().flat_map(|base| indexes.of(base));
+            let hashed = indexes.map(|(block_size, index)| {
+                let mut locals = Vec::new();
+                block::hash_blocks(&prompt.tokens, block_size, &mut locals);
+                HashedPrompt {
+                    block_size,
+                    index,
+                    locals,
+                }
+            });
+            self.prompts = hashed.collect();
+        }
+        for hashed in &self.prompts {
+            found.clear();
+            hashed.index.overlap(prompt.root, &hashed.locals, found);
+            let own = found.iter().filter(|depth| depth.worker == *worker);
+            let cached_blocks = own.map(|depth| depth.blocks).max().unwrap_or(0);
+            // Of several block sizes, the one in which the worker caches most; at first, any.
+            if cached_blocks > self.cached_blocks || self.block_size == 0 {
+                self.cached_blocks = self.cached_blocks.max(cached_blocks);
+                self.blocks = hashed.locals.len() as u32;
+                self.block_size = hashed.block_size.get();
+            }
+        }
+        let is_known = self.block_size > 0;
+        if is_known && self.blocks == 0 {
+            return Some(None);
+        }
+        if is_known && self.cached_blocks == self.blocks {
+            return Some(Some(Outcome::Confirmed));
+        }
+        is_over.then(|| {
+            let removed = cache.removed_blocks - self.before.removed_blocks;
+            Some(match self.cached_blocks {
+                // No engine of this model has reported any block.
+                _ if !is_known => Outcome::Inconclusive,
+                // An engine with other tokens reports other blocks. This one reported nothing since: it is
+                // silent, or its batches were lost, which only the next batch would show.
+                _ if cache.applied_at < Some(self.check.sent_at) => Outcome::Inconclusive,
+                // Half of the cache was replaced meanwhile, perhaps this prompt with it.
+                _ if removed > 0 && removed >= cache.blocks / 2 => Outcome::Inconclusive,
+                0 => Outcome::Missing,
+                _ => Outcome::Partial,
+            })
+        })
+    }
+}

@@ -1,0 +1,278 @@
+//! Encodes a batch as the msgpack payload that vLLM publishes for it, in each layout that its releases use.
+
+use rmp::encode::{self, ByteBuf};
+
+use super::settings::{Hashes, Layout};
+use crate::kv::event::{Batch, EngineHash, Event, ExtraKey, Medium, Removed, Stored};
+
+/// The payload of one published message.
+pub fn encode(batch: &Batch, layout: Layout, hashes: Hashes) -> Vec<u8> {
+    let mut out = Encoder {
+        buffer: ByteBuf::with_capacity(64 + 16 * batch.events.len()),
+        layout,
+        hashes,
+    };
+    out.array(if batch.rank.is_some() { 3 } else { 2 });
+    out.float(batch.timestamp);
+    out.array(batch.events.len());
+    for event in &batch.events {
+        match event {
+            Event::Stored(stored) => out.stored(stored),
+            Event::Removed(removed) => out.removed(removed),
+            Event::Cleared { ownership } => out.cleared(ownership.as_deref()),
+            Event::Unknown { kind } => out.head(kind, 0),
+        }
+    }
+    if let Some(rank) = batch.rank {
+        out.uint(u64::from(rank));
+    }
+    out.buffer.into_vec()
+}
+
+struct Encoder {
+    buffer: ByteBuf,
+    layout: Layout,
+    hashes: Hashes,
+}
+
+impl Encoder {
+    /// Begins an event of `fields` fields beside its type.
+    fn head(&mut self, kind: &str, fields: usize) {
+        match self.layout {
+            Layout::Map => {
+                self.map(1 + fields);
+                self.text("type");
+            }
+            Layout::Array => self.array(1 + fields),
+        }
+        self.text(kind);
+    }
+
+    /// The name of the next field, where the layout has names.
+    fn key(&mut self, key: &str) {
+        if self.layout == Layout::Map {
+            self.text(key);
+        }
+    }
+
+    fn stored(&mut self, stored: &Stored) {
+        let map = self.layout == Layout::Map;
+        let location = &stored.location;
+        // A map leaves out what has its default; an array must hold each place up to the last.
+        let optional = [
+            location.group.is_some(),
+            stored.spec_kind.is_some(),
+            stored.sliding_window.is_some(),
+            location.locality.is_some(),
+            location.ownership.is_some(),
+            stored.session_id.is_some(),
+        ];
+        let written = |at: usize| {
+            if map {
+                optional[at]
+            } else {
+                optional[at..].contains(&true)
+            }
+        };
+        self.head(
+            "BlockStored",
+            8 + (0..optional.len()).filter(|&at| written(at)).count(),
+        );
+        self.key("block_hashes");
+        self.hashes(&stored.hashes);
+        self.key("parent_block_hash");
+        self.or_nil(stored.parent, Self::name);
+        self.key("token_ids");
+        self.array(stored.token_ids.len());
+        for &token in &stored.token_ids {
+            self.uint(u64::from(token));
+        }
+        self.key("block_size");
+        self.uint(u64::from(stored.block_size));
+        self.key("lora_id");
+        self.or_nil(stored.lora_id, Self::int);
+        self.key("medium");
+        self.medium(&location.medium);
+        self.key("lora_name");
+        self.or_nil(stored.lora_name.as_deref(), Self::text);
+        self.key("extra_keys");
+        self.extra_keys(stored);
+        if written(0) {
+            self.key("group_idx");
+            self.or_nil(location.group.map(u64::from), Self::uint);
+        }
+        if written(1) {
+            self.key("kv_cache_spec_kind");
+            self.or_nil(stored.spec_kind.as_deref(), Self::text);
+        }
+        if written(2) {
+            self.key("kv_cache_spec_sliding_window");
+            self.or_nil(stored.sliding_window.map(u64::from), Self::uint);
+        }
+        if written(3) {
+            self.key("locality");
+            self.or_nil(location.locality.as_deref(), Self::text);
+        }
+        if written(4) {
+            self.key("ownership");
+            self.or_nil(location.ownership.as_deref(), Self::text);
+        }
+        if written(5) {
+            self.key("session_id");
+            self.or_nil(stored.session_id.as_deref(), Self::text);
+        }
+    }
+
+    fn removed(&mut self, removed: &Removed) {
+        let map = self.layout == Layout::Map;
+        let location = &removed.location;
+        let optional = [
+            location.group.is_some(),
+            location.locality.is_some(),
+            location.ownership.is_some(),
+        ];
+        let written = |at: usize| {
+            if map {
+                optional[at]
+            } else {
+                optional[at..].contains(&true)
+            }
+        };
+        self.head(
+            "BlockRemoved",
+            2 + (0..optional.len()).filter(|&at| written(at)).count(),
+        );
+        self.key("block_hashes");
+        self.hashes(&removed.hashes);
+        self.key("medium");
+        self.medium(&location.medium);
+        if written(0) {
+            self.key("group_idx");
+            self.or_nil(location.group.map(u64::from), Self::uint);
+        }
+        if written(1) {
+            self.key("locality");
+            self.or_nil(location.locality.as_deref(), Self::text);
+        }
+        if written(2) {
+            self.key("ownership");
+            self.or_nil(location.ownership.as_deref(), Self::text);
+        }
+    }
+
+    fn cleared(&mut self, ownership: Option<&str>) {
+        self.head("AllBlocksCleared", usize::from(ownership.is_some()));
+        if let Some(ownership) = ownership {
+            self.key("ownership");
+            self.text(ownership);
+        }
+    }
+
+    /// One entry a block; engines have the cache salt only here, last of the first block's.
+    fn extra_keys(&mut self, stored: &Stored) {
+        self.array(stored.hashes.len());
+        for at in 0..stored.hashes.len() {
+            let keys = stored.extra_keys.get(at).map_or(&[][..], Vec::as_slice);
+            let salt = stored.cache_salt.as_deref().filter(|_| at == 0);
+            if keys.is_empty() && salt.is_none() {
+                self.nil();
+                continue;
+            }
+            self.array(keys.len() + usize::from(salt.is_some()));
+            for key in keys {
+                match key {
+                    ExtraKey::Text(text) => self.text(text),
+                    ExtraKey::Blob(bytes) => self.bytes(bytes),
+                    ExtraKey::Number(number) => self.int(*number),
+                    ExtraKey::Multimodal { identifier, offset } => {
+                        self.array(2);
+                        self.text(identifier);
+                        self.int(*offset);
+                    }
+                }
+            }
+            if let Some(salt) = salt {
+                self.text(salt);
+            }
+        }
+    }
+
+    fn medium(&mut self, medium: &Medium) {
+        match medium {
+            Medium::Unspecified => self.nil(),
+            Medium::Gpu => self.text("GPU"),
+            Medium::Cpu => self.text("CPU"),
+            Medium::Disk => self.text("STORAGE"),
+            Medium::Other(name) => self.text(name),
+        }
+    }
+
+    fn hashes(&mut self, hashes: &[EngineHash]) {
+        self.array(hashes.len());
+        for &name in hashes {
+            self.name(name);
+        }
+    }
+
+    fn name(&mut self, name: EngineHash) {
+        match self.hashes {
+            Hashes::Int => self.uint(name.0),
+            Hashes::Bytes => {
+                let mut digest = [0; 32];
+                for (part, turn) in digest.chunks_exact_mut(8).zip([17, 34, 51, 0]) {
+                    part.copy_from_slice(&name.0.rotate_left(turn).to_be_bytes());
+                }
+                self.bytes(&digest);
+            }
+        }
+    }
+
+    fn or_nil<T>(&mut self, value: Option<T>, write: fn(&mut Self, T)) {
+        match value {
+            Some(value) => write(self, value),
+            None => self.nil(),
+        }
+    }
+
+    fn array(&mut self, len: usize) {
+        let len = u32::try_from(len).expect("lists in memory are shorter than 2^32");
+        written(encode::write_array_len(&mut self.buffer, len));
+    }
+
+    fn map(&mut self, len: usize) {
+        let len = u32::try_from(len).expect("an event has a few fields");
+        written(encode::write_map_len(&mut self.buffer, len));
+    }
+
+    fn text(&mut self, text: &str) {
+        written(encode::write_str(&mut self.buffer, text));
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        written(encode::write_bin(&mut self.buffer, bytes));
+    }
+
+    fn uint(&mut self, value: u64) {
+        written(encode::write_uint(&mut self.buffer, value));
+    }
+
+    fn int(&mut self, value: i64) {
+        written(encode::write_sint(&mut self.buffer, value));
+    }
+
+    fn float(&mut self, value: f64) {
+        written(encode::write_f64(&mut self.buffer, value));
+    }
+
+    fn nil(&mut self) {
+        written(encode::write_nil(&mut self.buffer));
+    }
+}
+
+/// Lists and texts only grow the buffer.
+fn written<T, E: std::fmt::Debug>(result: Result<T, E>) {
+    result.expect("writing to memory cannot fail");
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,216 @@
+//! Whether the router notices by itself that an engine has other tokens than it.
+
+use serde_json::Value;
+use warmroute::config::Config;
+use warmroute::sim::fault::Faults;
+use warmroute::sim::fault::kv::KvFaults;
+
+use super::followed::{Followed, Prompt, Row, Wire, small};
+use crate::cluster::{Engine, eventually, telling};
+
+/// An engine that reads other tokens, from one of a prompt on.
+fn other_tokens(from: usize) -> Faults {
+    Faults {
+        other_tokens_from: Some(from),
+        ..Faults::default()
+    }
+}
+
+/// So that a check need not be waited for.
+fn soon(config: &mut Config) {
+    config.events.parity.grace_ms = 300;
+    config.events.parity.raise_after = 6;
+    config.events.parity.clear_after = 3;
+}
+
+async fn followed(engines: usize) -> Followed {
+    let mut started = Vec::new();
+    for place in 0..engines {
+        started.push(Engine::here(&format!("w{place}"), telling()).await);
+    }
+    let followed = Followed::of(Wire::Zmq, started, soon).await;
+    for place in 0..engines {
+        // Of an engine that has told nothing yet, the size of its blocks is not known.
+        Prompt::new(90, 32).to(followed.engine(place)).await;
+        followed.equals(place, 0).await;
+    }
+    followed
+}
+
+/// What `/kv` says of the model; null before anything was checked.
+async fn parity(followed: &Followed) -> Value {
+    let page = followed.cluster.admin("/kv").await.json();
+    let mut rows = page["tokenizer_check"].as_array().unwrap().iter();
+    rows.find(|row| row["model"] == "sim")
+        .cloned()
+        .unwrap_or_default()
+}
+
+async fn is_counted(followed: &Followed, outcome: &str, count: u64) {
+    let what = format!("{count} checks are {outcome}");
+    eventually(&what, async || {
+        parity(followed).await["checks"][outcome].as_u64() >= Some(count)
+    })
+    .await;
+}
+
+async fn alarm(followed: &Followed) -> f64 {
+    let labels = ["model=\"sim\""];
+    let metric = "warmroute_tokenizer_mismatch";
+    followed.cluster.metric(metric, &labels).await
+}
+
+#[tokio::test]
+async fn an_engine_with_other_tokens_is_noticed_and_believed_again_when_it_agrees() {
+    let followed = followed(2).await;
+    // Of blocks that are there already, and of new ones.
+    for family in [1, 1, 1, 2, 3] {
+        followed.post(&Prompt::new(family, 100)).await;
+    }
+    is_counted(&followed, "confirmed", 5).await;
+    assert_eq!(parity(&followed).await["confirmed_ratio"], 1.0);
+    assert_eq!(alarm(&followed).await, 0.0);
+
+    for place in 0..2 {
+        followed.engine(place).fault(other_tokens(40)).await;
+    }
+    for place in 1..7 {
+        followed.post(&Prompt::new(10 + place, 100)).await;
+        is_counted(&followed, "partial", place.into()).await;
+    }
+    eventually("the alarm is raised", async || {
+        parity(&followed).await["mismatch"] == true
+    })
+    .await;
+    let told = parity(&followed).await;
+    assert_eq!(told["checks"]["partial"].as_u64().unwrap(), 6, "{told:#}");
+    let difference = &told["difference"];
+    assert_eq!(difference["block"], 2, "{told:#}");
+    assert_eq!(difference["token"], 40, "{told:#}");
+    let at = |of: &str| difference[of][12].as_u64().unwrap();
+    assert_eq!(at("engine_tokens"), at("router_tokens") + 1, "{told:#}");
+    assert_eq!(alarm(&followed).await, 1.0);
+    let (wrong, right) = (Prompt::new(11, 100), Prompt::new(1, 100));
+    for prompt in [&wrong, &right] {
+        for row in followed.explain(prompt).await {
+            assert_eq!(row.known_by, "prediction", "{row:?}");
+        }
+    }
+    // What was sent there is the best that is known.
+    let rows = followed.explain(&wrong).await;
+    let decided = followed.post(&wrong).await;
+    let held = |row: &Row| row.worker == decided.worker && row.tokens > 0;
+    assert!(rows.iter().any(held), "{rows:?} {decided:?}");
+    assert_eq!(decided.reason, "longest_prefix");
+    let page = explained(&followed, &wrong).await;
+    let why = page["explanation"].as_str().unwrap();
+    assert!(why.contains("tokens differ"), "{why}");
+    assert_eq!(page["workers"][0]["is_trusted"], false);
+
+    for place in 0..2 {
+        followed.engine(place).fault(Faults::default()).await;
+    }
+    let mut family = 20;
+    eventually("they count again", async || {
+        family += 1;
+        followed.post(&Prompt::new(family, 100)).await;
+        let told = parity(&followed).await;
+        told["mismatch"] == false
+    })
+    .await;
+    assert_eq!(alarm(&followed).await, 0.0);
+    assert_eq!(parity(&followed).await["difference"], Value::Null);
+    eventually("every worker counts", async || {
+        family += 1;
+        followed.post(&Prompt::new(family, 100)).await;
+        let rows = followed.explain(&right).await;
+        rows.iter().all(|row| row.known_by == "events")
+    })
+    .await;
+}
+
+async fn explained(followed: &Followed, prompt: &Prompt) -> Value {
+    let path = "/explain?path=/v1/completions";
+    let answer = followed.cluster.post_admin(path, &prompt.body()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+#[tokio::test]
+async fn one_engine_of_two_that_differs_is_believed_no_more_and_the_other_is() {
+    let followed = followed(2).await;
+    followed.engine(1).fault(other_tokens(0)).await;
+    let mut family = 1;
+    eventually("the one that differs is found", async || {
+        family += 1;
+        followed.post(&Prompt::new(family, 64)).await;
+        let told = parity(&followed).await;
+        let rows = told["workers"].as_array().cloned().unwrap_or_default();
+        let mut rows = rows.iter();
+        rows.any(|row| row["worker"] == "w1" && row["is_trusted"] == false)
+    })
+    .await;
+    let told = parity(&followed).await;
+    assert_eq!(told["mismatch"], false, "{told:#}");
+    let rows = followed.explain(&Prompt::new(1, 64)).await;
+    let known_by: Vec<&str> = rows.iter().map(|row| &*row.known_by).collect();
+    assert_eq!(known_by, ["events", "prediction"]);
+    assert!(
+        told["difference"]["engine_tokens"]
+            .as_array()
+            .unwrap()
+            .len()
+            > 1
+    );
+}
+
+/// Refused requests, a cache that is too small for what is sent, and lost events are no evidence.
+#[tokio::test]
+async fn an_engine_that_agrees_is_not_suspected_whatever_happens_to_it() {
+    let settings = small(telling());
+    let engine = Engine::here("w0", settings).await;
+    let followed = Followed::of(Wire::Zmq, vec![engine], soon).await;
+    let engine = followed.engine(0);
+    Prompt::new(90, 32).to(engine).await;
+    followed.equals(0, 0).await;
+    // The cache has room for 1,024 tokens.
+    for family in 0..40 {
+        followed.post(&Prompt::new(family, 800)).await;
+    }
+    let refused = Faults {
+        refuse: Some(400),
+        ..Faults::default()
+    };
+    engine.fault(refused).await;
+    for family in 40..60 {
+        let body = Prompt::new(family, 100).body();
+        let answer = followed.cluster.post("/v1/completions", body).await;
+        assert_eq!(answer.status, 400);
+    }
+    let lost = Faults {
+        kv: KvFaults {
+            lose_next: 1_000,
+            lose_for_good: true,
+            ..KvFaults::default()
+        },
+        ..Faults::default()
+    };
+    engine.fault(lost).await;
+    for family in 60..80 {
+        followed.post(&Prompt::new(family, 100)).await;
+    }
+    // Lost batches show with the next one that comes.
+    engine.fault(Faults::default()).await;
+    engine.reset().await;
+    followed.post(&Prompt::new(91, 100)).await;
+    followed.equals(0, 0).await;
+    let mut last = Value::Null;
+    eventually("all were looked at", async || {
+        last = parity(&followed).await;
+        let checks = last["checks"].as_object().unwrap().values();
+        checks.map(|count| count.as_u64().unwrap()).sum::<u64>() >= 40
+    })
+    .await;
+    assert_eq!(last["mismatch"], false, "{last:#}");
+    assert!(last["checks"]["confirmed"].as_u64() > Some(0), "{last:#}");
+}
