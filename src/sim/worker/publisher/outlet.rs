@@ -15,7 +15,6 @@ use super::events;
 use super::gate::Cutter;
 use super::log::{Log, NumberedBatch};
 use super::settings::{Endpoint, Settings};
-
 use crate::sim::engine::cache::Change;
 use crate::sim::fault::kv::KvFaults;
 use crate::sim::worker::clock;
