@@ -185,8 +185,8 @@ impl Fleet {
     }
 
     fn held<'a>(&'a self, prompt: &'a Prompt, now: Instant, seed: u64) -> CachedPrefixes<'a> {
-        let credit = &self.settings.tier_credit;
-        let holders = self.settings.holders as usize;
+        let credit = &self.settings.advanced.tier_credit;
+        let holders = self.settings.advanced.prefix_candidates as usize;
         CachedPrefixes::new(
             &self.group,
             &self.caches,

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use warmroute::app::App;
 use warmroute::config::Config;
-use warmroute::fleet::discovery::Listed;
+use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::http::client::{Pool, Settings};
 use warmroute::http::drain::Tasks;
 use warmroute::sim::worker;
@@ -31,9 +31,9 @@ fn relay(criterion: &mut Criterion) {
         let address = engine.addr();
         tasks.spawn(engine.run(tasks.stopped()));
         let mut config = Config::default();
-        config.fleet.workers = vec![Listed {
+        config.workers = vec![WorkerSpec {
             url: format!("http://{address}"),
-            ..Listed::default()
+            ..WorkerSpec::default()
         }];
         let free = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let app = App::start(&config, free().await, free().await).expect("a router");

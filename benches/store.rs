@@ -28,8 +28,8 @@ use warmroute::observe::metrics::Registry;
 use warmroute::store::memory::{Memory, Settings};
 use warmroute::store::record::{Content, InitialState};
 use warmroute::store::{
-    Error, IdempotencyToken, Keep, NewRecord, ResponseKey, ResponseStore, RoutingHint, Status,
-    StoreFuture,
+    Error, IdempotencyToken, NewRecord, ResponseKey, ResponseStore, RetentionSettings, RoutingHint,
+    Status, StoreFuture,
 };
 
 const RESPONSES: u64 = 1_000_000;
@@ -42,14 +42,18 @@ fn main() {
     }
     // Room for all, then for half of them: the rest makes way.
     // Only the first grows the process: the second has its memory again.
-    for (label, bytes_max) in [("all kept", 4 << 30), ("half evicted", 700 << 20)] {
+    for (label, max_size) in [("all kept", 4 << 30), ("half evicted", 700 << 20)] {
         let before = resident();
         let settings = Settings {
-            records_max: 2 * RESPONSES,
-            bytes_max,
+            max_records: 2 * RESPONSES,
+            max_size,
         };
         let registry = Registry::default();
-        let store = Arc::new(Memory::new(&settings, &Keep::default(), &registry));
+        let store = Arc::new(Memory::new(
+            &settings,
+            &RetentionSettings::default(),
+            &registry,
+        ));
         for number in 0..1_000 {
             create(&store, number);
         }
@@ -68,9 +72,9 @@ fn main() {
             counted >> 20,
             grown >> 20,
             grown as f64 / counted as f64,
-            bytes_max >> 20,
+            max_size >> 20,
         );
-        assert!(counted <= bytes_max);
+        assert!(counted <= max_size);
         let full = reads(&store, RESPONSES);
         println!(
             "  retrieval while others write: p50 {:?} p99 {:?} with 1,000 responses",

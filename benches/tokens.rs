@@ -71,9 +71,9 @@ fn vocabulary(name: &str) -> Vocabulary {
     Vocabulary::new(serde_json::from_str(&json).expect("it is JSON")).expect("it is a tokenizer")
 }
 
-fn tokenizer(memory_bytes_max: u64) -> Arc<Tokenizer> {
+fn tokenizer(max_cache_memory: u64) -> Arc<Tokenizer> {
     let registry = Registry::default();
-    let settings = cache::Settings { memory_bytes_max };
+    let settings = cache::Settings { max_cache_memory };
     let renderer = Renderer::new(
         Templates {
             plain: Some(Template::new(&file("templates/chatml.jinja")).expect("it compiles")),

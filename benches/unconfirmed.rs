@@ -23,7 +23,7 @@ fn prompt(user: u32, system: u32, blocks: u32) -> Vec<LocalHash> {
 fn bench(criterion: &mut Criterion) {
     let now = Instant::now();
     let settings = Settings {
-        marks_max: 10_000_000,
+        max_blocks: 10_000_000,
         ..Settings::default()
     };
     let unconfirmed = UnconfirmedBlocks::new(settings, Metrics::new(&Registry::default()), now);

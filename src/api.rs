@@ -17,6 +17,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use prometheus::IntCounterVec;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tracing::debug;
@@ -33,26 +34,29 @@ use crate::openai::tenant::{self, Admitted, Tenants};
 use crate::prompt::{self, Api};
 use crate::relay::{self, Relay, SummaryCell};
 use crate::responses::{self, ClientRequest, Endpoint, Mode, Responses, RouteMatch};
+use crate::units::{DurationText, SizeText};
 use crate::{http, observe};
 
-/// Limits of requests, and who may say where they come from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Bodies of clients' requests, and the proxies they come through.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    pub body_bytes_max: u64,
-    /// Between two pieces of a request's body; the whole of it may take 10 times as long.
-    pub body_timeout_ms: u64,
-    /// Addresses and networks of proxies in front of the router. A request from one of them has the client
-    /// address that its `X-Forwarded-For` reports.
+    /// A request with a larger body is answered with 413. 64 MiB are millions of tokens, or a dozen images.
+    #[serde(with = "SizeText")]
+    pub max_body: u64,
+    /// A request without a byte of its body for this long is refused; the whole body may take 10 times as long.
+    #[serde(with = "DurationText")]
+    pub body_timeout: Duration,
+    /// Proxies in front of the router, as addresses or networks such as `10.0.0.0/8`. A request from one of them
+    /// has the client address that its `X-Forwarded-For` reports.
     pub trusted_proxies: TrustedProxies,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        // A million tokens of text, or a dozen images.
         Self {
-            body_bytes_max: 64 << 20,
-            body_timeout_ms: 30_000,
+            max_body: 64 << 20,
+            body_timeout: Duration::from_secs(30),
             trusted_proxies: TrustedProxies::default(),
         }
     }
@@ -118,7 +122,7 @@ fn route(method: &Method, path: &str, mode: Mode) -> Route {
 impl ApiServer {
     pub fn new(
         settings: Settings,
-        tenants: &[tenant::Listed],
+        tenants: &[tenant::TenantSpec],
         responses: Arc<Responses>,
         relay: Arc<Relay>,
         readiness: Arc<Readiness>,
@@ -325,7 +329,7 @@ const TOTAL_TIMEOUTS: u32 = 10;
 
 /// Reads the whole body: a decision needs the prompt, and a retry all of it.
 async fn read(mut body: Incoming, settings: &Settings) -> Result<Bytes, ApiError> {
-    let max = settings.body_bytes_max;
+    let max = settings.max_body;
     let announced = body.size_hint().lower();
     if announced > max {
         return Err(ApiError::too_large(max));
@@ -334,7 +338,7 @@ async fn read(mut body: Incoming, settings: &Settings) -> Result<Bytes, ApiError
     const MAX_RESERVED: u64 = 1 << 20;
     let mut whole = BytesMut::new();
     let mut first = Bytes::new();
-    let limit = Duration::from_millis(settings.body_timeout_ms);
+    let limit = settings.body_timeout;
     let total = limit.saturating_mul(TOTAL_TIMEOUTS);
     // When the body first had to be waited for. A body that is complete at once needs no clock.
     let mut begun = None;
@@ -348,7 +352,7 @@ async fn read(mut body: Incoming, settings: &Settings) -> Result<Bytes, ApiError
                     .await
                     .map_err(|_| match left < limit {
                         true => ApiError::endless_body(total),
-                        false => ApiError::slow_body(settings.body_timeout_ms),
+                        false => ApiError::slow_body(settings.body_timeout.as_millis() as u64),
                     })?
             }
         };

@@ -22,8 +22,8 @@ use self::discoveries::Discoveries;
 use crate::admin::{AdminServer, KvPages, Readiness, ResponsesPage};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
-use crate::config::Config;
-use crate::fleet::discovery::fixed::Fixed;
+use crate::config::{Config, listen_address};
+use crate::fleet::discovery::static_list::StaticList;
 use crate::fleet::discovery::{self, Discovery};
 use crate::fleet::handoff::{Connector, watch};
 use crate::fleet::{probe, registry};
@@ -70,10 +70,11 @@ pub struct App {
 impl App {
     /// Starts a router on the addresses that its configuration names.
     pub async fn bind(config: &Config) -> io::Result<Self> {
-        let listen = async |path: &str, address: &str| {
+        let listen = async |path: &str, listen: &str| {
             let named = |error: io::Error| {
-                io::Error::new(error.kind(), format!("{path}: {address}: {error}"))
+                io::Error::new(error.kind(), format!("{path}: {listen}: {error}"))
             };
+            let address = listen_address(listen).map_err(io::Error::other)?;
             TcpListener::bind(address).await.map_err(named)
         };
         let api = listen("api.listen", &config.api.listen).await?;
@@ -90,9 +91,9 @@ impl App {
         let admin_tasks = Tasks::default();
         let io_threads = IoThreads::start(config.runtime.threads)?;
         let fleet = registry::Registry::new(
-            config.fleet.connections.clone(),
-            config.fleet.breaker.clone(),
-            config.fleet.workers_max as usize,
+            config.fleet.advanced.connections.clone(),
+            config.fleet.circuit_breaker.clone(),
+            config.fleet.advanced.max_workers as usize,
             &config.prefill_decode.topology,
         );
         let predicted = Arc::new(PredictedIndex::new(
@@ -100,25 +101,26 @@ impl App {
             predicted::Metrics::new(&metrics),
             observe::now(),
         ));
-        let indexes = PrefixIndexes::new(config.events.index.clone(), &metrics);
+        let indexes = PrefixIndexes::new(config.kv_events.index.clone(), &metrics);
         let unconfirmed = UnconfirmedBlocks::new(
-            config.events.expected.clone(),
+            config.kv_events.advanced.unconfirmed.clone(),
             unconfirmed::Metrics::new(&metrics),
             observe::now(),
         );
         let board = Arc::new(StatusBoard::default());
         let sources = config.token_sources().map_err(io::Error::other)?;
-        let tokens = Tokens::new(&config.tokens, sources, fastrand::u64(..), &metrics)?;
+        let tokens = Tokens::new(&config.tokenization, sources, fastrand::u64(..), &metrics)?;
         let tokens = Arc::new(tokens);
         // Without a tokenizer, logs show token ids instead of text.
         let detokenize: Detokenize = {
             let tokens = tokens.clone();
             Arc::new(move |model, ids| tokens.text_of(model, ids))
         };
-        let (tokenizer_check, checks) = TokenizerCheck::new(config.events.parity.clone(), &metrics);
+        let (tokenizer_check, checks) =
+            TokenizerCheck::new(config.kv_events.advanced.tokenizer_check.clone(), &metrics);
         let watcher = Watcher::new(tokenizer_check.clone(), checks, detokenize);
         let relay = Arc::new(Relay::new(
-            config.relay.clone(),
+            config.requests.clone(),
             fleet.clone(),
             Caches {
                 indexes: indexes.clone(),
@@ -136,7 +138,7 @@ impl App {
         find_workers(config, &fleet, &tasks);
         let pairing = &config.prefill_decode;
         let needs_peer = pairing.connector.is_some_and(Connector::needs_peer);
-        let bootstrap = needs_peer.then_some(pairing.bootstrap_port);
+        let bootstrap = needs_peer.then_some(pairing.advanced.bootstrap_port);
         tasks.spawn_until_stopped(probe::run(
             fleet.clone(),
             config.fleet.health.clone(),
@@ -148,7 +150,7 @@ impl App {
             indexes: indexes.clone(),
             board: board.clone(),
             metrics: subscriber::Metrics::new(&metrics),
-            settings: config.events.stream.clone(),
+            settings: config.kv_events.advanced.stream.clone(),
             // A restarted engine has lost the predicted blocks, too.
             on_cache_lost: {
                 let (predicted, unconfirmed) = (predicted.clone(), unconfirmed.clone());
@@ -162,7 +164,7 @@ impl App {
         let following = events::follow(
             fleet.clone(),
             shared,
-            config.events.clone(),
+            config.kv_events.advanced.clone(),
             events::Metrics {
                 zmq: zmq::Metrics::new(&metrics),
                 grpc: grpc::Metrics::new(&metrics),
@@ -190,7 +192,7 @@ impl App {
         )?;
         tasks.spawn(responses.clone().run_background());
         let stateful = config.responses.mode == Mode::Stateful;
-        let needs_store = stateful && !config.responses.ready_without_store;
+        let needs_store = stateful && !config.responses.advanced.ready_without_store;
         let required_store = needs_store.then(|| store.clone());
         let readiness = Arc::new(Readiness::new(relay.clone(), required_store, tasks.clone()));
         let admin_server = AdminServer::new(
@@ -199,7 +201,7 @@ impl App {
             responses_page(config, store, responses.clone()),
             metrics.clone(),
             readiness.clone(),
-            config.api.requests.body_bytes_max,
+            config.api.requests.max_body,
         );
         let api_server = ApiServer::new(
             config.api.requests.clone(),
@@ -211,7 +213,7 @@ impl App {
         );
         tasks.spawn(server::serve(
             api,
-            config.api.connections.clone(),
+            config.api.advanced.clone(),
             server::Metrics::new(&metrics),
             move |request, peer| api_server.clone().handle(request, peer),
             io_threads.clone(),
@@ -222,7 +224,7 @@ impl App {
         admin_tasks.spawn(server::serve(
             admin,
             server::Settings {
-                connections_max: 64,
+                max_connections: 64,
                 ..server::Settings::default()
             },
             server::Metrics::new(&Registry::default()),
@@ -239,7 +241,7 @@ impl App {
             fleet,
             admin_server,
             metrics,
-            drain_timeout: Duration::from_millis(config.api.drain_timeout_ms),
+            drain_timeout: config.api.drain_timeout,
             _io_threads: io_threads,
             _kv_events: kv_events,
         })
@@ -295,13 +297,13 @@ fn responses_page(
 
 /// What signs the state that clients keep.
 fn key_ring(config: &Config, metrics: &Registry) -> io::Result<KeyRing> {
-    let settings = config.responses.carrier.clone();
-    let settings = settings.within(config.api.requests.body_bytes_max);
+    let settings = config.responses.state_token.clone();
+    let settings = settings.within(config.api.requests.max_body);
     let mut own = [0; 32];
     if settings.keys.is_empty() {
         getrandom::fill(&mut own).map_err(io::Error::other)?;
         warn!(
-            "responses.carrier.keys is empty; what clients are given of their conversations' state \
+            "responses.state_token.keys is empty; what clients are given of their conversations' state \
              cannot be used after a restart"
         );
     }
@@ -311,15 +313,19 @@ fn key_ring(config: &Config, metrics: &Registry) -> io::Result<KeyRing> {
 }
 
 fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
-    let Discoveries { fixed, file, dns } = Discoveries::of(config);
-    if !fixed.is_empty() {
-        // First, so that the first requests find these workers.
-        follow(Fixed::new(fixed), fleet, tasks);
+    let Discoveries {
+        members,
+        files,
+        names,
+    } = Discoveries::of(config);
+    if !members.is_empty() {
+        // At once, so that the first requests find the workers listed.
+        follow(StaticList::new(members), fleet, tasks);
     }
-    if let Some(file) = file {
+    for file in files {
         follow(file, fleet, tasks);
     }
-    for dns in dns {
+    for dns in names {
         follow(dns, fleet, tasks);
     }
 }

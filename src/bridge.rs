@@ -90,7 +90,7 @@ impl Bridge {
             let feed = Arc::new(feed::Feed::new(rank, limits, metrics.clone()));
             feeds.push(feed.clone());
             let stream = stream::Settings {
-                silence_ms: settings.silence_ms,
+                verify_interval: Duration::from_millis(settings.silence_ms),
                 ..stream::Settings::default()
             };
             tasks.spawn_until_stopped(follower::follow(source, stream, feed));
@@ -107,8 +107,8 @@ impl Bridge {
             listener,
             server::Settings {
                 // Some more, for health checks and metrics.
-                connections_max: connections.saturating_add(16),
-                send_timeout_ms: settings.send_timeout_ms,
+                max_connections: connections.saturating_add(16),
+                send_timeout: Duration::from_millis(settings.send_timeout_ms),
                 ..server::Settings::default()
             },
             server::Metrics::new(&registry),

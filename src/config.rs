@@ -1,212 +1,251 @@
-//! What we are told: YAML text -> each part's settings, checked once, all complaints together.
+//! The configuration: YAML text -> the settings of each part, checked once, with all problems together.
 
 mod check;
-pub mod document;
+mod discovery;
+pub mod reader;
+pub mod reference;
 mod tokenizer;
 
-use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use self::check::NoConnector;
-use self::document::{Document, Outside, Problems};
+pub use self::discovery::{DiscoveryEntry, DnsWorkers, StaticWorkers, WorkersFile, parse_workers};
+use self::reader::{Outside, Problems, Reader};
 pub use self::tokenizer::{From, Loaded, Tokenizer};
-use crate::fleet::discovery::Listed;
-use crate::fleet::{Member, Role, breaker, events, health};
+use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
+use crate::fleet::{Member, breaker, health};
 use crate::http::{client, server};
 use crate::kv::{grpc, indexes, predicted, stream, tokenizer_check, unconfirmed, zmq};
-use crate::openai::tenant;
+use crate::openai::tenant::TenantSpec;
 use crate::relay::{self, ModelSettings, PerModel};
 use crate::routing::{self, Policy, TierCredit};
-use crate::secret::Secret;
+use crate::units::DurationText;
 use crate::{api, observe, responses};
 
-/// The whole configuration, as `config.yaml` documents it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The configuration of `warmroute serve`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Config {
+    /// The listener for clients.
     pub api: Api,
+    /// The listener for operators: metrics, health, fleet, explain, drain.
     pub admin: Admin,
+    /// The engines: URLs such as `http://10.0.0.11:8000`, or maps. The short form of one `static` entry of
+    /// `discovery`.
+    #[serde(deserialize_with = "urls_or_maps")]
+    #[schemars(with = "Vec<UrlOrMap>")]
+    pub workers: Vec<WorkerSpec>,
+    /// Where workers come from besides `workers`; any number of entries of each kind.
+    pub discovery: Vec<DiscoveryEntry>,
+    /// Health checks and circuit breakers of workers, and the connections to them.
     pub fleet: Fleet,
+    /// How requests are spread over the workers of their model.
     pub routing: routing::Settings,
+    /// What a model has of its own: its tokenizer, and any setting that differs from those in `routing`.
     pub models: Vec<ModelOverride>,
-    pub events: Events,
+    /// KV events: what engines report of their prefix caches. How each worker's are received is said in its `events`.
+    pub kv_events: KvEvents,
+    /// Prediction of what workers have cached from the prompts that this router sent them: for workers without KV
+    /// events and prompts without token ids.
     pub predicted: predicted::Settings,
-    pub tokens: relay::tokens::Settings,
-    pub relay: relay::Settings,
+    /// Tokenization of prompts, for models that have a tokenizer.
+    pub tokenization: relay::tokens::Settings,
+    /// Time-outs and retries of requests.
+    pub requests: relay::Settings,
+    /// Disaggregated prefill/decode: a prefill worker computes a request's prompt, and a decode worker fetches the KV
+    /// blocks and generates.
     pub prefill_decode: relay::prefill_decode::Settings,
-    pub tenants: Vec<tenant::Listed>,
+    /// Who may send requests, by key. Without tenants no key is asked for, what clients send is passed on, and
+    /// all stored responses belong to everybody.
+    pub tenants: Vec<TenantSpec>,
+    /// Number of routers that serve this configuration as one. More than one need Redis (`responses.store`) or
+    /// `responses.mode: pass_through`, and keys for state tokens.
     pub replicas: Replicas,
+    /// The Responses API.
     pub responses: responses::Settings,
+    /// The log, on standard error.
     pub log: observe::Settings,
+    /// Threads of the process.
     pub runtime: Runtime,
-    /// Tokenizers that were loaded to see whether they can be; the start takes them.
+    /// Tokenizers that the check loaded; the start takes them from here.
     #[serde(skip)]
     pub loaded: Loaded,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The listener for clients.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Api {
-    /// Address and port for clients.
+    /// Address and port for clients, such as `:8080` (all addresses), `127.0.0.1:8080` or `localhost:8080`. It
+    /// speaks HTTP/1.1, and HTTP/2 without TLS to clients that begin with it.
     pub listen: String,
+    /// After SIGTERM or `POST /drain` running requests may take this long. Kubernetes kills after 30 s, which
+    /// leaves a few seconds to spare.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub drain_timeout: Duration,
+    #[serde(flatten)]
     pub requests: api::Settings,
-    pub connections: server::Settings,
-    /// How long running answers may go on after a stop was asked for.
-    pub drain_timeout_ms: u64,
+    /// Settings for experts: the connections of clients.
+    pub advanced: server::Settings,
 }
 
 impl Default for Api {
     fn default() -> Self {
         Self {
-            listen: "0.0.0.0:8080".to_owned(),
+            listen: ":8080".to_owned(),
+            drain_timeout: Duration::from_secs(25),
             requests: api::Settings::default(),
-            connections: server::Settings::default(),
-            // Kubernetes kills after 30 s; this leaves it a few seconds to spare.
-            drain_timeout_ms: 25_000,
+            advanced: server::Settings::default(),
         }
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The listener for operators.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Admin {
-    /// Address and port for operators.
+    /// Address and port for operators. Only this host by default, since its pages drain workers and show how
+    /// prompts are routed: use an address that your probes and Prometheus reach, and nobody else.
     pub listen: String,
 }
 
 impl Default for Admin {
     fn default() -> Self {
-        // Loopback: these pages drain workers and show prompts' routing to whoever asks.
         Self {
             listen: "127.0.0.1:9090".to_owned(),
         }
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Health checks, circuit breakers and connections of workers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Fleet {
-    pub workers: Vec<Listed>,
-    pub file: WorkersFile,
-    pub dns: Dns,
-    pub workers_max: u32,
+    /// Health checks of the workers.
     pub health: health::Settings,
-    pub breaker: breaker::Settings,
+    /// Protects clients from a worker whose requests fail: while its circuit breaker is open, it gets none.
+    pub circuit_breaker: breaker::Settings,
+    /// Settings for experts.
+    pub advanced: FleetAdvanced,
+}
+
+/// Settings of the fleet for experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct FleetAdvanced {
+    /// Workers beyond this number are left out, with a warning. It stops a runaway discovery.
+    #[schemars(range(min = 1))]
+    pub max_workers: u32,
+    #[serde(flatten)]
     pub connections: client::Settings,
 }
 
-impl Default for Fleet {
+impl Default for FleetAdvanced {
     fn default() -> Self {
         Self {
-            workers: Vec::new(),
-            file: WorkersFile::default(),
-            dns: Dns::default(),
-            // Twice the largest fleet that was thought of; a runaway discovery stops there.
-            workers_max: 4_096,
-            health: health::Settings::default(),
-            breaker: breaker::Settings::default(),
+            max_workers: 4_096,
             connections: client::Settings::default(),
         }
     }
 }
 
-/// A file with `workers:` in it, as here, looked at again and again.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct WorkersFile {
-    /// Empty for none.
-    pub path: String,
-    pub interval_ms: u64,
-}
-
-impl Default for WorkersFile {
-    fn default() -> Self {
-        Self {
-            path: String::new(),
-            interval_ms: 2_000,
-        }
-    }
-}
-
-/// A name each of whose addresses is a worker.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Dns {
-    /// Empty for none.
-    pub name: String,
-    /// Each address of this one is a prefill worker. Empty for none.
-    pub prefill_name: String,
-    pub port: u16,
-    pub interval_ms: u64,
-    pub api_key: Secret,
-    pub events: events::Listed,
-    pub labels: BTreeMap<String, String>,
-    /// Of each address of `name`.
-    pub role: Role,
-}
-
-impl Default for Dns {
-    fn default() -> Self {
-        // Headless services of Kubernetes change within seconds, and vLLM listens on 8000.
-        Self {
-            name: String::new(),
-            prefill_name: String::new(),
-            port: 8_000,
-            interval_ms: 5_000,
-            api_key: Secret::default(),
-            events: events::Listed::default(),
-            labels: BTreeMap::new(),
-            role: Role::Both,
-        }
-    }
-}
-
 /// What one model has of its own; the rest is as in `routing`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelOverride {
+    /// The name by which clients and engines call the model.
     pub name: String,
+    /// The model's tokenizer: the path of its folder, or a map. With it the router knows prompts as the token ids
+    /// that engines compute and compares them with KV events; without it prompts are routed by prediction. A LoRA
+    /// adapter uses that of its base model.
+    #[serde(
+        default,
+        deserialize_with = "tokenizer::path_or_map",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<tokenizer::PathOrMap>")]
+    pub tokenizer: Option<Tokenizer>,
+    /// Sends chat and Responses requests with the token ids that they were routed by (vLLM 0.32 and later), so
+    /// that the engine does not tokenise again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub send_token_ids: Option<bool>,
+    /// As in `predicted`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.01))]
+    pub bytes_per_token: Option<f64>,
+    /// As in `routing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
+    /// As in `routing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lambda: Option<f64>,
+    #[schemars(range(min = 1))]
+    pub prefill_weight: Option<f64>,
+    /// As in `routing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mu: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tier_credit: Option<TierCredit>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub holders: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sampled: Option<u32>,
+    #[schemars(range(min = 0))]
+    pub decode_weight: Option<f64>,
+    /// As in `routing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_on: Option<Vec<String>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ask_reports: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes_per_token: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tokenizer: Option<Tokenizer>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub send_tokens: Option<bool>,
+    /// As in `routing`.
+    #[serde(default)]
+    pub advanced: ModelAdvanced,
 }
 
-/// What workers tell of their caches, and how it is kept.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// What one model has of its own of `routing.advanced`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-pub struct Events {
+pub struct ModelAdvanced {
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix_candidates: Option<u32>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub random_candidates: Option<u32>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier_credit: Option<TierCredit>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_cache_reports: Option<bool>,
+}
+
+/// KV events: what engines report of their prefix caches.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct KvEvents {
+    #[serde(flatten)]
     pub index: indexes::Settings,
-    pub expected: unconfirmed::Settings,
-    pub parity: tokenizer_check::Settings,
+    /// Settings for experts.
+    pub advanced: KvEventsAdvanced,
+}
+
+/// Settings of KV events for experts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct KvEventsAdvanced {
+    /// Compares the router's tokens with the engine's: after a request, the blocks of its prompt must be among
+    /// those that the engine reports. On a tokenizer mismatch the KV events of the model or worker are not used.
+    pub tokenizer_check: tokenizer_check::Settings,
+    /// Blocks of prompts that were sent to a worker and are not confirmed by its KV events yet. They count as
+    /// cached there, so that requests with the same prefix follow at once.
+    pub unconfirmed: unconfirmed::Settings,
+    /// How lost KV events are noticed and requested again.
     pub stream: stream::Settings,
+    /// KV events over ZeroMQ.
     pub zmq: zmq::Settings,
+    /// KV events over gRPC.
     pub grpc: grpc::Settings,
 }
 
-/// How many routers serve this configuration under one name.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Number of routers that serve this configuration as one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
-pub struct Replicas(pub u32);
+pub struct Replicas(#[schemars(range(min = 1))] pub u32);
 
 impl Default for Replicas {
     fn default() -> Self {
@@ -214,37 +253,58 @@ impl Default for Replicas {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Threads of the process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Runtime {
-    /// Threads that carry requests; 0 for one a core.
+    /// I/O threads, which serve connections. 0: one for each core.
+    #[schemars(range(max = 1024))]
     pub threads: u32,
 }
 
 impl Config {
     /// Reads and checks a file.
     pub fn load(path: &Path) -> Result<Self, Problems> {
+        Self::load_with(path, |_| {})
+    }
+
+    /// Reads a file, changes the value, and checks it.
+    pub fn load_with(path: &Path, change: impl FnOnce(&mut Self)) -> Result<Self, Problems> {
         let name = path.display().to_string();
-        let bytes = std::fs::read(path);
-        let mut document = Document::parse(&name, bytes.as_deref().unwrap_or_default(), outside());
-        if let Err(error) = bytes {
-            document.problem("", format!("cannot be read: {error}"));
+        match std::fs::read(path) {
+            Ok(text) => Self::read(&name, &text, change),
+            Err(error) => Err(Problems::one(&name, &format!("cannot be read: {error}"))),
         }
-        check::check(document)
     }
 
     /// Reads and checks a text.
     pub fn parse(name: &str, text: &str) -> Result<Self, Problems> {
-        check::check(Document::parse(name, text.as_bytes(), outside()))
+        Self::read(name, text.as_bytes(), |_| {})
+    }
+
+    /// Reads a text, changes the value, and checks it. `name` is that of the file, for messages.
+    pub fn read(name: &str, text: &[u8], change: impl FnOnce(&mut Self)) -> Result<Self, Problems> {
+        let (mut reader, mut config) = Reader::read(name, text, outside());
+        if let Some(config) = &mut config {
+            change(config);
+            check::check(config, &mut reader);
+        }
+        reader.finish(config)
     }
 
     /// The workers that the configuration itself lists.
     pub fn members(&self) -> Vec<Member> {
-        self.fleet
-            .workers
-            .iter()
-            .filter_map(|worker| worker.check().ok())
-            .collect()
+        let none = WorkerDefaults::default();
+        let short = self.workers.iter().map(|worker| worker.member(&none));
+        let entries = self.discovery.iter().filter_map(|entry| match entry {
+            DiscoveryEntry::Static(list) => Some(list),
+            DiscoveryEntry::File(_) | DiscoveryEntry::Dns(_) => None,
+        });
+        let listed = entries.flat_map(|list| {
+            let workers = list.workers.iter();
+            workers.map(|worker| worker.member(&list.defaults))
+        });
+        short.chain(listed).filter_map(Result::ok).collect()
     }
 
     pub fn model_settings(&self) -> ModelSettings {
@@ -255,27 +315,21 @@ impl Config {
             send_tokens: false,
         };
         let own = |model: &ModelOverride| {
+            let (default, advanced) = (&common.routing, &model.advanced);
+            let hash_on = model.hash_on.as_ref().unwrap_or(&default.hash_on);
             let routing = routing::Settings {
-                policy: model.policy.unwrap_or(common.routing.policy),
-                lambda: model.lambda.unwrap_or(common.routing.lambda),
-                mu: model.mu.unwrap_or(common.routing.mu),
-                tier_credit: model.tier_credit.unwrap_or(common.routing.tier_credit),
-                holders: model.holders.unwrap_or(common.routing.holders),
-                sampled: model.sampled.unwrap_or(common.routing.sampled),
-                hash_on: model
-                    .hash_on
-                    .clone()
-                    .unwrap_or_else(|| common.routing.hash_on.clone()),
-                ask_reports: model.ask_reports.unwrap_or(common.routing.ask_reports),
+                policy: model.policy.unwrap_or(default.policy),
+                prefill_weight: model.prefill_weight.unwrap_or(default.prefill_weight),
+                decode_weight: model.decode_weight.unwrap_or(default.decode_weight),
+                hash_on: hash_on.clone(),
+                advanced: advanced.over(&default.advanced),
             };
-            (
-                model.name.clone(),
-                PerModel {
-                    routing,
-                    bytes_per_token: model.bytes_per_token.unwrap_or(common.bytes_per_token),
-                    send_tokens: model.send_tokens.unwrap_or(common.send_tokens),
-                },
-            )
+            let settings = PerModel {
+                routing,
+                bytes_per_token: model.bytes_per_token.unwrap_or(common.bytes_per_token),
+                send_tokens: model.send_token_ids.unwrap_or(common.send_tokens),
+            };
+            (model.name.clone(), settings)
         };
         ModelSettings {
             named: self.models.iter().map(own).collect(),
@@ -284,38 +338,34 @@ impl Config {
     }
 }
 
-/// The members that a workers file lists, or what is wrong with it, in one line. `splits` says whether
-/// requests are split, so that workers may have roles.
-pub fn parse_workers(name: &str, text: &str, splits: bool) -> Result<Vec<Member>, String> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct List {
-        workers: Option<Vec<Listed>>,
-    }
-    let mut document = Document::parse(name, text.as_bytes(), outside());
-    let list: Option<List> = document.read();
-    if let Some(List { workers: None }) = list {
-        // A file that is being written is empty for a moment; `workers: []` says it on purpose.
-        document.problem("", "has no `workers:`");
-    }
-    let listed = list.and_then(|list| list.workers).unwrap_or_default();
-    let mut members = Vec::new();
-    for (place, worker) in listed.iter().enumerate() {
-        match worker.check() {
-            Ok(member) if splits || member.role == Role::Both => members.push(member),
-            Ok(member) => {
-                let message = NoConnector(member.role).to_string();
-                document.problem(&format!("workers[{place}].role"), &message);
-            }
-            Err((key, error)) => document.problem(&format!("workers[{place}].{key}"), &error),
+impl ModelAdvanced {
+    fn over(&self, default: &routing::Advanced) -> routing::Advanced {
+        routing::Advanced {
+            prefix_candidates: self.prefix_candidates.unwrap_or(default.prefix_candidates),
+            random_candidates: self.random_candidates.unwrap_or(default.random_candidates),
+            tier_credit: self.tier_credit.unwrap_or(default.tier_credit),
+            request_cache_reports: self
+                .request_cache_reports
+                .unwrap_or(default.request_cache_reports),
         }
     }
-    document
-        .finish(Some(members))
-        .map_err(|problems| problems.to_string().trim_end().replace('\n', "; "))
 }
 
-/// What a document may ask of the world.
+/// The address of a listener: `:8080` is all addresses, `localhost:8080` this host.
+pub fn listen_address(listen: &str) -> Result<SocketAddr, String> {
+    let full = match listen.rsplit_once(':') {
+        Some(("", port)) => format!("0.0.0.0:{port}"),
+        Some(("localhost", port)) => format!("127.0.0.1:{port}"),
+        _ => listen.to_owned(),
+    };
+    full.parse().map_err(|_| {
+        format!(
+            "`{listen}` is not an address and port such as `:8080`, `127.0.0.1:8080` or `localhost:8080`"
+        )
+    })
+}
+
+/// What a configuration may ask of the world.
 fn outside() -> Outside<'static> {
     Outside {
         env: &|name| std::env::var(name).ok(),

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use arc_swap::ArcSwapOption;
 use hyper::header::HeaderValue;
 use rustc_hash::FxHashMap;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -32,14 +33,15 @@ use crate::http::circuit_breaker::SharedBreaker;
 use crate::http::client;
 use crate::ids::{Model, WorkerId};
 
-/// What a worker does of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Which part of a request a worker computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Prompts only; its blocks go to a decode worker.
+    /// Prompts only; a decode worker fetches the KV blocks.
     Prefill,
-    /// Continues what a prefill worker began; takes whole requests too.
+    /// Generates from KV blocks of a prefill worker; takes whole requests too.
     Decode,
+    /// Everything.
     #[default]
     Both,
 }

@@ -3,6 +3,7 @@
 pub mod ids;
 pub mod observe;
 pub mod secret;
+pub mod units;
 
 pub mod http;
 

@@ -4,10 +4,12 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use tokio::runtime;
 use warmroute::app::{App, check, kv_tap, metrics_reference, process_setup};
-use warmroute::config::{Config, document};
+use warmroute::config::reader::{self, Problems};
+use warmroute::config::{Config, reference};
+use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::http::drain::stop_signal;
 use warmroute::kv::zmq;
 use warmroute::{bridge, observe, sim};
@@ -27,23 +29,23 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Run the router.
-    Serve {
-        /// The configuration; config.yaml in the source tree documents every key.
-        #[arg(long, value_name = "FILE")]
-        config: PathBuf,
-    },
-    /// Print the configuration as it would be used, or everything that is wrong with it.
+    Serve(Configuration),
+    /// Print the configuration with all its defaults, or everything that is wrong with it.
     Check {
-        #[arg(long, value_name = "FILE")]
-        config: PathBuf,
-        /// Ask every worker how it is, instead, and print what they say. Exit code 1 if something is wrong.
+        #[command(flatten)]
+        configuration: Configuration,
+        /// Ask every worker for its health and models instead, and print the answers. Exit code 1 if something is
+        /// wrong.
         #[arg(long)]
         live: bool,
-        /// Also have prefill workers hand a short prompt over to decode workers, and compare the text with what
-        /// those say alone.
+        /// Also transfer the KV cache of a short prompt from each prefill worker to a decode worker, and compare the
+        /// text with what the decode worker generates alone.
         #[arg(long, requires = "live")]
-        handoff: bool,
+        transfer: bool,
     },
+    /// Print the reference or the JSON Schema of the configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Compare two routing policies on simulated engines; needs no GPU and no configuration.
     Demo(sim::demo::Settings),
     Bridge(bridge::Settings),
@@ -63,6 +65,48 @@ enum Command {
 enum Metrics {
     /// Print a Markdown page of every metric: type, labels, meaning.
     Reference,
+}
+
+/// Where the configuration comes from: a file, flags, or both.
+#[derive(Args)]
+struct Configuration {
+    /// The configuration, a YAML file. `warmroute config reference` describes its keys.
+    #[arg(long, value_name = "FILE", env = "WARMROUTE_CONFIG")]
+    config: Option<PathBuf>,
+    /// A worker, such as http://10.0.0.11:8000; may be repeated. Added to those of the file.
+    #[arg(
+        long = "worker",
+        value_name = "URL",
+        required_unless_present = "config"
+    )]
+    workers: Vec<String>,
+    /// Address and port for clients, such as :8080; instead of `api.listen`.
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<String>,
+}
+
+impl Configuration {
+    fn load(self) -> Result<Config, Problems> {
+        let change = |config: &mut Config| {
+            let workers = self.workers.into_iter().map(WorkerSpec::from);
+            config.workers.extend(workers);
+            if let Some(listen) = self.listen {
+                config.api.listen = listen;
+            }
+        };
+        match &self.config {
+            Some(path) => Config::load_with(path, change),
+            None => Config::read("arguments", b"", change),
+        }
+    }
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Print every key with its type, its default and what it does, as Markdown.
+    Reference,
+    /// Print the JSON Schema, by which editors complete and check configuration files.
+    Schema,
 }
 
 #[derive(Subcommand)]
@@ -94,27 +138,27 @@ fn main() -> ExitCode {
         }
     };
     let done = match arguments.command {
-        Command::Serve { config } => with_config(&config, |config| {
+        Command::Serve(configuration) => with_config(configuration.load(), |config| {
             let _flush = observe::start_logging(&config.log)?;
             run(serve(&config))
         }),
         Command::Check {
-            config,
+            configuration,
             live: false,
-            handoff: _,
-        } => with_config(&config, |config| {
-            let yaml = document::to_yaml(&config).map_err(io::Error::other)?;
+            transfer: _,
+        } => with_config(configuration.load(), |config| {
+            let yaml = reader::to_yaml(&config).map_err(io::Error::other)?;
             io::stdout().write_all(yaml.as_bytes())
         }),
         Command::Check {
-            config,
+            configuration,
             live: true,
-            handoff,
+            transfer,
         } => {
             let mut is_good = false;
-            let checked = with_config(&config, |config| {
+            let checked = with_config(configuration.load(), |config| {
                 run(async {
-                    is_good = check::run(&config, handoff, &mut io::stdout()).await?;
+                    is_good = check::run(&config, transfer, &mut io::stdout()).await?;
                     Ok(())
                 })
             });
@@ -123,6 +167,10 @@ fn main() -> ExitCode {
                 checked => checked,
             }
         }
+        Command::Config(command) => print(&match command {
+            ConfigCommand::Reference => reference::markdown(),
+            ConfigCommand::Schema => reference::schema(),
+        }),
         Command::Demo(settings) => run(sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
         Command::Bridge(settings) => match settings.targets() {
             Err(problem) => {
@@ -156,7 +204,9 @@ fn main() -> ExitCode {
         })
         .map(|()| ExitCode::SUCCESS),
         Command::Replay(settings) => match &settings.config {
-            Some(config) => with_config(config, |config| sim::replay::run(&settings, &config)),
+            Some(path) => with_config(Config::load(path), |config| {
+                sim::replay::run(&settings, &config)
+            }),
             None => sim::replay::run(&settings, &Config::default()).map(|()| ExitCode::SUCCESS),
         },
     };
@@ -166,18 +216,23 @@ fn main() -> ExitCode {
     })
 }
 
-/// Reads a configuration and goes on with it, or prints what is wrong.
+/// Does something with a configuration, or prints what is wrong with it.
 fn with_config(
-    path: &std::path::Path,
+    loaded: Result<Config, Problems>,
     then: impl FnOnce(Config) -> io::Result<()>,
 ) -> io::Result<ExitCode> {
-    match Config::load(path) {
+    match loaded {
         Ok(config) => then(config).map(|()| ExitCode::SUCCESS),
         Err(problems) => {
             eprintln!("{}", problems.to_string().trim_end());
             Ok(ExitCode::from(BAD_CONFIGURATION))
         }
     }
+}
+
+fn print(text: &str) -> io::Result<ExitCode> {
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Connections are carried by threads of their own; this one accepts, probes, and waits.

@@ -8,6 +8,7 @@ use std::io::{self, IsTerminal};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
@@ -34,12 +35,13 @@ pub fn unix_ms() -> u64 {
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-/// The format and the level of logs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The log, on standard error.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
+    /// How log lines are written.
     pub format: Format,
-    /// A level, or directives such as `info,warmroute::relay=debug`.
+    /// `error`, `warn`, `info`, `debug` or `trace`, or directives such as `info,warmroute::relay=debug`.
     pub level: String,
     /// One line at the end of each API request (level info, target `warmroute::access`).
     pub access: bool,
@@ -56,7 +58,7 @@ impl Default for Settings {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
     Text,

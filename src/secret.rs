@@ -1,14 +1,14 @@
 //! A text that must not be shown, such as an API key or a password: it prints as `***` everywhere.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{Deserializer, Error, Visitor};
-use serde::{Deserialize, Serialize, Serializer};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The newtype name by which the document reader recognises a secret, so that it can follow `file:`
-/// at the place where position and path are known, and keep the text out of its messages. Other
-/// deserialisers see a string.
-pub(crate) const SECRET: &str = "$secret";
+/// The schema's `format` of a secret, by which the configuration's reader follows `file:` and keeps the text
+/// out of its messages.
+pub(crate) const SECRET: &str = "password";
 
 /// Plain text, `${ENV}` or `file:/path` in the configuration; always the secret itself here.
 #[derive(Clone, PartialEq, Eq, Default)]
@@ -43,24 +43,20 @@ impl Serialize for Secret {
 
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_newtype_struct(SECRET, SecretVisitor)
+        String::deserialize(deserializer).map(Self)
     }
 }
 
-struct SecretVisitor;
-
-impl<'de> Visitor<'de> for SecretVisitor {
-    type Value = Secret;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string")
+impl JsonSchema for Secret {
+    fn schema_name() -> Cow<'static, str> {
+        "Secret".into()
     }
 
-    fn visit_newtype_struct<D: Deserializer<'de>>(self, inner: D) -> Result<Secret, D::Error> {
-        String::deserialize(inner).map(Secret)
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "format": SECRET})
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Secret, E> {
-        Ok(Secret::new(text))
+    fn inline_schema() -> bool {
+        true
     }
 }

@@ -50,7 +50,7 @@ pub use self::record::{
     CancelOutcome, Cancellation, CancelledOutput, Chain, DeleteOutcome, FencingToken, Finalization,
     IdempotencyToken, NewRecord, Owner, Record, RoutingHint, Status, Takeover, WriteOutcome,
 };
-pub use self::settings::{Keep, Kind, Settings};
+pub use self::settings::{NameOrMap, RetentionSettings, Settings, name_or_map};
 use crate::ids::{ConversationId, ResponseId, Tenant};
 use crate::observe::metrics::Registry;
 
@@ -227,15 +227,15 @@ pub fn open(
     io_threads: usize,
     registry: &Registry,
 ) -> io::Result<Arc<dyn ResponseStore>> {
-    Ok(match settings.kind {
-        Kind::Memory => Arc::new(memory::Memory::new(
+    Ok(match &settings.redis {
+        None => Arc::new(memory::Memory::new(
             &settings.memory,
-            &settings.keep,
+            &settings.retention,
             registry,
         )),
-        Kind::Redis => Arc::new(redis::Redis::open(
-            &settings.redis,
-            &settings.keep,
+        Some(redis) => Arc::new(redis::Redis::open(
+            redis,
+            &settings.retention,
             io_threads,
             registry,
         )?),

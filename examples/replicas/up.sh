@@ -10,8 +10,8 @@
 set -eu
 
 here=$(dirname "$0")
-: "${WARMROUTE_CARRIER_KEY:=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}"
-export WARMROUTE_CARRIER_KEY
+: "${WARMROUTE_STATE_KEY:=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}"
+export WARMROUTE_STATE_KEY
 
 running=
 begin() {

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use crate::ids::Tenant;
 use crate::openai::splice;
-use crate::openai::tenant::{Listed, Salt};
+use crate::openai::tenant::{Salt, TenantSpec};
 use crate::prompt::Api;
 use crate::responses::{Mode, Responses};
 
@@ -20,8 +20,8 @@ pub struct DryRun {
 }
 
 impl DryRun {
-    pub fn new(responses: Arc<Responses>, tenants: &[Listed]) -> Self {
-        let salt = |tenant: &Listed| (tenant.name.clone(), Salt::of(&tenant.cache_salt));
+    pub fn new(responses: Arc<Responses>, tenants: &[TenantSpec]) -> Self {
+        let salt = |tenant: &TenantSpec| (tenant.name.clone(), Salt::of(&tenant.cache_salt));
         Self {
             responses,
             salts: tenants.iter().map(salt).collect(),

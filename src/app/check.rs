@@ -5,7 +5,6 @@ mod transfer_check;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::task::JoinSet;
 
@@ -28,9 +27,9 @@ const PAIRS_MAX: usize = 16;
 pub async fn run(config: &Config, hands_over: bool, out: &mut impl Write) -> io::Result<bool> {
     let settings = &config.prefill_decode;
     let fleet = Registry::new(
-        config.fleet.connections.clone(),
-        config.fleet.breaker.clone(),
-        config.fleet.workers_max as usize,
+        config.fleet.advanced.connections.clone(),
+        config.fleet.circuit_breaker.clone(),
+        config.fleet.advanced.max_workers as usize,
         &settings.topology,
     );
     let mut is_good = list(config, &fleet, out).await?;
@@ -51,7 +50,7 @@ pub async fn run(config: &Config, hands_over: bool, out: &mut impl Write) -> io:
     tell(connector, &pairs, hands_over, out)?;
     is_good &= pairs.alone.is_empty() && pairs.not_proved() > 0;
     if hands_over {
-        let limit = Duration::from_millis(settings.handoff_timeout_ms);
+        let limit = settings.advanced.transfer_timeout;
         for (prefill, decode, model) in chosen(&snapshot, connector, &settings.topology) {
             write!(out, "  {} -> {} ({model}): ", prefill.name, decode.name)?;
             out.flush()?;
@@ -79,10 +78,14 @@ pub async fn run(config: &Config, hands_over: bool, out: &mut impl Write) -> io:
 
 /// Finds the workers, once. Whether everybody who lists some could be asked.
 async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Result<bool> {
-    let Discoveries { fixed, file, dns } = Discoveries::of(config);
-    fleet.set_members("fixed", fixed);
+    let Discoveries {
+        members,
+        files,
+        names,
+    } = Discoveries::of(config);
+    fleet.set_members("static", members);
     let mut is_good = true;
-    let mut take = |name, listed| match listed {
+    let mut take = |name: &str, listed| match listed {
         Ok(members) => fleet.set_members(name, members),
         Err(error) => {
             is_good = false;
@@ -90,11 +93,13 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
             let _ = writeln!(out, "cannot list workers: {error}");
         }
     };
-    if let Some(mut file) = file {
-        take(file.name(), file.next().await);
+    for mut file in files {
+        let listed = file.next().await;
+        take(file.name(), listed);
     }
-    for mut dns in dns {
-        take(dns.name(), dns.next().await);
+    for mut dns in names {
+        let listed = dns.next().await;
+        take(dns.name(), listed);
     }
     Ok(is_good)
 }
@@ -103,8 +108,8 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
 async fn ask_all(config: &Config, fleet: &Arc<Registry>) -> Vec<(WorkerId, String)> {
     let settings = &config.prefill_decode;
     let needs_peer = settings.connector.is_some_and(Connector::needs_peer);
-    let bootstrap = needs_peer.then_some(settings.bootstrap_port);
-    let limit = Duration::from_millis(config.fleet.health.timeout_ms);
+    let bootstrap = needs_peer.then_some(settings.advanced.bootstrap_port);
+    let limit = config.fleet.health.timeout;
     let mut asked = JoinSet::new();
     let mut wrong = Vec::new();
     let mut answered = |answer: Result<(WorkerId, Result<(), String>), _>| {

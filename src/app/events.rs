@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::config::Events;
+use crate::config::KvEventsAdvanced;
 use crate::fleet::events::Endpoint;
 use crate::fleet::load::Reported;
 use crate::fleet::load::ranks::{Rank, Ranks};
@@ -42,7 +42,7 @@ pub(super) struct Metrics {
 pub(super) async fn follow(
     fleet: Arc<Registry>,
     shared: Shared,
-    settings: Events,
+    settings: KvEventsAdvanced,
     metrics: Metrics,
     tasks: Tasks,
 ) {
@@ -130,7 +130,7 @@ async fn subscribe(
     wanted: FollowedRank,
     subject: Subject,
     shared: Shared,
-    settings: Events,
+    settings: KvEventsAdvanced,
     metrics: Metrics,
     of_worker: Option<(watch::Receiver<u64>, Rank)>,
 ) {
@@ -221,7 +221,13 @@ mod tests {
             zmq: zmq::Metrics::new(&registry),
             grpc: grpc::Metrics::new(&registry),
         };
-        let following = follow(fleet, shared, Events::default(), metrics, Tasks::default());
+        let following = follow(
+            fleet,
+            shared,
+            KvEventsAdvanced::default(),
+            metrics,
+            Tasks::default(),
+        );
         let reported = async {
             while worker.load.reported().is_none() {
                 tokio::time::sleep(Duration::from_millis(5)).await;

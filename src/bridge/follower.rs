@@ -286,7 +286,7 @@ mod tests {
         let source = BusySource::default();
         let (sent, requests) = (source.sent.clone(), source.requests.clone());
         let settings = stream::Settings {
-            replay_timeout_ms: 0,
+            replay_timeout: std::time::Duration::ZERO,
             ..stream::Settings::default()
         };
         let others = async {

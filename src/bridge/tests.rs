@@ -170,8 +170,8 @@ impl Router {
     fn with(bridge: &Bridge, rank: u32, service: Servicer) -> Self {
         let settings = grpc::Settings {
             service,
-            backoff_ms: 1,
-            backoff_max_ms: 10,
+            backoff: Duration::from_millis(1),
+            max_backoff: Duration::from_millis(10),
             ..grpc::Settings::default()
         };
         Self {

@@ -1,4 +1,4 @@
-//! Where a model's tokenizer is, and loading it once: what a check has loaded, the start takes.
+//! The tokenizer of a model. The check loads its files, and the start takes what the check loaded.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,54 +6,93 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use tracing::warn;
 
-use super::document::Document;
+use super::reader::Reader;
 use super::{Config, ModelOverride};
 use crate::prompt::folder::{self, Folder};
 use crate::prompt::render::Options;
 use crate::prompt::template::ContentFormat;
 use crate::relay::tokens::Source;
 
-/// How a model's prompts become the token ids that its engines will compute.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// How a model's prompts become the token ids that its engines compute.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Tokenizer {
+    /// Who tokenises.
     pub from: From,
-    /// The model's own folder, as the engine is given it. Empty: prompts are not tokenised.
+    /// The folder that the engine is given as its model or `--tokenizer`, on this machine, such as the one that
+    /// `hf download ORG/MODEL --include "*.json" "*.jinja"` prints. `tokenizer.json` is needed;
+    /// `tokenizer_config.json`, `chat_template.jinja` and the like are read if they exist, weights never.
     pub path: String,
-    /// A file, as `--chat-template` of the engine.
+    /// A file, as the engine's `--chat-template`. Empty: the folder's own template.
     pub chat_template: String,
-    /// As `--default-chat-template-kwargs` of the engine.
+    /// As the engine's `--default-chat-template-kwargs`.
     pub chat_template_kwargs: Map<String, Value>,
-    /// As `--chat-template-content-format` of the engine.
+    /// As the engine's `--chat-template-content-format`.
     pub content_format: Format,
-    /// As `--exclude-tools-when-tool-choice-none` of the engine.
+    /// As the engine's `--exclude-tools-when-tool-choice-none`.
     pub exclude_tools_when_tool_choice_none: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Who tokenises a model's prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum From {
-    /// The files at `path`.
+    /// The router, with the files at `path`.
     #[default]
     Folder,
-    /// One of the model's engines, asked with each new prompt.
+    /// An engine of the model, which is asked with each new prompt (vLLM's render endpoints with
+    /// `--enable-scale-out`, else `/tokenize`). Each such request waits up to
+    /// `tokenization.advanced.engine.timeout`.
     Engine,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How the content of messages is given to the chat template.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
+    /// As the template looks like.
     #[default]
     Auto,
+    /// As one text.
     String,
+    /// As a list of parts.
     Openai,
 }
 
+/// The forms in which a tokenizer is written: the path of a folder, or a map.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum PathOrMap {
+    Path(String),
+    Map(Box<Tokenizer>),
+}
+
+/// Reads a tokenizer from any of its forms.
+pub(super) fn path_or_map<'de, D>(deserializer: D) -> Result<Option<Tokenizer>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let form = Option::<PathOrMap>::deserialize(deserializer)?;
+    Ok(form.map(|form| match form {
+        PathOrMap::Path(path) => Tokenizer {
+            path,
+            ..Tokenizer::default()
+        },
+        PathOrMap::Map(tokenizer) => *tokenizer,
+    }))
+}
+
 impl Tokenizer {
+    /// Whether there is one at all.
+    pub(super) fn is_set(&self) -> bool {
+        self.from == From::Engine || !self.path.is_empty()
+    }
+
     fn is_folder(&self) -> bool {
         self.from == From::Folder && !self.path.is_empty()
     }
@@ -74,7 +113,7 @@ impl Tokenizer {
     }
 }
 
-/// By place in `models`. Says nothing of what was configured, so all are equal.
+/// Loaded tokenizers, by index in `models`. They are no part of what was configured, so all are equal.
 #[derive(Clone, Debug, Default)]
 pub struct Loaded(Arc<Mutex<BTreeMap<usize, (Tokenizer, Folder)>>>);
 
@@ -102,7 +141,7 @@ impl Config {
         let mut loaded = std::mem::take(&mut *self.loaded.0.lock());
         let mut sources = Vec::new();
         let mut wrong = Vec::new();
-        for (place, model) in self.models.iter().enumerate() {
+        for (index, model) in self.models.iter().enumerate() {
             let Some(tokenizer) = &model.tokenizer else {
                 continue;
             };
@@ -110,16 +149,16 @@ impl Config {
                 From::Engine => Source::Engine,
                 From::Folder if tokenizer.path.is_empty() => continue,
                 From::Folder => {
-                    let known = loaded.remove(&place);
+                    let known = loaded.remove(&index);
                     let known = known.filter(|(of, _)| of == tokenizer);
                     let folder = known.map_or_else(|| tokenizer.load(), |(_, folder)| Ok(folder));
                     match folder {
                         Ok(folder) => {
-                            warn_of_what_lacks(model, tokenizer, &folder);
+                            warn_without_template(model, tokenizer, &folder);
                             Source::Folder(Box::new(folder))
                         }
                         Err(errors) => {
-                            let errors = errors.iter().map(|error| (place, error));
+                            let errors = errors.iter().map(|error| (index, error));
                             wrong.extend(errors.map(|(at, it)| format!("models[{at}]: {it}")));
                             continue;
                         }
@@ -135,23 +174,23 @@ impl Config {
     }
 }
 
-fn warn_of_what_lacks(model: &ModelOverride, tokenizer: &Tokenizer, folder: &Folder) {
+fn warn_without_template(model: &ModelOverride, tokenizer: &Tokenizer, folder: &Folder) {
     if !folder.renderer.has_template() {
         warn!(
             model = model.name,
             folder = tokenizer.path,
-            "no chat template that is known here; chats and responses are routed by prediction"
+            "the model has no usable chat template; its chat and Responses requests are routed by prediction"
         );
     }
 }
 
-/// Loads what the models name, and tells what cannot be.
-pub(super) fn check(config: &Config, document: &mut Document<'_>) {
-    for (place, model) in config.models.iter().enumerate() {
+/// Loads the tokenizers of all models, and reports those that cannot be loaded.
+pub(super) fn check(config: &Config, reader: &mut Reader) {
+    for (index, model) in config.models.iter().enumerate() {
         let Some(tokenizer) = &model.tokenizer else {
             continue;
         };
-        let path = format!("models[{place}].tokenizer");
+        let path = format!("models[{index}].tokenizer");
         if tokenizer.from == From::Engine {
             let unused = [
                 ("path", !tokenizer.path.is_empty()),
@@ -164,7 +203,7 @@ pub(super) fn check(config: &Config, document: &mut Document<'_>) {
             for (key, _) in unused.into_iter().filter(|(_, is_set)| *is_set) {
                 let message =
                     "is not used where the engine is asked; take it out, or `from: engine`";
-                document.problem(&format!("{path}.{key}"), message);
+                reader.problem(&format!("{path}.{key}"), message);
             }
         }
         if !tokenizer.is_folder() {
@@ -173,7 +212,7 @@ pub(super) fn check(config: &Config, document: &mut Document<'_>) {
         match tokenizer.load() {
             Ok(folder) => {
                 let kept = (tokenizer.clone(), folder);
-                config.loaded.0.lock().insert(place, kept);
+                config.loaded.0.lock().insert(index, kept);
             }
             Err(errors) => {
                 for error in errors {
@@ -181,7 +220,7 @@ pub(super) fn check(config: &Config, document: &mut Document<'_>) {
                         true => "chat_template",
                         false => "path",
                     };
-                    document.problem(&format!("{path}.{key}"), error);
+                    reader.problem(&format!("{path}.{key}"), error);
                 }
             }
         }

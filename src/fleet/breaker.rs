@@ -2,25 +2,30 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::http::circuit_breaker::SharedBreaker;
+use crate::units::DurationText;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Protects clients from a worker whose requests fail: while its circuit breaker is open, it gets none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Failed requests in a row until a worker gets no more.
-    pub failures: u32,
-    /// How long until one request may try again.
-    pub open_ms: u64,
+    /// After this many failed requests in a row the worker's circuit breaker opens. Two may be one hiccup that
+    /// two requests met; three are a state.
+    #[schemars(range(min = 1))]
+    pub failure_threshold: u32,
+    /// An open circuit breaker lets one request try the worker again after this time (half-open).
+    #[serde(with = "DurationText")]
+    pub open_duration: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        // Two failures may be one hiccup that two requests met; three are a state.
         Self {
-            failures: 3,
-            open_ms: 5_000,
+            failure_threshold: 3,
+            open_duration: Duration::from_secs(5),
         }
     }
 }
@@ -28,6 +33,6 @@ impl Default for Settings {
 impl Settings {
     /// A closed circuit breaker.
     pub fn build(&self) -> SharedBreaker {
-        SharedBreaker::new(self.failures, Duration::from_millis(self.open_ms))
+        SharedBreaker::new(self.failure_threshold, self.open_duration)
     }
 }

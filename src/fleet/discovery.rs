@@ -2,7 +2,7 @@
 
 pub mod dns;
 pub mod file;
-pub mod fixed;
+pub mod static_list;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -10,17 +10,19 @@ use std::sync::Arc;
 
 use hyper::Uri;
 use hyper::header::HeaderValue;
-use serde::{Deserialize, Serialize};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize};
 use tracing::warn;
 
+use super::events::{Events, EventsSpec};
 use super::registry::Registry;
-use super::{Member, Role, events};
+use super::{Member, Role};
 use crate::secret::Secret;
 
 /// Tells who belongs to the fleet, again and again.
 pub trait Discovery: Send + 'static {
     /// Unique among the discoveries in use.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &str;
 
     /// The members now, the first time at once, later when they may have changed. An error leaves
     /// the fleet as it is: not being able to ask is no reason to send workers away.
@@ -29,18 +31,18 @@ pub trait Discovery: Send + 'static {
 
 /// Feeds the registry from a discovery for as long as this is polled.
 pub async fn follow(mut discovery: impl Discovery, registry: Arc<Registry>) {
-    let name = discovery.name();
+    let name = discovery.name().to_owned();
     let mut last_error = None;
     loop {
         match discovery.next().await {
             Ok(members) => {
-                registry.set_members(name, members);
+                registry.set_members(&name, members);
                 last_error = None;
             }
             Err(error) => {
                 // Once for each new reason, not once for each try.
                 if last_error.as_ref() != Some(&error) {
-                    warn!(discovery = name, %error, "cannot list workers; keeping those that are known");
+                    warn!(discovery = %name, %error, "cannot list workers; keeping those that are known");
                     last_error = Some(error);
                 }
             }
@@ -48,68 +50,134 @@ pub async fn follow(mut discovery: impl Discovery, registry: Arc<Registry>) {
     }
 }
 
-/// One worker as a file lists it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Listed {
+/// One worker as a configuration lists it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct WorkerSpec {
     /// `http://host:port`.
     pub url: String,
-    /// How logs, metrics and decisions call it; the address if empty.
+    /// The worker's name in logs, metrics and decisions. Empty: its `host:port`.
     #[serde(default)]
     pub name: String,
-    #[serde(default)]
-    pub role: Role,
-    /// Sent to this worker as `authorization: Bearer ...`.
+    /// What the engine was started as; others than `both` need `prefill_decode.connector`. Left out: that of the
+    /// discovery entry, else `both`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
+    /// Sent to this worker as `authorization: Bearer ...`: text, `${NAME}` or `file:/path`. Empty: that of the
+    /// discovery entry; without any, the client's own header is passed on.
     #[serde(default)]
     pub api_key: Secret,
-    /// Finishes what it has and gets nothing new.
+    /// The worker finishes its requests and gets no new ones.
     #[serde(default)]
     pub draining: bool,
-    /// How its cache events are reached.
-    #[serde(default)]
-    pub events: events::Listed,
-    /// What an operator says of it, as where it stands.
+    /// How the worker's KV events are received. Left out: as the discovery entry says, else `from: auto`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub events: Option<EventsSpec>,
+    /// Labels such as `zone: a`, for `prefill_decode.topology`; added to those of the discovery entry.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// `http://host:port` of its Mooncake bootstrap server; its own host and the usual port if empty.
+    /// The worker's Mooncake bootstrap server as `http://host:port`. Empty: its own host and
+    /// `prefill_decode.advanced.bootstrap_port`.
     #[serde(default)]
     pub bootstrap: String,
 }
 
-impl Listed {
-    /// The key and the message of whatever is wrong.
-    pub fn check(&self) -> Result<Member, (String, String)> {
-        let of_url = |error| ("url".to_owned(), error);
-        let address = address(&self.url).map_err(of_url)?;
-        let name = if self.name.is_empty() {
-            address.clone()
-        } else {
-            self.name.clone()
-        };
+/// What a discovery entry says of all its workers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct WorkerDefaults {
+    /// What the engines were started as; others than `both` need `prefill_decode.connector`.
+    pub role: Role,
+    /// Sent to the workers as `authorization: Bearer ...`: text, `${NAME}` or `file:/path`. Empty: the client's
+    /// own header is passed on.
+    pub api_key: Secret,
+    /// How the workers' KV events are received.
+    pub events: EventsSpec,
+    /// Labels such as `zone: a`, for `prefill_decode.topology`.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl WorkerDefaults {
+    /// A worker that is known by its address only, or a key with what is wrong with it.
+    pub fn member(&self, address: String) -> Result<Member, (String, String)> {
         Ok(Member {
-            name,
+            name: address.clone(),
             address,
             role: self.role,
-            draining: self.draining,
+            draining: false,
             authorization: bearer(&self.api_key).map_err(|error| ("api_key".to_owned(), error))?,
-            events: self
-                .events
-                .check()
-                .map_err(|(key, error)| (format!("events.{key}"), error))?,
+            events: check_events(&self.events)?,
             labels: shared(&self.labels),
-            bootstrap: match &*self.bootstrap {
-                "" => None,
-                url => {
-                    let of_bootstrap = |error| ("bootstrap".to_owned(), error);
-                    let address = self::address(url).map_err(of_bootstrap)?;
-                    Some(format!("http://{address}").into())
-                }
-            },
+            bootstrap: None,
         })
     }
 }
 
+impl WorkerSpec {
+    /// The worker, or a key with what is wrong with it.
+    pub fn member(&self, defaults: &WorkerDefaults) -> Result<Member, (String, String)> {
+        let named = |key: &str| {
+            let key = key.to_owned();
+            move |error| (key, error)
+        };
+        let mut member = defaults.member(address(&self.url).map_err(named("url"))?)?;
+        if !self.name.is_empty() {
+            member.name.clone_from(&self.name);
+        }
+        if let Some(role) = self.role {
+            member.role = role;
+        }
+        if !self.api_key.is_empty() {
+            member.authorization = bearer(&self.api_key).map_err(named("api_key"))?;
+        }
+        if let Some(events) = &self.events {
+            member.events = check_events(events)?;
+        }
+        member.draining = self.draining;
+        member.labels.extend(shared(&self.labels));
+        if !self.bootstrap.is_empty() {
+            let address = address(&self.bootstrap).map_err(named("bootstrap"))?;
+            member.bootstrap = Some(format!("http://{address}").into());
+        }
+        Ok(member)
+    }
+}
+
+impl From<String> for WorkerSpec {
+    fn from(url: String) -> Self {
+        Self {
+            url,
+            ..Self::default()
+        }
+    }
+}
+
+/// The forms in which a worker is written: its URL, or a map.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum UrlOrMap {
+    Url(String),
+    Map(Box<WorkerSpec>),
+}
+
+/// Reads workers from any of their forms.
+pub fn urls_or_maps<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<WorkerSpec>, D::Error> {
+    let forms = Vec::<UrlOrMap>::deserialize(deserializer)?;
+    let workers = forms.into_iter().map(|form| match form {
+        UrlOrMap::Url(url) => WorkerSpec::from(url),
+        UrlOrMap::Map(worker) => *worker,
+    });
+    Ok(workers.collect())
+}
+
+fn check_events(events: &EventsSpec) -> Result<Events, (String, String)> {
+    let below = |(key, error)| (format!("events.{key}"), error);
+    events.check().map_err(below)
+}
+
 /// Labels as workers have them.
-pub fn shared(labels: &BTreeMap<String, String>) -> BTreeMap<String, Arc<str>> {
+fn shared(labels: &BTreeMap<String, String>) -> BTreeMap<String, Arc<str>> {
     let labels = labels.iter();
     labels
         .map(|(name, value)| (name.clone(), value.as_str().into()))
@@ -117,7 +185,7 @@ pub fn shared(labels: &BTreeMap<String, String>) -> BTreeMap<String, Arc<str>> {
 }
 
 /// The `authorization` header that carries a key.
-pub fn bearer(key: &Secret) -> Result<Option<HeaderValue>, String> {
+fn bearer(key: &Secret) -> Result<Option<HeaderValue>, String> {
     if key.is_empty() {
         return Ok(None);
     }
@@ -161,11 +229,10 @@ mod tests {
     use super::*;
 
     fn check(url: &str, expected: Result<&str, &str>) {
-        let listed = Listed {
-            url: url.to_owned(),
-            ..Listed::default()
-        };
-        let found = listed.check().map(|member| member.address);
+        let worker = WorkerSpec::from(url.to_owned());
+        let found = worker
+            .member(&WorkerDefaults::default())
+            .map(|member| member.address);
         match (&found, expected) {
             (Ok(found), Ok(expected)) => assert_eq!(found, expected),
             (Err((_, found)), Err(expected)) => assert!(found.contains(expected), "{found}"),

@@ -2,28 +2,32 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Ranks that one worker may have; vLLM's own fleets stay far below.
 const RANKS_MAX: u32 = 64;
 
-/// How a worker's cache events are reached, as a file lists it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How a worker's KV events are received, as a configuration lists it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-pub struct Listed {
+pub struct EventsSpec {
+    /// Where the KV events come from.
     pub from: From,
-    /// zmq: `tcp://host:port`; grpc: `host:port`. The host `*` is the worker's own,
-    /// and so is `0.0.0.0` or `[::]`, as engines write it.
+    /// zmq: `tcp://host:port`; grpc: `host:port`. The host `*` is the worker's own, as in `tcp://*:5557`, and so
+    /// is `0.0.0.0` or `[::]`.
     pub endpoint: String,
-    /// zmq: where lost batches are asked for again; empty for nowhere.
+    /// zmq: the engine's `replay_endpoint`, where lost batches are requested again. Without it a lost connection
+    /// clears what is known of the worker's cache.
     pub replay: String,
-    /// zmq: only messages of topics that begin so.
+    /// zmq: only topics with this prefix.
     pub topic: String,
-    /// Data-parallel ranks. Over ZeroMQ rank r has its endpoints' ports + r.
+    /// Data-parallel ranks. Over ZeroMQ the ports of rank r are those of the endpoints + r.
+    #[schemars(range(min = 1, max = 64))]
     pub ranks: u32,
 }
 
-impl Default for Listed {
+impl Default for EventsSpec {
     fn default() -> Self {
         Self {
             from: From::default(),
@@ -35,16 +39,18 @@ impl Default for Listed {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Where a worker's KV events come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum From {
-    /// What the engine answers to `/kv_event_sources`; nothing where it has no such page.
+    /// As the engine answers to `/kv_event_sources` (vLLM 0.29 and later); an engine without that page has none.
     #[default]
     Auto,
+    /// Not received; the router predicts what the worker has cached.
     Off,
-    /// An engine's own publisher.
+    /// The engine's own ZeroMQ publisher.
     Zmq,
-    /// An engine's gRPC servicer, or a bridge.
+    /// The engine's gRPC service, or a `warmroute bridge`.
     Grpc,
 }
 
@@ -71,7 +77,7 @@ pub enum Endpoint {
     Grpc { address: String },
 }
 
-impl Listed {
+impl EventsSpec {
     /// The path below this and the message of whatever is wrong.
     pub fn check(&self) -> Result<Events, (&'static str, String)> {
         if self.ranks == 0 || self.ranks > RANKS_MAX {
@@ -256,13 +262,13 @@ impl Endpoint {
 mod tests {
     use super::*;
 
-    fn listed(from: From, endpoint: &str, replay: &str, ranks: u32) -> Listed {
-        Listed {
+    fn listed(from: From, endpoint: &str, replay: &str, ranks: u32) -> EventsSpec {
+        EventsSpec {
             from,
             endpoint: endpoint.to_owned(),
             replay: replay.to_owned(),
             ranks,
-            ..Listed::default()
+            ..EventsSpec::default()
         }
     }
 

@@ -8,18 +8,19 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Status, Worker};
 
-/// How engines bring blocks from one to the other. Each is an arm here and a file under `relay/handoff`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// How engines transfer KV blocks. Each is a variant here and a file under `relay/handoff`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Connector {
-    /// vLLM's `NixlConnector`: the prefill leg's answer says where the blocks are.
+    /// vLLM's `NixlConnector`: the response of the prefill leg says where the blocks are.
     Nixl,
-    /// vLLM's `MooncakeConnector`: both legs carry an id that the router makes, and the decode leg where
-    /// the prefill worker is met.
+    /// vLLM's `MooncakeConnector`: both legs have an id that the router makes, and the decode leg has the address
+    /// of the prefill worker's bootstrap server.
     Mooncake,
 }
 

@@ -1,31 +1,40 @@
 //! Probe results -> up, down. Pure.
 
+use std::time::Duration;
+
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How often workers are asked, and how many answers it takes to believe them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+use crate::units::DurationText;
+
+/// Health checks of the workers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Between two probes of one worker.
-    pub interval_ms: u64,
-    /// For one answer. A loaded engine was seen to take 5 s for `/health`.
-    pub timeout_ms: u64,
-    /// Failed probes in a row until a worker is down.
-    pub down_after: u32,
-    /// Good probes in a row until a worker that was down is up.
-    pub up_after: u32,
+    /// Time between two health checks of a worker (`GET /health` and `/metrics`, at times `/v1/models`).
+    #[serde(with = "DurationText")]
+    pub interval: Duration,
+    /// A health check without an answer for this long has failed. An engine under load was seen to take 5 s.
+    #[serde(with = "DurationText")]
+    pub timeout: Duration,
+    /// Failed health checks in a row after which a worker is down. With the default interval a worker that
+    /// refuses connections is down after 6 s; the circuit breaker is faster where there is traffic.
+    #[schemars(range(min = 1))]
+    pub unhealthy_threshold: u32,
+    /// Successful health checks in a row after which a worker that was down is up.
+    #[schemars(range(min = 1))]
+    pub healthy_threshold: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        // A worker that refuses connections is out after 6 s; the breaker is faster where there is traffic.
         Self {
-            interval_ms: 2_000,
-            timeout_ms: 10_000,
-            down_after: 3,
-            up_after: 1,
+            interval: Duration::from_secs(2),
+            timeout: Duration::from_secs(10),
+            unhealthy_threshold: 3,
+            healthy_threshold: 1,
         }
     }
 }
@@ -55,8 +64,8 @@ pub struct Machine {
     health: Health,
     /// Answers in a row that speak against `health`.
     against: u32,
-    down_after: u32,
-    up_after: u32,
+    unhealthy_threshold: u32,
+    healthy_threshold: u32,
 }
 
 impl Machine {
@@ -64,8 +73,8 @@ impl Machine {
         Self {
             health: Health::Unknown,
             against: 0,
-            down_after: settings.down_after.max(1),
-            up_after: settings.up_after.max(1),
+            unhealthy_threshold: settings.unhealthy_threshold.max(1),
+            healthy_threshold: settings.healthy_threshold.max(1),
         }
     }
 
@@ -83,8 +92,8 @@ impl Machine {
             // A worker that was never seen has no name to lose: one answer settles it.
             (Health::Unknown, true) => (Health::Up, 1),
             (Health::Unknown, false) => (Health::Down, 1),
-            (Health::Up, false) => (Health::Down, self.down_after),
-            (Health::Down, true) => (Health::Up, self.up_after),
+            (Health::Up, false) => (Health::Down, self.unhealthy_threshold),
+            (Health::Down, true) => (Health::Up, self.healthy_threshold),
         };
         self.against += 1;
         if self.against < needed {
@@ -102,10 +111,10 @@ mod tests {
 
     use super::*;
 
-    fn check(down_after: u32, up_after: u32, probes: &str, expected: Health) {
+    fn check(unhealthy_threshold: u32, healthy_threshold: u32, probes: &str, expected: Health) {
         let mut machine = Machine::new(&Settings {
-            down_after,
-            up_after,
+            unhealthy_threshold,
+            healthy_threshold,
             ..Settings::default()
         });
         for probe in probes.chars() {
@@ -134,10 +143,10 @@ mod tests {
         #[test]
         fn the_health_is_that_of_the_last_long_enough_run(
             probes in proptest::collection::vec(any::<bool>(), 1..60),
-            down_after in 1u32..5,
-            up_after in 1u32..5,
+            unhealthy_threshold in 1u32..5,
+            healthy_threshold in 1u32..5,
         ) {
-            let mut machine = Machine::new(&Settings { down_after, up_after, ..Settings::default() });
+            let mut machine = Machine::new(&Settings { unhealthy_threshold, healthy_threshold, ..Settings::default() });
             let mut up = probes[0];
             let mut run = 0;
             for (place, probe) in probes.iter().enumerate() {
@@ -145,7 +154,7 @@ mod tests {
                 let change = machine.on_probe(*probe);
                 if place > 0 {
                     run = if place > 1 && probes[place - 1] == *probe && run > 0 { run + 1 } else { 1 };
-                    let needed = if *probe { up_after } else { down_after };
+                    let needed = if *probe { healthy_threshold } else { unhealthy_threshold };
                     if *probe != up && run >= needed { up = *probe; }
                 }
                 prop_assert_eq!(machine.health(), if up { Health::Up } else { Health::Down });

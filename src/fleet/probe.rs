@@ -73,8 +73,8 @@ async fn probe(
     bootstrap: BootstrapPort,
 ) {
     let mut machine = health::Machine::new(&settings);
-    let limit = Duration::from_millis(settings.timeout_ms);
-    let interval = Duration::from_millis(settings.interval_ms);
+    let limit = settings.timeout;
+    let interval = settings.interval;
     let mut facts: Option<Facts> = None;
     let mut started = None;
     let mut unusable = Vec::new();
@@ -204,7 +204,7 @@ async fn ask_peer(worker: &Worker, port: u16, limit: Duration) -> Result<Peer, S
     let pool = client::Pool::new(
         address,
         client::Settings {
-            pool_idle_max: 0,
+            max_idle_connections: 0,
             ..client::Settings::default()
         },
     );

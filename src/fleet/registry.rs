@@ -35,7 +35,7 @@ pub struct Registry {
 struct Book {
     next_id: u32,
     /// Discovery's name -> what it lists.
-    lists: BTreeMap<&'static str, Vec<Member>>,
+    lists: BTreeMap<String, Vec<Member>>,
     /// The addresses that are listed with different roles, which was told.
     clashing: BTreeSet<String>,
     /// In the order in which they joined, so that places are stable.
@@ -101,9 +101,9 @@ impl Registry {
     }
 
     /// Takes what one discovery lists now; what others list stays.
-    pub fn set_members(&self, discovery: &'static str, members: Vec<Member>) {
+    pub fn set_members(&self, discovery: &str, members: Vec<Member>) {
         let mut book = self.book.lock();
-        book.lists.insert(discovery, members);
+        book.lists.insert(discovery.to_owned(), members);
         let mut listed: BTreeMap<String, Member> = BTreeMap::new();
         let mut order = Vec::new();
         let mut clashing = BTreeSet::new();
@@ -388,7 +388,7 @@ pub(crate) mod tests {
             1_000,
             "",
         );
-        registry.set_members("fixed", names.iter().map(|name| member(name)).collect());
+        registry.set_members("static", names.iter().map(|name| member(name)).collect());
         registry
     }
 
@@ -462,7 +462,7 @@ pub(crate) mod tests {
             ..member("a")
         };
         for _ in 0..2 {
-            registry.set_members("fixed", vec![at("x:1"), at("x:2")]);
+            registry.set_members("static", vec![at("x:1"), at("x:2")]);
             let snapshot = registry.snapshot();
             let names: Vec<&str> = snapshot
                 .workers
@@ -489,8 +489,8 @@ pub(crate) mod tests {
     fn a_worker_that_left_and_came_back_is_another_one() {
         let registry = registry(&["a"]);
         let first = registry.snapshot().workers[0].worker.id;
-        registry.set_members("fixed", vec![]);
-        registry.set_members("fixed", vec![member("a")]);
+        registry.set_members("static", vec![]);
+        registry.set_members("static", vec![member("a")]);
         assert_ne!(registry.snapshot().workers[0].worker.id, first);
     }
 
@@ -523,7 +523,7 @@ pub(crate) mod tests {
         for (place, worker) in group.workers.iter().enumerate() {
             assert_eq!(group.place[&worker.id], place);
         }
-        registry.set_members("fixed", vec![with_role("p0", Role::Prefill)]);
+        registry.set_members("static", vec![with_role("p0", Role::Prefill)]);
         assert!(registry.snapshot().models["m"].decode().is_empty());
         assert!(!registry.snapshot().is_ready());
     }

@@ -19,30 +19,38 @@ use hyper::client::conn::http1;
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 
 use super::BodyError;
 use crate::http::io_threads;
 use crate::observe;
+use crate::units::DurationText;
 
-/// Limits of the connections to one worker.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Connections to workers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    pub connect_timeout_ms: u64,
-    /// How long a connection may wait in the pool. Below the 5 s after which vLLM's server closes it.
-    pub pool_idle_timeout_ms: u64,
-    /// Connections to one worker that wait on each thread; more are closed after use.
-    pub pool_idle_max: u32,
+    /// A worker that accepts no connection within this time counts as failed for the request, which is retried
+    /// elsewhere.
+    #[serde(with = "DurationText")]
+    pub connect_timeout: Duration,
+    /// An unused connection to a worker is closed after this time. vLLM's server closes it after 5 s; closing it
+    /// earlier here avoids sending a request into a connection that is being closed. `0s`: no connection is reused.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub idle_connection_timeout: Duration,
+    /// Unused connections that are kept, for each worker and I/O thread; more are closed after their request.
+    pub max_idle_connections: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            connect_timeout_ms: 2_000,
-            pool_idle_timeout_ms: 4_000,
-            pool_idle_max: 256,
+            connect_timeout: Duration::from_secs(2),
+            idle_connection_timeout: Duration::from_secs(4),
+            max_idle_connections: 256,
         }
     }
 }
@@ -130,7 +138,7 @@ impl Pool {
         self: &Arc<Self>,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<EngineBody>, Error> {
-        let limit = Duration::from_millis(self.settings.connect_timeout_ms);
+        let limit = self.settings.connect_timeout;
         let stream = tokio::time::timeout(limit, TcpStream::connect(&self.address))
             .await
             .unwrap_or_else(|_| {
@@ -204,7 +212,7 @@ impl Pool {
 
     fn put(&self, connection: Connection) {
         let mut idle = self.shard().lock();
-        if idle.len() < self.settings.pool_idle_max as usize {
+        if idle.len() < self.settings.max_idle_connections as usize {
             idle.push(Idle {
                 connection,
                 since: observe::now(),
@@ -217,7 +225,7 @@ impl Pool {
     }
 
     fn is_expired(&self, idle: &Idle, now: Instant) -> bool {
-        let limit = Duration::from_millis(self.settings.pool_idle_timeout_ms);
+        let limit = self.settings.idle_connection_timeout;
         now.saturating_duration_since(idle.since) > limit
     }
 }

@@ -1,17 +1,36 @@
 //! Which address a request comes from: the connection's, or behind trusted proxies the one that they
 //! report in `X-Forwarded-For`. Pure.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use hyper::HeaderMap;
 use ipnet::IpNet;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 /// The proxies whose `X-Forwarded-For` is believed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
 pub struct TrustedProxies(Vec<IpNet>);
+
+/// The schema's `format` of an address or network.
+pub const NETWORK: &str = "address or network";
+
+impl JsonSchema for TrustedProxies {
+    fn schema_name() -> Cow<'static, str> {
+        "Networks".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "array", "items": {"type": "string", "format": NETWORK}})
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+}
 
 impl TryFrom<Vec<String>> for TrustedProxies {
     type Error = String;
@@ -32,7 +51,7 @@ impl From<TrustedProxies> for Vec<String> {
 }
 
 /// A network, or an address as the network of itself alone.
-fn parse(text: &str) -> Result<IpNet, String> {
+pub fn parse(text: &str) -> Result<IpNet, String> {
     let network = IpNet::from_str(text).or_else(|_| IpAddr::from_str(text).map(IpNet::from));
     network.map_err(|_| {
         format!("`{text}` is neither an IP address nor a network such as `10.0.0.0/8`")

@@ -20,6 +20,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use hyper_util::server::conn::auto;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -31,36 +32,42 @@ use super::io_threads::IoThreads;
 use super::{BodyError, proxy_protocol};
 use crate::observe;
 use crate::observe::metrics::Registry;
+use crate::units::DurationText;
 
-/// Limits of one listener's connections.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Connections of clients.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Connections at a time; more wait in the kernel's backlog.
-    pub connections_max: u32,
-    /// From a request's first byte to the end of its head.
-    pub header_timeout_ms: u64,
-    /// Without a request.
-    pub idle_timeout_ms: u64,
-    /// Without the client taking any byte of an answer that stands ready for it.
-    pub send_timeout_ms: u64,
+    /// Connections that are served at a time; more wait in the kernel's backlog. 16,384 streams need about 1 GB
+    /// of memory for sockets and tasks.
+    #[schemars(range(min = 1))]
+    pub max_connections: u32,
+    /// From the first byte of a request to the end of its header; then the connection is closed.
+    #[serde(with = "DurationText")]
+    pub header_timeout: Duration,
+    /// A connection without a request is closed after this time. Common load balancers close theirs after 60 s
+    /// and should be first, so that they send no request into a connection that is being closed.
+    #[serde(with = "DurationText")]
+    pub idle_timeout: Duration,
+    /// A connection is closed if its client takes no byte of a waiting response for this long.
+    #[serde(with = "DurationText")]
+    pub send_timeout: Duration,
     /// Requests at a time on one HTTP/2 connection.
-    pub http2_streams_max: u32,
-    /// Each connection begins with a PROXY protocol header (version 1 or 2), which names the client.
-    /// Connections without one are closed.
+    #[schemars(range(min = 1))]
+    pub max_http2_streams: u32,
+    /// Each connection must begin with a PROXY protocol header (version 1 or 2), which names the client; others
+    /// are closed.
     pub proxy_protocol: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            // 16k streams need about 1 GB of socket and task memory; a process has as many files.
-            connections_max: 16_384,
-            header_timeout_ms: 10_000,
-            // Longer than the 60 s after which common load balancers let go, so that they go first.
-            idle_timeout_ms: 75_000,
-            send_timeout_ms: 60_000,
-            http2_streams_max: 1_024,
+            max_connections: 16_384,
+            header_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(75),
+            send_timeout: Duration::from_secs(60),
+            max_http2_streams: 1_024,
             proxy_protocol: false,
         }
     }
@@ -115,7 +122,7 @@ pub async fn serve<H, F, B>(
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error = BodyError> + Unpin + Send + 'static,
 {
-    let slots = Arc::new(Semaphore::new(settings.connections_max as usize));
+    let slots = Arc::new(Semaphore::new(settings.max_connections as usize));
     let mut stopped = pin!(tasks.stopped());
     loop {
         if slots.available_permits() == 0 {
@@ -174,7 +181,7 @@ async fn connection<H, F, B>(
     let _ = stream.set_nodelay(true);
     let mut early = Bytes::new();
     if settings.proxy_protocol {
-        let timeout = Duration::from_millis(settings.header_timeout_ms);
+        let timeout = settings.header_timeout;
         let header = tokio::select! {
             header = proxy_protocol::read(&mut stream, timeout) => header,
             () = tasks.stopped() => return,
@@ -205,7 +212,7 @@ async fn connection<H, F, B>(
     builder.http1().header_read_timeout(None);
     builder
         .http2()
-        .max_concurrent_streams(settings.http2_streams_max);
+        .max_concurrent_streams(settings.max_http2_streams);
     let mut connection = pin!(builder.serve_connection(
         TokioIo::new(Watched::new(stream, early, activity.clone())),
         service

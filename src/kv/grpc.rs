@@ -21,6 +21,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::Sleep;
 use tonic::{Code, Status};
@@ -31,6 +32,7 @@ use self::session::{Session, SessionEvent, explain};
 use super::event::Load;
 use super::protobuf::{self, Message, Service};
 use super::source::{Source, SourceBatch, SourceEvent};
+use crate::units::{DurationText, SizeText};
 
 /// Response metadata: the id of the engine incarnation. Only `warmroute bridge` sends it.
 pub const INCARNATION_METADATA: &str = "x-warmroute-incarnation";
@@ -40,47 +42,54 @@ pub const LAST_SEQUENCE_METADATA: &str = "x-warmroute-last";
 /// Request metadata: the rank to send. Only `warmroute bridge` respects it.
 pub const RANK_METADATA: &str = "x-warmroute-rank";
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// KV events over gRPC.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Whose servicer is asked.
+    /// Which engine's gRPC service is called. `auto` tries all; a `warmroute bridge` has all.
     pub service: Servicer,
-    pub connect_timeout_ms: u64,
-    /// Before the second try to connect; doubled each time, and a random part of it is left out.
-    pub backoff_ms: u64,
-    pub backoff_max_ms: u64,
-    /// Before another try when the other side cannot serve this at all.
-    pub refused_backoff_ms: u64,
-    /// How long the other side's host may be silent before it is asked whether it lives.
-    pub keepalive_ms: u64,
-    /// The same question at the level of HTTP/2, which finds a process that hangs.
-    pub ping_ms: u64,
-    /// A larger message ends the connection.
-    pub message_bytes_max: usize,
+    /// For one attempt to connect.
+    #[serde(with = "DurationText")]
+    pub connect_timeout: Duration,
+    /// Wait before the second attempt to connect; doubles with each further one, less a random part.
+    #[serde(with = "DurationText")]
+    pub backoff: Duration,
+    /// The longest wait between two attempts to connect.
+    #[serde(with = "DurationText")]
+    pub max_backoff: Duration,
+    /// Wait after the other side said that it does not serve KV events.
+    #[serde(with = "DurationText")]
+    pub refused_backoff: Duration,
+    /// Silence after which TCP checks whether the other host is alive.
+    #[serde(with = "DurationText")]
+    pub keepalive_interval: Duration,
+    /// Silence after which an HTTP/2 ping checks whether the other process is alive. gRPC servers in C and Python
+    /// close connections that ping more often than every five minutes.
+    #[serde(with = "DurationText")]
+    pub ping_interval: Duration,
+    /// A larger message ends the connection. 100,000 blocks of 16 tokens are 10 MB.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "64KiB"))]
+    pub max_message: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
             service: Servicer::Auto,
-            connect_timeout_ms: 2_000,
-            backoff_ms: 100,
-            // A restarted engine takes longer than that to load its model.
-            backoff_max_ms: 5_000,
-            // What an engine sends in its events changes with its version, not from second to second.
-            refused_backoff_ms: 60_000,
-            keepalive_ms: 20_000,
-            // gRPC's servers in C and Python close connections that ping more often than every five
-            // minutes while they have nothing to say.
-            ping_ms: 310_000,
-            // A snapshot's chunk of 100,000 blocks of 16 tokens is 10 MB.
-            message_bytes_max: 64 << 20,
+            connect_timeout: Duration::from_secs(2),
+            backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(5),
+            refused_backoff: Duration::from_secs(60),
+            keepalive_interval: Duration::from_secs(20),
+            ping_interval: Duration::from_secs(310),
+            max_message: 64 << 20,
         }
     }
 }
 
 /// Which of the services to ask; `auto` asks one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Servicer {
     Auto,
@@ -237,20 +246,20 @@ impl Grpc {
         }
         let wait = match status.code() {
             Code::FailedPrecondition | Code::Unimplemented | Code::InvalidArgument => {
-                settings.refused_backoff_ms
+                settings.refused_backoff
             }
             _ => settings
-                .backoff_ms
+                .backoff
                 .saturating_mul(1 << self.failures.min(16))
-                .min(settings.backoff_max_ms),
+                .min(settings.max_backoff),
         };
         self.failures = self.failures.saturating_add(1);
         // With jitter, so that the routers of a fleet do not reconnect at the same moment.
-        let wait = wait / 2 + fastrand::u64(0..=wait.div_ceil(2));
+        let wait = wait.mul_f64(0.5 + fastrand::f64() / 2.0);
         self.pending_replay = None;
         self.is_replaying = false;
         self.metrics.disconnected(status);
-        self.state = State::Waiting(Box::pin(tokio::time::sleep(Duration::from_millis(wait))));
+        self.state = State::Waiting(Box::pin(tokio::time::sleep(wait)));
         // Attempts mostly fail for the same reason; report it once.
         let reason = explain(status);
         if self.last_error.as_ref() != Some(&reason) {

@@ -6,26 +6,31 @@ use std::sync::{Arc, Weak};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::index::{IndexKey, MemoryBudget, Metrics, PrefixIndex, TreeBlock};
 use crate::ids::{Model, WorkerId};
 use crate::observe::metrics::Registry;
+use crate::units::SizeText;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The index of what workers report to have cached.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// What all indexes together may take. Past it, the deepest blocks of the worker that stored
-    /// nothing for the longest time are forgotten first. An eighth is kept for indexes that come later.
-    pub memory_bytes_max: u64,
+    /// Memory of the index of all workers' cached blocks, at about 50 bytes a block: 2 GiB are 40 million blocks
+    /// or 600 million tokens. When it is full, the deepest blocks of the worker that stored nothing for the
+    /// longest time are dropped from it first.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "1MiB"))]
+    pub max_index_memory: u64,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            // 40 million blocks that no two workers share, at about 50 bytes: 600 million tokens.
-            memory_bytes_max: 2 << 30,
+            max_index_memory: 2 << 30,
         }
     }
 }
@@ -49,7 +54,7 @@ impl PrefixIndexes {
     pub fn new(settings: Settings, registry: &Registry) -> Arc<Self> {
         let metrics = Metrics::new(registry);
         Arc::new(Self {
-            budget: MemoryBudget::new(settings.memory_bytes_max, metrics.bytes.clone()),
+            budget: MemoryBudget::new(settings.max_index_memory, metrics.bytes.clone()),
             metrics,
             indexes: ArcSwap::default(),
             adding: Mutex::default(),

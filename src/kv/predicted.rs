@@ -16,39 +16,49 @@ use hashlink::LinkedHashMap;
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxBuildHasher;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::prefix_owners::{self, PrefixOwners};
 use crate::ids::{Block, BlockHash, WorkerId};
 use crate::observe::metrics::Registry;
+use crate::units::{DurationText, SizeText};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Prediction of what workers have cached from the prompts that this router sent them: for workers without KV
+/// events and prompts without token ids.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Length of a prompt's first blocks, in bytes of text.
-    pub block_bytes: u32,
-    /// How many bytes of text make a token, on average.
+    /// Bytes of text that make a token, on average.
+    #[schemars(range(min = 0.01))]
     pub bytes_per_token: f64,
-    /// Tokens that a worker's cache holds, for engines that do not say.
+    /// Tokens that fit into a worker's prefix cache, for engines whose metrics do not say. 400,000 is about what
+    /// an 80 GB GPU has left beside an 8B model.
+    #[schemars(range(min = 1))]
     pub tokens_per_worker: u64,
-    /// How long a prompt that was not seen again counts as entry.
-    pub age_max_s: u32,
-    /// Blocks of all workers together, about 120 bytes each.
-    pub blocks_max: u64,
+    /// Length of a prompt's first blocks as text. 64 bytes are about 16 tokens of English, the usual block of an
+    /// engine.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "16B", "max" = "8KiB"))]
+    pub block_size: u32,
+    /// A prompt that was not sent again for this long no longer counts as cached.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub max_age: Duration,
+    /// Blocks of all workers, about 120 bytes each: 240 MB, or 2,000 long conversations on each of 10 workers.
+    #[schemars(range(min = 1))]
+    pub max_blocks: u64,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            // 16 tokens of English, the usual block of an engine on a GPU.
-            block_bytes: 64,
             bytes_per_token: 4.0,
-            // About what an 80 GB GPU has left beside an 8B model.
             tokens_per_worker: 400_000,
-            age_max_s: 3_600,
-            // 240 MB: 2,000 long conversations on each of 10 workers.
-            blocks_max: 2_000_000,
+            block_size: 64,
+            max_age: Duration::from_secs(3_600),
+            max_blocks: 2_000_000,
         }
     }
 }
@@ -289,7 +299,7 @@ impl PredictedIndex {
         };
         let age_s = now_s.saturating_sub(entry.used_s);
         lru.used_tokens - entry.used_at < capacity_tokens / FRESH
-            && u64::from(age_s) <= u64::from(self.settings.age_max_s) / FRESH
+            && u64::from(age_s) <= self.settings.max_age.as_secs() / FRESH
     }
 
     fn lru(&self, worker: WorkerId) -> Arc<Mutex<WorkerLru>> {
@@ -305,9 +315,9 @@ impl PredictedIndex {
 
     /// Drops the least recently used blocks beyond the limits: the end of a prompt before its start.
     fn evict(&self, lru: &mut WorkerLru, worker: WorkerId, capacity_tokens: u64, now_s: u32) {
-        let share = self.settings.blocks_max / self.lru_count.load(Relaxed).max(1) as u64;
+        let share = self.settings.max_blocks / self.lru_count.load(Relaxed).max(1) as u64;
         let blocks_max = share.max(1) as usize;
-        let old_s = now_s.saturating_sub(self.settings.age_max_s);
+        let old_s = now_s.saturating_sub(self.settings.max_age.as_secs() as u32);
         while let Some((path, entry)) = lru.blocks.front().map(|(path, entry)| (*path, *entry)) {
             let reason = if lru.tokens > capacity_tokens {
                 &self.metrics.capacity

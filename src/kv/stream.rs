@@ -13,7 +13,7 @@ mod replay;
 mod transitions;
 mod types;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use buffer::ReorderBuffer;
 use digests::DigestWindow;
@@ -308,7 +308,7 @@ impl<T> EventStream<T> {
                 Some(request.deadline)
             }
             Phase::Live if self.verifies_on_silence() => {
-                Some(self.last_input_at + Duration::from_millis(self.settings.silence_ms))
+                Some(self.last_input_at + self.settings.verify_interval)
             }
             Phase::Live | Phase::Disconnected { .. } => None,
         }

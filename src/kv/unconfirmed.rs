@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use dashmap::{DashMap, Entry};
 use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxBuildHasher;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -24,24 +25,29 @@ use super::block::{ChainRoot, LocalHash, PathHash};
 use super::prefix_owners::{self, PrefixOwners};
 use crate::ids::{BlockHash, WorkerId};
 use crate::observe::metrics::Registry;
+use crate::units::DurationText;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Blocks of prompts that were sent to a worker and are not confirmed by its KV events yet. They count as cached
+/// there, so that requests with the same prefix follow at once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// How long a prompt's blocks count as held after its first token, without an event of them.
-    pub grace_ms: u64,
-    /// Marks of all workers together, about 60 bytes each. What finds no room is not counted as held.
-    pub marks_max: u64,
+    /// How long unconfirmed blocks count as cached after the first token. KV events follow within an engine
+    /// step; the default outlives a replay of lost ones.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub grace_period: Duration,
+    /// Unconfirmed blocks of all workers, about 60 bytes each; what exceeds this does not count as cached.
+    #[schemars(range(min = 1))]
+    pub max_blocks: u64,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            // Events come a step after the first token; this outlives a batch that has to be asked
-            // for again.
-            grace_ms: 3_000,
-            // 60 MB: 5,000 prompts of 200 marks at a time.
-            marks_max: 1_000_000,
+            grace_period: Duration::from_secs(3),
+            // 60 MB: 5,000 prompts of 200 blocks at a time.
+            max_blocks: 1_000_000,
         }
     }
 }
@@ -220,7 +226,7 @@ impl UnconfirmedBlocks {
             }
             Err(position) => position,
         };
-        let has_room = self.count.fetch_add(1, Relaxed) < self.settings.marks_max;
+        let has_room = self.count.fetch_add(1, Relaxed) < self.settings.max_blocks;
         if has_room {
             let new = Owner {
                 worker,
@@ -299,7 +305,7 @@ pub struct UnconfirmedPrompt {
 impl UnconfirmedPrompt {
     /// The prompt is computed; KV events of its blocks are under way.
     pub fn on_first_token(mut self, now: Instant) {
-        let grace = Duration::from_millis(self.blocks.settings.grace_ms);
+        let grace = self.blocks.settings.grace_period;
         self.release(self.blocks.milliseconds(now + grace));
     }
 

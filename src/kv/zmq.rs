@@ -37,6 +37,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep_until};
 
@@ -46,36 +47,45 @@ use self::frame::ReplayMessage;
 pub use self::metrics::Metrics;
 use self::zmtp::{Parts, ProtocolError, Role};
 use super::source::{Source, SourceEvent};
+use crate::units::{DurationText, SizeText};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// KV events over ZeroMQ.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// How long a connection and its handshake may each take.
-    pub connect_timeout_ms: u64,
-    /// How long until the first new attempt; doubles with each, and is drawn between half and whole.
-    pub backoff_ms: u64,
-    pub backoff_max_ms: u64,
-    /// How long a connection may be silent before it is asked for a sign of life.
-    pub heartbeat_ms: u64,
-    /// How long it may take to give one.
-    pub silence_max_ms: u64,
-    /// Of one published batch.
-    pub message_bytes_max: usize,
+    /// For connecting and for the handshake after it, each.
+    #[serde(with = "DurationText")]
+    pub connect_timeout: Duration,
+    /// Wait before the second attempt to connect; doubles with each further one, less a random part.
+    #[serde(with = "DurationText")]
+    pub backoff: Duration,
+    /// The longest wait between two attempts to connect.
+    #[serde(with = "DurationText")]
+    pub max_backoff: Duration,
+    /// Silence after which the publisher is asked for a sign of life.
+    #[serde(with = "DurationText")]
+    pub heartbeat_interval: Duration,
+    /// A publisher that gives no sign of life for this long is disconnected.
+    #[serde(with = "DurationText")]
+    pub heartbeat_timeout: Duration,
+    /// A larger batch ends the connection. A batch that stores 1,000,000 tokens has 5 MB.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "64KiB"))]
+    pub max_message: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
             // Beyond a lost first packet of the handshake (1 s) and one more.
-            connect_timeout_ms: 3_000,
-            backoff_ms: 100,
-            // An engine that is back is heard of within this; a fleet of 2,000 costs 1,000 attempts/s.
-            backoff_max_ms: 2_000,
-            heartbeat_ms: 2_000,
+            connect_timeout: Duration::from_secs(3),
+            backoff: Duration::from_millis(100),
+            // An engine that is back is found within this; a fleet of 2,000 costs 1,000 attempts a second.
+            max_backoff: Duration::from_secs(2),
+            heartbeat_interval: Duration::from_secs(2),
             // An engine's socket thread answers at once, on a starved machine within a second or two.
-            silence_max_ms: 5_000,
-            // A step that stores 1,000,000 tokens takes 5 MB.
-            message_bytes_max: 16 << 20,
+            heartbeat_timeout: Duration::from_secs(5),
+            max_message: 16 << 20,
         }
     }
 }
@@ -162,21 +172,19 @@ impl Zmq {
     /// Schedules the next attempt, and returns the reason as text.
     fn on_closed(&mut self, closed: &CloseReason) -> String {
         let now = Instant::now();
-        let backoff_max = Duration::from_millis(self.settings.backoff_max_ms);
+        let backoff_max = self.settings.max_backoff;
         if matches!(&self.state, State::Connected(it) if now.duration_since(it.since) > backoff_max)
         {
             self.failures = 0;
         }
         let doubled = self
             .settings
-            .backoff_ms
+            .backoff
             .saturating_mul(1 << self.failures.min(30));
-        let backoff_ms = doubled.min(self.settings.backoff_max_ms);
-        let jittered_ms = fastrand::u64(backoff_ms / 2..=backoff_ms);
+        let backoff = doubled.min(self.settings.max_backoff);
+        let wait = backoff.mul_f64(0.5 + fastrand::f64() / 2.0);
         self.failures = self.failures.saturating_add(1);
-        self.state = State::Waiting {
-            until: now + Duration::from_millis(jittered_ms),
-        };
+        self.state = State::Waiting { until: now + wait };
         self.replay = None;
         self.metrics.disconnected(closed.label());
         closed.to_string()

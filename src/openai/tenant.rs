@@ -9,6 +9,7 @@ use std::sync::Arc;
 use hyper::{HeaderMap, header};
 use prometheus::IntCounter;
 use rustc_hash::FxHashMap;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -18,13 +19,16 @@ use crate::observe::metrics::Registry;
 use crate::secret::Secret;
 
 /// One tenant as the configuration lists it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Listed {
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct TenantSpec {
+    /// The tenant's name in logs and metrics: 1 to 64 of `A-Z`, `a-z`, `0-9`, `-`, `_` and `.`.
     pub name: String,
-    /// Each the key itself, or `sha256:` and its digest in hex.
+    /// The keys that the tenant's clients send as `authorization: Bearer ...`, at least one: text, `${NAME}`,
+    /// `file:/path`, or `sha256:` and the hex digest of the key. Workers do not get them, but their own `api_key`.
     #[serde(default)]
     pub keys: Vec<Secret>,
-    /// Sent to engines with whatever of this tenant generates; none if empty.
+    /// Added as `cache_salt` to the body of requests that generate, so that workers share no cached prefix with
+    /// other tenants, who could otherwise find out by timing what this tenant asked. Empty: none.
     #[serde(default)]
     pub cache_salt: Secret,
 }
@@ -37,7 +41,7 @@ const DIGEST: &str = "sha256:";
 type KeyDigest = [u8; 32];
 
 /// What is wrong with a list: the place in it, as in `[0].name`, and a message without any key.
-pub fn check(listed: &[Listed]) -> Vec<(String, String)> {
+pub fn check(listed: &[TenantSpec]) -> Vec<(String, String)> {
     let mut problems = Vec::new();
     let mut names = BTreeMap::new();
     let mut keys = BTreeMap::new();
@@ -138,7 +142,7 @@ pub enum Tenants {
 
 impl Tenants {
     /// Of a list that [`check`] finds nothing wrong with; a key that it would complain of is left out.
-    pub fn new(listed: &[Listed], registry: &Registry) -> Self {
+    pub fn new(listed: &[TenantSpec], registry: &Registry) -> Self {
         let requests = registry.counters(
             "warmroute_tenant_requests_total",
             "Requests, by the tenant whose key they came with (`default` where there are no tenants).",
@@ -209,11 +213,11 @@ mod tests {
 
     use super::*;
 
-    fn tenant(name: &str, keys: &[&str]) -> Listed {
-        Listed {
+    fn tenant(name: &str, keys: &[&str]) -> TenantSpec {
+        TenantSpec {
             name: name.to_owned(),
             keys: keys.iter().copied().map(Secret::new).collect(),
-            ..Listed::default()
+            ..TenantSpec::default()
         }
     }
 
@@ -285,7 +289,7 @@ mod tests {
             tenant("a b", &["x"]),
             tenant("c", &[]),
             tenant("c", &["", "two words", "sha256:12", "x"]),
-            Listed {
+            TenantSpec {
                 cache_salt: Secret::new("s".repeat(1_025)),
                 ..tenant("d", &["y", "y"])
             },

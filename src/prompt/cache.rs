@@ -8,29 +8,33 @@ use hashlink::LinkedHashMap;
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxBuildHasher;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::observe::metrics::Registry;
+use crate::units::SizeText;
 
 /// Locks, each over its share of the pieces and the bytes: a carrier seldom waits for another.
 const SHARDS: usize = 32;
 /// What a piece takes beside its text and ids: keys, links, the allocations' own.
 const ENTRY_BYTES: usize = 120;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The cache of tokenised texts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Texts and ids that are kept, all models together. 0 keeps nothing.
-    pub memory_bytes_max: u64,
+    /// Memory of the cache of texts and their token ids, of all models: about two bytes for one of text, so
+    /// 128 MiB are 100 conversations of 100,000 tokens. 0 turns the cache off.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "0"))]
+    pub max_cache_memory: u64,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            // Text and ids take about two bytes for one of text: 100 conversations of 100,000
-            // tokens, or some thousands of short ones with the prompts that they share.
-            memory_bytes_max: 128 << 20,
+            max_cache_memory: 128 << 20,
         }
     }
 }
@@ -100,7 +104,7 @@ impl Piece {
 
 impl Cache {
     pub fn new(settings: &Settings, seed: u64, metrics: Metrics) -> Self {
-        let bytes_max = usize::try_from(settings.memory_bytes_max).unwrap_or(usize::MAX);
+        let bytes_max = usize::try_from(settings.max_cache_memory).unwrap_or(usize::MAX);
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             shard_bytes_max: bytes_max / SHARDS,

@@ -16,6 +16,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Request, StatusCode};
 use parking_lot::Mutex;
 use rustc_hash::{FxBuildHasher, FxHashMap};
+use schemars::JsonSchema;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
@@ -24,31 +25,36 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::Api;
 use crate::http::client;
+use crate::units::{DurationText, SizeText};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Tokenization by the engines, for models with `tokenizer: {from: engine}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// How long a request waits for a worker's answer; then it is routed without its tokens.
-    pub timeout_ms: u64,
-    /// Questions at a time, all models together.
-    pub requests_max: u32,
-    /// Answers that are kept, all models together. 0 keeps none.
-    pub memory_bytes_max: u64,
-    /// How long an answer is good: templates may say the date.
-    pub age_max_ms: u64,
+    /// A request waits this long for its tokens; then it is routed by prediction. An idle engine answers in a few
+    /// milliseconds, and waiting for a busy one costs more than a worse choice.
+    #[serde(with = "DurationText")]
+    pub timeout: Duration,
+    /// Tokenization requests to engines at a time, of all models.
+    #[schemars(range(min = 1, max = 1048576))]
+    pub max_requests: u32,
+    /// Memory for token ids that engines returned, of all models: 2,000 prompts of 4,000 tokens. 0 keeps none.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "0"))]
+    pub max_cache_memory: u64,
+    /// Cached token ids are used for this long. Templates may contain the date.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub cache_ttl: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            // An idle engine answers within a few; one that takes longer is busy with requests,
-            // and waiting for it would cost the client more than a worse choice.
-            timeout_ms: 20,
-            // Each is work for the engine's own server.
-            requests_max: 32,
-            // 2,000 prompts of 4,000 tokens.
-            memory_bytes_max: 32 << 20,
-            age_max_ms: 600_000,
+            timeout: Duration::from_millis(20),
+            max_requests: 32,
+            max_cache_memory: 32 << 20,
+            cache_ttl: Duration::from_secs(600),
         }
     }
 }
@@ -199,7 +205,7 @@ impl Engine {
     /// `seed` is of this process: nobody can prepare bodies that share a hash.
     pub fn new(settings: Settings, seed: u64) -> Self {
         Self {
-            slots: Semaphore::new(settings.requests_max as usize),
+            slots: Semaphore::new(settings.max_requests as usize),
             settings,
             kept: Mutex::default(),
             without_render: Mutex::default(),
@@ -209,7 +215,7 @@ impl Engine {
 
     /// What is known already of a body. `model` is the name under which it is served.
     pub fn kept(&self, now: Instant, model: &str, api: Api, body: &[u8]) -> Option<Arc<[u32]>> {
-        let age_max = Duration::from_millis(self.settings.age_max_ms);
+        let age_max = self.settings.cache_ttl;
         let key = self.key(model, api, body);
         self.kept.lock().get(key, now, age_max)
     }
@@ -232,13 +238,13 @@ impl Engine {
         api: Api,
         body: &Bytes,
     ) -> Result<Arc<[u32]>, Error> {
-        let limit = Duration::from_millis(self.settings.timeout_ms);
+        let limit = self.settings.timeout;
         let ids = tokio::time::timeout(limit, self.ids(now, worker, api, body))
             .await
             .map_err(|_| Error::Late)??;
         let ids: Arc<[u32]> = ids.into();
         let key = self.key(model, api, body);
-        let bytes_max = self.settings.memory_bytes_max;
+        let bytes_max = self.settings.max_cache_memory;
         self.kept.lock().put(key, now, ids.clone(), bytes_max);
         Ok(ids)
     }

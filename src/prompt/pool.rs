@@ -3,36 +3,44 @@
 //! There are few of them, because each keeps caches of about 100 MB once it has seen much text. A full queue
 //! refuses work at once; work whose caller has given up is not started.
 
+use std::time::Duration;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::{io, thread};
 
 use parking_lot::Mutex;
 use prometheus::IntGauge;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::observe::metrics::Registry;
+use crate::units::DurationText;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Threads for texts that are too long to be tokenised on an I/O thread.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
+    /// Number of threads. Each tokenises about 10 MB/s.
+    #[schemars(range(min = 1, max = 256))]
     pub threads: u32,
-    /// Prompts that wait for a thread.
-    pub queue_max: u32,
-    /// How long a request waits for its tokens, the queue included; then it is routed without them.
-    pub wait_ms: u64,
+    /// Prompts that wait for a thread; more are routed by prediction.
+    #[schemars(range(min = 1, max = 1048576))]
+    pub max_queued: u32,
+    /// A request waits this long for its tokens, the queue included; then it is routed by prediction. A text of
+    /// 5 MB takes 500 ms.
+    #[serde(with = "DurationText")]
+    pub timeout: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            // At 10 MB/s each, text for more engines than one router has.
             threads: 2,
             // With both threads busy the last of these would wait its time in vain.
-            queue_max: 64,
-            // A text of 5 MB takes so long; the engine takes a hundred times longer to compute it.
-            wait_ms: 500,
+            max_queued: 64,
+            timeout: Duration::from_millis(500),
         }
     }
 }
@@ -54,7 +62,7 @@ pub struct Full;
 
 impl Pool {
     pub fn start(settings: &Settings, registry: &Registry) -> io::Result<Self> {
-        let (queue, works) = mpsc::sync_channel::<Work>(settings.queue_max as usize);
+        let (queue, works) = mpsc::sync_channel::<Work>(settings.max_queued as usize);
         let works = Arc::new(Mutex::new(works));
         let panics = registry.counter(
             "warmroute_tokenizer_pool_panics_total",
@@ -119,10 +127,10 @@ mod tests {
 
     use super::*;
 
-    fn pool(threads: u32, queue_max: u32) -> Pool {
+    fn pool(threads: u32, max_queued: u32) -> Pool {
         let settings = Settings {
             threads,
-            queue_max,
+            max_queued,
             ..Settings::default()
         };
         Pool::start(&settings, &Registry::default()).unwrap()

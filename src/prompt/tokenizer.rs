@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use prometheus::IntCounter;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Api;
@@ -16,27 +17,34 @@ use super::cache::{Cache, VocabularyId};
 use super::render::{Prompt, Renderer, Text, Unknown};
 use super::vocabulary::Vocabulary;
 use crate::observe::metrics::Registry;
+use crate::units::SizeText;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Which texts are tokenised, and where.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Rendered text of one prompt. A longer one is left to the predicted index.
-    pub text_bytes_max: usize,
-    /// New text that may be tokenised where the request is; more of it goes to another thread.
-    pub inline_bytes_max: usize,
-    /// A body that may be rendered where the request is; a longer one goes to another thread whole.
-    pub inline_body_bytes_max: usize,
+    /// A prompt with a longer rendered text is routed by prediction. 16 MiB are four million tokens.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "0"))]
+    pub max_text: usize,
+    /// New text up to this length is tokenised on the request's I/O thread, in a millisecond or two; longer text
+    /// on a thread of the pool. Each thread that tokenises grows caches of about 100 MB; with 0 only the pool's do.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "0"))]
+    pub max_inline_text: usize,
+    /// A longer request body goes to the pool as a whole.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "0"))]
+    pub max_inline_body: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            // Four million tokens: more than any engine takes.
-            text_bytes_max: 16 << 20,
-            // A millisecond or two of a carrier's time.
-            inline_bytes_max: 16 << 10,
-            // As long: 64,000 tokens that are known but for their end.
-            inline_body_bytes_max: 256 << 10,
+            max_text: 16 << 20,
+            max_inline_text: 16 << 10,
+            // As long as the text's: 64,000 tokens that are known but for their end.
+            max_inline_body: 256 << 10,
         }
     }
 }
@@ -153,12 +161,12 @@ impl Tokenizer {
 
     /// Whether what `prepare` left is too much for the thread that serves requests.
     pub fn is_long(&self, prepared: &Prepared) -> bool {
-        prepared.new_bytes() > self.settings.inline_bytes_max
+        prepared.new_bytes() > self.settings.max_inline_text
     }
 
     /// Whether `prepare` itself is.
     pub fn is_long_body(&self, body: &[u8]) -> bool {
-        body.len() > self.settings.inline_body_bytes_max
+        body.len() > self.settings.max_inline_body
     }
 
     /// The text that would be tokenised, for those who look into a disagreement.
@@ -187,7 +195,7 @@ impl Tokenizer {
         };
         match self.renderer.render(api, body, now_s)? {
             Prompt::Ids(ids) => prepared.ids = ids,
-            Prompt::Text(text) if text.text.len() > self.settings.text_bytes_max => {
+            Prompt::Text(text) if text.text.len() > self.settings.max_text => {
                 let bytes = text.text.len();
                 return Err(Unknown::TooLong { bytes });
             }

@@ -20,11 +20,12 @@ impl RetryBudget {
     const BATCH: u64 = 16;
 
     pub(super) fn new(settings: &Settings) -> Self {
-        let percent = f32::from(u16::try_from(settings.retry_budget_percent).unwrap_or(u16::MAX));
+        let percent =
+            f32::from(u16::try_from(settings.advanced.retry_budget_percent).unwrap_or(u16::MAX));
         let share = (percent / 100.0 * Self::BATCH as f32).min(1_000.0);
         let budget = TpsBudget::new(
             Duration::from_secs(10),
-            settings.retry_budget_min_per_s,
+            settings.advanced.min_retries_per_second,
             share,
         );
         Self {

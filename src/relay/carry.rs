@@ -1,7 +1,6 @@
 //! The life of a request: plan, choose, attempt, retry, respond.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use hyper::Response;
 use tracing::{debug, warn};
@@ -28,13 +27,13 @@ impl Relay {
             .plan(job.api, job.headers, &mut peek, &job.body)
             .await?;
         plan.request.ticket = plan.model.take_ticket();
-        if plan.model.routing.ask_reports {
+        if plan.model.routing.advanced.request_cache_reports {
             plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
         }
         drop(peek);
         let count = RequestCount::new(plan.model.clone(), job.api, job.begun);
         self.budget.on_request();
-        let deadline = job.begun + Duration::from_millis(self.settings.request_timeout_ms);
+        let deadline = job.begun + self.settings.request_timeout;
         let mut attempts = Attempts::new(&self.settings);
         let mut failed = FailedWorkers::default();
         // A retryable answer, for the client if no other attempt does better.

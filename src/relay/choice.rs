@@ -92,7 +92,11 @@ impl Relay {
     ) -> Option<Choice> {
         let mut failed = failed.clone();
         loop {
-            let held = self.held(plan, now, plan.model.routing.holders as usize);
+            let held = self.held(
+                plan,
+                now,
+                plan.model.routing.advanced.prefix_candidates as usize,
+            );
             let chosen = self.choose_once(plan, &held, now, &failed).or_else(|| {
                 let again = FailedWorkers {
                     decode: Excluded::new(),

@@ -79,6 +79,6 @@ impl Relay {
 
     /// Length of a prompt's first blocks, for [`crate::prompt::peek`].
     pub fn block_bytes(&self) -> u32 {
-        self.caches.predicted.settings().block_bytes
+        self.caches.predicted.settings().block_size
     }
 }

@@ -212,7 +212,7 @@ fn explain_disaggregation(
             not_disaggregated_reason: Some(reason.as_str()),
             prefill: None,
             reason: None,
-            explanation: text::not_disaggregated(reason, settings.pair.remote_prefill_min_tokens),
+            explanation: text::not_disaggregated(reason, settings.pair.min_remote_tokens),
             workers,
         },
     }

@@ -214,7 +214,7 @@ impl Relay {
             &plan.group,
             &self.caches,
             &plan.prompt,
-            &plan.model.routing.tier_credit,
+            &plan.model.routing.advanced.tier_credit,
             now,
             holders_max,
             plan.request.seed,

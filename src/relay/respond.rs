@@ -1,7 +1,7 @@
 //! From an engine's answer to the client's response: headers, decision header, metered body.
 
 use std::fmt::Write as _;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::Response;
@@ -81,7 +81,7 @@ impl Relay {
             Box::new(UsageRewriter::new(cached_tokens, is_events))
         });
         let limits = stream::Limits {
-            idle: Duration::from_millis(self.settings.stream_idle_timeout_ms),
+            idle: self.settings.stream_idle_timeout,
             deadline,
         };
         let meter = Meter::new(count, status, running, is_events, job.summary.clone());

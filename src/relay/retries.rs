@@ -66,9 +66,9 @@ impl Attempts {
     pub fn new(settings: &Settings) -> Self {
         Self {
             count: 0,
-            count_max: settings.attempts_max.max(1),
-            backoff: Duration::from_millis(settings.backoff_ms),
-            backoff_max: Duration::from_millis(settings.backoff_max_ms),
+            count_max: settings.max_attempts.max(1),
+            backoff: settings.advanced.backoff,
+            backoff_max: settings.advanced.max_backoff,
             last: None,
         }
     }
@@ -116,12 +116,16 @@ impl Attempts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::relay::settings::Retries;
 
-    fn attempts(attempts_max: u32) -> Attempts {
+    fn attempts(max_attempts: u32) -> Attempts {
         Attempts::new(&Settings {
-            attempts_max,
-            backoff_ms: 100,
-            backoff_max_ms: 300,
+            max_attempts,
+            advanced: Retries {
+                backoff: Duration::from_millis(100),
+                max_backoff: Duration::from_millis(300),
+                ..Retries::default()
+            },
             ..Settings::default()
         })
     }

@@ -59,14 +59,14 @@ impl Relay {
     /// When an attempt that begins now times out.
     pub(super) fn attempt_deadline(&self, plan: &Plan, now: Instant) -> Instant {
         now + match plan.is_stream {
-            true => Duration::from_millis(self.settings.first_byte_timeout_ms),
-            false => Duration::from_millis(self.settings.answer_timeout_ms),
+            true => self.settings.first_byte_timeout,
+            false => self.settings.response_timeout,
         }
     }
 
     /// The failure that a retryable answer means. A Retry-After pauses the worker.
     pub(super) fn refusal(&self, worker: &Worker, answer: &exchange::Answer) -> Option<Failure> {
-        let statuses = &self.settings.retry_statuses;
+        let statuses = &self.settings.advanced.retry_statuses;
         if !statuses.contains(&answer.head.status.as_u16()) {
             return None;
         }

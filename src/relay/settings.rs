@@ -1,49 +1,82 @@
-//! The settings of retries and time-outs.
+//! Time-outs and retries of requests.
 
+use std::time::Duration;
+
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Limits of one request's way to an engine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+use crate::units::DurationText;
+
+/// Time-outs and retries of requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Workers that one request may try.
-    pub attempts_max: u32,
-    /// Statuses of an engine that send a request elsewhere. Not 500: a request that breaks one
-    /// engine would break the next.
-    pub retry_statuses: Vec<u16>,
-    /// Before the second try; doubles with each further one.
-    pub backoff_ms: u64,
-    pub backoff_max_ms: u64,
-    /// Retries allowed for each 100 requests.
-    pub retry_budget_percent: u32,
-    /// Retries a second that are always allowed.
-    pub retry_budget_min_per_s: u32,
-    /// Streamed requests: from sending to the first byte of the answer's body.
-    pub first_byte_timeout_ms: u64,
-    /// Other requests: from sending to the answer. Longer than the longest answer: one that is still
-    /// being made when it ends is asked for again elsewhere.
-    pub answer_timeout_ms: u64,
-    /// Between two pieces of an answer. An engine that shuts down can leave a stream open for ever.
-    pub stream_idle_timeout_ms: u64,
-    /// From the first try to the end of the answer.
-    pub request_timeout_ms: u64,
+    /// Workers that one request may try. A request is never retried after the first byte of its response.
+    #[schemars(range(min = 1))]
+    pub max_attempts: u32,
+    /// Streamed requests: from sending the request to a worker to the first byte of the response body.
+    #[serde(with = "DurationText")]
+    pub first_byte_timeout: Duration,
+    /// Other requests: from sending the request to a worker to its response. Longer than the longest response
+    /// takes to compute, since the request is retried elsewhere after it. 10 minutes is the time-out of OpenAI's
+    /// clients.
+    #[serde(with = "DurationText")]
+    pub response_timeout: Duration,
+    /// A response without a byte for this long ends with an error. An engine that shuts down can leave a stream
+    /// open for ever.
+    #[serde(with = "DurationText")]
+    pub stream_idle_timeout: Duration,
+    /// From the header of the client's request to the end of the response, all attempts together.
+    #[serde(with = "DurationText")]
+    pub request_timeout: Duration,
+    /// Settings for experts.
+    pub advanced: Retries,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            attempts_max: 3,
-            retry_statuses: vec![502, 503, 504],
-            backoff_ms: 25,
-            backoff_max_ms: 1_000,
-            retry_budget_percent: 20,
-            retry_budget_min_per_s: 10,
+            max_attempts: 3,
             // Longer than any queue that anyone waits in.
-            first_byte_timeout_ms: 120_000,
-            // The time-out of OpenAI's own clients.
-            answer_timeout_ms: 600_000,
-            stream_idle_timeout_ms: 60_000,
-            request_timeout_ms: 1_800_000,
+            first_byte_timeout: Duration::from_secs(120),
+            response_timeout: Duration::from_secs(600),
+            stream_idle_timeout: Duration::from_secs(60),
+            request_timeout: Duration::from_secs(1_800),
+            advanced: Retries::default(),
+        }
+    }
+}
+
+/// When a failed request is retried.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Retries {
+    /// Statuses of a worker that send the request to another one. Not 500: a request that breaks one engine
+    /// would break the next.
+    pub retry_statuses: Vec<u16>,
+    /// Wait before the second attempt; doubles with each further one, less a random part.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub backoff: Duration,
+    /// The longest wait between two attempts.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub max_backoff: Duration,
+    /// Retries that are allowed for each 100 requests, so that retries do not overload a fleet that fails.
+    pub retry_budget_percent: u32,
+    /// Retries that are allowed each second in any case.
+    #[schemars(range(max = 1000000))]
+    pub min_retries_per_second: u32,
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        Self {
+            retry_statuses: vec![502, 503, 504],
+            backoff: Duration::from_millis(25),
+            max_backoff: Duration::from_secs(1),
+            retry_budget_percent: 20,
+            min_retries_per_second: 10,
         }
     }
 }

@@ -12,6 +12,7 @@ use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
 use prometheus::{Histogram, IntCounter};
 use rustc_hash::FxHashMap;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
@@ -28,12 +29,25 @@ use crate::prompt::pool::{self, Pool};
 use crate::prompt::render::Unknown;
 use crate::prompt::tokenizer::{self, Tokenizer};
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Tokenization of prompts, for models that have a tokenizer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
+    #[serde(flatten)]
     pub cache: cache::Settings,
+    /// Settings for experts.
+    pub advanced: Advanced,
+}
+
+/// Settings of tokenization for experts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Advanced {
+    /// Which texts are tokenised, and where.
     pub limits: tokenizer::Settings,
+    /// Threads for texts that are too long to be tokenised on an I/O thread.
     pub pool: pool::Settings,
+    /// Tokenization by the engines, for models with `tokenizer: {from: engine}`.
     pub engine: engine::Settings,
 }
 
@@ -231,7 +245,7 @@ impl Tokens {
                 folder.renderer,
                 folder.vocabulary,
                 cache.clone(),
-                settings.limits.clone(),
+                settings.advanced.limits.clone(),
                 metrics.clone(),
             ))),
             Source::Engine => Of::Engine(breaker::Settings::default().build()),
@@ -243,12 +257,12 @@ impl Tokens {
         let is_here = models.values().any(|of| matches!(of, Of::Here(_)));
         Ok(Self {
             pool: match is_here {
-                true => Some(Pool::start(&settings.pool, registry)?),
+                true => Some(Pool::start(&settings.advanced.pool, registry)?),
                 false => None,
             },
             models,
-            engine: Engine::new(settings.engine.clone(), seed),
-            wait: Duration::from_millis(settings.pool.wait_ms),
+            engine: Engine::new(settings.advanced.engine.clone(), seed),
+            wait: settings.advanced.pool.timeout,
             metrics: Metrics::new(registry),
         })
     }

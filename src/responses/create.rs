@@ -192,8 +192,9 @@ impl Responses {
 
     pub(super) fn event_options(&self) -> EventOptions {
         EventOptions {
-            bytes_max: usize::try_from(self.settings.answer_bytes_max).unwrap_or(usize::MAX),
-            reasoning: self.settings.reasoning_events,
+            bytes_max: usize::try_from(self.settings.advanced.max_response_size)
+                .unwrap_or(usize::MAX),
+            reasoning: self.settings.advanced.reasoning_events,
         }
     }
 }

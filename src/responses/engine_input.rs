@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::input::NewInput;
@@ -13,13 +14,13 @@ use super::members::{self, Members, put, put_string, put_text};
 use crate::openai::error::ApiError;
 
 /// How items are handled that engines do not support, such as calls of hosted tools.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum UnsupportedItems {
     /// Converted to a function call and its output if they contain text; otherwise left out.
     #[default]
     Convert,
-    /// Refused with 400.
+    /// The request is refused with 400.
     Reject,
 }
 

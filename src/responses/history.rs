@@ -165,8 +165,8 @@ impl Responses {
         let unknown = || ApiError::unknown_previous(text);
         let id: ResponseId = text.parse().map_err(|_| unknown())?;
         let max = HistoryLimits {
-            turns: usize::try_from(self.settings.history_turns_max).unwrap_or(usize::MAX),
-            bytes: self.settings.history_bytes_max,
+            turns: usize::try_from(self.settings.advanced.max_history_turns).unwrap_or(usize::MAX),
+            bytes: self.settings.advanced.max_history_size,
         };
         let history = self.store.history(ResponseKey { tenant, id }, max).await;
         match history.map_err(|error| ApiError::of_store(&error))? {
@@ -190,12 +190,12 @@ impl Responses {
     }
 
     fn too_long(&self, turns: usize, bytes: u64) -> ApiError {
-        let turns_max = self.settings.history_turns_max;
+        let turns_max = self.settings.advanced.max_history_turns;
         match turns as u64 > turns_max {
             true => ApiError::too_long_history("turns", turns_max),
             false => {
                 debug_assert!(bytes > 0);
-                ApiError::too_long_history("bytes", self.settings.history_bytes_max)
+                ApiError::too_long_history("bytes", self.settings.advanced.max_history_size)
             }
         }
     }
@@ -230,7 +230,7 @@ impl Responses {
                 }
             }
         };
-        let bytes_max = self.settings.history_bytes_max;
+        let bytes_max = self.settings.advanced.max_history_size;
         let items = self.store.all_items(key, bytes_max).await;
         let error = match items.map_err(of_store) {
             Ok(ItemsOutcome::Found { items, .. }) => {
@@ -277,7 +277,7 @@ impl Responses {
         }
         wanted.retain(|id| !found.contains_key(id));
         let owners = input::owners(&wanted);
-        let owners_max = self.settings.history_turns_max;
+        let owners_max = self.settings.advanced.max_history_turns;
         if owners.len() as u64 > owners_max {
             return Err(ApiError::too_many_references(owners_max));
         }

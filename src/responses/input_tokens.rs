@@ -60,7 +60,7 @@ impl Responses {
             }
             _ => error,
         })?;
-        let max = usize::try_from(self.settings.answer_bytes_max).unwrap_or(usize::MAX);
+        let max = usize::try_from(self.settings.advanced.max_response_size).unwrap_or(usize::MAX);
         let rendered = collect(answer.into_body(), max).await?;
         std::str::from_utf8(&rendered)
             .ok()

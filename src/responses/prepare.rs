@@ -113,7 +113,7 @@ impl Responses {
         let context = InputContext {
             ids,
             referenced: &referenced,
-            referenced_bytes_max: self.settings.history_bytes_max,
+            referenced_bytes_max: self.settings.advanced.max_history_size,
             reader,
             keeps_ids: history.conversation.is_none(),
             param: "input",
@@ -121,7 +121,10 @@ impl Responses {
         let new_input = self.new_input(create.input, &context).await?;
         let history_bytes = history.bytes();
         let bytes = history_bytes + create.input.map_or(0, str::len);
-        let mut input = EngineInput::new(self.settings.unsupported_items, bytes + bytes / 8 + 128);
+        let mut input = EngineInput::new(
+            self.settings.advanced.unsupported_items,
+            bytes + bytes / 8 + 128,
+        );
         for list in &history.lists {
             input.add_list(list)?;
         }
@@ -151,7 +154,7 @@ impl Responses {
         let new_bytes: usize = new_input.items.iter().map(|item| item.json.len() + 1).sum();
         let record = history.client_held.as_ref().map_or(0, Bytes::len) + new_bytes;
         let whole = history.bytes() + new_bytes;
-        let max = self.settings.store.keep.record_bytes_max;
+        let max = self.settings.store.retention.max_record;
         let is_too_large = (has_record && record as u64 > max)
             || (history.conversation.is_some() && whole as u64 > max);
         match is_too_large {

@@ -54,7 +54,7 @@ impl Responses {
         let background = Background::new(
             settings.background.clone(),
             settings.store.lease.clone(),
-            settings.store.keep.log_bytes_max,
+            settings.store.retention.max_event_log,
             tasks.clone(),
             registry,
         );
@@ -86,6 +86,6 @@ impl Responses {
     }
 
     pub(super) fn conversation_lease(&self) -> Duration {
-        Duration::from_millis(self.settings.conversation_lease_ms)
+        self.settings.advanced.conversation_lease
     }
 }

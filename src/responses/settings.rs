@@ -1,55 +1,88 @@
 //! How the state of the Responses API is kept, and what clients are told.
 
+use std::time::Duration;
+
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::background;
 use super::engine_input::UnsupportedItems;
 use super::events::ReasoningEvents;
+use crate::units::{DurationText, SizeText};
 use crate::{state_token, store};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The Responses API.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
+    /// Who keeps the state of responses and conversations.
     pub mode: Mode,
-    pub on_store_down: OnStoreDown,
-    /// Whether a router whose store is down counts as ready.
-    pub ready_without_store: bool,
-    pub reasoning_events: ReasoningEvents,
-    pub unsupported_items: UnsupportedItems,
-    /// Responses that one may go on from, each from the one before.
-    pub history_turns_max: u64,
-    /// Of all items of such a chain, or of a conversation, as JSON.
-    pub history_bytes_max: u64,
-    /// Of one answer of an engine, and of one event of it.
-    pub answer_bytes_max: u64,
-    /// How long a stream may be silent before it says a comment; 0 for ever.
-    pub keep_alive_ms: u64,
-    /// How long a conversation stays locked after its response's router has vanished.
-    pub conversation_lease_ms: u64,
-    pub background: background::Settings,
+    /// Where responses and conversations are kept. Short forms: `memory` and `{redis: "redis://host:6379"}`.
+    #[serde(deserialize_with = "store::name_or_map")]
+    #[schemars(with = "store::NameOrMap")]
     pub store: store::Settings,
-    pub carrier: state_token::Settings,
+    /// What happens to a request whose response would be stored while the store is down.
+    pub on_store_down: OnStoreDown,
+    /// A stream without output for this long sends an SSE comment, since proxies close silent connections, some
+    /// after 30 s. `0s` sends none; otherwise at least 1 s. A disaggregated request's stream begins with the
+    /// first token of its decode worker.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub keep_alive: Duration,
+    /// State of conversations that clients keep.
+    pub state_token: state_token::Settings,
+    /// Background responses (`background: true`).
+    pub background: background::Settings,
+    /// Settings for experts.
+    pub advanced: Advanced,
 }
 
-/// Whose the state of responses is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Settings of the Responses API for experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Advanced {
+    /// Whether a replica whose store is down still reports itself as ready. All replicas share the store: if all
+    /// became unready, requests that need no store would fail too.
+    pub ready_without_store: bool,
+    /// Names of the events that stream a model's reasoning.
+    pub reasoning_events: ReasoningEvents,
+    /// What happens to input items that engines do not know, such as calls of hosted tools.
+    pub unsupported_items: UnsupportedItems,
+    /// Responses in a chain (`previous_response_id`) that a request may continue.
+    #[schemars(range(min = 1))]
+    pub max_history_turns: u64,
+    /// Size of all items of such a chain, or of a conversation, as JSON. 32 MiB are eight million tokens.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "1KiB"))]
+    pub max_history_size: u64,
+    /// Size of one response of an engine, and of one event of it.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "64KiB"))]
+    pub max_response_size: u64,
+    /// A conversation is locked while a response runs; if its replica dies, it is unlocked after this time.
+    #[schemars(extend("min" = "1s"))]
+    #[serde(with = "DurationText")]
+    pub conversation_lease: Duration,
+}
+
+/// Who keeps the state of responses and conversations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// The router's: every replica answers for every response.
+    /// The router: every replica serves every stored response, and engines see one complete request at a time.
     #[default]
     Stateful,
-    /// None of the router's business: `/v1/responses` passes byte for byte, and its other paths are
-    /// not there.
+    /// The engines or nobody: `/v1/responses` passes byte for byte, and its other paths do not exist.
     PassThrough,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnStoreDown {
-    /// What would be stored is refused with 503.
+    /// It is refused with 503.
     #[default]
     Fail,
-    /// It is served without being stored, and says so.
+    /// It is served without being stored; `store` is false in the response, and a header says so.
     Degrade,
 }
 
@@ -57,47 +90,49 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             mode: Mode::default(),
+            store: store::Settings::default(),
             on_store_down: OnStoreDown::default(),
-            // All replicas share the store: taking them all out would turn a part of the service that
-            // fails into all of it.
+            // Half of what the least patient of common proxies wait (30 s), so that a late one still counts.
+            keep_alive: Duration::from_secs(15),
+            state_token: state_token::Settings::default(),
+            background: background::Settings::default(),
+            advanced: Advanced::default(),
+        }
+    }
+}
+
+impl Default for Advanced {
+    fn default() -> Self {
+        Self {
             ready_without_store: true,
             reasoning_events: ReasoningEvents::default(),
             unsupported_items: UnsupportedItems::default(),
-            history_turns_max: 1_000,
-            // Eight million tokens of text: more than any engine takes.
-            history_bytes_max: 32 << 20,
-            answer_bytes_max: 16 << 20,
-            // Half of what the least patient of common proxies wait (30 s), so that a late one still counts.
-            keep_alive_ms: 15_000,
-            // Renewed while it is needed; a lost router costs a conversation so much time.
-            conversation_lease_ms: 30_000,
-            background: background::Settings::default(),
-            store: store::Settings::default(),
-            carrier: state_token::Settings::default(),
+            max_history_turns: 1_000,
+            max_history_size: 32 << 20,
+            max_response_size: 16 << 20,
+            conversation_lease: Duration::from_secs(30),
         }
     }
 }
 
 impl Settings {
-    /// What is wrong beyond types: paths below `responses`, each with what is the matter.
-    pub fn problems(&self) -> Vec<(&'static str, String)> {
-        let at_least = [
-            ("history_turns_max", self.history_turns_max, 1),
-            ("history_bytes_max", self.history_bytes_max, 1 << 10),
-            ("answer_bytes_max", self.answer_bytes_max, 64 << 10),
-            ("conversation_lease_ms", self.conversation_lease_ms, 1_000),
-        ];
-        let wrong = at_least.into_iter().filter(|(_, value, min)| value < min);
-        // More often than that a comment keeps nothing alive that the last one did not.
-        let keep_alive = (1..1_000).contains(&self.keep_alive_ms).then(|| {
-            let found = self.keep_alive_ms;
-            let message = format!("must be at least 1000, or 0 to say nothing, not {found}");
-            ("keep_alive_ms", message)
-        });
-        wrong
-            .map(|(path, value, min)| (path, format!("must be at least {min}, not {value}")))
-            .chain(keep_alive)
-            .chain(self.background.problems())
-            .collect()
+    /// What is wrong beyond types and bounds: paths below `responses`, each with a message.
+    pub fn check(&self) -> Vec<(String, String)> {
+        let mut problems = Vec::new();
+        if !self.keep_alive.is_zero() && self.keep_alive < Duration::from_secs(1) {
+            let message = "must be at least 1s, or 0s to send no comments";
+            problems.push(("keep_alive".to_owned(), message.to_owned()));
+        }
+        let below = |part: &'static str| {
+            move |(key, message): (String, String)| (format!("{part}.{key}"), message)
+        };
+        problems.extend(
+            self.state_token
+                .check()
+                .into_iter()
+                .map(below("state_token")),
+        );
+        problems.extend(self.store.check().into_iter().map(below("store")));
+        problems
     }
 }

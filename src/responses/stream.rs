@@ -72,14 +72,14 @@ enum State {
 }
 
 pub(super) fn body(engine: http::Body, events: EventRewriter, finisher: Finisher) -> http::Body {
-    let keep_alive_ms = finisher.responses.settings.keep_alive_ms;
+    let keep_alive = finisher.responses.settings.keep_alive;
     let stream = StreamBody {
         engine: Some(engine),
         events,
         state: State::Running(Box::new(finisher)),
         trailer_bytes: 0,
-        keep_alive: (keep_alive_ms > 0).then(|| KeepAlive {
-            interval: Duration::from_millis(keep_alive_ms),
+        keep_alive: (!keep_alive.is_zero()).then(|| KeepAlive {
+            interval: keep_alive,
             last_sent: observe::now(),
             timer: None,
         }),

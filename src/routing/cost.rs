@@ -38,7 +38,7 @@ impl Cached {
 /// Tokens of a prompt that a worker would have to compute.
 #[inline]
 pub fn new_tokens(settings: &Settings, request: &Request, cached: &Cached) -> u32 {
-    let saved = cached.credit(&settings.tier_credit);
+    let saved = cached.credit(&settings.advanced.tier_credit);
     request.prompt_tokens.saturating_sub(saved)
 }
 
@@ -46,12 +46,12 @@ pub fn new_tokens(settings: &Settings, request: &Request, cached: &Cached) -> u3
 pub fn terms(settings: &Settings, state: &State, new_tokens: u32) -> Terms {
     Terms {
         queued: state.queued_tokens as f64,
-        new: (1.0 + settings.lambda) * f64::from(new_tokens),
-        decode: settings.mu * state.decode_tokens as f64,
+        new: settings.prefill_weight * f64::from(new_tokens),
+        decode: settings.decode_weight * state.decode_tokens as f64,
     }
 }
 
-/// `queued + (1 + lambda) * new + mu * decode`. Needs no worker's speed; in simulation over
+/// `queued + prefill_weight * new + decode_weight * decode`. Needs no worker's speed; in simulation over
 /// two public traces it gave a lower TTFT than every published formula.
 #[inline]
 pub fn cost(settings: &Settings, request: &Request, state: &State, cached: &Cached) -> f64 {

@@ -8,7 +8,7 @@
 //! - Decode worker: it receives the tokens that it does not have cached. Receiving a token over the network costs
 //!   no compute time, but link time and memory, like loading a token from CPU memory; so it is counted with
 //!   `tier_credit.cpu`. A cached prefix therefore still counts, at a fifth, and its decoding load counts in full.
-//! - A decode worker that lacks fewer than `remote_prefill_min_tokens` computes them itself at full cost.
+//! - A decode worker that lacks fewer than `min_remote_tokens` computes them itself at full cost.
 
 use std::cmp::Ordering;
 
@@ -23,7 +23,7 @@ use super::{cost, policy};
 #[serde(default)]
 pub struct Settings {
     /// A decode worker that lacks fewer tokens of a prompt than this computes them itself.
-    pub remote_prefill_min_tokens: u32,
+    pub min_remote_tokens: u32,
 }
 
 impl Default for Settings {
@@ -31,7 +31,7 @@ impl Default for Settings {
         // 256 tokens are 20 ms at 12,000 tokens/s: about one step of a busy decode worker, into which
         // chunked prefill fits them, and about what a second request and a transfer take.
         Self {
-            remote_prefill_min_tokens: 256,
+            min_remote_tokens: 256,
         }
     }
 }
@@ -79,7 +79,7 @@ pub fn decide(
     may_pair: impl Fn(usize, usize) -> bool,
 ) -> Option<Pair> {
     let chooser = Chooser {
-        min: settings.remote_prefill_min_tokens,
+        min: settings.min_remote_tokens,
         routing,
         request,
         prefill,

@@ -21,7 +21,7 @@ pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Optio
             next_usable(view, start).map(|index| (index, Reason::Random))
         }
         Policy::LeastLoad => {
-            let indices = sample(view, settings.sampled.max(64), &mut draw);
+            let indices = sample(view, settings.advanced.random_candidates.max(64), &mut draw);
             least_load(request, view, indices).map(|index| (index, Reason::LeastLoad))
         }
         Policy::PowerOfTwo => less_loaded_of_two(request, view, &mut draw),
@@ -60,9 +60,10 @@ fn cache_aware(
     }
     if !search.can_skip_sample() {
         // All queue lengths are loaded at once, since each is in another cache line.
-        let sampled: SmallVec<[(usize, u64); 16]> = sample(view, settings.sampled, draw)
-            .map(|index| (index, view.queued_tokens(index)))
-            .collect();
+        let sampled: SmallVec<[(usize, u64); 16]> =
+            sample(view, settings.advanced.random_candidates, draw)
+                .map(|index| (index, view.queued_tokens(index)))
+                .collect();
         for (index, queued_tokens) in sampled {
             if search.is_competitive(queued_tokens) {
                 search.consider(index);
@@ -104,7 +105,7 @@ pub(super) fn candidates(
     view: &impl View,
 ) -> SmallVec<[usize; 32]> {
     let mut draw = Draw(request.seed);
-    let sampled = sample(view, settings.sampled, &mut draw);
+    let sampled = sample(view, settings.advanced.random_candidates, &mut draw);
     view.prefix_owners()
         .iter()
         .copied()

@@ -1,19 +1,23 @@
 //! The input and output of a decision: a request, a view of the fleet, a worker with its reason.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How a worker is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// The lowest cost of queueing and computing, given each worker's cached prefix.
+    /// The worker with the longest cached prefix, unless its queue costs more than the cache hit saves.
     CacheAware,
+    /// One worker after the other.
     RoundRobin,
+    /// A random worker.
     Random,
-    /// The fewest requests in flight.
+    /// The worker with the fewest requests in flight.
     LeastLoad,
-    /// The fewer requests of two workers drawn at random.
+    /// The one of two random workers with fewer requests in flight.
     PowerOfTwo,
-    /// The worker that the request's key hashes to (session affinity).
+    /// The worker that the request's key (`hash_on`) hashes to: session affinity.
     ConsistentHash,
 }
 

@@ -40,7 +40,7 @@ impl KeyRing {
         fallback_key: [u8; 32],
         registry: &Registry,
     ) -> Result<Self, Vec<(String, String)>> {
-        let mut keys = settings.check()?;
+        let mut keys = settings.parse_keys()?;
         if keys.is_empty() {
             keys.push(Key::new(&fallback_key));
         }
@@ -59,7 +59,7 @@ impl KeyRing {
     }
 
     fn check_plain_size(&self, plain_bytes: usize) -> Result<(), TooLarge> {
-        let max = self.settings.plain_bytes_max;
+        let max = self.settings.max_plain_size;
         match plain_bytes as u64 > max {
             true => Err(TooLarge::Items { max }),
             false => Ok(()),
@@ -100,13 +100,13 @@ impl KeyRing {
             t: tenant.as_str().to_owned(),
             m: content.model.to_owned(),
             iat: now_s,
-            exp: now_s.saturating_add(self.settings.expiry_s),
+            exp: now_s.saturating_add(self.settings.expiry.as_secs()),
             z: packed.compression,
             n: content.items.len() as u64,
             enc: Encryption::None,
         };
         let text = self.sign(tenant, &header.to_json(), &packed.bytes);
-        let max = self.settings.bytes_max;
+        let max = self.settings.max_size;
         match text.len() as u64 > max {
             true => Err(TooLarge::Text { max }),
             false => Ok(text),
@@ -161,7 +161,7 @@ impl KeyRing {
 
     /// Limit on the unpacked items of all tokens in one request together.
     pub fn plain_bytes_max(&self) -> u64 {
-        self.settings.plain_bytes_max
+        self.settings.max_plain_size
     }
 
     fn reject(&self, reason: RejectReason, text: &str) -> Rejected {
@@ -175,7 +175,7 @@ impl KeyRing {
         tenant: Tenant,
         text: &'a str,
     ) -> Result<Verified<'a>, RejectReason> {
-        if text.len() as u64 > self.settings.bytes_max {
+        if text.len() as u64 > self.settings.max_size {
             return Err(RejectReason::TooLarge);
         }
         let Parts {
@@ -204,11 +204,11 @@ impl KeyRing {
         // The expiry in the token, or the configured one if that has been made shorter since.
         let expires_s = header
             .exp
-            .min(header.iat.saturating_add(self.settings.expiry_s));
+            .min(header.iat.saturating_add(self.settings.expiry.as_secs()));
         if now_s > expires_s.saturating_add(CLOCK_SKEW_S) {
             return Err(RejectReason::Expired);
         }
-        if header.n > self.settings.plain_bytes_max {
+        if header.n > self.settings.max_plain_size {
             return Err(RejectReason::TooLarge);
         }
         Ok(Verified {

@@ -1,22 +1,36 @@
 //! The `responses.state_token` section: keys, expiry and size limits.
 
+use std::time::Duration;
+
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::key::Key;
 use crate::secret::Secret;
+use crate::units::{DurationText, SizeText};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// State tokens: with `store: false` and `include: ["reasoning.encrypted_content"]` a client keeps a conversation's
+/// state itself, in a signed item of each response. It is signed and not encrypted: the client can read it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// The first signs; all of them open. Each at least 32 random bytes, as hex or base64.
+    /// The first key signs, all of them verify. Each is at least 32 random bytes as hex or base64 (`openssl rand
+    /// -hex 32`); text, `${NAME}` or `file:/path`. To rotate: add the new key as the last one on all replicas,
+    /// then move it to the front, then drop the old one after `expiry`. Without keys a single replica makes one
+    /// up, and its tokens end with its process; several replicas need a key.
     pub keys: Vec<Secret>,
-    /// How long a carrier can be opened.
-    pub expiry_s: u64,
-    /// Of a carrier's text. Its client sends it with every request, so it counts against the limit of
-    /// a request's body.
-    pub bytes_max: u64,
-    /// Of the items in it, before compression.
-    pub plain_bytes_max: u64,
+    /// A state token is valid for this long.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "60s", "max" = "3650d"))]
+    pub expiry: Duration,
+    /// Size of a state token as text. It is part of the next request's body, so `api.max_body` bounds it too.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "4KiB", "max" = "1GiB"))]
+    pub max_size: u64,
+    /// Size of the state in a token before compression.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "4KiB", "max" = "1GiB"))]
+    pub max_plain_size: u64,
 }
 
 impl Default for Settings {
@@ -24,27 +38,32 @@ impl Default for Settings {
         Self {
             keys: Vec::new(),
             // As long as stored responses are kept.
-            expiry_s: 30 * 24 * 3_600,
+            expiry: Duration::from_secs(30 * 24 * 3_600),
             // A million tokens of text compress to about a megabyte; some images fit as well.
-            bytes_max: 4 << 20,
-            plain_bytes_max: 16 << 20,
+            max_size: 4 << 20,
+            max_plain_size: 16 << 20,
         }
     }
 }
 
 /// More are a forgotten rotation; each makes a start slower, none a request.
-const KEYS_MAX: usize = 16;
-const BYTES_MIN: u64 = 4 << 10;
+const MAX_KEYS: usize = 16;
+const MIN_SIZE: u64 = 4 << 10;
 
 impl Settings {
-    /// With carriers no longer than a request's body may be, in which they come back.
-    pub fn within(mut self, body_bytes_max: u64) -> Self {
-        self.bytes_max = self.bytes_max.min(body_bytes_max.max(BYTES_MIN));
+    /// With tokens no longer than a request's body may be, in which they come back.
+    pub fn within(mut self, max_body: u64) -> Self {
+        self.max_size = self.max_size.min(max_body.max(MIN_SIZE));
         self
     }
 
-    /// The keys, or for each thing that is wrong the key below this section and the message.
-    pub fn check(&self) -> Result<Vec<Key>, Vec<(String, String)>> {
+    /// What is wrong beyond types and bounds: keys with a message each.
+    pub fn check(&self) -> Vec<(String, String)> {
+        self.parse_keys().err().unwrap_or_default()
+    }
+
+    /// The keys, or what is wrong with them.
+    pub(super) fn parse_keys(&self) -> Result<Vec<Key>, Vec<(String, String)>> {
         let mut problems = Vec::new();
         let mut keys: Vec<Key> = Vec::new();
         for (index, secret) in self.keys.iter().enumerate() {
@@ -57,25 +76,13 @@ impl Settings {
                 Err(why) => problems.push((at, why.to_owned())),
             }
         }
-        if self.keys.len() > KEYS_MAX {
-            let message = format!("has {} keys; up to {KEYS_MAX} are used", self.keys.len());
+        if self.keys.len() > MAX_KEYS {
+            let message = format!("has {} keys; up to {MAX_KEYS} are used", self.keys.len());
             problems.push(("keys".to_owned(), message));
         }
-        let ranges = [
-            ("expiry_s", self.expiry_s, 60, 10 * 365 * 24 * 3_600),
-            ("bytes_max", self.bytes_max, BYTES_MIN, 1 << 30),
-            ("plain_bytes_max", self.plain_bytes_max, BYTES_MIN, 1 << 30),
-        ];
-        for (name, value, min, max) in ranges {
-            if !(min..=max).contains(&value) {
-                let message = format!("must be from {min} to {max}, not {value}");
-                problems.push((name.to_owned(), message));
-            }
-        }
-        if problems.is_empty() {
-            Ok(keys)
-        } else {
-            Err(problems)
+        match problems.is_empty() {
+            true => Ok(keys),
+            false => Err(problems),
         }
     }
 }

@@ -6,26 +6,34 @@
 
 use std::time::{Duration, Instant};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+use crate::units::DurationText;
+
+/// Which replica runs a background response: its owner holds a lease and renews it with heartbeats; another
+/// replica takes over when the lease ends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// How long an owner that stopped beating is waited for.
-    pub lease_ms: u64,
-    pub beat_ms: u64,
-    /// Between two looks for what dead owners left.
-    pub sweep_ms: u64,
+    /// A lease that is not renewed ends after this time. Until then a dead owner's responses wait.
+    #[serde(with = "DurationText")]
+    pub duration: Duration,
+    /// Time between two heartbeats of an owner. At most half of `duration`, so that one may be lost.
+    #[serde(with = "DurationText")]
+    pub heartbeat_interval: Duration,
+    /// Time between two scans for responses whose owner is dead.
+    #[serde(with = "DurationText")]
+    pub scan_interval: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        // A dead owner's work is settled within lease + sweep, well below 20 s. Three beats fit into a
-        // lease, so that one lost is none missed.
+        // A dead owner's responses are taken over within duration + scan interval, well below 20 s.
         Self {
-            lease_ms: 10_000,
-            beat_ms: 3_000,
-            sweep_ms: 2_000,
+            duration: Duration::from_secs(10),
+            heartbeat_interval: Duration::from_secs(3),
+            scan_interval: Duration::from_secs(2),
         }
     }
 }
@@ -70,8 +78,8 @@ impl Lease {
     pub fn new(now: Instant, settings: &Settings) -> Self {
         Self {
             state: State::Lost,
-            lease: Duration::from_millis(settings.lease_ms) * 19 / 20,
-            beat: Duration::from_millis(settings.beat_ms),
+            lease: settings.duration * 19 / 20,
+            beat: settings.heartbeat_interval,
             due: now,
             sent: None,
             not_before: now,
@@ -251,7 +259,7 @@ mod tests {
                     Event::Arrive => {
                         if one.is_sent {
                             (one.is_sent, one.is_renewed) = (false, true);
-                            one.until = Some(stored + Duration::from_millis(settings.lease_ms));
+                            one.until = Some(stored + settings.duration);
                         }
                         Step::Wait
                     }

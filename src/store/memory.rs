@@ -16,13 +16,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::cancel::NoticeKind;
 use super::meters::{Meters, Op, Outcome};
 use super::record::InitialState;
-use super::settings::Keep;
+use super::settings::RetentionSettings;
 use super::{
     CancelOutcome, Cancellation, CancelledOutput, Claim, ConversationKey, DeleteOutcome, Error,
     EventBatch, FencingToken, Finalization, Health, History, HistoryLimits, IdempotencyToken, Item,
@@ -33,6 +34,7 @@ use super::{
 use crate::ids::Root;
 use crate::observe;
 use crate::observe::metrics::Registry;
+use crate::units::SizeText;
 use capacity::Capacity;
 use owners::Owners;
 use shard::Shard;
@@ -44,37 +46,27 @@ const IN_USE_MAX: usize = 128;
 /// When clients should retry while running responses fill the store: some of them end within seconds.
 const FULL_RETRY: Duration = Duration::from_secs(2);
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Responses and conversations in the memory of this process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Responses and conversations together.
-    pub records_max: u64,
-    /// All of them with what keeping them costs.
-    pub bytes_max: u64,
+    /// Responses and conversations together. When this or `max_size` is reached, the one that was not used for
+    /// the longest time is dropped; running ones never, which get half of the room at most.
+    #[schemars(range(min = 2))]
+    pub max_records: u64,
+    /// Size of all responses and conversations, with about 400 bytes each for keeping them. A turn of a chat has
+    /// some 10 KB: 1 GiB keeps the last 100,000.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "1MiB"))]
+    pub max_size: u64,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        // A turn of a chat is some 10 KB: a gigabyte holds the last 100,000.
         Self {
-            records_max: 1_000_000,
-            bytes_max: 1 << 30,
+            max_records: 1_000_000,
+            max_size: 1 << 30,
         }
-    }
-}
-
-impl Settings {
-    pub(super) fn problems(&self) -> Vec<(String, String)> {
-        let mut problems = Vec::new();
-        if self.records_max < 2 {
-            let reason = format!("must be at least 2, not {}", self.records_max);
-            problems.push(("memory.records_max".to_owned(), reason));
-        }
-        if self.bytes_max < 1 << 20 {
-            let reason = format!("must be at least 1048576 bytes, not {}", self.bytes_max);
-            problems.push(("memory.bytes_max".to_owned(), reason));
-        }
-        problems
     }
 }
 
@@ -85,7 +77,7 @@ pub struct Memory {
     shards: Box<[Mutex<Shard>]>,
     owners: Mutex<Owners>,
     capacity: Arc<Capacity>,
-    keep: Keep,
+    keep: RetentionSettings,
     meters: Meters,
     clock: Clock,
 }
@@ -97,12 +89,17 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
-    pub fn new(settings: &Settings, keep: &Keep, registry: &Registry) -> Self {
+    pub fn new(settings: &Settings, keep: &RetentionSettings, registry: &Registry) -> Self {
         Self::with_clock(settings, keep, registry, Arc::new(observe::now))
     }
 
     /// Creates a store with the given clock.
-    pub fn with_clock(settings: &Settings, keep: &Keep, registry: &Registry, clock: Clock) -> Self {
+    pub fn with_clock(
+        settings: &Settings,
+        keep: &RetentionSettings,
+        registry: &Registry,
+        clock: Clock,
+    ) -> Self {
         let capacity = Arc::new(Capacity::new(settings, SHARDS));
         let shard = |place| Mutex::new(Shard::new(place, keep.clone(), capacity.clone()));
         Self {
@@ -203,7 +200,7 @@ impl Memory {
     }
 
     fn check_size(&self, bytes: usize) -> Result<(), Error> {
-        let max = self.keep.record_bytes_max;
+        let max = self.keep.max_record;
         match bytes as u64 {
             bytes if bytes > max => Err(Error::TooLarge { bytes, max }),
             _ => Ok(()),
@@ -454,7 +451,7 @@ impl ResponseStore for Memory {
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome> {
         self.on_conversation(Op::AddItems, key, move |shard, now| {
-            let max = self.keep.record_bytes_max;
+            let max = self.keep.max_record;
             shard
                 .change_conversation(now, key, |found| found.add(token, items, max))
                 .unwrap_or(Ok(PutOutcome::Gone))
@@ -505,7 +502,7 @@ impl ResponseStore for Memory {
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome> {
         self.on_conversation(Op::Commit, key, move |shard, now| {
-            let max = self.keep.record_bytes_max;
+            let max = self.keep.max_record;
             shard
                 .change_conversation(now, key, |found| found.commit(token, items, max))
                 .unwrap_or(Ok(PutOutcome::Gone))

@@ -33,7 +33,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use super::meters::{Meters, Op};
-use super::settings::Keep;
+use super::settings::RetentionSettings;
 use super::{
     CancelOutcome, Cancellation, CancelledOutput, Claim, ConversationKey, DeleteOutcome, Error,
     EventBatch, FencingToken, Finalization, Health, History, HistoryLimits, IdempotencyToken, Item,
@@ -50,7 +50,7 @@ use keys::Keys;
 use link::Link;
 use reply::Reply;
 use scripts::Call;
-pub use settings::{Breaker, Mode, Settings, Tls};
+pub use settings::{Advanced, CircuitBreaker, Mode, Settings, Tls, UrlOrMap, url_or_map};
 use target::Target;
 
 /// Notices expire after this time: an owner that reads none for so long has stopped.
@@ -61,7 +61,7 @@ pub struct Redis {
     asking: Arc<Asking>,
     link: Arc<Link>,
     keys: Keys,
-    keep: Keep,
+    keep: RetentionSettings,
     mode: Mode,
     compress_min: u64,
     meters: Meters,
@@ -91,18 +91,18 @@ impl Redis {
     /// Starts the store's thread. It connects at the first operation, so a router starts while Redis is down.
     pub fn open(
         settings: &Settings,
-        keep: &Keep,
+        keep: &RetentionSettings,
         carriers: usize,
         registry: &Registry,
     ) -> io::Result<Self> {
         let meters = Meters::new(registry);
         let target = Target::new(settings).map_err(io::Error::other)?;
-        let timeout = Duration::from_millis(settings.connect_timeout_ms);
+        let timeout = settings.advanced.connect_timeout;
         let own = match settings.mode {
             // The cluster client has its own connection to each node.
             Mode::Cluster => 0,
             Mode::Standalone | Mode::Sentinel => {
-                carriers.min(settings.carrier_connections_max as usize)
+                carriers.min(settings.advanced.max_thread_connections as usize)
             }
         };
         let link = Link::new(target, timeout, own, meters.reconnects.clone());
@@ -113,7 +113,7 @@ impl Redis {
             keys: Keys::new(&settings.prefix),
             keep: keep.clone(),
             mode: settings.mode,
-            compress_min: settings.compress_bytes_min,
+            compress_min: settings.advanced.compress_from,
             meters,
             aside: OffloadThread::start("redis")?,
             packer: OffloadThread::start("redis-values")?,
@@ -143,7 +143,7 @@ impl Redis {
     }
 
     fn record_ttl_ms(&self) -> u64 {
-        self.keep.record_ttl_s * 1_000
+        self.keep.responses.as_millis() as u64
     }
 
     /// Sends a command only if Redis has not answered recently.

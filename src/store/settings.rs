@@ -2,149 +2,129 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{lease, memory, redis};
+use crate::units::{self, DurationText, SizeText};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Where responses and conversations are kept, and for how long.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    pub kind: Kind,
-    pub keep: Keep,
-    pub lease: lease::Settings,
+    /// Redis, which all replicas share: a URL such as `redis://host:6379`, or a map. Without it responses are
+    /// kept in the memory of this process: for one replica, lost when it stops.
+    #[serde(deserialize_with = "redis::url_or_map")]
+    #[schemars(with = "Option<redis::UrlOrMap>")]
+    pub redis: Option<redis::Settings>,
+    /// Responses and conversations in the memory of this process; not used with `redis`.
     pub memory: memory::Settings,
-    pub redis: redis::Settings,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            // Works as it is, for one replica.
-            kind: Kind::Memory,
-            keep: Keep::default(),
-            lease: lease::Settings::default(),
-            memory: memory::Settings::default(),
-            redis: redis::Settings::default(),
-        }
-    }
+    /// How long responses and conversations are kept, and their sizes.
+    pub retention: RetentionSettings,
+    /// Which replica runs a background response.
+    pub lease: lease::Settings,
 }
 
 impl Settings {
-    /// What is wrong beyond types: paths below `store`, each with what is the matter.
-    pub fn problems(&self) -> Vec<(String, String)> {
-        let mut problems = self.keep.problems();
-        for (key, value) in [
-            ("lease.lease_ms", self.lease.lease_ms),
-            ("lease.beat_ms", self.lease.beat_ms),
-            ("lease.sweep_ms", self.lease.sweep_ms),
-        ] {
-            if value == 0 {
-                problems.push((key.to_owned(), "must be at least 1".to_owned()));
-            }
-        }
-        if self.lease.beat_ms.saturating_mul(2) > self.lease.lease_ms {
+    /// What is wrong beyond types and bounds: paths below `store`, each with a message.
+    pub fn check(&self) -> Vec<(String, String)> {
+        let mut problems = Vec::new();
+        if self.lease.heartbeat_interval * 2 > self.lease.duration {
+            let duration = units::format_duration(self.lease.duration);
             problems.push((
-                "lease.beat_ms".to_owned(),
+                "lease.heartbeat_interval".to_owned(),
                 format!(
-                    "must be at most half of lease.lease_ms ({}), or a lost beat costs the lease",
-                    self.lease.lease_ms
+                    "must be at most half of lease.duration ({duration}), or one lost heartbeat loses the lease"
                 ),
             ));
         }
-        problems.extend(self.memory.problems());
-        problems.extend(self.redis.problems(self.kind == Kind::Redis));
+        if let Some(redis) = &self.redis {
+            let below = |(key, message)| (format!("redis.{key}"), message);
+            problems.extend(redis.check().into_iter().map(below));
+        }
         problems
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The forms in which a store is written: the name `memory`, or its settings.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum NameOrMap {
+    Name(Name),
+    Map(Box<Settings>),
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum Name {
     Memory,
-    Redis,
 }
 
-/// How long and how much, wherever it is kept.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Reads a store from any of its forms.
+pub fn name_or_map<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Settings, D::Error> {
+    Ok(match NameOrMap::deserialize(deserializer)? {
+        NameOrMap::Name(Name::Memory) => Settings::default(),
+        NameOrMap::Map(settings) => *settings,
+    })
+}
+
+/// How long responses and conversations are kept, and how large they may be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-pub struct Keep {
-    /// A stored response from its last change on; 0 for as long as there is room.
-    pub record_ttl_s: u64,
-    /// A background response with `store: false`, from its end on.
-    pub ephemeral_ttl_s: u64,
-    /// A conversation from its last change on; 0 until it is deleted.
-    pub conversation_ttl_s: u64,
-    /// The events of a background response as they were sent, from its end on.
-    pub log_ttl_s: u64,
-    /// One response's log. Past it the events are no longer kept, nor told before the response's end.
-    pub log_bytes_max: u64,
-    /// One response: its input, output and the rest together.
-    pub record_bytes_max: u64,
+pub struct RetentionSettings {
+    /// A stored response is kept for this long after its last change or continuation, with all responses before
+    /// it in its chain (Redis may keep those a tenth longer). 30 days, as at OpenAI. `0s`: as long as there is
+    /// room.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s", "max" = "3650d"))]
+    pub responses: Duration,
+    /// A conversation is kept for this long after its last change. `0s`: until it is deleted, as at OpenAI.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s", "max" = "3650d"))]
+    pub conversations: Duration,
+    /// A background response with `store: false` is kept for this long after its end.
+    #[schemars(extend("max" = "3650d"))]
+    #[serde(with = "DurationText")]
+    pub ephemeral: Duration,
+    /// The events of a background response are kept as they were sent for this long after its end; later readers
+    /// get events made from the finished response.
+    #[schemars(extend("max" = "3650d"))]
+    #[serde(with = "DurationText")]
+    pub event_logs: Duration,
+    /// Size of the events of one background response; 8 MiB are some 36,000 tokens. Events beyond it are not
+    /// kept: the stream then sends only comments until its end. The replica that runs a response also has its
+    /// events in memory, `responses.background.max_running` times this at most.
+    #[serde(with = "SizeText")]
+    pub max_event_log: u64,
+    /// Size of one response or conversation with all its items.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "64KiB", "max" = "512MiB"))]
+    pub max_record: u64,
 }
 
-impl Default for Keep {
+impl Default for RetentionSettings {
     fn default() -> Self {
         Self {
-            // As long as OpenAI keeps responses; conversations are kept until they are deleted there.
-            record_ttl_s: 30 * 24 * 3_600,
-            ephemeral_ttl_s: 600,
-            conversation_ttl_s: 0,
+            responses: Duration::from_secs(30 * 24 * 3_600),
+            conversations: Duration::ZERO,
+            ephemeral: Duration::from_secs(600),
             // Readers come back within minutes or with the finished response.
-            log_ttl_s: 600,
-            // Some 36,000 tokens: an event of a delta is about 220 bytes as it is sent. Each owner keeps the
-            // logs of what it runs in memory as well: `running_max` times this at most.
-            log_bytes_max: 8 << 20,
+            event_logs: Duration::from_secs(600),
+            max_event_log: 8 << 20,
             // Two of the largest bodies that the API takes by default.
-            record_bytes_max: 64 << 20,
+            max_record: 64 << 20,
         }
     }
 }
 
-impl Keep {
-    pub(super) fn record_ttl(&self) -> Option<Duration> {
-        (self.record_ttl_s != 0).then(|| Duration::from_secs(self.record_ttl_s))
+impl RetentionSettings {
+    /// `None` for as long as there is room.
+    pub(super) fn of_responses(&self) -> Option<Duration> {
+        (!self.responses.is_zero()).then_some(self.responses)
     }
 
-    pub(super) fn conversation_ttl(&self) -> Option<Duration> {
-        (self.conversation_ttl_s != 0).then(|| Duration::from_secs(self.conversation_ttl_s))
-    }
-
-    pub(super) fn ephemeral_ttl(&self) -> Duration {
-        Duration::from_secs(self.ephemeral_ttl_s)
-    }
-
-    pub(super) fn log_ttl(&self) -> Duration {
-        Duration::from_secs(self.log_ttl_s)
-    }
-
-    fn problems(&self) -> Vec<(String, String)> {
-        const YEARS_10_S: u64 = 10 * 365 * 24 * 3_600;
-        let mut problems = Vec::new();
-        let mut wrong = |key: &str, reason: String| problems.push((format!("keep.{key}"), reason));
-        for (key, seconds, may_be_zero) in [
-            ("record_ttl_s", self.record_ttl_s, true),
-            ("ephemeral_ttl_s", self.ephemeral_ttl_s, false),
-            ("conversation_ttl_s", self.conversation_ttl_s, true),
-            ("log_ttl_s", self.log_ttl_s, false),
-        ] {
-            if seconds == 0 && !may_be_zero {
-                wrong(key, "must be at least 1".to_owned());
-            }
-            if seconds > YEARS_10_S {
-                wrong(key, format!("{seconds} s is more than ten years"));
-            }
-        }
-        if self.log_bytes_max == 0 {
-            wrong("log_bytes_max", "must be at least 1".to_owned());
-        }
-        // A chunk's number has its limit, and Redis its own.
-        if !(65_536..=1 << 29).contains(&self.record_bytes_max) {
-            let found = self.record_bytes_max;
-            wrong(
-                "record_bytes_max",
-                format!("must be from 65536 to 536870912, not {found}"),
-            );
-        }
-        problems
+    /// `None` until it is deleted.
+    pub(super) fn of_conversations(&self) -> Option<Duration> {
+        (!self.conversations.is_zero()).then_some(self.conversations)
     }
 }

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use warmroute::config::Config;
 use warmroute::http::client_address::TrustedProxies;
 use warmroute::observe::ACCESS_LOG;
-use warmroute::openai::tenant::Listed;
+use warmroute::openai::tenant::TenantSpec;
 use warmroute::secret::Secret;
 use warmroute::sim::worker::Settings;
 
@@ -104,10 +104,10 @@ async fn a_stream_has_its_line_when_it_ends() {
 #[tokio::test]
 async fn a_refused_request_has_a_line_with_the_error() {
     let cluster = logged(fast(), |config| {
-        config.tenants = vec![Listed {
+        config.tenants = vec![TenantSpec {
             name: "team".to_owned(),
             keys: vec![Secret::new("sk-1")],
-            ..Listed::default()
+            ..TenantSpec::default()
         }];
     })
     .await;
@@ -216,8 +216,8 @@ async fn x_forwarded_for_is_believed_of_trusted_proxies_only() {
 #[tokio::test]
 async fn a_proxy_protocol_header_names_the_client_and_is_required() {
     let cluster = logged(fast(), |config| {
-        config.api.connections.proxy_protocol = true;
-        config.api.connections.header_timeout_ms = 300;
+        config.api.advanced.proxy_protocol = true;
+        config.api.advanced.header_timeout = Duration::from_millis(300);
     })
     .await;
     let v1 = b"PROXY TCP4 203.0.113.9 10.0.0.1 56324 443\r\n";
@@ -263,12 +263,12 @@ async fn a_proxy_protocol_header_names_the_client_and_is_required() {
 #[tokio::test]
 async fn the_health_check_on_the_api_port_needs_no_key() {
     let mut cluster = Cluster::start(vec![fast()], |config| {
-        config.tenants = vec![Listed {
+        config.tenants = vec![TenantSpec {
             name: "team".to_owned(),
             keys: vec![Secret::new("sk-1")],
-            ..Listed::default()
+            ..TenantSpec::default()
         }];
-        config.fleet.health.down_after = 1;
+        config.fleet.health.unhealthy_threshold = 1;
     })
     .await;
     let answer = cluster.get("/health").await;

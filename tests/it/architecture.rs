@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// From the lowest. Siblings of one layer do not import each other.
 const LAYERS: &[&[&str]] = &[
-    &["ids", "observe", "secret"],
+    &["ids", "observe", "secret", "units"],
     &["http"],
     &["fleet", "kv", "prompt", "state_token", "store"],
     &["routing"],

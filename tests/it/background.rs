@@ -17,8 +17,8 @@ use warmroute::sim::worker::Settings;
 use warmroute::store::record::{Content, InitialState, Retention};
 use warmroute::store::redis::{self, Redis};
 use warmroute::store::{
-    FencingToken, IdempotencyToken, Keep, Kind, NewRecord, Owner, ResponseKey, ResponseStore,
-    RoutingHint, Status,
+    FencingToken, IdempotencyToken, NewRecord, Owner, ResponseKey, ResponseStore,
+    RetentionSettings, RoutingHint, Status,
 };
 
 use crate::client::{self, Answer, Open};
@@ -96,18 +96,21 @@ impl Pair {
 /// The configuration of a router for this engine and store.
 fn over(engine: &Engine, redis: &Server) -> Config {
     let mut config = cluster::config();
-    config.fleet.workers = vec![engine.listed()];
+    config.workers = vec![engine.listed()];
     let store = &mut config.responses.store;
-    store.kind = Kind::Redis;
-    store.redis.urls = vec![redis.url()];
-    config.responses.carrier.keys = vec![key()];
+    store.redis = Some(redis::Settings {
+        urls: vec![redis.url()],
+        ..redis::Settings::default()
+    });
+    config.responses.state_token.keys = vec![key()];
     config
 }
 
 /// Longer time-outs, so that a slow store on a busy machine does not count as down.
 fn patient(config: &mut Config) {
-    let redis = &mut config.responses.store.redis;
-    (redis.read_timeout_ms, redis.write_timeout_ms) = (10_000, 10_000);
+    let redis = config.responses.store.redis.as_mut().unwrap();
+    redis.advanced.read_timeout = Duration::from_secs(10);
+    redis.advanced.write_timeout = Duration::from_secs(10);
 }
 
 async fn is_up(router: &Router) {
@@ -404,7 +407,13 @@ async fn a_stored_run_that_no_router_runs_is_ended() {
         urls: vec![pair.redis.url()],
         ..redis::Settings::default()
     };
-    let store = Redis::open(&settings, &Keep::default(), 1, &Registry::default()).unwrap();
+    let store = Redis::open(
+        &settings,
+        &RetentionSettings::default(),
+        1,
+        &Registry::default(),
+    )
+    .unwrap();
     // An unreadable stored request, and a readable one whose body is invalid.
     let odd = json!({
         "created_at": 1, "previous": null, "conversation": null, "store": true, "salt": null,
@@ -445,7 +454,10 @@ async fn a_stored_run_that_no_router_runs_is_ended() {
 
 #[tokio::test]
 async fn a_stream_is_the_same_after_its_log_has_expired() {
-    let pair = Pair::with(fast(), |config| config.responses.store.keep.log_ttl_s = 1).await;
+    let pair = Pair::with(fast(), |config| {
+        config.responses.store.retention.event_logs = Duration::from_secs(1)
+    })
+    .await;
     let body = ask(9, json!({"stream": true}));
     let answer = client::post(pair.a.api, PATH, body.to_string()).await;
     let told = events(answer.text(), 0);
@@ -461,7 +473,7 @@ async fn a_stream_is_the_same_after_its_log_has_expired() {
 async fn another_router_serves_the_output_of_a_cancelled_response() {
     let pair = Pair::with(unhurried(), |config| {
         // It reads again before the owner has got the notice.
-        config.responses.background.poll_ms = 10;
+        config.responses.background.poll_interval = Duration::from_millis(10);
     })
     .await;
     let (_first, _, response) = streaming(&pair.a, 2_000).await;
@@ -484,7 +496,7 @@ async fn another_router_serves_the_output_of_a_cancelled_response() {
 #[tokio::test]
 async fn background_runs_are_limited() {
     let pair = Pair::with(unhurried(), |config| {
-        config.responses.background.running_per_tenant_max = 1;
+        config.responses.background.max_running_per_tenant = 1;
     })
     .await;
     let response = create(&pair.a, &ask(2_000, json!({}))).await;
@@ -520,7 +532,9 @@ async fn without_a_store_no_background_response_starts() {
 
 fn short_lease(config: &mut Config) {
     let lease = &mut config.responses.store.lease;
-    (lease.lease_ms, lease.beat_ms, lease.sweep_ms) = (1_500, 300, 200);
+    lease.duration = Duration::from_millis(1_500);
+    lease.heartbeat_interval = Duration::from_millis(300);
+    lease.scan_interval = Duration::from_millis(200);
 }
 
 #[tokio::test]
@@ -564,7 +578,8 @@ async fn a_run_of_a_killed_router_with_output_fails_and_keeps_it() {
 
 #[tokio::test]
 async fn a_stopping_router_releases_runs_that_no_engine_has_begun() {
-    let long = |config: &mut Config| config.responses.store.lease.lease_ms = 600_000;
+    let long =
+        |config: &mut Config| config.responses.store.lease.duration = Duration::from_secs(600);
     let pair = Pair::with_child(fast(), long).await;
     pair.engine
         .fault(Faults {
@@ -639,8 +654,8 @@ async fn an_owner_cut_off_from_the_store_stops_its_runs_and_others_take_over() {
 async fn an_idle_reader_gets_keep_alive_comments() {
     let pair = Pair::with(fast(), |config| {
         patient(config);
-        config.relay.stream_idle_timeout_ms = 2_000;
-        config.responses.keep_alive_ms = 50;
+        config.requests.stream_idle_timeout = Duration::from_secs(2);
+        config.responses.keep_alive = Duration::from_millis(50);
     })
     .await;
     let stall = Faults {

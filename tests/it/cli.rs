@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use crate::cluster::Removed;
 
-const GOOD: &str = "fleet:\n  workers:\n    - url: http://127.0.0.1:8000\n      api_key: hush\n";
+const GOOD: &str = "workers:\n  - url: http://127.0.0.1:8000\n    api_key: hush\n";
 
 fn warmroute(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_warmroute"))
@@ -85,13 +85,18 @@ fn help_and_version_go_to_standard_output() {
 
 #[test]
 fn a_bad_configuration_is_told_with_every_line_and_path() {
-    let bad = "fleet:\n  workers:\n    - url: ftp://x\nrelay:\n  attempts_max: 0\n  attemps: 3\nrouting:\n  policy: warmest\n";
+    let bad = "workers:\n  - url: ftp://x\nrequests:\n  max_attempts: 0\n  max_attemps: 3\nrouting:\n  policy: warmest\n";
     let (file, output) = check(bad);
     assert_eq!(output.status.code(), Some(78));
     assert!(output.stdout.is_empty());
     let problems = text(&output.stderr);
     let name = file.0.to_str().unwrap();
-    for (line, path) in [(6, "relay.attemps"), (8, "routing.policy")] {
+    for (line, path) in [
+        (2, "workers[0].url"),
+        (4, "requests.max_attempts"),
+        (5, "requests.max_attemps"),
+        (7, "routing.policy"),
+    ] {
         let found = problems.lines().any(|problem| {
             problem.starts_with(&format!("{name}:{line}:")) && problem.contains(path)
         });
@@ -104,16 +109,15 @@ fn a_bad_configuration_is_told_with_every_line_and_path() {
 
 #[test]
 fn values_out_of_range_are_told_together_once_all_can_be_read() {
-    let bad =
-        "fleet:\n  workers:\n    - url: ftp://x\nrelay:\n  attempts_max: 0\nlog:\n  level: '='\n";
+    let bad = "workers:\n  - url: ftp://x\nrequests:\n  max_attempts: 0\nlog:\n  level: '='\n";
     let (file, output) = check(bad);
     assert_eq!(output.status.code(), Some(78));
     let problems = text(&output.stderr);
     let name = file.0.to_str().unwrap();
     for (line, path) in [
-        (3, "fleet.workers[0].url"),
-        (5, "relay.attempts_max"),
-        (7, "log.level"),
+        (2, "workers[0].url"),
+        (4, "requests.max_attempts"),
+        (6, "log.level"),
     ] {
         let found = problems.lines().any(|problem| {
             problem.starts_with(&format!("{name}:{line}:")) && problem.contains(path)
@@ -129,7 +133,7 @@ fn a_configuration_that_is_not_there_or_empty_is_a_bad_one() {
     assert!(text(&output.stderr).contains("/nonexistent/warmroute.yaml"));
     let (_file, output) = check("");
     assert_eq!(output.status.code(), Some(78));
-    assert!(text(&output.stderr).contains("has no workers"));
+    assert!(text(&output.stderr).contains("there are no workers"));
 }
 
 #[test]
@@ -140,6 +144,41 @@ fn what_check_prints_is_a_configuration_of_the_same_meaning_without_secrets() {
     let (_file, again) = check(text(&printed.stdout));
     assert_eq!(again.status.code(), Some(0), "{}", text(&again.stderr));
     assert_eq!(text(&again.stdout), text(&printed.stdout));
+}
+
+#[test]
+fn flags_take_the_place_of_a_file_and_change_one() {
+    let worker = "http://127.0.0.1:1";
+    let output = warmroute(&["check", "--worker", worker, "--listen", "localhost:8123"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let printed = text(&output.stdout);
+    assert!(
+        printed.contains(worker) && printed.contains("localhost:8123"),
+        "{printed}"
+    );
+    let file = Removed::new(GOOD);
+    let output = Command::new(env!("CARGO_BIN_EXE_warmroute"))
+        .args(["check", "--worker", worker])
+        .env("WARMROUTE_CONFIG", &file.0)
+        .output()
+        .unwrap();
+    let printed = text(&output.stdout);
+    assert!(
+        printed.contains(worker) && printed.contains("http://127.0.0.1:8000"),
+        "{printed}"
+    );
+    let output = warmroute(&["check", "--worker", "ftp://x"]);
+    assert_eq!(output.status.code(), Some(78));
+    assert!(text(&output.stderr).contains("arguments:1:1: workers[0].url"));
+}
+
+#[test]
+fn the_reference_and_the_schema_are_printed() {
+    let reference = warmroute(&["config", "reference"]);
+    assert!(text(&reference.stdout).contains("| `api.listen` |"));
+    let schema = warmroute(&["config", "schema"]);
+    let schema: serde_json::Value = serde_json::from_slice(&schema.stdout).unwrap();
+    assert!(schema["properties"]["workers"].is_object());
 }
 
 #[test]

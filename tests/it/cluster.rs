@@ -15,9 +15,9 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use warmroute::app::App;
-use warmroute::config::{Config, document};
+use warmroute::config::{Config, reader};
 use warmroute::fleet::Role;
-use warmroute::fleet::discovery::Listed;
+use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::publisher::{self, BoundEndpoints};
 use warmroute::sim::worker::{self, CacheContents, RequestStats, Settings, TransferStats};
@@ -334,15 +334,15 @@ impl Engine {
         *self = started.unwrap();
     }
 
-    pub(crate) fn listed(&self) -> Listed {
-        Listed {
+    pub(crate) fn listed(&self) -> WorkerSpec {
+        WorkerSpec {
             url: format!("http://{}", self.address),
             name: self.name.clone(),
-            role: self.role,
+            role: Some(self.role),
             bootstrap: self
                 .bootstrap
                 .map_or_else(String::new, |at| format!("http://{at}")),
-            ..Listed::default()
+            ..WorkerSpec::default()
         }
     }
 }
@@ -456,9 +456,9 @@ impl Router {
     }
 
     pub(crate) async fn child(config: &Config) -> Self {
-        let mut text = document::to_yaml(config).unwrap();
+        let mut text = reader::to_yaml(config).unwrap();
         // A printed configuration hides its secrets.
-        if let [key] = config.responses.carrier.keys.as_slice() {
+        if let [key] = config.responses.state_token.keys.as_slice() {
             text = text.replace("***", key.expose());
         }
         let file = Removed::new(&text);
@@ -526,9 +526,8 @@ pub(crate) fn config() -> Config {
     let mut config = Config::default();
     "127.0.0.1:0".clone_into(&mut config.api.listen);
     "127.0.0.1:0".clone_into(&mut config.admin.listen);
-    config.fleet.health.interval_ms = 50;
-    config.fleet.file.interval_ms = 20;
-    config.relay.retry_budget_min_per_s = 1_000;
+    config.fleet.health.interval = Duration::from_millis(50);
+    config.requests.advanced.min_retries_per_second = 1_000;
     config.log.format = warmroute::observe::Format::Json;
     config
 }
@@ -600,7 +599,7 @@ impl Cluster {
 
     fn config_of(engines: &[Engine], change: impl FnOnce(&mut Config)) -> Config {
         let mut config = config();
-        config.fleet.workers = engines.iter().map(Engine::listed).collect();
+        config.workers = engines.iter().map(Engine::listed).collect();
         change(&mut config);
         config
     }

@@ -1,116 +1,240 @@
-//! `config.yaml` says what the code does, and a bad file is told all that is wrong with it.
+//! What a configuration file may say, and what is reported of a bad one.
 
-use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
 
-use serde_json::Value;
-use warmroute::config::document::{Document, Outside, to_yaml};
-use warmroute::config::{Config, Tokenizer, parse_workers};
+use warmroute::config::reader::to_yaml;
+use warmroute::config::{Config, parse_workers, reference};
+use warmroute::fleet::Member;
+use warmroute::fleet::discovery::WorkerDefaults;
 use warmroute::routing::Policy;
 
-const DOCUMENTED: &str = include_str!("../../config.yaml");
-
 fn minimal(rest: &str) -> String {
-    format!("fleet: {{workers: [{{url: 'http://127.0.0.1:1'}}]}}\n{rest}")
+    format!("workers: ['http://127.0.0.1:1']\n{rest}")
 }
 
-/// The paths of every value, list items without their number.
-fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
-    match value {
-        Value::Object(fields) => {
-            for (key, value) in fields {
-                paths(value, &format!("{at}.{key}"), found);
-            }
-        }
-        Value::Array(items) if items.iter().any(Value::is_object) => {
-            items
-                .iter()
-                .for_each(|item| paths(item, &format!("{at}[]"), found));
-        }
-        _ => {
-            found.insert(at.to_owned());
+#[test]
+fn the_reference_is_that_of_the_code() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
+    let written = std::fs::read_to_string(path).unwrap();
+    let is_same = written == reference::markdown();
+    assert!(
+        is_same,
+        "make it anew: warmroute config reference > docs/configuration.md"
+    );
+}
+
+/// The paths of all keys that a value has, without those of lists.
+fn keys(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+    let Some(map) = value.as_object() else { return };
+    for (key, value) in map {
+        let path = match path {
+            "" => key.clone(),
+            path => format!("{path}.{key}"),
+        };
+        match value.is_object() {
+            true => keys(value, &path, found),
+            false => found.push(path),
         }
     }
 }
 
 #[test]
-fn the_documented_values_are_the_defaults() {
-    let mut documented = Config::parse("config.yaml", DOCUMENTED).unwrap();
-    assert_eq!(documented.fleet.workers.len(), 1);
-    assert_eq!(documented.models.len(), 1);
-    let common = documented.routing.clone();
-    let model = documented.models.remove(0);
-    assert_eq!(
-        (
-            model.policy,
-            model.lambda,
-            model.mu,
-            model.tier_credit,
-            model.holders,
-            model.sampled,
-            model.hash_on,
-            model.ask_reports,
-            model.bytes_per_token,
-            model.tokenizer,
-            model.send_tokens,
-        ),
-        (
-            Some(common.policy),
-            Some(common.lambda),
-            Some(common.mu),
-            Some(common.tier_credit),
-            Some(common.holders),
-            Some(common.sampled),
-            Some(common.hash_on),
-            Some(common.ask_reports),
-            Some(documented.predicted.bytes_per_token),
-            Some(Tokenizer::default()),
-            Some(false),
-        ),
-    );
-    documented.fleet.workers.clear();
-    assert_eq!(documented.tenants.len(), 1);
-    documented.tenants.clear();
-    assert_eq!(documented, Config::default());
+fn the_reference_and_the_schema_have_every_key_with_a_description() {
+    let (reference, schema) = (reference::markdown(), reference::schema());
+    let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
+    let default = serde_json::to_value(Config::default()).unwrap();
+    let mut all = Vec::new();
+    keys(&default, "", &mut all);
+    assert!(all.len() > 100, "{}", all.len());
+    for path in all {
+        let row = format!("| `{path}` |");
+        let described = reference.lines().find(|line| line.starts_with(&row));
+        let is_part = reference.contains(&format!("## `{path}`"));
+        assert!(described.is_some() || is_part, "{path}");
+        assert!(
+            described.is_none_or(|line| !line.ends_with("|  |")),
+            "{path}"
+        );
+        let mut schema = &schema;
+        for key in path.split('.') {
+            let of_forms = schema["anyOf"].as_array().into_iter().flatten();
+            let mut forms = std::iter::once(schema).chain(of_forms);
+            let has_it = forms.find(|form| !form["properties"][key].is_null());
+            schema = &has_it.unwrap_or_else(|| panic!("{path}: {schema}"))["properties"][key];
+        }
+    }
 }
 
 #[test]
-fn every_setting_is_documented() {
-    let outside = Outside {
-        env: &|_| None,
-        read_file: &|_| Ok(String::new()),
-    };
-    let documented: Value = Document::parse("config.yaml", DOCUMENTED.as_bytes(), outside)
-        .read()
-        .unwrap();
-    let used = serde_json::to_value(Config::parse("config.yaml", DOCUMENTED).unwrap()).unwrap();
-    let (mut in_file, mut in_code) = (BTreeSet::new(), BTreeSet::new());
-    paths(&documented, "", &mut in_file);
-    paths(&used, "", &mut in_code);
-    assert_eq!(in_file, in_code);
-    assert!(
-        in_code.contains(".fleet.workers[].api_key")
-            && in_code.contains(".models[].bytes_per_token")
+fn no_key_has_a_unit_in_its_name() {
+    let mut all = Vec::new();
+    keys(
+        &serde_json::to_value(Config::default()).unwrap(),
+        "",
+        &mut all,
     );
+    for path in all {
+        let has_unit = ["_ms", "_s", "_bytes", "_max", "_limit"]
+            .iter()
+            .any(|end| path.ends_with(end));
+        assert!(!has_unit, "{path}");
+    }
+}
+
+#[test]
+fn the_files_that_users_start_from_are_good() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(root.join("config.yaml")).unwrap();
+    assert!((40..=60).contains(&text.lines().count()));
+    let config = Config::parse("config.yaml", &text).unwrap();
+    assert_eq!(config.workers.len(), 2);
+    // With what is commented out, too.
+    let whole: String = text
+        .lines()
+        .map(|line| match line.split_once("# ") {
+            Some((indent, rest)) if indent.trim().is_empty() && is_yaml(rest) => {
+                format!("{indent}{rest}\n")
+            }
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    let whole = whole.replace("${", "${X_").replace('}', "}");
+    let problems = Config::parse("config.yaml", &whole).err();
+    let problems = problems
+        .map(|problems| problems.to_string())
+        .unwrap_or_default();
+    // Variables and files that are not there are all that is wrong.
+    for problem in problems.lines() {
+        let is_expected = problem.contains("is not set") || problem.contains("tokenizer");
+        assert!(is_expected, "{problem}");
+    }
+}
+
+/// Whether a comment is a setting that is commented out.
+fn is_yaml(comment: &str) -> bool {
+    let comment = comment.trim_start().trim_start_matches("- ");
+    let key = comment.split(':').next().unwrap_or_default();
+    let is_key = |letter: char| letter.is_ascii_lowercase() || letter == '_';
+    comment.contains(':') && !key.is_empty() && key.chars().all(is_key) && !comment.contains(';')
 }
 
 #[test]
 fn what_check_prints_is_the_same_configuration() {
-    let config = Config::parse("c", &minimal("models: [{name: m, policy: random}]")).unwrap();
-    assert_eq!(
-        Config::parse("c", &to_yaml(&config).unwrap()).unwrap(),
-        config
+    let text = minimal(
+        "models: [{name: m, policy: random, tokenizer: {from: engine}}]\n\
+         discovery: [{file: {path: w.yaml, labels: {a: $$x}}}, {dns: {name: n, api_key: k}}, {static: {workers: ['http://b:1']}}]\n\
+         responses: {store: {redis: 'redis://a:1'}, state_token: {keys: [e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff]}}",
     );
+    let config = Config::parse("c", &text).unwrap();
+    let printed = to_yaml(&config).unwrap();
+    let again = printed.replacen(
+        "***",
+        "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff",
+        2,
+    );
+    let again = Config::parse("c", &again).unwrap();
+    assert_eq!(to_yaml(&again).unwrap(), printed);
+}
+
+#[test]
+fn short_forms_mean_what_long_ones_do() {
+    let same = |short: &str, long: &str| {
+        let parse = |text| Config::parse("c", text).unwrap();
+        assert_eq!(parse(&minimal(short)), parse(&minimal(long)), "{short}");
+    };
+    same("", "workers_file: 1".trim_start_matches("workers_file: 1"));
+    same(
+        "responses: {store: memory}",
+        "responses: {store: {memory: {}}}",
+    );
+    let key =
+        "state_token: {keys: [e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff]}";
+    same(
+        &format!("responses: {{store: {{redis: 'redis://a:1'}}, {key}}}"),
+        &format!("responses: {{store: {{redis: {{urls: ['redis://a:1']}}}}, {key}}}"),
+    );
+    let short = Config::parse("c", "workers: ['http://a:1']").unwrap();
+    let long = Config::parse("c", "workers: [{url: 'http://a:1'}]").unwrap();
+    assert_eq!(short, long);
+    let entry = Config::parse("c", "discovery: [{static: {workers: ['http://a:1']}}]").unwrap();
+    assert_eq!(entry.members(), short.members());
+}
+
+#[test]
+fn a_discovery_entry_says_what_its_workers_have_in_common() {
+    let text = "prefill_decode: {connector: nixl}\ndiscovery:\n\
+        - static: {workers: ['http://a:1', {url: 'http://b:1', role: decode, labels: {rack: r}}], role: prefill, labels: {zone: x}, api_key: k}\n\
+        - dns: {name: one}\n- dns: {name: two, port: 9000, role: decode}\n";
+    let config = Config::parse("c", text).unwrap();
+    let members = config.members();
+    let roles: Vec<String> = members.iter().map(|it| it.role.to_string()).collect();
+    assert_eq!(roles, ["prefill", "decode"]);
+    let has = |member: &Member, label| member.labels.contains_key(label);
+    assert!(has(&members[0], "zone") && has(&members[1], "zone") && has(&members[1], "rack"));
+    assert!(members.iter().all(|it| it.authorization.is_some()));
+    assert_eq!(config.discovery.len(), 3);
+}
+
+#[test]
+fn durations_and_sizes_have_units() {
+    let text = minimal("api: {drain_timeout: 1m 30s, max_body: 2MB}");
+    let config = Config::parse("c", &text).unwrap();
+    assert_eq!(config.api.drain_timeout, Duration::from_secs(90));
+    assert_eq!(config.api.requests.max_body, 2_000_000);
+    check(
+        &minimal("api: {drain_timeout: 30, max_body: 1000}"),
+        &[
+            "c.yaml:2:22: api.drain_timeout: expected a duration such as `30s`, found `30`",
+            "api.max_body: expected a size such as `64MiB`, found `1000`",
+        ],
+    );
+}
+
+#[test]
+fn an_error_shows_no_rust_type_and_no_secret() {
+    let wrong = [
+        "api: 7",
+        "api: {drain_timeout: [1]}",
+        "routing: {prefill_weight: much}",
+        "requests: {max_attempts: -1}",
+        "requests: {max_attempts: 3.5}",
+        "requests: {max_attempts: 99999999999}",
+        "responses: {store: disk}",
+        "responses: {advanced: {ready_without_store: perhaps}}",
+        "discovery: [{consul: {}}]",
+        "discovery: [{dns: {}}]",
+        "discovery: {dns: {name: a}}",
+        "models: [{name: m, tokenizer: [a]}]",
+        "tenants: [{name: a, keys: hunter2}]",
+        "tenants: [{name: a, keys: [[hunter2]]}]",
+        "prefill_decode: {connector: nxil}",
+    ];
+    for text in wrong {
+        let problems = Config::parse("c", &minimal(text)).unwrap_err().to_string();
+        for word in [
+            "u32", "u64", "i64", "f64", "struct", "enum", "variant", "visitor", "untagged",
+            "hunter2",
+        ] {
+            assert!(!problems.contains(word), "{text}: {problems}");
+        }
+        let has_position = problems.lines().all(|line| line.starts_with("c:2:"));
+        assert!(
+            has_position && problems.contains(": "),
+            "{text}: {problems}"
+        );
+    }
 }
 
 #[test]
 fn a_model_has_its_own_weights_and_the_common_ones_else() {
     let text = minimal(
-        "routing: {lambda: 4.0, policy: least_load}\nmodels: [{name: m, policy: cache_aware, mu: 0.1}]",
+        "routing: {prefill_weight: 4.0, policy: least_load}\nmodels: [{name: m, policy: cache_aware, decode_weight: 0.1}]",
     );
     let models = Config::parse("c", &text).unwrap().model_settings();
     let own = &models.named["m"].routing;
     assert_eq!(
-        (own.policy, own.lambda, own.mu),
+        (own.policy, own.prefill_weight, own.decode_weight),
         (Policy::CacheAware, 4.0, 0.1)
     );
     assert_eq!(models.common.routing.policy, Policy::LeastLoad);
@@ -119,8 +243,9 @@ fn a_model_has_its_own_weights_and_the_common_ones_else() {
 #[test]
 fn several_replicas_start_with_a_key() {
     let key = "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff";
-    let store = "{kind: redis, redis: {urls: ['redis://localhost']}}";
-    let text = format!("replicas: 3\nresponses: {{store: {store}, carrier: {{keys: ['{key}']}}}}");
+    let store = "{redis: 'redis://localhost'}";
+    let text =
+        format!("replicas: 3\nresponses: {{store: {store}, state_token: {{keys: ['{key}']}}}}");
     let config = Config::parse("c", &minimal(&text)).unwrap();
     assert_eq!(config.replicas.0, 3);
     assert!(!to_yaml(&config).unwrap().contains(key));
@@ -173,14 +298,14 @@ fn a_tokenizer_that_cannot_be_loaded_is_told_with_path_and_line() {
         &["models[0].tokenizer.content_format"],
     );
     check(
-        &minimal("models: [{name: m, send_tokens: true}]"),
-        &["models[0].send_tokens: there are none to send"],
+        &minimal("models: [{name: m, send_token_ids: true}]"),
+        &["models[0].send_token_ids: there are none to send"],
     );
     check(
-        &minimal("tokens: {pool: {threads: 0}, engine: {timeout_ms: 0}}"),
+        &minimal("tokenization: {advanced: {pool: {threads: 0}, engine: {timeout: 0s}}}"),
         &[
-            "tokens.pool.threads: must be from 1 to 256, not 0",
-            "tokens.engine.timeout_ms: must be from 1",
+            "tokenization.advanced.pool.threads: must be from 1 to 256, not `0`",
+            "tokenization.advanced.engine.timeout: must be more than 0, not `0s`",
         ],
     );
 }
@@ -209,7 +334,7 @@ fn template_arguments_of_any_kind_are_read() {
 
 #[test]
 fn each_mistake_has_its_message_with_path_and_line() {
-    check("", &["fleet: has no workers"]);
+    check("", &["workers: there are no workers"]);
     check("api: [", &["c.yaml:1:"]);
     check(
         &minimal("polcy: 1"),
@@ -222,7 +347,7 @@ fn each_mistake_has_its_message_with_path_and_line() {
     check(&minimal("routing: {policy: warmest}"), &["routing.policy"]);
     check(
         &minimal("api: {listen: 8080}"),
-        &["c.yaml:2:15: api.listen"],
+        &["c.yaml:2:15: api.listen: `8080` is not an address and port"],
     );
     check(
         &minimal("api: {listen: localhost}"),
@@ -233,26 +358,25 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &["admin.listen: is the API's address"],
     );
     check(
-        &minimal("responses: {store: {kind: disk}}"),
-        &["responses.store.kind"],
+        &minimal("responses: {store: disk}"),
+        &["responses.store: expected `memory` or a map of keys and values, found `disk`"],
     );
     check(
-        &minimal("responses: {store: {kind: redis}}"),
+        &minimal("responses: {store: {redis: {}}}"),
         &[
-            "responses.carrier.keys: is empty",
+            "responses.state_token.keys: is empty",
             "responses.store.redis.urls: list at least one redis:// address",
         ],
     );
     check(
         &minimal(
-            "responses:\n  store:\n    kind: redis\n    lease: {beat_ms: 9000}\n    memory: {records_max: 1}\n    redis:\n      \
+            "responses:\n  store:\n    lease: {heartbeat_interval: 9s}\n    redis:\n      \
              mode: cluster\n      urls: ['redis://a:1', 'rediss://b', 'redis://u:secret@c:1', d]\n      master: m\n      \
-             database: 2\n      username: u\n      prefix: '{x}'\n      read_timeout_ms: 0\n      tls: {key_file: k}",
+             database: 2\n      username: u\n      prefix: '{x}'\n      tls: {key_file: k}",
         ),
         &[
-            "responses.carrier.keys: is empty",
-            "responses.store.lease.beat_ms: must be at most half",
-            "responses.store.memory.records_max: must be at least 2",
+            "responses.state_token.keys: is empty",
+            "responses.store.lease.heartbeat_interval: must be at most half",
             "responses.store.redis.urls: must be all redis:// or all rediss://",
             "responses.store.redis.urls[2]: must have no user or password in it",
             "responses.store.redis.urls[3]: must look like redis://host:6379",
@@ -260,43 +384,56 @@ fn each_mistake_has_its_message_with_path_and_line() {
             "responses.store.redis.database: a cluster has only database 0",
             "responses.store.redis.username: is given without a password",
             "responses.store.redis.prefix: must be up to 64 characters without braces",
-            "responses.store.redis.read_timeout_ms: must be at least 1",
             "responses.store.redis.tls: certificate_file and key_file go together",
         ],
     );
     check(
-        &minimal("relay: {attempts_max: 0}"),
-        &["relay.attempts_max: must be at least 1"],
+        &minimal(
+            "responses: {store: {redis: {urls: ['redis://a'], advanced: {read_timeout: 0s, write_timeout: 2h}}, memory: {max_records: 1}}, state_token: {keys: [a]}}",
+        ),
+        &[
+            "responses.store.redis.advanced.read_timeout: must be more than 0",
+            "responses.store.redis.advanced.write_timeout: must be at most 1h",
+            "responses.store.memory.max_records: must be at least 2",
+            "responses.state_token.keys[0]: ",
+        ],
     );
     check(
-        &minimal("relay: {request_timeout_ms: 99999999999999}"),
-        &["relay.request_timeout_ms: 99999999999999 ms is more than a year"],
+        &minimal("requests: {max_attempts: 0}"),
+        &["requests.max_attempts: must be"],
     );
     check(
-        &minimal("relay: {attempts_max: -1}"),
-        &["relay.attempts_max"],
+        &minimal("requests: {request_timeout: 366d}"),
+        &["requests.request_timeout: must be at most 365d, not `366d`"],
     );
     check(
-        &minimal("relay: {retry_statuses: [503, 404]}"),
-        &["relay.retry_statuses[1]: 404 is an answer"],
+        &minimal("requests: {max_attempts: -1}"),
+        &["requests.max_attempts"],
     );
     check(
-        &minimal("routing: {lambda: -1.0}"),
-        &["routing.lambda: must be a number of at least 0"],
+        &minimal("requests: {advanced: {retry_statuses: [503, 404]}}"),
+        &["requests.advanced.retry_statuses[1]: 404 is an answer"],
+    );
+    check(
+        &minimal("routing: {prefill_weight: 0.5}"),
+        &["routing.prefill_weight: must be at least 1, not `0.5`"],
     );
     check(
         &minimal("routing: {hash_on: [tenant]}"),
         &["routing.hash_on[0]: `tenant` is none of"],
     );
     check(
-        &minimal("predicted: {block_bytes: 8}"),
-        &["predicted.block_bytes: must be from 16 to 8192"],
+        &minimal("predicted: {block_size: 8B}"),
+        &["predicted.block_size: must be at least 16B"],
     );
     check(
         &minimal("models: [{name: m}, {name: m}]"),
         &["models[1].name: `m` is listed twice"],
     );
-    check(&minimal("models: [{policy: random}]"), &["missing"]);
+    check(
+        &minimal("models: [{policy: random}]"),
+        &["models[0]: the key `name` is missing"],
+    );
     check(&minimal("log: {level: 'a=b=c'}"), &["log.level"]);
     check(&minimal("replicas: 0"), &["replicas: must be at least 1"]);
     check(
@@ -308,152 +445,143 @@ fn each_mistake_has_its_message_with_path_and_line() {
         ],
     );
     check(
-        &minimal("replicas: 2\nresponses:\n  carrier: {bytes_max: 1}"),
+        &minimal("replicas: 2\nresponses:\n  state_token: {keys: []}"),
         &[
-            "responses.store.kind: is memory, which each of several replicas has for itself",
-            "responses.carrier.keys: is empty, and each of several replicas",
-            "c.yaml:4:24: responses.carrier.bytes_max: must be from 4096 to 1073741824, not 1",
+            "responses.store: is memory, which each of several replicas has for itself",
+            "responses.state_token.keys: is empty, and each of several replicas",
         ],
     );
     check(
         &minimal(
-            "responses:\n  carrier:\n    keys:\n      - hunter2hunter2\n      - '${WARMROUTE_NO_SUCH}'",
+            "responses:\n  state_token:\n    keys:\n      - hunter2hunter2\n      - '${WARMROUTE_NO_SUCH}'",
         ),
         &[
-            "c.yaml:5:9: responses.carrier.keys[0]: ",
+            "c.yaml:5:9: responses.state_token.keys[0]: ",
             "WARMROUTE_NO_SUCH",
         ],
     );
     check(
-        "fleet: {workers: [{url: '127.0.0.1:1'}]}",
-        &["fleet.workers[0].url: `127.0.0.1:1`"],
+        "workers: [{url: '127.0.0.1:1'}]",
+        &["workers[0].url: `127.0.0.1:1`"],
+    );
+    check("workers: ['https://a']", &["workers are reached over http"]);
+    check(
+        "workers: [{url: 'http://a:1'}, {url: 'http://a:1/', name: b}]",
+        &["workers[1].url: `a:1` is workers[0] already"],
     );
     check(
-        "fleet: {workers: [{url: 'https://a'}]}",
-        &["workers are reached over http"],
-    );
-    check(
-        "fleet: {workers: [{url: 'http://a:1'}, {url: 'http://a:1/'}]}",
-        &["fleet.workers[1].url: `a:1` is fleet.workers[0] already"],
-    );
-    check(
-        "fleet: {workers: [{url: 'http://a:1', api_key: '${WARMROUTE_NO_SUCH}'}]}",
+        "workers: [{url: 'http://a:1', api_key: '${WARMROUTE_NO_SUCH}'}]",
         &["WARMROUTE_NO_SUCH"],
     );
     check(
-        "fleet: {workers: [{url: 'http://a:1', api_key: 'file:/no/such/key'}]}",
+        "workers: [{url: 'http://a:1', api_key: 'file:/no/such/key'}]",
         &["/no/such/key"],
     );
     check(
-        "fleet: {dns: {name: 'http://a'}}",
-        &["fleet.dns.name: `http://a` must be a name alone"],
+        "discovery: [{dns: {name: 'http://a'}}]",
+        &["discovery[0].dns.name: `http://a` must be a name alone"],
     );
 }
 
 #[test]
-fn settings_of_events_that_make_loops_or_overflow_are_refused() {
-    let part = |part: &str, key: &str, value: u64| {
-        minimal(&format!("events: {{{part}: {{{key}: {value}}}}}"))
+fn settings_of_kv_events_that_make_loops_or_overflow_are_refused() {
+    let part = |part: &str, key: &str, value: &str| {
+        minimal(&format!(
+            "kv_events: {{advanced: {{{part}: {{{key}: {value}}}}}}}"
+        ))
     };
-    let parts: [(&str, &[&str]); 4] = [
-        ("expected", &["marks_max"]),
-        (
-            "stream",
-            &[
-                "silence_ms",
-                "replay_timeout_ms",
-                "held_batches_max",
-                "held_bytes_max",
-            ],
-        ),
+    let durations: [(&str, &[&str]); 4] = [
+        ("tokenizer_check", &["grace_period"]),
+        ("stream", &["verify_interval", "replay_timeout"]),
         (
             "zmq",
             &[
-                "connect_timeout_ms",
-                "backoff_ms",
-                "backoff_max_ms",
-                "heartbeat_ms",
-                "silence_max_ms",
+                "connect_timeout",
+                "backoff",
+                "max_backoff",
+                "heartbeat_interval",
+                "heartbeat_timeout",
             ],
         ),
         (
             "grpc",
             &[
-                "connect_timeout_ms",
-                "backoff_ms",
-                "backoff_max_ms",
-                "refused_backoff_ms",
-                "keepalive_ms",
-                "ping_ms",
+                "connect_timeout",
+                "backoff",
+                "max_backoff",
+                "refused_backoff",
+                "keepalive_interval",
+                "ping_interval",
             ],
         ),
     ];
-    for (name, keys) in parts {
+    for (name, keys) in durations {
         for key in keys {
-            let path = format!("events.{name}.{key}: ");
-            let problem = format!("{path}must be at least 1");
-            check(&part(name, key, 0), &[&problem]);
-            if key.ends_with("_ms") {
-                let year_ms = 365 * 24 * 3_600_000;
-                assert!(Config::parse("c", &part(name, key, year_ms)).is_ok());
-                let problem = format!("{path}31536000001 ms is more than a year");
-                check(&part(name, key, year_ms + 1), &[&problem]);
-            }
+            let path = format!("kv_events.advanced.{name}.{key}: ");
+            check(
+                &part(name, key, "0s"),
+                &[&format!("{path}must be more than 0")],
+            );
+            assert!(Config::parse("c", &part(name, key, "365d")).is_ok());
+            let problem = format!("{path}must be at most 365d, not `31536000001ms`");
+            check(&part(name, key, "31536000001ms"), &[&problem]);
         }
     }
+    for (name, key) in [
+        ("unconfirmed", "max_blocks"),
+        ("tokenizer_check", "mismatch_threshold"),
+        ("tokenizer_check", "match_threshold"),
+        ("stream", "max_queued_batches"),
+        ("stream", "max_queued_size"),
+    ] {
+        let path = format!("kv_events.advanced.{name}.{key}: must be ");
+        check(&part(name, key, "0"), &[&path]);
+    }
     check(
-        &minimal("events: {expected: {grace_ms: 18446744073709551615}}"),
-        &["events.expected.grace_ms: 18446744073709551615 ms is more than a year"],
+        &part("unconfirmed", "grace_period", "366d"),
+        &["kv_events.advanced.unconfirmed.grace_period: must be at most 365d"],
     );
     check(
         &minimal(
-            "events: {index: {memory_bytes_max: 1048575}, zmq: {message_bytes_max: 0}, grpc: {message_bytes_max: 65535}}",
+            "kv_events: {max_index_memory: 1023KiB, advanced: {zmq: {max_message: 0}, grpc: {max_message: 63KiB}}}",
         ),
         &[
-            "events.index.memory_bytes_max: must be at least 1048576 bytes, not 1048575",
-            "events.zmq.message_bytes_max: must be at least 65536 bytes, not 0",
-            "events.grpc.message_bytes_max: must be at least 65536 bytes, not 65535",
+            "kv_events.max_index_memory: must be at least 1MiB, not `1023KiB`",
+            "kv_events.advanced.zmq.max_message: must be at least 64KiB",
+            "kv_events.advanced.grpc.max_message: must be at least 64KiB",
         ],
     );
 }
 
 #[test]
-fn all_mistakes_are_told_at_once_in_the_order_of_the_file() {
+fn all_mistakes_are_reported_at_once_in_the_order_of_the_file() {
     check(
-        "fleet:\n  workers:\n    - url: ftp://a\n    - {url: 'http://b:1', rolle: prefill}\nrouting:\n  lambda: many\nrelay:\n  attempts_max: 0\n",
+        "workers:\n  - url: ftp://a\n  - {url: 'http://b:1', rolle: prefill}\nrouting:\n  prefill_weight: many\nrequests:\n  max_attempts: 0\nlog:\n  level: '='\n",
         &[
-            "c.yaml:3:12: fleet.workers[0].url",
-            "c.yaml:4:27: fleet.workers[1].rolle",
-            "c.yaml:6:11: routing.lambda",
-            "c.yaml:8:17: relay.attempts_max",
+            "c.yaml:2:10: workers[0].url",
+            "c.yaml:3:25: workers[1].rolle: unknown key `rolle`; did you mean `role`?",
+            "c.yaml:5:19: routing.prefill_weight: expected a number, found `many`",
+            "c.yaml:7:17: requests.max_attempts: must be",
+            "c.yaml:9:10: log.level",
         ],
     );
+}
+
+fn listed(text: &str, has_roles: bool) -> Result<Vec<Member>, String> {
+    parse_workers("w.yaml", text, &WorkerDefaults::default(), has_roles)
 }
 
 #[test]
 fn a_workers_file_is_read_like_the_configuration() {
-    assert!(
-        parse_workers("w.yaml", "", false)
-            .unwrap_err()
-            .contains("has no `workers:`")
-    );
-    assert!(
-        parse_workers("w.yaml", "workers: []", false)
-            .unwrap()
-            .is_empty()
-    );
-    let members =
-        parse_workers("w.yaml", "workers: [{url: 'http://a:1', name: x}]", false).unwrap();
+    let parse = |text| listed(text, false);
+    assert!(parse("").unwrap_err().contains("workers: is missing"));
+    assert!(parse("workers: []").unwrap().is_empty());
+    let members = parse("workers: [{url: 'http://a:1', name: x}]").unwrap();
     assert_eq!(
         (members[0].name.as_str(), members[0].address.as_str()),
         ("x", "a:1")
     );
-    let error = parse_workers(
-        "w.yaml",
-        "workers:\n- url: a\n- {url: 'http://b', nam: y}\n",
-        false,
-    )
-    .unwrap_err();
+    let error = parse("workers:\n- url: a\n- {url: 'http://b', nam: y}\n").unwrap_err();
     assert!(
         error.contains("w.yaml:2:8: workers[0].url") && error.contains("w.yaml:3:"),
         "{error}"
@@ -464,12 +592,12 @@ fn a_workers_file_is_read_like_the_configuration() {
 fn a_role_needs_a_connector_and_is_told_how_to_write_one() {
     let text = |rest: &str| {
         format!(
-            "fleet: {{workers: [{{url: 'http://a:1', role: prefill}}, {{url: 'http://b:1', role: decode}}]}}\n{rest}"
+            "workers: [{{url: 'http://a:1', role: prefill}}, {{url: 'http://b:1', role: decode}}]\n{rest}"
         )
     };
     let problems = Config::parse("c", &text("")).unwrap_err().to_string();
     for (place, role) in [(0, "prefill"), (1, "decode")] {
-        let path = format!("fleet.workers[{place}].role");
+        let path = format!("workers[{place}].role");
         assert!(problems.contains(&path), "{problems}");
         let told = format!("`{role}` needs a connector");
         assert!(problems.contains(&told), "{problems}");
@@ -483,41 +611,38 @@ fn a_role_needs_a_connector_and_is_told_how_to_write_one() {
         assert!(Config::parse("c", &on).is_ok());
     }
     // Those that a file lists.
-    let listed = "workers: [{url: 'http://a:1', role: decode}]";
-    let error = parse_workers("w.yaml", listed, false).unwrap_err();
+    let text = "workers: [{url: 'http://a:1', role: decode}]";
+    let error = listed(text, false).unwrap_err();
     assert!(error.contains("workers[0].role"), "{error}");
-    assert_eq!(parse_workers("w.yaml", listed, true).unwrap().len(), 1);
-    let wrong = Config::parse(
-        "c",
-        &minimal("prefill_decode: {connector: nxil, handoff_timeout_ms: 0, bootstrap_port: 0}"),
-    );
+    assert_eq!(listed(text, true).unwrap().len(), 1);
+    let wrong = Config::parse("c", &minimal("prefill_decode: {connector: nxil}"));
     assert!(wrong.unwrap_err().to_string().contains("nixl"));
     let wrong = Config::parse(
         "c",
-        &minimal("prefill_decode: {handoff_timeout_ms: 0, bootstrap_port: 0}"),
+        &minimal("prefill_decode: {advanced: {transfer_timeout: 0s, bootstrap_port: 0}}"),
     );
     let problems = wrong.unwrap_err().to_string();
     assert!(
-        problems.contains("handoff_timeout_ms") && problems.contains("bootstrap_port"),
+        problems.contains("transfer_timeout") && problems.contains("bootstrap_port"),
         "{problems}"
     );
 }
 
-fn split_by(fleet: &str, rest: &str) -> Result<Config, String> {
-    let text = format!("fleet: {fleet}\nprefill_decode: {{connector: nixl{rest}}}\n");
+fn split_by(workers: &str, rest: &str) -> Result<Config, String> {
+    let text = format!("{workers}\nprefill_decode: {{connector: nixl{rest}}}\n");
     Config::parse("c", &text).map_err(|problems| problems.to_string())
 }
 
 #[test]
 fn beside_prefill_workers_with_a_dns_name_the_others_are_decode_workers() {
-    let both = "{dns: {name: all, prefill_name: p}}";
+    let both = "discovery: [{dns: {name: all}}, {dns: {name: p, role: prefill}}]";
     let problems = split_by(both, "").unwrap_err();
-    assert!(problems.contains("fleet.dns.role"), "{problems}");
+    assert!(problems.contains("discovery[0].dns.role"), "{problems}");
     assert!(problems.contains("write `role: decode`"), "{problems}");
     for fine in [
-        "{dns: {name: all, prefill_name: p, role: decode}}",
-        "{dns: {name: all}}",
-        "{dns: {prefill_name: p}}",
+        "discovery: [{dns: {name: all, role: decode}}, {dns: {name: p, role: prefill}}]",
+        "discovery: [{dns: {name: all}}]",
+        "discovery: [{dns: {name: p, role: prefill}}]",
     ] {
         assert_eq!(split_by(fine, "").err(), None, "{fine}");
     }
@@ -526,15 +651,14 @@ fn beside_prefill_workers_with_a_dns_name_the_others_are_decode_workers() {
 #[test]
 fn a_topology_that_no_worker_has_as_a_label_is_a_problem() {
     let zone = ", topology: zone";
-    let worker = |labels: &str| format!("{{url: 'http://a:1', labels: {{{labels}}}}}");
-    let listed = |labels: &str| format!("{{workers: [{}]}}", worker(labels));
+    let listed = |labels: &str| format!("workers: [{{url: 'http://a:1', labels: {{{labels}}}}}]");
     let problems = split_by(&listed("zoen: a"), zone).unwrap_err();
     assert!(
         problems.contains("prefill_decode.topology: no worker has the label `zone`"),
         "{problems}"
     );
-    let file = "{file: {path: workers.yaml}}";
-    let dns = "{dns: {name: all, labels: {zone: a}}}";
+    let file = "discovery: [{file: {path: workers.yaml}}]";
+    let dns = "discovery: [{dns: {name: all, labels: {zone: a}}}]";
     for fine in [&*listed("zone: a"), file, dns] {
         assert_eq!(split_by(fine, zone).err(), None, "{fine}");
     }
@@ -543,16 +667,18 @@ fn a_topology_that_no_worker_has_as_a_label_is_a_problem() {
 
 #[test]
 fn a_stream_is_kept_alive_every_second_at_most() {
-    let problems = |ms: u64| {
-        let config = minimal(&format!("responses: {{keep_alive_ms: {ms}}}"));
+    let problems = |duration: &str| {
+        let config = minimal(&format!("responses: {{keep_alive: {duration}}}"));
         Config::parse("c", &config).err().map(|it| it.to_string())
     };
-    for fine in [0, 1_000, 15_000] {
+    for fine in ["0s", "0", "1s", "15s"] {
         assert_eq!(problems(fine), None);
     }
-    for wrong in [1, 999] {
-        let told = problems(wrong).unwrap();
-        assert!(told.contains("responses.keep_alive_ms"), "{told}");
-        assert!(told.contains("0 to say nothing"), "{told}");
+    for wrong in ["1ms", "999ms"] {
+        let problems = problems(wrong).unwrap();
+        assert!(
+            problems.contains("responses.keep_alive: must be at least 1s"),
+            "{problems}"
+        );
     }
 }

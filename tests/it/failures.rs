@@ -6,7 +6,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use warmroute::config::Config;
+use warmroute::config::{Config, DiscoveryEntry, WorkersFile};
+use warmroute::fleet::discovery::WorkerDefaults;
 use warmroute::routing::Policy;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
@@ -34,14 +35,14 @@ fn kinds(max_tokens: usize) -> Vec<(&'static str, String, bool)> {
 /// Turns, so that a broken worker gets its share; time-outs that a test can wait for.
 fn by_turns(config: &mut Config) {
     config.routing.policy = Policy::RoundRobin;
-    config.relay.first_byte_timeout_ms = 700;
-    config.relay.answer_timeout_ms = 700;
-    config.fleet.breaker.failures = 1_000;
+    config.requests.first_byte_timeout = Duration::from_millis(700);
+    config.requests.response_timeout = Duration::from_millis(700);
+    config.fleet.circuit_breaker.failure_threshold = 1_000;
 }
 
 /// An engine is gone for longer than a test takes before the probes notice.
 fn unnoticed(config: &mut Config) {
-    config.fleet.health.interval_ms = 600_000;
+    config.fleet.health.interval = Duration::from_secs(600);
 }
 
 pub(crate) fn refuse(status: u16) -> Faults {
@@ -141,8 +142,8 @@ async fn what_fails_everywhere_is_told_as_what_it_is() {
         let mut cluster = Cluster::start(vec![fast()], |config| {
             by_turns(config);
             unnoticed(config);
-            config.relay.first_byte_timeout_ms = 200;
-            config.relay.answer_timeout_ms = 200;
+            config.requests.first_byte_timeout = Duration::from_millis(200);
+            config.requests.response_timeout = Duration::from_millis(200);
         })
         .await;
         match fault {
@@ -178,8 +179,8 @@ async fn what_fails_everywhere_is_told_as_what_it_is() {
 #[tokio::test]
 async fn a_stream_that_breaks_off_ends_with_an_error_and_not_in_a_hang() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.relay.stream_idle_timeout_ms = 300;
-        config.fleet.breaker.failures = 1_000;
+        config.requests.stream_idle_timeout = Duration::from_millis(300);
+        config.fleet.circuit_breaker.failure_threshold = 1_000;
     })
     .await;
     let after = Some(3);
@@ -383,8 +384,8 @@ async fn a_connection_that_closes_under_a_request_costs_nobody_anything() {
 #[tokio::test]
 async fn a_breaker_opens_after_failures_and_closes_once_the_worker_answers_again() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.fleet.breaker.failures = 3;
-        config.fleet.breaker.open_ms = 3_000;
+        config.fleet.circuit_breaker.failure_threshold = 3;
+        config.fleet.circuit_breaker.open_duration = Duration::from_secs(3);
     })
     .await;
     cluster.engines[0].fault(refuse(500)).await;
@@ -437,8 +438,8 @@ async fn a_breaker_opens_after_failures_and_closes_once_the_worker_answers_again
 async fn a_request_that_tries_a_worker_again_counts_as_one_failure() {
     let mut cluster = Cluster::start(vec![fast()], |config| {
         unnoticed(config);
-        config.fleet.breaker.failures = 3;
-        config.fleet.breaker.open_ms = 600_000;
+        config.fleet.circuit_breaker.failure_threshold = 3;
+        config.fleet.circuit_breaker.open_duration = Duration::from_secs(600);
     })
     .await;
     cluster.engines[0].kill().await;
@@ -460,8 +461,8 @@ async fn a_request_that_tries_a_worker_again_counts_as_one_failure() {
 #[tokio::test]
 async fn a_worker_whose_streams_keep_breaking_off_is_left_alone() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.fleet.breaker.failures = 3;
-        config.fleet.breaker.open_ms = 600_000;
+        config.fleet.circuit_breaker.failure_threshold = 3;
+        config.fleet.circuit_breaker.open_duration = Duration::from_secs(600);
     })
     .await;
     let cut = Faults {
@@ -658,7 +659,7 @@ async fn a_client_that_does_not_read_holds_up_its_engine_and_nobody_else() {
 async fn a_client_that_takes_nothing_for_too_long_is_cut_off() {
     let stub = Stub::endless().await;
     let router = stub
-        .router(|config| config.api.connections.send_timeout_ms = 300)
+        .router(|config| config.api.advanced.send_timeout = Duration::from_millis(300))
         .await;
     let open = client::open(router.api, "POST", CHAT, &[], chat("x", 1, true)).await;
     let lazy = TcpStream::connect(router.api).await.unwrap();
@@ -681,7 +682,7 @@ async fn a_client_that_takes_nothing_for_too_long_is_cut_off() {
 async fn an_http2_client_that_grants_no_window_is_cut_off() {
     let stub = Stub::endless().await;
     let router = stub
-        .router(|config| config.api.connections.send_timeout_ms = 300)
+        .router(|config| config.api.advanced.send_timeout = Duration::from_millis(300))
         .await;
     let stream = TcpStream::connect(router.api).await.unwrap();
     let (mut sender, driver) =
@@ -709,7 +710,7 @@ async fn an_http2_client_that_grants_no_window_is_cut_off() {
 async fn a_slow_engine_is_waited_for() {
     let cluster = Cluster::start(vec![fast()], |config| {
         // The time-out between pieces is not the one for the first.
-        config.relay.stream_idle_timeout_ms = 250;
+        config.requests.stream_idle_timeout = Duration::from_millis(250);
     })
     .await;
     let slow = Faults {
@@ -826,7 +827,7 @@ async fn a_drain_lets_http2_streams_finish() {
 #[tokio::test]
 async fn what_runs_longer_than_the_drain_may_take_is_cut() {
     let mut cluster = Cluster::with_router_child(vec![unhurried()], |config| {
-        config.api.drain_timeout_ms = 500;
+        config.api.drain_timeout = Duration::from_millis(500);
     })
     .await;
     let open = streams(&cluster, 5, 3_000).await;
@@ -877,7 +878,7 @@ async fn an_idle_client_does_not_hold_up_a_drain() {
 #[tokio::test]
 async fn a_connection_beyond_the_cap_waits_for_its_turn() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.api.connections.connections_max = 2;
+        config.api.advanced.max_connections = 2;
     })
     .await;
     let api = cluster.router.api;
@@ -917,9 +918,9 @@ async fn until_closed(stream: &mut TcpStream) -> String {
 #[tokio::test]
 async fn connections_that_dawdle_or_idle_are_closed() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.api.connections.header_timeout_ms = 300;
-        config.api.connections.idle_timeout_ms = 300;
-        config.api.requests.body_timeout_ms = 300;
+        config.api.advanced.header_timeout = Duration::from_millis(300);
+        config.api.advanced.idle_timeout = Duration::from_millis(300);
+        config.api.requests.body_timeout = Duration::from_millis(300);
     })
     .await;
     let closed = "warmroute_connections_closed_total";
@@ -971,7 +972,7 @@ async fn connections_that_dawdle_or_idle_are_closed() {
 #[tokio::test]
 async fn a_body_that_drips_is_not_waited_for_forever() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.api.requests.body_timeout_ms = 200;
+        config.api.requests.body_timeout = Duration::from_millis(200);
     })
     .await;
     let stream = TcpStream::connect(cluster.router.api).await.unwrap();
@@ -995,8 +996,8 @@ async fn a_body_that_drips_is_not_waited_for_forever() {
 #[tokio::test]
 async fn an_answer_that_takes_long_is_not_an_idle_connection() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.api.connections.header_timeout_ms = 100;
-        config.api.connections.idle_timeout_ms = 100;
+        config.api.advanced.header_timeout = Duration::from_millis(100);
+        config.api.advanced.idle_timeout = Duration::from_millis(100);
     })
     .await;
     let slow = Faults {
@@ -1014,7 +1015,11 @@ async fn a_changed_workers_file_adds_and_removes_workers() {
     let two = Engine::here("two", fast()).await;
     let file = Removed::new("workers: []\n");
     let mut config = config();
-    config.fleet.file.path = file.0.to_str().unwrap().to_owned();
+    config.discovery = vec![DiscoveryEntry::File(WorkersFile {
+        path: file.0.to_str().unwrap().to_owned(),
+        interval: Duration::from_millis(20),
+        defaults: WorkerDefaults::default(),
+    })];
     let mut cluster = Cluster {
         router: Router::here(&config).await,
         engines: Vec::new(),
@@ -1055,7 +1060,7 @@ async fn a_worker_that_comes_up_later_is_found() {
     let mut engine = Engine::here("late", fast()).await;
     engine.kill().await;
     let mut config = config();
-    config.fleet.workers = vec![engine.listed()];
+    config.workers = vec![engine.listed()];
     let mut cluster = Cluster {
         router: Router::here(&config).await,
         engines: Vec::new(),
@@ -1141,7 +1146,7 @@ async fn half_an_event_is_dropped_and_a_stream_without_an_end_gets_one() {
 #[tokio::test]
 async fn a_request_that_takes_longer_than_allowed_ends_with_an_error() {
     let cluster = Cluster::start(vec![unhurried()], |config| {
-        config.relay.request_timeout_ms = 400;
+        config.requests.request_timeout = Duration::from_millis(400);
     })
     .await;
     for (path, body) in generating(3_000, true) {
@@ -1171,8 +1176,8 @@ async fn a_request_that_takes_longer_than_allowed_ends_with_an_error() {
 async fn retries_stop_when_their_budget_is_spent() {
     let cluster = Cluster::start(vec![fast(); 2], |config| {
         by_turns(config);
-        config.relay.retry_budget_min_per_s = 0;
-        config.relay.retry_budget_percent = 0;
+        config.requests.advanced.min_retries_per_second = 0;
+        config.requests.advanced.retry_budget_percent = 0;
     })
     .await;
     cluster.engines[0].fault(refuse(503)).await;

@@ -70,8 +70,8 @@ async fn decode(name: &'static str, connector: Connector) -> Side {
 
 fn configured(connector: &str, sides: &[&Side]) -> String {
     let mut text = format!(
-        "prefill_decode: {{connector: {connector}, handoff_timeout_ms: 3000}}\n\
-         fleet:\n  health: {{interval_ms: 20}}\n  workers:\n"
+        "prefill_decode: {{connector: {connector}, advanced: {{transfer_timeout: 3s}}}}\n\
+         fleet: {{health: {{interval: 20ms}}}}\nworkers:\n"
     );
     for side in sides {
         let Side {
@@ -120,7 +120,7 @@ async fn check_live_asks_every_worker_and_fails_for_one_that_does_not_answer() {
             side.address, side.name
         )
     };
-    let text = format!("fleet:\n  workers:\n{}{}", listed(&one), listed(&two));
+    let text = format!("workers:\n{}{}", listed(&one), listed(&two));
     let (printed, code) = check(&text, &["--live"]).await;
     assert_eq!(code, 0, "{printed}");
     assert!(line(&printed, "worker").contains("block"), "{printed}");
@@ -135,13 +135,13 @@ async fn check_live_asks_every_worker_and_fails_for_one_that_does_not_answer() {
     assert!(line(&printed, "one").ends_with("up"), "{printed}");
 
     // Without a connector nothing can be handed over.
-    let (printed, code) = check(&text, &["--live", "--handoff"]).await;
+    let (printed, code) = check(&text, &["--live", "--transfer"]).await;
     assert_eq!(code, 1);
     assert!(
         printed.contains("prefill_decode.connector is not set"),
         "{printed}"
     );
-    assert_eq!(check(&text, &["--handoff"]).await.1, 64);
+    assert_eq!(check(&text, &["--transfer"]).await.1, 64);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,12 +156,12 @@ async fn check_handoff_proves_every_pair_of_either_connector() {
         let (printed, code) = check(&text, &["--live"]).await;
         assert_eq!(code, 0, "{printed}");
         assert!(
-            line(&printed, "2 not proved").contains("--handoff"),
+            line(&printed, "2 not proved").contains("--transfer"),
             "{printed}"
         );
         assert_eq!(sides[0].kv_transfers().prefill_legs, 0);
 
-        let (printed, code) = check(&text, &["--live", "--handoff"]).await;
+        let (printed, code) = check(&text, &["--live", "--transfer"]).await;
         assert_eq!(code, 0, "{printed}");
         for pair in ["p0 -> d0 (sim): ok", "p1 -> d0 (sim): ok"] {
             assert!(line(&printed, pair).contains("received"), "{printed}");
@@ -192,7 +192,7 @@ async fn check_handoff_says_what_is_wrong_with_a_pair() {
     // It has no connector, so it computes all itself.
     let plain = Side::new("plain", "decode", fast()).await;
     let text = configured("nixl", &[&p0, &d0, &wide, &plain]);
-    let (printed, code) = check(&text, &["--live", "--handoff"]).await;
+    let (printed, code) = check(&text, &["--live", "--transfer"]).await;
     assert_eq!(code, 1, "{printed}");
     let unable = line(&printed, "cannot hand over, blocks of 16 tokens against 32");
     assert!(unable.ends_with("p0 -> wide"), "{printed}");
@@ -210,7 +210,7 @@ async fn check_handoff_says_what_is_wrong_with_a_pair() {
     // A prefill worker that hands nothing over, and one that fails.
     let plain = Side::new("plain", "prefill", fast()).await;
     let text = configured("nixl", &[&plain, &d0]);
-    let (printed, code) = check(&text, &["--live", "--handoff"]).await;
+    let (printed, code) = check(&text, &["--live", "--transfer"]).await;
     assert_eq!(code, 1, "{printed}");
     assert!(
         line(&printed, "plain -> d0").contains("did not say where its blocks are"),
@@ -221,7 +221,7 @@ async fn check_handoff_says_what_is_wrong_with_a_pair() {
         ..Faults::default()
     });
     let text = configured("nixl", &[&p0, &d0]);
-    let (printed, code) = check(&text, &["--live", "--handoff"]).await;
+    let (printed, code) = check(&text, &["--live", "--transfer"]).await;
     assert_eq!(code, 1, "{printed}");
     assert!(
         line(&printed, "p0 -> d0").contains("FAILED: prefill: answered 503"),
@@ -240,7 +240,7 @@ async fn a_prefill_worker_whose_bootstrap_server_is_silent_is_no_pair() {
     hidden.bootstrap = Some(nobody);
     let (printed, code) = check(
         &configured("mooncake", &[&hidden, &d0]),
-        &["--live", "--handoff"],
+        &["--live", "--transfer"],
     )
     .await;
     assert_eq!(code, 1, "{printed}");

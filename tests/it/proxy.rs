@@ -1,5 +1,7 @@
 //! What a client sends reaches the engine, and what the engine says reaches the client.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -194,7 +196,7 @@ async fn the_engine_gets_our_request_id_and_the_client_its_own_back() {
 #[tokio::test]
 async fn a_workers_own_key_takes_the_place_of_the_clients() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.fleet.workers[0].api_key = Secret::new("engine-key");
+        config.workers[0].api_key = Secret::new("engine-key");
     })
     .await;
     let headers = [("authorization", "Bearer client-key")];
@@ -489,7 +491,7 @@ async fn what_is_wrong_with_a_request_is_said_in_openais_words() {
 #[tokio::test]
 async fn a_body_that_is_too_large_is_refused_announced_or_not() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.api.requests.body_bytes_max = 100_000;
+        config.api.requests.max_body = 100_000;
     })
     .await;
     let fits = cluster
@@ -556,7 +558,7 @@ async fn without_a_healthy_worker_a_client_is_told_when_to_come_back() {
 #[tokio::test]
 async fn an_engine_that_cannot_be_reached_is_a_bad_gateway() {
     let mut cluster = Cluster::start(vec![fast()], |config| {
-        config.fleet.health.interval_ms = 60_000;
+        config.fleet.health.interval = Duration::from_secs(60);
     })
     .await;
     cluster.engines[0].kill().await;

@@ -29,7 +29,7 @@ use self::store_harness::{StoreHarness, StoreReply, StoreRequest};
 use warmroute::ids::{ResponseId, Root, Tenant};
 use warmroute::responses::background::run_table::{Bounds, RunTable};
 use warmroute::sim::world::World;
-use warmroute::store::{Keep, NoticeCursor, Orphan, Owner, ResponseKey, lease};
+use warmroute::store::{NoticeCursor, Orphan, Owner, ResponseKey, RetentionSettings, lease};
 
 const REPLICAS: usize = 3;
 /// The most responses in one simulation.
@@ -225,10 +225,10 @@ fn key(number: u128) -> ResponseKey {
 impl Fleet {
     fn new(seed: u64, begun: Instant) -> Self {
         let mut random = Rng::with_seed(seed);
-        let mut keep = Keep::default();
+        let mut keep = RetentionSettings::default();
         if random.u8(..4) == 0 {
             // Some readers come after the log has expired.
-            keep.log_ttl_s = 2;
+            keep.event_logs = Duration::from_secs(2);
         }
         let leases = lease::Settings::default();
         let faults = Faults::new(&mut random);

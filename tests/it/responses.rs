@@ -1,12 +1,14 @@
 //! The Responses API over the memory store, as a client sees it.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use warmroute::config::Config;
-use warmroute::openai::tenant::Listed;
+use warmroute::openai::tenant::TenantSpec;
 use warmroute::responses::{Mode, OnStoreDown, ReasoningEvents};
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
-use warmroute::store::Kind;
+use warmroute::store::redis;
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, eventually, fast, unhurried};
@@ -394,7 +396,7 @@ async fn reasoning_events_have_the_configured_names() {
         (ReasoningEvents::OpenResponses, "response.reasoning.delta"),
     ] {
         let cluster = Cluster::start(vec![fast()], |config| {
-            config.responses.reasoning_events = dialect
+            config.responses.advanced.reasoning_events = dialect
         })
         .await;
         let body = json!({"model": "sim", "input": "x", "reasoning": {"effort": "low"}});
@@ -532,7 +534,7 @@ async fn an_item_reference_needs_only_the_id() {
 async fn item_references_are_limited_to_as_many_responses_as_a_history() {
     const TURNS_MAX: usize = 20;
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.responses.history_turns_max = TURNS_MAX as u64;
+        config.responses.advanced.max_history_turns = TURNS_MAX as u64;
     })
     .await;
     let mut said = Vec::new();
@@ -729,10 +731,10 @@ async fn a_disconnected_client_stops_the_engine_and_nothing_is_stored() {
 #[tokio::test]
 async fn a_silent_stream_gets_keep_alive_comments() {
     const COMMENT: &str = ": keep-alive\n\n";
-    let silent = async |keep_alive_ms: u64| {
+    let silent = async |keep_alive: Duration| {
         let cluster = Cluster::start(vec![fast()], |config| {
-            config.relay.stream_idle_timeout_ms = 1_000;
-            config.responses.keep_alive_ms = keep_alive_ms;
+            config.requests.stream_idle_timeout = Duration::from_secs(1);
+            config.responses.keep_alive = keep_alive;
         })
         .await;
         let stall = Faults {
@@ -745,11 +747,11 @@ async fn a_silent_stream_gets_keep_alive_comments() {
         assert!(whole, "{text}");
         text
     };
-    let text = silent(50).await;
+    let text = silent(Duration::from_millis(50)).await;
     assert!(text.matches(COMMENT).count() >= 2, "{text}");
     let told = events(&text.replace(COMMENT, ""));
     assert_eq!(told.last().unwrap().0, "response.failed");
-    assert!(!silent(0).await.contains(COMMENT));
+    assert!(!silent(Duration::ZERO).await.contains(COMMENT));
 }
 
 #[tokio::test]
@@ -940,7 +942,7 @@ async fn a_response_that_its_conversation_rejects_is_not_stored() {
 #[tokio::test]
 async fn an_input_too_large_to_store_never_reaches_an_engine() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.responses.store.keep.record_bytes_max = 10_000;
+        config.responses.store.retention.max_record = 10_000;
     })
     .await;
     let long = ask("x".repeat(10_000));
@@ -968,7 +970,7 @@ async fn an_input_too_large_to_store_never_reaches_an_engine() {
 #[tokio::test]
 async fn a_state_token_that_is_too_large_is_left_out_with_a_header() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.responses.carrier.plain_bytes_max = 4 << 10;
+        config.responses.state_token.max_plain_size = 4 << 10;
     })
     .await;
     let body = |length: usize| {
@@ -1186,10 +1188,10 @@ async fn an_invalid_engine_answer_is_an_error_without_retry() {
 #[tokio::test]
 async fn other_tenants_responses_are_not_found() {
     let cluster = Cluster::start(vec![fast()], |config| {
-        let tenant = |name: &str, key: &str| Listed {
+        let tenant = |name: &str, key: &str| TenantSpec {
             name: name.to_owned(),
             keys: vec![Secret::new(key)],
-            ..Listed::default()
+            ..TenantSpec::default()
         };
         config.tenants = vec![tenant("a", "sk-a"), tenant("b", "sk-b")];
     })
@@ -1265,9 +1267,11 @@ async fn the_admin_page_counts_responses_by_status() {
 async fn storeless(change: impl FnOnce(&mut Config)) -> Cluster {
     Cluster::start(vec![fast()], |config| {
         let store = &mut config.responses.store;
-        store.kind = Kind::Redis;
         // Nothing listens on this port.
-        store.redis.urls = vec!["redis://127.0.0.1:1".to_owned()];
+        store.redis = Some(redis::Settings {
+            urls: vec!["redis://127.0.0.1:1".to_owned()],
+            ..redis::Settings::default()
+        });
         change(config);
     })
     .await
@@ -1313,7 +1317,7 @@ async fn a_store_outage_stops_only_requests_that_need_the_store() {
 async fn responses_can_be_served_unstored_while_the_store_is_down() {
     let cluster = storeless(|config| {
         config.responses.on_store_down = OnStoreDown::Degrade;
-        config.responses.ready_without_store = false;
+        config.responses.advanced.ready_without_store = false;
     })
     .await;
     let answer = cluster.post(PATH, ask("x").to_string()).await;
@@ -1350,8 +1354,10 @@ async fn an_answer_that_could_not_be_stored_is_withheld() {
         let cluster = Cluster::start(vec![unhurried()], |config| {
             config.responses.on_store_down = on_store_down;
             let store = &mut config.responses.store;
-            store.kind = Kind::Redis;
-            store.redis.urls = vec![redis.url()];
+            store.redis = Some(redis::Settings {
+                urls: vec![redis.url()],
+                ..redis::Settings::default()
+            });
         })
         .await;
         let long = with(ask("x"), json!({"max_output_tokens": 40}));

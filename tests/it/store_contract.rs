@@ -18,7 +18,8 @@ use warmroute::store::record::{Content, InitialState, Retention};
 use warmroute::store::redis::{self, Redis};
 use warmroute::store::{
     Cancellation, Chain, ConversationKey, EventBatch, FencingToken, Finalization, HistoryLimits,
-    IdempotencyToken, Keep, NewRecord, Owner, ResponseKey, ResponseStore, RoutingHint, Status,
+    IdempotencyToken, NewRecord, Owner, ResponseKey, ResponseStore, RetentionSettings, RoutingHint,
+    Status,
 };
 
 use crate::redis_server::Server;
@@ -35,14 +36,14 @@ struct Pair {
     _server: Option<Server>,
 }
 
-fn keep() -> Keep {
-    Keep {
-        log_bytes_max: 1_000,
-        ..Keep::default()
+fn keep() -> RetentionSettings {
+    RetentionSettings {
+        max_event_log: 1_000,
+        ..RetentionSettings::default()
     }
 }
 
-fn in_memory(keep: &Keep) -> Pair {
+fn in_memory(keep: &RetentionSettings) -> Pair {
     let store = Memory::new(&Default::default(), keep, &Registry::default());
     let store: Store = Arc::new(store);
     Pair {
@@ -56,17 +57,21 @@ fn at(server: &Server) -> redis::Settings {
     redis::Settings {
         urls: vec![server.url()],
         // A machine that builds and tests at once is slow at times, and that is no fact about the store.
-        read_timeout_ms: 5_000,
-        write_timeout_ms: 5_000,
+        advanced: redis::Advanced {
+            read_timeout: Duration::from_millis(5_000),
+            write_timeout: Duration::from_millis(5_000),
+            ..redis::Advanced::default()
+        },
+
         ..redis::Settings::default()
     }
 }
 
-fn open(settings: &redis::Settings, keep: &Keep) -> Store {
+fn open(settings: &redis::Settings, keep: &RetentionSettings) -> Store {
     Arc::new(Redis::open(settings, keep, CARRIERS, &Registry::default()).unwrap())
 }
 
-async fn in_redis(keep: &Keep) -> Pair {
+async fn in_redis(keep: &RetentionSettings) -> Pair {
     let server = Server::start().await;
     let settings = at(&server);
     Pair {
@@ -81,7 +86,7 @@ async fn on_each(check: impl AsyncFn(&Pair)) {
     on_each_with(&keep(), check).await;
 }
 
-async fn on_each_with(keep: &Keep, check: impl AsyncFn(&Pair)) {
+async fn on_each_with(keep: &RetentionSettings, check: impl AsyncFn(&Pair)) {
     eprintln!("in memory");
     check(&in_memory(keep)).await;
     eprintln!("in Redis");

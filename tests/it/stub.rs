@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use warmroute::config::Config;
-use warmroute::fleet::discovery::Listed;
+use warmroute::fleet::discovery::WorkerSpec;
 
 use crate::client;
 use crate::cluster::{self, Router};
@@ -72,9 +72,9 @@ impl Stub {
     /// A router in front of it.
     pub(crate) async fn router(&self, change: impl FnOnce(&mut Config)) -> Router {
         let mut config = cluster::config();
-        config.fleet.workers = vec![Listed {
+        config.workers = vec![WorkerSpec {
             url: format!("http://{}", self.address),
-            ..Listed::default()
+            ..WorkerSpec::default()
         }];
         change(&mut config);
         let router = Router::here(&config).await;

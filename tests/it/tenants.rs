@@ -1,15 +1,15 @@
 //! Tenants: API keys, and cache salts that separate prefix caches.
 
 use serde_json::{Value, json};
-use warmroute::openai::tenant::Listed;
+use warmroute::openai::tenant::TenantSpec;
 use warmroute::secret::Secret;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, chat, fast, generating};
 
-fn tenant(name: &str, keys: &[&str], salt: &str) -> Listed {
-    Listed {
+fn tenant(name: &str, keys: &[&str], salt: &str) -> TenantSpec {
+    TenantSpec {
         name: name.to_owned(),
         keys: keys.iter().copied().map(Secret::new).collect(),
         cache_salt: Secret::new(salt),
@@ -124,7 +124,7 @@ async fn client_keys_are_not_forwarded_to_engines() {
 async fn a_worker_gets_its_own_key() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.tenants = vec![tenant("a", &["sk-a"], "")];
-        config.fleet.workers[0].api_key = Secret::new("engine-key");
+        config.workers[0].api_key = Secret::new("engine-key");
     })
     .await;
     let answer = post_as(

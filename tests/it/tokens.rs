@@ -1,11 +1,13 @@
 //! Prompts as token ids: every API is routed by what engines tell of their caches, and nothing waits
 //! for it longer than it may.
 
+use std::time::Duration;
+
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use warmroute::config::{Config, From, ModelOverride, Tokenizer};
-use warmroute::fleet::discovery::Listed;
+use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::fleet::events;
 use warmroute::responses::Mode;
 use warmroute::sim::fault::Faults;
@@ -77,19 +79,19 @@ async fn followed(
     change: impl FnOnce(&mut Config),
 ) -> Cluster {
     let mut config = config();
-    config.events.expected.grace_ms = 0;
+    config.kv_events.advanced.unconfirmed.grace_period = Duration::ZERO;
     config.models = vec![model];
     let mut started = Vec::new();
     for (place, settings) in engines.into_iter().enumerate() {
         let engine = Engine::here(&format!("w{place}"), settings).await;
         let at = &engine.events[0];
-        config.fleet.workers.push(Listed {
-            events: events::Listed {
+        config.workers.push(WorkerSpec {
+            events: Some(events::EventsSpec {
                 from: events::From::Zmq,
                 endpoint: format!("tcp://{}", at.events),
                 replay: at.replay.map(|at| format!("tcp://{at}")).unwrap(),
-                ..events::Listed::default()
-            },
+                ..events::EventsSpec::default()
+            }),
             ..engine.listed()
         });
         started.push(engine);
@@ -343,7 +345,7 @@ async fn the_ids_go_with_a_chat_or_response_where_that_is_set() {
         ..folder.engine()
     };
     let model = ModelOverride {
-        send_tokens: Some(true),
+        send_token_ids: Some(true),
         ..folder.model()
     };
     // The bytes of a response's request are the router's own otherwise.
@@ -396,7 +398,7 @@ async fn a_long_prompt_does_not_keep_others_waiting() {
     let folder = Folder::new();
     let cluster = followed(vec![folder.engine()], folder.model(), |config| {
         config.runtime.threads = 1;
-        config.tokens.pool.wait_ms = 60_000;
+        config.tokenization.advanced.pool.timeout = Duration::from_secs(60);
     })
     .await;
     let explained = async {
@@ -430,9 +432,9 @@ async fn a_long_prompt_does_not_keep_others_waiting() {
 async fn what_finds_the_pool_full_or_takes_too_long_is_predicted() {
     let folder = Folder::new();
     let cluster = followed(vec![folder.engine()], folder.model(), |config| {
-        config.tokens.pool.threads = 1;
-        config.tokens.pool.queue_max = 1;
-        config.tokens.pool.wait_ms = 1;
+        config.tokenization.advanced.pool.threads = 1;
+        config.tokenization.advanced.pool.max_queued = 1;
+        config.tokenization.advanced.pool.timeout = Duration::from_millis(1);
     })
     .await;
     let left = async |reason: &str| {
@@ -466,7 +468,8 @@ async fn an_engine_is_asked_where_a_model_has_no_folder() {
         enable_scale_out: true,
         ..folder.engine()
     };
-    let patient = |config: &mut Config| config.tokens.engine.timeout_ms = 20_000;
+    let patient =
+        |config: &mut Config| config.tokenization.advanced.engine.timeout = Duration::from_secs(20);
     let cluster = followed(vec![settings; 2], asked_of_engines(), patient).await;
     every_api_is_known_exactly(&cluster, "sim").await;
     let made = async |how: &str| {
@@ -482,7 +485,8 @@ async fn an_engine_is_asked_where_a_model_has_no_folder() {
 #[tokio::test]
 async fn an_engine_that_renders_nothing_tells_what_tokenize_tells() {
     let folder = Folder::new();
-    let patient = |config: &mut Config| config.tokens.engine.timeout_ms = 20_000;
+    let patient =
+        |config: &mut Config| config.tokenization.advanced.engine.timeout = Duration::from_secs(20);
     let cluster = followed(vec![folder.engine()], asked_of_engines(), patient).await;
     for (path, body) in bodies("sim") {
         let body = body.to_string();

@@ -126,9 +126,10 @@ class Redis:
 class Router(Process):
     def __init__(self, directory, workers, config, name="router"):
         config = {
-            "api": {"listen": "127.0.0.1:0", "drain_timeout_ms": 2000, **config.get("api", {})},
+            "api": {"listen": "127.0.0.1:0", "drain_timeout": "2s", **config.get("api", {})},
             "admin": {"listen": "127.0.0.1:0"},
-            "fleet": {"workers": [{"url": url} for url in workers], "health": {"interval_ms": 100}},
+            "workers": workers,
+            "fleet": {"health": {"interval": "100ms"}},
             "log": {"format": "json"},
             **{key: value for key, value in config.items() if key != "api"},
         }
@@ -163,8 +164,8 @@ class Cluster:
                 self.redis = self.keep(Redis(self.directory.name))
                 config["replicas"] = replicas
                 config["responses"] = {
-                    "store": {"kind": "redis", "redis": {"urls": [self.redis.url]}, **(store or {})},
-                    "carrier": {"keys": [STATE_TOKEN_KEY]},
+                    "store": {"redis": self.redis.url, **(store or {})},
+                    "state_token": {"keys": [STATE_TOKEN_KEY]},
                     **config.get("responses", {}),
                 }
             self.engines = []

@@ -36,7 +36,7 @@ class Configurations(unittest.TestCase):
     def test_every_example_configuration_is_accepted(self):
         configurations = sorted(set(EXAMPLES.rglob("*.yaml")) - {EXAMPLES / "workers.yaml"})
         self.assertTrue(configurations)
-        given = {"WARMROUTE_CARRIER_KEY": STATE_TOKEN_KEY, "ADDRESS": "127.0.0.2"}
+        given = {"WARMROUTE_STATE_KEY": STATE_TOKEN_KEY, "ADDRESS": "127.0.0.2"}
         for path in configurations:
             with self.subTest(path.name):
                 done = run(BINARY, "check", "--config", path, **given)
@@ -46,7 +46,7 @@ class Configurations(unittest.TestCase):
         text = (EXAMPLES / "workers.yaml").read_text()
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory) / "listed.yaml"
-            path.write_text("fleet:\n" + "".join(f"  {line}\n" for line in text.splitlines()))
+            path.write_text(text)
             done = run(BINARY, "check", "--config", path)
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertIn("name: second", done.stdout)

@@ -649,7 +649,7 @@ class StateTokens(WithReplicas):
 
 class StateTokenLimits(unittest.TestCase):
     def test_a_state_too_large_for_a_token_is_refused_before_an_engine_works(self):
-        limits = {"carrier": {"keys": [STATE_TOKEN_KEY], "plain_bytes_max": 4096}}
+        limits = {"state_token": {"keys": [STATE_TOKEN_KEY], "max_plain_size": "4KiB"}}
         with Cluster(config={"responses": limits}) as cluster:
             sdk = Replicas(cluster)
             self.addCleanup(sdk.close)

@@ -1,62 +1,58 @@
 //! Workers behind a DNS name: each of its addresses is one, and the name is resolved again and again.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::header::HeaderValue;
-
-use super::Discovery;
-use crate::fleet::events::Events;
-use crate::fleet::{Member, Role};
+use super::{Discovery, WorkerDefaults};
+use crate::fleet::Member;
 
 #[derive(Debug)]
 pub struct Dns {
-    /// Unique among the discoveries in use.
-    pub discovery: &'static str,
-    /// `host:port`.
-    pub name: String,
-    pub interval: Duration,
-    pub authorization: Option<HeaderValue>,
-    pub events: Events,
-    pub labels: BTreeMap<String, Arc<str>>,
-    /// Of each of them.
-    pub role: Role,
-    /// Whether it was asked before: the first time nothing is waited for.
-    pub asked: bool,
+    /// `dns:HOST:PORT`, unique among the discoveries in use.
+    name: String,
+    host_and_port: String,
+    interval: Duration,
+    workers: WorkerDefaults,
+    /// The first time the name is resolved at once, later after the interval.
+    is_first: bool,
+}
+
+impl Dns {
+    pub fn new(host: &str, port: u16, interval: Duration, workers: WorkerDefaults) -> Self {
+        Self {
+            name: format!("dns:{host}:{port}"),
+            host_and_port: format!("{host}:{port}"),
+            interval,
+            workers,
+            is_first: true,
+        }
+    }
 }
 
 impl Discovery for Dns {
-    fn name(&self) -> &'static str {
-        self.discovery
+    fn name(&self) -> &str {
+        &self.name
     }
 
     async fn next(&mut self) -> Result<Vec<Member>, String> {
-        if self.asked {
+        if !std::mem::take(&mut self.is_first) {
             tokio::time::sleep(self.interval).await;
         }
-        self.asked = true;
-        let found = tokio::net::lookup_host(&self.name)
+        let name = &self.host_and_port;
+        let found = tokio::net::lookup_host(name)
             .await
-            .map_err(|error| format!("cannot resolve {}: {error}", self.name))?;
+            .map_err(|error| format!("cannot resolve {name}: {error}"))?;
         // Resolvers rotate their answers; the fleet should not.
         let mut addresses: Vec<String> = found.map(|address| address.to_string()).collect();
         addresses.sort();
         addresses.dedup();
         if addresses.is_empty() {
-            return Err(format!("{} has no addresses", self.name));
+            return Err(format!("{name} has no addresses"));
         }
-        let member = |address: String| Member {
-            name: address.clone(),
-            address,
-            role: self.role,
-            draining: false,
-            authorization: self.authorization.clone(),
-            events: self.events.clone(),
-            labels: self.labels.clone(),
-            bootstrap: None,
+        let member = |address| {
+            let member = self.workers.member(address);
+            member.map_err(|(key, error)| format!("{key}: {error}"))
         };
-        Ok(addresses.into_iter().map(member).collect())
+        addresses.into_iter().map(member).collect()
     }
 }
 
@@ -64,22 +60,18 @@ impl Discovery for Dns {
 mod tests {
     use super::*;
 
-    fn dns(name: &str) -> Dns {
-        Dns {
-            discovery: "dns",
-            name: name.to_owned(),
-            interval: Duration::from_millis(1),
-            authorization: None,
-            events: Events::Auto,
-            labels: BTreeMap::new(),
-            role: Role::Both,
-            asked: false,
-        }
+    fn dns(host: &str, port: u16) -> Dns {
+        Dns::new(
+            host,
+            port,
+            Duration::from_millis(1),
+            WorkerDefaults::default(),
+        )
     }
 
     #[tokio::test]
     async fn each_address_of_a_name_is_a_worker() {
-        let mut dns = dns("127.0.0.1:8000");
+        let mut dns = dns("127.0.0.1", 8_000);
         for _ in 0..2 {
             let members = dns.next().await.unwrap();
             assert_eq!(members.len(), 1);
@@ -88,8 +80,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_without_a_port_is_an_error_not_an_empty_fleet() {
-        let mut dns = dns("127.0.0.1");
+    async fn a_name_that_cannot_be_resolved_is_an_error_not_an_empty_fleet() {
+        let mut dns = dns("no such host", 1);
         assert!(dns.next().await.is_err());
     }
 }

@@ -13,6 +13,8 @@ use crate::fleet::Member;
 pub type Parse = Box<dyn Fn(&str) -> Result<Vec<Member>, String> + Send + Sync>;
 
 pub struct File {
+    /// `file:PATH`, unique among the discoveries in use.
+    name: String,
     path: PathBuf,
     interval: Duration,
     parse: Parse,
@@ -30,6 +32,7 @@ impl std::fmt::Debug for File {
 impl File {
     pub fn new(path: PathBuf, interval: Duration, parse: Parse) -> Self {
         Self {
+            name: format!("file:{}", path.display()),
             path,
             interval,
             parse,
@@ -39,8 +42,8 @@ impl File {
 }
 
 impl Discovery for File {
-    fn name(&self) -> &'static str {
-        "file"
+    fn name(&self) -> &str {
+        &self.name
     }
 
     async fn next(&mut self) -> Result<Vec<Member>, String> {

@@ -32,9 +32,9 @@ pub(super) struct Limits {
 impl From<&Settings> for Limits {
     fn from(settings: &Settings) -> Self {
         Self {
-            head: Duration::from_millis(settings.header_timeout_ms),
-            idle: Duration::from_millis(settings.idle_timeout_ms),
-            send: Duration::from_millis(settings.send_timeout_ms),
+            head: settings.header_timeout,
+            idle: settings.idle_timeout,
+            send: settings.send_timeout,
         }
     }
 }

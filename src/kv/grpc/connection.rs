@@ -64,7 +64,7 @@ impl Connection {
         service: Option<Service>,
         start: u64,
     ) -> Result<(Self, Call), Status> {
-        let limit = Duration::from_millis(target.settings.connect_timeout_ms);
+        let limit = target.settings.connect_timeout;
         let connected = tokio::time::timeout(limit, connect(&target)).await;
         let (sender, running) =
             connected.map_err(|_| Status::unavailable("connecting timed out"))??;
@@ -99,7 +99,7 @@ impl Connection {
             let mut last = Status::unimplemented("no service to ask for");
             for service in services {
                 let pending_replay = ask(sender.clone(), &target, service, start);
-                let limit = Duration::from_millis(target.settings.connect_timeout_ms);
+                let limit = target.settings.connect_timeout;
                 let answered = tokio::time::timeout(limit, pending_replay).await;
                 match answered.map_err(|_| Status::unavailable("subscribing timed out"))? {
                     Err(status) if status.code() == Code::Unimplemented => last = status,
@@ -127,7 +127,7 @@ async fn ask(
         .parse()
         .map_err(|_| Status::invalid_argument(format!("{} is no HOST:PORT", target.address)))?;
     let mut client = Grpc::with_origin(Sender(sender), origin)
-        .max_decoding_message_size(target.settings.message_bytes_max);
+        .max_decoding_message_size(target.settings.max_message);
     let ready = client.ready().await;
     ready.map_err(|error| Status::unavailable(chain(&error)))?;
     let mut request = tonic::Request::new(encode_request(start));
@@ -154,7 +154,7 @@ async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, Running),
     let stream = TcpStream::connect(&target.address).await;
     let stream = stream.map_err(|error| failed(&error))?;
     let _ = stream.set_nodelay(true);
-    let alive = Duration::from_millis(settings.keepalive_ms.max(1_000));
+    let alive = settings.keepalive_interval.max(Duration::from_secs(1));
     let alive = TcpKeepalive::new().with_time(alive).with_interval(alive);
     // If it cannot be set, the HTTP/2 pings below still detect a dead peer.
     let _ = SockRef::from(&stream).set_tcp_keepalive(&alive.with_retries(3));
@@ -163,8 +163,8 @@ async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, Running),
     let mut builder = http2::Builder::new(tasks.clone());
     builder
         .timer(TokioTimer::new())
-        .keep_alive_interval(Duration::from_millis(settings.ping_ms))
-        .keep_alive_timeout(Duration::from_millis(settings.keepalive_ms));
+        .keep_alive_interval(settings.ping_interval)
+        .keep_alive_timeout(settings.keepalive_interval);
     let handshake = builder.handshake(TokioIo::new(stream)).await;
     let (sender, connection) = handshake.map_err(|error| failed(&error))?;
     hyper::rt::Executor::execute(tasks, async move {

@@ -184,9 +184,9 @@ fn respond(answer: Answer) -> hyper::Response<crate::http::Body> {
 
 fn fast() -> Settings {
     Settings {
-        backoff_ms: 1,
-        backoff_max_ms: 10,
-        refused_backoff_ms: 3_600_000,
+        backoff: Duration::from_millis(1),
+        max_backoff: Duration::from_millis(10),
+        refused_backoff: Duration::from_millis(3_600_000),
         ..Settings::default()
     }
 }
@@ -628,7 +628,7 @@ async fn a_message_that_is_too_large_or_none_ends_the_connection() {
     )
     .await;
     let settings = Settings {
-        message_bytes_max: 8,
+        max_message: 8,
         ..fast()
     };
     let mut source = Grpc::new(&servicer.address.to_string(), 0, settings, metrics());

@@ -20,8 +20,8 @@ use crate::observe::metrics::Registry;
 
 const BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
 
-fn index_of(memory_bytes_max: u64) -> (Arc<PrefixIndexes>, Arc<PrefixIndex>) {
-    let indexes = PrefixIndexes::new(Settings { memory_bytes_max }, &Registry::default());
+fn index_of(max_index_memory: u64) -> (Arc<PrefixIndexes>, Arc<PrefixIndex>) {
+    let indexes = PrefixIndexes::new(Settings { max_index_memory }, &Registry::default());
     let index = indexes.index(&"m".into(), BLOCK_SIZE);
     (indexes, index)
 }

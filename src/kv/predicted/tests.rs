@@ -76,7 +76,7 @@ fn a_full_worker_loses_the_end_of_the_least_recently_used_prompt() {
 #[test]
 fn blocks_not_used_for_long_are_dropped() {
     let index = index(Settings {
-        age_max_s: 60,
+        max_age: Duration::from_secs(60),
         ..Settings::default()
     });
     let worker = WorkerId(1);
@@ -99,7 +99,7 @@ fn blocks_not_used_for_long_are_dropped() {
 #[test]
 fn the_router_s_limit_is_shared_by_the_workers() {
     let index = index(Settings {
-        blocks_max: 6,
+        max_blocks: 6,
         ..Settings::default()
     });
     for worker in 0..3 {
@@ -161,7 +161,7 @@ fn a_repeated_prompt_counts_as_used() {
 #[test]
 fn old_blocks_and_workers_that_left_are_dropped() {
     let index = index(Settings {
-        age_max_s: 60,
+        max_age: Duration::from_secs(60),
         ..Settings::default()
     });
     index.record(index.created, WorkerId(1), 0, &prompt(&[1]));

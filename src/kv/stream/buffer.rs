@@ -17,8 +17,8 @@ impl<T> ReorderBuffer<T> {
         Self {
             frames: BTreeMap::new(),
             bytes: 0,
-            batches_max: settings.held_batches_max,
-            bytes_max: settings.held_bytes_max,
+            batches_max: settings.max_queued_batches,
+            bytes_max: settings.max_queued_size,
         }
     }
 

@@ -385,6 +385,6 @@ impl<T> EventStream<T> {
     }
 
     pub(super) fn timeout(&self) -> Duration {
-        Duration::from_millis(self.settings.replay_timeout_ms)
+        self.settings.replay_timeout
     }
 }

@@ -1,37 +1,43 @@
 //! Inputs and outputs of the stream machine.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::kv::event::Batch;
 use crate::kv::source::{SnapshotChunk, SourceBatch};
+use crate::units::{DurationText, SizeText};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// How lost KV events are noticed and requested again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// After so long without a batch, the source is asked whether the process is still the same.
-    pub silence_ms: u64,
-    /// How long a question may stay without any (further) answer.
-    pub replay_timeout_ms: u64,
-    /// Batches of one rank that wait for a replay to end.
-    pub held_batches_max: usize,
-    /// The same, in bytes as they came.
-    pub held_bytes_max: usize,
+    /// After this long without an event batch the engine is asked to replay the last one. Only the process that
+    /// published it can, so a restarted engine is found, and lost batches at the end come too.
+    #[serde(with = "DurationText")]
+    pub verify_interval: Duration,
+    /// A replay that sends nothing for this long has failed. Engines answer between two scheduler steps, and a
+    /// step over a long prompt takes a second.
+    #[serde(with = "DurationText")]
+    pub replay_timeout: Duration,
+    /// Batches that wait for a replay to end, for each rank. Engines keep 10,000 for replays by default.
+    #[schemars(range(min = 1))]
+    pub max_queued_batches: usize,
+    /// Size of the batches that wait, for each rank.
+    #[serde(with = "SizeText")]
+    pub max_queued_size: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            // A tail of lost batches is noticed within this; a question costs the engine one batch.
-            silence_ms: 10_000,
-            // Engines answer between two scheduler steps, and a step over a long prompt takes a second.
-            replay_timeout_ms: 3_000,
-            // As many as engines keep for replays by default.
-            held_batches_max: 10_000,
+            verify_interval: Duration::from_secs(10),
+            replay_timeout: Duration::from_secs(3),
+            max_queued_batches: 10_000,
             // Some 300,000 tokens in stores; what does not fit is asked for again.
-            held_bytes_max: 16 << 20,
+            max_queued_size: 16 << 20,
         }
     }
 }

@@ -412,7 +412,7 @@ fn a_tree_that_others_stores_cut_does_not_count_as_whole_for_long() {
     let registry = Registry::default();
     let indexes = PrefixIndexes::new(
         indexes::Settings {
-            memory_bytes_max: 4 << 20,
+            max_index_memory: 4 << 20,
         },
         &registry,
     );

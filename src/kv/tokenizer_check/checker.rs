@@ -104,7 +104,7 @@ impl TokenizerCheck {
         settings: Settings,
         registry: &Registry,
     ) -> (Arc<Self>, mpsc::Receiver<PromptCheck>) {
-        let (queue, checks) = mpsc::channel(settings.checks_max.max(1) as usize);
+        let (queue, checks) = mpsc::channel(settings.max_checks.max(1) as usize);
         let checker = Self {
             running: AtomicU32::new(0),
             running_tokens: AtomicU64::new(0),
@@ -137,8 +137,8 @@ impl TokenizerCheck {
 
     /// Whether another prompt of this many tokens could be checked now.
     pub fn has_room(&self, tokens: usize) -> bool {
-        self.running.load(Relaxed) < self.settings.checks_max
-            && self.running_tokens.load(Relaxed) + tokens as u64 <= self.settings.tokens_max
+        self.running.load(Relaxed) < self.settings.max_checks
+            && self.running_tokens.load(Relaxed) + tokens as u64 <= self.settings.max_tokens
     }
 
     /// Starts the check of a prompt that is sent to a worker with this many ranks.

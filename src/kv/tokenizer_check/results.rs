@@ -75,11 +75,11 @@ impl CheckSeries {
 
     fn update_alarm(&mut self, settings: &Settings, now: Instant) -> AlarmChange {
         match self.raised_since {
-            None if self.misses >= settings.raise_after => {
+            None if self.misses >= settings.mismatch_threshold => {
                 self.raised_since = Some(now);
                 AlarmChange::Raised
             }
-            Some(_) if self.hits >= settings.clear_after => {
+            Some(_) if self.hits >= settings.match_threshold => {
                 self.raised_since = None;
                 AlarmChange::Cleared
             }
@@ -136,7 +136,7 @@ impl SubjectResults {
         agrees: bool,
     ) -> AlarmChange {
         self.all.count(begun, agrees);
-        if self.all.misses >= settings.raise_after && self.is_contradicted() {
+        if self.all.misses >= settings.mismatch_threshold && self.is_contradicted() {
             self.all.restart_misses();
         }
         self.all.update_alarm(settings, now)
@@ -154,7 +154,7 @@ impl SubjectResults {
     /// checks fail is distrusted whatever the others' do.
     fn trusts(&self, settings: &Settings, worker: WorkerId) -> bool {
         let own = self.workers.get(&worker);
-        let agrees = own.is_some_and(|run| run.hits >= settings.clear_after);
+        let agrees = own.is_some_and(|run| run.hits >= settings.match_threshold);
         let disagrees = own.is_some_and(CheckSeries::is_raised);
         !disagrees && (agrees || !self.all.is_raised())
     }

@@ -7,11 +7,11 @@ use crate::observe;
 const A: WorkerId = WorkerId(1);
 const B: WorkerId = WorkerId(2);
 
-fn unconfirmed(marks_max: u64) -> (Arc<UnconfirmedBlocks>, Instant) {
+fn unconfirmed(max_blocks: u64) -> (Arc<UnconfirmedBlocks>, Instant) {
     let now = observe::now();
     let settings = Settings {
-        grace_ms: 1_000,
-        marks_max,
+        grace_period: Duration::from_millis(1_000),
+        max_blocks,
     };
     let metrics = Metrics::new(&Registry::default());
     (UnconfirmedBlocks::new(settings, metrics, now), now)

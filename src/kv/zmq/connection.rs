@@ -106,7 +106,7 @@ impl Connection {
         role: Role,
         settings: &Settings,
     ) -> Result<(Self, Option<Parts>), CloseReason> {
-        let limit = Duration::from_millis(settings.connect_timeout_ms);
+        let limit = settings.connect_timeout;
         let connecting = timeout(
             limit,
             TcpStream::connect((endpoint.host.as_str(), endpoint.port)),
@@ -124,7 +124,7 @@ impl Connection {
     }
 
     fn over(stream: TcpStream, role: Role, settings: &Settings) -> io::Result<Self> {
-        let heartbeat = Duration::from_millis(settings.heartbeat_ms);
+        let heartbeat = settings.heartbeat_interval;
         stream.set_nodelay(true)?;
         // For peers without pings (ZMTP 3.0): the kernel notices an unreachable host.
         let seconds = |time: Duration| time.clamp(Duration::from_secs(1), KEEPALIVE_MAX);
@@ -135,7 +135,7 @@ impl Connection {
         SockRef::from(&stream).set_tcp_keepalive(&probes)?;
         let mut outbox = BytesMut::new();
         let bounds = Bounds {
-            message_bytes_max: settings.message_bytes_max,
+            message_bytes_max: settings.max_message,
             parts_max: PARTS_MAX,
         };
         Ok(Self {
@@ -144,7 +144,7 @@ impl Connection {
             inbox: BytesMut::new(),
             outbox,
             heartbeat,
-            silence_max: Duration::from_millis(settings.silence_max_ms),
+            silence_max: settings.heartbeat_timeout,
             last_read_at: Instant::now(),
             pinged_at: None,
         })

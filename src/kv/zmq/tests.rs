@@ -24,11 +24,11 @@ fn source(endpoint: &str, replay: Option<&str>, settings: Settings) -> Zmq {
 /// Quick to try again and to ask for a sign of life, and slow to give up: machines may be busy.
 fn hasty() -> Settings {
     Settings {
-        backoff_ms: 1,
-        backoff_max_ms: 10,
-        heartbeat_ms: 20,
-        silence_max_ms: 20_000,
-        message_bytes_max: 10_000,
+        backoff: Duration::from_millis(1),
+        max_backoff: Duration::from_millis(10),
+        heartbeat_interval: Duration::from_millis(20),
+        heartbeat_timeout: Duration::from_millis(20_000),
+        max_message: 10_000,
         ..Settings::default()
     }
 }
@@ -209,7 +209,7 @@ async fn a_restarted_publisher_is_heard_only_after_the_end_of_the_old_one() {
 async fn a_publisher_that_is_there_but_silent_is_lost() {
     let (listener, endpoint) = listen().await;
     let settings = Settings {
-        silence_max_ms: 50,
+        heartbeat_timeout: Duration::from_millis(50),
         ..hasty()
     };
     let mut source = source(&endpoint, None, settings);
@@ -268,7 +268,7 @@ async fn a_publisher_that_asks_and_does_not_read_is_lost() {
 async fn a_heartbeat_of_a_year_is_no_reason_not_to_connect() {
     let (listener, endpoint) = listen().await;
     let settings = Settings {
-        heartbeat_ms: 365 * 24 * 3_600_000,
+        heartbeat_interval: Duration::from_millis(365 * 24 * 3_600_000),
         ..hasty()
     };
     let mut source = source(&endpoint, None, settings);

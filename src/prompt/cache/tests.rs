@@ -6,9 +6,9 @@ use super::*;
 
 const FIRST: VocabularyId = VocabularyId(1);
 
-fn cache(memory_bytes_max: u64) -> Cache {
+fn cache(max_cache_memory: u64) -> Cache {
     let metrics = Metrics::new(&Registry::default());
-    Cache::new(&Settings { memory_bytes_max }, 7, metrics)
+    Cache::new(&Settings { max_cache_memory }, 7, metrics)
 }
 
 fn found(cache: &Cache, vocabulary: VocabularyId, text: &str) -> Option<Vec<u32>> {

@@ -89,7 +89,7 @@ fn what_is_kept_grows_old_and_is_bounded() {
 #[test]
 fn what_was_not_asked_of_a_worker_says_nothing_of_it() {
     let settings = Settings {
-        requests_max: 1,
+        max_requests: 1,
         ..Settings::default()
     };
     let engine = Engine::new(settings, 1);

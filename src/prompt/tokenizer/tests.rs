@@ -12,9 +12,9 @@ const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.c
                       else '<|image|>' }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}\
                       {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-fn tokenizer(name: &str, memory_bytes_max: u64) -> Arc<Tokenizer> {
+fn tokenizer(name: &str, max_cache_memory: u64) -> Arc<Tokenizer> {
     let registry = Registry::default();
-    let settings = cache::Settings { memory_bytes_max };
+    let settings = cache::Settings { max_cache_memory };
     let cache = Cache::new(&settings, 3, cache::Metrics::new(&registry));
     let templates = Templates {
         plain: Some(Template::new(CHATML).unwrap()),
@@ -139,10 +139,7 @@ fn ids_before_an_image_are_known() {
 #[test]
 fn a_text_beyond_the_setting_is_left() {
     let mut tokenizer = tokenizer("qwen2", 1 << 20);
-    Arc::get_mut(&mut tokenizer)
-        .unwrap()
-        .settings
-        .text_bytes_max = 100;
+    Arc::get_mut(&mut tokenizer).unwrap().settings.max_text = 100;
     let body = chat(&["x".repeat(200)]).to_string();
     let found = tokenizer.tokens(Api::Chat, body.as_bytes(), 0);
     assert!(matches!(found, Err(Unknown::TooLong { bytes }) if bytes > 200));

@@ -47,13 +47,10 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
 }
 
 /// Why a request has no prefill leg.
-pub(super) fn not_disaggregated(
-    reason: NotDisaggregated,
-    remote_prefill_min_tokens: u32,
-) -> String {
+pub(super) fn not_disaggregated(reason: NotDisaggregated, min_remote_tokens: u32) -> String {
     match reason {
         NotDisaggregated::Local(LocalReason::PrefixCached) => format!(
-            "the decode worker lacks fewer than {remote_prefill_min_tokens} tokens and computes them itself"
+            "the decode worker lacks fewer than {min_remote_tokens} tokens and computes them itself"
         ),
         NotDisaggregated::Local(LocalReason::NoPrefillWorker) => {
             "no prefill worker is usable now".to_owned()

@@ -28,11 +28,11 @@ impl Disaggregation {
         Some(Self {
             connector,
             pair: pair::Settings {
-                remote_prefill_min_tokens: settings.remote_prefill_min_tokens,
+                min_remote_tokens: settings.advanced.min_remote_tokens,
             },
             on_prefill_failure: settings.on_prefill_failure,
-            lease: settings.lease(connector),
-            transfer_timeout: Duration::from_millis(settings.handoff_timeout_ms),
+            lease: settings.kv_lease(connector),
+            transfer_timeout: settings.advanced.transfer_timeout,
             pinned: Arc::default(),
             families: Families::new(registry),
         })

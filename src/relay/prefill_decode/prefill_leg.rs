@@ -1,6 +1,6 @@
 //! The prefill leg: one worker computes the prompt and says where its KV blocks are.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::context::LegContext;
 use super::leg_answers::read_whole;
@@ -62,7 +62,7 @@ impl LegContext<'_> {
             is_once: settings.connector.needs_peer(),
         };
         // The answer to a prefill leg is one token.
-        let limit = Duration::from_millis(relay.settings.first_byte_timeout_ms);
+        let limit = relay.settings.first_byte_timeout;
         let timer = tokio::time::sleep_until((now + limit).min(self.deadline).into());
         let timer = Box::pin(timer);
         let sent = match report {

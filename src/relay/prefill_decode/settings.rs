@@ -2,67 +2,95 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::fleet::handoff::Connector;
 use crate::routing::pair;
+use crate::units::DurationText;
 
-/// What becomes of a request whose prompt no prefill worker has computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// What happens to a request when no prefill worker is left or those that were tried failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnPrefillFailure {
-    /// The decode worker computes the prompt, as an engine does that is alone.
+    /// The decode worker computes the prompt.
     #[default]
     Local,
-    /// It fails, and no decode worker is slowed down by it.
+    /// The request fails with 503, 502 or 504, and no decode worker is slowed down by it.
     Fail,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Disaggregated prefill/decode: a prefill worker computes a request's prompt, and a decode worker fetches the KV
+/// blocks and generates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// How engines bring blocks from one to the other; none: requests are never split.
+    /// How KV blocks are transferred, as in the engines' `--kv-transfer-config`. Setting it turns disaggregation
+    /// on; workers then may have the roles prefill and decode.
     pub connector: Option<Connector>,
-    /// Fewer tokens of the prompt than this that the decode worker does not hold: it computes them itself.
-    pub remote_prefill_min_tokens: u32,
+    /// What happens when no prefill worker is left or those that were tried failed.
     pub on_prefill_failure: OnPrefillFailure,
-    /// Workers that differ in this label are no pair. Empty: any two may be.
+    /// Name of a worker label, such as `zone`: KV blocks are transferred only between workers with the same value
+    /// of it. Workers without it can be paired with each other. Empty: between any two.
     pub topology: String,
-    /// How long an engine keeps blocks that nobody fetches; 0 for what the connector's engines do by default.
-    pub lease_ms: u64,
-    /// From sending the decode leg to its first token, where an engine may wait much longer for blocks that
-    /// never come and says nothing of them: Mooncake's.
-    pub handoff_timeout_ms: u64,
-    /// Of the bootstrap servers of Mooncake's prefill workers.
-    pub bootstrap_port: u16,
+    /// Settings for experts.
+    pub advanced: Advanced,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
             connector: None,
-            remote_prefill_min_tokens: pair::Settings::default().remote_prefill_min_tokens,
             // A slow answer is better than none.
             on_prefill_failure: OnPrefillFailure::Local,
             topology: String::new(),
-            lease_ms: 0,
+            advanced: Advanced::default(),
+        }
+    }
+}
+
+/// Settings of disaggregation for experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Advanced {
+    /// A decode worker that would compute fewer tokens of the prompt than this computes them itself. 256 tokens
+    /// take about one step of a busy decode worker.
+    pub min_remote_tokens: u32,
+    /// How long engines keep KV blocks that nobody fetches, used for metrics: NIXL's `kv_lease_duration`,
+    /// Mooncake's `VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`. `0s`: their defaults, 30 s and 480 s.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub kv_lease: Duration,
+    /// mooncake: a streamed request without its first token for this long after the decode leg was sent is
+    /// cancelled and started again, since an engine may wait for minutes for KV blocks that never come. Longer
+    /// than requests wait in a decode worker's queue. Other requests are cancelled only if the prefill process is
+    /// gone, which is checked for twice as long. nixl does not use it: its engines report failed transfers.
+    #[serde(with = "DurationText")]
+    pub transfer_timeout: Duration,
+    /// mooncake: the port of the prefill workers' bootstrap server (`VLLM_MOONCAKE_BOOTSTRAP_PORT`).
+    #[schemars(range(min = 1))]
+    pub bootstrap_port: u16,
+}
+
+impl Default for Advanced {
+    fn default() -> Self {
+        Self {
+            min_remote_tokens: pair::Settings::default().min_remote_tokens,
+            kv_lease: Duration::ZERO,
             // Blocks come in a second; this is a queue at the decode worker in which few wait.
-            handoff_timeout_ms: 30_000,
-            // VLLM_MOONCAKE_BOOTSTRAP_PORT
+            transfer_timeout: Duration::from_secs(30),
             bootstrap_port: 8_998,
         }
     }
 }
 
 impl Settings {
-    /// How long an engine keeps what nobody fetches.
-    pub(super) fn lease(&self, connector: Connector) -> Duration {
-        Duration::from_millis(match (self.lease_ms, connector) {
-            // kv_lease_duration
-            (0, Connector::Nixl) => 30_000,
-            // VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
-            (0, Connector::Mooncake) => 480_000,
-            (own, _) => own,
-        })
+    /// How long an engine keeps KV blocks that nobody fetches.
+    pub(super) fn kv_lease(&self, connector: Connector) -> Duration {
+        match connector {
+            _ if !self.advanced.kv_lease.is_zero() => self.advanced.kv_lease,
+            Connector::Nixl => Duration::from_secs(30),
+            Connector::Mooncake => Duration::from_secs(480),
+        }
     }
 }

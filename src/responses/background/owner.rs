@@ -87,7 +87,7 @@ impl Responses {
 
 async fn send_heartbeats(responses: &Responses) {
     let background = &responses.background;
-    let length = Duration::from_millis(background.lease.lease_ms);
+    let length = background.lease.duration;
     let name = format!("pid {}", std::process::id());
     while !background.is_over() {
         if background.on_lease(|table, now, next| table.on_timeout(now, next))
@@ -165,13 +165,13 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
     let mut rescan = false;
     while !background.tasks.is_stopping() {
         // Random, so that replicas that started together do not scan together.
-        let pause = background.lease.sweep_ms;
+        let interval = background.lease.scan_interval;
         let pause = match std::mem::take(&mut rescan) {
-            true => 0,
-            false => pause * 3 / 4 + fastrand::u64(0..=pause / 2),
+            true => Duration::ZERO,
+            false => interval.mul_f64(0.75 + fastrand::f64() / 2.0),
         };
         tokio::select! {
-            () = sleep(Duration::from_millis(pause)) => {}
+            () = sleep(pause) => {}
             () = background.tasks.stopped() => return,
         }
         if !*background.lease_held.borrow() {
@@ -239,7 +239,7 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         stored: adopted.last_event.map_or(0, |last| last + 1),
         attempts: adopted.attempts,
     };
-    let (action, state) = match orphan_state.decide(background.settings.attempts_max) {
+    let (action, state) = match orphan_state.decide(background.settings.max_attempts) {
         TakeOver::Rerun => (
             "rerun",
             RunState::new(orphan_state.streams, orphan_state.stored),

@@ -133,11 +133,11 @@ impl Reader {
 
     /// Time until the next keep-alive comment.
     fn until_keep_alive(&self) -> Duration {
-        match self.responses.settings.keep_alive_ms {
-            0 => Duration::MAX,
+        match self.responses.settings.keep_alive {
+            Duration::ZERO => Duration::MAX,
             max => {
                 let silent = observe::now().saturating_duration_since(self.last_sent);
-                Duration::from_millis(max).saturating_sub(silent)
+                max.saturating_sub(silent)
             }
         }
     }
@@ -145,7 +145,7 @@ impl Reader {
     /// Waits until there may be more to read, at most for `max`.
     async fn wait(&mut self, max: Duration) {
         let background = &self.responses.background;
-        let poll = Duration::from_millis(background.settings.poll_ms);
+        let poll = background.settings.poll_interval;
         let Some(local) = &mut self.local else {
             tokio::time::sleep(poll.min(max)).await;
             // The client continues on another replica.
@@ -185,7 +185,7 @@ impl Reader {
             self.is_over = true;
             return (self.deleted(), Next::Wait);
         };
-        let max = self.responses.background.log_bytes_max;
+        let max = self.responses.background.max_event_log;
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         let mut out = Vec::new();
         let next = self.position.on_read(&read, max, &mut out);

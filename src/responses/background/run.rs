@@ -159,7 +159,7 @@ async fn stopped(responses: &Responses, guard: &RunGuard) -> StopReason {
         }
         StopReason::Draining
     };
-    let limit = Duration::from_millis(responses.background.settings.run_max_ms);
+    let limit = responses.background.settings.run_timeout;
     tokio::select! {
         biased;
         reason = requested => reason,
@@ -192,7 +192,7 @@ impl Runner<'_> {
     ) {
         let (store, key, fence) = (&self.responses.store, self.guard.key, self.guard.run.fence);
         let state = &self.guard.run.state;
-        let flush = Duration::from_millis(self.responses.background.settings.flush_ms);
+        let flush = self.responses.background.settings.flush_interval;
         let mut engine: Option<EngineStream> = None;
         loop {
             let then = match self.next() {

@@ -28,7 +28,7 @@ pub(in crate::responses) struct Background {
     pub(super) settings: Settings,
     pub(super) lease: lease::Settings,
     /// Event logs larger than this were not kept.
-    pub(super) log_bytes_max: u64,
+    pub(super) max_event_log: u64,
     /// Whether this replica holds its lease.
     pub(super) lease_held: watch::Sender<bool>,
     /// Wakes the heartbeat task: the lease may be due.
@@ -104,20 +104,20 @@ impl Background {
     pub(in crate::responses) fn new(
         settings: Settings,
         lease: lease::Settings,
-        log_bytes_max: u64,
+        max_event_log: u64,
         tasks: Tasks,
         registry: &Registry,
     ) -> Arc<Self> {
         let bounds = Bounds {
-            running_max: settings.running_max,
-            running_per_tenant_max: settings.running_per_tenant_max,
+            running_max: settings.max_running,
+            running_per_tenant_max: settings.max_running_per_tenant,
         };
         let owner = Owner(fastrand::u64(..));
         let table = RunTable::new(observe::now(), bounds, &lease, owner);
         Arc::new(Self {
             settings,
             lease,
-            log_bytes_max,
+            max_event_log,
             lease_held: watch::Sender::new(false),
             wakes: Notify::new(),
             table: Mutex::new(table),
@@ -208,7 +208,7 @@ impl Background {
             RunRefusal::NotOwner | RunRefusal::AlreadyRunning => ApiError::store_unavailable(pause),
             RunRefusal::ReplicaFull => ApiError::background_full(pause),
             RunRefusal::TenantFull => {
-                let max = self.settings.running_per_tenant_max;
+                let max = self.settings.max_running_per_tenant;
                 ApiError::too_many_background(max, pause)
             }
         }

@@ -1,60 +1,56 @@
 //! Bounds of what runs in the background.
 
+use std::time::Duration;
+
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+use crate::units::DurationText;
+
+/// Background responses (`background: true`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Responses that this replica runs at the same time.
-    pub running_max: u64,
-    /// Of those, one tenant's.
-    pub running_per_tenant_max: u64,
-    /// How long one waits for a worker that takes it.
-    pub queue_max_ms: u64,
-    /// How long one may run, the wait included.
-    pub run_max_ms: u64,
-    /// How often one is begun, where its replica is lost before anybody saw anything of it.
-    pub attempts_max: u32,
-    /// How long events are gathered before they are stored and told.
-    pub flush_ms: u64,
-    /// Between two looks for news of a response that another replica runs.
-    pub poll_ms: u64,
+    /// Background responses that this replica runs at a time, those that wait for a worker included; the next one
+    /// is answered with 503.
+    #[schemars(range(min = 1))]
+    pub max_running: u64,
+    /// Of those, one tenant's; the next one is answered with 429.
+    #[schemars(range(min = 1))]
+    pub max_running_per_tenant: u64,
+    /// A background response that no worker accepted for this long fails.
+    #[schemars(extend("min" = "1s"))]
+    #[serde(with = "DurationText")]
+    pub queue_timeout: Duration,
+    /// A background response that runs for this long fails, the wait included.
+    #[schemars(extend("min" = "1s"))]
+    #[serde(with = "DurationText")]
+    pub run_timeout: Duration,
+    /// A background response whose replica died before any output was seen is started again up to this many
+    /// times in all. One that took three replicas with it may well be the cause.
+    #[schemars(range(min = 1))]
+    pub max_attempts: u32,
+    /// Events are collected for this long, then stored, then sent. It delays readers and saves writes to the
+    /// store.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub flush_interval: Duration,
+    /// Time between two reads of a response that another replica runs.
+    #[schemars(extend("min" = "10ms"))]
+    #[serde(with = "DurationText")]
+    pub poll_interval: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            // A store that notes the events of so many still answers at once.
-            running_max: 1_000,
-            running_per_tenant_max: 100,
-            queue_max_ms: 600_000,
-            run_max_ms: 3_600_000,
-            // One that took three replicas with it may well be why they went.
-            attempts_max: 3,
-            // A reader sees no delay, and a store has a tenth of the writes that tokens would make.
-            flush_ms: 50,
-            poll_ms: 100,
+            max_running: 1_000,
+            max_running_per_tenant: 100,
+            queue_timeout: Duration::from_secs(600),
+            run_timeout: Duration::from_secs(3_600),
+            max_attempts: 3,
+            flush_interval: Duration::from_millis(50),
+            poll_interval: Duration::from_millis(100),
         }
-    }
-}
-
-impl Settings {
-    pub fn problems(&self) -> Vec<(&'static str, String)> {
-        let at_least = [
-            ("background.running_max", self.running_max, 1),
-            (
-                "background.running_per_tenant_max",
-                self.running_per_tenant_max,
-                1,
-            ),
-            ("background.queue_max_ms", self.queue_max_ms, 1_000),
-            ("background.run_max_ms", self.run_max_ms, 1_000),
-            ("background.attempts_max", self.attempts_max.into(), 1),
-            ("background.poll_ms", self.poll_ms, 10),
-        ];
-        let wrong = at_least.into_iter().filter(|(_, value, min)| value < min);
-        wrong
-            .map(|(path, value, min)| (path, format!("must be at least {min}, not {value}")))
-            .collect()
     }
 }

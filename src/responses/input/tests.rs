@@ -470,7 +470,7 @@ fn references_of(input: &Value) -> HashSet<String> {
 fn the_state_tokens_of_a_request_share_one_size_limit() {
     let registry = crate::observe::metrics::Registry::default();
     let settings = crate::state_token::Settings {
-        plain_bytes_max: 10_000,
+        max_plain_size: 10_000,
         ..Default::default()
     };
     let key_ring = crate::state_token::KeyRing::new(settings, [7; 32], &registry).unwrap();

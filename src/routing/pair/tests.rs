@@ -5,7 +5,7 @@ use crate::routing::Settings as Routing;
 use crate::routing::policy::tests::{ALL, Table};
 
 const SETTINGS: Settings = Settings {
-    remote_prefill_min_tokens: 256,
+    min_remote_tokens: 256,
 };
 
 fn request(prompt_tokens: u32) -> Request {

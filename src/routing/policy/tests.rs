@@ -50,7 +50,7 @@ impl View for Table {
     }
     fn max_cached_elsewhere(&self) -> u32 {
         let others = (0..self.len()).filter(|index| self.bounds && !self.holders.contains(index));
-        let credit = Settings::default().tier_credit;
+        let credit = Settings::default().advanced.tier_credit;
         let most = others.map(|index| self.cached[index].credit(&credit)).max();
         most.unwrap_or(if self.bounds { 0 } else { u32::MAX })
     }

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use crate::app::App;
 use crate::config::{self, Config};
 use crate::fleet::Role;
-use crate::fleet::discovery::Listed;
+use crate::fleet::discovery::WorkerSpec;
 use crate::fleet::handoff::Connector;
 use crate::http::drain::Tasks;
 use crate::relay::prefill_decode;
@@ -138,24 +138,21 @@ impl Deployment {
                 ..settings.engine()
             })
             .await?;
-            workers.push(Listed {
+            workers.push(WorkerSpec {
                 url: format!("http://{}", engine.addr()),
                 name,
-                role,
-                ..Listed::default()
+                role: Some(role),
+                ..WorkerSpec::default()
             });
             engines.push(engine.handle());
             tasks.spawn(engine.run(tasks.stopped()));
         }
         let config = Config {
             api: config::Api {
-                drain_timeout_ms: DRAIN_TIMEOUT_MS,
+                drain_timeout: Duration::from_millis(DRAIN_TIMEOUT_MS),
                 ..config::Api::default()
             },
-            fleet: config::Fleet {
-                workers,
-                ..config::Fleet::default()
-            },
+            workers,
             routing: routing::Settings {
                 policy: topology.policy(),
                 ..routing::Settings::default()

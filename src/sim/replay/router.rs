@@ -223,7 +223,7 @@ impl Router {
         job: &'a Job,
         reported: &ReportedIndex,
     ) -> CachedTokens<'a> {
-        let holders_max = self.routing.holders as usize;
+        let holders_max = self.routing.advanced.prefix_candidates as usize;
         match &self.cache_index {
             CacheIndex::Exact { unconfirmed } => {
                 let mut tokens = reported.cached_tokens(job);

@@ -37,8 +37,8 @@ impl Capacity {
             records: AtomicU64::new(0),
             running_bytes: AtomicU64::new(0),
             running_records: AtomicU64::new(0),
-            bytes_max: settings.bytes_max,
-            records_max: settings.records_max,
+            bytes_max: settings.max_size,
+            records_max: settings.max_records,
             tick: AtomicU64::new(0),
             oldest: (0..shards).map(|_| AtomicU64::new(NOTHING)).collect(),
         }

@@ -10,7 +10,7 @@ use super::capacity::Cost;
 use crate::ids::{ResponseId, Root};
 use crate::store::log::{self, Append, LogState};
 use crate::store::record::{Background, Content, InitialState, Retention, TakenOver};
-use crate::store::settings::Keep;
+use crate::store::settings::RetentionSettings;
 use crate::store::{
     Cancellation, CancelledOutput, EventBatch, FencingToken, Finalization, IdempotencyToken,
     LoggedEvents, NewRecord, Orphan, Owner, OwnershipLoss, Record, RoutingHint, Status, Takeover,
@@ -132,7 +132,7 @@ struct Run {
 }
 
 impl Response {
-    pub(super) fn new(now: Instant, record: NewRecord, keep: &Keep) -> Self {
+    pub(super) fn new(now: Instant, record: NewRecord, keep: &RetentionSettings) -> Self {
         let (status, run) = match record.initial {
             InitialState::Finished { status } => (status, None),
             InitialState::Background {
@@ -168,7 +168,7 @@ impl Response {
         });
         let expires = match run {
             Some(_) => None,
-            None => keep.record_ttl().map(|ttl| now + ttl),
+            None => keep.of_responses().map(|ttl| now + ttl),
         };
         Self {
             token: record.token,
@@ -330,7 +330,7 @@ impl Response {
         now: Instant,
         fence: FencingToken,
         end: Finalization,
-        keep: &Keep,
+        keep: &RetentionSettings,
     ) -> WriteOutcome {
         let Some(run) = &mut self.run else {
             return WriteOutcome::Terminal(self.status);
@@ -344,7 +344,7 @@ impl Response {
         debug_assert!(end.status.is_terminal() && end.status != Status::Cancelled);
         if let Some(batch) = &end.batch {
             // A full log takes no more events, but the response still ends.
-            match self.append(fence, batch, keep.log_bytes_max) {
+            match self.append(fence, batch, keep.max_event_log) {
                 WriteOutcome::Done | WriteOutcome::Overflow => {}
                 refused => return refused,
             }
@@ -359,7 +359,7 @@ impl Response {
     }
 
     /// Call only for a running response.
-    pub(super) fn cancel(&mut self, now: Instant, cancel: Cancellation, keep: &Keep) {
+    pub(super) fn cancel(&mut self, now: Instant, cancel: Cancellation, keep: &RetentionSettings) {
         let Some(run) = &mut self.run else {
             return;
         };
@@ -370,7 +370,7 @@ impl Response {
             last: number,
             bytes: Bytes::copy_from_slice(&cancel.event),
         };
-        let _ = run.log.append(&batch, keep.log_bytes_max);
+        let _ = run.log.append(&batch, keep.max_event_log);
         let content = Content {
             response: cancel.response,
             output: self.values.output(),
@@ -379,17 +379,23 @@ impl Response {
         self.end(now, Status::Cancelled, cancel.token, keep);
     }
 
-    fn end(&mut self, now: Instant, status: Status, token: IdempotencyToken, keep: &Keep) {
+    fn end(
+        &mut self,
+        now: Instant,
+        status: Status,
+        token: IdempotencyToken,
+        keep: &RetentionSettings,
+    ) {
         self.status = status;
         let Some(run) = &mut self.run else {
             return;
         };
         run.request = Bytes::new();
         run.final_token = Some(token);
-        run.log_until = Some(now + keep.log_ttl());
+        run.log_until = Some(now + keep.event_logs);
         self.expires = match run.retention {
-            Retention::Stored => keep.record_ttl().map(|ttl| now + ttl),
-            Retention::Ephemeral => Some(now + keep.ephemeral_ttl()),
+            Retention::Stored => keep.of_responses().map(|ttl| now + ttl),
+            Retention::Ephemeral => Some(now + keep.ephemeral),
         };
     }
 

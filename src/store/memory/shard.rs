@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use hashlink::LinkedHashMap;
@@ -12,7 +12,7 @@ use super::capacity::Capacity;
 use super::conversation::Conversation;
 use super::entry::Response;
 use crate::store::record::CancelledOutput;
-use crate::store::settings::Keep;
+use crate::store::settings::RetentionSettings;
 use crate::store::{
     CancelOutcome, Cancellation, Chain, ConversationKey, DeleteOutcome, Error, EventBatch,
     FencingToken, Finalization, History, HistoryLimits, IdempotencyToken, LoggedEvents,
@@ -34,7 +34,7 @@ pub(super) struct Shard {
     logs: VecDeque<(Instant, ResponseKey)>,
     /// When each ephemeral response expires, in order.
     ephemeral: VecDeque<(Instant, ResponseKey)>,
-    keep: Keep,
+    keep: RetentionSettings,
     capacity: Arc<Capacity>,
 }
 
@@ -56,7 +56,7 @@ impl Counts {
 }
 
 impl Shard {
-    pub(super) fn new(index: usize, keep: Keep, capacity: Arc<Capacity>) -> Self {
+    pub(super) fn new(index: usize, keep: RetentionSettings, capacity: Arc<Capacity>) -> Self {
         Self {
             index,
             running: HashMap::default(),
@@ -223,7 +223,7 @@ impl Shard {
     }
 
     pub(super) fn create(&mut self, now: Instant, key: ResponseKey, record: NewRecord) {
-        let ttl = Duration::from_secs(self.keep.record_ttl_s);
+        let ttl = self.keep.responses;
         // The chain that it continues must live as long as it does.
         for id in record.parent.iter().flat_map(|past| past.ids.iter()) {
             if let Some(found) = self.find(now, ResponseKey { id: *id, ..key })
@@ -335,7 +335,7 @@ impl Shard {
         // If running responses use their half of the capacity, events are no longer kept.
         let bytes_max = match self.capacity.is_full_of_running(batch.bytes.len() as u64) {
             true => 0,
-            false => self.keep.log_bytes_max,
+            false => self.keep.max_event_log,
         };
         let appended = self.change(now, key, |found| found.append(fence, batch, bytes_max));
         appended.unwrap_or(WriteOutcome::Gone)
@@ -507,7 +507,7 @@ impl Shard {
         }
         let mut conversation = Conversation::new(new)?;
         conversation.used = self.capacity.tick();
-        conversation.expires = self.keep.conversation_ttl().map(|ttl| now + ttl);
+        conversation.expires = self.keep.of_conversations().map(|ttl| now + ttl);
         self.capacity.take(conversation.cost());
         self.conversations.insert(key, conversation);
         self.publish_oldest();
@@ -530,7 +530,7 @@ impl Shard {
         key: ConversationKey,
         change: impl FnOnce(&mut Conversation) -> T,
     ) -> Option<T> {
-        let ttl = self.keep.conversation_ttl();
+        let ttl = self.keep.of_conversations();
         let found = self.find_conversation(now, key)?;
         let before = found.cost();
         let result = change(found);

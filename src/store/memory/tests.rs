@@ -21,7 +21,7 @@ fn paused(settings: &Settings) -> Paused {
     let clock = now.clone();
     let memory = Memory::with_clock(
         settings,
-        &Keep::default(),
+        &RetentionSettings::default(),
         &Registry::default(),
         Arc::new(move || *clock.lock()),
     );
@@ -112,10 +112,10 @@ fn ending() -> Finalization {
     }
 }
 
-fn room(records_max: u64, bytes_max: u64) -> Settings {
+fn room(max_records: u64, max_size: u64) -> Settings {
     Settings {
-        records_max,
-        bytes_max,
+        max_records,
+        max_size,
     }
 }
 

@@ -93,12 +93,12 @@ impl Asking {
     pub(super) fn new(link: Arc<Link>, settings: &Settings, meters: Meters) -> Self {
         Self {
             link,
-            breaker: Mutex::new(Breaker::new(&settings.breaker)),
+            breaker: Mutex::new(Breaker::new(&settings.advanced.circuit_breaker)),
             is_healthy: AtomicBool::new(true),
             waiting: AtomicU32::new(0),
-            waiting_max: settings.in_flight_max,
-            read_timeout: Duration::from_millis(settings.read_timeout_ms),
-            write_timeout: Duration::from_millis(settings.write_timeout_ms),
+            waiting_max: settings.advanced.max_in_flight,
+            read_timeout: settings.advanced.read_timeout,
+            write_timeout: settings.advanced.write_timeout,
             meters,
             last_failure: Mutex::new("".into()),
             begun: observe::now(),

@@ -43,7 +43,7 @@ impl Redis {
             .number(batch.first)
             .number(batch.last)
             .arg(batch.bytes)
-            .number(self.keep.log_bytes_max)
+            .number(self.keep.max_event_log)
             .number(self.record_ttl_ms());
         self.call(Kind::Write, call).await?.cas()
     }
@@ -69,9 +69,9 @@ impl Redis {
             .arg(end.token.to_string())
             .arg(end.status.as_str())
             .number(self.record_ttl_ms())
-            .number(self.keep.ephemeral_ttl_s * 1_000)
-            .number(self.keep.log_ttl_s * 1_000)
-            .number(self.keep.log_bytes_max);
+            .number(self.keep.ephemeral.as_millis() as u64)
+            .number(self.keep.event_logs.as_millis() as u64)
+            .number(self.keep.max_event_log);
         call = match end.batch {
             Some(batch) => call.number(batch.first).number(batch.last).arg(batch.bytes),
             None => call.arg("").arg("").arg(""),
@@ -109,9 +109,9 @@ impl Redis {
             .key(self.keys.log(key))
             .arg(cancel.token.to_string())
             .number(self.record_ttl_ms())
-            .number(self.keep.ephemeral_ttl_s * 1_000)
-            .number(self.keep.log_ttl_s * 1_000)
-            .number(self.keep.log_bytes_max)
+            .number(self.keep.ephemeral.as_millis() as u64)
+            .number(self.keep.event_logs.as_millis() as u64)
+            .number(self.keep.max_event_log)
             .arg(cancel.event)
             .arg(packed.field);
         let mut reply = self.call(Kind::Write, call).await?;

@@ -35,11 +35,11 @@ pub(super) enum Step {
 }
 
 impl Breaker {
-    pub(super) fn new(settings: &settings::Breaker) -> Self {
+    pub(super) fn new(settings: &settings::CircuitBreaker) -> Self {
         Self {
             state: State::Closed { failures: 0 },
-            failures_max: settings.failures,
-            open: Duration::from_millis(settings.open_ms),
+            failures_max: settings.failure_threshold,
+            open: settings.open_duration,
         }
     }
 
@@ -110,9 +110,9 @@ mod tests {
     fn opens_after_consecutive_failures_and_admits_one_trial_at_a_time() {
         let begun = observe::now();
         let at = |ms| begun + Duration::from_millis(ms);
-        let mut breaker = Breaker::new(&settings::Breaker {
-            failures: 2,
-            open_ms: 100,
+        let mut breaker = Breaker::new(&settings::CircuitBreaker {
+            failure_threshold: 2,
+            open_duration: Duration::from_millis(100),
         });
         assert_eq!(breaker.on_failure(at(0)), Step::Nothing);
         breaker.on_success();
@@ -132,9 +132,9 @@ mod tests {
     #[test]
     fn a_trial_that_never_reports_does_not_keep_it_open() {
         let begun = observe::now();
-        let mut breaker = Breaker::new(&settings::Breaker {
-            failures: 1,
-            open_ms: 100,
+        let mut breaker = Breaker::new(&settings::CircuitBreaker {
+            failure_threshold: 1,
+            open_duration: Duration::from_millis(100),
         });
         assert_eq!(breaker.on_failure(begun), Step::Opened);
         assert_eq!(breaker.admit(begun + Duration::from_millis(100)), Ok(()));

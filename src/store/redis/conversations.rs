@@ -99,8 +99,8 @@ impl Redis {
             .about(Name::PUT_ITEMS, key)
             .arg(kind.as_str())
             .arg(token.to_string())
-            .number(self.keep.conversation_ttl_s * 1_000)
-            .number(self.keep.record_bytes_max)
+            .number(self.keep.conversations.as_millis() as u64)
+            .number(self.keep.max_record)
             .arg(object)
             .number(TOKENS_MAX as u64);
         for (item, packed) in items.iter().zip(packed) {
@@ -130,7 +130,7 @@ impl Redis {
             "exists" => Err(Error::Exists),
             "too_large" => Err(Error::TooLarge {
                 bytes: reply.count()?,
-                max: self.keep.record_bytes_max,
+                max: self.keep.max_record,
             }),
             other => Err(reply.unexpected(other)),
         };
@@ -171,7 +171,7 @@ impl Redis {
             .about(Name::CONVERSATION, key)
             .arg("update")
             .arg(self.pack_object(&object).await?)
-            .number(self.keep.conversation_ttl_s * 1_000);
+            .number(self.keep.conversations.as_millis() as u64);
         self.was_there(Kind::Write, call).await
     }
 

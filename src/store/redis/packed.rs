@@ -19,7 +19,7 @@ pub(super) const PIECES_AT_A_TIME: usize = BATCH_BYTES / PIECE_BYTES;
 const LEVEL: i32 = 1;
 /// The first byte of an uncompressed value.
 pub(super) const RAW: u8 = b'r';
-/// No value has more: `keep.record_bytes_max` is at most as large.
+/// No value has more: `keep.max_record` is at most as large.
 const BYTES_MAX: usize = 1 << 29;
 
 /// The content of one field.

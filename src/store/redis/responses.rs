@@ -27,7 +27,7 @@ pub(super) const REREADS_MAX: u32 = 3;
 
 impl Redis {
     pub(super) fn check_size(&self, bytes: usize) -> Result<(), Error> {
-        let max = self.keep.record_bytes_max;
+        let max = self.keep.max_record;
         match bytes as u64 {
             bytes if bytes > max => Err(Error::TooLarge { bytes, max }),
             _ => Ok(()),

@@ -1,119 +1,189 @@
-//! Where Redis is and how long it is waited for.
+//! How Redis is reached.
 
-use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::secret::Secret;
+use crate::units::{DurationText, SizeText};
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Redis 6.2 or later, with `maxmemory-policy` noeviction or volatile-ttl.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    pub mode: Mode,
-    /// `redis://host:port`, or `rediss://host:port` for TLS: the server, the sentinels, or some nodes of
-    /// the cluster.
+    /// `redis://host:port`, or `rediss://host:port` for TLS: the server, the sentinels, or some nodes of the
+    /// cluster.
     pub urls: Vec<String>,
-    /// The master's name, for `sentinel`.
+    /// How `urls` are used.
+    pub mode: Mode,
+    /// The name of the master, for `mode: sentinel`.
     pub master: String,
+    /// The user of Redis; empty for the default user.
     pub username: String,
+    /// The password of Redis: text, `${NAME}` or `file:/path`.
     pub password: Secret,
+    /// The user of the sentinels.
     pub sentinel_username: String,
+    /// The password of the sentinels.
     pub sentinel_password: Secret,
-    /// Of one server; a cluster has only 0.
+    /// The number of the database. A cluster has only 0.
     pub database: u32,
-    pub tls: Tls,
-    /// What all keys begin with.
+    /// The prefix of all keys. Fleets that share a Redis need one each.
     pub prefix: String,
-    pub connect_timeout_ms: u64,
-    pub read_timeout_ms: u64,
-    pub write_timeout_ms: u64,
-    /// Carriers with a connection of their own; the others, and all in a cluster, share one.
-    pub carrier_connections_max: u32,
-    /// Operations that Redis has not answered. More are refused.
-    pub in_flight_max: u32,
-    /// Values from this size on are compressed.
-    pub compress_bytes_min: u64,
-    pub breaker: Breaker,
+    /// TLS, for `rediss://`.
+    pub tls: Tls,
+    /// Settings for experts.
+    pub advanced: Advanced,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            mode: Mode::Standalone,
             urls: Vec::new(),
+            mode: Mode::Standalone,
             master: String::new(),
             username: String::new(),
             password: Secret::default(),
             sentinel_username: String::new(),
             sentinel_password: Secret::default(),
             database: 0,
-            tls: Tls::default(),
             prefix: "wr:".to_owned(),
-            // Within a zone a connection takes a millisecond, with TLS ten.
-            connect_timeout_ms: 1_000,
-            // A hundred times what they take within a zone. A write waits longer, since after it is given
-            // up nobody knows whether it was done.
-            read_timeout_ms: 250,
-            write_timeout_ms: 1_000,
-            // One a core: what a request asks costs no change of threads. A hundred replicas of so many
-            // leave a third of the 10,000 clients that Redis takes as it comes.
-            carrier_connections_max: 64,
-            // Redis does 100,000 a second: a tenth of a second's worth.
-            in_flight_max: 10_000,
-            // Below, it costs a twentieth of a stored response's CPU, for a kilobyte or two in Redis.
-            compress_bytes_min: 4_096,
-            breaker: Breaker::default(),
+            tls: Tls::default(),
+            advanced: Advanced::default(),
         }
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The forms in which Redis is written: a URL, or its settings.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum UrlOrMap {
+    Url(String),
+    Map(Box<Settings>),
+}
+
+/// Reads Redis from any of its forms.
+pub fn url_or_map<'de, D>(deserializer: D) -> Result<Option<Settings>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let form = Option::<UrlOrMap>::deserialize(deserializer)?;
+    Ok(form.map(|form| match form {
+        UrlOrMap::Url(url) => Settings {
+            urls: vec![url],
+            ..Settings::default()
+        },
+        UrlOrMap::Map(settings) => *settings,
+    }))
+}
+
+/// What the URLs of Redis are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
+    /// One server.
     Standalone,
+    /// Sentinels, which know the master.
     Sentinel,
+    /// Some nodes of a cluster.
     Cluster,
 }
 
-/// For `rediss://`. Files in PEM.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// TLS for `rediss://`, files in PEM.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Tls {
-    /// Who may have signed the server's certificate; empty for the system's own list.
+    /// Who may have signed the server's certificate. Empty: the system's list.
     pub ca_file: String,
-    /// Our own certificate and its key, where the server asks for one.
+    /// The client certificate, if the server asks for one.
     pub certificate_file: String,
+    /// The key of the client certificate.
     pub key_file: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Settings of Redis for experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-pub struct Breaker {
-    /// Failures in a row until Redis is not asked any more.
-    pub failures: u32,
-    /// How long until one operation may try again.
-    pub open_ms: u64,
+pub struct Advanced {
+    /// For a connection with all its handshakes. Within a zone it takes a millisecond, with TLS ten.
+    #[schemars(extend("max" = "1h"))]
+    #[serde(with = "DurationText")]
+    pub connect_timeout: Duration,
+    /// For one read, and one second more for each 12.5 MB of it.
+    #[schemars(extend("max" = "1h"))]
+    #[serde(with = "DurationText")]
+    pub read_timeout: Duration,
+    /// For one write, and one second more for each 12.5 MB of it. Longer than for a read: after a write's time-out
+    /// nobody knows whether it was done.
+    #[schemars(extend("max" = "1h"))]
+    #[serde(with = "DurationText")]
+    pub write_timeout: Duration,
+    /// This many I/O threads have a connection of their own, which saves a change of threads for each operation;
+    /// the others, and all in a cluster, share one. A hundred replicas with 64 leave a third of the 10,000 clients
+    /// that Redis accepts by default.
+    pub max_thread_connections: u32,
+    /// Operations that wait for Redis; more are refused with 503. 10,000 are a tenth of a second's worth.
+    #[schemars(range(min = 1))]
+    pub max_in_flight: u32,
+    /// Values of this size and above are compressed (zstd) to a half or a third. Below 4 KiB that costs more CPU
+    /// than the room in Redis is worth; where memory is short, use 1KiB.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "0"))]
+    pub compress_from: u64,
+    /// Stops asking a Redis that fails.
+    pub circuit_breaker: CircuitBreaker,
 }
 
-impl Default for Breaker {
+impl Default for Advanced {
     fn default() -> Self {
-        // As many as a lost connection fails at once under little load; and Redis restarts within a second.
         Self {
-            failures: 5,
-            open_ms: 500,
+            connect_timeout: Duration::from_secs(1),
+            // A hundred times what it takes within a zone.
+            read_timeout: Duration::from_millis(250),
+            write_timeout: Duration::from_secs(1),
+            max_thread_connections: 64,
+            max_in_flight: 10_000,
+            compress_from: 4 << 10,
+            circuit_breaker: CircuitBreaker::default(),
+        }
+    }
+}
+
+/// While the circuit breaker is open, Redis is not asked, and requests that need it are refused at once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct CircuitBreaker {
+    /// Failures in a row that open the circuit breaker.
+    #[schemars(range(min = 1))]
+    pub failure_threshold: u32,
+    /// An open circuit breaker lets one operation try after this time. Redis restarts within a second.
+    #[schemars(extend("max" = "1h"))]
+    #[serde(with = "DurationText")]
+    pub open_duration: Duration,
+}
+
+impl Default for CircuitBreaker {
+    fn default() -> Self {
+        Self {
+            // As many as a lost connection fails at once under little load.
+            failure_threshold: 5,
+            open_duration: Duration::from_millis(500),
         }
     }
 }
 
 impl Settings {
-    /// What is wrong, with paths below `store`. Where nothing is `used`, missing addresses are none.
-    pub(in crate::store) fn problems(&self, used: bool) -> Vec<(String, String)> {
+    /// What is wrong beyond types and bounds: keys with a message each.
+    pub(in crate::store) fn check(&self) -> Vec<(String, String)> {
         let mut problems = Vec::new();
-        let mut wrong = |key: &str, reason: String| problems.push((format!("redis.{key}"), reason));
-        if used && self.urls.is_empty() {
+        let mut wrong = |key: &str, why: String| problems.push((key.to_owned(), why));
+        if self.urls.is_empty() {
             wrong("urls", "list at least one redis:// address".to_owned());
         }
         for (place, url) in self.urls.iter().enumerate() {
-            if let Err(reason) = address(url) {
-                wrong(&format!("urls[{place}]"), reason);
+            if let Err(why) = address(url) {
+                wrong(&format!("urls[{place}]"), why);
             }
         }
         let tls = self.urls.iter().filter_map(|url| address(url).ok());
@@ -124,18 +194,18 @@ impl Settings {
                 "must be all redis:// or all rediss://, not both".to_owned(),
             );
         }
-        if used && self.mode == Mode::Standalone && self.urls.len() > 1 {
+        if self.mode == Mode::Standalone && self.urls.len() > 1 {
             wrong(
                 "urls",
                 "has several addresses, but mode is standalone".to_owned(),
             );
         }
-        if used && (self.mode == Mode::Sentinel) == self.master.is_empty() {
-            let reason = match self.mode {
+        if (self.mode == Mode::Sentinel) == self.master.is_empty() {
+            let why = match self.mode {
                 Mode::Sentinel => "name the master that the sentinels watch",
                 Mode::Standalone | Mode::Cluster => "is for mode sentinel alone",
             };
-            wrong("master", reason.to_owned());
+            wrong("master", why.to_owned());
         }
         if self.mode == Mode::Cluster && self.database != 0 {
             wrong("database", "a cluster has only database 0".to_owned());
@@ -161,21 +231,6 @@ impl Settings {
                 "must be up to 64 characters without braces, which decide where a cluster keeps a key"
                     .to_owned(),
             );
-        }
-        for (key, value) in [
-            ("connect_timeout_ms", self.connect_timeout_ms),
-            ("read_timeout_ms", self.read_timeout_ms),
-            ("write_timeout_ms", self.write_timeout_ms),
-            ("in_flight_max", self.in_flight_max.into()),
-            ("breaker.failures", self.breaker.failures.into()),
-            ("breaker.open_ms", self.breaker.open_ms),
-        ] {
-            if value == 0 {
-                wrong(key, "must be at least 1".to_owned());
-            }
-            if key.ends_with("_ms") && value > 3_600_000 {
-                wrong(key, format!("{value} ms is more than an hour"));
-            }
         }
         problems
     }

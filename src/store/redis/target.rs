@@ -116,11 +116,11 @@ impl Target {
                     .into_iter()
                     .map(|address| info(address, settings))
                     .collect();
-                let timeout = Duration::from_millis(settings.connect_timeout_ms);
+                let timeout = settings.advanced.connect_timeout;
                 let mut builder = ClusterClientBuilder::new(nodes.map_err(wrong)?)
                     .connection_timeout(timeout)
                     .tcp_settings(tcp())
-                    .response_timeout(Duration::from_millis(settings.write_timeout_ms))
+                    .response_timeout(settings.advanced.write_timeout)
                     .retries(CLUSTER_RETRIES)
                     .min_retry_wait(CLUSTER_RETRY_MS)
                     .max_retry_wait(CLUSTER_RETRY_MS);
@@ -132,7 +132,7 @@ impl Target {
         };
         Ok(Self {
             kind,
-            timeout: Duration::from_millis(settings.connect_timeout_ms),
+            timeout: settings.advanced.connect_timeout,
         })
     }
 

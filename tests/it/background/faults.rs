@@ -1,6 +1,8 @@
 //! Background responses when routers, Redis or engines are lost: each has exactly one end, the same on every
 //! router.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use warmroute::sim::fault::Faults;
 
@@ -87,7 +89,7 @@ async fn a_run_of_a_killed_router_continues_at_its_next_event_number() {
 #[tokio::test]
 async fn a_redis_restart_within_the_lease_loses_nothing() {
     let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
-        config.responses.store.lease.lease_ms = 60_000;
+        config.responses.store.lease.duration = Duration::from_secs(60);
     })
     .await;
     let one = polled(&fleet, 250).await;

@@ -1,5 +1,7 @@
 //! Routers that are told to stop while background responses run.
 
+use std::time::Duration;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,9 +23,9 @@ async fn has_ended(router: &mut Router) {
 #[tokio::test]
 async fn at_the_end_of_the_drain_runs_without_output_are_released_and_others_fail() {
     let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
-        config.api.drain_timeout_ms = 500;
+        config.api.drain_timeout = Duration::from_millis(500);
         // The response need not be finished.
-        config.responses.store.lease.lease_ms = 600_000;
+        config.responses.store.lease.duration = Duration::from_secs(600);
     })
     .await;
     let one = create(&fleet.routers[0], &ask(200, json!({}))).await;

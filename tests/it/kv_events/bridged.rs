@@ -11,7 +11,7 @@ fn prompts(families: std::ops::Range<u32>) -> impl Iterator<Item = Prompt> {
 /// Another router that follows the same engine over the same bridge.
 async fn another(bridge: &Bridge, engine: &Engine) -> Cluster {
     let mut config = quick();
-    config.fleet.workers = vec![bridge.listed(engine)];
+    config.workers = vec![bridge.listed(engine)];
     let router = Router::here(&config).await;
     let engines = Vec::new();
     let cluster = Cluster { engines, router };

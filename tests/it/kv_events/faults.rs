@@ -252,7 +252,7 @@ async fn suffers(wire: Wire, case: Case) {
     let followed = Followed::of(wire, vec![engine], |config| {
         if case.end == End::Live {
             // Who answers late on a busy machine does answer; to be given up on would forget all.
-            config.events.stream.replay_timeout_ms = Stream::default().replay_timeout_ms;
+            config.kv_events.advanced.stream.replay_timeout = Stream::default().replay_timeout;
         }
     })
     .await;

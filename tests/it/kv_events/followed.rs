@@ -1,5 +1,7 @@
 //! A router that follows engines over one of the wires, and what it believes beside what is true.
 
+use std::time::Duration;
+
 use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::net::SocketAddr;
@@ -7,7 +9,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
-use warmroute::fleet::discovery::Listed;
+use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::fleet::events;
 use warmroute::sim::worker::{CacheContents, Settings, publisher};
 
@@ -76,14 +78,14 @@ impl Bridge {
         *self = started.unwrap();
     }
 
-    pub(super) fn listed(&self, engine: &Engine) -> Listed {
-        Listed {
-            events: events::Listed {
+    pub(super) fn listed(&self, engine: &Engine) -> WorkerSpec {
+        WorkerSpec {
+            events: Some(events::EventsSpec {
                 from: events::From::Grpc,
                 endpoint: self.address.to_string(),
                 ranks: engine.events.len() as u32,
-                ..events::Listed::default()
-            },
+                ..events::EventsSpec::default()
+            }),
             ..engine.listed()
         }
     }
@@ -125,7 +127,7 @@ impl Followed {
                     bridges[bridges.len() - 1].listed(engine)
                 }
             };
-            config.fleet.workers.push(listed);
+            config.workers.push(listed);
         }
         change(&mut config);
         let router = Router::here(&config).await;
@@ -217,12 +219,12 @@ impl Drop for Last {
 /// So that a test need not wait long for what takes its time in life.
 pub(super) fn quick() -> Config {
     let mut config = config();
-    config.events.stream.silence_ms = 400;
+    config.kv_events.advanced.stream.verify_interval = Duration::from_millis(400);
     // What was just sent and is evicted again would count as held for so long.
-    config.events.expected.grace_ms = 0;
-    config.events.stream.replay_timeout_ms = 500;
-    config.events.zmq.backoff_max_ms = 200;
-    config.events.grpc.backoff_max_ms = 200;
+    config.kv_events.advanced.unconfirmed.grace_period = Duration::ZERO;
+    config.kv_events.advanced.stream.replay_timeout = Duration::from_millis(500);
+    config.kv_events.advanced.zmq.max_backoff = Duration::from_millis(200);
+    config.kv_events.advanced.grpc.max_backoff = Duration::from_millis(200);
     config
 }
 
@@ -248,17 +250,17 @@ fn everywhere(settings: Settings) -> Settings {
     }
 }
 
-pub(super) fn over_zmq(engine: &Engine) -> Listed {
+pub(super) fn over_zmq(engine: &Engine) -> WorkerSpec {
     let first = &engine.events[0];
     let replay = first.replay.map(|at| format!("tcp://{at}"));
-    Listed {
-        events: events::Listed {
+    WorkerSpec {
+        events: Some(events::EventsSpec {
             from: events::From::Zmq,
             endpoint: format!("tcp://{}", first.events),
             replay: replay.unwrap_or_default(),
             ranks: engine.events.len() as u32,
-            ..events::Listed::default()
-        },
+            ..events::EventsSpec::default()
+        }),
         ..engine.listed()
     }
 }

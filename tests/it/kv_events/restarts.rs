@@ -1,5 +1,7 @@
 //! An engine's process ends, and another one takes its place: nothing of the old one is believed.
 
+use std::time::Duration;
+
 use std::collections::BTreeSet;
 
 use warmroute::sim::worker::{Settings, publisher};
@@ -77,9 +79,9 @@ async fn restarts(case: Case) {
     let engine = Engine::child("w0", &settings(case));
     let mut followed = Followed::of(case.wire, vec![engine], |config| {
         // Only the events tell of the restart, and of the reconnect it hears late.
-        config.fleet.health.interval_ms = 600_000;
-        config.events.zmq.backoff_ms = 700;
-        config.events.zmq.backoff_max_ms = 700;
+        config.fleet.health.interval = Duration::from_secs(600);
+        config.kv_events.advanced.zmq.backoff = Duration::from_millis(700);
+        config.kv_events.advanced.zmq.max_backoff = Duration::from_millis(700);
     })
     .await;
     followed.tells(0, 0, "connected", true).await;

@@ -67,11 +67,11 @@ async fn a_worker_whose_events_cannot_be_reached_is_predicted() {
         Engine::here("w1", telling()).await,
     ];
     let followed = Followed::of(Wire::Zmq, engines, |config| {
-        for worker in &mut config.fleet.workers {
-            worker.events = events::Listed {
+        for worker in &mut config.workers {
+            worker.events = Some(events::EventsSpec {
                 endpoint: "tcp://127.0.0.1:1".to_owned(),
-                ..worker.events.clone()
-            };
+                ..worker.events.clone().unwrap_or_default()
+            });
         }
     })
     .await;

@@ -118,7 +118,7 @@ async fn late(asks: bool, settings: Settings) -> Followed {
     };
     engine.fault(forgets).await;
     let followed = Followed::of(Wire::Zmq, vec![engine], |config| {
-        config.routing.ask_reports = asks;
+        config.routing.advanced.request_cache_reports = asks;
     })
     .await;
     Prompt::new(4, 200).to(followed.engine(0)).await;

@@ -1,5 +1,7 @@
 //! Whether the router notices by itself that an engine has other tokens than it.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use warmroute::config::Config;
 use warmroute::sim::fault::Faults;
@@ -18,9 +20,9 @@ fn other_tokens(from: usize) -> Faults {
 
 /// So that a check need not be waited for.
 fn soon(config: &mut Config) {
-    config.events.parity.grace_ms = 300;
-    config.events.parity.raise_after = 6;
-    config.events.parity.clear_after = 3;
+    config.kv_events.advanced.tokenizer_check.grace_period = Duration::from_millis(300);
+    config.kv_events.advanced.tokenizer_check.mismatch_threshold = 6;
+    config.kv_events.advanced.tokenizer_check.match_threshold = 3;
 }
 
 async fn followed(engines: usize) -> Followed {

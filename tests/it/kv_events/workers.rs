@@ -1,6 +1,10 @@
 //! Workers that leave the fleet, and come again: a tree never outlives its worker.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use warmroute::config::{DiscoveryEntry, WorkersFile};
+use warmroute::fleet::discovery::WorkerDefaults;
 
 use super::followed::{BOTH, Bridge, Prompt, Wire, explain, held, over_zmq, quick, scored, status};
 use crate::cluster::{Cluster, Engine, Removed, Router, eventually, telling};
@@ -53,7 +57,11 @@ async fn a_worker_that_is_removed_takes_its_tree_along_and_comes_back_with_a_new
             std::fs::write(&file.0, json!({"workers": listed}).to_string()).unwrap();
         };
         let mut config = quick();
-        config.fleet.file.path = file.0.to_str().unwrap().to_owned();
+        config.discovery = vec![DiscoveryEntry::File(WorkersFile {
+            path: file.0.to_str().unwrap().to_owned(),
+            interval: Duration::from_millis(20),
+            defaults: WorkerDefaults::default(),
+        })];
         let cluster = Cluster {
             router: Router::here(&config).await,
             engines: Vec::new(),

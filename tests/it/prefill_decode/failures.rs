@@ -306,9 +306,9 @@ async fn expected(path: &str, body: &str) -> String {
 /// What keeps silent is given up while a test can wait for it, and not because a machine is busy.
 fn impatient(config: &mut Config) {
     unnoticed(config);
-    config.relay.first_byte_timeout_ms = 6_000;
-    config.relay.answer_timeout_ms = 6_000;
-    config.prefill_decode.handoff_timeout_ms = 4_000;
+    config.requests.first_byte_timeout = Duration::from_secs(6);
+    config.requests.response_timeout = Duration::from_secs(6);
+    config.prefill_decode.advanced.transfer_timeout = Duration::from_secs(4);
 }
 
 /// Splits all prompts, in turns.
@@ -317,16 +317,16 @@ fn split(config: &mut Config, connector: Connector) {
         Connector::Nixl => handoff::Connector::Nixl,
         Connector::Mooncake => handoff::Connector::Mooncake,
     });
-    config.prefill_decode.remote_prefill_min_tokens = 16;
-    config.prefill_decode.lease_ms = LEASE.as_millis() as u64;
+    config.prefill_decode.advanced.min_remote_tokens = 16;
+    config.prefill_decode.advanced.kv_lease = LEASE;
     config.routing.policy = Policy::RoundRobin;
-    config.relay.attempts_max = 4;
-    config.fleet.breaker.failures = 1_000;
+    config.requests.max_attempts = 4;
+    config.fleet.circuit_breaker.failure_threshold = 1_000;
 }
 
 /// An engine is gone for longer than a test takes before the probes notice.
 pub(super) fn unnoticed(config: &mut Config) {
-    config.fleet.health.interval_ms = 600_000;
+    config.fleet.health.interval = Duration::from_secs(600);
 }
 
 #[tokio::test]
@@ -388,7 +388,7 @@ async fn a_prefill_worker_that_dies_with_its_answer_or_after_it_costs_no_answer(
         for (what, after_answer) in [("with", false), ("after", true)] {
             for kind in 0..6 {
                 let mut fleet = Fleet::start(connector, (2, 1), |config| {
-                    config.prefill_decode.handoff_timeout_ms = 2_000;
+                    config.prefill_decode.advanced.transfer_timeout = Duration::from_secs(2);
                 })
                 .await;
                 let what = format!("{connector:?}: p0 dies {what} its answer");
@@ -429,8 +429,8 @@ async fn a_killed_prefill_process_costs_no_answer() {
 async fn a_prefill_process_that_comes_again_gets_prompts_as_before() {
     let mut fleet = Fleet::start(Connector::Nixl, (1, 1), |config| {
         unnoticed(config);
-        config.fleet.breaker.failures = 3;
-        config.fleet.breaker.open_ms = 200;
+        config.fleet.circuit_breaker.failure_threshold = 3;
+        config.fleet.circuit_breaker.open_duration = Duration::from_millis(200);
     })
     .await;
     fleet.kill("p0").await;
@@ -459,9 +459,9 @@ async fn a_prefill_process_that_comes_again_gets_prompts_as_before() {
 async fn what_a_dead_process_computed_is_not_waited_for() {
     for kind in 0..6 {
         let mut fleet = Fleet::start(Connector::Mooncake, (2, 1), |config| {
-            config.relay.first_byte_timeout_ms = 600_000;
-            config.relay.answer_timeout_ms = 600_000;
-            config.prefill_decode.handoff_timeout_ms = 600_000;
+            config.requests.first_byte_timeout = Duration::from_secs(600);
+            config.requests.response_timeout = Duration::from_secs(600);
+            config.prefill_decode.advanced.transfer_timeout = Duration::from_secs(600);
         })
         .await;
         let dies = TransferFaults {
@@ -726,7 +726,7 @@ async fn one_request_does_not_keep_a_prefill_worker_from_all_others() {
     let mut fleet = Fleet::start(Connector::Nixl, (1, 3), |config| {
         unnoticed(config);
         config.prefill_decode.on_prefill_failure = OnPrefillFailure::Fail;
-        config.fleet.breaker.failures = 3;
+        config.fleet.circuit_breaker.failure_threshold = 3;
     })
     .await;
     for place in 0..3 {
@@ -771,9 +771,9 @@ async fn a_silent_decode_leg_is_cancelled_and_begun_again() {
 async fn a_client_that_leaves_during_either_leg_stops_both_engines() {
     for connector in BOTH {
         let mut fleet = Fleet::start(connector, (1, 1), |config| {
-            config.relay.first_byte_timeout_ms = 600_000;
-            config.relay.answer_timeout_ms = 600_000;
-            config.prefill_decode.handoff_timeout_ms = 600_000;
+            config.requests.first_byte_timeout = Duration::from_secs(600);
+            config.requests.response_timeout = Duration::from_secs(600);
+            config.prefill_decode.advanced.transfer_timeout = Duration::from_secs(600);
         })
         .await;
         // During the first: nothing was handed over.

@@ -1,5 +1,7 @@
 //! What requests over pairs come to while all is well, and what is told of them.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::handoff::Connector;
@@ -41,7 +43,7 @@ async fn pairs(
             worker::Connector::Nixl => Connector::Nixl,
             worker::Connector::Mooncake => Connector::Mooncake,
         });
-        config.prefill_decode.remote_prefill_min_tokens = 24;
+        config.prefill_decode.advanced.min_remote_tokens = 24;
         change(config);
     })
     .await;
@@ -302,7 +304,7 @@ async fn a_prompt_counts_at_its_prefill_worker_until_it_is_computed_and_then_no_
 async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends() {
     const LEASE_MS: u64 = 1_500;
     let cluster = pairs(1, NIXL, fast(), |config| {
-        config.prefill_decode.lease_ms = LEASE_MS;
+        config.prefill_decode.advanced.kv_lease = Duration::from_millis(LEASE_MS);
     })
     .await;
     cluster.engines[1]
@@ -344,7 +346,7 @@ async fn blocks_that_a_client_left_behind_count_as_pinned_until_the_lease_ends()
 async fn workers_of_different_places_are_no_pair() {
     let cluster = pairs(2, NIXL, fast(), |config| {
         config.prefill_decode.topology = "zone".to_owned();
-        for (worker, zone) in config.fleet.workers.iter_mut().zip(["a", "b", "b", "c"]) {
+        for (worker, zone) in config.workers.iter_mut().zip(["a", "b", "b", "c"]) {
             worker.labels.insert("zone".to_owned(), zone.to_owned());
         }
     })
@@ -534,7 +536,7 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
 #[tokio::test]
 async fn a_decode_leg_that_keeps_silent_is_cancelled_and_the_request_begun_again() {
     let cluster = pairs(1, worker::Connector::Mooncake, fast(), |config| {
-        config.prefill_decode.handoff_timeout_ms = 200;
+        config.prefill_decode.advanced.transfer_timeout = Duration::from_millis(200);
     })
     .await;
     let alone = Cluster::fast(1).await;
@@ -583,8 +585,8 @@ async fn blocks_that_come_slowly_are_waited_for_where_the_engine_would_say_that_
     };
     let cluster = Cluster::start(vec![of(Role::Prefill), of(Role::Decode)], |config| {
         config.prefill_decode.connector = Some(Connector::Nixl);
-        config.prefill_decode.remote_prefill_min_tokens = 24;
-        config.prefill_decode.handoff_timeout_ms = 50;
+        config.prefill_decode.advanced.min_remote_tokens = 24;
+        config.prefill_decode.advanced.transfer_timeout = Duration::from_millis(50);
     })
     .await;
     for (path, body) in generating(6, true) {
@@ -605,7 +607,7 @@ async fn blocks_that_come_slowly_are_waited_for_where_the_engine_would_say_that_
 async fn an_answer_that_is_not_there_in_time_is_late_and_no_failed_handoff() {
     for connector in [NIXL, worker::Connector::Mooncake] {
         let cluster = pairs(1, connector, fast(), |config| {
-            config.relay.answer_timeout_ms = 1_000;
+            config.requests.response_timeout = Duration::from_secs(1);
         })
         .await;
         let hangs = transfer_faults(TransferFaults {
@@ -668,7 +670,7 @@ async fn an_engine_of_both_roles_computes_for_another_and_never_for_itself() {
     }
     let cluster = Cluster::with(started, |config| {
         config.prefill_decode.connector = Some(Connector::Nixl);
-        config.prefill_decode.remote_prefill_min_tokens = 24;
+        config.prefill_decode.advanced.min_remote_tokens = 24;
     })
     .await;
     for (path, body) in generating(4, false) {

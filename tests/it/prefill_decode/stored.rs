@@ -1,5 +1,7 @@
 //! Responses that are kept, gone on with, run in the background or cancelled, while engines of pairs fail.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::transfer::TransferFaults;
@@ -143,9 +145,9 @@ async fn a_background_response_outlives_what_fails_at_either_engine() {
 async fn a_cancelled_response_leaves_either_leg() {
     for connector in BOTH {
         let fleet = Fleet::start(connector, (1, 1), |config| {
-            config.relay.first_byte_timeout_ms = 600_000;
-            config.relay.answer_timeout_ms = 600_000;
-            config.prefill_decode.handoff_timeout_ms = 600_000;
+            config.requests.first_byte_timeout = Duration::from_secs(600);
+            config.requests.response_timeout = Duration::from_secs(600);
+            config.prefill_decode.advanced.transfer_timeout = Duration::from_secs(600);
         })
         .await;
         fleet.prefill(0).fault(hang()).await;

@@ -79,7 +79,7 @@ impl Fleet {
     pub(super) fn on_step(&mut self, at: usize, owner: Owner, step: Step) -> Result<(), Violation> {
         match step {
             Step::SendHeartbeat => {
-                let lease = Duration::from_millis(self.leases.lease_ms);
+                let lease = self.leases.duration;
                 self.send(
                     at,
                     ReplyTo::Heartbeat(owner),

@@ -13,8 +13,9 @@ use warmroute::store::log::LogState;
 use warmroute::store::memory::{self, Memory};
 use warmroute::store::{
     self, CancelOutcome, Cancellation, CancelledOutput, DeleteOutcome, EventBatch, FencingToken,
-    Finalization, Keep, LoggedEvents, NewRecord, Notice, NoticeCursor, Orphan, Owner,
-    OwnershipLoss, Record, ResponseKey, ResponseStore, Status, StoreFuture, Takeover, WriteOutcome,
+    Finalization, LoggedEvents, NewRecord, Notice, NoticeCursor, Orphan, Owner, OwnershipLoss,
+    Record, ResponseKey, ResponseStore, RetentionSettings, Status, StoreFuture, Takeover,
+    WriteOutcome,
 };
 
 /// A request to the store.
@@ -130,7 +131,7 @@ struct ExpectedRecord {
 pub(super) struct StoreHarness {
     begun: Instant,
     clock: Arc<AtomicU64>,
-    keep: Keep,
+    keep: RetentionSettings,
     memory: Memory,
     known: BTreeMap<ResponseKey, ExpectedRecord>,
     /// When each owner's lease ends in the store.
@@ -142,7 +143,7 @@ const EVENTS_BYTES: u64 = 64;
 const ORPHANS_MAX: usize = 64;
 
 impl StoreHarness {
-    pub(super) fn new(begun: Instant, keep: Keep) -> Self {
+    pub(super) fn new(begun: Instant, keep: RetentionSettings) -> Self {
         let clock = Arc::new(AtomicU64::new(0));
         Self {
             begun,
@@ -350,7 +351,7 @@ fn told(memory: &Memory, key: ResponseKey) -> Option<Vec<u8>> {
     Some(batches.flat_map(|it| it.bytes.to_vec()).collect())
 }
 
-fn memory(begun: Instant, clock: &Arc<AtomicU64>, keep: &Keep) -> Memory {
+fn memory(begun: Instant, clock: &Arc<AtomicU64>, keep: &RetentionSettings) -> Memory {
     let clock = clock.clone();
     let now = move || begun + Duration::from_micros(clock.load(Ordering::Relaxed));
     let settings = memory::Settings::default();

@@ -239,47 +239,50 @@ async fn one_item_is_read_and_deleted_by_its_id() {
 
 #[tokio::test]
 async fn large_items_come_back_whole() {
-    on_each_with(&Keep::default(), async |Pair { a, b, .. }| {
-        let mut random = fastrand::Rng::with_seed(7);
-        let mut large = |id: &str| Item {
-            id: id.into(),
-            json: (0..2 << 20).map(|_| random.u8(..)).collect(),
-        };
-        let (key, first, second) = (new_conversation_key(), large("1"), large("2"));
-        a.create_conversation(key, new(vec![first.clone()]))
-            .await
-            .unwrap();
-        let more = vec![item(7), second.clone()];
-        assert_eq!(
-            a.add_items(key, token(), more).await.unwrap(),
-            PutOutcome::Done
-        );
-        let taken = a
-            .add_items(key, token(), vec![second.clone()])
-            .await
-            .unwrap();
-        assert_eq!(taken, PutOutcome::Taken("2".into()));
-        assert_eq!(
-            b.item(key, "2").await.unwrap(),
-            ItemOutcome::Found(second.json.clone())
-        );
-        let all = found(vec![first, item(7), second.clone()]);
-        assert!(b.all_items(key, ALL).await.unwrap() == all);
-        assert!(matches!(
-            b.delete_item(key, "1").await.unwrap(),
-            ItemOutcome::Found(_)
-        ));
-        assert!(b.all_items(key, ALL).await.unwrap() == found(vec![item(7), second]));
-        let too_large = Item {
-            id: "3".into(),
-            json: vec![b'x'; 64 << 20].into(),
-        };
-        let refused = a.add_items(key, token(), vec![too_large]).await;
-        assert!(
-            matches!(refused, Err(Error::TooLarge { .. })),
-            "{refused:?}"
-        );
-    })
+    on_each_with(
+        &RetentionSettings::default(),
+        async |Pair { a, b, .. }| {
+            let mut random = fastrand::Rng::with_seed(7);
+            let mut large = |id: &str| Item {
+                id: id.into(),
+                json: (0..2 << 20).map(|_| random.u8(..)).collect(),
+            };
+            let (key, first, second) = (new_conversation_key(), large("1"), large("2"));
+            a.create_conversation(key, new(vec![first.clone()]))
+                .await
+                .unwrap();
+            let more = vec![item(7), second.clone()];
+            assert_eq!(
+                a.add_items(key, token(), more).await.unwrap(),
+                PutOutcome::Done
+            );
+            let taken = a
+                .add_items(key, token(), vec![second.clone()])
+                .await
+                .unwrap();
+            assert_eq!(taken, PutOutcome::Taken("2".into()));
+            assert_eq!(
+                b.item(key, "2").await.unwrap(),
+                ItemOutcome::Found(second.json.clone())
+            );
+            let all = found(vec![first, item(7), second.clone()]);
+            assert!(b.all_items(key, ALL).await.unwrap() == all);
+            assert!(matches!(
+                b.delete_item(key, "1").await.unwrap(),
+                ItemOutcome::Found(_)
+            ));
+            assert!(b.all_items(key, ALL).await.unwrap() == found(vec![item(7), second]));
+            let too_large = Item {
+                id: "3".into(),
+                json: vec![b'x'; 64 << 20].into(),
+            };
+            let refused = a.add_items(key, token(), vec![too_large]).await;
+            assert!(
+                matches!(refused, Err(Error::TooLarge { .. })),
+                "{refused:?}"
+            );
+        },
+    )
     .await;
 }
 

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use warmroute::http::io_threads::IoThreadScope;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
-use warmroute::store::redis::{Mode, Settings, Tls};
+use warmroute::store::redis::{Advanced, CircuitBreaker, Mode, Settings, Tls};
 use warmroute::store::{
     Error, History, Item, ItemOutcome, ItemsOutcome, NewConversation, PutOutcome, WriteOutcome,
 };
@@ -21,9 +21,13 @@ use crate::redis_server;
 /// Settings under which a failure shows soon.
 fn impatient(server: &Server) -> Settings {
     Settings {
-        read_timeout_ms: 200,
-        write_timeout_ms: 400,
-        connect_timeout_ms: 1_000,
+        advanced: Advanced {
+            read_timeout: Duration::from_millis(200),
+            write_timeout: Duration::from_millis(400),
+            connect_timeout: Duration::from_millis(1_000),
+            ..Advanced::default()
+        },
+
         ..at(server)
     }
 }
@@ -118,11 +122,14 @@ async fn a_write_that_was_sent_and_not_answered_is_told_as_unknown_and_may_be_re
     over_each(async || {
         let server = Server::start().await;
         let settings = Settings {
-            breaker: redis::Breaker {
-                failures: 1_000,
-                ..redis::Breaker::default()
+            advanced: Advanced {
+                circuit_breaker: CircuitBreaker {
+                    failure_threshold: 1_000,
+                    ..CircuitBreaker::default()
+                },
+                ..impatient(&server).advanced
             },
-            ..impatient(&server)
+            ..at(&server)
         };
         let store = open(&settings, &keep());
         let (key, new) = (new_key(), finished());
@@ -175,7 +182,10 @@ async fn no_more_operations_wait_than_were_allowed() {
     over_each(async || {
         let server = Server::start().await;
         let settings = Settings {
-            in_flight_max: 4,
+            advanced: Advanced {
+                max_in_flight: 4,
+                ..at(&server).advanced
+            },
             ..at(&server)
         };
         let store = open(&settings, &keep());
@@ -278,7 +288,7 @@ async fn a_stored_response_is_one_write_and_a_chain_of_a_hundred_two_reads() {
 #[tokio::test]
 async fn every_key_of_a_response_carries_its_roots_tag_and_a_time_to_live() {
     let server = Server::start().await;
-    let store = open(&at(&server), &Keep::default());
+    let store = open(&at(&server), &RetentionSettings::default());
     let key = new_key();
     let mut new = queued();
     new.input = (0..3 << 20).map(|_| fastrand::u8(..)).collect();
@@ -626,7 +636,10 @@ async fn a_carrier_that_gets_no_connection_of_its_own_goes_with_the_others() {
 async fn who_stops_waiting_holds_no_place_and_breaks_no_connection() {
     let server = Server::start().await;
     let settings = Settings {
-        in_flight_max: 10,
+        advanced: Advanced {
+            max_in_flight: 10,
+            ..at(&server).advanced
+        },
         ..at(&server)
     };
     let store = open(&settings, &keep());
@@ -721,7 +734,11 @@ async fn narrow(server: &Server, bytes_per_s: u64) -> Settings {
     });
     Settings {
         urls: vec![format!("redis://{address}")],
-        read_timeout_ms: 1_000,
+        advanced: Advanced {
+            read_timeout: Duration::from_millis(1_000),
+            ..Advanced::default()
+        },
+
         ..at(server)
     }
 }
@@ -839,7 +856,7 @@ async fn items_added_again_leave_no_pieces_behind() {
 #[tokio::test]
 async fn a_chain_that_goes_on_is_kept_from_its_first_turn() {
     let server = Server::start().await;
-    let store = open(&at(&server), &Keep::default());
+    let store = open(&at(&server), &RetentionSettings::default());
     let mut key = new_key();
     store.create(key, finished()).await.unwrap();
     let names = || server.cli(&["--scan", "--pattern", "wr:r:*"]);

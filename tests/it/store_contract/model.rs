@@ -706,10 +706,10 @@ fn run_against_the_model(store: &Store, runtime: &tokio::runtime::Runtime, cases
         .unwrap_or_else(|error| panic!("{error}"));
 }
 
-fn model_keep() -> Keep {
-    Keep {
-        log_bytes_max: LOG_BYTES_MAX as u64,
-        ..Keep::default()
+fn model_keep() -> RetentionSettings {
+    RetentionSettings {
+        max_event_log: LOG_BYTES_MAX as u64,
+        ..RetentionSettings::default()
     }
 }
 

@@ -256,70 +256,73 @@ async fn a_history_beyond_the_callers_limits_is_not_read() {
 
 #[tokio::test]
 async fn large_values_come_back_whole_and_too_large_ones_are_refused() {
-    on_each_with(&Keep::default(), async |Pair { a, b, .. }| {
-        let mut random = fastrand::Rng::with_seed(7);
-        let mut noise = |bytes: usize| -> Bytes { (0..bytes).map(|_| random.u8(..)).collect() };
-        let key = new_key();
-        let mut new = finished();
-        new.input = noise(3 << 20);
-        new.content.output = noise(2 << 20);
-        a.create(key, new.clone()).await.unwrap();
-        a.create(key, new.clone()).await.unwrap();
-        assert_eq!(b.get(key).await.unwrap().unwrap().content, new.content);
-        assert_eq!(b.input(key).await.unwrap().unwrap(), new.input);
-        let next = child(key);
-        a.create(next, continuing(past(b, key).await))
-            .await
-            .unwrap();
-        let History::Found(found) = b.history(next, ANY).await.unwrap() else {
-            panic!("not found");
-        };
-        assert_eq!(found.turns[0].input, new.input);
-        assert_eq!(found.turns[0].output, new.content.output);
+    on_each_with(
+        &RetentionSettings::default(),
+        async |Pair { a, b, .. }| {
+            let mut random = fastrand::Rng::with_seed(7);
+            let mut noise = |bytes: usize| -> Bytes { (0..bytes).map(|_| random.u8(..)).collect() };
+            let key = new_key();
+            let mut new = finished();
+            new.input = noise(3 << 20);
+            new.content.output = noise(2 << 20);
+            a.create(key, new.clone()).await.unwrap();
+            a.create(key, new.clone()).await.unwrap();
+            assert_eq!(b.get(key).await.unwrap().unwrap().content, new.content);
+            assert_eq!(b.input(key).await.unwrap().unwrap(), new.input);
+            let next = child(key);
+            a.create(next, continuing(past(b, key).await))
+                .await
+                .unwrap();
+            let History::Found(found) = b.history(next, ANY).await.unwrap() else {
+                panic!("not found");
+            };
+            assert_eq!(found.turns[0].input, new.input);
+            assert_eq!(found.turns[0].output, new.content.output);
 
-        // Written over by whoever finishes it.
-        let key = new_key();
-        let mut new = queued();
-        new.input = noise(2 << 20);
-        new.content.output = noise(2 << 20);
-        a.create(key, new.clone()).await.unwrap();
-        let mut end = ending(Status::Completed);
-        end.content.output = noise(2 << 20);
-        end.delta_table = noise(2 << 20);
-        let mut late = FENCE;
-        late.number = 9;
-        assert_eq!(
-            b.finalize(key, late, end.clone()).await.unwrap(),
-            WriteOutcome::Fenced
-        );
-        assert_eq!(
-            a.finalize(key, FENCE, end.clone()).await.unwrap(),
-            WriteOutcome::Done
-        );
-        assert_eq!(
-            a.finalize(key, FENCE, end.clone()).await.unwrap(),
-            WriteOutcome::Done
-        );
-        assert_eq!(b.get(key).await.unwrap().unwrap().content, end.content);
-        assert_eq!(b.input(key).await.unwrap().unwrap(), new.input);
-        assert!(matches!(
-            b.delete(key).await.unwrap(),
-            DeleteOutcome::Done { .. }
-        ));
-        assert_eq!(
-            b.finalize(key, FENCE, end).await.unwrap(),
-            WriteOutcome::Gone
-        );
-        assert!(a.get(key).await.unwrap().is_none());
+            // Written over by whoever finishes it.
+            let key = new_key();
+            let mut new = queued();
+            new.input = noise(2 << 20);
+            new.content.output = noise(2 << 20);
+            a.create(key, new.clone()).await.unwrap();
+            let mut end = ending(Status::Completed);
+            end.content.output = noise(2 << 20);
+            end.delta_table = noise(2 << 20);
+            let mut late = FENCE;
+            late.number = 9;
+            assert_eq!(
+                b.finalize(key, late, end.clone()).await.unwrap(),
+                WriteOutcome::Fenced
+            );
+            assert_eq!(
+                a.finalize(key, FENCE, end.clone()).await.unwrap(),
+                WriteOutcome::Done
+            );
+            assert_eq!(
+                a.finalize(key, FENCE, end.clone()).await.unwrap(),
+                WriteOutcome::Done
+            );
+            assert_eq!(b.get(key).await.unwrap().unwrap().content, end.content);
+            assert_eq!(b.input(key).await.unwrap().unwrap(), new.input);
+            assert!(matches!(
+                b.delete(key).await.unwrap(),
+                DeleteOutcome::Done { .. }
+            ));
+            assert_eq!(
+                b.finalize(key, FENCE, end).await.unwrap(),
+                WriteOutcome::Gone
+            );
+            assert!(a.get(key).await.unwrap().is_none());
 
-        new = finished();
-        new.input = vec![b'x'; (64 << 20) + 1].into();
-        let refused = a.create(new_key(), new).await;
-        assert!(
-            matches!(refused, Err(Error::TooLarge { .. })),
-            "{refused:?}"
-        );
-    })
+            new = finished();
+            new.input = vec![b'x'; (64 << 20) + 1].into();
+            let refused = a.create(new_key(), new).await;
+            assert!(
+                matches!(refused, Err(Error::TooLarge { .. })),
+                "{refused:?}"
+            );
+        },
+    )
     .await;
 }
 
@@ -683,10 +686,10 @@ async fn a_log_that_is_full_keeps_nothing_and_stops_nothing() {
 
 #[tokio::test]
 async fn after_its_time_the_log_is_told_by_its_cuts_and_the_record_goes_after_its_own() {
-    let keep = Keep {
-        record_ttl_s: 3,
-        ephemeral_ttl_s: 1,
-        log_ttl_s: 1,
+    let keep = RetentionSettings {
+        responses: Duration::from_secs(3),
+        ephemeral: Duration::from_secs(1),
+        event_logs: Duration::from_secs(1),
         ..keep()
     };
     on_each_with(&keep, async |Pair { a, b, .. }| {
@@ -987,7 +990,7 @@ async fn in_memory_a_chain_that_goes_on_is_kept_from_its_first_turn() {
     let clock = now.clone();
     let store: Store = Arc::new(Memory::with_clock(
         &Default::default(),
-        &Keep::default(),
+        &RetentionSettings::default(),
         &Registry::default(),
         Arc::new(move || *clock.lock()),
     ));

@@ -99,7 +99,7 @@ fn a_forest_bounds_and_counts_all_of_its_indexes() {
     let registry = Registry::default();
     let indexes = PrefixIndexes::new(
         Settings {
-            memory_bytes_max: 8 << 20,
+            max_index_memory: 8 << 20,
         },
         &registry,
     );
@@ -142,7 +142,7 @@ fn a_forest_bounds_and_counts_all_of_its_indexes() {
 fn an_index_that_comes_later_gets_memory_too() {
     let indexes = PrefixIndexes::new(
         Settings {
-            memory_bytes_max: 16 << 20,
+            max_index_memory: 16 << 20,
         },
         &Registry::default(),
     );

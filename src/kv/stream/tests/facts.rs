@@ -369,7 +369,7 @@ fn silence_is_asked_about_while_scoring_goes_on() {
 
 #[test]
 fn a_source_that_never_answers_is_asked_no_more_often_than_it_may_be_silent() {
-    let silence = Duration::from_millis(Settings::default().silence_ms);
+    let silence = Settings::default().verify_interval;
     let mut play = Play::new();
     play.connect(None);
     for _ in 0..3 {
@@ -646,7 +646,7 @@ fn what_waits_is_bounded_and_what_was_dropped_is_asked_for() {
     let mut play = Play::new();
     play.stream = EventStream::new(
         Settings {
-            held_batches_max: 2,
+            max_queued_batches: 2,
             ..Settings::default()
         },
         play.now,

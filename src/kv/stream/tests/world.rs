@@ -131,7 +131,7 @@ impl World {
     pub(super) fn made(make: Make, random: fastrand::Rng) -> Self {
         let now = crate::observe::now();
         let settings = Settings {
-            held_batches_max: make.held_max,
+            max_queued_batches: make.held_max,
             ..Settings::default()
         };
         let mut stream = EventStream::new(settings, now);

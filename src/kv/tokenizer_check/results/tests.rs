@@ -242,8 +242,8 @@ proptest! {
     /// Beside the plainest account of it: a list of all evidence.
     #[test]
     fn the_alarm_is_what_the_whole_list_says(outcomes in proptest::collection::vec((0u32..3, outcome()), 0..400),
-        raise_after in 1u32..8, clear_after in 1u32..5) {
-        let settings = Settings { raise_after, clear_after, ..Settings::default() };
+        mismatch_threshold in 1u32..8, match_threshold in 1u32..5) {
+        let settings = Settings { mismatch_threshold, match_threshold, ..Settings::default() };
         let mut book = CheckResults::new(settings);
         let mut evidence: Vec<(u32, bool)> = Vec::new();
         let is_raised = |evidence: &[bool]| {
@@ -252,7 +252,7 @@ proptest! {
                 let tail = |len: u32, agrees: bool| {
                     end >= len as usize && evidence[end - len as usize..end].iter().all(|it| *it == agrees)
                 };
-                is_raised = (is_raised || tail(raise_after, false)) && !tail(clear_after, true);
+                is_raised = (is_raised || tail(mismatch_threshold, false)) && !tail(match_threshold, true);
             }
             is_raised
         };
@@ -264,8 +264,8 @@ proptest! {
             prop_assert_eq!(results.all.is_raised(), is_raised(&all));
             for worker in 0..3 {
                 let own: Vec<bool> = evidence.iter().filter(|it| it.0 == worker).map(|it| it.1).collect();
-                let agrees = own.len() >= clear_after as usize
-                    && own[own.len() - clear_after as usize..].iter().all(|agrees| *agrees);
+                let agrees = own.len() >= match_threshold as usize
+                    && own[own.len() - match_threshold as usize..].iter().all(|agrees| *agrees);
                 prop_assert_eq!(trusts(&book, worker), !is_raised(&own) && (agrees || !is_raised(&all)));
             }
         }

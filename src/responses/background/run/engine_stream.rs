@@ -33,7 +33,7 @@ impl Responses {
         context: &RequestContext<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let settings = &self.background.settings;
-        let limit = Duration::from_millis(settings.queue_max_ms);
+        let limit = settings.queue_timeout;
         let mut input = request.input().to_vec();
         let mut pause = WORKER_PAUSE;
         loop {

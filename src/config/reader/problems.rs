@@ -1,13 +1,13 @@
-//! What is wrong with a configuration: every complaint with its file, line, column and path, one a
-//! line.
+//! What is wrong with a configuration: each problem is one line with file, line, column and path.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-/// More would not be read, and each round of reading costs a pass over the file.
-pub(super) const PROBLEMS_MAX: usize = 100;
+/// Nobody reads more; the rest is counted.
+const MAX_PROBLEMS: usize = 100;
 
-/// A message longer than this holds a value that somebody pasted; the head of it says enough.
-const MESSAGE_CHARS_MAX: usize = 400;
+/// A longer message contains a value that somebody pasted; its start says enough.
+const MAX_MESSAGE_CHARS: usize = 400;
 
 /// Line and column, both from one, the column in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,17 +23,17 @@ impl Position {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     pub at: Position,
-    /// Such as `fleet.workers[2].url`; empty for the whole document.
+    /// Such as `workers[2].url`; empty for the whole document.
     pub path: String,
     pub message: String,
 }
 
-/// All problems of one file. Its Display is meant for the operator as it stands.
+/// All problems of one file. Printed for the operator as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems {
     file: String,
     list: Vec<Problem>,
-    /// Those beyond `PROBLEMS_MAX`, counted only.
+    /// Those beyond `MAX_PROBLEMS`, counted only.
     more: usize,
 }
 
@@ -44,6 +44,13 @@ impl Problems {
             list: Vec::new(),
             more: 0,
         }
+    }
+
+    /// A problem of the file as a whole.
+    pub fn one(file: &str, message: &str) -> Self {
+        let mut problems = Self::new(file);
+        problems.push(Position::START, "", message);
+        problems
     }
 
     pub fn is_empty(&self) -> bool {
@@ -59,27 +66,17 @@ impl Problems {
         self.list.iter()
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.list.len() >= PROBLEMS_MAX
-    }
-
-    /// The path is asked for only if there is room: a hostile file has many problems at long paths.
-    pub(super) fn push(
-        &mut self,
-        at: Position,
-        path: impl FnOnce() -> String,
-        message: impl fmt::Display,
-    ) {
-        if self.is_full() {
+    pub(super) fn push(&mut self, at: Position, path: &str, message: impl fmt::Display) {
+        if self.list.len() == MAX_PROBLEMS {
             self.more += 1;
             return;
         }
-        let path = one_line(&path());
+        let path = one_line(path);
         let message = one_line(&message.to_string());
         self.list.push(Problem { at, path, message });
     }
 
-    /// Stable, so two complaints about one place keep the order in which they were found.
+    /// Stable, so that two problems of one place keep the order in which they were found.
     pub(super) fn sort(&mut self) {
         self.list.sort_by_key(|problem| problem.at);
     }
@@ -112,7 +109,7 @@ impl std::error::Error for Problems {}
 fn one_line(text: &str) -> String {
     let mut line = String::new();
     for (count, letter) in text.chars().enumerate() {
-        if count == MESSAGE_CHARS_MAX {
+        if count == MAX_MESSAGE_CHARS {
             line.push('…');
             break;
         }
@@ -122,4 +119,42 @@ fn one_line(text: &str) -> String {
         }
     }
     line
+}
+
+/// Where each value of a file is, and which of them were refused.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    positions: HashMap<String, Position>,
+    failed: HashSet<String>,
+}
+
+impl Places {
+    pub(super) fn add(&mut self, path: &str, at: Position) {
+        self.positions.insert(path.to_owned(), at);
+    }
+
+    pub(super) fn fail(&mut self, path: &str) {
+        self.failed.insert(path.to_owned());
+    }
+
+    /// The position of a path, or of the innermost part of it that the file has. `None` if the value, a
+    /// part of it or a value around it was refused.
+    pub(super) fn find(&self, path: &str) -> Option<Position> {
+        let within = |inner: &str, outer: &str| match inner.strip_prefix(outer) {
+            Some(rest) => rest.is_empty() || outer.is_empty() || rest.starts_with(['.', '[']),
+            None => false,
+        };
+        let is_refused = |failed: &String| within(path, failed) || within(failed, path);
+        if self.failed.iter().any(is_refused) {
+            return None;
+        }
+        let mut known = path;
+        while !known.is_empty() {
+            if let Some(at) = self.positions.get(known) {
+                return Some(*at);
+            }
+            known = &known[..known.rfind(['.', '[']).unwrap_or(0)];
+        }
+        Some(Position::START)
+    }
 }

@@ -5,17 +5,17 @@ use crate::fleet::Member;
 
 /// Lists its members once and never changes.
 #[derive(Debug)]
-pub struct Fixed(Option<Vec<Member>>);
+pub struct StaticList(Option<Vec<Member>>);
 
-impl Fixed {
+impl StaticList {
     pub fn new(members: Vec<Member>) -> Self {
         Self(Some(members))
     }
 }
 
-impl Discovery for Fixed {
-    fn name(&self) -> &'static str {
-        "fixed"
+impl Discovery for StaticList {
+    fn name(&self) -> &str {
+        "static"
     }
 
     async fn next(&mut self) -> Result<Vec<Member>, String> {

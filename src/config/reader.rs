@@ -1,0 +1,132 @@
+//! A YAML file -> a typed value, or every problem in it with file, line, column and path.
+//!
+//! The YAML library gives a tree with positions. The JSON Schema of the settings (derived from their
+//! types) says which keys there are and what each takes; [`convert`] walks both and reports unknown keys
+//! and wrong values. What a schema cannot say is added with [`Reader::problem`] by whoever checks the
+//! value. Neither environment nor disk is touched here; both come in as functions.
+
+mod convert;
+mod node;
+mod problems;
+mod schema;
+mod substitute;
+
+use std::{fmt, io};
+
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+pub use self::problems::{Position, Problem, Problems};
+
+use self::convert::Converter;
+use self::problems::Places;
+pub(super) use self::schema::{alternatives, describe, names};
+
+/// Where a document may look outside its text.
+#[derive(Clone, Copy)]
+pub struct Outside<'a> {
+    /// An environment variable's value, for `${NAME}`.
+    pub env: &'a dyn Fn(&str) -> Option<String>,
+    /// A file's content, for secrets given as `file:/path`.
+    pub read_file: &'a dyn Fn(&str) -> io::Result<String>,
+}
+
+impl fmt::Debug for Outside<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Outside")
+    }
+}
+
+/// One file that was read, while its value is being checked.
+#[derive(Debug)]
+pub struct Reader {
+    problems: Problems,
+    places: Places,
+}
+
+impl Reader {
+    /// Reads a text as a `T`. There is no value if the text is no YAML or a required key is missing; a
+    /// problem then says so. A value may come with problems: then defaults stand for what is wrong, so
+    /// that it can be checked for more problems, and only [`Reader::finish`] gives it free.
+    pub fn read<T>(file: &str, text: &[u8], outside: Outside<'_>) -> (Self, Option<T>)
+    where
+        T: DeserializeOwned + JsonSchema,
+    {
+        let mut reader = Self {
+            problems: Problems::new(file),
+            places: Places::default(),
+        };
+        let value = match node::parse(text) {
+            Err((at, message)) => {
+                reader.problems.push(at, "", message);
+                reader.places.fail("");
+                return (reader, None);
+            }
+            Ok(None) => Some(Value::Object(serde_json::Map::new())),
+            Ok(Some(node)) => {
+                let schema = json_schema::<T>();
+                Converter::new(outside, &mut reader.problems, &mut reader.places)
+                    .convert(&node, &schema)
+            }
+        };
+        let value = value.and_then(|value| match serde_json::from_value(value) {
+            Ok(value) => Some(value),
+            // What a type checks beyond its schema.
+            Err(error) => {
+                reader.problems.push(Position::START, "", error);
+                None
+            }
+        });
+        (reader, value)
+    }
+
+    /// Adds a problem of the value at `path`, such as `workers[2].url`, at the position of that key or of
+    /// the innermost part of the path that the file has. Nothing is added where the file's own value was
+    /// refused and a default was checked in its stead.
+    pub fn problem(&mut self, path: &str, message: impl fmt::Display) {
+        if let Some(at) = self.places.find(path) {
+            self.problems.push(at, path, message);
+        }
+    }
+
+    /// The value, if there are no problems.
+    pub fn finish<T>(mut self, value: Option<T>) -> Result<T, Problems> {
+        match value {
+            Some(value) if self.problems.is_empty() => Ok(value),
+            _ => {
+                self.problems.sort();
+                Err(self.problems)
+            }
+        }
+    }
+}
+
+/// The JSON Schema of a settings type, without references, so that it can be walked.
+pub fn json_schema<T: JsonSchema>() -> Value {
+    let mut settings = SchemaSettings::draft2020_12().for_deserialize();
+    settings.inline_subschemas = true;
+    settings.into_generator().into_root_schema_for::<T>().into()
+}
+
+/// A value as YAML that reads back as an equal one.
+pub fn to_yaml(value: &impl Serialize) -> Result<String, String> {
+    let mut value = serde_json::to_value(value).map_err(|error| error.to_string())?;
+    escape_dollars(&mut value);
+    serde_saphyr::to_string(&value).map_err(|error| error.to_string())
+}
+
+/// Reading substitutes variables, so that a `$` is written `$$`.
+fn escape_dollars(value: &mut Value) {
+    match value {
+        Value::String(text) => *text = text.replace('$', "$$"),
+        Value::Array(items) => items.iter_mut().for_each(escape_dollars),
+        Value::Object(map) => map.values_mut().for_each(escape_dollars),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

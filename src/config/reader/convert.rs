@@ -1,0 +1,371 @@
+//! The walk over a file's tree and the schema of the settings: variables are substituted, texts become what
+//! their settings take, and what does not fit is reported with its position.
+
+use serde_json::{Map, Number, Value};
+
+use super::node::{self, Entry, Node, Scalar};
+use super::problems::{Places, Position, Problems};
+use super::schema::{allows, alternatives, describe, format, is_any, names};
+use super::{Outside, substitute};
+use crate::http::client_address::{self, NETWORK};
+use crate::secret::SECRET;
+use crate::units;
+
+/// The start of a wrong value is enough to recognise it.
+const MAX_FOUND_CHARS: usize = 60;
+
+/// Time-outs and intervals beyond this are mistakes, and clocks overflow. A field's schema may name another
+/// bound as `max`, and as `min` one other than "more than 0".
+const MAX_DURATION: &str = "365d";
+
+pub(super) struct Converter<'a> {
+    outside: Outside<'a>,
+    problems: &'a mut Problems,
+    places: &'a mut Places,
+    path: String,
+}
+
+impl<'a> Converter<'a> {
+    pub(super) fn new(
+        outside: Outside<'a>,
+        problems: &'a mut Problems,
+        places: &'a mut Places,
+    ) -> Self {
+        Self {
+            outside,
+            problems,
+            places,
+            path: String::new(),
+        }
+    }
+
+    /// The value as JSON that deserialises into the settings; `None` if it was refused and reported.
+    pub(super) fn convert(&mut self, node: &Node, schema: &Value) -> Option<Value> {
+        let schemas = alternatives(schema);
+        self.places.add(&self.path, node.at);
+        match &node.value {
+            node::Value::Map(entries) => self.map(node.at, entries, &schemas),
+            node::Value::List(items) => self.list(node.at, items, &schemas),
+            node::Value::Scalar(scalar) => self.scalar(node.at, scalar, &schemas),
+        }
+    }
+
+    fn refuse(&mut self, at: Position, message: impl std::fmt::Display) -> Option<Value> {
+        self.problems.push(at, &self.path, message);
+        self.places.fail(&self.path);
+        None
+    }
+
+    /// Does something with a part of the current value.
+    fn within<T>(&mut self, step: &str, then: impl FnOnce(&mut Self) -> T) -> T {
+        let length = self.path.len();
+        if !step.starts_with('[') && !self.path.is_empty() {
+            self.path.push('.');
+        }
+        self.path.push_str(step);
+        let done = then(self);
+        self.path.truncate(length);
+        done
+    }
+
+    fn map(&mut self, at: Position, entries: &[Entry], schemas: &[&Value]) -> Option<Value> {
+        let maps: Vec<&Value> = schemas
+            .iter()
+            .copied()
+            .filter(|schema| allows(schema, "object"))
+            .collect();
+        if maps.is_empty() {
+            return self.refuse(at, format!("expected {}, found a map", describe(schemas)));
+        }
+        let mut known = Vec::new();
+        let mut map = Map::new();
+        for schema in &maps {
+            let properties = schema.get("properties").and_then(Value::as_object);
+            known.extend(properties.into_iter().flatten());
+        }
+        // Only without named keys: a derived schema allows others too, which are then mistakes.
+        let other = maps
+            .iter()
+            .find_map(|schema| schema.get("additionalProperties"));
+        let takes_any = maps.iter().any(|schema| is_any(schema));
+        for entry in entries {
+            let own = known.iter().find(|(name, _)| **name == entry.key);
+            let schema = match (own, other) {
+                (Some((_, schema)), _) => *schema,
+                (None, Some(schema)) if schema.as_bool() != Some(false) => schema,
+                (None, _) if takes_any || known.is_empty() => &Value::Bool(true),
+                (None, _) => {
+                    let names = known.iter().map(|(name, _)| name.as_str());
+                    let hint = match nearest(&entry.key, names) {
+                        Some(near) => format!("; did you mean `{near}`?"),
+                        None => String::new(),
+                    };
+                    let message = format!("unknown key `{}`{hint}", entry.key);
+                    self.within(&step(&entry.key), |this| {
+                        this.problems.push(entry.key_at, &this.path, message);
+                    });
+                    continue;
+                }
+            };
+            let value = self.within(&step(&entry.key), |this| this.convert(&entry.value, schema));
+            if let Some(value) = value {
+                map.insert(entry.key.clone(), value);
+            }
+        }
+        self.required(at, entries, &maps)?;
+        Some(Value::Object(map))
+    }
+
+    /// Whether the map has the keys that it must have: those of its schema, or of one of several schemas.
+    fn required(&mut self, at: Position, entries: &[Entry], maps: &[&Value]) -> Option<()> {
+        let required = |schema: &Value| -> Vec<String> {
+            let keys = schema.get("required").and_then(Value::as_array);
+            let keys = keys.into_iter().flatten().filter_map(Value::as_str);
+            keys.map(str::to_owned).collect()
+        };
+        let has = |key: &String| entries.iter().any(|entry| entry.key == *key);
+        if let [schema] = maps {
+            let missing: Vec<String> = required(schema);
+            let missing: Vec<String> = missing.into_iter().filter(|key| !has(key)).collect();
+            for key in &missing {
+                self.refuse(at, format!("the key `{key}` is missing"));
+            }
+            return missing.is_empty().then_some(());
+        }
+        let keys: Vec<String> = maps.iter().flat_map(|schema| required(schema)).collect();
+        if keys.iter().filter(|key| has(key)).count() != 1 {
+            let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
+            self.refuse(at, format!("expected one of the keys {}", keys.join(", ")))?;
+        }
+        Some(())
+    }
+
+    fn list(&mut self, at: Position, items: &[Node], schemas: &[&Value]) -> Option<Value> {
+        let Some(list) = schemas.iter().find(|schema| allows(schema, "array")) else {
+            return self.refuse(at, format!("expected {}, found a list", describe(schemas)));
+        };
+        let item_schema = list.get("items").unwrap_or(&Value::Bool(true));
+        let mut values = Vec::new();
+        for (index, item) in items.iter().enumerate() {
+            values.push(self.within(&format!("[{index}]"), |this| {
+                this.convert(item, item_schema)
+            }));
+        }
+        // Without one of its items the others would have other numbers.
+        let whole: Option<Vec<Value>> = values.into_iter().collect();
+        whole.map(Value::Array)
+    }
+
+    fn scalar(&mut self, at: Position, scalar: &Scalar, schemas: &[&Value]) -> Option<Value> {
+        let done = match substitute::substitute(&scalar.text, self.outside.env) {
+            Ok(done) => done,
+            Err(problems) => {
+                for problem in problems {
+                    self.refuse(at, problem);
+                }
+                return None;
+            }
+        };
+        if schemas.iter().any(|schema| format(schema) == SECRET) {
+            return self.secret(at, &done.text, scalar);
+        }
+        // Part of a text stays text: `port-${N}` is no number, whatever N is.
+        let may_be_typed = !scalar.is_quoted && (done.is_whole || !done.changed);
+        let shown = match done.changed {
+            true => format!("the value of `{}`", scalar.text),
+            false if done.text.is_empty() && !scalar.is_quoted => "nothing".to_owned(),
+            false => format!("`{}`", shorten(&done.text)),
+        };
+        match value(&done.text, may_be_typed, schemas) {
+            Ok(value) => Some(value),
+            Err(None) => {
+                let expected = describe(schemas);
+                let hint =
+                    match nearest(&done.text, schemas.iter().flat_map(|schema| names(schema))) {
+                        Some(near) if !done.changed => format!("; did you mean `{near}`?"),
+                        _ => String::new(),
+                    };
+                self.refuse(at, format!("expected {expected}, found {shown}{hint}"))
+            }
+            Err(Some(bound)) => self.refuse(at, format!("must be {bound}, not {shown}")),
+        }
+    }
+
+    /// Follows `file:`; what the secret is appears in no message.
+    fn secret(&mut self, at: Position, text: &str, scalar: &Scalar) -> Option<Value> {
+        if !scalar.is_quoted && matches!(text, "" | "~" | "null") {
+            return self.refuse(at, "expected a text, found nothing");
+        }
+        let Some(path) = text.strip_prefix("file:") else {
+            return Some(Value::String(text.to_owned()));
+        };
+        match (self.outside.read_file)(path) {
+            Err(error) => self.refuse(at, format!("cannot read `{path}`: {error}")),
+            Ok(content) => {
+                // Editors and `echo` end a file with a line break that is no part of the secret.
+                let secret = content.strip_suffix('\n').unwrap_or(&content);
+                let secret = secret.strip_suffix('\r').unwrap_or(secret);
+                match secret.is_empty() {
+                    true => self.refuse(at, format!("`{path}` is empty")),
+                    false => Some(Value::String(secret.to_owned())),
+                }
+            }
+        }
+    }
+}
+
+/// What a text is where one of these schemas is asked for. The error is the bound that it breaks, or `None`
+/// where it is something else altogether.
+fn value(text: &str, may_be_typed: bool, schemas: &[&Value]) -> Result<Value, Option<String>> {
+    let typed = match may_be_typed {
+        true => typed(text),
+        false => Value::String(text.to_owned()),
+    };
+    if schemas.iter().any(|schema| is_any(schema)) {
+        return Ok(typed);
+    }
+    if typed.is_null() && schemas.iter().any(|schema| allows(schema, "null")) {
+        return Ok(Value::Null);
+    }
+    let mut broken = None;
+    for schema in schemas {
+        let fits = match &typed {
+            Value::Number(number) => {
+                let is_whole = number.is_u64() || number.is_i64();
+                allows(schema, "number") || (is_whole && allows(schema, "integer"))
+            }
+            Value::Bool(_) => allows(schema, "boolean"),
+            _ => false,
+        };
+        if fits {
+            match out_of_range(&typed, schema) {
+                None => return Ok(typed),
+                bound => broken = broken.or(bound),
+            }
+        }
+        if !allows(schema, "string") && names(schema).is_empty() {
+            continue;
+        }
+        let names = names(schema);
+        let is_text = match format(schema) {
+            units::DURATION => units::parse_duration(text).is_ok(),
+            units::SIZE => units::parse_size(text).is_ok(),
+            NETWORK => client_address::parse(text).is_ok(),
+            _ => match names.is_empty() {
+                true => !typed.is_null(),
+                false => names.contains(&text),
+            },
+        };
+        if is_text {
+            match unit_out_of_range(text, schema) {
+                None => return Ok(Value::String(text.to_owned())),
+                bound => broken = broken.or(bound),
+            }
+        }
+    }
+    Err(broken)
+}
+
+/// YAML's core schema, but for the rarer ways to write a number.
+fn typed(text: &str) -> Value {
+    match text {
+        "" | "~" | "null" => return Value::Null,
+        "true" => return Value::Bool(true),
+        "false" => return Value::Bool(false),
+        _ => {}
+    }
+    let float = || text.parse::<f64>().ok().and_then(Number::from_f64);
+    let looks_like_one =
+        text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first));
+    let number = text.parse::<u64>().map(Number::from);
+    let number = number.or_else(|_| text.parse::<i64>().map(Number::from));
+    match number.ok().or_else(float) {
+        Some(number) if looks_like_one => Value::Number(number),
+        _ => Value::String(text.to_owned()),
+    }
+}
+
+/// The bound of the schema that a number breaks.
+fn out_of_range(number: &Value, schema: &Value) -> Option<String> {
+    let (number, bound) = (number.as_f64()?, |key| schema.get(key));
+    let value = |key| bound(key).and_then(Value::as_f64);
+    let (min, max) = (value("minimum"), value("maximum"));
+    let is_low = min.is_some_and(|min| number < min);
+    let is_high = max.is_some_and(|max| number > max);
+    if !is_low && !is_high {
+        return None;
+    }
+    Some(match (bound("minimum"), bound("maximum")) {
+        (Some(min), Some(max)) => format!("from {min} to {max}"),
+        (Some(min), None) => format!("at least {min}"),
+        (None, Some(max)) => format!("at most {max}"),
+        (None, None) => return None,
+    })
+}
+
+/// The bound of the schema that a duration or a size breaks.
+fn unit_out_of_range(text: &str, schema: &Value) -> Option<String> {
+    let bound = |key| schema.get(key).and_then(Value::as_str);
+    let (min, max) = (bound("min"), bound("max"));
+    let (is_low, is_high, max) = match format(schema) {
+        units::DURATION => {
+            let value = units::parse_duration(text).ok()?;
+            let max = max.unwrap_or(MAX_DURATION);
+            let is_low = match min {
+                Some(min) => value < units::parse_duration(min).ok()?,
+                None => value.is_zero(),
+            };
+            (is_low, value > units::parse_duration(max).ok()?, Some(max))
+        }
+        units::SIZE => {
+            let value = units::parse_size(text).ok()?;
+            let is_low = match min {
+                Some(min) => value < units::parse_size(min).ok()?,
+                None => value == 0,
+            };
+            let is_high = match max {
+                Some(max) => value > units::parse_size(max).ok()?,
+                None => false,
+            };
+            (is_low, is_high, max)
+        }
+        _ => return None,
+    };
+    match (is_low, is_high, min, max) {
+        (true, _, Some(min), _) => Some(format!("at least {min}")),
+        (true, _, None, _) => Some("more than 0".to_owned()),
+        (_, true, _, Some(max)) => Some(format!("at most {max}")),
+        _ => None,
+    }
+}
+
+/// A key as a part of a path; one with other characters is written `labels["a.b"]`.
+fn step(key: &str) -> String {
+    let is_simple = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '-' | '/');
+    match !key.is_empty() && key.chars().all(is_simple) {
+        true => key.to_owned(),
+        false => format!("[{key:?}]"),
+    }
+}
+
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(MAX_FOUND_CHARS) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// The known name that a misspelt one probably means: a third of it may differ.
+fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+    // The distance costs the product of the lengths, and no real key is this long.
+    if name.len() > MAX_FOUND_CHARS {
+        return None;
+    }
+    let max_slips = (name.chars().count() / 3).max(1);
+    let fold = |name: &str| name.to_lowercase().replace('-', "_");
+    let distance = |known: &str| strsim::damerau_levenshtein(&fold(name), &fold(known));
+    let (slips, near) = known
+        .map(|known| (distance(known), known))
+        .min_by_key(|(slips, _)| *slips)?;
+    (slips <= max_slips).then_some(near)
+}

@@ -1,0 +1,163 @@
+//! The reference of the configuration, made from the settings' types: their keys, types, defaults and doc comments.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::Config;
+use super::reader::{alternatives, describe, json_schema, names};
+
+/// The JSON Schema of a configuration file.
+pub fn schema() -> String {
+    let mut text = serde_json::to_string_pretty(&json_schema::<Config>()).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+/// `docs/configuration.md`.
+pub fn markdown() -> String {
+    let schema = json_schema::<Config>();
+    let mut out = String::from(INTRODUCTION);
+    for (key, schema) in properties(&schema) {
+        let _ = write!(out, "\n## `{key}`\n\n");
+        if let Some(description) = description(schema) {
+            let _ = write!(out, "{description}\n\n");
+        }
+        push_keys(&mut out, key, schema);
+    }
+    out
+}
+
+const INTRODUCTION: &str = "\
+# Configuration reference
+
+Every key, made by `warmroute config reference`. Start from [config.yaml](../config.yaml), which has what a fleet \
+usually needs; everything else has a default. `warmroute check --config FILE` prints a configuration with all its \
+defaults, or everything that is wrong with it; `warmroute config schema` prints a JSON Schema for editors.
+
+- A duration is written with its unit: `250ms`, `30s`, `10m`, `1h`, `30d`. A size is too: `4KiB`, `64MiB`, `1GiB`. Of bare \
+numbers only `0` is accepted.
+- `${NAME}` and `${NAME:-default}` in a value are replaced from the environment; `$$` is a dollar sign. Between braces or \
+brackets they need quotes.
+- A secret may also be `file:/path`, which reads it from that file. Secrets never appear in messages or output.
+- Keys under `advanced` are for experts: their defaults are measured, and the reasons stand here.
+";
+
+/// The keys below a part: a table of those that take a value, then its own parts.
+fn push_keys(out: &mut String, path: &str, schema: &Value) {
+    let maps = parts(path, schema);
+    if maps.is_empty() {
+        push_table(out, [(path.to_owned(), schema)].into_iter());
+    }
+    for (path, part) in maps {
+        let keys = properties(part).into_iter();
+        let keys = keys.map(|(key, schema)| (format!("{path}.{key}"), schema));
+        let (inner, leaves): (Vec<_>, Vec<_>) =
+            keys.partition(|(path, schema)| !parts(path, schema).is_empty());
+        push_table(out, leaves.into_iter());
+        for (path, schema) in inner {
+            let _ = write!(out, "\n### `{path}`\n\n");
+            if let Some(description) = description(schema) {
+                let _ = write!(out, "{description}\n\n");
+            }
+            push_keys(out, &path, schema);
+        }
+    }
+}
+
+/// The maps with known keys that a value may be, or whose list it is.
+fn parts<'s>(path: &str, schema: &'s Value) -> Vec<(String, &'s Value)> {
+    let mut found = Vec::new();
+    for schema in alternatives(schema) {
+        if schema.get("properties").is_some() {
+            found.push((path.to_owned(), schema));
+        } else if let Some(items) = schema.get("items") {
+            found.extend(parts(&format!("{path}[]"), items));
+        }
+    }
+    found
+}
+
+fn push_table<'s>(out: &mut String, keys: impl Iterator<Item = (String, &'s Value)>) {
+    let mut is_first = true;
+    for (path, schema) in keys {
+        if std::mem::take(&mut is_first) {
+            out.push_str("| key | type | default | |\n|---|---|---|---|\n");
+        }
+        let (kind, default) = (kind(schema), default(schema));
+        let text = description(schema).unwrap_or_default();
+        let choices = choices(schema);
+        let _ = writeln!(out, "| `{path}` | {kind} | {default} | {text}{choices} |");
+    }
+}
+
+/// What the value is, with its bounds.
+fn kind(schema: &Value) -> String {
+    let schemas = alternatives(schema);
+    let is_enum = schemas.iter().any(|schema| !names(schema).is_empty());
+    let mut kind = match is_enum {
+        true => "name".to_owned(),
+        false => describe(&schemas),
+    };
+    for (phrase, word) in [
+        ("a duration such as `30s`", "duration"),
+        ("a size such as `64MiB`", "size"),
+        ("a whole number", "whole number"),
+        ("a map of keys and values", "map"),
+        ("a text", "text"),
+        ("a number", "number"),
+        ("a list", "list"),
+    ] {
+        kind = kind.replace(phrase, word);
+    }
+    let bound = |key: &str| {
+        schemas.iter().find_map(|schema| match schema.get(key) {
+            Some(Value::String(text)) => Some(text.clone()),
+            Some(Value::Number(number)) => Some(number.to_string()),
+            _ => None,
+        })
+    };
+    // What every number of a type has is no bound worth a word.
+    let min = bound("min").or_else(|| bound("minimum").filter(|min| min != "0"));
+    let is_typed = |max: &String| ["255", "65535", "4294967295"].contains(&max.as_str());
+    let max = bound("max").or_else(|| bound("maximum").filter(|max| !is_typed(max)));
+    match (min.filter(|min| min != "0s"), max) {
+        (Some(min), Some(max)) => kind + &format!(", {min} to {max}"),
+        (Some(min), None) => kind + &format!(", at least {min}"),
+        (None, Some(max)) => kind + &format!(", at most {max}"),
+        (None, None) => kind,
+    }
+}
+
+fn default(schema: &Value) -> String {
+    match schema.get("default") {
+        None | Some(Value::Null) => "none".to_owned(),
+        Some(Value::String(text)) if text.is_empty() => "empty".to_owned(),
+        Some(Value::String(text)) => format!("`{text}`"),
+        Some(value) => format!("`{value}`"),
+    }
+}
+
+/// What each name of an enumeration means.
+fn choices(schema: &Value) -> String {
+    let mut out = String::new();
+    for schema in alternatives(schema) {
+        for name in names(schema) {
+            let _ = match description(schema) {
+                Some(text) => write!(out, "<br>`{name}`: {text}"),
+                None => write!(out, "<br>`{name}`"),
+            };
+        }
+    }
+    out
+}
+
+fn properties(schema: &Value) -> Vec<(&String, &Value)> {
+    let properties = schema.get("properties").and_then(Value::as_object);
+    properties.into_iter().flatten().collect()
+}
+
+fn description(schema: &Value) -> Option<String> {
+    let text = schema.get("description")?.as_str()?;
+    Some(text.replace('\n', " ").replace('|', "\\|"))
+}

@@ -1,0 +1,194 @@
+//! Durations and sizes as a configuration writes them: `30s`, `250ms`, `30d`, `64MiB`, `4KiB`.
+//!
+//! Settings keep `std::time::Duration` and plain integers; a field says how it is written with
+//! `#[serde(with = "DurationText")]` or `#[serde(with = "SizeText")]`. In the schema such a field has the
+//! formats named here, by which the configuration's reader knows what to accept.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Deserialize, Deserializer, Error};
+use serde::ser::{Error as _, Serializer};
+
+/// The schema's `format` of a duration.
+pub const DURATION: &str = "duration with unit";
+/// The schema's `format` of a size.
+pub const SIZE: &str = "size with unit";
+
+/// Reads and writes a `Duration` as text such as `30s`.
+#[derive(Debug)]
+pub struct DurationText;
+
+/// Reads and writes a number of bytes as text such as `64MiB`.
+#[derive(Debug)]
+pub struct SizeText;
+
+/// `30s`, `1m 30s`, `250ms`, `30d`; of bare numbers only 0.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let expected = || "expected a duration such as `30s`, `250ms` or `30d`".to_owned();
+    if text.bytes().all(|byte| byte.is_ascii_digit()) && text != "0" {
+        return Err(expected());
+    }
+    humantime::parse_duration(text).map_err(|_| expected())
+}
+
+/// `64MiB`, `4KiB`, `10MB`; of bare numbers only 0.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let expected = || "expected a size such as `64MiB` or `4KiB`".to_owned();
+    let is_number = |text: &str| text.parse::<f64>().is_ok();
+    if text != "0" && (is_number(text) || text.starts_with('-')) {
+        return Err(expected());
+    }
+    text.parse::<ByteSize>()
+        .map(|size| size.as_u64())
+        .map_err(|_| expected())
+}
+
+/// The shortest exact form with one unit.
+pub fn format_duration(duration: Duration) -> String {
+    let nanos = duration.as_nanos();
+    const UNITS: [(u128, &str); 6] = [
+        (86_400_000_000_000, "d"),
+        (3_600_000_000_000, "h"),
+        (60_000_000_000, "m"),
+        (1_000_000_000, "s"),
+        (1_000_000, "ms"),
+        (1_000, "us"),
+    ];
+    let exact = UNITS.iter().find(|(unit, _)| nanos % unit == 0);
+    match exact {
+        _ if nanos == 0 => "0s".to_owned(),
+        Some((unit, name)) => format!("{}{name}", nanos / unit),
+        None => format!("{nanos}ns"),
+    }
+}
+
+/// The shortest exact form with one binary unit.
+pub fn format_size(bytes: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [
+        (1 << 40, "TiB"),
+        (1 << 30, "GiB"),
+        (1 << 20, "MiB"),
+        (1 << 10, "KiB"),
+    ];
+    let exact = UNITS
+        .iter()
+        .find(|(unit, _)| bytes != 0 && bytes % unit == 0);
+    match exact {
+        Some((unit, name)) => format!("{}{name}", bytes / unit),
+        None => format!("{bytes}B"),
+    }
+}
+
+impl DurationText {
+    pub fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format_duration(*value))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        let text = Cow::<str>::deserialize(deserializer)?;
+        parse_duration(&text).map_err(D::Error::custom)
+    }
+}
+
+impl SizeText {
+    pub fn serialize<T, S>(value: &T, serializer: S) -> Result<S::Ok, S::Error>
+    where
+        T: Copy + TryInto<u64>,
+        S: Serializer,
+    {
+        let bytes = (*value).try_into();
+        let bytes = bytes.map_err(|_| S::Error::custom("size is out of range"))?;
+        serializer.serialize_str(&format_size(bytes))
+    }
+
+    pub fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    where
+        T: TryFrom<u64>,
+        D: Deserializer<'de>,
+    {
+        let text = Cow::<str>::deserialize(deserializer)?;
+        let bytes = parse_size(&text).map_err(D::Error::custom)?;
+        T::try_from(bytes).map_err(|_| D::Error::custom(format!("`{text}` is too large")))
+    }
+}
+
+impl JsonSchema for DurationText {
+    fn schema_name() -> Cow<'static, str> {
+        "Duration".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "format": DURATION})
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+}
+
+impl JsonSchema for SizeText {
+    fn schema_name() -> Cow<'static, str> {
+        "Size".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "format": SIZE})
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_has_a_unit() {
+        let check = |text, expected: Option<u64>| {
+            let expected = expected.map(Duration::from_millis);
+            assert_eq!(parse_duration(text).ok(), expected, "{text}");
+        };
+        check("30s", Some(30_000));
+        check("250ms", Some(250));
+        check("30d", Some(2_592_000_000));
+        check("1h 30m", Some(5_400_000));
+        check("0", Some(0));
+        check("0s", Some(0));
+        for wrong in ["30", "", "s", "-1s", "30 parsecs", "1.5", "99999999999d"] {
+            check(wrong, None);
+        }
+    }
+
+    #[test]
+    fn a_size_has_a_unit() {
+        let check = |text, expected: Option<u64>| {
+            assert_eq!(parse_size(text).ok(), expected, "{text}");
+        };
+        check("64MiB", Some(64 << 20));
+        check("10 MB", Some(10_000_000));
+        check("1GiB", Some(1 << 30));
+        check("64B", Some(64));
+        check("0", Some(0));
+        for wrong in ["64", "", "MiB", "-1KiB", "1.5", "64 chars", "1e3"] {
+            check(wrong, None);
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        for millis in [0, 1, 999, 1_000, 90_000, 3_600_000, 2_592_000_000] {
+            let duration = Duration::from_millis(millis);
+            assert_eq!(parse_duration(&format_duration(duration)), Ok(duration));
+        }
+        for bytes in [0, 1, 1_000, 1_024, 1_500, 64 << 20, 3 << 40] {
+            assert_eq!(parse_size(&format_size(bytes)), Ok(bytes));
+        }
+        assert_eq!(format_duration(Duration::from_secs(90)), "90s");
+        assert_eq!(format_size(64 << 20), "64MiB");
+    }
+}
