@@ -566,7 +566,11 @@ async fn another_process_on_the_same_connection_is_noticed() {
     let mut source = servicer.source();
     check(&mut source, &["connected a", "live 5"]).await;
     source.replay(3);
-    check(&mut source, &["lost Aborted: the server is now another engine incarnation"]).await;
+    check(
+        &mut source,
+        &["lost Aborted: the server is now another engine incarnation"],
+    )
+    .await;
 }
 
 #[tokio::test]

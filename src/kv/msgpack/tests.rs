@@ -196,7 +196,10 @@ fn errors_say_where() {
         "byte 16, events[0]: BlockStored without block_hashes"
     );
     assert_eq!(why(b"\x92\x00\x90\x01"), "byte 3: 1 bytes after the batch");
-    assert_eq!(why(b"\x91\x00"), "byte 2: a batch without a timestamp or events");
+    assert_eq!(
+        why(b"\x91\x00"),
+        "byte 2: a batch without a timestamp or events"
+    );
 }
 
 #[test]

@@ -95,7 +95,7 @@ async fn an_engine_with_other_tokens_is_noticed_and_believed_again_when_it_agree
     let (wrong, right) = (Prompt::new(11, 100), Prompt::new(1, 100));
     for prompt in [&wrong, &right] {
         for row in followed.explain(prompt).await {
-            assert_eq!(row.known_by, "prediction", "{row:?}");
+            assert_eq!(row.known_by, "predicted", "{row:?}");
         }
     }
     // What was sent there is the best that is known.
@@ -126,7 +126,7 @@ async fn an_engine_with_other_tokens_is_noticed_and_believed_again_when_it_agree
         family += 1;
         followed.post(&Prompt::new(family, 100)).await;
         let rows = followed.explain(&right).await;
-        rows.iter().all(|row| row.known_by == "events")
+        rows.iter().all(|row| row.known_by == "exact")
     })
     .await;
 }
@@ -156,7 +156,7 @@ async fn one_engine_of_two_that_differs_is_believed_no_more_and_the_other_is() {
     assert_eq!(told["mismatch"], false, "{told:#}");
     let rows = followed.explain(&Prompt::new(1, 64)).await;
     let known_by: Vec<&str> = rows.iter().map(|row| &*row.known_by).collect();
-    assert_eq!(known_by, ["events", "prediction"]);
+    assert_eq!(known_by, ["exact", "predicted"]);
     assert!(
         told["difference"]["engine_tokens"]
             .as_array()
