@@ -213,7 +213,7 @@ async fn check_handoff_says_what_is_wrong_with_a_pair() {
     let (printed, code) = check(&text, &["--live", "--transfer"]).await;
     assert_eq!(code, 1, "{printed}");
     assert!(
-        line(&printed, "plain -> d0").contains("did not say where its blocks are"),
+        line(&printed, "plain -> d0").contains("did not say where its KV blocks are"),
         "{printed}"
     );
     p0.handle.set_faults(Faults {

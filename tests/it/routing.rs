@@ -373,7 +373,9 @@ async fn metrics_count_what_happened() {
         "text/plain; version=0.0.4; charset=utf-8"
     );
     for line in page.text().lines() {
-        let is_ours = line.starts_with("warmroute_") || line.starts_with("# ");
-        assert!(is_ours, "{line}");
+        let is_expected = ["warmroute_", "process_", "# "]
+            .iter()
+            .any(|start| line.starts_with(start));
+        assert!(is_expected, "{line}");
     }
 }

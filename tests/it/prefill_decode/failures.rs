@@ -169,12 +169,14 @@ impl Fleet {
 
     /// Waits until a request is split, which with Mooncake takes a look at each bootstrap page.
     async fn pairs_up(&self) {
-        eventually("requests are split", async || {
+        eventually("requests are disaggregated", async || {
             let body = chat(&format!("{:032x} ", fastrand::u128(..)).repeat(8), 2, false);
             let headers = [("x-warmroute-decision", "1")];
             let (api, path) = (self.cluster.router.api, "/v1/chat/completions");
             let answer = client::send(api, "POST", path, &headers, body).await;
-            answer.header("x-warmroute-decision").contains("split=yes")
+            answer
+                .header("x-warmroute-decision")
+                .contains("disaggregated=yes")
         })
         .await;
     }

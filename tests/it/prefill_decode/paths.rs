@@ -505,7 +505,7 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
                 assert_eq!(answer.status, 200, "{context}: {}", answer.text());
                 // An engine that answers an error has said so; a stream that breaks off may be begun again.
                 let why = if stream {
-                    "no_prefill"
+                    "no_prefill_worker"
                 } else {
                     "prefill_failed"
                 };
