@@ -219,7 +219,7 @@ fn tell(
         true => Ok(()),
         false => writeln!(
             out,
-            "  {not_proved} not proved: nothing is known against them, and --handoff tries them"
+            "  {not_proved} not proved: nothing is known against them, and --transfer tries them"
         ),
     }
 }

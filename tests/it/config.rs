@@ -447,7 +447,7 @@ fn each_mistake_has_its_message_with_path_and_line() {
     check(
         &minimal("replicas: 2\nresponses:\n  state_token: {keys: []}"),
         &[
-            "responses.store: is memory, which each of several replicas has for itself",
+            "responses.store: is memory, which each replica has for itself",
             "responses.state_token.keys: is empty, and each of several replicas",
         ],
     );

@@ -1,4 +1,4 @@
-//! Pairs of prefill and decode workers: what `check --live --handoff` finds of them, and what the router knows.
+//! Pairs of prefill and decode workers: what `check --live --transfer` finds of them, and what the router knows.
 
 use std::net::SocketAddr;
 use std::process::{Command, Output};

@@ -290,6 +290,10 @@ fn out_of_range(number: &Value, schema: &Value) -> Option<String> {
     let (number, bound) = (number.as_f64()?, |key| schema.get(key));
     let value = |key| bound(key).and_then(Value::as_f64);
     let (min, max) = (value("minimum"), value("maximum"));
+    // The derive macro writes bounds of the narrower types only.
+    if max.is_none() && format(schema) == "uint32" && number > f64::from(u32::MAX) {
+        return Some(format!("at most {}", u32::MAX));
+    }
     let is_low = min.is_some_and(|min| number < min);
     let is_high = max.is_some_and(|max| number > max);
     if !is_low && !is_high {
