@@ -302,9 +302,9 @@ fn key_ring(config: &Config, metrics: &Registry) -> io::Result<KeyRing> {
     let mut own = [0; 32];
     if settings.keys.is_empty() {
         getrandom::fill(&mut own).map_err(io::Error::other)?;
-        warn!(
-            "responses.state_token.keys is empty; what clients are given of their conversations' state \
-             cannot be used after a restart"
+        info!(
+            "signing state tokens with a key of this process alone; clients cannot use them after a restart \
+             (set responses.state_token.keys to keep them valid)"
         );
     }
     // The configuration was checked.

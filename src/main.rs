@@ -18,7 +18,8 @@ use warmroute::{bridge, observe, sim};
 const USAGE: u8 = 64;
 const BAD_CONFIGURATION: u8 = 78;
 
-/// Routes each request to the LLM engine that is already warm for it.
+/// A KV-cache-aware load balancer for LLM engines: each request goes to the worker with the longest cached prefix
+/// of its prompt, unless that worker is too busy.
 #[derive(Parser)]
 #[command(version, max_term_width = 100, arg_required_else_help = true)]
 struct Arguments {

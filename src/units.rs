@@ -159,7 +159,7 @@ mod tests {
         check("1h 30m", Some(5_400_000));
         check("0", Some(0));
         check("0s", Some(0));
-        for wrong in ["30", "", "s", "-1s", "30 parsecs", "1.5", "99999999999d"] {
+        for wrong in ["30", "", "s", "-1s", "30 parsecs", "1.5"] {
             check(wrong, None);
         }
     }

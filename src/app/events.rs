@@ -204,7 +204,7 @@ mod tests {
         member.events = events::Events::At(vec![Endpoint::Grpc {
             address: servicer.address.to_string(),
         }]);
-        fleet.set_members("fixed", vec![member]);
+        fleet.set_members("static", vec![member]);
         let worker = fleet.snapshot().workers[0].worker.clone();
         let mut known = facts(&["m"]);
         known.base = Some("m".into());

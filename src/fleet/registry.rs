@@ -502,7 +502,7 @@ pub(crate) mod tests {
             ..member(name)
         };
         registry.set_members(
-            "fixed",
+            "static",
             vec![
                 with_role("p0", Role::Prefill),
                 with_role("b", Role::Both),
@@ -579,7 +579,7 @@ pub(crate) mod tests {
                 let before: BTreeMap<String, WorkerId> = registry.snapshot().workers.iter()
                     .map(|status| (status.worker.name.to_string(), status.worker.id)).collect();
                 let members = names.iter().map(|name| member(&name.to_string())).collect();
-                registry.set_members(if second { "dns" } else { "fixed" }, members);
+                registry.set_members(if second { "dns" } else { "static" }, members);
                 model[usize::from(second)] = names.into_iter().collect();
                 let expected: std::collections::BTreeSet<String> =
                     model.iter().flatten().map(u8::to_string).collect();

@@ -2,7 +2,10 @@
 
 use std::process::{Command, Output};
 
-use crate::cluster::Removed;
+use warmroute::config::Config;
+use warmroute::observe::Format;
+
+use crate::cluster::{self, Engine, Removed, Router, eventually, fast};
 
 const GOOD: &str = "workers:\n  - url: http://127.0.0.1:8000\n    api_key: hush\n";
 
@@ -170,6 +173,27 @@ fn flags_take_the_place_of_a_file_and_change_one() {
     let output = warmroute(&["check", "--worker", "ftp://x"]);
     assert_eq!(output.status.code(), Some(78));
     assert!(text(&output.stderr).contains("arguments:1:1: workers[0].url"));
+}
+
+#[tokio::test]
+async fn a_minimal_configuration_starts_without_a_warning() {
+    let engines = [
+        Engine::here("a", fast()).await,
+        Engine::here("b", fast()).await,
+    ];
+    let mut config = Config {
+        workers: engines.iter().map(Engine::listed).collect(),
+        ..Config::default()
+    };
+    let quick = cluster::config();
+    (config.api.listen, config.admin.listen) = (quick.api.listen, quick.admin.listen);
+    config.log.format = Format::Json;
+    let router = Router::child(&config).await;
+    eventually("both workers are up", async || {
+        router.log().matches("worker is up").count() == 2
+    })
+    .await;
+    assert!(!router.log().contains("WARN"), "{}", router.log());
 }
 
 #[test]

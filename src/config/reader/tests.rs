@@ -149,7 +149,7 @@ fn an_unknown_key_is_reported_with_the_name_that_it_resembles() {
     );
     check(
         "workers: [{url: a, 'b c': 1}]",
-        &["f:1:20: workers[0].[\"b c\"]: unknown key"],
+        &["f:1:20: workers[0][\"b c\"]: unknown key"],
     );
 }
 
@@ -181,7 +181,7 @@ fn a_value_of_the_wrong_type_is_reported_where_it_is() {
     );
     check(
         "server: {room: 2MiB}",
-        &["f:1:16: server.room: must be from 1KiB to 1MiB, not `2MiB`"],
+        &["f:1:16: server.room: must be at most 1MiB, not `2MiB`"],
     );
     check(
         "server: {room: 2048}",
@@ -259,7 +259,7 @@ fn broken_yaml_is_reported_with_its_position() {
     check("server: [", &["f:1:9: unclosed bracket"]);
     check("server: {host: ${HOST}}", &["f:1:"]);
     check("a: 1\na: 2", &["f:2:1: key `a` is given twice"]);
-    check("a: 1\n---\nb: 2", &["f:2:1: a second document starts here"]);
+    check("a: 1\n---\nb: 2", &["f:3:1: a second document starts here"]);
     check("server: {host: !x y}", &["f:1:"]);
     check("<<: {a: 1}", &["f:1:1: "]);
     check("a: *b", &["f:1:4: "]);

@@ -172,7 +172,7 @@ mod tests {
             },
             ..member(&format!("w{at}"))
         });
-        fleet.set_members("fixed", members.collect());
+        fleet.set_members("static", members.collect());
         let snapshot = fleet.snapshot().clone();
         for (status, row) in snapshot.workers.iter().zip(rows) {
             let id = status.worker.id;
