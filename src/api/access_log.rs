@@ -18,31 +18,32 @@ use crate::ids::RequestId;
 use crate::observe::{self, ACCESS_LOG};
 use crate::relay::SummaryCell;
 
-/// What the log says of a request. It is written when this is dropped, so that no way to end a request
-/// is missed: an error, a client that disconnects before or during the response, a drain.
+/// Collects the fields of one request's line. Dropping the value writes the line, so that every request is
+/// logged, however it ends: with an error, by a client that disconnects, or in a drain.
 #[derive(Debug)]
 pub(super) struct AccessLine {
     began: Instant,
     method: Method,
     uri: Uri,
     client: IpAddr,
-    /// Our own id, which engines and the other log lines have.
+    /// The router's id of the request; engines receive it, and the other log lines contain it.
     id: RequestId,
     /// The id in the client's `x-request-id`, if it sent one.
     pub(super) client_request_id: Option<HeaderValue>,
     traceparent: Option<HeaderValue>,
     pub(super) tenant: Option<Arc<str>>,
     pub(super) status: Option<StatusCode>,
-    /// Of an error that the router itself answered with.
+    /// The code of the error response, if the router itself made it.
     pub(super) error_code: Option<&'static str>,
+    /// Bytes of the response body so far.
     bytes: u64,
-    /// Whether the response was sent to its end.
+    /// Whether the whole response was sent.
     is_sent: bool,
-    /// The relay's part of the line.
+    /// Worker, model, tokens and times, which the relay fills in while it forwards the request.
     pub(super) summary: SummaryCell,
 }
 
-/// Whether there is an access log. Costs a branch.
+/// Whether access log lines are written at all; if not, no [`AccessLine`] is made.
 pub(super) fn is_on() -> bool {
     enabled!(target: ACCESS_LOG, Level::INFO)
 }
@@ -70,8 +71,10 @@ impl AccessLine {
 impl Drop for AccessLine {
     fn drop(&mut self) {
         let summary = self.summary.read();
+        // Both counts are 0 if the engine reported no usage; the line then has no token fields.
         let has_tokens = summary.prompt_tokens > 0 || summary.generation_tokens > 0;
         let tokens = |count: u64| has_tokens.then_some(count);
+        // A failure that the relay recorded comes first; then an error response; then whether all was sent.
         let outcome = match (summary.outcome, self.error_code) {
             (Some(outcome), _) if outcome != COMPLETE => outcome,
             (_, Some(_)) => "error",
@@ -106,14 +109,14 @@ impl Drop for AccessLine {
     }
 }
 
-/// The outcome of a response that was sent to its end.
+/// The outcome of a response that was sent completely.
 const COMPLETE: &str = "complete";
 
 fn text(value: &HeaderValue) -> Option<&str> {
     value.to_str().ok()
 }
 
-/// With three digits after the point.
+/// In milliseconds, rounded down to microseconds.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1e3
 }
@@ -140,10 +143,10 @@ fn trace_id(traceparent: &str) -> Option<&str> {
     is_valid.then_some(trace)
 }
 
-/// A response body that writes its request's line at its end.
+/// A response body that writes the request's access log line when it is dropped.
 #[derive(Debug)]
 pub struct LoggedBody {
-    /// Dropped before the line, which needs the figures that the relay records when its body is dropped.
+    /// Declared before `line`, so dropped first: the relay records its last figures when this body is dropped.
     body: http::Body,
     line: Option<Box<AccessLine>>,
 }
@@ -186,7 +189,7 @@ impl Body for LoggedBody {
 
 impl Drop for LoggedBody {
     fn drop(&mut self) {
-        // Of a body that says where it ends, the end itself is not polled for.
+        // A server stops polling once `is_end_stream` is true, so `poll_frame` may never have returned `None`.
         let is_sent = self.body.is_end_stream();
         if let Some(line) = &mut self.line {
             line.is_sent |= is_sent;

@@ -6,22 +6,22 @@ use crate::kv::zmq::{Endpoint, Target};
 
 /// Serve one engine's KV events over gRPC, to any number of routers.
 ///
-/// Follows what the engine publishes over ZeroMQ (vLLM: --kv-events-config) and serves it as
-/// SubscribeKvEvents under the services of vLLM, SGLang, TokenSpeed and TensorRT-LLM. A subscriber can
-/// resume after the last batch that it has, or begin with a snapshot of all cached blocks. gRPC's health
-/// service, and /healthz and /metrics over HTTP on the same port, show whether the engine is followed.
+/// Subscribes to the engine's events over ZeroMQ (vLLM: --kv-events-config), and serves them through the gRPC
+/// method SubscribeKvEvents of vLLM, SGLang, TokenSpeed and TensorRT-LLM. A subscriber can resume after the
+/// last batch that it has, or begin with a snapshot of all cached blocks. gRPC's health service, and /healthz
+/// and /metrics over HTTP on the same port, show whether the bridge receives the engine's events.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Settings {
     /// Where the engine publishes its events.
     #[arg(long, value_name = "tcp://HOST:PORT", value_parser = endpoint)]
     pub zmq: Endpoint,
 
-    /// Where the engine answers replay requests. Without it, missed batches are lost, and each lost
-    /// connection makes all subscribers start over.
+    /// Where the engine answers replay requests. Without it, missed batches are lost, and after each lost
+    /// connection all subscribers must clear what they know of the cache.
     #[arg(long, value_name = "tcp://HOST:PORT", value_parser = endpoint)]
     pub replay: Option<Endpoint>,
 
-    /// The topic that the engine publishes under, or a prefix of it. Default: all topics.
+    /// The ZeroMQ topic that the engine publishes under, or a prefix of the topic. Default: all topics.
     #[arg(long, value_name = "TOPIC", default_value = "")]
     pub topic: String,
 
@@ -29,37 +29,38 @@ pub struct Settings {
     #[arg(long, value_name = "HOST:PORT")]
     pub listen: SocketAddr,
 
-    /// Data-parallel ranks of the engine. Rank r is expected at the ports above plus r.
+    /// Number of data-parallel ranks of the engine. Rank r uses the ports of --zmq and --replay plus r.
     #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub ranks: u16,
 
-    // As many as engines keep by default: minutes of a busy one.
-    /// Batches of each rank that subscribers can replay.
+    // vLLM keeps as many by default (buffer_steps); a busy engine publishes them in minutes.
+    /// Batches kept for each rank, for subscribers that resume.
     #[arg(long, value_name = "BATCHES", default_value_t = 10_000)]
     pub history_batches_max: usize,
 
-    // A batch is 1 to 100 kB, so the batches above mostly fit.
-    /// The same, in bytes.
+    // A batch has 1 to 100 kB; at 25 kB on average, 10,000 fit.
+    /// Memory for each rank's kept batches; the oldest are dropped first.
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
     pub history_bytes_max: usize,
 
-    // About 225 bytes per block of 16 tokens: 75 million tokens. Making a snapshot takes half as much
-    // again.
+    // A block of 16 tokens takes about 225 bytes, so 1 GiB is enough for 75 million tokens. While a snapshot is
+    // made, it takes another half of this.
     /// Memory for each rank's cached blocks. Blocks that do not fit are missing in snapshots, which then
     /// say that they are incomplete.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     pub state_bytes_max: usize,
 
-    // A router needs one for each rank; this is for 16 routers and 16 ranks.
-    /// Subscribers at a time; more are refused.
+    // A router opens one stream for each rank; 256 are enough for 16 routers and 16 ranks.
+    /// Subscriptions at a time; more are refused.
     #[arg(long, value_name = "SUBSCRIBERS", default_value_t = 256)]
     pub subscribers_max: usize,
 
-    /// How long a subscriber may read nothing while data waits for it, before its connection is closed.
+    /// A subscriber that reads nothing for this long although data is waiting is disconnected.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 30_000, value_parser = milliseconds())]
     pub send_timeout_ms: u64,
 
-    /// After this long without events, verify that the engine's process is still the same.
+    /// After this long without events, ask the engine to replay its last batch, which a restarted one cannot
+    /// do. Needs --replay.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 10_000, value_parser = milliseconds())]
     pub silence_ms: u64,
 }
@@ -74,7 +75,7 @@ impl Settings {
         ] {
             if endpoint.is_some_and(|endpoint| endpoint.port.checked_add(last).is_none()) {
                 return Err(format!(
-                    "{name}: there are no {} ports from this one on",
+                    "{name}: {} ranks need consecutive ports, which would exceed 65535",
                     self.ranks
                 ));
             }
@@ -84,24 +85,24 @@ impl Settings {
             && replay.port.abs_diff(self.zmq.port) < self.ranks
         {
             return Err(format!(
-                "--zmq and --replay: each of {} ranks needs its own port at both, but the ranges overlap",
+                "--zmq and --replay: their port ranges overlap; each needs {} consecutive ports, one for each rank",
                 self.ranks
             ));
         }
-        let of = |endpoint: &Endpoint, rank| Endpoint {
+        let of_rank = |endpoint: &Endpoint, rank| Endpoint {
             port: endpoint.port + rank,
             ..endpoint.clone()
         };
         let target = |rank| Target {
-            endpoint: of(&self.zmq, rank),
+            endpoint: of_rank(&self.zmq, rank),
             topic: self.topic.clone(),
-            replay: self.replay.as_ref().map(|replay| of(replay, rank)),
+            replay: self.replay.as_ref().map(|replay| of_rank(replay, rank)),
         };
         Ok((0..self.ranks).map(target).collect())
     }
 }
 
-/// At least 1, so that there is a pause; at most a year, so that clocks do not overflow.
+/// Parses a duration: not 0, which would be a busy loop, and at most a year, so that clocks do not overflow.
 fn milliseconds() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(1..=365 * 24 * 3_600_000)
 }
@@ -134,7 +135,7 @@ mod tests {
     fn ranks_have_ports_of_their_own() {
         let both = "--zmq tcp://engine:5557 --replay tcp://engine:6557 --ranks 2 --topic kv";
         let targets = parse(&format!("{both} --listen 127.0.0.1:0")).unwrap();
-        let told: Vec<_> = targets
+        let found: Vec<_> = targets
             .iter()
             .map(|target| {
                 let replay = target.replay.as_ref().map(ToString::to_string);
@@ -147,14 +148,14 @@ mod tests {
             .collect();
         let rank = |zmq: &str, replay: &str| (zmq.to_owned(), replay.to_owned(), "kv");
         assert_eq!(
-            told,
+            found,
             [
                 rank("tcp://engine:5557", "tcp://engine:6557"),
                 rank("tcp://engine:5558", "tcp://engine:6558")
             ]
         );
-        let six = parse("--zmq tcp://[::1]:65535 --listen [::]:80").unwrap();
-        assert_eq!(six[0].endpoint.to_string(), "tcp://[::1]:65535");
+        let ipv6 = parse("--zmq tcp://[::1]:65535 --listen [::]:80").unwrap();
+        assert_eq!(ipv6[0].endpoint.to_string(), "tcp://[::1]:65535");
     }
 
     #[test]
@@ -167,7 +168,7 @@ mod tests {
             ("--zmq tcp://h:0 --listen 127.0.0.1:0", "tcp://HOST:PORT"),
             (
                 "--zmq tcp://h:65535 --listen 127.0.0.1:0 --ranks 2",
-                "there are no 2 ports",
+                "2 ranks need consecutive ports",
             ),
             (
                 "--zmq tcp://h:1 --listen 127.0.0.1:0 --ranks 0",

@@ -1,8 +1,8 @@
-//! vLLM's event payloads, msgpack -> [`Batch`]: events as maps (0.24 on) or arrays (before), hashes as
-//! integers or bytes, a batch as an array or a map.
+//! Decodes vLLM's event payloads from msgpack to a [`Batch`]. Events are maps (since vLLM 0.24) or arrays
+//! (before), hashes are integers or bytes, and a batch is an array or a map.
 //!
-//! Bytes are read once, straight into the batch. No length is trusted until that many bytes follow, and
-//! the counts of one batch are bounded, so decoding uses a small multiple of the payload's size.
+//! Bytes are read once, straight into the batch. A length is refused if fewer bytes follow, and the counts of
+//! one batch are bounded, so decoding uses a small multiple of the payload's size in memory.
 
 mod read;
 
@@ -10,12 +10,13 @@ use self::read::{Cursor, Read};
 use super::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
 use super::source::DecodeError;
 
-/// Far above what a scheduler step produces; each takes some 300 bytes of memory.
+/// Events in one batch: far more than a scheduler step produces. A decoded event takes about 300 bytes.
 const EVENTS_MAX: usize = 65_536;
 /// Hashes and extra keys of one batch: enough for 16 million tokens in blocks of 16.
 const BLOCKS_MAX: usize = 1 << 20;
 
-/// The order of an array's fields after its type; maps use the names. New releases append fields.
+/// Field names of a `BlockStored` event, in the order in which an event that is an array has them after its
+/// type. An event that is a map has the names as keys. New releases append fields.
 const STORED: &[&str] = &[
     "block_hashes",
     "parent_block_hash",
@@ -32,6 +33,7 @@ const STORED: &[&str] = &[
     "ownership",
     "session_id",
 ];
+/// The same for `BlockRemoved`.
 const REMOVED: &[&str] = &[
     "block_hashes",
     "medium",
@@ -39,6 +41,7 @@ const REMOVED: &[&str] = &[
     "locality",
     "ownership",
 ];
+/// The same for `AllBlocksCleared`.
 const CLEARED: &[&str] = &["ownership"];
 
 /// Decodes a payload. The error says what is wrong and at which byte.
@@ -58,7 +61,7 @@ struct Reader<'a> {
     blocks_left: usize,
 }
 
-/// The fields of an event of any type; completeness is checked at its end.
+/// The fields of an event of any type. [`Reader::build`] checks that none is missing.
 #[derive(Default)]
 struct Fields {
     hashes: Option<Vec<EngineHash>>,
@@ -75,15 +78,22 @@ struct Fields {
     session_id: Option<Box<str>>,
 }
 
+/// The required fields of a batch that were read.
+#[derive(Default)]
+struct Seen {
+    timestamp: bool,
+    events: bool,
+}
+
 impl<'a> Reader<'a> {
     fn batch(&mut self) -> Read<Batch> {
         let mut batch = Batch::default();
-        let mut seen = [false; 2];
+        let mut seen = Seen::default();
         if self.cursor.is_array() {
             let fields = self.cursor.array()?;
-            for at in 0..fields {
+            for index in 0..fields {
                 let key = ["ts", "events", "data_parallel_rank"]
-                    .get(at)
+                    .get(index)
                     .unwrap_or(&"");
                 self.batch_field(key, &mut batch, &mut seen)?;
             }
@@ -93,7 +103,7 @@ impl<'a> Reader<'a> {
                 self.batch_field(key, &mut batch, &mut seen)?;
             }
         }
-        if seen != [true; 2] {
+        if !(seen.timestamp && seen.events) {
             return Err(self.cursor.fault("a batch without a timestamp or events"));
         }
         match self.cursor.left() {
@@ -102,15 +112,15 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn batch_field(&mut self, key: &str, batch: &mut Batch, seen: &mut [bool; 2]) -> Read<()> {
+    fn batch_field(&mut self, key: &str, batch: &mut Batch, seen: &mut Seen) -> Read<()> {
         match key {
             "ts" => {
                 batch.timestamp = self.cursor.float().map_err(|fault| fault.under(key))?;
-                seen[0] = true;
+                seen.timestamp = true;
             }
             "events" => {
                 batch.events = self.events().map_err(|fault| fault.under(key))?;
-                seen[1] = true;
+                seen.events = true;
             }
             "data_parallel_rank" | "attn_dp_rank" => {
                 let rank = self.or_nil(|reader| reader.cursor.u32());
@@ -128,7 +138,8 @@ impl<'a> Reader<'a> {
         if len > EVENTS_MAX {
             return Err(self.cursor.fault(format!("more than {EVENTS_MAX} events")));
         }
-        // The smallest frequent event, the removal of a block as a map, takes 40 bytes.
+        // `len` may be false, so memory for it is bounded by the bytes that follow. The smallest frequent event,
+        // the removal of one block as a map, has 40 bytes; with 32 the vector rarely has to grow.
         let mut events = Vec::with_capacity(len.min(1 + self.cursor.left() / 32));
         for index in 0..len {
             events.push(self.event().map_err(|fault| fault.under_item(index))?);
@@ -143,8 +154,8 @@ impl<'a> Reader<'a> {
                 return Err(self.cursor.fault("an event without a type"));
             }
             let kind = self.cursor.text().map_err(|fault| fault.under("type"))?;
-            self.fields(kind, len - 1, |_, at, order| {
-                Ok(order.get(at).copied().unwrap_or(""))
+            self.fields(kind, len - 1, |_, index, order| {
+                Ok(order.get(index).copied().unwrap_or(""))
             })
         } else {
             let len = self.cursor.map()?;
@@ -153,7 +164,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Finds the type, which decides which fields matter. Engines write it first; otherwise search for it.
+    /// The type of an event that is a map. Engines write it first, but the order of keys is not guaranteed. The
+    /// cursor stays at the first key.
     fn kind_in_map(&mut self, len: usize) -> Read<&'a str> {
         let mut ahead = self.cursor.clone();
         for _ in 0..len {
@@ -165,7 +177,8 @@ impl<'a> Reader<'a> {
         Err(self.cursor.fault("an event without a type"))
     }
 
-    /// Reads `len` fields. `key` returns a field's name: by its index in an array, from the bytes in a map.
+    /// Reads an event of type `kind` with `len` fields. `key` returns the name of a field: for an array by its
+    /// index, for a map by reading it.
     fn fields(
         &mut self,
         kind: &str,
@@ -179,9 +192,9 @@ impl<'a> Reader<'a> {
             _ => &[],
         };
         let mut fields = Fields::default();
-        for at in 0..len {
-            let key = key(self, at, order)?;
-            // Fields of other types or later releases are skipped.
+        for index in 0..len {
+            let key = key(self, index, order)?;
+            // Skip fields of other event types and of later releases.
             if order.contains(&key) || (key == "cache_salt" && kind == "BlockStored") {
                 self.field(key, &mut fields)
                     .map_err(|fault| fault.under(key))?;
@@ -190,13 +203,13 @@ impl<'a> Reader<'a> {
             }
         }
         self.build(kind, fields)
-            .map_err(|missing| self.cursor.fault(format!("{kind} without {missing}")))
+            .map_err(|field| self.cursor.fault(format!("{kind} without {field}")))
     }
 
     fn field(&mut self, key: &str, fields: &mut Fields) -> Read<()> {
         match key {
             "block_hashes" => fields.hashes = Some(self.hashes()?),
-            "parent_block_hash" => fields.parent = self.or_nil(Self::name)?,
+            "parent_block_hash" => fields.parent = self.or_nil(Self::hash)?,
             "token_ids" => fields.token_ids = Some(self.cursor.u32s()?),
             "block_size" => fields.block_size = Some(self.cursor.u32()?),
             "lora_id" => fields.lora_id = self.or_nil(Self::i64)?,
@@ -248,6 +261,7 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// Reads a value that may be nil.
     fn or_nil<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<Option<T>> {
         if self.cursor.nil() {
             return Ok(None);
@@ -264,32 +278,34 @@ impl<'a> Reader<'a> {
         i64::try_from(value).map_err(|_| self.cursor.fault(format!("{value} is above 2^63")))
     }
 
-    fn spend(&mut self, blocks: usize) -> Read<()> {
-        match self.blocks_left.checked_sub(blocks) {
+    /// Counts hashes or extra keys towards [`BLOCKS_MAX`].
+    fn count_blocks(&mut self, count: usize) -> Read<()> {
+        match self.blocks_left.checked_sub(count) {
             Some(left) => {
                 self.blocks_left = left;
                 Ok(())
             }
-            None => Err(self
-                .cursor
-                .fault(format!("more than {BLOCKS_MAX} blocks in one batch"))),
+            None => Err(self.cursor.fault(format!(
+                "more than {BLOCKS_MAX} hashes and extra keys in one batch"
+            ))),
         }
     }
 
     fn hashes(&mut self) -> Read<Vec<EngineHash>> {
         let len = self.cursor.array()?;
-        self.spend(len)?;
+        self.count_blocks(len)?;
         let mut hashes = Vec::with_capacity(len);
         for index in 0..len {
-            hashes.push(self.name().map_err(|fault| fault.under_item(index))?);
+            hashes.push(self.hash().map_err(|fault| fault.under_item(index))?);
         }
         Ok(hashes)
     }
 
-    fn name(&mut self) -> Read<EngineHash> {
+    /// Reads a hash: an integer, or a digest, of which the last 8 bytes are used (as [`EngineHash`] documents).
+    fn hash(&mut self) -> Read<EngineHash> {
         match self.cursor.blob()? {
             None => {
-                // Signed or not, the 64 bits are the hash.
+                // Older engines send a signed integer; its 64 bits are the hash.
                 self.cursor.integer().map(|value| EngineHash(value as u64))
             }
             Some([]) => Err(self.cursor.fault("a hash without bytes")),
@@ -297,7 +313,7 @@ impl<'a> Reader<'a> {
                 let low = &digest[digest.len().saturating_sub(8)..];
                 Ok(EngineHash(
                     low.iter()
-                        .fold(0, |name, &byte| name << 8 | u64::from(byte)),
+                        .fold(0, |hash, &byte| hash << 8 | u64::from(byte)),
                 ))
             }
         }
@@ -315,13 +331,14 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// One entry per block, nil for a block without keys; nil as a whole if no block has any.
+    /// Reads the extra keys: one list for each block, nil for a block without keys, or a single nil if no block has
+    /// any. The result stays empty, without an allocation, until a block has keys.
     fn extra_keys(&mut self) -> Read<Vec<Vec<ExtraKey>>> {
         if self.cursor.nil() {
             return Ok(Vec::new());
         }
         let len = self.cursor.array()?;
-        self.spend(len)?;
+        self.count_blocks(len)?;
         let mut blocks: Vec<Vec<ExtraKey>> = Vec::new();
         for index in 0..len {
             if self.cursor.nil() {
@@ -344,7 +361,7 @@ impl<'a> Reader<'a> {
 
     fn keys(&mut self) -> Read<Vec<ExtraKey>> {
         let len = self.cursor.array()?;
-        self.spend(len)?;
+        self.count_blocks(len)?;
         let mut keys = Vec::with_capacity(len);
         for index in 0..len {
             keys.push(self.extra_key().map_err(|fault| fault.under_item(index))?);
@@ -352,7 +369,8 @@ impl<'a> Reader<'a> {
         Ok(keys)
     }
 
-    /// An unknown form is kept as raw bytes: whatever it means, it is part of the block's content.
+    /// A key of an unknown type is kept as raw bytes: blocks whose keys differ have different content, whatever
+    /// the keys mean.
     fn extra_key(&mut self) -> Read<ExtraKey> {
         let mut typed = self.cursor.clone();
         let key = if let Ok(text) = typed.text() {
@@ -371,7 +389,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// `[identifier, offset]`, if that is next. Moves the cursor only then.
+/// Reads `[identifier, offset]`. If something else follows, returns `None` and leaves the cursor where it is.
 fn multimodal(cursor: &mut Cursor<'_>) -> Option<ExtraKey> {
     let mut pair = cursor.clone();
     if pair.array().ok()? != 2 {

@@ -22,15 +22,16 @@ use crate::http::client::{self, EngineBody};
 pub(super) struct Answer {
     pub(super) head: response::Parts,
     pub(super) body: EngineBody,
-    /// The body's first bytes. Nothing has gone to the client before they are here, so that an
-    /// engine that dies while it computes the prompt costs a retry and not the answer.
+    /// The body's first bytes; `None` if the body is empty. The router sends nothing to the client before it has
+    /// them, so a request whose engine dies while computing the prompt can still be retried.
     pub(super) first: Option<Bytes>,
-    /// The time limit of the rest.
+    /// The attempt's time limit, which also bounds what is still to be read of the body.
     pub(super) timer: Pin<Box<Sleep>>,
 }
 
 impl Answer {
-    /// True for a status that means a defect of the worker, not of the request or its timing.
+    /// True for a status that means a defect of the worker. 501 is a defect of the request, and 503 means that
+    /// the worker is overloaded or starting.
     pub(super) fn is_failure(&self) -> bool {
         self.head.status.is_server_error()
             && !matches!(
@@ -43,15 +44,16 @@ impl Answer {
 #[derive(Debug)]
 pub(super) enum Error {
     Send(client::Error),
-    /// The answer broke off after its head.
-    Cut(hyper::Error),
+    /// The connection broke after the answer's status and headers.
+    BrokeOff(hyper::Error),
     TimedOut,
     /// A prefill leg's answer exceeds its size limit.
     TooLong,
 }
 
 impl Error {
-    /// True if an idle connection was closed by the engine just when it was used: no failure of the worker.
+    /// True if the engine closed an idle connection just when the router sent a request on it. This does not count
+    /// as a failure of the worker.
     pub(super) fn is_stale(&self) -> bool {
         matches!(self, Error::Send(client::Error::Stale(_)))
     }
@@ -60,7 +62,7 @@ impl Error {
         match self {
             Error::Send(client::Error::Connect(_)) => Failure::Connect,
             Error::Send(client::Error::Stale(_) | client::Error::Broken(_))
-            | Error::Cut(_)
+            | Error::BrokeOff(_)
             | Error::TooLong => Failure::Broken,
             Error::TimedOut => Failure::TimedOut,
         }
@@ -71,30 +73,33 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Send(error) => error.fmt(f),
-            Error::Cut(error) => write!(f, "answer broke off before its body: {error}"),
+            Error::BrokeOff(error) => write!(f, "connection closed after the headers: {error}"),
             Error::TimedOut => f.write_str("timed out"),
-            Error::TooLong => f.write_str("answer too long"),
+            Error::TooLong => f.write_str("the answer is larger than the limit"),
         }
     }
 }
 
-/// Which part of a client's request is sent.
+/// Whether a client's request is sent as it is, or as one leg of a disaggregated request.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Part {
+pub(super) enum RequestKind {
     Whole,
-    /// A leg of a disaggregated request, perhaps to one dp rank. Its answer is read here.
+    /// One leg of a disaggregated request. The router itself reads the answer.
     Leg {
+        /// The dp rank that must process it.
         rank: Option<u32>,
-        /// It must not be sent twice: an engine that has read it may have used up what it refers to.
-        is_once: bool,
+        /// The leg names a KV transfer that can take place only once. An engine that read the leg and then closed
+        /// the connection may already have used the transfer, so the leg is not sent again.
+        is_single_use: bool,
     },
 }
 
-/// Sends a body: the job's own or one made of it.
+/// Sends a request with `body`, and waits for the first bytes of the answer's body. An idle connection that turns
+/// out to be closed is replaced once.
 pub(super) async fn attempt(
     job: &Job<'_>,
     body: &Bytes,
-    part: Part,
+    kind: RequestKind,
     worker: &Arc<Worker>,
     mut timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
@@ -104,19 +109,25 @@ pub(super) async fn attempt(
             *request.method_mut() = Method::POST;
             *request.uri_mut() = job.target.clone();
             *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);
-            if let Part::Leg { rank, .. } = part {
+            if let RequestKind::Leg { rank, .. } = kind {
                 headers::of_leg(request.headers_mut(), rank);
             }
             request
         };
-        let is_once = matches!(part, Part::Leg { is_once: true, .. });
+        let is_single_use = matches!(
+            kind,
+            RequestKind::Leg {
+                is_single_use: true,
+                ..
+            }
+        );
         let answer = match worker.pool.send(build()).await {
-            // The engine closed an idle connection, perhaps after reading the request.
-            Err(client::Error::Stale(_)) if !is_once => worker.pool.send_anew(build()).await,
+            // The engine closed an idle connection. It may have read the request, so a single-use leg fails here.
+            Err(client::Error::Stale(_)) if !is_single_use => worker.pool.send_anew(build()).await,
             answer => answer,
         };
         let (head, mut body) = answer.map_err(Error::Send)?.into_parts();
-        let first = next_data(&mut body).await.map_err(Error::Cut)?;
+        let first = next_data(&mut body).await.map_err(Error::BrokeOff)?;
         Ok((head, body, first))
     };
     let (head, body, first) = tokio::select! {
@@ -140,7 +151,7 @@ pub(super) async fn next_data(body: &mut EngineBody) -> Result<Option<Bytes>, hy
             Some(Err(error)) => return Err(error),
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) if !data.is_empty() => return Ok(Some(data)),
-                // Trailers, or nothing: no byte yet.
+                // Trailers or an empty frame: read on.
                 _ => {}
             },
         }

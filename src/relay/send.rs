@@ -11,7 +11,7 @@ use tokio::time::Sleep;
 use tracing::warn;
 
 use super::core::Relay;
-use super::exchange::{self, Part};
+use super::exchange::{self, RequestKind};
 use super::job::Job;
 use super::plan::Plan;
 use super::retries::Failure;
@@ -29,7 +29,7 @@ impl Relay {
         &self,
         job: &Job<'_>,
         (asking, plain): (&Bytes, &Bytes),
-        part: Part,
+        kind: RequestKind,
         plan: &Plan,
         worker: &Arc<Worker>,
         timer: Pin<Box<Sleep>>,
@@ -38,12 +38,12 @@ impl Relay {
             let labels = [&*plan.group.model, outcome];
             self.metrics.reports.with_label_values(&labels).inc();
         };
-        let answer = exchange::attempt(job, asking, part, worker, timer).await?;
+        let answer = exchange::attempt(job, asking, kind, worker, timer).await?;
         if !kv_report_request::may_be_refused(answer.head.status) {
             count("asked");
             return Ok(answer);
         }
-        let plain = exchange::attempt(job, plain, part, worker, answer.timer).await?;
+        let plain = exchange::attempt(job, plain, kind, worker, answer.timer).await?;
         // Otherwise the engine refuses the client's own request.
         if plain.head.status.is_success() {
             count("refused");

@@ -6,7 +6,7 @@ use tracing::debug;
 
 use super::choice::Choice;
 use super::core::Relay;
-use super::exchange::{self, Part};
+use super::exchange::{self, RequestKind};
 use super::job::Job;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, FailureOwner, Stage};
 use super::plan::Plan;
@@ -62,11 +62,18 @@ impl Relay {
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let body = plan.body.as_ref().unwrap_or(&job.body);
         let sent = match report {
-            None => exchange::attempt(job, body, Part::Whole, worker, timer).await,
+            None => exchange::attempt(job, body, RequestKind::Whole, worker, timer).await,
             Some(report) => {
                 let asking = report.put_into(body);
-                self.send_asking(job, (&asking, body), Part::Whole, plan, worker, timer)
-                    .await
+                self.send_asking(
+                    job,
+                    (&asking, body),
+                    RequestKind::Whole,
+                    plan,
+                    worker,
+                    timer,
+                )
+                .await
             }
         };
         let answer = match sent {

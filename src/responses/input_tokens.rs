@@ -24,7 +24,7 @@ impl Responses {
         &self,
         request: &ClientRequest<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let create = CreateRequest::read_count(&request.body)?;
+        let create = CreateRequest::read_without_required(&request.body)?;
         let reader = self.state_reader(request.admitted.tenant, &create.model);
         let history = self
             .history(&create.parent, &reader, Access::ReadOnly)

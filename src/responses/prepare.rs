@@ -132,7 +132,7 @@ impl Responses {
             self.metrics.on_history(input.len(), history_bytes);
         }
         input.add_new(&new_input)?;
-        if input.is_empty() && !create.may_be_empty {
+        if input.is_empty() && !create.input_may_be_empty {
             return Err(ApiError::missing_parameter("input"));
         }
         let input = input.finish()?;

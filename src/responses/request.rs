@@ -1,5 +1,5 @@
-//! The checked body of `POST /v1/responses`. Members that the router acts on are parsed; the others stay as
-//! written. Pure.
+//! Parses and checks the body of `POST /v1/responses`. The router parses the JSON members that it uses itself; all
+//! others go to the engine unchanged. No I/O.
 
 use std::borrow::Cow;
 
@@ -29,10 +29,10 @@ const RESERVED: [&str; 3] = ["request_id", "kv_transfer_params", "ec_transfer_pa
 /// A parsed and checked body.
 #[derive(Debug)]
 pub(super) struct CreateRequest<'a> {
-    /// The whole body.
+    /// All members of the body.
     pub(super) members: Members<'a>,
     pub(super) model: Cow<'a, str>,
-    /// The JSON of a string or a list.
+    /// The JSON text of `input`: a string or a list.
     pub(super) input: Option<&'a str>,
     pub(super) parent: Parent<'a>,
     pub(super) store: bool,
@@ -41,25 +41,27 @@ pub(super) struct CreateRequest<'a> {
     /// The values of `include`.
     pub(super) include: Vec<Cow<'a, str>>,
     pub(super) truncation: Truncation,
-    /// Whether the input may be empty, because instructions or tools are counted.
-    pub(super) may_be_empty: bool,
+    /// Whether `input` may be missing or empty: for a token count, if there are instructions or tools to count.
+    pub(super) input_may_be_empty: bool,
 }
 
-/// What the request continues.
+/// What the request's input is appended to.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Parent<'a> {
     None,
+    /// The stored response with this id.
     Response(Cow<'a, str>),
     /// The JSON of a Response object that the client kept, which contains a state token.
     ClientHeld(&'a str),
+    /// The conversation with this id.
     Conversation(Cow<'a, str>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Truncation {
-    /// A too long input is an error.
+    /// An input that is too long for the model is an error.
     Disabled,
-    /// A too long input loses its oldest items.
+    /// The oldest items of an input that is too long are left out.
     Auto,
 }
 
@@ -68,18 +70,19 @@ impl<'a> CreateRequest<'a> {
         Self::checked(parse(body)?, true)
     }
 
-    /// As [`CreateRequest::read`], for a request to count tokens, where no member is required.
-    pub(super) fn read_count(body: &'a [u8]) -> Result<Self, ApiError> {
+    /// As [`CreateRequest::read`], but no member is required: for `POST /v1/responses/input_tokens`, and for a stored
+    /// request, which was checked when it was accepted.
+    pub(super) fn read_without_required(body: &'a [u8]) -> Result<Self, ApiError> {
         Self::checked(parse(body)?, false)
     }
 
-    fn checked(members: Members<'a>, creates: bool) -> Result<Self, ApiError> {
-        for own in RESERVED {
-            if members.get(own).is_some() {
-                return Err(ApiError::reserved_parameter(own));
+    fn checked(members: Members<'a>, has_required: bool) -> Result<Self, ApiError> {
+        for name in RESERVED {
+            if members.get(name).is_some() {
+                return Err(ApiError::reserved_parameter(name));
             }
         }
-        // Checked before a background response is accepted.
+        // Sending the request to an engine checks this again, but a background response is accepted before that.
         for (_, xargs) in members.iter().filter(|(name, _)| *name == "vllm_xargs") {
             prompt::check_xargs(xargs)?;
         }
@@ -97,12 +100,13 @@ impl<'a> CreateRequest<'a> {
                 "is not supported: send `input` or `previous_response_id`",
             ),
         ] {
-            if members.get(param).is_some_and(|it| it != "[]") {
+            // An empty list asks for nothing, so it is accepted.
+            if members.get(param).is_some_and(|raw| raw != "[]") {
                 return Err(ApiError::unsupported(param, why));
             }
         }
         let model = match members.get("model") {
-            None if creates => return Err(ApiError::missing_parameter("model")),
+            None if has_required => return Err(ApiError::missing_parameter("model")),
             None => Cow::Borrowed(""),
             Some(raw) => string("model", raw)?,
         };
@@ -115,7 +119,7 @@ impl<'a> CreateRequest<'a> {
         let parent = parent(&members)?;
         let input = members.get("input");
         match input {
-            None if creates && parent == Parent::None => {
+            None if has_required && parent == Parent::None => {
                 return Err(ApiError::missing_parameter("input"));
             }
             Some(raw) if !raw.starts_with(['"', '[']) => {
@@ -130,11 +134,11 @@ impl<'a> CreateRequest<'a> {
                 "background",
             ));
         }
-        let is_given = |name: &str| members.get(name).is_some_and(|it| it != "[]");
+        let is_given = |name: &str| members.get(name).is_some_and(|raw| raw != "[]");
         Ok(Self {
             model,
             input,
-            may_be_empty: !creates && (is_given("instructions") || is_given("tools")),
+            input_may_be_empty: !has_required && (is_given("instructions") || is_given("tools")),
             store: flag(&members, "store", true)?,
             stream: flag(&members, "stream", false)?,
             background,
@@ -145,8 +149,8 @@ impl<'a> CreateRequest<'a> {
         })
     }
 
-    pub(super) fn includes(&self, what: &str) -> bool {
-        self.include.iter().any(|it| it == what)
+    pub(super) fn includes(&self, value: &str) -> bool {
+        self.include.iter().any(|included| included == value)
     }
 }
 
@@ -194,21 +198,23 @@ fn parent<'a>(members: &Members<'a>) -> Result<Parent<'a>, ApiError> {
 /// `conversation` is an id or an object with an id.
 fn conversation_id(raw: &str) -> Result<Cow<'_, str>, ApiError> {
     let named = if raw.starts_with('{') {
-        Members::parse(raw).ok().and_then(|it| it.text("id"))
+        Members::parse(raw)
+            .ok()
+            .and_then(|object| object.text("id"))
     } else {
         members::text(raw)
     };
     let named = named
-        .ok_or_else(|| ApiError::wrong_type("conversation", "an id, or an object with one"))?;
+        .ok_or_else(|| ApiError::wrong_type("conversation", "an id, or an object with an `id`"))?;
     id("conversation", named)
 }
 
-/// Checks the characters of an id.
+/// Checks the length and the characters of the id in member `param`.
 pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiError> {
     /// Longer than any id of the router or of OpenAI.
     const LENGTH_MAX: usize = 256;
-    let is_fine = (1..=LENGTH_MAX).contains(&id.len()) && id.bytes().all(is_id_byte);
-    match is_fine {
+    let is_valid = (1..=LENGTH_MAX).contains(&id.len()) && id.bytes().all(is_id_byte);
+    match is_valid {
         true => Ok(id),
         false => Err(ApiError::malformed_id(param, &id)),
     }
@@ -231,7 +237,9 @@ pub(super) fn check_metadata(raw: &str) -> Result<(), ApiError> {
         return Err(ApiError::wrong_type("metadata", "an object of strings"));
     };
     if pairs.len() > METADATA_PAIRS_MAX {
-        return wrong(format!("it may have at most {METADATA_PAIRS_MAX} pairs"));
+        return wrong(format!(
+            "an object may have at most {METADATA_PAIRS_MAX} pairs"
+        ));
     }
     for (key, value) in pairs.iter() {
         let Some(value) = members::text(value) else {
@@ -287,7 +295,7 @@ fn truncation(members: &Members<'_>) -> Result<Truncation, ApiError> {
 mod tests {
     use super::*;
 
-    /// Expects an error `code param`, or an empty string for a good body.
+    /// `expected`: the error's code and parameter with a space between; empty for a valid body.
     fn check(body: &str, expected: &str) {
         let found = match CreateRequest::read(body.as_bytes()) {
             Ok(_) => String::new(),
@@ -340,21 +348,21 @@ mod tests {
 
     #[test]
     fn reserved_members_are_refused_by_name() {
-        for own in RESERVED {
-            let said = format!("unsupported_parameter {own}");
-            check(&with(&format!(r#""{own}":"x""#)), &said);
-            check(&with(&format!(r#""{own}":null"#)), "");
+        for name in RESERVED {
+            let expected = format!("unsupported_parameter {name}");
+            check(&with(&format!(r#""{name}":"x""#)), &expected);
+            check(&with(&format!(r#""{name}":null"#)), "");
         }
         check(
             &with(r#""\u0072equest_id":"x""#),
             "unsupported_parameter request_id",
         );
         for name in ["kv_transfer_params", "ec_transfer_params"] {
-            let said = format!("unsupported_parameter vllm_xargs.{name}");
+            let expected = format!("unsupported_parameter vllm_xargs.{name}");
             let xargs = format!(r#""vllm_xargs":{{"{name}":null}}"#);
-            check(&with(&xargs), &said);
-            check(&with(&format!(r#""vllm_xargs":null,{xargs}"#)), &said);
-            // The last one of two counts.
+            check(&with(&xargs), &expected);
+            check(&with(&format!(r#""vllm_xargs":null,{xargs}"#)), &expected);
+            // `Members` keeps the last of two members with the same name.
             check(&with(&format!(r#"{xargs},"vllm_xargs":null"#)), "");
         }
         check(&with(r#""vllm_xargs":{"a":1}"#), "");
@@ -364,19 +372,19 @@ mod tests {
     fn only_one_parent_is_allowed() {
         let previous = r#""previous_response_id":"resp_1""#;
         let conversation = r#""conversation":{"id":"conv_1"}"#;
-        let carried = r#""previous_response":{"id":"resp_1"}"#;
+        let client_held = r#""previous_response":{"id":"resp_1"}"#;
         for (body, param) in [
             (format!("{previous},{conversation}"), "conversation"),
-            (format!("{previous},{carried}"), "previous_response"),
-            (format!("{conversation},{carried}"), "previous_response"),
+            (format!("{previous},{client_held}"), "previous_response"),
+            (format!("{conversation},{client_held}"), "previous_response"),
         ] {
-            let said = format!("mutually_exclusive_parameters {param}");
-            check(&with(&body), &said);
+            let expected = format!("mutually_exclusive_parameters {param}");
+            check(&with(&body), &expected);
         }
         check(&format!(r#"{{"model":"m",{previous}}}"#), "");
         check(&format!(r#"{{"model":"m",{conversation}}}"#), "");
         check(
-            &with(&format!(r#"{carried},"background":true"#)),
+            &with(&format!(r#"{client_held},"background":true"#)),
             "mutually_exclusive_parameters previous_response",
         );
     }

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use self::cache::{Cache, CachedBlock, Change};
-use self::kept::Kept;
+use self::kept::KeptBlocks;
 use self::sequence::{Running, Sequence};
 pub use self::types::{Counters, Event, Gauges, Output, Refused, Request, RequestKey, Settings};
 
@@ -26,7 +26,7 @@ pub struct Engine {
     /// In the order of admission; the last one is preempted first.
     running: Vec<Running>,
     /// Blocks of finished requests, for decode engines to fetch.
-    kept: Kept,
+    kept: KeptBlocks,
     /// Nothing runs, and the kept blocks leave no room for the first waiting request.
     is_blocked: bool,
     /// The end of the current step.
@@ -44,7 +44,7 @@ impl Engine {
             settings,
             waiting: VecDeque::new(),
             running: Vec::new(),
-            kept: Kept::default(),
+            kept: KeptBlocks::default(),
             is_blocked: false,
             step_ends: None,
             next_key: 0,
@@ -94,7 +94,7 @@ impl Engine {
 
     /// The block ids that are kept for a finished request.
     pub fn kept_blocks(&self, key: RequestKey) -> Option<Vec<u32>> {
-        self.kept.blocks(key)
+        self.kept.block_ids(key)
     }
 
     /// Frees the blocks kept for a request. False if there are none.

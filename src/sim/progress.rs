@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Between two lines when standard error is no terminal.
+/// Time between two progress lines when standard error is not a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// With the longest message of the demo this is a line of 80 characters.
+/// The width of the bar is chosen so that the longest message of `warmroute demo` fits in 80 columns.
 const TEMPLATE: &str = "{prefix} [{bar:16}] {pos:>4}/{len}  {msg}";
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Progress {
 #[derive(Debug)]
 enum Display {
     Bar(ProgressBar),
-    Lines { next: Instant },
+    Lines { next_line: Instant },
 }
 
 impl Progress {
@@ -38,7 +38,7 @@ impl Progress {
             )
         } else {
             Display::Lines {
-                next: now + LINE_INTERVAL,
+                next_line: now + LINE_INTERVAL,
             }
         };
         Self {
@@ -54,8 +54,8 @@ impl Progress {
                 bar.set_message(message());
                 bar.set_position(done);
             }
-            Display::Lines { next } if now >= *next => {
-                *next = now + LINE_INTERVAL;
+            Display::Lines { next_line } if now >= *next_line => {
+                *next_line = now + LINE_INTERVAL;
                 self.line(done, &message());
             }
             Display::Lines { .. } => {}

@@ -1,4 +1,4 @@
-//! Formats a source's events as lines for a person or as JSON: one line for each KV event. Pure.
+//! Formats what an engine's event source reports, as text or as JSON: one line for each KV event. No I/O.
 
 use std::fmt::Write;
 
@@ -7,14 +7,14 @@ use serde_json::json;
 use crate::kv::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
 use crate::kv::source::{SourceBatch, SourceEvent};
 
-/// Of more block hashes than this, only the first and the last are shown.
+/// A text line with more block hashes than this shows only the first and the last.
 const MAX_HASHES_SHOWN: usize = 2;
 
 /// The format of the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     Text,
-    /// One JSON object a line, with all block hashes and without token ids.
+    /// One JSON object a line, with all block hashes. Token ids are left out; their number is shown.
     Json,
 }
 
@@ -23,11 +23,12 @@ pub(super) enum Style {
 pub(super) struct TapFormatter {
     style: Style,
     is_connected: bool,
-    /// The sequence number expected next on this connection.
+    /// The sequence number expected next on this connection; `None` before its first batch.
     next: Option<u64>,
-    /// The same within a replay.
+    /// The sequence number expected next in the replay that is being received.
     next_replayed: Option<u64>,
-    replayed: u64,
+    /// Batches received in this replay so far.
+    replayed_batches: u64,
 }
 
 impl TapFormatter {
@@ -37,12 +38,12 @@ impl TapFormatter {
             is_connected: false,
             next: None,
             next_replayed: None,
-            replayed: 0,
+            replayed_batches: 0,
         }
     }
 
-    /// The lines for an event, each with its line end. `clock` (seconds since 1970) is shown on lines that
-    /// have no time of the engine.
+    /// The lines for an event, each with its line end. KV events show the engine's time; other lines show
+    /// `clock` (seconds since 1970).
     pub(super) fn lines(&mut self, event: &SourceEvent, clock: f64) -> String {
         let mut out = String::new();
         match event {
@@ -55,23 +56,26 @@ impl TapFormatter {
                 };
                 self.note(&mut out, clock, "connected", &what);
             }
-            SourceEvent::Live(frame) => {
-                self.gap(&mut out, clock, frame.sequence);
-                self.next = frame.sequence.checked_add(1);
-                self.frame(&mut out, clock, frame, "live");
+            SourceEvent::Live(received) => {
+                self.note_gap(&mut out, clock, received.sequence);
+                self.next = received.sequence.checked_add(1);
+                self.batch_lines(&mut out, clock, received, "live");
             }
-            SourceEvent::Replayed(frame) => {
-                if let Some(next) = self.next_replayed.filter(|&next| next != frame.sequence) {
-                    let what = format!("the replay continues at {}, not at {next}", frame.sequence);
+            SourceEvent::Replayed(received) => {
+                if let Some(next) = self.next_replayed.filter(|&next| next != received.sequence) {
+                    let what = format!(
+                        "the replay continues at {}; {next} was expected",
+                        received.sequence
+                    );
                     self.note(&mut out, clock, "gap", &what);
                 }
-                self.next_replayed = frame.sequence.checked_add(1);
-                self.replayed += 1;
-                self.frame(&mut out, clock, frame, "replay");
+                self.next_replayed = received.sequence.checked_add(1);
+                self.replayed_batches += 1;
+                self.batch_lines(&mut out, clock, received, "replay");
             }
             SourceEvent::ReplayEnd => {
-                let what = match self.replayed {
-                    0 => "the engine keeps no batches".to_owned(),
+                let what = match self.replayed_batches {
+                    0 => "complete, the engine sent no batches".to_owned(),
                     1 => "complete, 1 batch".to_owned(),
                     batches => format!("complete, {batches} batches"),
                 };
@@ -97,7 +101,7 @@ impl TapFormatter {
         out
     }
 
-    /// A line that is not a KV event.
+    /// Writes a line about the connection or a batch, not about one KV event.
     fn note(&self, out: &mut String, clock: f64, kind: &str, what: &str) {
         // Writing to a String cannot fail.
         let _ = match self.style {
@@ -112,48 +116,63 @@ impl TapFormatter {
 
     fn end_of_replay(&mut self) {
         self.next_replayed = None;
-        self.replayed = 0;
+        self.replayed_batches = 0;
     }
 
-    fn gap(&self, out: &mut String, clock: f64, sequence: u64) {
+    /// Writes a note if `sequence` is not the expected number.
+    fn note_gap(&self, out: &mut String, clock: f64, sequence: u64) {
         let what = match self.next {
             Some(next) if sequence > next => match sequence - next {
                 1 => format!("batch {next} is missing"),
                 missed => format!("{missed} batches are missing, {next} to {}", sequence - 1),
             },
             Some(next) if sequence < next => {
-                format!("sequence number {sequence} follows {}", next - 1)
+                format!(
+                    "sequence number {sequence} follows {}, out of order",
+                    next - 1
+                )
             }
             _ => return,
         };
         self.note(out, clock, "gap", &what);
     }
 
-    fn frame(&self, out: &mut String, clock: f64, frame: &SourceBatch, from: &str) {
-        match &frame.batch {
+    /// `origin`: `live` or `replay`.
+    fn batch_lines(&self, out: &mut String, clock: f64, received: &SourceBatch, origin: &str) {
+        match &received.batch {
             Err(error) => {
-                let what = format!("batch {} ({} bytes): {error}", frame.sequence, frame.bytes);
+                let what = format!(
+                    "batch {} ({} bytes): {error}",
+                    received.sequence, received.bytes
+                );
                 self.note(out, clock, "undecodable", &what);
             }
             Ok(batch) if batch.events.is_empty() => {
-                let what = format!("batch {} has no events", frame.sequence);
+                let what = format!("batch {} has no events", received.sequence);
                 self.note(out, clock, "empty", &what);
             }
             Ok(batch) => {
                 for event in &batch.events {
                     match self.style {
-                        Style::Text => self.text(out, frame.sequence, batch, event, from),
-                        Style::Json => json_line(out, frame.sequence, batch, event, from),
+                        Style::Text => self.text_line(out, received.sequence, batch, event, origin),
+                        Style::Json => json_line(out, received.sequence, batch, event, origin),
                     }
                 }
             }
         }
     }
 
-    fn text(&self, out: &mut String, sequence: u64, batch: &Batch, event: &Event, from: &str) {
+    fn text_line(
+        &self,
+        out: &mut String,
+        sequence: u64,
+        batch: &Batch,
+        event: &Event,
+        origin: &str,
+    ) {
         let rank = batch.rank.unwrap_or(0);
         let time = time(batch.timestamp);
-        let _ = write!(out, "{time}  {from:<6}  rank {rank}  #{sequence:<7}");
+        let _ = write!(out, "{time}  {origin:<6}  rank {rank}  #{sequence:<7}");
         match event {
             Event::Stored(stored) => stored_text(out, stored),
             Event::Removed(removed) => {
@@ -164,7 +183,7 @@ impl TapFormatter {
             }
             Event::Cleared { ownership } => {
                 out.push_str("cleared  all blocks");
-                option(out, "ownership", ownership.as_deref());
+                field(out, "ownership", ownership.as_deref());
             }
             Event::Unknown { kind } => {
                 let _ = write!(out, "unknown  {}", kind.escape_debug());
@@ -193,12 +212,16 @@ fn stored_text(out: &mut String, stored: &Stored) {
         None => out.push_str(" from the start"),
     }
     if stored.token_ids.len() as u64 != blocks as u64 * u64::from(stored.block_size) {
-        let _ = write!(out, "  NOT {} tokens a block", stored.block_size);
+        let _ = write!(
+            out,
+            "  MALFORMED: blocks should have {} tokens",
+            stored.block_size
+        );
     }
-    option(out, "lora", stored.lora_name.as_deref());
-    option(out, "session", stored.session_id.as_deref());
-    option(out, "salt", stored.cache_salt.as_deref());
-    option(
+    field(out, "lora", stored.lora_name.as_deref());
+    field(out, "session", stored.session_id.as_deref());
+    field(out, "salt", stored.cache_salt.as_deref());
+    field(
         out,
         "kind",
         stored
@@ -212,8 +235,8 @@ fn stored_text(out: &mut String, stored: &Stored) {
     }
 }
 
-/// Escaped, since an engine's text may contain terminal control sequences.
-fn option(out: &mut String, name: &str, value: Option<&str>) {
+/// Writes a field if it has a value. Escaped, since an engine's text may contain terminal control sequences.
+fn field(out: &mut String, name: &str, value: Option<&str>) {
     if let Some(value) = value {
         let _ = write!(out, "  {name} {}", value.escape_debug());
     }
@@ -239,17 +262,17 @@ fn location(out: &mut String, location: &Location) {
         Medium::Other(name) => name.escape_debug().to_string(),
     };
     let _ = write!(out, "{medium:<4}");
-    // Group 0 is the only one of most engines.
+    // Most engines have a single cache group, group 0.
     if let Some(group) = location.group.filter(|&group| group != 0) {
         let _ = write!(out, " group {group}");
     }
-    option(out, "locality", location.locality.as_deref());
-    option(out, "ownership", location.ownership.as_deref());
+    field(out, "locality", location.locality.as_deref());
+    field(out, "ownership", location.ownership.as_deref());
 }
 
 /// The first digits of a hash are enough to recognise it.
-fn short(name: EngineHash) -> String {
-    format!("{:08x}", name.0 >> 32)
+fn short(hash: EngineHash) -> String {
+    format!("{:08x}", hash.0 >> 32)
 }
 
 fn hashes(hashes: &[EngineHash]) -> String {
@@ -259,7 +282,7 @@ fn hashes(hashes: &[EngineHash]) -> String {
         }
         hashes => hashes
             .iter()
-            .map(|&name| short(name))
+            .map(|&hash| short(hash))
             .collect::<Vec<_>>()
             .join(" "),
     }
@@ -273,8 +296,8 @@ fn time(seconds: f64) -> String {
     format!("{hours:02}:{minutes:02}:{:02}.{millis:03}", seconds % 60)
 }
 
-fn json_line(out: &mut String, sequence: u64, batch: &Batch, event: &Event, from: &str) {
-    let hex = |name: &EngineHash| format!("{:016x}", name.0);
+fn json_line(out: &mut String, sequence: u64, batch: &Batch, event: &Event, origin: &str) {
+    let hex = |hash: &EngineHash| format!("{:016x}", hash.0);
     let medium = |location: &Location| match &location.medium {
         Medium::Unspecified => None,
         Medium::Gpu => Some("gpu".to_owned()),
@@ -318,7 +341,7 @@ fn json_line(out: &mut String, sequence: u64, batch: &Batch, event: &Event, from
         Event::Unknown { kind } => json!({"kind": "unknown", "type": kind}),
     };
     line["timestamp"] = json!(batch.timestamp);
-    line["from"] = json!(from);
+    line["from"] = json!(origin);
     line["rank"] = json!(batch.rank);
     line["sequence"] = json!(sequence);
     let _ = writeln!(out, "{line}");
@@ -329,7 +352,7 @@ mod tests {
     use super::*;
     use crate::kv::source::DecodeError;
 
-    fn frame(sequence: u64, events: Vec<Event>) -> SourceBatch {
+    fn source_batch(sequence: u64, events: Vec<Event>) -> SourceBatch {
         SourceBatch {
             sequence,
             digest: 0,
@@ -358,7 +381,10 @@ mod tests {
     }
 
     fn live(sequence: u64) -> SourceEvent {
-        SourceEvent::Live(frame(sequence, vec![Event::Cleared { ownership: None }]))
+        SourceEvent::Live(source_batch(
+            sequence,
+            vec![Event::Cleared { ownership: None }],
+        ))
     }
 
     fn lines(tap: &mut TapFormatter, event: &SourceEvent) -> String {
@@ -375,7 +401,7 @@ mod tests {
                 ..Location::default()
             },
         });
-        let event = SourceEvent::Live(frame(7, vec![removed, stored(3)]));
+        let event = SourceEvent::Live(source_batch(7, vec![removed, stored(3)]));
         assert_eq!(
             lines(&mut TapFormatter::new(Style::Text), &event),
             "18:34:19.308  live    rank 1  #7      removed     1 block               cpu  group 2  ab000000\n\
@@ -388,16 +414,16 @@ mod tests {
     fn gaps_and_regressions_are_noted() {
         let mut tap = TapFormatter::new(Style::Text);
         assert_eq!(lines(&mut tap, &live(4)).lines().count(), 1);
-        let told = |tap: &mut TapFormatter, sequence| {
+        let first_line = |tap: &mut TapFormatter, sequence| {
             let lines = lines(tap, &live(sequence));
             lines.lines().next().unwrap().to_owned()
         };
         assert_eq!(
-            told(&mut tap, 6),
+            first_line(&mut tap, 6),
             "00:00:00.000  -- gap: batch 5 is missing"
         );
-        assert!(told(&mut tap, 9).ends_with("2 batches are missing, 7 to 8"));
-        assert!(told(&mut tap, 3).ends_with("sequence number 3 follows 9"));
+        assert!(first_line(&mut tap, 9).ends_with("2 batches are missing, 7 to 8"));
+        assert!(first_line(&mut tap, 3).ends_with("sequence number 3 follows 9, out of order"));
         let lost = SourceEvent::Disconnected {
             reason: "closed".to_owned(),
         };
@@ -413,16 +439,22 @@ mod tests {
     #[test]
     fn a_replay_ends_with_its_number_of_batches() {
         let mut tap = TapFormatter::new(Style::Text);
-        assert!(lines(&mut tap, &SourceEvent::ReplayEnd).contains("the engine keeps no batches"));
+        assert!(
+            lines(&mut tap, &SourceEvent::ReplayEnd)
+                .contains("complete, the engine sent no batches")
+        );
         for sequence in [3, 4] {
-            lines(&mut tap, &SourceEvent::Replayed(frame(sequence, vec![])));
+            lines(
+                &mut tap,
+                &SourceEvent::Replayed(source_batch(sequence, vec![])),
+            );
         }
         assert!(lines(&mut tap, &SourceEvent::ReplayEnd).contains("complete, 2 batches"));
     }
 
     #[test]
     fn an_undecodable_batch_is_noted_with_its_reason() {
-        let mut undecodable = frame(5, vec![]);
+        let mut undecodable = source_batch(5, vec![]);
         undecodable.batch = Err(DecodeError("byte 3: odd".to_owned()));
         let line = lines(
             &mut TapFormatter::new(Style::Text),
@@ -433,7 +465,7 @@ mod tests {
 
     #[test]
     fn json_has_one_object_a_line() {
-        let event = SourceEvent::Live(frame(
+        let event = SourceEvent::Live(source_batch(
             7,
             vec![stored(1), Event::Cleared { ownership: None }],
         ));

@@ -237,7 +237,7 @@ impl<'a> Lookup<'a> {
         let Some(generation) = self.read_owners(&head.common, common) else {
             return false;
         };
-        if !head.is_still(version) || self.trees.would_shrink(&self.members) {
+        if !head.is_still(version) || self.trees.would_change(&self.members) {
             return false;
         }
         self.set_last_owners(common, generation);

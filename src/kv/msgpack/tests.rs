@@ -231,5 +231,5 @@ fn counts_are_bounded() {
     assert!(why(&payload).contains("more than 65536 events"));
     let mut payload = b"\x92\x00\x91\x92\xacBlockRemoved\xdd\x00\x10\x00\x01".to_vec();
     payload.extend(vec![0; BLOCKS_MAX + 1]);
-    assert!(why(&payload).contains("more than 1048576 blocks"));
+    assert!(why(&payload).contains("more than 1048576 hashes"));
 }

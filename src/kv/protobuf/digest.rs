@@ -1,5 +1,5 @@
-//! A digest of a message that is the same when the message is replayed: over all fields but the load
-//! report, which is of the moment of sending.
+//! A digest of a KV event batch. A batch has the same digest when it is replayed, so the digest leaves out the
+//! load report, which the server writes anew each time it sends the batch.
 
 use bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, skip_field};
@@ -8,8 +8,8 @@ use xxhash_rust::xxh3::Xxh3;
 /// The load field of `KvEventBatch`.
 const LOAD: u32 = 8;
 
-/// Over the received bytes: servers may encode differently, but a batch is only compared with itself from
-/// the same process.
+/// The digest of an encoded batch. It depends on the encoding, which protobuf does not fix; that is enough,
+/// because only two copies of a batch from the same server process are compared.
 pub fn digest(message: &[u8]) -> u128 {
     let mut hash = Xxh3::new();
     let mut rest = message;
@@ -27,7 +27,7 @@ pub fn digest(message: &[u8]) -> u128 {
     hash.digest128()
 }
 
-/// The number of the first field, and its length in bytes.
+/// The number of the first field, and its length in bytes with its key. `None` if the bytes are malformed.
 fn field(bytes: &[u8]) -> Option<(u32, usize)> {
     let mut rest = bytes;
     let (number, kind) = decode_key(&mut rest).ok()?;

@@ -1,4 +1,4 @@
-//! A decision in one sentence. Pure.
+//! Explains a decision in one sentence. No I/O.
 
 use super::types::Score;
 use crate::relay::choice::NotDisaggregated;
@@ -23,25 +23,25 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
         Reason::LowerCost => {
             let others = all
                 .iter()
-                .filter(|it| it.is_usable && it.worker != chosen.worker);
-            let longest = others.min_by_key(|it| it.new_tokens).map(|other| {
+                .filter(|score| score.is_usable && score.worker != chosen.worker);
+            let best_cached = others.min_by_key(|other| other.new_tokens).map(|other| {
                 format!(
                     "; {} has {} cached and {} queued tokens",
                     other.worker, other.cached_tokens, other.queued_tokens
                 )
             });
-            format!("lowest cost: {prefix}{}", longest.unwrap_or_default())
+            format!("lowest cost: {prefix}{}", best_cached.unwrap_or_default())
         }
         Reason::Cold => format!(
-            "no worker has the prompt cached; lowest cost, with {queued_tokens} queued tokens"
+            "no worker has any of the prompt cached; this one has the lowest cost, with {queued_tokens} queued tokens"
         ),
         Reason::Affinity => "the session affinity key hashes to this worker".to_owned(),
-        Reason::RoundRobin => "next in turn".to_owned(),
+        Reason::RoundRobin => "the next worker in round-robin order".to_owned(),
         Reason::Random => "drawn at random".to_owned(),
         Reason::LeastLoad => format!("fewest requests in flight: {requests}"),
     };
     if !chosen.is_trusted {
-        text += "; its cache is predicted, because its engine's tokens differ from the router's";
+        text += "; its cache is predicted, because its engine makes other tokens of a text than the router (tokenizer mismatch)";
     }
     text
 }
@@ -50,18 +50,20 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
 pub(super) fn not_disaggregated(reason: NotDisaggregated, min_remote_tokens: u32) -> String {
     match reason {
         NotDisaggregated::Local(LocalReason::PrefixCached) => format!(
-            "the decode worker lacks fewer than {min_remote_tokens} tokens and computes them itself"
+            "fewer than {min_remote_tokens} prompt tokens are not cached at the decode worker, so it computes them itself"
         ),
         NotDisaggregated::Local(LocalReason::NoPrefillWorker) => {
             "no prefill worker is usable now".to_owned()
         }
         NotDisaggregated::Local(LocalReason::NoPair) => {
-            "no usable prefill worker is compatible with the decode worker".to_owned()
+            "no usable prefill worker can transfer KV blocks to the decode worker".to_owned()
         }
         NotDisaggregated::Request(reason) => {
             format!("the request must run on one worker ({})", reason.as_str())
         }
-        NotDisaggregated::Failed => "its KV transfers have failed".to_owned(),
+        NotDisaggregated::Failed => {
+            "prefill legs or KV transfers of this request failed before".to_owned()
+        }
     }
 }
 
@@ -107,14 +109,14 @@ mod tests {
             &[score("a", gpu(1_920), 0), score("b", gpu(0), 0)],
             "longest cached prefix: 1920 of 2048 prompt tokens are cached",
         );
-        let lower = Cached {
+        let in_all_tiers = Cached {
             gpu: 512,
             cpu: 512,
             disk: 64,
         };
         check(
             Reason::LongestPrefix,
-            &[score("a", lower, 0)],
+            &[score("a", in_all_tiers, 0)],
             "longest cached prefix: 1088 of 2048 prompt tokens are cached (GPU 512, CPU 512, disk 64)",
         );
         check(
@@ -125,7 +127,7 @@ mod tests {
         check(
             Reason::Cold,
             &[score("a", gpu(0), 12), score("b", gpu(0), 500)],
-            "no worker has the prompt cached; lowest cost, with 12 queued tokens",
+            "no worker has any of the prompt cached; this one has the lowest cost, with 12 queued tokens",
         );
         check(
             Reason::LeastLoad,
@@ -139,7 +141,7 @@ mod tests {
         let mut scores = [score("a", Cached::in_gpu(2_048), 0)];
         scores[0].is_trusted = false;
         let text = chosen(Reason::LongestPrefix, &scores[0], &scores, 2_048);
-        assert!(text.ends_with("its engine's tokens differ from the router's"));
+        assert!(text.ends_with("(tokenizer mismatch)"));
     }
 
     #[test]
@@ -147,7 +149,7 @@ mod tests {
         let text = |reason| not_disaggregated(NotDisaggregated::Local(reason), 1_024);
         assert_eq!(
             text(LocalReason::PrefixCached),
-            "the decode worker lacks fewer than 1024 tokens and computes them itself"
+            "fewer than 1024 prompt tokens are not cached at the decode worker, so it computes them itself"
         );
         assert!(text(LocalReason::NoPrefillWorker).starts_with("no prefill worker"));
     }

@@ -9,7 +9,7 @@ use tracing::warn;
 use super::context::{LegContext, PendingTransfer};
 use super::leg_answers::{DecodeFailure, wait_for_first_token};
 use crate::observe;
-use crate::relay::exchange::{self, Part};
+use crate::relay::exchange::{self, RequestKind};
 use crate::relay::outcome::{FailedAttempt, FailureOwner, Stage};
 use crate::relay::retries::Failure;
 
@@ -33,12 +33,12 @@ impl LegContext<'_> {
         let limit = self.relay.attempt_deadline(plan, now).min(self.deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         // Once fetched, the blocks are freed and may be others' when the leg is sent again.
-        let part = Part::Leg {
+        let kind = RequestKind::Leg {
             rank: None,
-            is_once: true,
+            is_single_use: true,
         };
         let mut answer = pin!(async {
-            let mut answer = exchange::attempt(job, &body, part, &choice.worker, timer)
+            let mut answer = exchange::attempt(job, &body, kind, &choice.worker, timer)
                 .await
                 .map_err(DecodeFailure::Exchange)?;
             wait_for_first_token(job.api, &mut answer).await?;

@@ -27,7 +27,7 @@ pub(super) async fn read_whole(answer: &mut exchange::Answer) -> Result<Bytes, e
     loop {
         let next = tokio::select! {
             biased;
-            next = exchange::next_data(&mut answer.body) => next.map_err(exchange::Error::Cut)?,
+            next = exchange::next_data(&mut answer.body) => next.map_err(exchange::Error::BrokeOff)?,
             () = &mut answer.timer => return Err(exchange::Error::TimedOut),
         };
         match next {
@@ -91,7 +91,7 @@ pub(super) async fn wait_for_first_token(
             Ok(next) => next,
             // vLLM cuts a Responses stream when it could not fetch the blocks; other streams break only with the engine.
             Err(_) if api == Api::Responses => None,
-            Err(error) => return Err(DecodeFailure::Exchange(exchange::Error::Cut(error))),
+            Err(error) => return Err(DecodeFailure::Exchange(exchange::Error::BrokeOff(error))),
         };
     }
 }

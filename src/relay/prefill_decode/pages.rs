@@ -1,4 +1,5 @@
-//! What admin pages show of disaggregation, and what is forgotten of workers that left or restarted.
+//! What the admin API shows of disaggregated requests, and the removal of state of workers that left the fleet or
+//! restarted.
 
 use std::time::Instant;
 
@@ -11,38 +12,40 @@ use crate::ids::WorkerId;
 use crate::relay::core::Relay;
 
 impl Relay {
-    /// True if requests are disaggregated.
+    /// True if the configuration enables disaggregated prefill/decode.
     pub fn is_disaggregated(&self) -> bool {
         self.prefill_decode.is_some()
     }
 
-    /// The pairs of the workers that are up. `None` if requests are not disaggregated.
+    /// The connector, and the pairs among the workers that are up. `None` without disaggregation.
     pub fn pairs(&self) -> Option<(Connector, Pairs)> {
         let connector = self.prefill_decode.as_ref()?.connector;
         let pairs = Pairs::of(&self.fleet.snapshot(), connector, self.fleet.topology());
         Some((connector, pairs))
     }
 
-    /// KV transfers of a prefill worker whose blocks were not fetched yet, and the tokens of those blocks. `None` if
-    /// requests are not disaggregated.
+    /// What a prefill worker still keeps pinned for decode workers that have not fetched it: the number of KV
+    /// transfers, and the tokens of their blocks. `None` without disaggregation.
     pub fn pinned(&self, now: Instant, worker: WorkerId) -> Option<(usize, u64)> {
-        let it = self.prefill_decode.as_ref()?;
-        Some(it.pinned.of(now, worker))
+        let prefill_decode = self.prefill_decode.as_ref()?;
+        Some(prefill_decode.pinned.of(now, worker))
     }
 
-    /// Forgets the pinned blocks of a worker whose engine process is a new one.
+    /// Forgets the pinned blocks of a worker whose engine has restarted.
     pub fn forget_pinned(&self, worker: WorkerId) {
-        if let Some(it) = &self.prefill_decode {
-            it.pinned.forget(worker);
+        if let Some(prefill_decode) = &self.prefill_decode {
+            prefill_decode.pinned.forget(worker);
         }
     }
 
     /// Forgets workers that left the fleet, and removes their metric series.
     pub fn forget_departed_workers(&self, fleet: &Snapshot) {
-        if let Some(it) = &self.prefill_decode {
+        if let Some(prefill_decode) = &self.prefill_decode {
             let workers = fleet.workers.iter();
             let listed: FxHashSet<WorkerId> = workers.map(|status| status.worker.id).collect();
-            it.pinned.retain(|worker| listed.contains(&worker));
+            prefill_decode
+                .pinned
+                .retain(|worker| listed.contains(&worker));
         }
         self.models.remove_workers(fleet);
     }

@@ -7,7 +7,7 @@ use super::leg_answers::read_whole;
 use crate::fleet::handoff::host;
 use crate::fleet::load::InFlight;
 use crate::observe;
-use crate::relay::exchange::{self, Part};
+use crate::relay::exchange::{self, RequestKind};
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
 use crate::relay::outcome::{AttemptAnswer, FailedAttempt, FailureOwner, Stage};
 use crate::relay::retries::Failure;
@@ -56,17 +56,17 @@ impl LegContext<'_> {
             Err(error) => return self.no_transfer(error),
         };
         let body = legs.prefill(&transfer);
-        let part = Part::Leg {
+        let kind = RequestKind::Leg {
             rank: transfer.rank(),
             // An id that the router makes may be sent once only; an id that the engine makes is new each time.
-            is_once: settings.connector.needs_peer(),
+            is_single_use: settings.connector.needs_peer(),
         };
         // The answer to a prefill leg is one token.
         let limit = relay.settings.first_byte_timeout;
         let timer = tokio::time::sleep_until((now + limit).min(self.deadline).into());
         let timer = Box::pin(timer);
         let sent = match report {
-            None => exchange::attempt(job, &body, part, worker, timer).await,
+            None => exchange::attempt(job, &body, kind, worker, timer).await,
             Some(report) => {
                 let whole = plan.body.as_ref().unwrap_or(&job.body);
                 let asking = match Legs::of(job.api, &report.put_into(whole)) {
@@ -74,7 +74,7 @@ impl LegContext<'_> {
                     Err(_) => body.clone(),
                 };
                 relay
-                    .send_asking(job, (&asking, &body), part, plan, worker, timer)
+                    .send_asking(job, (&asking, &body), kind, plan, worker, timer)
                     .await
             }
         };

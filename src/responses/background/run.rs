@@ -81,7 +81,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
     let request = job.request;
     let key = guard.key;
     let name = key.id.to_string();
-    let Ok(create) = CreateRequest::read_count(request.client()) else {
+    let Ok(create) = CreateRequest::read_without_required(request.client()) else {
         // A newer release accepted this body.
         return unreadable::end(&responses, &guard).await;
     };
@@ -210,7 +210,7 @@ impl Runner<'_> {
                                 engine = Some(EngineStream::new(answer.into_body()));
                             }
                             Err(error) => {
-                                let (events, outcome) = self.encoder.fail_with(&error);
+                                let (events, outcome) = self.encoder.fail_refused(&error);
                                 self.conclude(&events, outcome).await;
                             }
                         }
@@ -289,7 +289,7 @@ impl Runner<'_> {
                     has_stored_output,
                 } => {
                     let (events, outcome) = match has_stored_output {
-                        true => self.encoder.fail_after(state.lock().log(), reason),
+                        true => self.encoder.fail_taken_over(state.lock().log(), reason),
                         false => self.encoder.fail(reason),
                     };
                     self.conclude(&events, outcome).await;
@@ -305,7 +305,7 @@ impl Runner<'_> {
                         warn!(response_id = %key.id, "background response has no end to store; another replica takes it over");
                         return;
                     };
-                    let end = end.with_batch(batch, &self.finisher);
+                    let end = end.finalization(batch, &self.finisher);
                     let result = store.finalize(key, fence, end).await;
                     if let Err(error) = &result {
                         warn!(response_id = %key.id, %error, "end of a background response not stored");

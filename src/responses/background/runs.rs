@@ -19,19 +19,19 @@ use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::store::{FencingToken, Owner, ResponseKey, lease};
 
-/// How long a create waits for this replica's first heartbeat.
+/// How long a `POST` with `background: true` waits for this replica's first heartbeat.
 const FIRST_HEARTBEAT: Duration = Duration::from_secs(2);
 
-/// See the module.
+/// The background runs of this replica, and its lease.
 #[derive(Debug)]
 pub(in crate::responses) struct Background {
     pub(super) settings: Settings,
     pub(super) lease: lease::Settings,
-    /// Event logs larger than this were not kept.
+    /// The store keeps no more than this many bytes of a response's events.
     pub(super) max_event_log: u64,
     /// Whether this replica holds its lease.
     pub(super) lease_held: watch::Sender<bool>,
-    /// Wakes the heartbeat task: the lease may be due.
+    /// Wakes the heartbeat task: a run was added, so the lease may have to be renewed.
     pub(super) wakes: Notify,
     pub(super) table: Mutex<RunTable<Arc<Run>>>,
     pub(super) metrics: Metrics,
@@ -41,16 +41,17 @@ pub(in crate::responses) struct Background {
 /// One response that runs on this replica.
 #[derive(Debug)]
 pub(super) struct Run {
+    /// Passed with each write to the store, which refuses it once another replica owns the response.
     pub(super) fence: FencingToken,
     pub(super) state: Mutex<RunState>,
     pub(super) stop: watch::Sender<Option<StopReason>>,
-    /// Changes when there is more for readers.
+    /// Counts changes that readers must look at: new events, or the end.
     pub(super) updates: watch::Sender<u64>,
-    /// When the cancel was requested.
+    /// When a client requested the cancel.
     pub(super) cancel_requested: OnceLock<Instant>,
 }
 
-/// Registers a run for as long as it lives.
+/// Keeps a run registered until the guard is dropped.
 #[derive(Debug)]
 pub(super) struct RunGuard {
     pub(super) background: Arc<Background>,
@@ -71,12 +72,12 @@ impl Drop for RunGuard {
 #[derive(Debug, Serialize)]
 pub(in crate::responses) struct Counts {
     owner: String,
-    /// Whether this replica holds its lease, without which it runs nothing.
+    /// Whether this replica holds its lease, which covers all its runs; without it, nothing runs.
     lease_held: bool,
     running: usize,
-    /// Of those, runs whose engine has not begun to answer.
+    /// The part of `running` whose engine has not begun to answer.
     queued: usize,
-    /// Size of the stored events of all runs.
+    /// Bytes of events of all runs that are stored and also in this replica's memory.
     event_log_bytes: usize,
     /// Time to answer cancel requests sent to this replica.
     cancel_latency: Latency,
@@ -161,13 +162,13 @@ impl Background {
         match waited {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) | Err(_) => {
-                self.refuse("no_lease");
+                self.count_refusal("no_lease");
                 Err(ApiError::store_unavailable(Duration::from_secs(1)))
             }
         }
     }
 
-    /// Admits a run. Its record need not be stored yet.
+    /// Admits a run, before or after its record is stored. A replica that is stopping admits nothing.
     pub(super) fn admit(
         self: &Arc<Self>,
         key: ResponseKey,
@@ -189,7 +190,7 @@ impl Background {
             }
         };
         if let Err(refused) = admitted {
-            self.refuse(refused.as_str());
+            self.count_refusal(refused.as_str());
             return Err(refused);
         }
         self.metrics.running.inc();
@@ -201,20 +202,23 @@ impl Background {
         })
     }
 
-    /// The error for a client whose response was not admitted.
+    /// The error for a client whose response was not admitted. Each of them (503 or 429)
+    /// tells the client to try again.
     pub(super) fn refusal_error(&self, refused: RunRefusal) -> ApiError {
-        let pause = Duration::from_secs(1);
+        let retry_after = Duration::from_secs(1);
         match refused {
-            RunRefusal::NotOwner | RunRefusal::AlreadyRunning => ApiError::store_unavailable(pause),
-            RunRefusal::ReplicaFull => ApiError::background_full(pause),
+            RunRefusal::NotOwner | RunRefusal::AlreadyRunning => {
+                ApiError::store_unavailable(retry_after)
+            }
+            RunRefusal::ReplicaFull => ApiError::background_full(retry_after),
             RunRefusal::TenantFull => {
                 let max = self.settings.max_running_per_tenant;
-                ApiError::too_many_background(max, pause)
+                ApiError::too_many_background(max, retry_after)
             }
         }
     }
 
-    pub(super) fn refuse(&self, reason: &str) {
+    pub(super) fn count_refusal(&self, reason: &str) {
         self.metrics.refused.with_label_values(&[reason]).inc();
     }
 
@@ -222,7 +226,7 @@ impl Background {
         self.table.lock().find(key).cloned()
     }
 
-    /// The response was cancelled, by a request at that time.
+    /// The response was cancelled by a request that arrived at `requested`.
     pub(super) fn on_cancelled(&self, key: ResponseKey, requested: Instant) {
         if let Some(run) = self.find(key) {
             let _ = run.cancel_requested.set(requested);
@@ -232,13 +236,13 @@ impl Background {
 
     pub(super) fn stop(&self, key: ResponseKey, reason: StopReason) {
         if let Some(run) = self.find(key) {
-            // A lost lease outranks every other reason.
+            // After the lease is lost this replica must not write, whatever else happens.
             run.stop.send_if_modified(|current| {
-                let is_new = *current != Some(StopReason::LeaseLost);
-                if is_new {
+                let may_replace = *current != Some(StopReason::LeaseLost);
+                if may_replace {
                     *current = Some(reason);
                 }
-                is_new
+                may_replace
             });
         }
     }

@@ -1,8 +1,8 @@
-//! Faults of KV transfers between simulated engines. Pure.
+//! Faults of KV transfers between simulated engines.
 
 use serde::{Deserialize, Serialize};
 
-/// In JSON, an absent fault is off.
+/// Set by command-line arguments, or by `POST /sim/faults` in JSON, where a fault that is left out is off.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TransferFaults {
@@ -18,11 +18,11 @@ pub struct TransferFaults {
     #[arg(long = "fault-transfer-hangs")]
     pub transfer_hangs: bool,
 
-    /// End the process when a prefill leg or a decode leg arrives, before any of its answer is sent.
+    /// Exit when a prefill leg or a decode leg arrives, without answering it.
     #[arg(long = "fault-die-at-leg")]
     pub die_at_leg: bool,
 
-    /// End the process as soon as the answer of a prefill leg is sent.
+    /// Exit as soon as the answer to a prefill leg is sent.
     #[arg(long = "fault-die-after-answer")]
     pub die_after_answer: bool,
 }

@@ -11,7 +11,9 @@ use crate::ids::BlockHash;
 #[derive(Debug)]
 pub(super) struct EngineModel {
     cache: Lru,
+    /// Requests whose prompts wait, as indices into the replay's jobs.
     waiting: VecDeque<usize>,
+    /// The request whose prompt is being computed.
     computing: Option<usize>,
     prefill_tokens_per_second: f64,
 }
@@ -19,12 +21,13 @@ pub(super) struct EngineModel {
 /// A computed prompt, and how it changed the cache.
 #[derive(Debug)]
 pub(super) struct Computed {
+    /// Index into the replay's jobs.
     pub(super) request: usize,
     pub(super) cached_tokens: u32,
     pub(super) change: CacheChange,
 }
 
-/// The KV event of a computed prompt: its blocks from index `cached` to `end` are new in the cache.
+/// The KV event of a computed prompt: the cache gained the prompt's blocks `cached..end` and lost `evicted`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CacheChange {
     pub(super) cached: usize,
@@ -42,13 +45,14 @@ impl EngineModel {
         }
     }
 
-    /// Queues a request. If the engine is idle, returns how long its prompt takes.
+    /// Queues a request. If the engine was idle, it starts the prompt, and returns how long computing it takes.
     pub(super) fn submit(&mut self, jobs: &[Job], request: usize) -> Option<Duration> {
         self.waiting.push_back(request);
         self.start(jobs)
     }
 
-    /// Completes the current prompt, and starts the next one if there is one: returns how long that takes.
+    /// Completes the current prompt and starts the next one. Returns the completed prompt, and how long computing
+    /// the next one takes if one was waiting. `None` if the engine is idle.
     pub(super) fn finish(&mut self, jobs: &[Job]) -> Option<(Computed, Option<Duration>)> {
         let request = self.computing.take()?;
         let mut change = CacheChange::default();
@@ -56,13 +60,14 @@ impl EngineModel {
         (change.cached, change.end) = self.cache.insert(blocks, &mut change.evicted);
         let computed = Computed {
             request,
-            // Nothing else was computed meanwhile, so this is what was cached at its start.
+            // Prompts are computed one at a time, so the cache is still as it was when this prompt was started.
             cached_tokens: tokens_of(blocks, change.cached),
             change,
         };
         Some((computed, self.start(jobs)))
     }
 
+    /// Starts the next prompt if the engine is idle and one is waiting. Returns how long computing it takes.
     fn start(&mut self, jobs: &[Job]) -> Option<Duration> {
         if self.computing.is_some() {
             return None;
@@ -71,7 +76,7 @@ impl EngineModel {
         self.computing = Some(request);
         let job = &jobs[request];
         let cached_tokens = tokens_of(&job.blocks, self.cache.cached_blocks(&job.blocks));
-        // The first token of an answer comes from the last token of its prompt.
+        // An engine computes at least the prompt's last token, even if it is cached: it yields the first output token.
         let tokens = job.input_tokens.saturating_sub(cached_tokens).max(1);
         Some(Duration::from_secs_f64(
             f64::from(tokens) / self.prefill_tokens_per_second,

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 pub(crate) use self::checks::{check_model, check_prompts, from_json, missing_field};
-use self::output::{Frame, Output};
+use self::output::{JsonFrame, Output};
 use super::error::ApiError;
 use super::tokenizer::{self, Turn};
 use super::transfer::params::TransferParams;
@@ -251,10 +251,10 @@ impl GenerationRequest {
         let has_schema = format["type"] == "json_schema";
         let effort = request.reasoning.and_then(|it| it.effort);
         let output = Output {
-            thinks: effort.is_some_and(|effort| effort != "none"),
+            has_reasoning: effort.is_some_and(|effort| effort != "none"),
             call,
-            format: has_schema.then(|| Frame::of(&format["schema"])),
-            ends_itself: request.max_output_tokens.is_none(),
+            format: has_schema.then(|| JsonFrame::of(&format["schema"])),
+            has_no_token_limit: request.max_output_tokens.is_none(),
         };
         let instructions = request.echoed.instructions.as_deref();
         let turns = turns::conversation(instructions, request.tools.as_ref(), &items)?;

@@ -1,11 +1,21 @@
-//! Names of the Redis keys. All keys of one root have the hash tag `{tenant:root}`, so that a cluster keeps them
-//! in one slot.
+//! Names of the Redis keys. All keys of one root (a chain of responses, or a conversation with its responses) have
+//! the hash tag `{tenant:root}`, so that a Redis cluster keeps them in one slot and one script can use them.
+//!
+//! | key | type of data |
+//! |---|---|
+//! | `r:{tenant:root}:id` | record of a response |
+//! | `e:{tenant:root}:id` | event log of a background response |
+//! | `c:`, `i:`, `x:` with the same tag | a conversation's object and lock, its items, the order of its items |
+//! | `o:owner` | lease of an owner |
+//! | `q:owner`, `q:nobody` | responses that an owner runs; released responses |
+//! | `n:owner` | notices to an owner |
+//! | `owners` | all owners by last heartbeat |
 
 use crate::ids::{ResponseId, Root, Tenant, hex};
 use crate::store::{ConversationKey, Owner, ResponseKey};
 
-/// Length of a key without prefix and kind.
-const DIGITS: usize = 70;
+/// Capacity for the rest of a tagged key: 64 hex digits and 5 separators, rounded up.
+const TAG_AND_ID_LENGTH: usize = 70;
 
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
@@ -19,8 +29,9 @@ impl Keys {
         }
     }
 
+    /// A key of kind `kind` with the hash tag. `own`: the part of the id after the root.
     fn tagged(&self, kind: &str, tenant: Tenant, root: Root, own: u128) -> String {
-        let mut key = String::with_capacity(self.prefix.len() + kind.len() + DIGITS);
+        let mut key = String::with_capacity(self.prefix.len() + kind.len() + TAG_AND_ID_LENGTH);
         key.extend([&self.prefix, kind, ":{", tenant.as_str(), ":"]);
         key.extend(hex::<16>(&root.0.to_be_bytes()).map(char::from));
         key.push_str("}:");
@@ -28,10 +39,12 @@ impl Keys {
         key
     }
 
+    /// The record of a response.
     pub(super) fn record(&self, key: ResponseKey) -> String {
         self.tagged("r", key.tenant, key.id.root(), key.id.own())
     }
 
+    /// The event log of a background response.
     pub(super) fn log(&self, key: ResponseKey) -> String {
         self.tagged("e", key.tenant, key.id.root(), key.id.own())
     }
@@ -47,7 +60,7 @@ impl Keys {
         format!("{}o:{owner}", self.prefix)
     }
 
-    /// The set of responses that an owner runs; `None` for released ones.
+    /// The set of responses that an owner runs; for `None`, the released responses, which any replica may run.
     pub(super) fn running(&self, owner: Option<Owner>) -> String {
         match owner {
             Some(owner) => format!("{}q:{owner}", self.prefix),
@@ -55,6 +68,7 @@ impl Keys {
         }
     }
 
+    /// The stream of notices to an owner, for example that one of its responses was cancelled.
     pub(super) fn notices(&self, owner: Owner) -> String {
         format!("{}n:{owner}", self.prefix)
     }
@@ -88,7 +102,8 @@ pub(super) fn parse_owner(text: &str) -> Option<Owner> {
     Some(Owner(u64::from_str_radix(text, 16).ok()?))
 }
 
-/// Encodes a chain: the own parts of its ids, oldest first. The root is that of the record.
+/// Encodes a chain of responses, oldest first. Only the part after the root is stored of each id, because all have
+/// the root of the record's key.
 pub(super) fn pack_chain(chain: &[ResponseId]) -> Vec<u8> {
     chain.iter().flat_map(|id| id.own().to_be_bytes()).collect()
 }

@@ -1,5 +1,6 @@
 //! The trees that own every block of a prompt so far, and in which tier, while a lookup goes along the
-//! prompt. Each tree is reported once, where its prefix ends.
+//! prompt. A tree is the set of cached blocks of one dp rank; it owns the blocks that are cached there. Each
+//! tree is reported once, where its prefix ends.
 
 use smallvec::SmallVec;
 
@@ -11,26 +12,30 @@ use crate::kv::index::types::RankPrefix;
 pub(super) struct RemainingTrees<'a> {
     slots: &'a TreeSlots,
     snapshot: SlotsSnapshot,
-    /// Trees that own all blocks so far, and those of them that have all in the GPU.
+    /// Trees that own all blocks so far, each in whatever tier.
     any: TreeBits,
+    /// Trees of `any` that have all these blocks in the GPU.
     gpu: TreeBits,
-    /// Trees that have the last block on disk only; empty while there is none.
+    /// Trees of `any` that have the last block on disk only. The vector has no words until there is such a tree.
     disk: TreeBits,
+    /// The trees of `any` that are not in `gpu`.
     low: SmallVec<[LowTree; 4]>,
+    /// The results.
     found: &'a mut Vec<RankPrefix>,
 }
 
-/// A tree that does not have all blocks in the GPU.
+/// A tree that has at least one of the blocks only in a lower tier than the GPU.
 struct LowTree {
     slot: Slot,
+    /// Leading blocks that are all in the GPU.
     gpu_blocks: u32,
-    /// Blocks on disk only. Where a run of them starts, its depth is subtracted; where it ends, its depth
-    /// is added.
+    /// Number of blocks on disk only. The depth where a run of such blocks starts is subtracted, and the depth
+    /// where it ends is added, with wrapping: the number is right once the last run has ended.
     disk_blocks: u32,
 }
 
 impl<'a> RemainingTrees<'a> {
-    /// Counts trees that exist now; later ones are left out.
+    /// Considers the trees that exist now; trees added later are left out.
     pub(super) fn new(slots: &'a TreeSlots, found: &'a mut Vec<RankPrefix>) -> Self {
         Self {
             slots,
@@ -43,7 +48,7 @@ impl<'a> RemainingTrees<'a> {
         }
     }
 
-    /// How many groups of trees there may be.
+    /// Number of groups. A group is the [`TREES_PER_WORD`] trees that share a word of the bitmaps.
     #[inline]
     pub(super) fn groups(&self) -> usize {
         self.snapshot.groups
@@ -74,9 +79,9 @@ impl<'a> RemainingTrees<'a> {
         }
     }
 
-    /// Whether a block with these owners would remove a tree, or change a tree's tier.
+    /// Whether [`Self::retain`] with these owners would remove a tree, or change a tree's tier.
     #[inline]
-    pub(super) fn would_shrink(&self, owners: &Members) -> bool {
+    pub(super) fn would_change(&self, owners: &Members) -> bool {
         let gpu = self.gpu.iter().zip(&owners.gpu);
         let lost_gpu = gpu.fold(0, |lost, (gpu, owners)| lost | (gpu & !owners));
         if !owners.has_low && self.low.is_empty() {
@@ -99,11 +104,11 @@ impl<'a> RemainingTrees<'a> {
                 true => owners.low[group],
                 false => 0,
             };
-            let left_gpu = self.gpu[group] & !gpu;
+            let no_longer_gpu = self.gpu[group] & !gpu;
             self.gpu[group] &= gpu;
             let removed = self.any[group] & !(gpu | low);
             self.any[group] &= gpu | low;
-            for slot in slots_of(group, left_gpu & !removed) {
+            for slot in slots_of(group, no_longer_gpu & !removed) {
                 self.low.push(LowTree {
                     slot,
                     gpu_blocks: depth,
@@ -119,16 +124,17 @@ impl<'a> RemainingTrees<'a> {
         }
     }
 
-    /// Notes for which trees a run of disk-only blocks starts or ends at `depth`.
+    /// Notes for which trees of a group a run of disk-only blocks starts or ends at `depth`. `on_disk`: the owners
+    /// that have the block at `depth` on disk only.
     #[inline(never)]
-    fn update_disk(&mut self, group: usize, now: u64, depth: u32) {
+    fn update_disk(&mut self, group: usize, on_disk: u64, depth: u32) {
         self.disk.resize(self.any.len(), 0);
-        let now = now & self.any[group];
-        let before = std::mem::replace(&mut self.disk[group], now);
-        for slot in slots_of(group, now ^ before) {
+        let on_disk = on_disk & self.any[group];
+        let before = std::mem::replace(&mut self.disk[group], on_disk);
+        for slot in slots_of(group, on_disk ^ before) {
             let bit = 1 << (slot as usize % TREES_PER_WORD);
             if let Some(tree) = self.low.iter_mut().find(|tree| tree.slot == slot) {
-                tree.disk_blocks = match now & bit {
+                tree.disk_blocks = match on_disk & bit {
                     0 => tree.disk_blocks.wrapping_add(depth),
                     _ => tree.disk_blocks.wrapping_sub(depth),
                 };
@@ -136,7 +142,7 @@ impl<'a> RemainingTrees<'a> {
         }
     }
 
-    /// Reports all remaining trees.
+    /// Reports all remaining trees: the prompt ends after `depth` blocks.
     pub(super) fn report_all(&mut self, depth: u32) {
         for group in 0..self.disk.len() {
             self.update_disk(group, 0, depth);
@@ -146,24 +152,25 @@ impl<'a> RemainingTrees<'a> {
         }
     }
 
-    /// Reports trees of a group, whose prefix has this many blocks.
+    /// Reports some trees of a group (a bit for each) with a prefix of `blocks` blocks.
     #[inline]
     fn report(&mut self, group: usize, trees: u64, blocks: u32) {
         let Self { found, low, .. } = self;
         self.slots
             .for_each(self.snapshot, group, trees, |slot, worker, rank| {
-                let low = low.iter().find(|tree| tree.slot == slot);
+                let low_tree = low.iter().find(|tree| tree.slot == slot);
                 found.push(RankPrefix {
                     worker,
                     rank,
                     blocks,
-                    gpu_blocks: low.map_or(blocks, |tree| tree.gpu_blocks),
-                    disk_blocks: low.map_or(0, |tree| tree.disk_blocks),
+                    gpu_blocks: low_tree.map_or(blocks, |tree| tree.gpu_blocks),
+                    disk_blocks: low_tree.map_or(0, |tree| tree.disk_blocks),
                 });
             });
     }
 }
 
+/// The slots of trees of a group (a bit for each).
 fn slots_of(group: usize, mut trees: u64) -> impl Iterator<Item = Slot> {
     std::iter::from_fn(move || {
         let position = (trees != 0).then(|| trees.trailing_zeros())?;

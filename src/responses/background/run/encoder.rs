@@ -1,4 +1,5 @@
-//! The events of a background run, and its end in every case. Pure except for the date.
+//! Makes the events of a background run and its stored end: finished, failed, cancelled or too large. Reads the
+//! clock and draws idempotency tokens, but does no I/O of its own.
 
 use bytes::Bytes;
 
@@ -14,8 +15,9 @@ use crate::responses::template::ResponseTemplate;
 use crate::store::record::Content;
 use crate::store::{CancelledOutput, EventBatch, Finalization, IdempotencyToken, RoutingHint};
 
-/// The end of every reader's stream. It is not an event and is not stored.
+/// The marker that readers get after the final event. It is not stored: it is not an event.
 const DONE: &[u8] = b"data: [DONE]\n\n";
+/// The error message of a response that fails because the store rejected its size.
 const TOO_LARGE: &str = "The response is larger than the store allows.";
 
 pub(super) struct EventEncoder {
@@ -23,6 +25,7 @@ pub(super) struct EventEncoder {
     options: EventOptions,
     signer: Option<StateSigner>,
     events: EventRewriter,
+    /// Whether [`EventEncoder::announce`] was called.
     is_announced: bool,
 }
 
@@ -31,8 +34,8 @@ pub(super) struct EndOfRun {
     token: IdempotencyToken,
     pub(super) outcome: Outcome,
     response: Bytes,
-    /// All events, compressed; empty if not all are here.
-    log: Bytes,
+    /// The text of all events, compressed. Empty if this replica does not have all of them in memory.
+    compressed_log: Bytes,
 }
 
 impl EventEncoder {
@@ -55,7 +58,7 @@ impl EventEncoder {
         self.is_announced
     }
 
-    /// The events of a queued response.
+    /// The events before an engine has answered: `response.created` and `response.queued`.
     pub(super) fn announce(&mut self) -> Vec<u8> {
         self.is_announced = true;
         let mut out = Vec::new();
@@ -63,18 +66,20 @@ impl EventEncoder {
         out
     }
 
-    /// The events for what an engine sent, and the outcome once there is one.
-    pub(super) fn push(&mut self, piece: &[u8], is_over: bool) -> (Vec<u8>, Option<Outcome>) {
+    /// Turns bytes of the engine's stream into events, and returns the outcome once there is one. `is_end`: the
+    /// engine's stream has ended.
+    pub(super) fn push(&mut self, piece: &[u8], is_end: bool) -> (Vec<u8>, Option<Outcome>) {
         let mut out = Vec::with_capacity(piece.len() + piece.len() / 4);
         let mut outcome = self.events.push(piece, &mut out);
-        if is_over && outcome.is_none() {
+        if is_end && outcome.is_none() {
             outcome = self.events.finish(&mut out);
         }
         (out, outcome)
     }
 
-    /// The response fails because no engine accepted it.
-    pub(super) fn fail_with(&mut self, error: &ApiError) -> (Vec<u8>, Outcome) {
+    /// The response fails because no engine accepted the request. An engine's 4xx means that the request is wrong, so
+    /// its error code is `invalid_prompt`, as OpenAI's, instead of `server_error`.
+    pub(super) fn fail_refused(&mut self, error: &ApiError) -> (Vec<u8>, Outcome) {
         let (out, mut outcome) = self.fail(&error.message);
         if let Some(failure) = &mut outcome.error
             && error.status.is_client_error()
@@ -84,14 +89,15 @@ impl EventEncoder {
         (out, outcome)
     }
 
+    /// The response fails with the output that this replica has read so far.
     pub(super) fn fail(&mut self, reason: &str) -> (Vec<u8>, Outcome) {
         let mut out = Vec::new();
         let outcome = self.events.fail(reason, &mut out);
         (out, outcome)
     }
 
-    /// The response fails with the output that another replica has stored.
-    pub(super) fn fail_after(&mut self, log: &Log, reason: &str) -> (Vec<u8>, Outcome) {
+    /// The response fails after it was taken over. Its output is what the previous owner stored, from `log`.
+    pub(super) fn fail_taken_over(&mut self, log: &Log, reason: &str) -> (Vec<u8>, Outcome) {
         let stored = log.stored_text().unwrap_or_default();
         let partial = self.new_rewriter().cancel_from(stored);
         self.events.continue_at(log.stored());
@@ -108,6 +114,7 @@ impl EventEncoder {
         events.in_background()
     }
 
+    /// Builds the final response object.
     pub(super) async fn compose(
         &self,
         finisher: &Finisher,
@@ -117,51 +124,54 @@ impl EventEncoder {
         finisher.compose(template, outcome, item_count).await
     }
 
-    /// Writes the final events.
+    /// Writes the final events, and returns the end of the run to be stored.
     pub(super) fn conclude(
         &mut self,
         state: &mut RunState,
-        last: FinalResponse,
+        final_response: FinalResponse,
         outcome: Outcome,
     ) -> EndOfRun {
         let mut out = Vec::new();
-        if let Some(item) = &last.state_item {
+        if let Some(item) = &final_response.state_item {
             self.events.add_state_item(item, &mut out);
         }
         state.on_events(&out);
+        // Only a response with `stream: true` keeps its events.
         let text = state.log().text().filter(|_| state.streams());
-        let log = text.map(log::compressed).unwrap_or_default();
-        self.write_last(state, &last.response, &outcome);
+        let compressed_log = text.map(log::compressed).unwrap_or_default();
+        self.write_final_event(state, &final_response.response, &outcome);
         EndOfRun {
             token: IdempotencyToken(fastrand::u64(..)),
             outcome,
-            response: last.response.into(),
-            log,
+            response: final_response.response.into(),
+            compressed_log,
         }
     }
 
-    /// A failure without output, after the store rejected the response as too large.
-    pub(super) fn fail_too_large(&mut self, state: &mut RunState, number: u64) -> EndOfRun {
+    /// Ends the response as failed and without output, after the store rejected it as too large. The final event gets
+    /// the number `event_number`.
+    pub(super) fn fail_too_large(&mut self, state: &mut RunState, event_number: u64) -> EndOfRun {
         let outcome = Outcome::failed("server_error", TOO_LARGE);
         let now_s = observe::unix_s().unsigned_abs();
         let response = self.template.ended(&outcome, now_s);
-        self.events.continue_at(number);
-        self.write_last(state, &response, &outcome);
+        self.events.continue_at(event_number);
+        self.write_final_event(state, &response, &outcome);
         EndOfRun {
             token: IdempotencyToken(fastrand::u64(..)),
             outcome,
             response: response.into(),
-            log: Bytes::new(),
+            compressed_log: Bytes::new(),
         }
     }
 
-    fn write_last(&mut self, state: &mut RunState, response: &[u8], outcome: &Outcome) {
+    fn write_final_event(&mut self, state: &mut RunState, response: &[u8], outcome: &Outcome) {
         let mut out = Vec::new();
         self.events.end(response, outcome, &mut out);
         state.on_last_event(out.strip_suffix(DONE).unwrap_or(&out));
     }
 
-    /// The output of a cancelled response: exactly what its readers could receive.
+    /// The output of a cancelled response. Built from the stored events, because readers may have received those and
+    /// no others.
     pub(super) fn partial_output(&mut self, state: &RunState, response: Bytes) -> CancelledOutput {
         let stored = state.log().stored_text().filter(|_| state.streams());
         let new = self.new_rewriter();
@@ -180,7 +190,8 @@ impl EventEncoder {
 }
 
 impl EndOfRun {
-    pub(super) fn with_batch(
+    /// The arguments of the store's finalize call; `batch`: events that are not stored yet.
+    pub(super) fn finalization(
         &self,
         batch: Option<EventBatch>,
         finisher: &Finisher,
@@ -197,7 +208,7 @@ impl EndOfRun {
                 worker: finisher.worker.clone(),
             },
             batch,
-            delta_table: self.log.clone(),
+            delta_table: self.compressed_log.clone(),
         }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::sim::worker::generation::Generation;
 use crate::sim::worker::json::named_event;
-use crate::sim::worker::request::output::Frame;
+use crate::sim::worker::request::output::JsonFrame;
 use crate::sim::worker::tokenizer;
 
 /// An event of a Responses stream with its type and sequence number. vLLM sorts the fields by name.
@@ -22,15 +22,16 @@ pub(super) fn event(generation: &mut Generation, kind: &str, mut fields: Value) 
 
 /// All items of the complete answer.
 pub(super) fn finished(generation: &Generation) -> Vec<Value> {
-    let thinks = generation.request.output.thinks;
-    let reasoning = thinks.then(|| reasoning_item(generation, &[reasoning_part(generation)]));
+    let has_reasoning = generation.request.output.has_reasoning;
+    let reasoning =
+        has_reasoning.then(|| reasoning_item(generation, &[reasoning_part(generation)]));
     let last = finished_last_item(generation);
     reasoning.into_iter().chain([last]).collect()
 }
 
 /// The events that open the first item.
 pub(super) fn open_first(generation: &mut Generation) -> Vec<String> {
-    match generation.request.output.thinks {
+    match generation.request.output.has_reasoning {
         true => open_reasoning(generation),
         false => open_last(generation),
     }
@@ -46,7 +47,7 @@ pub(super) fn token(generation: &mut Generation, text: &str) -> Vec<String> {
     }
     let is_first = index == reasoning_tokens;
     let mut events = Vec::new();
-    if is_first && generation.request.output.thinks {
+    if is_first && generation.request.output.has_reasoning {
         events.extend(close_reasoning(generation));
         events.extend(open_last(generation));
     }
@@ -90,14 +91,14 @@ pub(super) fn close_last(generation: &mut Generation) -> Vec<String> {
 
 /// How many of the answer's first tokens are reasoning.
 pub(super) fn reasoning_tokens(generation: &Generation) -> usize {
-    match generation.request.output.thinks {
+    match generation.request.output.has_reasoning {
         true => generation.request.answer_tokens / 2,
         false => 0,
     }
 }
 
 fn last_index(generation: &Generation) -> usize {
-    usize::from(generation.request.output.thinks)
+    usize::from(generation.request.output.has_reasoning)
 }
 
 /// An item id, derived from the response's id.
@@ -107,7 +108,7 @@ fn id(generation: &Generation, prefix: &str) -> String {
 }
 
 /// The JSON around the generated words of the last item, if it has to be JSON.
-fn frame(generation: &Generation) -> Option<&Frame> {
+fn frame(generation: &Generation) -> Option<&JsonFrame> {
     let output = &generation.request.output;
     let arguments = output.call.as_ref().map(|call| &call.arguments);
     arguments.or(output.format.as_ref())

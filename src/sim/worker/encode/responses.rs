@@ -1,18 +1,18 @@
 //! The response object of the Responses API and the events of its stream, with the fields and the field order of
-//! vLLM 0.32. Pure.
+//! vLLM 0.32.
 
 use serde_json::{Value, json};
 
 use super::items::{self, event};
 use crate::sim::worker::generation::Generation;
 
-/// The response once the answer is complete.
+/// The response object after the last token.
 pub(super) fn finished(generation: &Generation) -> Value {
     let input_tokens = generation.request.prompt_tokens();
     let output_tokens = generation.completion_tokens();
-    let mut response = response(generation);
+    let mut response = unfinished(generation);
     response["output"] = items::finished(generation).into();
-    if generation.request.output.ends_itself || generation.stops {
+    if generation.request.output.has_no_token_limit || generation.stops {
         response["status"] = "completed".into();
     } else {
         response["status"] = "incomplete".into();
@@ -39,14 +39,16 @@ pub(super) fn finished(generation: &Generation) -> Value {
     response
 }
 
+/// The events before the first token.
 pub(super) fn opening(generation: &mut Generation) -> Vec<String> {
-    let response = response(generation);
+    let response = unfinished(generation);
     ["response.created", "response.in_progress"]
         .map(|kind| response_event(generation, kind, response.clone()))
         .into()
 }
 
-/// The first token also opens the first item: with a KV transfer, the item must not appear before the transfer ends.
+/// The events for a generated token. The first token also opens the first item, so that no item is announced while
+/// a KV transfer is still under way and may fail.
 pub(super) fn token(generation: &mut Generation, text: &str) -> String {
     let mut events = match generation.completion_tokens() {
         1 => items::open_first(generation),
@@ -56,7 +58,8 @@ pub(super) fn token(generation: &mut Generation, text: &str) -> String {
     events.concat()
 }
 
-/// The last event is always `response.completed`, even if the response in it is incomplete.
+/// The events after the last token. As in vLLM, the last event is always `response.completed`, even if the status of
+/// its response is `incomplete`.
 pub(super) fn closing(generation: &mut Generation) -> Vec<String> {
     let mut events = items::close_last(generation);
     let response = finished(generation);
@@ -68,8 +71,8 @@ fn response_event(generation: &mut Generation, kind: &str, response: Value) -> S
     event(generation, kind, json!({"response": response}))
 }
 
-/// The response while the answer is in progress.
-fn response(generation: &Generation) -> Value {
+/// The response object before the last token: in progress, without output.
+fn unfinished(generation: &Generation) -> Value {
     let request = &generation.request;
     let echoed = &request.echoed;
     json!({

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::sim::engine::Event;
-use crate::sim::worker::request::output::{Call, Frame, Output};
+use crate::sim::worker::request::output::{Call, JsonFrame, Output};
 use crate::sim::worker::request::{EchoedFields, GenerationRequest, UsageReport};
 
 const WORDS: [&str; 2] = ["ash ", "bay "];
@@ -165,7 +165,7 @@ fn events_of(sent: &[String]) -> Vec<(String, String)> {
 fn a_response_that_thinks_and_then_calls_a_function() {
     let call = Call {
         name: "weather".to_owned(),
-        arguments: Frame {
+        arguments: JsonFrame {
             head: r#"{"city":""#.to_owned(),
             tail: r#""}"#.to_owned(),
             has_words: true,
@@ -173,10 +173,10 @@ fn a_response_that_thinks_and_then_calls_a_function() {
     };
     let (generation, sent) = generate(GenerationRequest {
         output: Output {
-            thinks: true,
+            has_reasoning: true,
             call: Some(call),
             format: None,
-            ends_itself: true,
+            has_no_token_limit: true,
         },
         ..request(Api::Responses, "resp_1")
     });
@@ -217,7 +217,7 @@ fn a_response_that_thinks_and_then_calls_a_function() {
 
 #[test]
 fn a_response_that_fits_a_schema() {
-    let format = Frame {
+    let format = JsonFrame {
         head: r#"{"days":1,"city":""#.to_owned(),
         tail: r#""}"#.to_owned(),
         has_words: true,

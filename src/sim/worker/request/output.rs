@@ -1,54 +1,62 @@
-//! The content of a Responses answer, decided from the request: reasoning, text, JSON or a function call. Pure.
+//! What a simulated Responses answer consists of, decided from the request: reasoning, text, JSON or a function call.
 
 use serde_json::{Value, json};
 
-/// What the answer consists of. Its words are generated.
+/// The structure of an answer. The words in it are the generated tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Output {
-    pub(crate) thinks: bool,
+    /// The answer starts with a reasoning item.
+    pub(crate) has_reasoning: bool,
+    /// The answer is this function call instead of a message.
     pub(crate) call: Option<Call>,
-    /// The JSON around the words, if the request has a schema.
-    pub(crate) format: Option<Frame>,
-    /// The model ends the answer. If false, the token limit ends it.
-    pub(crate) ends_itself: bool,
+    /// The message is JSON, because the request has a JSON schema.
+    pub(crate) format: Option<JsonFrame>,
+    /// The request has no `max_output_tokens`, so the answer ends as if the model had ended it.
+    pub(crate) has_no_token_limit: bool,
 }
 
-/// A function call in place of a message.
+/// A function call instead of a message.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Call {
     pub(crate) name: String,
-    pub(crate) arguments: Frame,
+    pub(crate) arguments: JsonFrame,
 }
 
-/// JSON that matches a schema. The generated words go between `head` and `tail`, into its first string property.
+/// JSON text that matches a schema, cut in two: the generated words go between `head` and `tail`, as the value of the
+/// first string property.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Frame {
+pub(crate) struct JsonFrame {
     pub(crate) head: String,
     pub(crate) tail: String,
+    /// False if the schema has no string property; the words are then left out.
     pub(crate) has_words: bool,
 }
 
-impl Frame {
+impl JsonFrame {
     pub(super) fn of(schema: &Value) -> Self {
         let mut fields = json!({});
-        let mut words = None;
+        let mut words_property = None;
         for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
-            if words.is_none() && schema["type"] == "string" && schema.get("enum").is_none() {
-                words = Some(name);
+            if words_property.is_none()
+                && schema["type"] == "string"
+                && schema.get("enum").is_none()
+            {
+                words_property = Some(name);
             } else {
-                fields[name] = plain(schema);
+                fields[name] = example_value(schema);
             }
         }
         let mut head = fields.to_string();
+        // Without the closing brace, which is in `tail`.
         head.pop();
-        if let Some(name) = words {
+        if let Some(name) = words_property {
             let comma = if head.len() > 1 { "," } else { "" };
             head += &format!("{comma}{}:\"", Value::from(name.as_str()));
         }
         Self {
             head,
-            tail: if words.is_some() { "\"}" } else { "}" }.to_owned(),
-            has_words: words.is_some(),
+            tail: if words_property.is_some() { "\"}" } else { "}" }.to_owned(),
+            has_words: words_property.is_some(),
         }
     }
 
@@ -59,7 +67,8 @@ impl Frame {
     }
 }
 
-/// The function to call: the requested one, or the first one unless the last item is a function's output.
+/// The function to call: the one that `tool_choice` names, otherwise the first one. Unless `tool_choice` demands a
+/// call, there is none if the last input item is a function's output, so that a conversation comes to an end.
 pub(super) fn call(tools: Option<&Value>, choice: Option<&Value>, last: &Value) -> Option<Call> {
     let functions = tools?.as_array()?.iter();
     let mut functions = functions.filter(|tool| tool["type"] == "function");
@@ -74,12 +83,12 @@ pub(super) fn call(tools: Option<&Value>, choice: Option<&Value>, last: &Value) 
     }?;
     Some(Call {
         name: function["name"].as_str()?.to_owned(),
-        arguments: Frame::of(&function["parameters"]),
+        arguments: JsonFrame::of(&function["parameters"]),
     })
 }
 
-/// A simple value that matches a schema.
-fn plain(schema: &Value) -> Value {
+/// A fixed value that matches a schema.
+fn example_value(schema: &Value) -> Value {
     if let Some(first) = schema["enum"].as_array().and_then(|values| values.first()) {
         return first.clone();
     }
