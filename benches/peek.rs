@@ -1,4 +1,4 @@
-//! One pass over a body: fields found, prompt cut and hashed, blocks chained.
+//! Reads a request body once: finds the fields, hashes the prompt in blocks, and chains the block hashes.
 //!
 //! Budget: 2 µs for a 2 KB chat, 100 µs for 200 KB (2 GB/s).
 
@@ -31,7 +31,7 @@ fn peek(criterion: &mut Criterion) {
         group.throughput(Throughput::Bytes(body.len() as u64));
         group.bench_function(*name, |bencher| {
             bencher.iter(|| {
-                let peek = prompt::peek(Api::Chat, black_box(body), 64).expect("a good body");
+                let peek = prompt::peek(Api::Chat, black_box(body), 64).expect("the body is valid");
                 let blocks = peek
                     .prompt
                     .blocks

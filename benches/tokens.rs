@@ -1,15 +1,14 @@
-//! A request's body -> token ids, with a conversation's start known and not.
+//! From a request body to token ids, with and without a cached prefix of the conversation.
 //!
-//! Budgets: text that no cache knows, 5 MB/s a core; the next turn of 500 tokens of a conversation of
-//! 100,000 tokens, 2 ms from body to ids; a 2 KB prompt that is repeated, well below the 30 us that a
-//! request may cost the router.
+//! Budgets: text that is not cached, 5 MB/s a core; the next turn of 500 tokens in a conversation of 100,000 tokens, 2 ms
+//! from body to ids; a repeated 2 KB prompt, well below the 30 us that a request may cost the router.
 //!
-//! Measured on 2 cores of a virtual machine that eight other processes were busy on (wall time: least
-//! and middle of 100 samples, so the budgets are to be measured again on a quiet one; built without
-//! link-time optimisation): next turn of 2 KB of a 400 KB chat 0.9 and 1.6 ms, of which 0.7 are reading the
-//! body and rendering it; before texts were moved and freed memory kept (`app::process`) 2.2 and 4.9. A 2 KB
-//! chat again: 6.6 and 12 us. New text: 256 KB in 1.2 ms at best, its words being few; real text of a
-//! vocabulary of 64,000 words, never seen, 21 MB/s, where `tokenizers` had 2.4 in the same run.
+//! Measured on a 2-core virtual machine that ran eight other processes (wall time: minimum and median of 100 samples,
+//! without link-time optimization; repeat on a quiet machine). Next turn of 2 KB in a 400 KB chat: 0.9 and 1.6 ms, of
+//! which 0.7 ms are reading the body and rendering; 2.2 and 4.9 ms before texts were moved instead of copied and freed
+//! memory was kept (`app::process_setup`). A repeated 2 KB chat: 6.6 and 12 us. New text: 256 KB of few different words
+//! in 1.2 ms at best; real text with a vocabulary of 64,000 words, 21 MB/s, where the crate `tokenizers` had 2.4 MB/s in
+//! the same run.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -63,9 +62,9 @@ fn file(name: &str) -> String {
 }
 
 fn vocabulary(name: &str) -> Vocabulary {
-    // A model's own file, of 100,000 words and more, can be measured in its place.
+    // Set the variable to measure with the vocabulary of a real model.
     let json = match std::env::var("WARMROUTE_BENCH_TOKENIZER") {
-        Ok(path) => std::fs::read_to_string(path).expect("the tokenizer can be read"),
+        Ok(path) => std::fs::read_to_string(path).expect("the tokenizer is readable"),
         Err(_) => file(&format!("tokenizers/{name}.json")),
     };
     Vocabulary::new(serde_json::from_str(&json).expect("it is JSON")).expect("it is a tokenizer")
@@ -91,7 +90,7 @@ fn tokenizer(max_cache_memory: u64) -> Arc<Tokenizer> {
     ))
 }
 
-/// Text of no two lines alike.
+/// Random text without repeated lines.
 fn text(bytes: usize, seed: &mut u64) -> String {
     let mut text = String::with_capacity(bytes + 100);
     while text.len() < bytes {
@@ -145,7 +144,7 @@ fn benches(criterion: &mut Criterion) {
     // About four bytes a token.
     let mut turns: Vec<String> = (0..100).map(|_| text(4_000, &mut seed)).collect();
     turns.push(String::new());
-    let warm = tokenizer(64 << 20);
+    let cached = tokenizer(64 << 20);
     let mut group = criterion.benchmark_group("chat of 400 KB");
     group.bench_function("next turn of 2 KB", |bencher| {
         bencher.iter_batched(
@@ -153,20 +152,22 @@ fn benches(criterion: &mut Criterion) {
                 *turns.last_mut().expect("there are turns") = text(2_000, &mut seed);
                 chat(&turns)
             },
-            |body| warm.tokens(Api::Chat, &body, 0).expect("it is known"),
+            |body| cached.tokens(Api::Chat, &body, 0).expect("it is known"),
             BatchSize::LargeInput,
         );
     });
     let body = chat(&turns);
     group.bench_function("again", |bencher| {
         bencher.iter(|| {
-            warm.tokens(Api::Chat, black_box(&body), 0)
+            cached
+                .tokens(Api::Chat, black_box(&body), 0)
                 .expect("it is known")
         });
     });
     group.bench_function("rendered alone", |bencher| {
         bencher.iter(|| {
-            warm.render(Api::Chat, black_box(&body), 0)
+            cached
+                .render(Api::Chat, black_box(&body), 0)
                 .expect("it renders")
         });
     });
@@ -175,7 +176,8 @@ fn benches(criterion: &mut Criterion) {
     let body = chat(&[text(2_000, &mut seed)]);
     criterion.bench_function("chat of 2 KB, again", |bencher| {
         bencher.iter(|| {
-            warm.tokens(Api::Chat, black_box(&body), 0)
+            cached
+                .tokens(Api::Chat, black_box(&body), 0)
                 .expect("it is known")
         });
     });

@@ -289,7 +289,7 @@ impl ApiServer {
         };
         // The body as engines get it: the relay may move parts of it.
         let peek = prompt::peek(api, &body, self.relay.block_bytes())?;
-        if salt.is_some() && peek.cache_salts > 1 {
+        if salt.is_some() && peek.cache_salt_count > 1 {
             return Err(ApiError::salted_already());
         }
         let job = relay::Job {

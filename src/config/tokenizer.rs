@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::reader::Reader;
 use super::{Config, ModelOverride};
-use crate::prompt::folder::{self, Folder};
+use crate::prompt::folder::{self, ModelFolder};
 use crate::prompt::render::Options;
 use crate::prompt::template::ContentFormat;
 use crate::relay::tokens::Source;
@@ -97,7 +97,7 @@ impl Tokenizer {
         self.from == From::Folder && !self.path.is_empty()
     }
 
-    fn load(&self) -> Result<Folder, Vec<folder::Error>> {
+    fn load(&self) -> Result<ModelFolder, Vec<folder::Error>> {
         let options = Options {
             chat_template_kwargs: self.chat_template_kwargs.clone(),
             content_format: match self.content_format {
@@ -109,13 +109,13 @@ impl Tokenizer {
         };
         let template = Some(Path::new(&self.chat_template));
         let template = template.filter(|path| !path.as_os_str().is_empty());
-        Folder::read(Path::new(&self.path), template, options)
+        ModelFolder::read(Path::new(&self.path), template, options)
     }
 }
 
 /// Loaded tokenizers, by index in `models`. They are no part of what was configured, so all are equal.
 #[derive(Clone, Debug, Default)]
-pub struct Loaded(Arc<Mutex<BTreeMap<usize, (Tokenizer, Folder)>>>);
+pub struct Loaded(Arc<Mutex<BTreeMap<usize, (Tokenizer, ModelFolder)>>>);
 
 impl PartialEq for Loaded {
     fn eq(&self, _: &Self) -> bool {
@@ -174,7 +174,7 @@ impl Config {
     }
 }
 
-fn warn_without_template(model: &ModelOverride, tokenizer: &Tokenizer, folder: &Folder) {
+fn warn_without_template(model: &ModelOverride, tokenizer: &Tokenizer, folder: &ModelFolder) {
     if !folder.renderer.has_template() {
         warn!(
             model = model.name,
@@ -216,7 +216,7 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
             }
             Err(errors) => {
                 for error in errors {
-                    let key = match error.is_of_given_template() {
+                    let key = match error.is_of_template_override() {
                         true => "chat_template",
                         false => "path",
                     };

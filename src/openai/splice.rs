@@ -49,7 +49,7 @@ mod tests {
         let salted = first_field(&body, r#""cache_salt":"s""#);
         let peek = prompt::peek(Api::Chat, &salted, 64).unwrap();
         assert_eq!(
-            (peek.cache_salt.as_deref(), peek.cache_salts),
+            (peek.cache_salt.as_deref(), peek.cache_salt_count),
             (Some("s"), 1)
         );
         let xargs = peek.vllm_xargs.unwrap().as_bytes().as_ptr_range();
@@ -57,6 +57,6 @@ mod tests {
         assert!(whole.start < xargs.start && xargs.end < whole.end);
         let twice = first_field(&salted, r#""cache_salt":"t""#);
         let peek = prompt::peek(Api::Chat, &twice, 64).unwrap();
-        assert_eq!(peek.cache_salts, 2);
+        assert_eq!(peek.cache_salt_count, 2);
     }
 }

@@ -2,29 +2,33 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::{LocalBlock, Prompt, Section};
+use super::types::{HashedPrompt, LocalBlock, Section};
 
-/// The seed that the field's routers use for block hashes.
+/// The xxh3 seed that other routers use for block hashes too.
 const SEED: u64 = 1337;
-/// After so many blocks of one length the next ones are twice as long: an overlap is then known to
-/// within 1/32 of itself, and a 4 MB prompt has about 700 blocks, not 60,000.
-const BLOCKS_A_LENGTH: usize = 32;
-const BLOCK_BYTES_MAX: usize = 8192;
+/// After this many blocks of one length, the next blocks are twice as long. A cached prefix is then measured to
+/// within 1/32 of its length, and a 4 MB prompt has about 700 blocks instead of 60,000.
+const BLOCKS_PER_LENGTH: usize = 32;
+const MAX_BLOCK_BYTES: usize = 8192;
 
-/// Takes a prompt's sections in any order, each as a run of byte strings.
+/// Hashes the sections of a prompt. Sections arrive in any order, each as a sequence of byte strings.
 #[derive(Debug)]
 pub(super) struct BlockHasher {
     block_bytes: usize,
-    /// Every finished block, section after section, as they came.
+    /// Finished blocks of all sections, in order of arrival.
     blocks: Vec<LocalBlock>,
+    /// Finished sections: their blocks (a range of `blocks`) and canonical bytes.
     sections: Vec<(Section, std::ops::Range<usize>, u64)>,
     current: Option<Section>,
-    begin: usize,
+    /// Index of the current section's first block.
+    first_block: usize,
+    /// Canonical bytes of the current section.
     bytes: u64,
-    /// The block that is not full yet.
+    /// Bytes of the block that is not full yet.
     open: Vec<u8>,
-    /// Bytes that the open block stands for beyond those it has: an image's.
+    /// Bytes that count toward the open block without being in `open`, for images and other media.
     open_extra: u32,
+    /// Length of the next blocks.
     length: usize,
     token_ids: Vec<u32>,
 }
@@ -32,11 +36,11 @@ pub(super) struct BlockHasher {
 impl BlockHasher {
     pub(super) fn new(block_bytes: u32) -> Self {
         Self {
-            block_bytes: (block_bytes as usize).clamp(16, BLOCK_BYTES_MAX),
+            block_bytes: (block_bytes as usize).clamp(16, MAX_BLOCK_BYTES),
             blocks: Vec::with_capacity(64),
             sections: Vec::with_capacity(2),
             current: None,
-            begin: 0,
+            first_block: 0,
             bytes: 0,
             open: Vec::with_capacity(256),
             open_extra: 0,
@@ -48,7 +52,7 @@ impl BlockHasher {
     pub(super) fn begin(&mut self, section: Section) {
         self.token_ids.clear();
         self.current = Some(section);
-        self.begin = self.blocks.len();
+        self.first_block = self.blocks.len();
         self.bytes = 0;
         self.length = self.block_bytes;
     }
@@ -57,14 +61,15 @@ impl BlockHasher {
         let Some(section) = self.current.take() else {
             return;
         };
-        // The conversation's last block is still growing; what stands before it is not.
+        // The next turn appends to the conversation, so its last block stays open. Other sections are complete.
         if section != Section::Conversation && !self.open.is_empty() {
-            self.close();
+            self.close_block();
         }
         self.open.clear();
         self.open_extra = 0;
-        let range = self.begin..self.blocks.len();
-        // Of a key given twice, parsers take the last.
+        let range = self.first_block..self.blocks.len();
+        // If a key is repeated, engines use the last value. Tools, functions and documents are different
+        // keys of one section.
         self.sections
             .retain(|(other, _, _)| *other != section || section == Section::Tools);
         self.sections.push((section, range, self.bytes));
@@ -79,27 +84,28 @@ impl BlockHasher {
             if self.open.len() < self.length {
                 return;
             }
-            self.close();
+            self.close_block();
         }
         while bytes.len() >= self.length {
             let (block, rest) = bytes.split_at(self.length);
-            self.push(xxh3_64_with_seed(block, SEED), block.len() as u32);
+            self.push_block(xxh3_64_with_seed(block, SEED), block.len() as u32);
             bytes = rest;
         }
         self.open.extend_from_slice(bytes);
     }
 
-    /// Something that is not text and costs the engine more, or less, than its bytes.
-    pub(super) fn feed_media(&mut self, bytes: &[u8], stands_for_bytes: u32) {
+    /// Adds an image, a sound or a file. Engines compute a number of tokens for it that does not depend on its bytes,
+    /// so only a hash of `bytes` is fed, and `counted_bytes` is added to the length.
+    pub(super) fn feed_media(&mut self, bytes: &[u8], counted_bytes: u32) {
         self.feed(&xxh3_64_with_seed(bytes, SEED).to_le_bytes());
-        self.bytes += u64::from(stands_for_bytes);
+        self.bytes += u64::from(counted_bytes);
         if self.open.is_empty() {
-            // The hash ended a block exactly: that block stands for the image.
+            // The hash completed a block, so that block counts the media.
             if let Some(block) = self.blocks.last_mut() {
-                block.bytes = block.bytes.saturating_add(stands_for_bytes);
+                block.bytes = block.bytes.saturating_add(counted_bytes);
             }
         } else {
-            self.open_extra = self.open_extra.saturating_add(stands_for_bytes);
+            self.open_extra = self.open_extra.saturating_add(counted_bytes);
         }
     }
 
@@ -107,7 +113,7 @@ impl BlockHasher {
         self.token_ids.push(id);
     }
 
-    /// The end of a list of so many members, which is a prompt if all of them were token ids.
+    /// Ends a list of `members` values. The list is a prompt of token ids only if every member was one.
     pub(super) fn end_token_ids(&mut self, members: usize) {
         if self.token_ids.len() != members {
             self.token_ids.clear();
@@ -118,13 +124,13 @@ impl BlockHasher {
         Some(std::mem::take(&mut self.token_ids)).filter(|ids| !ids.is_empty())
     }
 
-    pub(super) fn finish(mut self) -> Prompt {
+    pub(super) fn finish(mut self) -> HashedPrompt {
         let bytes = self.sections.iter().map(|(_, _, bytes)| bytes).sum();
         if let [(_, range, _)] = self.sections.as_slice()
             && range.start == 0
         {
             self.blocks.truncate(range.end);
-            return Prompt {
+            return HashedPrompt {
                 blocks: self.blocks,
                 bytes,
             };
@@ -135,20 +141,20 @@ impl BlockHasher {
         for (_, range, _) in &self.sections {
             blocks.extend_from_slice(&self.blocks[range.clone()]);
         }
-        Prompt { blocks, bytes }
+        HashedPrompt { blocks, bytes }
     }
 
-    fn close(&mut self) {
+    fn close_block(&mut self) {
         let hash = xxh3_64_with_seed(&self.open, SEED);
         let bytes = self.open.len() as u32 + self.open_extra;
         self.open.clear();
         self.open_extra = 0;
-        self.push(hash, bytes);
+        self.push_block(hash, bytes);
     }
 
-    fn push(&mut self, hash: u64, bytes: u32) {
+    fn push_block(&mut self, hash: u64, bytes: u32) {
         self.blocks.push(LocalBlock { hash, bytes });
-        let doublings = (self.blocks.len() - self.begin) / BLOCKS_A_LENGTH;
-        self.length = (self.block_bytes << doublings.min(16)).min(BLOCK_BYTES_MAX);
+        let doublings = (self.blocks.len() - self.first_block) / BLOCKS_PER_LENGTH;
+        self.length = (self.block_bytes << doublings.min(16)).min(MAX_BLOCK_BYTES);
     }
 }

@@ -15,9 +15,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::observe::metrics::Registry;
 use crate::units::SizeText;
 
-/// Locks, each over its share of the pieces and the bytes: a carrier seldom waits for another.
+/// Number of shards. Each has its own lock and an equal part of the memory, so that I/O threads rarely wait.
 const SHARDS: usize = 32;
-/// What a piece takes beside its text and ids: keys, links, the allocations' own.
+/// Memory of an entry in addition to its text and ids: key, links, allocator overhead.
 const ENTRY_BYTES: usize = 120;
 
 /// The cache of tokenised texts.
@@ -42,9 +42,9 @@ impl Default for Settings {
 #[derive(Clone, Debug)]
 pub struct Metrics {
     bytes: IntGauge,
-    known: IntCounter,
-    new: IntCounter,
-    forgotten: IntCounter,
+    hit_bytes: IntCounter,
+    miss_bytes: IntCounter,
+    evicted_bytes: IntCounter,
 }
 
 impl Metrics {
@@ -59,9 +59,9 @@ impl Metrics {
                 "warmroute_tokenizer_cache_bytes",
                 "Size of the tokenizer cache: texts and their token ids.",
             ),
-            known: looked_up.with_label_values(&["hit"]),
-            new: looked_up.with_label_values(&["miss"]),
-            forgotten: registry.counter(
+            hit_bytes: looked_up.with_label_values(&["hit"]),
+            miss_bytes: looked_up.with_label_values(&["miss"]),
+            evicted_bytes: registry.counter(
                 "warmroute_tokenizer_cache_evicted_bytes_total",
                 "Bytes evicted from the tokenizer cache.",
             ),
@@ -69,15 +69,16 @@ impl Metrics {
     }
 }
 
-/// Which vocabulary an id belongs to.
+/// Identifies a vocabulary, so that models with different tokenizers can share the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VocabularyId(pub u32);
 
+/// Token ids by piece of text, of all models.
 #[derive(Debug)]
 pub struct Cache {
     shards: Box<[Mutex<Shard>]>,
-    shard_bytes_max: usize,
-    /// Of this process: nobody can prepare texts that share a hash.
+    max_shard_bytes: usize,
+    /// Random for each process, so that nobody can prepare texts with the same hash.
     seed: u64,
     metrics: Metrics,
 }
@@ -107,17 +108,17 @@ impl Cache {
         let bytes_max = usize::try_from(settings.max_cache_memory).unwrap_or(usize::MAX);
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            shard_bytes_max: bytes_max / SHARDS,
+            max_shard_bytes: bytes_max / SHARDS,
             seed,
             metrics,
         }
     }
 
-    /// Appends a piece's ids, where they are known.
+    /// Appends the cached ids of a piece to `ids`. Returns false if the piece is not cached.
     pub fn get(&self, vocabulary: VocabularyId, text: &str, ids: &mut Vec<u32>) -> bool {
         let hash = self.hash(vocabulary, text);
         let mut shard = self.shard(hash).lock();
-        let is_known = match shard.pieces.to_back(&hash) {
+        let is_hit = match shard.pieces.to_back(&hash) {
             Some(piece) if piece.vocabulary == vocabulary && *piece.text == *text => {
                 ids.extend_from_slice(&piece.ids);
                 true
@@ -125,12 +126,12 @@ impl Cache {
             _ => false,
         };
         drop(shard);
-        let counter = match is_known {
-            true => &self.metrics.known,
-            false => &self.metrics.new,
+        let counter = match is_hit {
+            true => &self.metrics.hit_bytes,
+            false => &self.metrics.miss_bytes,
         };
         counter.inc_by(text.len() as u64);
-        is_known
+        is_hit
     }
 
     pub fn put(&self, vocabulary: VocabularyId, text: &str, ids: &[u32]) {
@@ -140,11 +141,11 @@ impl Cache {
             ids: ids.into(),
         };
         let bytes = piece.bytes();
-        if bytes > self.shard_bytes_max {
+        if bytes > self.max_shard_bytes {
             return;
         }
         let hash = self.hash(vocabulary, text);
-        let mut forgotten = 0;
+        let mut evicted = 0;
         let mut shard = self.shard(hash).lock();
         shard.bytes += bytes;
         let mut replaced = 0;
@@ -152,17 +153,17 @@ impl Cache {
             replaced = old.bytes();
             shard.bytes -= replaced;
         }
-        while shard.bytes > self.shard_bytes_max {
+        while shard.bytes > self.max_shard_bytes {
             let Some((_, oldest)) = shard.pieces.pop_front() else {
                 break;
             };
             shard.bytes -= oldest.bytes();
-            forgotten += oldest.bytes();
+            evicted += oldest.bytes();
         }
         drop(shard);
-        let grown = bytes as i64 - replaced as i64 - forgotten as i64;
+        let grown = bytes as i64 - replaced as i64 - evicted as i64;
         self.metrics.bytes.add(grown);
-        self.metrics.forgotten.inc_by(forgotten as u64);
+        self.metrics.evicted_bytes.inc_by(evicted as u64);
     }
 
     pub fn memory_bytes(&self) -> usize {
@@ -174,7 +175,7 @@ impl Cache {
     }
 
     fn shard(&self, hash: u64) -> &Mutex<Shard> {
-        // The map's own hasher uses the low bits.
+        // The map uses the low bits of the hash.
         &self.shards[(hash >> 32) as usize % SHARDS]
     }
 }

@@ -1,63 +1,63 @@
-//! Turns any JSON value into bytes that are equal when the values are, whatever their white space and escapes.
+//! Turns a JSON value into canonical bytes: equal values give equal bytes, with any white space and escapes.
 //!
-//! Strings contribute their characters; containers and keys contribute delimiters. Two values may have the same
-//! bytes in theory, like a hash collision: that misroutes a request and does no other harm.
+//! Strings contribute their characters; containers and keys contribute delimiters. Different values can give the same
+//! bytes, as with a hash collision. A request may then go to a worker without the prefix; nothing else goes wrong.
 
 use std::fmt;
 
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 
-use super::Section;
 use super::blocks::BlockHasher;
+use super::types::Section;
 
-/// Ends a text. No UTF-8 text has this byte.
-const TEXT_END: u8 = 0xff;
-/// What an image, a sound or a file stands for, in bytes of text: about 800 tokens. Engines differ by
-/// model and size; a data URL's length says nothing of it.
-const MEDIA_BYTES: u32 = 3_200;
+/// Follows every string. UTF-8 never contains this byte.
+const STRING_END: u8 = 0xff;
+/// Bytes of text that an image, a sound or a file counts as: about 800 tokens. The real number depends on the model
+/// and the image size, and cannot be read from the length of a data URL.
+const MEDIA_COUNTED_BYTES: u32 = 3_200;
 
-/// Feeds one value to a hasher.
+/// Feeds one JSON value to a hasher.
 pub(super) struct Canonical<'c> {
     hasher: &'c mut BlockHasher,
-    place: Place,
+    role: StringRole,
 }
 
-/// What a string at some place of a value is.
+/// How a string at the current position of a value is treated. Inherited downwards through objects and lists.
 #[derive(Clone, Copy)]
-enum Place {
-    /// Text, and so is all that is below: a tool may call its parameters as it likes.
+enum StringRole {
+    /// Text, here and in everything below. Tools use it, since their parameters may have any name, also `image_url`.
     TextOnly,
-    /// Text, though media may be below.
+    /// Text. Objects below may contain media.
     Text,
-    /// A whole conversation, or a prompt: the only one that may be token ids.
+    /// The whole conversation or prompt. Only a list at this level can be a prompt of token ids.
     Whole,
-    /// A member of the list that a conversation or a prompt is.
+    /// A member of the list that is the conversation or prompt.
     Member,
-    /// An image's or sound's URL or data, or an object that has it beside what describes it.
+    /// The URL or data of an image or sound, or an object that contains it together with options such as `detail`.
     Media,
-    /// A payload, by its key.
+    /// The URL or data itself, found by its key.
     Payload,
 }
 
-impl Place {
-    fn below(self, key: &str) -> Self {
+impl StringRole {
+    fn of_member(self, key: &str) -> Self {
         match (self, key) {
-            (Place::TextOnly, _) => Place::TextOnly,
-            (Place::Media, "url" | "data") => Place::Payload,
-            (_, "file_data" | "file_url") => Place::Payload,
-            (_, "image_url" | "input_audio" | "audio_url" | "video_url") => Place::Media,
-            _ => Place::Text,
+            (StringRole::TextOnly, _) => StringRole::TextOnly,
+            (StringRole::Media, "url" | "data") => StringRole::Payload,
+            (_, "file_data" | "file_url") => StringRole::Payload,
+            (_, "image_url" | "input_audio" | "audio_url" | "video_url") => StringRole::Media,
+            _ => StringRole::Text,
         }
     }
 }
 
 impl<'c> Canonical<'c> {
     pub(super) fn new(hasher: &'c mut BlockHasher, section: Section) -> Self {
-        let place = match section {
-            Section::Conversation => Place::Whole,
-            Section::Template | Section::Instructions | Section::Tools => Place::TextOnly,
+        let role = match section {
+            Section::Conversation => StringRole::Whole,
+            Section::Template | Section::Instructions | Section::Tools => StringRole::TextOnly,
         };
-        Self { hasher, place }
+        Self { hasher, role }
     }
 }
 
@@ -77,24 +77,24 @@ impl<'de> Visitor<'de> for Canonical<'_> {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<(), E> {
-        match self.place {
-            Place::Media | Place::Payload => {
-                self.hasher.feed_media(text.as_bytes(), MEDIA_BYTES);
+        match self.role {
+            StringRole::Media | StringRole::Payload => {
+                self.hasher.feed_media(text.as_bytes(), MEDIA_COUNTED_BYTES);
             }
-            Place::Whole | Place::Member | Place::Text | Place::TextOnly => {
+            StringRole::Whole | StringRole::Member | StringRole::Text | StringRole::TextOnly => {
                 self.hasher.feed(text.as_bytes());
-                self.hasher.feed(&[TEXT_END]);
+                self.hasher.feed(&[STRING_END]);
             }
         }
         Ok(())
     }
 
     fn visit_u64<E>(self, number: u64) -> Result<(), E> {
-        // A token id takes four bytes, which is about what a token of text takes.
+        // Four bytes for a token id, which is about the length of a token of text.
         match u32::try_from(number) {
             Ok(small) => {
                 self.hasher.feed(&small.to_le_bytes());
-                if let Place::Member = self.place {
+                if let StringRole::Member = self.role {
                     self.hasher.push_token_id(small);
                 }
             }
@@ -123,22 +123,22 @@ impl<'de> Visitor<'de> for Canonical<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        let place = match self.place {
-            Place::Whole => Place::Member,
-            Place::Member => Place::Text,
-            below => below,
+        let role = match self.role {
+            StringRole::Whole => StringRole::Member,
+            StringRole::Member => StringRole::Text,
+            role => role,
         };
         let mut members = 0;
         while seq
             .next_element_seed(Canonical {
                 hasher: self.hasher,
-                place,
+                role,
             })?
             .is_some()
         {
             members += 1;
         }
-        if let Place::Whole = self.place {
+        if let StringRole::Whole = self.role {
             self.hasher.end_token_ids(members);
         }
         Ok(())
@@ -146,13 +146,13 @@ impl<'de> Visitor<'de> for Canonical<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         self.hasher.feed(b"{");
-        while let Some(place) = map.next_key_seed(KeyMark {
+        while let Some(role) = map.next_key_seed(KeySeed {
             hasher: self.hasher,
-            above: self.place,
+            parent: self.role,
         })? {
             map.next_value_seed(Canonical {
                 hasher: self.hasher,
-                place,
+                role,
             })?;
         }
         self.hasher.feed(b"}");
@@ -160,30 +160,33 @@ impl<'de> Visitor<'de> for Canonical<'_> {
     }
 }
 
-/// Feeds a key and tells what follows.
-struct KeyMark<'c> {
+/// Feeds a key and returns the role of its value.
+struct KeySeed<'c> {
     hasher: &'c mut BlockHasher,
-    above: Place,
+    parent: StringRole,
 }
 
-impl<'de> DeserializeSeed<'de> for KeyMark<'_> {
-    type Value = Place;
+impl<'de> DeserializeSeed<'de> for KeySeed<'_> {
+    type Value = StringRole;
 
-    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Place, D::Error> {
+    fn deserialize<D: de::Deserializer<'de>>(
+        self,
+        deserializer: D,
+    ) -> Result<StringRole, D::Error> {
         deserializer.deserialize_str(self)
     }
 }
 
-impl Visitor<'_> for KeyMark<'_> {
-    type Value = Place;
+impl Visitor<'_> for KeySeed<'_> {
+    type Value = StringRole;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a key")
     }
 
-    fn visit_str<E>(self, name: &str) -> Result<Place, E> {
+    fn visit_str<E>(self, name: &str) -> Result<StringRole, E> {
         self.hasher.feed(name.as_bytes());
         self.hasher.feed(b":");
-        Ok(self.above.below(name))
+        Ok(self.parent.of_member(name))
     }
 }

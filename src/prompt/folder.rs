@@ -1,4 +1,4 @@
-//! Loads a model folder, as published on a hub or next to an engine: what renders and tokenizes its requests.
+//! Loads the tokenizer and the chat templates of a model from its folder, as published on a model hub.
 //!
 //! Read once, at start. The precedence of files follows `transformers` 5 and vLLM 0.32: `tokenizer.json` for the
 //! vocabulary and BOS/EOS, `chat_template.jinja` before `tokenizer_config.json` for the template,
@@ -22,7 +22,7 @@ const SPECIAL_TOKENS: &[&str] = &[
     "cls_token",
     "mask_token",
 ];
-/// Models whose chats vLLM renders in code of its own, whatever template lies in the folder.
+/// Model types whose chats vLLM renders in code, even if the folder has a template.
 const RENDERED_IN_CODE: &[&str] = &[
     "gpt_oss",
     "deepseek_v32",
@@ -32,35 +32,36 @@ const RENDERED_IN_CODE: &[&str] = &[
     "inkling",
 ];
 
+/// What renders and tokenizes the prompts of a model.
 #[derive(Debug)]
-pub struct Folder {
+pub struct ModelFolder {
     pub renderer: Renderer,
     pub vocabulary: Vocabulary,
 }
 
-/// What is wrong with a folder. Each says the file.
+/// Why a folder cannot be loaded. Each variant names the file.
 #[derive(Debug)]
 pub enum Error {
-    /// There is no such folder.
+    /// The folder does not exist.
     NoFolder(PathBuf),
-    /// The template that the engine was given, which is not there.
+    /// The file given with `--chat-template` does not exist.
     NoTemplate(PathBuf),
     Read(PathBuf, io::Error),
     Json(PathBuf, serde_json::Error),
-    /// No `tokenizer.json`; the engine builds its own from other files.
+    /// There is no `tokenizer.json`; the engine builds a tokenizer from other files.
     NoTokenizer(PathBuf),
-    /// The engine takes Mistral's own tokenizer here, which this is not.
+    /// The engine uses `mistral_common` for this folder, which the router does not support.
     Mistral(PathBuf),
     Tokenizer(PathBuf, String),
     Template(PathBuf, template::Error),
-    /// As above, of the template that the engine was given.
-    GivenTemplate(PathBuf, template::Error),
+    /// The template given with `--chat-template` is invalid.
+    TemplateOverride(PathBuf, template::Error),
 }
 
 impl Error {
-    /// Whether it is the file beside the folder that is wrong.
-    pub fn is_of_given_template(&self) -> bool {
-        matches!(self, Error::NoTemplate(_) | Error::GivenTemplate(..))
+    /// Whether the file given with `--chat-template` is wrong, not the folder.
+    pub fn is_of_template_override(&self) -> bool {
+        matches!(self, Error::NoTemplate(_) | Error::TemplateOverride(..))
     }
 }
 
@@ -69,36 +70,36 @@ impl fmt::Display for Error {
         match self {
             Error::NoFolder(path) => write!(
                 f,
-                "{}: no such folder; give the model's own, as the engine has it (its path, or the \
-                 snapshot in its download cache)",
+                "{}: folder not found; give the model folder that the engine uses (its path, or the \
+                 snapshot in the download cache)",
                 path.display()
             ),
             Error::NoTemplate(path) => write!(
                 f,
-                "{}: no such file; give the one that the engine has as --chat-template",
+                "{}: file not found; give the file that the engine uses as --chat-template",
                 path.display()
             ),
             Error::Read(path, error) => write!(f, "{}: cannot be read: {error}", path.display()),
             Error::Json(path, error) => write!(f, "{}: not JSON: {error}", path.display()),
             Error::NoTokenizer(path) => write!(
                 f,
-                "{}: no tokenizer.json; the engine builds one of other files, so save it beside them with \
-                 `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` of transformers",
+                "{}: no tokenizer.json; the engine builds its tokenizer from other files, so save one with \
+                 transformers: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`",
                 path.display()
             ),
             Error::Mistral(path) => write!(
                 f,
-                "{}: the engine tokenises this model with mistral_common, which is not known here; use \
+                "{}: the engine tokenizes this model with mistral_common, which is not supported; use \
                  `from: engine`, or no tokenizer",
                 path.display()
             ),
             Error::Tokenizer(path, why) => write!(
                 f,
-                "{}: a tokenizer of a kind that is not known here ({why}); use `from: engine`, or no \
+                "{}: this kind of tokenizer is not supported ({why}); use `from: engine`, or no \
                  tokenizer",
                 path.display()
             ),
-            Error::Template(path, why) | Error::GivenTemplate(path, why) => {
+            Error::Template(path, why) | Error::TemplateOverride(path, why) => {
                 write!(f, "{}: the chat template: {why}", path.display())
             }
         }
@@ -107,8 +108,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-impl Folder {
-    /// `template` is the file that the engine was given with `--chat-template`. Tells all that is wrong.
+impl ModelFolder {
+    /// `template` is the file that the engine was given with `--chat-template`. Returns all errors together.
     pub fn read(
         folder: &Path,
         template: Option<&Path>,
@@ -118,16 +119,18 @@ impl Folder {
             return Err(vec![Error::NoFolder(folder.to_owned())]);
         }
         let mut errors = Errors::default();
-        let config = errors.keep(json(&folder.join("tokenizer_config.json")));
+        let config = errors.collect(json(&folder.join("tokenizer_config.json")));
         let config = object(config.flatten());
-        let special_tokens = errors.keep(special_tokens(folder, &config));
+        let special_tokens = errors.collect(special_tokens(folder, &config));
         let special_tokens = special_tokens.unwrap_or_default();
-        let templates = errors.keep(match kind(folder) {
-            Ok(Some(kind)) if RENDERED_IN_CODE.contains(&kind.as_str()) => Ok(Templates::default()),
+        let templates = errors.collect(match model_type(folder) {
+            Ok(Some(model_type)) if RENDERED_IN_CODE.contains(&model_type.as_str()) => {
+                Ok(Templates::default())
+            }
             Ok(_) => templates(folder, template, &config),
             Err(error) => Err(error),
         });
-        let vocabulary = errors.keep(vocabulary(folder, &config, &special_tokens));
+        let vocabulary = errors.collect(vocabulary(folder, &config, &special_tokens));
         match (templates, vocabulary) {
             (Some(templates), Some(vocabulary)) if errors.0.is_empty() => Ok(Self {
                 renderer: Renderer::new(templates, special_tokens, options),
@@ -138,12 +141,12 @@ impl Folder {
     }
 }
 
-/// What was found wrong on the way.
+/// Collects errors, so that all are reported together.
 #[derive(Default)]
 struct Errors(Vec<Error>);
 
 impl Errors {
-    fn keep<T>(&mut self, read: Result<T, Error>) -> Option<T> {
+    fn collect<T>(&mut self, read: Result<T, Error>) -> Option<T> {
         read.map_err(|error| self.0.push(error)).ok()
     }
 }
@@ -184,7 +187,7 @@ fn object(value: Option<Value>) -> Map<String, Value> {
     }
 }
 
-fn kind(folder: &Path) -> Result<Option<String>, Error> {
+fn model_type(folder: &Path) -> Result<Option<String>, Error> {
     let config = object(json(&folder.join("config.json"))?);
     Ok(config
         .get("model_type")
@@ -192,7 +195,7 @@ fn kind(folder: &Path) -> Result<Option<String>, Error> {
         .map(str::to_owned))
 }
 
-/// Weights and a tokenizer in Mistral's own format.
+/// Whether the weights and the tokenizer are in Mistral's own format.
 fn is_mistral(folder: &Path) -> Result<bool, Error> {
     let read = |error| Error::Read(folder.to_owned(), error);
     let (mut has_weights, mut has_tokenizer) = (false, false);
@@ -207,17 +210,17 @@ fn is_mistral(folder: &Path) -> Result<bool, Error> {
 
 fn templates(
     folder: &Path,
-    given: Option<&Path>,
+    template_override: Option<&Path>,
     config: &Map<String, Value>,
 ) -> Result<Templates, Error> {
     let compile = |path: &Path, source: &str| {
         Template::new(source).map_err(|error| Error::Template(path.to_owned(), error))
     };
-    if let Some(path) = given {
+    if let Some(path) = template_override {
         let source = text(path)?.ok_or_else(|| Error::NoTemplate(path.to_owned()))?;
-        let given = Template::new(&source);
+        let template = Template::new(&source);
         return Ok(Templates {
-            plain: Some(given.map_err(|error| Error::GivenTemplate(path.to_owned(), error))?),
+            plain: Some(template.map_err(|error| Error::TemplateOverride(path.to_owned(), error))?),
             with_tools: None,
         });
     }
@@ -236,9 +239,9 @@ fn templates(
                 named.push(("default".to_owned(), config_path, source.clone()));
             }
             Some(Value::Array(list)) => {
-                for each in list {
+                for entry in list {
                     if let (Some(name), Some(source)) =
-                        (each["name"].as_str(), each["template"].as_str())
+                        (entry["name"].as_str(), entry["template"].as_str())
                     {
                         named.push((name.to_owned(), config_path.clone(), source.to_owned()));
                     }
@@ -247,7 +250,7 @@ fn templates(
             _ => {}
         }
     }
-    let find = |name: &str| named.iter().find(|(each, ..)| each == name);
+    let find = |name: &str| named.iter().find(|(known, ..)| known == name);
     let mut templates = Templates::default();
     if let Some((_, path, source)) = find("default") {
         templates.plain = Some(compile(path, source)?);
@@ -255,11 +258,11 @@ fn templates(
     if let Some((_, path, source)) = find("tool_use") {
         templates.with_tools = Some(compile(path, source)?);
     }
-    // Of models that see: their processor's own, which counts for requests without tools.
+    // The processor of a multimodal model has its own template, which is used for requests without tools.
     let path = folder.join("chat_template.json");
     if let Some(Value::String(source)) = object(json(&path)?).get("chat_template") {
-        let tokenizers_own = templates.plain.replace(compile(&path, source)?);
-        templates.with_tools = templates.with_tools.or(tokenizers_own);
+        let tokenizer_template = templates.plain.replace(compile(&path, source)?);
+        templates.with_tools = templates.with_tools.or(tokenizer_template);
     }
     Ok(templates)
 }
@@ -280,7 +283,7 @@ fn special_tokens(folder: &Path, config: &Map<String, Value>) -> Result<Map<Stri
             special.insert((*name).to_owned(), token);
         }
     }
-    // A model's own: any `..._token` of the configuration.
+    // Models may define more special tokens: every `..._token` of the configuration.
     for (name, value) in map.iter().filter(|(name, _)| name.ends_with("_token")) {
         if let (false, Some(token)) = (special.contains_key(name), content(value)) {
             special.insert(name.clone(), token);
@@ -289,13 +292,13 @@ fn special_tokens(folder: &Path, config: &Map<String, Value>) -> Result<Map<Stri
     Ok(special)
 }
 
-/// What the engine adds to the vocabulary as it loads: tokens that only the configuration knows.
+/// Adds the tokens that only the configuration lists, as the engine does when it loads the tokenizer.
 fn with_added_tokens(
     mut tokenizer: Value,
     config: &Map<String, Value>,
     special: &Map<String, Value>,
 ) -> Value {
-    let is_known = |tokenizer: &Value, content: &str| {
+    let has_token = |tokenizer: &Value, content: &str| {
         tokenizer["added_tokens"]
             .as_array()
             .is_some_and(|all| all.iter().any(|token| token["content"] == content))
@@ -306,7 +309,7 @@ fn with_added_tokens(
         .and_then(Value::as_object);
     for (id, token) in decoder.into_iter().flatten() {
         if let (Ok(id), Some(content)) = (id.parse::<u32>(), token["content"].as_str())
-            && !is_known(&tokenizer, content)
+            && !has_token(&tokenizer, content)
         {
             let mut token = token.clone();
             token["id"] = id.into();
@@ -319,12 +322,12 @@ fn with_added_tokens(
             continue;
         };
         let is_missing = missing.iter().any(|(_, token)| token["content"] == content);
-        // One that is a word of the vocabulary becomes a token of its own; others would get an id
-        // beyond what the model was trained with, and are left out.
+        // A special token that is in the vocabulary keeps its id. Others would get an id that the model was not
+        // trained with, so they are left out.
         if let (Some(id), false, false) = (
             tokenizer["model"]["vocab"][content].as_u64(),
             is_missing,
-            is_known(&tokenizer, content),
+            has_token(&tokenizer, content),
         ) {
             let token = serde_json::json!({
                 "id": id, "content": content, "single_word": false, "lstrip": false,

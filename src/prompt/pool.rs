@@ -1,7 +1,7 @@
 //! Threads for prompts that are too long to tokenize on an I/O thread.
 //!
-//! There are few of them, because each keeps caches of about 100 MB once it has seen much text. A full queue
-//! refuses work at once; work whose caller has given up is not started.
+//! There are few threads, because each keeps caches of about 100 MB after much text. A full queue refuses a task at
+//! once. A task whose caller has stopped waiting is not started.
 
 use std::time::Duration;
 
@@ -45,41 +45,41 @@ impl Default for Settings {
     }
 }
 
-type Work = Box<dyn FnOnce() + Send>;
+type Task = Box<dyn FnOnce() + Send>;
 
-/// The threads end when this is dropped.
+/// Runs tasks on its own threads, which end when the pool is dropped.
 #[derive(Debug)]
 pub struct Pool {
-    queue: mpsc::SyncSender<Work>,
-    waiting: IntGauge,
+    queue: mpsc::SyncSender<Task>,
+    queued: IntGauge,
     #[cfg(test)]
     panics: prometheus::IntCounter,
 }
 
 /// The queue is full.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct QueueFull;
 
 impl Pool {
     pub fn start(settings: &Settings, registry: &Registry) -> io::Result<Self> {
-        let (queue, works) = mpsc::sync_channel::<Work>(settings.max_queued as usize);
-        let works = Arc::new(Mutex::new(works));
+        let (queue, tasks) = mpsc::sync_channel::<Task>(settings.max_queued as usize);
+        let tasks = Arc::new(Mutex::new(tasks));
         let panics = registry.counter(
             "warmroute_tokenizer_pool_panics_total",
             "Panics of a tokenizer. The prompt is routed without token ids.",
         );
         for number in 1..=settings.threads.max(1) {
-            let (works, panics) = (works.clone(), panics.clone());
+            let (tasks, panics) = (tasks.clone(), panics.clone());
             thread::Builder::new()
                 .name(format!("tokens-{number}"))
                 .spawn(move || {
                     loop {
-                        // One thread waits for work, the others wait for the lock.
-                        let work = works.lock().recv();
-                        match work {
+                        // One thread waits for a task, the others wait for the lock.
+                        let task = tasks.lock().recv();
+                        match task {
                             // A panic must not end the thread. The waiting request sees its channel closed.
-                            Ok(work) => {
-                                if catch_unwind(AssertUnwindSafe(work)).is_err() {
+                            Ok(task) => {
+                                if catch_unwind(AssertUnwindSafe(task)).is_err() {
                                     panics.inc();
                                 }
                             }
@@ -92,7 +92,7 @@ impl Pool {
             queue,
             #[cfg(test)]
             panics,
-            waiting: registry.gauge(
+            queued: registry.gauge(
                 "warmroute_tokenizer_pool_queued",
                 "Long prompts that wait for a tokenizer thread.",
             ),
@@ -103,21 +103,21 @@ impl Pool {
     pub fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<oneshot::Receiver<T>, Full> {
-        let (tell, told) = oneshot::channel();
-        let waiting = self.waiting.clone();
-        let work = move || {
-            waiting.dec();
-            if !tell.is_closed() {
-                let _ = tell.send(work());
+    ) -> Result<oneshot::Receiver<T>, QueueFull> {
+        let (sender, receiver) = oneshot::channel();
+        let queued = self.queued.clone();
+        let task = move || {
+            queued.dec();
+            if !sender.is_closed() {
+                let _ = sender.send(work());
             }
         };
-        self.waiting.inc();
-        self.queue.try_send(Box::new(work)).map_err(|_| {
-            self.waiting.dec();
-            Full
+        self.queued.inc();
+        self.queue.try_send(Box::new(task)).map_err(|_| {
+            self.queued.dec();
+            QueueFull
         })?;
-        Ok(told)
+        Ok(receiver)
     }
 }
 
@@ -137,11 +137,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn works_run_on_threads_of_their_own_and_side_by_side() {
+    async fn tasks_run_in_parallel_on_pool_threads() {
         let pool = pool(2, 4);
-        // Each waits for the other.
+        // Each task waits for the other.
         let meet = Arc::new(Barrier::new(2));
-        let asked: Vec<_> = (0..2)
+        let results: Vec<_> = (0..2)
             .map(|number| {
                 let meet = meet.clone();
                 let work = move || {
@@ -151,51 +151,53 @@ mod tests {
                 pool.run(work).unwrap()
             })
             .collect();
-        for (number, answer) in asked.into_iter().enumerate() {
-            let (told, name) = answer.await.unwrap();
-            assert_eq!(told, number);
+        for (number, result) in results.into_iter().enumerate() {
+            let (task_number, name) = result.await.unwrap();
+            assert_eq!(task_number, number);
             assert!(name.unwrap().starts_with("tokens-"));
         }
     }
 
     #[tokio::test]
-    async fn a_work_that_panics_costs_no_thread() {
+    async fn a_panicking_task_does_not_end_its_thread() {
         let pool = pool(1, 4);
         for _ in 0..3 {
-            let fallen = pool.run(|| -> u32 { panic!("an odd text") }).unwrap();
-            assert!(fallen.await.is_err());
+            let panicked = pool.run(|| -> u32 { panic!("a tokenizer bug") }).unwrap();
+            assert!(panicked.await.is_err());
         }
         assert_eq!(pool.run(|| 7).unwrap().await, Ok(7));
         assert_eq!(pool.panics.get(), 3);
     }
 
     #[tokio::test]
-    async fn what_finds_the_queue_full_is_refused_and_what_nobody_waits_for_is_not_begun() {
+    async fn a_full_queue_refuses_tasks_and_abandoned_tasks_are_not_started() {
         let pool = pool(1, 1);
-        let begun = Arc::new(Barrier::new(2));
+        let started = Arc::new(Barrier::new(2));
         let end = Arc::new(Barrier::new(2));
         let busy = {
-            let (begun, end) = (begun.clone(), end.clone());
+            let (started, end) = (started.clone(), end.clone());
             let work = move || {
-                begun.wait();
+                started.wait();
                 end.wait();
             };
             pool.run(work).unwrap()
         };
-        begun.wait();
-        let forgotten = pool.run(|| unreachable!("nobody waits for it")).unwrap();
-        assert_eq!(pool.run(|| ()).unwrap_err(), Full);
-        assert_eq!(pool.waiting.get(), 1);
-        drop::<oneshot::Receiver<()>>(forgotten);
+        started.wait();
+        let abandoned = pool
+            .run(|| unreachable!("its receiver was dropped"))
+            .unwrap();
+        assert_eq!(pool.run(|| ()).unwrap_err(), QueueFull);
+        assert_eq!(pool.queued.get(), 1);
+        drop::<oneshot::Receiver<()>>(abandoned);
         end.wait();
         busy.await.unwrap();
-        // The thread has gone past what was forgotten.
+        // Wait until the thread has skipped the abandoned task.
         let mut answer = None;
         while answer.is_none() {
             answer = pool.run(|| 7).ok();
             tokio::task::yield_now().await;
         }
         assert_eq!(answer.unwrap().await, Ok(7));
-        assert_eq!(pool.waiting.get(), 0);
+        assert_eq!(pool.queued.get(), 0);
     }
 }

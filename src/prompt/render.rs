@@ -1,25 +1,27 @@
 //! Renders a request body into the text that its engine will tokenize, or into the token ids that it contains.
 //!
 //! Follows vLLM 0.32 between body and tokenizer, read from its source and compared with a running one: by API
-//! (`chat`, `responses`, `completions`) and by message (`message`). If an engine would refuse the request, or does
-//! what only the engine can know, the result is the reason (`Unknown`). Pure.
+//! (`chat`, `responses`, `completions`) and by message (`message`). The result is a [`TokenizeError`] if the engine
+//! would refuse the request, or if the rendering depends on something that only the engine knows. Pure.
 
 mod chat;
 mod completions;
 mod continued;
+mod kwargs;
 mod message;
 mod responses;
-
-use std::fmt;
+mod types;
 
 use serde_json::{Map, Value};
 
-use self::message::StandIn;
-use super::Api;
-use super::template::{self, ContentFormat, Template};
+use self::message::Placeholder;
+use self::types::ChatInput;
+pub use self::types::{Options, RenderedPrompt, RenderedText, TokenizeError};
+use super::template::{self, Template};
+use super::types::Api;
 
-/// Arguments that `apply_chat_template` keeps for itself: a template never sees them.
-const NOT_FOR_TEMPLATES: &[&str] = &[
+/// Arguments that `apply_chat_template` of transformers consumes. Templates never see them.
+const CONSUMED_ARGUMENTS: &[&str] = &[
     "continue_final_message",
     "padding",
     "truncation",
@@ -30,92 +32,6 @@ const NOT_FOR_TEMPLATES: &[&str] = &[
     "tokenizer_kwargs",
 ];
 
-/// How the engines of a model were started, as far as it changes what they render.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// `--default-chat-template-kwargs`.
-    pub chat_template_kwargs: Map<String, Value>,
-    /// `--chat-template-content-format`, where it is not `auto`.
-    pub content_format: Option<ContentFormat>,
-    /// `--exclude-tools-when-tool-choice-none`.
-    pub exclude_tools_when_tool_choice_none: bool,
-}
-
-/// Why a request's tokens cannot be known here, so that the predicted index must do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unknown {
-    /// An API that computes no prompt, or one that this model's engine renders in code of its own.
-    Api,
-    /// Not a body that this API takes.
-    Body(String),
-    /// A body that the engine refuses, and what it says.
-    Refused(String),
-    /// A field that only the engine can answer for.
-    Field(&'static str),
-    /// The tokenizer itself failed.
-    Tokenizer(String),
-    /// The text is longer than the setting allows.
-    TooLong { bytes: usize },
-}
-
-impl Unknown {
-    pub const REASONS: [&'static str; 6] =
-        ["api", "body", "refused", "field", "tokenizer", "too_long"];
-
-    /// For a metric's label: one of `REASONS`.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Unknown::Api => "api",
-            Unknown::Body(_) => "body",
-            Unknown::Refused(_) => "refused",
-            Unknown::Field(_) => "field",
-            Unknown::Tokenizer(_) => "tokenizer",
-            Unknown::TooLong { .. } => "too_long",
-        }
-    }
-}
-
-impl fmt::Display for Unknown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Unknown::Api => f.write_str("the engine renders it in its own way"),
-            Unknown::Body(why) => write!(f, "not a body of this API: {why}"),
-            Unknown::Refused(why) => write!(f, "the engine will refuse it: {why}"),
-            Unknown::Field(name) => write!(f, "only the engine knows what `{name}` does"),
-            Unknown::Tokenizer(why) => write!(f, "the tokenizer failed: {why}"),
-            Unknown::TooLong { bytes } => write!(f, "{bytes} bytes of text are too many"),
-        }
-    }
-}
-
-/// What the engine tokenises.
-#[derive(Debug, PartialEq)]
-pub enum Prompt {
-    Text(Text),
-    /// Given by the client; taken as they are.
-    Ids(Vec<u32>),
-}
-
-#[derive(Debug, Default, PartialEq)]
-pub struct Text {
-    pub text: String,
-    /// Whether BOS and EOS are added.
-    pub add_special_tokens: bool,
-    /// How many of its first bytes are known. All, but where an image follows.
-    pub known_bytes: usize,
-}
-
-impl Text {
-    fn whole(text: String, add_special_tokens: bool) -> Self {
-        let known_bytes = text.len();
-        Self {
-            text,
-            add_special_tokens,
-            known_bytes,
-        }
-    }
-}
-
 /// Renders the requests of one model.
 #[derive(Debug)]
 pub struct Renderer {
@@ -124,24 +40,15 @@ pub struct Renderer {
     options: Options,
 }
 
-/// A model may have a template of its own for requests with tools.
+/// A model may have a separate template for requests with tools.
 #[derive(Debug, Default)]
 pub struct Templates {
     pub plain: Option<Template>,
     pub with_tools: Option<Template>,
 }
 
-/// A chat or Responses request, in the words of a template.
-struct Chat {
-    messages: Vec<Map<String, Value>>,
-    tools: Option<Vec<Value>>,
-    /// The request's `chat_template_kwargs`, with the fields that overrule them.
-    kwargs: Map<String, Value>,
-    add_special_tokens: bool,
-}
-
 impl Renderer {
-    /// `special_tokens` are `bos_token` and its kin, which templates may say.
+    /// `special_tokens` are `bos_token` and similar variables that templates may print.
     pub fn new(templates: Templates, special_tokens: Map<String, Value>, options: Options) -> Self {
         Self {
             templates,
@@ -150,39 +57,45 @@ impl Renderer {
         }
     }
 
-    /// Whether chats can be rendered at all.
+    /// False if the model has no chat template, so that only completions can be rendered.
     pub fn has_template(&self) -> bool {
         self.templates.plain.is_some() || self.templates.with_tools.is_some()
     }
 
-    /// `now_s` is the time in seconds since 1970, for templates that tell the model the date.
-    pub fn render(&self, api: Api, body: &[u8], now_s: i64) -> Result<Prompt, Unknown> {
+    /// `now_s` is the time in seconds since 1970, for templates that print the date.
+    pub fn render(
+        &self,
+        api: Api,
+        body: &[u8],
+        now_s: i64,
+    ) -> Result<RenderedPrompt, TokenizeError> {
         let chat = match api {
             Api::Completions => return completions::read(body),
             Api::Chat => chat::read(body, &self.options)?,
             Api::Responses => responses::read(body, &self.options)?,
             Api::Embeddings | Api::Rerank | Api::Tokenize | Api::Detokenize => {
-                return Err(Unknown::Api);
+                return Err(TokenizeError::Api);
             }
         };
-        self.render_chat(chat, now_s).map(Prompt::Text)
+        self.render_chat(chat, now_s).map(RenderedPrompt::Text)
     }
 
-    fn render_chat(&self, chat: Chat, now_s: i64) -> Result<Text, Unknown> {
+    fn render_chat(&self, chat: ChatInput, now_s: i64) -> Result<RenderedText, TokenizeError> {
         let mut kwargs = self.options.chat_template_kwargs.clone();
         if let Some(tools) = chat.tools {
             kwargs.insert("tools".to_owned(), Value::Array(tools));
         }
         for (key, value) in chat.kwargs {
-            // Both mean "not said", also inside `chat_template_kwargs`.
+            // Null and "auto" both mean "not set", also inside `chat_template_kwargs`.
             if !value.is_null() && value != "auto" {
                 kwargs.insert(key, value);
             }
         }
         for key in ["chat_template", "tokenize"] {
             if kwargs.contains_key(key) {
-                let why = format!("`{key}` in chat_template_kwargs");
-                return Err(Unknown::Refused(why));
+                return Err(TokenizeError::Refused(format!(
+                    "`{key}` in chat_template_kwargs"
+                )));
             }
         }
         let template = match kwargs.contains_key("tools") {
@@ -191,42 +104,42 @@ impl Renderer {
         };
         let template = template
             .or(self.templates.plain.as_ref())
-            .ok_or(Unknown::Api)?;
+            .ok_or(TokenizeError::Api)?;
         let continues = kwargs.get("continue_final_message") == Some(&Value::Bool(true));
-        for key in NOT_FOR_TEMPLATES {
+        for key in CONSUMED_ARGUMENTS {
             kwargs.shift_remove(*key);
         }
         if chat.messages.is_empty() {
-            return Err(Unknown::Refused("no messages".to_owned()));
+            return Err(TokenizeError::Refused("no messages".to_owned()));
         }
         if continues && kwargs.get("add_generation_prompt") == Some(&Value::Bool(true)) {
             let why = "continue_final_message with add_generation_prompt";
-            return Err(Unknown::Refused(why.to_owned()));
+            return Err(TokenizeError::Refused(why.to_owned()));
         }
         let format = self.options.content_format.unwrap_or(template.format());
-        let apply = |messages, stand_in| {
-            let messages = message::converted(messages, format, stand_in)?;
-            let messages = match template.knows_developer() {
+        let apply = |messages, placeholder| {
+            let messages = message::to_template_messages(messages, format, placeholder)?;
+            let messages = match template.supports_developer_role() {
                 true => messages,
-                false => message::developers_as_system(messages),
+                false => message::developer_to_system(messages),
             };
             self.apply(template, messages, &kwargs, continues, now_s)
         };
-        if !message::have_media(&chat.messages) {
-            let text = apply(chat.messages, StandIn::Media)?;
-            return Ok(Text::whole(text, chat.add_special_tokens));
+        if !message::contain_media(&chat.messages) {
+            let text = apply(chat.messages, Placeholder::Media)?;
+            return Ok(RenderedText::complete(text, chat.add_special_tokens));
         }
-        // Whatever stands for the image, the two differ from there on at the latest.
-        let text = apply(chat.messages.clone(), StandIn::Media)?;
-        let other = apply(chat.messages, StandIn::Text)?;
-        Ok(Text {
-            known_bytes: common_start(&text, &other),
+        // The text before the first image is the part that is the same for two different placeholders.
+        let text = apply(chat.messages.clone(), Placeholder::Media)?;
+        let other_text = apply(chat.messages, Placeholder::Text)?;
+        Ok(RenderedText {
+            known_bytes: common_prefix(&text, &other_text),
             text,
             add_special_tokens: chat.add_special_tokens,
         })
     }
 
-    /// What `apply_chat_template` does.
+    /// Does what `apply_chat_template` of transformers does.
     fn apply(
         &self,
         template: &Template,
@@ -234,17 +147,17 @@ impl Renderer {
         kwargs: &Map<String, Value>,
         continues: bool,
         now_s: i64,
-    ) -> Result<String, Unknown> {
+    ) -> Result<String, TokenizeError> {
         let last = match continues {
-            true => Some(continued::mark_end(&mut messages, template.source())?),
+            true => Some(continued::append_tag(&mut messages, template.source())?),
             false => None,
         };
         let context = self.context(messages, kwargs, now_s);
         let text = template
             .render(context)
-            .map_err(|error| Unknown::Refused(error.0))?;
+            .map_err(|error| TokenizeError::Refused(error.0))?;
         match last {
-            Some(last) => continued::cut_at_mark(text, &last),
+            Some(last) => continued::cut_at_tag(text, &last),
             None => Ok(text),
         }
     }
@@ -273,48 +186,6 @@ impl Renderer {
     }
 }
 
-/// Fields of the body win over `chat_template_kwargs`, where they are given.
-fn overrule<const N: usize>(kwargs: &mut Map<String, Value>, fields: [(&str, Value); N]) {
-    for (key, value) in fields {
-        if !value.is_null() && value != "auto" {
-            kwargs.insert(key.to_owned(), value);
-        }
-    }
-}
-
-/// Asking for an effort turns thinking on, for templates where that is a switch of its own.
-fn overrule_effort(kwargs: &mut Map<String, Value>, effort: Option<Value>) {
-    let Some(effort) = effort.filter(|effort| !effort.is_null()) else {
-        return;
-    };
-    let thinks = effort != "none";
-    let is_said = kwargs.contains_key("enable_thinking");
-    overrule(kwargs, [("reasoning_effort", effort)]);
-    if !is_said {
-        kwargs.insert("enable_thinking".to_owned(), thinks.into());
-    }
-}
-
-/// A function as templates are shown it: these keys in this order, whatever else the body has.
-fn function_tool(mut function: Map<String, Value>) -> Option<Map<String, Value>> {
-    let mut shown = Map::with_capacity(4);
-    let name = function.shift_remove("name").filter(Value::is_string)?;
-    shown.insert("name".to_owned(), name);
-    for key in ["description", "parameters"] {
-        let value = function.shift_remove(key).unwrap_or(Value::Null);
-        shown.insert(key.to_owned(), value);
-    }
-    for key in ["strict", "defer_loading"] {
-        if let Some(value) = function.shift_remove(key).filter(|it| !it.is_null()) {
-            shown.insert(key.to_owned(), value);
-        }
-    }
-    let mut tool = Map::with_capacity(2);
-    tool.insert("type".to_owned(), "function".into());
-    tool.insert("function".to_owned(), Value::Object(shown));
-    Some(tool)
-}
-
 fn into_jinja(value: Value) -> minijinja::Value {
     match value {
         Value::String(text) => minijinja::Value::from(text),
@@ -335,7 +206,7 @@ fn into_jinja(value: Value) -> minijinja::Value {
     }
 }
 
-fn common_start(one: &str, other: &str) -> usize {
+fn common_prefix(one: &str, other: &str) -> usize {
     one.char_indices()
         .zip(other.chars())
         .find(|((_, a), b)| a != b)

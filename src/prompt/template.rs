@@ -11,20 +11,21 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Value};
 
 pub use self::format::ContentFormat;
+pub(super) use self::python::now_key;
 
-/// Calls in calls that a template may make: macros that walk a JSON schema go a few deep.
-const RECURSION_MAX: usize = 200;
+/// Maximum depth of nested calls. Macros that print a JSON schema need a few levels.
+const MAX_RECURSION: usize = 200;
 const NAME: &str = "chat_template";
 
-/// A compiled template.
+/// A compiled chat template.
 pub struct Template {
     environment: Environment<'static>,
     source: String,
     format: ContentFormat,
-    knows_developer: bool,
+    supports_developer_role: bool,
 }
 
-/// Why a template cannot be compiled or did not render: the template's own words where it raised.
+/// Why a template failed to compile or to render. If the template called `raise_exception`, its message.
 #[derive(Debug, PartialEq)]
 pub struct Error(pub String);
 
@@ -53,7 +54,7 @@ impl Template {
         let mut environment = Environment::new();
         environment.set_syntax(syntax);
         environment.set_debug(false);
-        environment.set_recursion_limit(RECURSION_MAX);
+        environment.set_recursion_limit(MAX_RECURSION);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::install(&mut environment);
         environment
@@ -62,20 +63,21 @@ impl Template {
         Ok(Self {
             environment,
             format,
-            // What the engine looks for, and no more: the word in quotes, anywhere.
-            knows_developer: source.contains("\"developer\"") || source.contains("'developer'"),
+            // The same check as the engine's: the quoted word anywhere in the source.
+            supports_developer_role: source.contains("\"developer\"")
+                || source.contains("'developer'"),
             source: source.to_owned(),
         })
     }
 
-    /// Whether messages' contents are given to it as texts or as lists of parts.
+    /// Whether the template expects the content of a message as one text or as a list of parts.
     pub fn format(&self) -> ContentFormat {
         self.format
     }
 
-    /// Whether it has a word for messages of the developer role.
-    pub fn knows_developer(&self) -> bool {
-        self.knows_developer
+    /// Whether the template handles messages with the developer role.
+    pub fn supports_developer_role(&self) -> bool {
+        self.supports_developer_role
     }
 
     pub fn source(&self) -> &str {
@@ -90,7 +92,7 @@ impl Template {
     }
 }
 
-/// Jinja's own marks, with the white space rules that `transformers` asks for.
+/// Jinja's default delimiters, with the white space rules of `transformers`.
 fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder()
         .trim_blocks(true)
@@ -106,8 +108,6 @@ fn error_text(error: &minijinja::Error) -> String {
         _ => error.to_string(),
     }
 }
-
-pub(super) use self::python::now_key;
 
 #[cfg(test)]
 mod tests;

@@ -3,11 +3,11 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn peeked(api: Api, body: &Value) -> Prompt {
+fn peeked(api: Api, body: &Value) -> HashedPrompt {
     peek(api, body.to_string().as_bytes(), 64).unwrap().prompt
 }
 
-fn chat(messages: &Value) -> Prompt {
+fn chat(messages: &Value) -> HashedPrompt {
     peeked(Api::Chat, &json!({"model": "m", "messages": messages}))
 }
 
@@ -16,7 +16,7 @@ fn user(text: &str) -> Value {
 }
 
 #[test]
-fn the_fields_that_routing_needs_are_found_wherever_they_stand() {
+fn routing_fields_are_found_in_any_order() {
     let body = br#" {"unknown": [{"model": "no"}], "stream" : true, "user":"u\u0031",
         "messages": [], "prompt_cache_key": "k", "session_id": "s", "cache_salt": "c", "model": "tiny"} "#;
     let peek = peek(Api::Chat, body, 64).unwrap();
@@ -35,7 +35,7 @@ fn token_ids(prompt: &Value) -> Option<Vec<u32>> {
 }
 
 #[test]
-fn a_prompt_of_token_ids_is_known_as_such() {
+fn only_a_flat_list_of_u32_is_a_prompt_of_token_ids() {
     assert_eq!(
         token_ids(&json!([1, 2, 4_000_000_000_u32])),
         Some(vec![1, 2, 4_000_000_000])
@@ -60,7 +60,7 @@ fn a_prompt_of_token_ids_is_known_as_such() {
 }
 
 #[test]
-fn of_a_prompt_given_twice_the_last_counts() {
+fn the_last_of_two_prompts_is_used() {
     for (body, expected) in [
         (r#"{"prompt": [1], "prompt": [2, 3]}"#, Some(vec![2, 3])),
         (r#"{"prompt": [1], "prompt": "text"}"#, None),
@@ -76,7 +76,7 @@ fn check_error(api: Api, body: &str, expected: &str) {
 }
 
 #[test]
-fn a_body_that_is_no_json_object_says_where() {
+fn an_invalid_body_is_refused_with_its_position() {
     check_error(Api::Chat, "", "EOF while parsing");
     check_error(Api::Chat, "{\"model\": \"tiny\", ", "line 1 column 18");
     check_error(Api::Chat, "[1]", "a JSON object");
@@ -92,7 +92,7 @@ fn a_body_that_is_no_json_object_says_where() {
 }
 
 #[test]
-fn fields_between_router_and_engine_are_refused_by_name() {
+fn fields_that_only_the_router_may_send_are_refused_by_name() {
     for name in ["kv_transfer_params", "ec_transfer_params"] {
         for api in [Api::Chat, Api::Completions, Api::Responses] {
             check_error(api, &format!("{{\"{name}\": {{}}}}"), name);
@@ -121,9 +121,9 @@ fn fields_between_router_and_engine_are_refused_by_name() {
     }
 }
 
-/// An engine takes them for its own parameters, and some of these values end its process.
+/// vLLM copies members of `vllm_xargs` into its own parameters, and some of these values crash the engine.
 #[test]
-fn an_engines_extra_arguments_cannot_have_what_is_refused_beside_them() {
+fn vllm_xargs_cannot_contain_transfer_params() {
     for name in ["kv_transfer_params", "ec_transfer_params"] {
         let named = format!("`vllm_xargs.{name}`");
         let escaped = name.replacen('_', "\\u005f", 1);
@@ -141,7 +141,7 @@ fn an_engines_extra_arguments_cannot_have_what_is_refused_beside_them() {
             ] {
                 for api in [Api::Chat, Api::Completions, Api::Responses] {
                     check_error(api, &format!(r#"{{"vllm_xargs":{xargs}}}"#), &named);
-                    // Whichever of two an engine takes.
+                    // If the key is repeated, each occurrence is checked.
                     let twice = format!(r#"{{"vllm_xargs":{xargs},"vllm_xargs":{{"a":1}}}}"#);
                     check_error(api, &twice, &named);
                 }
@@ -150,7 +150,7 @@ fn an_engines_extra_arguments_cannot_have_what_is_refused_beside_them() {
     }
     let deeper = br#"{"vllm_xargs": {"mine": {"kv_transfer_params": {}}}}"#;
     assert!(peek(Api::Chat, deeper, 64).is_ok());
-    // A half of a character hides nothing that comes after it.
+    // A lone surrogate does not hide the keys after it.
     check_error(
         Api::Chat,
         r#"{"vllm_xargs": {"\ud800": 1, "kv_transfer_params": {}}}"#,
@@ -159,7 +159,7 @@ fn an_engines_extra_arguments_cannot_have_what_is_refused_beside_them() {
 }
 
 #[test]
-fn what_an_engine_answers_may_be_sent_back_to_it_as_null() {
+fn null_fields_from_an_engine_response_may_be_sent_back() {
     let body = br#"{"kv_transfer_params": null, "vllm_xargs": {"mine": 1}, "request_id": "x"}"#;
     assert!(peek(Api::Chat, body, 64).is_ok());
     for odd in ["null", "true", "-1", "1", "1.5", "\"x\"", "[{}]"] {
@@ -180,7 +180,7 @@ fn white_space_and_escapes_do_not_change_a_prompt() {
             _ => escaped.push(c),
         }
     }
-    // Commas and colons inside texts are none here, so the two bodies mean the same.
+    // The text has no commas or colons of its own, so both bodies have the same value.
     let a = peek(Api::Chat, plain.as_bytes(), 64).unwrap().prompt;
     let b = peek(Api::Chat, escaped.as_bytes(), 64).unwrap().prompt;
     assert_eq!(a, b);
@@ -188,7 +188,7 @@ fn white_space_and_escapes_do_not_change_a_prompt() {
 }
 
 #[test]
-fn tools_and_instructions_come_first_wherever_the_body_has_them() {
+fn tools_and_instructions_are_hashed_before_the_conversation() {
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
     let long = "x".repeat(300);
     let first = format!(r#"{{"tools": {tools}, "instructions": "be brief", "input": "{long}"}}"#);
@@ -207,7 +207,7 @@ fn tools_and_instructions_come_first_wherever_the_body_has_them() {
 }
 
 #[test]
-fn every_part_that_shapes_the_prompt_shapes_its_blocks() {
+fn every_field_of_the_prompt_changes_its_blocks() {
     let long = "y".repeat(200);
     let base = json!({"messages": [user(&long)], "tools": [{"name": "a"}]});
     let base_blocks = peeked(Api::Chat, &base).blocks;
@@ -234,7 +234,7 @@ fn every_part_that_shapes_the_prompt_shapes_its_blocks() {
 }
 
 #[test]
-fn an_image_counts_by_what_it_costs_not_by_its_bytes() {
+fn an_image_counts_as_a_fixed_number_of_bytes() {
     let with_image = |data: &str| {
         chat(&json!([{"role": "user", "content": [
             {"type": "image_url", "image_url": {"url": data}}, {"type": "text", "text": "what is it? ".repeat(20)}]}]))
@@ -252,7 +252,7 @@ fn an_image_counts_by_what_it_costs_not_by_its_bytes() {
 }
 
 #[test]
-fn what_describes_an_image_is_no_other_image() {
+fn options_of_an_image_do_not_count_as_media() {
     let check = |part: Value, images: u64| {
         let prompt = chat(&json!([{"role": "user", "content": [part]}]));
         assert_eq!(prompt.bytes / 3_200, images, "{part}");
@@ -266,7 +266,7 @@ fn what_describes_an_image_is_no_other_image() {
 }
 
 #[test]
-fn a_tool_may_call_its_parameters_as_it_likes() {
+fn tool_parameters_named_like_media_count_as_text() {
     let property = json!({"type": "string", "description": "what to look at", "url": "u"});
     let tools = json!([{"function": {"parameters": {"properties":
         {"image_url": property, "file": property, "file_data": "d", "input_audio": {"data": "d"}}}}}]);
@@ -274,7 +274,7 @@ fn a_tool_may_call_its_parameters_as_it_likes() {
 }
 
 #[test]
-fn token_ids_are_a_prompt_too() {
+fn token_ids_are_hashed_as_four_bytes_each() {
     let ids: Vec<u32> = (0..64).collect();
     let prompt = peeked(Api::Completions, &json!({"prompt": ids}));
     assert_eq!((prompt.bytes, prompt.blocks.len()), (256, 4));
@@ -287,9 +287,8 @@ fn a_long_prompt_has_few_blocks() {
 }
 
 proptest! {
-    /// A conversation that grows keeps every block it had.
     #[test]
-    fn the_next_turn_begins_with_the_blocks_of_this_one(
+    fn the_next_turn_keeps_every_block(
         turns in proptest::collection::vec("[a-zé\"\\\\ ]{0,200}", 1..8),
         next in "[a-z]{0,300}",
     ) {
@@ -302,13 +301,12 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(body in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_do_not_panic(body in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = peek(Api::Chat, &body, 64);
     }
 
-    /// A body that has been damaged anywhere is read or refused, never worse.
     #[test]
-    fn no_damage_makes_it_panic(at in any::<usize>(), byte in any::<u8>(), api in 0usize..3) {
+    fn a_corrupted_byte_does_not_panic(at in any::<usize>(), byte in any::<u8>(), api in 0usize..3) {
         let mut body = json!({"model": "m", "stream": true, "tools": [{"a": 1.5}], "vllm_xargs": {"b": -1},
             "messages": [{"role": "user", "content": [{"image_url": {"url": "x"}}, "t"]}]}).to_string().into_bytes();
         let at = at % body.len();

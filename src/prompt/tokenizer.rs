@@ -1,8 +1,8 @@
-//! Turns a request body into the token ids that its engine will compute: renders it, looks pieces up in the cache,
-//! tokenizes the rest.
+//! Turns a request body into the token ids that its engine will compute: renders the prompt, looks up its pieces in the
+//! cache, and tokenizes the others.
 //!
-//! Two steps, so that the caller can choose the thread of the second one: `prepare` costs about as much as reading
-//! the body, `Prepared::finish` at most 0.2 ms per kilobyte of new text.
+//! There are two steps, so that the caller can choose a thread for the second. `prepare` costs about as much as reading
+//! the body; `Prepared::finish` costs at most 0.2 ms per kilobyte of text that is not cached.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -12,9 +12,9 @@ use prometheus::IntCounter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Api;
 use super::cache::{Cache, VocabularyId};
-use super::render::{Prompt, Renderer, Text, Unknown};
+use super::render::{RenderedPrompt, RenderedText, Renderer, TokenizeError};
+use super::types::Api;
 use super::vocabulary::Vocabulary;
 use crate::observe::metrics::Registry;
 use crate::units::SizeText;
@@ -51,9 +51,10 @@ impl Default for Settings {
 
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    whole: IntCounter,
-    part: IntCounter,
-    unknown: [IntCounter; Unknown::REASONS.len()],
+    complete: IntCounter,
+    partial: IntCounter,
+    /// In the order of `TokenizeError::REASONS`.
+    errors: [IntCounter; TokenizeError::REASONS.len()],
 }
 
 impl Metrics {
@@ -63,38 +64,31 @@ impl Metrics {
             "Prompts by tokenization outcome: complete, partial (up to an image), or the reason for none.",
             &["outcome"],
         );
-        let of = |outcome| prompts.with_label_values(&[outcome]);
+        let counter = |outcome| prompts.with_label_values(&[outcome]);
         Self {
-            whole: of("complete"),
-            part: of("partial"),
-            unknown: Unknown::REASONS.map(of),
+            complete: counter("complete"),
+            partial: counter("partial"),
+            errors: TokenizeError::REASONS.map(counter),
         }
     }
 
-    fn count_unknown(&self, unknown: &Unknown) {
-        let found = Unknown::REASONS.iter().zip(&self.unknown);
-        for (_, counter) in found.filter(|(reason, _)| **reason == unknown.reason()) {
+    fn count_error(&self, error: &TokenizeError) {
+        let mut reasons = TokenizeError::REASONS.iter().zip(&self.errors);
+        if let Some((_, counter)) = reasons.find(|(reason, _)| **reason == error.reason()) {
             counter.inc();
         }
     }
 }
 
-/// A prompt's ids, as its engine will have them.
+/// The token ids that the engine will compute for a prompt, up to the first image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tokens {
+pub struct TokenizedPrompt {
     pub ids: Vec<u32>,
-    /// Bytes of text that come after them and whose ids are not known here, since an image is before.
-    pub unknown_bytes: usize,
+    /// Bytes of text from the first image on. Their ids depend on what the engine inserts for the image.
+    pub untokenized_bytes: usize,
 }
 
-impl Tokens {
-    /// Whether the prompt goes on after them: only its blocks before an image are known.
-    pub fn ends_early(&self) -> bool {
-        self.unknown_bytes > 0
-    }
-}
-
-/// Shared by all requests of a model.
+/// Tokenizes the prompts of one model.
 #[derive(Debug)]
 pub struct Tokenizer {
     renderer: Renderer,
@@ -105,24 +99,24 @@ pub struct Tokenizer {
     metrics: Metrics,
 }
 
-/// A rendered prompt whose known pieces are found.
+/// A rendered prompt after the look-up of its pieces in the cache.
 #[derive(Debug)]
 pub struct Prepared {
     tokenizer: Arc<Tokenizer>,
-    text: Text,
-    /// Ids of what is known, one piece after the other.
+    text: RenderedText,
+    /// Ids of the cached pieces, in order.
     ids: Vec<u32>,
-    new: Vec<New>,
-    new_bytes: usize,
-    unknown_bytes: usize,
+    uncached: Vec<UncachedPiece>,
+    uncached_bytes: usize,
+    untokenized_bytes: usize,
 }
 
-/// A piece that is yet to be tokenised, and how many of the known ids are before it.
+/// A piece that must be tokenized: the bytes `start..end` of the text, after `ids_before` of the cached ids.
 #[derive(Debug)]
-struct New {
-    from: usize,
-    to: usize,
-    after: usize,
+struct UncachedPiece {
+    start: usize,
+    end: usize,
+    ids_before: usize,
 }
 
 impl Tokenizer {
@@ -144,154 +138,170 @@ impl Tokenizer {
         }
     }
 
-    /// All at once. `now_s` is the time in seconds since 1970, for templates that say the date.
-    pub fn tokens(self: &Arc<Self>, api: Api, body: &[u8], now_s: i64) -> Result<Tokens, Unknown> {
+    /// Both steps at once. `now_s` is the time in seconds since 1970, for templates that print the date.
+    pub fn tokens(
+        self: &Arc<Self>,
+        api: Api,
+        body: &[u8],
+        now_s: i64,
+    ) -> Result<TokenizedPrompt, TokenizeError> {
         self.prepare(api, body, now_s)?.finish()
     }
 
+    /// Renders the prompt and looks up its pieces. `now_s` as in `tokens`.
     pub fn prepare(
         self: &Arc<Self>,
         api: Api,
         body: &[u8],
         now_s: i64,
-    ) -> Result<Prepared, Unknown> {
-        self.find_known(api, body, now_s)
-            .inspect_err(|unknown| self.metrics.count_unknown(unknown))
+    ) -> Result<Prepared, TokenizeError> {
+        self.look_up(api, body, now_s)
+            .inspect_err(|error| self.metrics.count_error(error))
     }
 
-    /// Whether what `prepare` left is too much for the thread that serves requests.
+    /// Whether `finish` would take too long on an I/O thread.
     pub fn is_long(&self, prepared: &Prepared) -> bool {
-        prepared.new_bytes() > self.settings.max_inline_text
+        prepared.uncached_bytes() > self.settings.max_inline_text
     }
 
-    /// Whether `prepare` itself is.
+    /// Whether `prepare` would take too long on an I/O thread.
     pub fn is_long_body(&self, body: &[u8]) -> bool {
         body.len() > self.settings.max_inline_body
     }
 
-    /// The text that would be tokenised, for those who look into a disagreement.
-    pub fn render(&self, api: Api, body: &[u8], now_s: i64) -> Result<Prompt, Unknown> {
+    /// The text that would be tokenized.
+    pub fn render(
+        &self,
+        api: Api,
+        body: &[u8],
+        now_s: i64,
+    ) -> Result<RenderedPrompt, TokenizeError> {
         self.renderer.render(api, body, now_s)
     }
 
-    /// The text of some ids, for the same.
+    /// The text of token ids, for messages about a tokenizer mismatch.
     pub fn text(&self, ids: &[u32]) -> Option<String> {
         self.vocabulary.decode(ids)
     }
 
-    fn find_known(
+    fn look_up(
         self: &Arc<Self>,
         api: Api,
         body: &[u8],
         now_s: i64,
-    ) -> Result<Prepared, Unknown> {
+    ) -> Result<Prepared, TokenizeError> {
         let mut prepared = Prepared {
             tokenizer: self.clone(),
-            text: Text::default(),
+            text: RenderedText::default(),
             ids: Vec::new(),
-            new: Vec::new(),
-            new_bytes: 0,
-            unknown_bytes: 0,
+            uncached: Vec::new(),
+            uncached_bytes: 0,
+            untokenized_bytes: 0,
         };
         match self.renderer.render(api, body, now_s)? {
-            Prompt::Ids(ids) => prepared.ids = ids,
-            Prompt::Text(text) if text.text.len() > self.settings.max_text => {
+            RenderedPrompt::Ids(ids) => prepared.ids = ids,
+            RenderedPrompt::Text(text) if text.text.len() > self.settings.max_text => {
                 let bytes = text.text.len();
-                return Err(Unknown::TooLong { bytes });
+                return Err(TokenizeError::TooLong { bytes });
             }
-            Prompt::Text(text) => {
+            RenderedPrompt::Text(text) => {
                 prepared.text = text;
-                prepared.find_known();
+                prepared.look_up_pieces();
             }
         }
         Ok(prepared)
     }
 
-    /// The ids of one piece.
-    fn encode(&self, piece: &str, ids: &mut Vec<u32>) -> Result<(), Unknown> {
+    /// Tokenizes one piece and caches its ids.
+    fn encode(&self, piece: &str, ids: &mut Vec<u32>) -> Result<(), TokenizeError> {
         let start = ids.len();
         self.vocabulary
             .encode(piece, ids)
-            .map_err(Unknown::Tokenizer)?;
+            .map_err(TokenizeError::Tokenizer)?;
         self.cache.put(self.id, piece, &ids[start..]);
         Ok(())
     }
 }
 
 impl Prepared {
-    /// Bytes of text that `finish` will tokenise.
-    pub fn new_bytes(&self) -> usize {
-        self.new_bytes
+    /// Bytes of text that `finish` will tokenize.
+    pub fn uncached_bytes(&self) -> usize {
+        self.uncached_bytes
     }
 
-    pub fn finish(mut self) -> Result<Tokens, Unknown> {
-        let ids = self.encode_new();
+    /// Tokenizes the pieces that are not cached.
+    pub fn finish(mut self) -> Result<TokenizedPrompt, TokenizeError> {
+        let ids = self.encode_uncached();
         let metrics = &self.tokenizer.metrics;
         match &ids {
-            Ok(_) if self.unknown_bytes == 0 => metrics.whole.inc(),
-            Ok(_) => metrics.part.inc(),
-            Err(unknown) => metrics.count_unknown(unknown),
+            Ok(_) if self.untokenized_bytes == 0 => metrics.complete.inc(),
+            Ok(_) => metrics.partial.inc(),
+            Err(error) => metrics.count_error(error),
         }
-        Ok(Tokens {
+        Ok(TokenizedPrompt {
             ids: ids?,
-            unknown_bytes: self.unknown_bytes,
+            untokenized_bytes: self.untokenized_bytes,
         })
     }
 
-    fn find_known(&mut self) {
+    fn look_up_pieces(&mut self) {
         let tokenizer = &self.tokenizer;
         let text = self.text.text.as_str();
-        // Four bytes a token are the rule, and a longer vector costs less than moving it.
+        // A token is about four bytes. Reserving a third instead avoids a reallocation.
         self.ids.reserve(text.len() / 3);
         if self.text.add_special_tokens {
             self.ids.extend_from_slice(tokenizer.vocabulary.bos_eos().0);
         }
-        let mut from = 0;
+        let mut start = 0;
         for piece in tokenizer.vocabulary.pieces(text) {
-            let to = from + piece.len();
-            if !self.is_sure(to) {
-                self.unknown_bytes = text.len() - from;
+            let end = start + piece.len();
+            if !self.is_before_media(end) {
+                self.untokenized_bytes = text.len() - start;
                 return;
             }
             if !tokenizer.cache.get(tokenizer.id, piece, &mut self.ids) {
-                let after = self.ids.len();
-                self.new.push(New { from, to, after });
-                self.new_bytes += piece.len();
+                self.uncached.push(UncachedPiece {
+                    start,
+                    end,
+                    ids_before: self.ids.len(),
+                });
+                self.uncached_bytes += piece.len();
             }
-            from = to;
+            start = end;
         }
     }
 
-    /// Whether a piece that ends there would end there whatever comes in the place of an image.
-    fn is_sure(&self, end: usize) -> bool {
-        let Text {
+    /// Whether a piece ends at `end` no matter what the engine inserts for an image. That text could begin with the rest
+    /// of an added token, so the last bytes before the image are uncertain.
+    fn is_before_media(&self, end: usize) -> bool {
+        let RenderedText {
             text, known_bytes, ..
         } = &self.text;
         *known_bytes == text.len()
-            || end + self.tokenizer.vocabulary.token_bytes_max() <= *known_bytes
+            || end + self.tokenizer.vocabulary.max_token_bytes() <= *known_bytes
     }
 
-    fn encode_new(&mut self) -> Result<Vec<u32>, Unknown> {
+    fn encode_uncached(&mut self) -> Result<Vec<u32>, TokenizeError> {
         let tokenizer = &self.tokenizer;
-        let known = std::mem::take(&mut self.ids);
-        let (mut ids, known) = match self.new.first() {
-            Some(new) if new.after < known.len() => {
-                let capacity = known.len() + self.new_bytes / 3 + 8;
-                (Vec::with_capacity(capacity), known)
+        let cached = std::mem::take(&mut self.ids);
+        let (mut ids, cached) = match self.uncached.first() {
+            Some(piece) if piece.ids_before < cached.len() => {
+                let capacity = cached.len() + self.uncached_bytes / 3 + 8;
+                (Vec::with_capacity(capacity), cached)
             }
-            // All that is new comes after all that is known, as in a conversation's next turn.
-            _ => (known, Vec::new()),
+            // All cached pieces come first, as in the next turn of a conversation.
+            _ => (cached, Vec::new()),
         };
-        let mut done = 0;
-        for new in &self.new {
-            if let Some(before) = known.get(done..new.after) {
+        let mut copied = 0;
+        for piece in &self.uncached {
+            if let Some(before) = cached.get(copied..piece.ids_before) {
                 ids.extend_from_slice(before);
-                done = new.after;
+                copied = piece.ids_before;
             }
-            tokenizer.encode(&self.text.text[new.from..new.to], &mut ids)?;
+            tokenizer.encode(&self.text.text[piece.start..piece.end], &mut ids)?;
         }
-        ids.extend_from_slice(known.get(done..).unwrap_or_default());
-        if self.text.add_special_tokens && self.unknown_bytes == 0 {
+        ids.extend_from_slice(cached.get(copied..).unwrap_or_default());
+        if self.text.add_special_tokens && self.untokenized_bytes == 0 {
             ids.extend_from_slice(tokenizer.vocabulary.bos_eos().1);
         }
         Ok(ids)

@@ -13,14 +13,14 @@ use serde_json::Value;
 use self::boundaries::Boundaries;
 pub use self::boundaries::Pieces;
 
-/// Room for a text's ids before they are known: a token is about four bytes, and rarely below three.
-const BYTES_PER_TOKEN_MIN: usize = 3;
+/// Used to reserve memory for ids: a token is about four bytes long, and rarely less than three.
+const MIN_BYTES_PER_TOKEN: usize = 3;
 
 pub struct Vocabulary {
     tokenizer: fastokens::Tokenizer,
     boundaries: Boundaries,
-    before: Vec<u32>,
-    after: Vec<u32>,
+    bos: Vec<u32>,
+    eos: Vec<u32>,
 }
 
 impl std::fmt::Debug for Vocabulary {
@@ -32,8 +32,7 @@ impl std::fmt::Debug for Vocabulary {
 }
 
 impl Vocabulary {
-    /// From a `tokenizer.json`. Its truncation and padding are for training and are left out, as the
-    /// engine leaves them out.
+    /// Loads a `tokenizer.json`. Truncation and padding are for training and are removed, as engines do.
     pub fn new(mut json: Value) -> Result<Self, String> {
         if let Value::Object(json) = &mut json {
             json.insert("truncation".to_owned(), Value::Null);
@@ -44,61 +43,65 @@ impl Vocabulary {
         let mut vocabulary = Self {
             tokenizer,
             boundaries,
-            before: Vec::new(),
-            after: Vec::new(),
+            bos: Vec::new(),
+            eos: Vec::new(),
         };
-        (vocabulary.before, vocabulary.after) = vocabulary.around()?;
+        (vocabulary.bos, vocabulary.eos) = vocabulary.find_bos_eos()?;
         Ok(vocabulary)
     }
 
     /// The BOS and EOS ids, which are added around a text if the request asks for special tokens.
     pub fn bos_eos(&self) -> (&[u32], &[u32]) {
-        (&self.before, &self.after)
+        (&self.bos, &self.eos)
     }
 
-    /// The longest added token that is matched in the raw text.
-    pub fn token_bytes_max(&self) -> usize {
-        self.boundaries.token_bytes_max()
+    /// Length of the longest added token that is matched in the raw text.
+    pub fn max_token_bytes(&self) -> usize {
+        self.boundaries.max_token_bytes()
     }
 
-    /// A text's pieces: the ids of a text are those of its pieces, one after the other.
+    /// Splits a text. The ids of the pieces, one after the other, are the ids of the text.
     pub fn pieces<'v, 't>(&'v self, text: &'t str) -> Pieces<'v, 't> {
         self.boundaries.pieces(text)
     }
 
-    /// The ids of a whole text, or of one of its pieces, without marks.
+    /// Appends the ids of a text or of one of its pieces, without BOS and EOS.
     pub fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), String> {
-        // The tokenizer reads foreign bytes; should it ever panic, that costs a prediction and no more.
-        let found = catch_unwind(AssertUnwindSafe(|| self.tokenizer.encode(text)));
-        let found = found
-            .map_err(|_| "it panicked".to_owned())?
+        // The text comes from a client. If the tokenizer panics, the request is routed by prediction.
+        let encoded = catch_unwind(AssertUnwindSafe(|| self.tokenizer.encode(text)));
+        let encoded = encoded
+            .map_err(|_| "the tokenizer panicked".to_owned())?
             .map_err(|error| error.to_string())?;
         if ids.capacity() == 0 {
-            ids.reserve(text.len() / BYTES_PER_TOKEN_MIN);
+            ids.reserve(text.len() / MIN_BYTES_PER_TOKEN);
         }
-        ids.extend_from_slice(&found);
+        ids.extend_from_slice(&encoded);
         Ok(())
     }
 
-    /// The text of some ids, for a person to read: a character that they cut in two is shown as �.
+    /// The text of token ids, for people to read. An incomplete character at either end becomes �.
     pub fn decode(&self, ids: &[u32]) -> Option<String> {
         let text = catch_unwind(AssertUnwindSafe(|| self.tokenizer.decode(ids, false)));
         text.ok()?.ok()
     }
 
-    fn around(&self) -> Result<(Vec<u32>, Vec<u32>), String> {
+    /// Finds BOS and EOS by encoding a sample with and without them.
+    fn find_bos_eos(&self) -> Result<(Vec<u32>, Vec<u32>), String> {
         const SAMPLE: &str = "a";
         let mut bare = Vec::new();
         self.encode(SAMPLE, &mut bare)?;
-        let marked = self
+        let with_special = self
             .tokenizer
             .encode_with_special_tokens(SAMPLE, true)
             .map_err(|error| error.to_string())?;
-        let at = marked
+        let start = with_special
             .windows(bare.len().max(1))
             .position(|window| window == bare)
-            .ok_or("its post-processor changes more than start and end")?;
-        Ok((marked[..at].to_vec(), marked[at + bare.len()..].to_vec()))
+            .ok_or("its post-processor does more than add tokens at the start and end")?;
+        Ok((
+            with_special[..start].to_vec(),
+            with_special[start + bare.len()..].to_vec(),
+        ))
     }
 }
 

@@ -18,11 +18,15 @@ use crate::fleet::Worker;
 use crate::http::Body;
 use crate::http::circuit_breaker::State;
 use crate::observe;
-use crate::prompt::Peek;
+use crate::prompt::PeekedBody;
 
 impl Relay {
     /// Sends a request to an engine and returns the engine's answer, whatever its status.
-    pub async fn run(&self, job: &Job<'_>, mut peek: Peek<'_>) -> Result<Response<Body>, Error> {
+    pub async fn run(
+        &self,
+        job: &Job<'_>,
+        mut peek: PeekedBody<'_>,
+    ) -> Result<Response<Body>, Error> {
         let mut plan = self
             .plan(job.api, job.headers, &mut peek, &job.body)
             .await?;

@@ -16,14 +16,14 @@ use super::job::Error;
 use super::plan::Plan;
 use super::prefill_decode::Disaggregation;
 use super::prompt_blocks::TokenBlocks;
-use super::tokens::Found;
+use super::tokens::PromptTokens;
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Status};
 use crate::http::circuit_breaker::State;
 use crate::kv::index::RankPrefix;
 use crate::kv::subscriber::TreeState;
 use crate::observe;
-use crate::prompt::{Api, Peek};
+use crate::prompt::{Api, PeekedBody};
 use crate::routing::{Cached, Decision, View, cost};
 
 impl Relay {
@@ -32,7 +32,7 @@ impl Relay {
         &self,
         api: Api,
         headers: &HeaderMap,
-        mut peek: Peek<'_>,
+        mut peek: PeekedBody<'_>,
         body: &Bytes,
         shows_tokens: bool,
     ) -> Result<Explanation, Error> {
@@ -70,7 +70,7 @@ impl Relay {
         });
         let tokens = match (shows_tokens, given) {
             (false, _) => None,
-            (true, Some(ids)) => Some(Found::whole(ids)),
+            (true, Some(ids)) => Some(PromptTokens::complete(ids)),
             (true, None) => self.tokens.of(api, &plan.group, headers, body).await,
         };
         Ok(Explanation {
@@ -85,7 +85,7 @@ impl Relay {
             tokens: tokens.map(|found| Tokens {
                 text: self.tokens.text(&plan.group, &found.ids),
                 ids: found.ids.to_vec(),
-                unknown_bytes: found.unknown_bytes,
+                unknown_bytes: found.untokenized_bytes,
             }),
             chosen: decision
                 .map(|decision| plan.group.workers[decision.worker_index].name.to_string()),

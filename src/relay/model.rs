@@ -19,7 +19,7 @@ use crate::fleet::{Snapshot, Worker};
 use crate::http::circuit_breaker::State;
 use crate::ids::Model;
 use crate::observe::{self, metrics};
-use crate::prompt::Peek;
+use crate::prompt::PeekedBody;
 use crate::routing::{self, Decision, Reason, rendezvous};
 
 /// Settings by model name, and the common ones of all other models.
@@ -191,7 +191,7 @@ impl ModelState {
     }
 
     /// The hash of the request's first affinity key, by the order of `hash_on`.
-    pub(super) fn affinity(&self, headers: &HeaderMap, peek: &Peek<'_>) -> Option<u64> {
+    pub(super) fn affinity(&self, headers: &HeaderMap, peek: &PeekedBody<'_>) -> Option<u64> {
         if self.routing.policy != routing::Policy::ConsistentHash {
             return None;
         }

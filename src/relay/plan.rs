@@ -16,13 +16,13 @@ use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
 use super::prompt_blocks::{Prompt, TokenBlocks};
 use super::prompt_token_ids;
-use super::tokens::Found;
+use super::tokens::PromptTokens;
 use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::WorkerId;
 use crate::kv::subscriber::StatusBoard;
 use crate::kv::tokenizer_check::{PromptCheck, PromptSource, TokenizerCheck};
 use crate::kv::unconfirmed::{UnconfirmedBlocks, UnconfirmedPrompt};
-use crate::prompt::{self, Api, Peek};
+use crate::prompt::{self, Api, PeekedBody};
 use crate::{kv, routing};
 
 /// The Retry-After of an answer when no worker is usable: about half of the time that health checks take to find a
@@ -109,7 +109,7 @@ impl Relay {
         &self,
         api: Api,
         headers: &HeaderMap,
-        peek: &mut Peek<'_>,
+        peek: &mut PeekedBody<'_>,
         body: &Bytes,
     ) -> Result<Plan, Error> {
         let group = self.group(peek.model.as_deref())?;
@@ -121,7 +121,7 @@ impl Relay {
             _ => PromptSource::Rendered,
         };
         let found = match peek.token_ids.take() {
-            Some(ids) => Some(Found::whole(ids)),
+            Some(ids) => Some(PromptTokens::complete(ids)),
             None if api.generates() => self.tokens.of(api, &group, headers, body).await,
             None => None,
         };
@@ -139,13 +139,13 @@ impl Relay {
         let exact = found.as_ref().map(|found| {
             let mut exact = TokenBlocks::new(&self.caches.indexes, &group, salt, &found.ids);
             exact.source = source;
-            exact.ends_early = found.ends_early();
+            exact.ends_early = found.is_partial();
             exact.keep(&group, &self.caches.tokenizer_check, &found.ids);
             exact
         });
         let sends_ids = model.send_tokens && !peek.is_echo;
         let with_ids = match &found {
-            Some(found) if sends_ids && !found.ends_early() => {
+            Some(found) if sends_ids && !found.is_partial() => {
                 prompt_token_ids::spliced(api, body, &found.ids)
             }
             _ => None,
@@ -183,7 +183,7 @@ impl Relay {
         let group = self.group(model)?;
         let found = self.tokens.of(api, &group, headers, body).await;
         Ok(found
-            .filter(|found| !found.ends_early())
+            .filter(|found| !found.is_partial())
             .map(|found| found.ids.len()))
     }
 
@@ -229,11 +229,15 @@ struct Measure {
 }
 
 impl Measure {
-    fn new(prompt: &prompt::Prompt, found: Option<&Found>, bytes_per_token: f64) -> Self {
+    fn new(
+        prompt: &prompt::HashedPrompt,
+        found: Option<&PromptTokens>,
+        bytes_per_token: f64,
+    ) -> Self {
         let of_bytes = |bytes: u64| bytes as f64 / bytes_per_token;
         let tokens = match found {
             // The image and the text after it are estimated by their bytes.
-            Some(found) if found.ends_early() => of_bytes(prompt.bytes).max(found.ids.len() as f64),
+            Some(found) if found.is_partial() => of_bytes(prompt.bytes).max(found.ids.len() as f64),
             Some(found) => found.ids.len() as f64,
             None => of_bytes(prompt.bytes),
         };

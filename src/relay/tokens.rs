@@ -1,21 +1,25 @@
-//! A request's prompt as its engine's token ids: made here, asked of an engine, or not known in time.
+//! The token ids of a request's prompt: from a tokenizer in the router, or from an engine.
 //!
-//! Short prompts are tokenised where the request is, long ones on threads of their own. Whatever goes
-//! wrong or takes too long leaves the request to be routed by prediction, and is counted.
+//! Short prompts are tokenized on the I/O thread, long ones on the threads of a pool. If tokenization fails or takes too
+//! long, the request is routed by prediction, and the fallback is counted by reason.
 
+mod fallback;
+mod metrics;
+
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fmt, io};
 
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
-use prometheus::{Histogram, IntCounter};
 use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
+use self::fallback::FallbackReason;
+use self::metrics::{Metrics, TokenSource};
 use crate::fleet::Group;
 use crate::fleet::breaker;
 use crate::http::circuit_breaker::SharedBreaker;
@@ -23,11 +27,11 @@ use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::prompt::Api;
 use crate::prompt::cache::{self, Cache};
-use crate::prompt::engine::{self, Engine};
-use crate::prompt::folder::Folder;
+use crate::prompt::engine::{self, EngineTokenizer};
+use crate::prompt::folder::ModelFolder;
 use crate::prompt::pool::{self, Pool};
-use crate::prompt::render::Unknown;
-use crate::prompt::tokenizer::{self, Tokenizer};
+use crate::prompt::render::TokenizeError;
+use crate::prompt::tokenizer::{self, TokenizedPrompt, Tokenizer};
 
 /// Tokenization of prompts, for models that have a tokenizer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -54,41 +58,41 @@ pub struct Advanced {
 /// Where a model's token ids come from.
 #[derive(Debug)]
 pub enum Source {
-    /// The files that its engines have.
-    Folder(Box<Folder>),
-    /// Its engines themselves.
+    /// A tokenizer in the router, from the same model folder that the engines use.
+    Folder(Box<ModelFolder>),
+    /// The model's engines.
     Engine,
 }
 
 #[derive(Debug)]
-enum Of {
-    Here(Arc<Tokenizer>),
-    /// Opens when questions fail in a row, so that a slow engine does not make every request wait.
+enum ModelTokenizer {
+    Local(Arc<Tokenizer>),
+    /// The circuit breaker opens after consecutive failures, so that a slow engine does not delay every request.
     Engine(SharedBreaker),
 }
 
-/// Every model's, by the name under which it is served.
+/// The tokenizers of all models, by served name.
 #[derive(Debug)]
 pub struct Tokens {
-    models: FxHashMap<String, Of>,
-    /// Where some model has its files.
+    models: FxHashMap<String, ModelTokenizer>,
+    /// Present if any model has a tokenizer in the router.
     pool: Option<Pool>,
-    engine: Engine,
+    engine: EngineTokenizer,
     wait: Duration,
     metrics: Metrics,
 }
 
-/// A prompt's ids.
+/// The token ids of a prompt, up to the first image.
 #[derive(Debug, PartialEq)]
-pub(super) struct Found {
+pub(super) struct PromptTokens {
     pub(super) ids: Ids,
-    /// Bytes of text after them whose ids are not known, since an image is before.
-    pub(super) unknown_bytes: usize,
+    /// Bytes of text from the first image on, which have no ids.
+    pub(super) untokenized_bytes: usize,
 }
 
 #[derive(Debug)]
 pub(super) enum Ids {
-    Own(Vec<u32>),
+    Owned(Vec<u32>),
     Shared(Arc<[u32]>),
 }
 
@@ -97,7 +101,7 @@ impl std::ops::Deref for Ids {
 
     fn deref(&self) -> &[u32] {
         match self {
-            Ids::Own(ids) => ids,
+            Ids::Owned(ids) => ids,
             Ids::Shared(ids) => ids,
         }
     }
@@ -109,128 +113,31 @@ impl PartialEq for Ids {
     }
 }
 
-impl Found {
-    pub(super) fn whole(ids: Vec<u32>) -> Self {
+impl PromptTokens {
+    pub(super) fn complete(ids: Vec<u32>) -> Self {
         Self {
-            ids: Ids::Own(ids),
-            unknown_bytes: 0,
+            ids: Ids::Owned(ids),
+            untokenized_bytes: 0,
         }
     }
 
-    /// Whether the prompt goes on after the ids.
-    pub(super) fn ends_early(&self) -> bool {
-        self.unknown_bytes > 0
+    /// Whether the prompt continues after the ids, with an image.
+    pub(super) fn is_partial(&self) -> bool {
+        self.untokenized_bytes > 0
     }
 }
 
-/// Why a prompt's ids are not known although its model has a tokenizer.
-#[derive(Debug, PartialEq)]
-enum Left {
-    /// The body, and the tokenizer counts it.
-    Unknown(Unknown),
-    QueueFull,
-    Late,
-    Engine(engine::Error),
-    /// The engines failed just now.
-    EngineRests,
-    NoEngine,
-}
-
-impl Left {
-    const OWN: [&'static str; 4] = ["queue_full", "late", "engine_rests", "no_engine"];
-
-    /// For a metric's label.
-    fn reason(&self) -> Option<&'static str> {
-        let [queue_full, late, engine_rests, no_engine] = Self::OWN;
-        match self {
-            Left::Unknown(_) => None,
-            Left::QueueFull => Some(queue_full),
-            Left::Late => Some(late),
-            Left::Engine(error) => Some(error.reason()),
-            Left::EngineRests => Some(engine_rests),
-            Left::NoEngine => Some(no_engine),
-        }
-    }
-}
-
-impl fmt::Display for Left {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Left::Unknown(unknown) => unknown.fmt(f),
-            other => f.write_str(other.reason().unwrap_or_default()),
-        }
-    }
-}
-
-/// What an engine is asked.
+/// The request whose prompt an engine tokenizes.
 #[derive(Clone, Copy)]
-struct Question<'a> {
+struct EngineCall<'a> {
     model: &'a str,
     api: Api,
     headers: &'a HeaderMap,
     body: &'a Bytes,
 }
 
-/// How ids were come by.
-#[derive(Clone, Copy)]
-enum Made {
-    /// Where the request is.
-    Inline,
-    Pool,
-    Engine,
-    /// An engine had said it before.
-    Kept,
-}
-
-impl Made {
-    const ALL: [&'static str; 4] = ["inline", "pool", "engine", "kept"];
-}
-
-/// Seconds from a known prompt to a text of megabytes.
-const SECONDS: &[f64] = &[
-    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025,
-    0.05, 0.1, 0.25, 0.5,
-];
-
-#[derive(Debug)]
-struct Metrics {
-    made: [Histogram; Made::ALL.len()],
-    left: Vec<(&'static str, IntCounter)>,
-}
-
-impl Metrics {
-    fn new(registry: &Registry) -> Self {
-        let seconds = registry.histograms(
-            "warmroute_tokens_seconds",
-            "From a body to its token ids, by where they were made: inline, on the pool's threads, by an engine, or kept from an engine's answer.",
-            SECONDS,
-            &["how"],
-        );
-        let left = registry.counters(
-            "warmroute_tokens_left_total",
-            "Prompts of models with a tokenizer that were routed without their tokens, by why; what only the body says is in warmroute_tokens_prompts_total.",
-            &["reason"],
-        );
-        let reasons = Left::OWN.into_iter().chain(engine::Error::REASONS);
-        Self {
-            made: Made::ALL.map(|how| seconds.with_label_values(&[how])),
-            left: reasons
-                .map(|reason| (reason, left.with_label_values(&[reason])))
-                .collect(),
-        }
-    }
-
-    fn count_left(&self, left: &Left) {
-        let reason = left.reason();
-        let mut found = self.left.iter().filter(|(name, _)| Some(*name) == reason);
-        if let Some((_, counter)) = found.next() {
-            counter.inc();
-        }
-    }
-}
-
 impl Tokens {
-    /// `seed` is of this process.
+    /// `seed` must be random for each process, so that nobody can prepare texts with the same hash.
     pub fn new(
         settings: &Settings,
         sources: impl IntoIterator<Item = (String, Source)>,
@@ -241,84 +148,86 @@ impl Tokens {
         let cache = Arc::new(cache);
         let metrics = tokenizer::Metrics::new(registry);
         let build = |source: Source| match source {
-            Source::Folder(folder) => Of::Here(Arc::new(Tokenizer::new(
+            Source::Folder(folder) => ModelTokenizer::Local(Arc::new(Tokenizer::new(
                 folder.renderer,
                 folder.vocabulary,
                 cache.clone(),
                 settings.advanced.limits.clone(),
                 metrics.clone(),
             ))),
-            Source::Engine => Of::Engine(breaker::Settings::default().build()),
+            Source::Engine => ModelTokenizer::Engine(breaker::Settings::default().build()),
         };
-        let models: FxHashMap<String, Of> = sources
+        let models: FxHashMap<String, ModelTokenizer> = sources
             .into_iter()
             .map(|(name, source)| (name, build(source)))
             .collect();
-        let is_here = models.values().any(|of| matches!(of, Of::Here(_)));
+        let has_local = models
+            .values()
+            .any(|tokenizer| matches!(tokenizer, ModelTokenizer::Local(_)));
         Ok(Self {
-            pool: match is_here {
+            pool: match has_local {
                 true => Some(Pool::start(&settings.advanced.pool, registry)?),
                 false => None,
             },
             models,
-            engine: Engine::new(settings.advanced.engine.clone(), seed),
+            engine: EngineTokenizer::new(settings.advanced.engine.clone(), seed),
             wait: settings.advanced.pool.timeout,
             metrics: Metrics::new(registry),
         })
     }
 
-    /// The ids of a request's prompt, if they can be had in time.
+    /// The ids of a request's prompt, if they are available in time.
     pub(super) async fn of(
         &self,
         api: Api,
         group: &Group,
         headers: &HeaderMap,
         body: &Bytes,
-    ) -> Option<Found> {
-        let (name, of) = self.source(group)?;
-        let begun = observe::now();
-        let found = match of {
-            Of::Here(tokenizer) => self.make(tokenizer, api, body).await,
-            Of::Engine(breaker) => {
-                let question = Question {
+    ) -> Option<PromptTokens> {
+        let (name, tokenizer) = self.tokenizer(group)?;
+        let started = observe::now();
+        let found = match tokenizer {
+            ModelTokenizer::Local(tokenizer) => self.tokenize(tokenizer, api, body).await,
+            ModelTokenizer::Engine(breaker) => {
+                let call = EngineCall {
                     model: name,
                     api,
                     headers,
                     body,
                 };
-                self.ask(question, breaker, group, begun).await
+                self.fetch(call, breaker, group, started).await
             }
         };
         match found {
-            Ok((found, made)) => {
-                let seconds = (observe::now() - begun).as_secs_f64();
-                self.metrics.made[made as usize].observe(seconds);
-                Some(found)
+            Ok((tokens, source)) => {
+                let seconds = (observe::now() - started).as_secs_f64();
+                self.metrics.observe(source, seconds);
+                Some(tokens)
             }
-            Err(left) => {
-                self.metrics.count_left(&left);
-                debug!(model = %group.model, why = %left, "routed without its tokens");
+            Err(reason) => {
+                self.metrics.count_fallback(&reason);
+                debug!(model = %group.model, %reason, "prompt not tokenized; routing by prediction");
                 None
             }
         }
     }
 
-    /// The text of some ids, where a group's tokenizer is here.
+    /// The text of token ids, if the group's model has a tokenizer in the router.
     pub(super) fn text(&self, group: &Group, ids: &[u32]) -> Option<String> {
-        self.text_of(self.source(group)?.0, ids)
+        self.text_of(self.tokenizer(group)?.0, ids)
     }
 
-    /// The same by the name of a model that has its own.
+    /// The text of token ids, by served name.
     pub fn text_of(&self, model: &str, ids: &[u32]) -> Option<String> {
         match self.models.get(model)? {
-            Of::Here(tokenizer) => tokenizer.text(ids),
-            Of::Engine(_) => None,
+            ModelTokenizer::Local(tokenizer) => tokenizer.text(ids),
+            ModelTokenizer::Engine(_) => None,
         }
     }
 
-    /// A model's own, or its base's: an adapter's prompts are made of the same tokens, and so are those
-    /// of a model that is served under several names.
-    fn source<'a>(&self, group: &'a Group) -> Option<(&'a str, &Of)> {
+    /// The tokenizer of the group's model or of its base model, with the name of that model. An adapter has the tokens of
+    /// its base, and so has a model that is served under several names.
+    fn tokenizer<'a>(&self, group: &'a Group) -> Option<(&'a str, &ModelTokenizer)> {
         if self.models.is_empty() {
             return None;
         }
@@ -328,93 +237,105 @@ impl Tokens {
             .find_map(|name| Some((name, self.models.get(name)?)))
     }
 
-    async fn make(
+    async fn tokenize(
         &self,
         tokenizer: &Arc<Tokenizer>,
         api: Api,
         body: &Bytes,
-    ) -> Result<(Found, Made), Left> {
+    ) -> Result<(PromptTokens, TokenSource), FallbackReason> {
         let now_s = observe::unix_s();
-        let tokens = if tokenizer.is_long_body(body) {
+        let (tokens, source) = if tokenizer.is_long_body(body) {
             let (tokenizer, body) = (tokenizer.clone(), body.clone());
-            let work = move || tokenizer.tokens(api, &body, now_s);
-            (self.on_pool(work).await?, Made::Pool)
+            let task = move || tokenizer.tokens(api, &body, now_s);
+            (self.on_pool(task).await?, TokenSource::Pool)
         } else {
-            let prepared = tokenizer.prepare(api, body, now_s).map_err(Left::Unknown)?;
+            let prepared = tokenizer
+                .prepare(api, body, now_s)
+                .map_err(FallbackReason::Untokenizable)?;
             match tokenizer.is_long(&prepared) {
-                true => (self.on_pool(move || prepared.finish()).await?, Made::Pool),
-                false => (prepared.finish().map_err(Left::Unknown)?, Made::Inline),
+                true => (
+                    self.on_pool(move || prepared.finish()).await?,
+                    TokenSource::Pool,
+                ),
+                false => (
+                    prepared.finish().map_err(FallbackReason::Untokenizable)?,
+                    TokenSource::Inline,
+                ),
             }
         };
-        let (tokens, made) = tokens;
-        let found = Found {
-            ids: Ids::Own(tokens.ids),
-            unknown_bytes: tokens.unknown_bytes,
+        let tokens = PromptTokens {
+            ids: Ids::Owned(tokens.ids),
+            untokenized_bytes: tokens.untokenized_bytes,
         };
-        Ok((found, made))
+        Ok((tokens, source))
     }
 
     async fn on_pool(
         &self,
-        work: impl FnOnce() -> Result<tokenizer::Tokens, Unknown> + Send + 'static,
-    ) -> Result<tokenizer::Tokens, Left> {
-        let pool = self.pool.as_ref().ok_or(Left::QueueFull)?;
-        let answer = pool.run(work).map_err(|pool::Full| Left::QueueFull)?;
-        match tokio::time::timeout(self.wait, answer).await {
-            Ok(Ok(tokens)) => tokens.map_err(Left::Unknown),
-            // The thread is gone, which no work of ours can bring about.
-            Ok(Err(_)) => Err(Left::QueueFull),
-            Err(_) => Err(Left::Late),
+        task: impl FnOnce() -> Result<TokenizedPrompt, TokenizeError> + Send + 'static,
+    ) -> Result<TokenizedPrompt, FallbackReason> {
+        let pool = self.pool.as_ref().ok_or(FallbackReason::QueueFull)?;
+        let result = pool
+            .run(task)
+            .map_err(|pool::QueueFull| FallbackReason::QueueFull)?;
+        match tokio::time::timeout(self.wait, result).await {
+            Ok(Ok(tokens)) => tokens.map_err(FallbackReason::Untokenizable),
+            // The tokenizer panicked.
+            Ok(Err(_)) => Err(FallbackReason::QueueFull),
+            Err(_) => Err(FallbackReason::Timeout),
         }
     }
 
-    async fn ask(
+    async fn fetch(
         &self,
-        question: Question<'_>,
+        call: EngineCall<'_>,
         breaker: &SharedBreaker,
         group: &Group,
         now: Instant,
-    ) -> Result<(Found, Made), Left> {
-        let Question {
+    ) -> Result<(PromptTokens, TokenSource), FallbackReason> {
+        let EngineCall {
             model,
             api,
             headers,
             body,
-        } = question;
-        let found = |ids| Found {
+        } = call;
+        let complete = |ids| PromptTokens {
             ids: Ids::Shared(ids),
-            unknown_bytes: 0,
+            untokenized_bytes: 0,
         };
-        if let Some(ids) = self.engine.kept(now, model, api, body) {
-            return Ok((found(ids), Made::Kept));
+        if let Some(ids) = self.engine.cached(now, model, api, body) {
+            return Ok((complete(ids), TokenSource::Cache));
         }
-        let mut well = group.workers.iter().filter(|it| it.breaker.may_admit(now));
-        let count = well.clone().count();
+        let mut available = group.workers.iter().filter(|it| it.breaker.may_admit(now));
+        let count = available.clone().count();
         let worker = match count {
             0 => None,
-            count => well.nth(fastrand::usize(..count)),
+            count => available.nth(fastrand::usize(..count)),
         };
-        let worker = worker.ok_or(Left::NoEngine)?;
-        // First, since the breaker counts on hearing of what it let pass.
-        let slot = self.engine.slot(body).map_err(Left::Engine)?;
+        let worker = worker.ok_or(FallbackReason::NoWorker)?;
+        // Before the circuit breaker, which expects a result for each call that it admits.
+        let permit = self.engine.permit(body).map_err(FallbackReason::Engine)?;
         if !breaker.admit(now) {
-            return Err(Left::EngineRests);
+            return Err(FallbackReason::EngineCircuitOpen);
         }
-        let at = engine::Worker {
+        let target = engine::Target {
             pool: &worker.pool,
-            // As with the request itself.
+            // The same key as the request itself uses.
             authorization: worker.authorization.as_ref().or(headers.get(AUTHORIZATION)),
         };
-        let answer = self.engine.ask(slot, now, at, model, api, body).await;
-        match answer
+        let result = self
+            .engine
+            .fetch(permit, now, target, model, api, body)
+            .await;
+        match result
             .as_ref()
-            .map_or_else(|error| error.is_well(), |_| Some(true))
+            .map_or_else(|error| error.engine_succeeded(), |_| Some(true))
         {
             Some(true) => breaker.on_success(observe::now()),
             Some(false) => breaker.on_failure(observe::now()),
             None => false,
         };
-        let ids = answer.map_err(Left::Engine)?;
-        Ok((found(ids), Made::Engine))
+        let ids = result.map_err(FallbackReason::Engine)?;
+        Ok((complete(ids), TokenSource::Engine))
     }
 }

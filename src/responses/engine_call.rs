@@ -37,7 +37,7 @@ impl Responses {
         body: Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
         let headers = engine_headers(context.headers);
-        let peek = prompt::peek_own(api, &body, self.relay.block_bytes())?;
+        let peek = prompt::peek_router_made(api, &body, self.relay.block_bytes())?;
         let job = relay::Job {
             api,
             target: Uri::from_static(path),

@@ -276,7 +276,7 @@ fn a_tokenizer_that_cannot_be_loaded_is_told_with_path_and_line() {
     check(
         &one("{path: /no/such/folder}"),
         &[
-            "c.yaml:4:21: models[0].tokenizer.path: /no/such/folder: no such folder; give the model's own",
+            "c.yaml:4:21: models[0].tokenizer.path: /no/such/folder: folder not found; give the model folder",
         ],
     );
     check(

@@ -1,5 +1,5 @@
-//! Prompts as token ids: every API is routed by what engines tell of their caches, and nothing waits
-//! for it longer than it may.
+//! Routing by token ids: every API is matched against the KV events of the engines, and tokenization never delays a
+//! request longer than configured.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::client;
 use crate::cluster::{Cluster, Engine, Router, config, eventually, telling};
 
-/// A model's folder that goes with the test.
+/// A temporary model folder, removed after the test.
 #[derive(Debug)]
 struct Folder(PathBuf);
 
@@ -65,15 +65,15 @@ fn model(tokenizer: Tokenizer) -> ModelOverride {
     }
 }
 
-fn asked_of_engines() -> ModelOverride {
+fn tokenized_by_engine() -> ModelOverride {
     model(Tokenizer {
         from: From::Engine,
         ..Tokenizer::default()
     })
 }
 
-/// Engines whose events the router follows.
-async fn followed(
+/// A router that follows the KV events of these engines.
+async fn cluster_with_events(
     engines: Vec<Settings>,
     model: ModelOverride,
     change: impl FnOnce(&mut Config),
@@ -82,8 +82,8 @@ async fn followed(
     config.kv_events.advanced.unconfirmed.grace_period = Duration::ZERO;
     config.models = vec![model];
     let mut started = Vec::new();
-    for (place, settings) in engines.into_iter().enumerate() {
-        let engine = Engine::here(&format!("w{place}"), settings).await;
+    for (index, settings) in engines.into_iter().enumerate() {
+        let engine = Engine::here(&format!("w{index}"), settings).await;
         let at = &engine.events[0];
         config.workers.push(WorkerSpec {
             events: Some(events::EventsSpec {
@@ -106,9 +106,9 @@ async fn followed(
 }
 
 impl Cluster {
-    /// Waits until the router's tree of an engine has as many blocks as its cache, and counts.
-    async fn knows(&self, place: usize) {
-        let engine = &self.engines[place];
+    /// Waits until the router's tree of an engine is live and has as many blocks as the engine's cache.
+    async fn wait_for_kv_events(&self, worker_index: usize) {
+        let engine = &self.engines[worker_index];
         let path = format!("/kv/blocks?worker={}&rank=0", engine.name);
         eventually("the tree is the cache", async || {
             let page = self.admin(&path).await;
@@ -129,8 +129,8 @@ impl Cluster {
         answer.json()
     }
 
-    async fn direct(&self, place: usize, path: &str, body: &str) -> Value {
-        let answer = client::post(self.engines[place].address, path, body.to_owned()).await;
+    async fn post_to_engine(&self, worker_index: usize, path: &str, body: &str) -> Value {
+        let answer = client::post(self.engines[worker_index].address, path, body.to_owned()).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.json()
     }
@@ -141,7 +141,7 @@ fn row<'p>(page: &'p Value, worker: &str) -> &'p Value {
     rows.find(|row| row["worker"] == worker).unwrap()
 }
 
-/// A body of every kind. Their prompts have no start in common.
+/// Bodies of every API. No two prompts share a prefix.
 fn bodies(model: &str) -> [(&'static str, Value); 6] {
     let text = |of: &str| format!("{of}: once upon a time there was a router.\n").repeat(12);
     let tool = json!({"type": "function", "name": "find", "parameters": {"type": "object"}});
@@ -188,14 +188,14 @@ fn prompt_tokens(answer: &Value) -> u64 {
     tokens.or_else(|| usage["input_tokens"].as_u64()).unwrap()
 }
 
-/// Of every kind of body the router must know what the engines tell, to the token.
-async fn every_api_is_known_exactly(cluster: &Cluster, model: &str) {
-    for (place, (path, body)) in bodies(model).into_iter().enumerate() {
+/// Checks for every API that the router knows the cached prefix exactly, to the token.
+async fn check_exact_cached_tokens(cluster: &Cluster, model: &str) {
+    for (index, (path, body)) in bodies(model).into_iter().enumerate() {
         let body = body.to_string();
-        let holder = place % cluster.engines.len();
-        // The router has no part in it.
-        let answer = cluster.direct(holder, path, &body).await;
-        cluster.knows(holder).await;
+        let owner = index % cluster.engines.len();
+        // Sent without the router, so that it learns of the blocks by events only.
+        let answer = cluster.post_to_engine(owner, path, &body).await;
+        cluster.wait_for_kv_events(owner).await;
         let tokens = prompt_tokens(&answer);
         let held = tokens / 16 * 16;
         assert!(held >= 48, "{path}: {tokens} tokens are too few");
@@ -203,7 +203,7 @@ async fn every_api_is_known_exactly(cluster: &Cluster, model: &str) {
         assert_eq!(page["prompt_tokens"], tokens, "{path}, {body}");
         for engine in &cluster.engines {
             let row = row(&page, &engine.name);
-            let expected = match engine.name == cluster.engines[holder].name {
+            let expected = match engine.name == cluster.engines[owner].name {
                 true => held,
                 false => 0,
             };
@@ -212,56 +212,56 @@ async fn every_api_is_known_exactly(cluster: &Cluster, model: &str) {
         }
         let (answer, decided) = cluster.post_decided(path, &body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        assert_eq!(decided.worker, format!("w{holder}"), "{path}");
+        assert_eq!(decided.worker, format!("w{owner}"), "{path}");
         assert_eq!(decided.reason, "longest_prefix", "{path}");
         assert_eq!(decided.cached_tokens, held, "{path}");
     }
 }
 
 #[tokio::test]
-async fn every_api_is_routed_by_what_engines_tell() {
+async fn every_api_is_routed_by_kv_events() {
     let folder = Folder::new();
-    let cluster = followed(vec![folder.engine(); 3], folder.model(), |_| {}).await;
-    every_api_is_known_exactly(&cluster, "sim").await;
-    let made = |how: &'static str| {
-        let label = format!("how=\"{how}\"");
+    let cluster = cluster_with_events(vec![folder.engine(); 3], folder.model(), |_| {}).await;
+    check_exact_cached_tokens(&cluster, "sim").await;
+    let count = |source: &'static str| {
+        let label = format!("source=\"{source}\"");
         let cluster = &cluster;
         async move {
             cluster
-                .metric("warmroute_tokens_seconds_count", &[&label])
+                .metric("warmroute_tokenization_duration_seconds_count", &[&label])
                 .await
         }
     };
-    // Each body but that of token ids was explained once and sent once.
-    assert_eq!(made("inline").await, 10.0);
-    assert_eq!(made("pool").await, 0.0);
+    // Each body except the one with token ids was explained once and sent once.
+    assert_eq!(count("inline").await, 10.0);
+    assert_eq!(count("pool").await, 0.0);
     let outcome = cluster.metric(
         "warmroute_tokenizer_prompts_total",
         &["outcome=\"complete\""],
     );
     assert_eq!(outcome.await, 10.0);
-    let known = cluster.metric(
+    let hits = cluster.metric(
         "warmroute_tokenizer_cache_lookup_bytes_total",
         &["result=\"hit\""],
     );
-    assert!(known.await > 1_000.0, "the second time they are known");
+    assert!(hits.await > 1_000.0, "pieces are cached the second time");
 }
 
 #[tokio::test]
-async fn an_adapter_has_its_bases_tokenizer() {
+async fn an_adapter_uses_the_tokenizer_of_its_base() {
     let folder = Folder::new();
     let settings = Settings {
         models: vec!["sim".to_owned(), "sql".to_owned()],
         ..folder.engine()
     };
-    let cluster = followed(vec![settings; 2], folder.model(), |_| {}).await;
-    every_api_is_known_exactly(&cluster, "sql").await;
+    let cluster = cluster_with_events(vec![settings; 2], folder.model(), |_| {}).await;
+    check_exact_cached_tokens(&cluster, "sql").await;
 }
 
 #[tokio::test]
-async fn a_conversations_next_turn_goes_where_its_history_is() {
+async fn the_next_turn_goes_to_the_worker_of_the_conversation() {
     let folder = Folder::new();
-    let cluster = followed(vec![folder.engine(); 3], folder.model(), |_| {}).await;
+    let cluster = cluster_with_events(vec![folder.engine(); 3], folder.model(), |_| {}).await;
     let mut messages = vec![json!({"role": "system", "content": "Be brief. ".repeat(40)})];
     let mut home = None;
     for turn in 0..6 {
@@ -275,7 +275,9 @@ async fn a_conversations_next_turn_goes_where_its_history_is() {
         if turn > 0 {
             assert!(decided.cached_tokens > 0, "turn {turn}");
         }
-        cluster.knows(worker[1..].parse().unwrap()).await;
+        cluster
+            .wait_for_kv_events(worker[1..].parse().unwrap())
+            .await;
         let said = answer.json()["choices"][0]["message"]["content"].clone();
         messages.push(json!({"role": "assistant", "content": said}));
     }
@@ -291,15 +293,15 @@ fn image(text: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_prompt_is_known_up_to_its_first_image_and_predicted_from_there() {
+async fn cached_tokens_are_exact_before_an_image_and_predicted_after() {
     let folder = Folder::new();
-    let cluster = followed(vec![folder.engine(); 2], folder.model(), |_| {}).await;
+    let cluster = cluster_with_events(vec![folder.engine(); 2], folder.model(), |_| {}).await;
     let path = "/v1/chat/completions";
     let long = "What is this? ".repeat(200);
-    // Both hold what comes before the image, and only events can tell.
-    for place in 0..2 {
-        cluster.direct(place, path, &image("x")).await;
-        cluster.knows(place).await;
+    // Both engines cache the text before the image. The router knows that from events only.
+    for index in 0..2 {
+        cluster.post_to_engine(index, path, &image("x")).await;
+        cluster.wait_for_kv_events(index).await;
     }
     let page = cluster.explain(path, &image(&long)).await;
     let before = row(&page, "w0")["cached_tokens"].as_u64().unwrap();
@@ -310,7 +312,7 @@ async fn a_prompt_is_known_up_to_its_first_image_and_predicted_from_there() {
     }
     let (answer, decided) = cluster.post_decided(path, &image(&long)).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
-    // The rest went with it, as far as anybody knows.
+    // The router predicts that the worker now caches the rest as well.
     let page = cluster.explain(path, &image(&long)).await;
     for worker in ["w0", "w1"] {
         let row = row(&page, worker);
@@ -330,15 +332,17 @@ async fn a_prompt_is_known_up_to_its_first_image_and_predicted_from_there() {
     assert_eq!(part.await, 3.0);
 }
 
-/// The ids that the folder's files make of a body.
+/// The ids that an engine renders for a body.
 async fn ids(cluster: &Cluster, path: &str, body: &str) -> Vec<u64> {
-    let answer = cluster.direct(0, &format!("{path}/render"), body).await;
+    let answer = cluster
+        .post_to_engine(0, &format!("{path}/render"), body)
+        .await;
     let ids = answer["token_ids"].as_array().unwrap().iter();
     ids.map(|id| id.as_u64().unwrap()).collect()
 }
 
 #[tokio::test]
-async fn the_ids_go_with_a_chat_or_response_where_that_is_set() {
+async fn send_tokens_adds_token_ids_to_chats_and_responses() {
     let folder = Folder::new();
     let settings = Settings {
         enable_scale_out: true,
@@ -348,9 +352,9 @@ async fn the_ids_go_with_a_chat_or_response_where_that_is_set() {
         send_token_ids: Some(true),
         ..folder.model()
     };
-    // The bytes of a response's request are the router's own otherwise.
+    // In pass-through mode the router does not rewrite the body of a Responses request.
     let passing = |config: &mut Config| config.responses.mode = Mode::PassThrough;
-    let cluster = followed(vec![settings], model, passing).await;
+    let cluster = cluster_with_events(vec![settings], model, passing).await;
     for (path, body) in bodies("sim") {
         let body = format!(" {body} \n");
         let answer = cluster.post(path, body.clone()).await;
@@ -368,7 +372,7 @@ async fn the_ids_go_with_a_chat_or_response_where_that_is_set() {
         let hash = format!("{:016x}", xxh3_64(expected.as_bytes()));
         assert_eq!(last.body_xxh3, hash, "{path}: {expected}");
     }
-    // Not where they are incomplete, nor where the engine would leave them.
+    // Not sent if they are incomplete, or if the engine would ignore them (`echo`).
     let echo = json!({"model": "sim", "max_tokens": 1, "echo": true,
         "messages": [{"role": "user", "content": "hi"}]});
     for body in [image("x"), echo.to_string()] {
@@ -384,7 +388,7 @@ async fn the_ids_go_with_a_chat_or_response_where_that_is_set() {
     assert!(answer.text().contains("kv_transfer_params"));
 }
 
-/// New text, and so much of it that it takes a while.
+/// A body with random text, which no cache has.
 fn long(bytes: usize) -> String {
     let mut text = String::with_capacity(bytes + 20);
     while text.len() < bytes {
@@ -394,20 +398,23 @@ fn long(bytes: usize) -> String {
 }
 
 #[tokio::test]
-async fn a_long_prompt_does_not_keep_others_waiting() {
+async fn a_long_prompt_does_not_delay_others() {
     let folder = Folder::new();
-    let cluster = followed(vec![folder.engine()], folder.model(), |config| {
+    let cluster = cluster_with_events(vec![folder.engine()], folder.model(), |config| {
         config.runtime.threads = 1;
         config.tokenization.advanced.pool.timeout = Duration::from_secs(60);
     })
     .await;
     let explained = async {
         let answer = cluster.post("/v1/completions", long(6 << 20)).await;
-        // Longer than the engine's context, which it can tell only by its tokens.
+        // Longer than the engine's context, which the engine finds by tokenizing it.
         assert_eq!(answer.status, 400, "{}", answer.text());
         assert!(answer.text().contains("tokens"), "{}", answer.text());
         cluster
-            .metric("warmroute_tokens_seconds_count", &["how=\"pool\""])
+            .metric(
+                "warmroute_tokenization_duration_seconds_count",
+                &["source=\"pool\""],
+            )
             .await
     };
     let mut explained = Box::pin(explained);
@@ -415,8 +422,8 @@ async fn a_long_prompt_does_not_keep_others_waiting() {
     loop {
         let other = cluster.post("/v1/chat/completions", crate::cluster::chat("hi", 1, false));
         tokio::select! {
-            made = &mut explained => {
-                assert_eq!(made, 1.0);
+            tokenized = &mut explained => {
+                assert_eq!(tokenized, 1.0);
                 break;
             }
             answer = other => {
@@ -429,22 +436,22 @@ async fn a_long_prompt_does_not_keep_others_waiting() {
 }
 
 #[tokio::test]
-async fn what_finds_the_pool_full_or_takes_too_long_is_predicted() {
+async fn a_full_pool_or_a_slow_one_falls_back_to_prediction() {
     let folder = Folder::new();
-    let cluster = followed(vec![folder.engine()], folder.model(), |config| {
+    let cluster = cluster_with_events(vec![folder.engine()], folder.model(), |config| {
         config.tokenization.advanced.pool.threads = 1;
         config.tokenization.advanced.pool.max_queued = 1;
         config.tokenization.advanced.pool.timeout = Duration::from_millis(1);
     })
     .await;
-    let left = async |reason: &str| {
+    let fallbacks = async |reason: &str| {
         let label = format!("reason=\"{reason}\"");
         cluster
-            .metric("warmroute_tokens_left_total", &[&label])
+            .metric("warmroute_tokenization_fallbacks_total", &[&label])
             .await
     };
     eventually(
-        "some found the queue full, and some waited in vain",
+        "some requests found the queue full, and some timed out",
         async || {
             let mut running = tokio::task::JoinSet::new();
             for _ in 0..6 {
@@ -452,17 +459,17 @@ async fn what_finds_the_pool_full_or_takes_too_long_is_predicted() {
                 running
                     .spawn(async move { client::post(at, "/v1/completions", body).await.status });
             }
-            // Its engine's own word: they are too long for it.
+            // Refused by the engine: the prompts are longer than its context.
             let statuses = running.join_all().await;
             assert!(statuses.iter().all(|status| *status == 400), "{statuses:?}");
-            left("queue_full").await > 0.0 && left("late").await > 0.0
+            fallbacks("queue_full").await > 0.0 && fallbacks("timeout").await > 0.0
         },
     )
     .await;
 }
 
 #[tokio::test]
-async fn an_engine_is_asked_where_a_model_has_no_folder() {
+async fn engines_tokenize_for_models_without_a_folder() {
     let folder = Folder::new();
     let settings = Settings {
         enable_scale_out: true,
@@ -470,28 +477,28 @@ async fn an_engine_is_asked_where_a_model_has_no_folder() {
     };
     let patient =
         |config: &mut Config| config.tokenization.advanced.engine.timeout = Duration::from_secs(20);
-    let cluster = followed(vec![settings; 2], asked_of_engines(), patient).await;
-    every_api_is_known_exactly(&cluster, "sim").await;
-    let made = async |how: &str| {
-        let label = format!("how=\"{how}\"");
+    let cluster = cluster_with_events(vec![settings; 2], tokenized_by_engine(), patient).await;
+    check_exact_cached_tokens(&cluster, "sim").await;
+    let count = async |source: &str| {
+        let label = format!("source=\"{source}\"");
         cluster
-            .metric("warmroute_tokens_seconds_count", &[&label])
+            .metric("warmroute_tokenization_duration_seconds_count", &[&label])
             .await
     };
-    // The second time it is known what they said.
-    assert_eq!([made("engine").await, made("kept").await], [5.0, 5.0]);
+    // The second request of each body is answered from the cache.
+    assert_eq!([count("engine").await, count("cache").await], [5.0, 5.0]);
 }
 
 #[tokio::test]
-async fn an_engine_that_renders_nothing_tells_what_tokenize_tells() {
+async fn without_render_endpoints_tokenize_is_used() {
     let folder = Folder::new();
     let patient =
         |config: &mut Config| config.tokenization.advanced.engine.timeout = Duration::from_secs(20);
-    let cluster = followed(vec![folder.engine()], asked_of_engines(), patient).await;
+    let cluster = cluster_with_events(vec![folder.engine()], tokenized_by_engine(), patient).await;
     for (path, body) in bodies("sim") {
         let body = body.to_string();
-        let answer = cluster.direct(0, path, &body).await;
-        cluster.knows(0).await;
+        let answer = cluster.post_to_engine(0, path, &body).await;
+        cluster.wait_for_kv_events(0).await;
         let page = cluster.explain(path, &body).await;
         let expected = match path {
             "/v1/responses" => "predicted",
@@ -502,15 +509,17 @@ async fn an_engine_that_renders_nothing_tells_what_tokenize_tells() {
             assert_eq!(page["prompt_tokens"], prompt_tokens(&answer), "{path}");
         }
     }
-    let label = ["reason=\"engine_unknown\""];
+    let label = ["reason=\"engine_unsupported\""];
     assert_eq!(
-        cluster.metric("warmroute_tokens_left_total", &label).await,
+        cluster
+            .metric("warmroute_tokenization_fallbacks_total", &label)
+            .await,
         2.0
     );
 }
 
 #[tokio::test]
-async fn an_engine_that_is_slow_to_tell_tokens_makes_nobody_wait() {
+async fn a_slow_tokenizing_engine_delays_nobody() {
     let folder = Folder::new();
     let settings = Settings {
         faults: Faults {
@@ -519,21 +528,24 @@ async fn an_engine_that_is_slow_to_tell_tokens_makes_nobody_wait() {
         },
         ..folder.engine()
     };
-    let cluster = followed(vec![settings], asked_of_engines(), |_| {}).await;
+    let cluster = cluster_with_events(vec![settings], tokenized_by_engine(), |_| {}).await;
     for number in 0..6 {
         let body = crate::cluster::chat(&format!("{number}"), 1, false);
         let answer = cluster.post("/v1/chat/completions", body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
-    let left = async |reason: &str| {
+    let fallbacks = async |reason: &str| {
         let label = format!("reason=\"{reason}\"");
         cluster
-            .metric("warmroute_tokens_left_total", &[&label])
+            .metric("warmroute_tokenization_fallbacks_total", &[&label])
             .await
     };
-    // After three in a row it is left alone for a while.
+    // The circuit breaker opens after three failures in a row.
     assert_eq!(
-        [left("engine_late").await, left("engine_rests").await],
+        [
+            fallbacks("engine_timeout").await,
+            fallbacks("engine_circuit_open").await
+        ],
         [3.0, 3.0]
     );
 }

@@ -19,7 +19,7 @@ fn found(cache: &Cache, vocabulary: VocabularyId, text: &str) -> Option<Vec<u32>
 }
 
 #[test]
-fn what_was_put_is_found_for_its_vocabulary_alone() {
+fn entries_are_found_only_with_their_vocabulary() {
     let cache = cache(1 << 20);
     cache.put(FIRST, "a text", &[1, 2]);
     assert_eq!(found(&cache, FIRST, "a text"), Some(vec![1, 2]));
@@ -28,7 +28,7 @@ fn what_was_put_is_found_for_its_vocabulary_alone() {
 }
 
 #[test]
-fn the_bound_holds_and_the_least_recently_used_go_first() {
+fn the_least_recently_used_entries_are_evicted_at_the_limit() {
     let bytes_max = 64 << 10;
     let cache = cache(bytes_max);
     cache.put(FIRST, "kept", &[9]);
@@ -38,19 +38,19 @@ fn the_bound_holds_and_the_least_recently_used_go_first() {
     }
     assert!(cache.memory_bytes() <= bytes_max as usize);
     assert_eq!(cache.metrics.bytes.get(), cache.memory_bytes() as i64);
-    assert!(cache.metrics.forgotten.get() > 0);
+    assert!(cache.metrics.evicted_bytes.get() > 0);
     assert_eq!(found(&cache, FIRST, "text 0"), None);
 }
 
 #[test]
-fn a_text_beyond_the_bound_is_not_kept() {
+fn a_text_larger_than_a_shard_is_not_cached() {
     let cache = cache(64 << 10);
     cache.put(FIRST, &"x".repeat(10_000), &[1]);
     assert_eq!(cache.memory_bytes(), 0);
 }
 
 #[test]
-fn nothing_is_kept_where_the_setting_says_so() {
+fn a_limit_of_zero_turns_the_cache_off() {
     let cache = cache(0);
     cache.put(FIRST, "x", &[1]);
     assert_eq!(found(&cache, FIRST, "x"), None);
@@ -58,7 +58,7 @@ fn nothing_is_kept_where_the_setting_says_so() {
 
 proptest! {
     #[test]
-    fn it_never_answers_what_was_not_put(
+    fn it_returns_only_ids_that_were_put(
         operations in proptest::collection::vec((0u32..2, 0u8..40, any::<bool>()), 1..400)
     ) {
         let cache = cache(16 << 10);

@@ -1,7 +1,9 @@
+use super::request::{has_media, is_supported_by_tokenize};
+use super::response::{read_rendered, read_tokenized};
 use super::*;
 
 #[test]
-fn the_answers_of_all_endpoints_are_read() {
+fn responses_of_all_endpoints_are_decoded() {
     let check = |answer: &str, expected: Result<Vec<u32>, Error>| {
         assert_eq!(read_rendered(answer.as_bytes()), expected, "{answer}");
     };
@@ -12,11 +14,11 @@ fn the_answers_of_all_endpoints_are_read() {
     check(r#"[{"token_ids": [3], "features": null}]"#, Ok(vec![3]));
     check(
         r#"[{"token_ids": [3]}, {"token_ids": [4]}]"#,
-        Err(Error::Unknown),
+        Err(Error::Unsupported),
     );
     check(
         r#"{"token_ids": [3], "features": {"mm_hashes": {}}}"#,
-        Err(Error::Unknown),
+        Err(Error::Unsupported),
     );
     check(r#"{"tokens": [3]}"#, Err(Error::Failed));
     check("<html>", Err(Error::Failed));
@@ -27,10 +29,10 @@ fn the_answers_of_all_endpoints_are_read() {
 }
 
 #[test]
-fn a_body_with_what_tokenize_does_not_know_is_not_asked_for_there() {
+fn bodies_that_tokenize_would_render_differently_are_unsupported() {
     let check = |api, body: &str, expected| {
         assert_eq!(
-            is_told_by_tokenize(api, body.as_bytes()),
+            is_supported_by_tokenize(api, body.as_bytes()),
             expected,
             "{body}"
         );
@@ -54,67 +56,66 @@ fn a_body_with_what_tokenize_does_not_know_is_not_asked_for_there() {
 }
 
 #[test]
-fn media_are_seen() {
+fn media_are_found_by_their_keys() {
     assert!(has_media(br#"{"type": "image_url"}"#));
     assert!(!has_media(br#"{"type": "text", "text": "an image"}"#));
 }
 
 #[test]
-fn what_is_kept_grows_old_and_is_bounded() {
+fn cached_responses_expire_and_are_bounded() {
     let now = crate::observe::now();
     let age = Duration::from_secs(10);
     let ids: Arc<[u32]> = vec![1; 25].into();
-    let mut kept = Kept::default();
-    // Room for two.
+    let mut cache = ResponseCache::default();
+    // There is room for two entries.
     for key in 0..3 {
-        kept.put(key, now, ids.clone(), 400);
+        cache.put(key, now, ids.clone(), 400);
     }
-    assert_eq!(kept.get(0, now, age), None);
-    assert_eq!(kept.get(1, now, age).as_deref(), Some(&*ids));
-    kept.put(3, now, ids.clone(), 400);
-    assert_eq!(kept.get(2, now, age), None, "1 was used after it");
-    assert_eq!(kept.bytes, 400);
-    kept.put(3, now, ids.clone(), 400);
-    assert_eq!(kept.bytes, 400);
-    assert_eq!(kept.get(3, now + age * 2, age), None);
+    assert_eq!(cache.get(0, now, age), None);
+    assert_eq!(cache.get(1, now, age).as_deref(), Some(&*ids));
+    cache.put(3, now, ids.clone(), 400);
+    assert_eq!(cache.get(2, now, age), None, "1 was used after it");
+    assert_eq!(cache.bytes, 400);
+    cache.put(3, now, ids.clone(), 400);
+    assert_eq!(cache.bytes, 400);
+    assert_eq!(cache.get(3, now + age * 2, age), None);
     assert_eq!(
-        kept.bytes, 200,
-        "what is too old is gone, and not the newest"
+        cache.bytes, 200,
+        "the expired entry is removed, not the newest"
     );
-    assert_eq!(kept.answers.len(), 1);
-    kept.put(4, now, vec![1; 1_000].into(), 400);
-    assert_eq!(kept.get(4, now, age), None);
+    assert_eq!(cache.entries.len(), 1);
+    cache.put(4, now, vec![1; 1_000].into(), 400);
+    assert_eq!(cache.get(4, now, age), None);
 }
 
 #[test]
-fn what_was_not_asked_of_a_worker_says_nothing_of_it() {
+fn errors_without_a_call_do_not_count_for_the_circuit_breaker() {
     let settings = Settings {
         max_requests: 1,
         ..Settings::default()
     };
-    let engine = Engine::new(settings, 1);
-    let media = engine.slot(br#"{"type": "image_url"}"#).unwrap_err();
-    let taken = engine.slot(b"{}").unwrap();
-    let busy = engine.slot(b"{}").unwrap_err();
-    assert_eq!((media, busy), (Error::Unknown, Error::Busy));
+    let engine = EngineTokenizer::new(settings, 1);
+    let media = engine.permit(br#"{"type": "image_url"}"#).unwrap_err();
+    let taken = engine.permit(b"{}").unwrap();
+    let busy = engine.permit(b"{}").unwrap_err();
+    assert_eq!((media, busy), (Error::Unsupported, Error::Busy));
     drop(taken);
-    assert!(engine.slot(b"{}").is_ok());
-    let said = [
+    assert!(engine.permit(b"{}").is_ok());
+    let cases = [
         (Error::Busy, None),
-        (Error::Late, Some(false)),
+        (Error::Timeout, Some(false)),
         (Error::Failed, Some(false)),
         (Error::Refused, Some(true)),
-        (Error::Unknown, None),
+        (Error::Unsupported, None),
     ];
-    for (error, expected) in said {
-        assert_eq!(error.is_well(), expected, "{error}");
+    for (error, expected) in cases {
+        assert_eq!(error.engine_succeeded(), expected, "{error}");
     }
 }
 
 #[test]
-fn bodies_of_one_prompt_share_an_answer() {
-    let engine = Engine::new(Settings::default(), 1);
-    let key = |body: &str| engine.key("m", Api::Chat, body.as_bytes());
+fn requests_with_the_same_prompt_share_a_cache_key() {
+    let key = |body: &str| cache::key(1, "m", Api::Chat, body.as_bytes());
     let first = key(r#"{"messages": [1], "max_tokens": 5, "stream": true}"#);
     assert_eq!(
         first,
@@ -124,18 +125,18 @@ fn bodies_of_one_prompt_share_an_answer() {
     assert_ne!(first, key(r#"{"messages": [1], "tools": []}"#));
     assert_ne!(
         first,
-        engine.key("other", Api::Chat, br#"{"messages": [1]}"#)
+        cache::key(1, "other", Api::Chat, br#"{"messages": [1]}"#)
     );
-    assert!(NOT_OF_THE_PROMPT.is_sorted());
+    assert!(cache::IGNORED_FIELDS.is_sorted());
 }
 
 #[test]
-fn a_worker_that_refuses_to_render_is_asked_again_after_a_while() {
-    let engine = Engine::new(Settings::default(), 1);
+fn unavailable_render_endpoints_are_tried_again_after_a_minute() {
+    let engine = EngineTokenizer::new(Settings::default(), 1);
     let now = crate::observe::now();
-    assert!(engine.renders(now, "a:1"));
-    engine.set_without_render(now, "a:1");
-    assert!(!engine.renders(now, "a:1"));
-    assert!(engine.renders(now, "b:1"));
-    assert!(engine.renders(now + WITHOUT_RENDER * 2, "a:1"));
+    assert!(engine.may_render(now, "a:1"));
+    engine.set_render_unavailable(now, "a:1");
+    assert!(!engine.may_render(now, "a:1"));
+    assert!(engine.may_render(now, "b:1"));
+    assert!(engine.may_render(now + RENDER_RETRY_INTERVAL * 2, "a:1"));
 }

@@ -2,9 +2,9 @@ use serde_json::json;
 
 use super::*;
 use crate::prompt::Api;
-use crate::prompt::render::{Prompt, Unknown};
+use crate::prompt::render::{RenderedPrompt, TokenizeError};
 
-/// A folder that goes with the test.
+/// A temporary folder, removed after the test.
 struct Model(PathBuf);
 
 impl Model {
@@ -28,8 +28,8 @@ impl Model {
         self.write("tokenizer_config.json", &config.to_string());
     }
 
-    fn read(&self) -> Result<Folder, Vec<Error>> {
-        Folder::read(&self.0, None, Options::default())
+    fn read(&self) -> Result<ModelFolder, Vec<Error>> {
+        ModelFolder::read(&self.0, None, Options::default())
     }
 
     #[track_caller]
@@ -41,7 +41,7 @@ impl Model {
         let renderer = self.read().unwrap().renderer;
         let prompt = renderer.render(Api::Chat, body.to_string().as_bytes(), 0);
         match prompt {
-            Ok(Prompt::Text(text)) => assert_eq!(text.text, expected),
+            Ok(RenderedPrompt::Text(text)) => assert_eq!(text.text, expected),
             other => panic!("{other:?}"),
         }
     }
@@ -54,7 +54,7 @@ impl Drop for Model {
 }
 
 #[test]
-fn the_template_is_that_of_its_own_file_before_the_configurations() {
+fn the_template_file_has_precedence_over_the_configuration() {
     let model = Model::new("template-file");
     model.config(json!({"chat_template": "config", "eos_token": {"content": "<|im_end|>"}}));
     model.check(false, "config");
@@ -69,7 +69,7 @@ fn the_template_is_that_of_its_own_file_before_the_configurations() {
 }
 
 #[test]
-fn a_configuration_may_have_several_templates() {
+fn a_configuration_can_have_several_templates() {
     let model = Model::new("templates");
     model.config(json!({"chat_template": [
         {"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]}));
@@ -78,7 +78,7 @@ fn a_configuration_may_have_several_templates() {
 }
 
 #[test]
-fn special_tokens_come_from_the_map_where_the_configuration_lists_no_added_ones() {
+fn special_tokens_map_is_used_without_added_tokens_in_the_configuration() {
     let model = Model::new("special");
     model.write(
         "chat_template.jinja",
@@ -95,7 +95,7 @@ fn special_tokens_come_from_the_map_where_the_configuration_lists_no_added_ones(
 }
 
 #[test]
-fn tokens_that_only_the_configuration_knows_are_added() {
+fn tokens_that_only_the_configuration_lists_are_added() {
     let model = Model::new("added");
     model.config(
         json!({"added_tokens_decoder": {"2000": {"content": "<|image_pad|>", "special": true,
@@ -113,13 +113,13 @@ fn tokens_that_only_the_configuration_knows_are_added() {
 }
 
 #[test]
-fn a_model_that_the_engine_renders_in_code_has_no_chats() {
+fn chats_of_models_rendered_in_code_are_not_tokenized() {
     let model = Model::new("code");
     model.write("chat_template.jinja", "x");
     model.write("config.json", r#"{"model_type": "gpt_oss"}"#);
     let renderer = model.read().unwrap().renderer;
     let body = br#"{"messages": [{"role": "user", "content": "x"}]}"#;
-    assert_eq!(renderer.render(Api::Chat, body, 0), Err(Unknown::Api));
+    assert_eq!(renderer.render(Api::Chat, body, 0), Err(TokenizeError::Api));
     assert!(
         renderer
             .render(Api::Completions, br#"{"prompt": "x"}"#, 0)
@@ -128,10 +128,10 @@ fn a_model_that_the_engine_renders_in_code_has_no_chats() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_file() {
+fn errors_name_the_file() {
     let model = Model::new("wrong");
     let errors = |template: Option<&Path>| {
-        let errors = Folder::read(&model.0, template, Options::default()).unwrap_err();
+        let errors = ModelFolder::read(&model.0, template, Options::default()).unwrap_err();
         let texts: Vec<String> = errors.iter().map(Error::to_string).collect();
         texts
     };
@@ -156,7 +156,10 @@ fn what_is_wrong_is_said_with_its_file() {
     let given = model.0.join("given.jinja");
     check(
         Some(&given),
-        &["not JSON", "no such file; give the one that the engine has"],
+        &[
+            "not JSON",
+            "file not found; give the file that the engine uses",
+        ],
     );
     model.write("tokenizer_config.json", "{}");
     model.write("given.jinja", "{{ x");
@@ -166,16 +169,20 @@ fn what_is_wrong_is_said_with_its_file() {
         "tokenizer.json",
         r#"{"model": {"type": "Unigram", "vocab": []}}"#,
     );
-    check(
-        Some(&given),
-        &["a tokenizer of a kind that is not known here"],
-    );
+    check(Some(&given), &["this kind of tokenizer is not supported"]);
     model.write("tekken.json", "");
     model.write("consolidated.safetensors", "");
     check(Some(&given), &["mistral_common"]);
     fs::remove_file(model.0.join("tekken.json")).unwrap();
     fs::remove_file(model.0.join("tokenizer.json")).unwrap();
-    check(Some(&given), &["no tokenizer.json; the engine builds one"]);
-    let nowhere = Folder::read(Path::new("/nowhere"), None, Options::default()).unwrap_err();
-    assert!(nowhere[0].to_string().contains("/nowhere: no such folder"));
+    check(
+        Some(&given),
+        &["no tokenizer.json; the engine builds its tokenizer"],
+    );
+    let nowhere = ModelFolder::read(Path::new("/nowhere"), None, Options::default()).unwrap_err();
+    assert!(
+        nowhere[0]
+            .to_string()
+            .contains("/nowhere: folder not found")
+    );
 }

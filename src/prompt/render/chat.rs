@@ -1,9 +1,10 @@
-//! The body of a chat completion, as the variables of its chat template.
+//! Reads the body of a chat completion into the variables of the chat template.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Chat, Options, Unknown};
+use super::kwargs;
+use super::types::{ChatInput, Options, TokenizeError};
 
 #[derive(Deserialize)]
 struct Body {
@@ -30,18 +31,18 @@ struct Body {
     truncate_prompt_tokens: Option<Value>,
 }
 
-pub(super) fn read(body: &[u8], options: &Options) -> Result<Chat, Unknown> {
+pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput, TokenizeError> {
     let mut body: Body =
-        serde_json::from_slice(body).map_err(|error| Unknown::Body(error.to_string()))?;
+        serde_json::from_slice(body).map_err(|error| TokenizeError::Body(error.to_string()))?;
     if body.chat_template.is_some() {
-        return Err(Unknown::Field("chat_template"));
+        return Err(TokenizeError::Field("chat_template"));
     }
     if body.truncate_prompt_tokens.is_some() {
-        return Err(Unknown::Field("truncate_prompt_tokens"));
+        return Err(TokenizeError::Field("truncate_prompt_tokens"));
     }
     for message in &mut body.messages {
-        one_name_for_reasoning(message);
-        order_calls(message);
+        rename_reasoning_content(message);
+        order_call_keys(message);
     }
     let hides_tools = options.exclude_tools_when_tool_choice_none
         && body.tool_choice == Some(Value::String("none".to_owned()));
@@ -64,9 +65,9 @@ pub(super) fn read(body: &[u8], options: &Options) -> Result<Chat, Unknown> {
         ),
         ("documents", body.documents.unwrap_or(Value::Null)),
     ];
-    super::overrule(&mut kwargs, fields);
-    super::overrule_effort(&mut kwargs, body.reasoning_effort);
-    Ok(Chat {
+    kwargs::override_with(&mut kwargs, fields);
+    kwargs::override_effort(&mut kwargs, body.reasoning_effort);
+    Ok(ChatInput {
         messages: body.messages,
         tools,
         kwargs,
@@ -74,32 +75,31 @@ pub(super) fn read(body: &[u8], options: &Options) -> Result<Chat, Unknown> {
     })
 }
 
-/// The engine knows the older name, and goes on with the newer one.
-fn one_name_for_reasoning(message: &mut Map<String, Value>) {
+/// Engines accept the older name `reasoning_content` and pass the message on with the newer one.
+fn rename_reasoning_content(message: &mut Map<String, Value>) {
     let Some(older) = message.shift_remove("reasoning_content") else {
         return;
     };
-    let is_said = message.get("reasoning").is_some_and(|it| !it.is_null());
-    if !older.is_null() && !is_said {
+    let has_newer = message.get("reasoning").is_some_and(|it| !it.is_null());
+    if !older.is_null() && !has_newer {
         message.insert("reasoning".to_owned(), older);
     }
 }
 
-/// The engine's types put a call's keys into their own order, which a template that prints the call
-/// as JSON shows.
-fn order_calls(message: &mut Map<String, Value>) {
+/// Puts the keys of tool calls in the order of the engine's types, for templates that print a call as JSON.
+fn order_call_keys(message: &mut Map<String, Value>) {
     let Some(Value::Array(calls)) = message.get_mut("tool_calls") else {
         return;
     };
     for call in calls.iter_mut().filter_map(Value::as_object_mut) {
         if let Some(Value::Object(function)) = call.get_mut("function") {
-            *function = first(std::mem::take(function), &["arguments", "name"]);
+            *function = with_first_keys(std::mem::take(function), &["arguments", "name"]);
         }
-        *call = first(std::mem::take(call), &["id", "function", "type"]);
+        *call = with_first_keys(std::mem::take(call), &["id", "function", "type"]);
     }
 }
 
-fn first(mut map: Map<String, Value>, keys: &[&str]) -> Map<String, Value> {
+fn with_first_keys(mut map: Map<String, Value>, keys: &[&str]) -> Map<String, Value> {
     let mut ordered = Map::with_capacity(map.len());
     for key in keys {
         if let Some((key, value)) = map.shift_remove_entry(*key) {
@@ -110,8 +110,8 @@ fn first(mut map: Map<String, Value>, keys: &[&str]) -> Map<String, Value> {
     ordered
 }
 
-fn tool(tool: Value) -> Result<Value, Unknown> {
-    let wrong = || Unknown::Refused("a tool that is not a function with a name".to_owned());
+fn tool(tool: Value) -> Result<Value, TokenizeError> {
+    let wrong = || TokenizeError::Refused("a tool without a named function".to_owned());
     let Value::Object(mut tool) = tool else {
         return Err(wrong());
     };
@@ -125,11 +125,11 @@ fn tool(tool: Value) -> Result<Value, Unknown> {
             {
                 function.insert("defer_loading".to_owned(), defer.clone());
             }
-            let mut described = super::function_tool(function).ok_or_else(wrong)?;
+            let mut shown = kwargs::function_tool(function).ok_or_else(wrong)?;
             if let Some(defer) = defer {
-                described.insert("defer_loading".to_owned(), defer);
+                shown.insert("defer_loading".to_owned(), defer);
             }
-            Ok(Value::Object(described))
+            Ok(Value::Object(shown))
         }
         _ => Err(wrong()),
     }

@@ -1,22 +1,22 @@
-//! A last message that the model must continue: the template renders it as finished, and what the template puts
-//! after the text of the message is removed again, as `transformers` does.
+//! `continue_final_message`: the model must continue the last message. The template renders that message as finished;
+//! then everything that the template put after the text of the message is removed, as `transformers` does.
 
 use serde_json::{Map, Value};
 
-use super::Unknown;
+use super::types::TokenizeError;
 
-/// Marks the place where the last message ends, so that what the template adds after it can be cut
-/// off. The engine uses the same words, so a message that has them is cut at the same place.
+/// Appended to the last message, so that the text after it can be found and cut off. `transformers` uses the same tag,
+/// so a message that contains the tag is cut at the same position.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// Puts the tag behind the last message's last text, which is returned as it was.
-pub(super) fn mark_end(
+/// Appends the tag to the last text of the last message. Returns the text without the tag.
+pub(super) fn append_tag(
     messages: &mut [Map<String, Value>],
     source: &str,
-) -> Result<String, Unknown> {
-    let refused = |why: &str| Unknown::Refused(why.to_owned());
+) -> Result<String, TokenizeError> {
+    let refused = |why: &str| TokenizeError::Refused(why.to_owned());
     if !source.contains("content") {
-        return Err(refused("the template says no content to continue"));
+        return Err(refused("the template prints no content to continue"));
     }
     let last = messages
         .last_mut()
@@ -38,25 +38,26 @@ pub(super) fn mark_end(
     Ok(last)
 }
 
-pub(super) fn cut_at_mark(mut text: String, last: &str) -> Result<String, Unknown> {
+/// Cuts the rendered text at the tag. `last` is the text without the tag.
+pub(super) fn cut_at_tag(mut text: String, last: &str) -> Result<String, TokenizeError> {
     let tag = CONTINUE_TAG.trim_end();
-    let at = match text.rfind(tag) {
-        Some(at) if text.contains(python_strip(last)) => at,
+    let end = match text.rfind(tag) {
+        Some(end) if text.contains(python_strip(last)) => end,
         _ => {
-            let why = "the template does not show the message to continue";
-            return Err(Unknown::Refused(why.to_owned()));
+            let why = "the template does not print the message to continue";
+            return Err(TokenizeError::Refused(why.to_owned()));
         }
     };
-    let keeps_spaces = text[at..].starts_with(CONTINUE_TAG);
-    text.truncate(at);
+    let keeps_spaces = text[end..].starts_with(CONTINUE_TAG);
+    text.truncate(end);
     if !keeps_spaces {
-        // The template trims what it is given, so what came before the tag is trimmed as well.
+        // The template trimmed the tag, so it would have trimmed the text before the tag as well.
         text.truncate(python_strip_end(&text).len());
     }
     Ok(text)
 }
 
-/// Python's white space: Unicode's, and four separators of old that Unicode calls controls.
+/// White space as Python's `str.strip` defines it: Unicode white space and the control characters U+001C to U+001F.
 fn is_python_space(char: char) -> bool {
     char.is_whitespace() || ('\x1c'..='\x1f').contains(&char)
 }

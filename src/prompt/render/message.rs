@@ -1,12 +1,12 @@
-//! The messages of a conversation, as vLLM passes them to a template: contents as one text or as parts, call
-//! arguments as objects, and only known keys.
+//! Converts the messages of a conversation as vLLM does before it calls the template: contents as one text or as a list
+//! of parts, arguments of tool calls as objects, and only known keys.
 
 use serde_json::{Map, Value};
 
-use super::Unknown;
+use super::types::TokenizeError;
 use crate::prompt::template::ContentFormat;
 
-/// Kinds of parts that are text, and the key that has it.
+/// Types of text parts, each with the key of its text.
 const TEXT_PARTS: &[(&str, &str)] = &[
     ("text", "text"),
     ("input_text", "text"),
@@ -14,7 +14,7 @@ const TEXT_PARTS: &[(&str, &str)] = &[
     ("refusal", "refusal"),
     ("thinking", "thinking"),
 ];
-/// Kinds of parts that become an image, a sound or a film, and what a template knows them as.
+/// Types of media parts, each with the type that templates see.
 const MEDIA_PARTS: &[(&str, &str)] = &[
     ("image_url", "image"),
     ("input_image", "image"),
@@ -25,8 +25,8 @@ const MEDIA_PARTS: &[(&str, &str)] = &[
     ("video_url", "video"),
     ("video_embeds", "video"),
 ];
-/// Keys of parts that have a meaning, so that a template is not shown them beside it.
-const KNOWN_KEYS: &[&str] = &[
+/// Keys of parts that vLLM interprets itself. Templates see the other keys unchanged.
+const INTERPRETED_KEYS: &[&str] = &[
     "audio_embeds",
     "audio_url",
     "closed",
@@ -46,29 +46,29 @@ const KNOWN_KEYS: &[&str] = &[
     "video_embeds",
     "video_url",
 ];
-/// A line that some clients put first into the system prompt and change with every request. The
-/// engine drops it, or no two requests would share a start.
+/// Starts a line that some clients put first in the system prompt and change with every request. Engines drop the
+/// line, because otherwise no two requests would share a prefix.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-/// What is put where a picture, a sound or a film would be. The renderings of both differ from the
-/// first of them on, at the latest, whatever the engine puts there.
+/// Stands for an image, sound or video in a rendered text. A prompt is rendered with both: the texts are equal up to
+/// the first media part, and that prefix does not depend on what the engine inserts there.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum StandIn {
+pub(super) enum Placeholder {
     Media,
     Text,
 }
 
-impl StandIn {
+impl Placeholder {
     fn text(self) -> &'static str {
         match self {
-            StandIn::Media => "\u{1}media",
-            StandIn::Text => "\u{2}media",
+            Placeholder::Media => "\u{1}media",
+            Placeholder::Text => "\u{2}media",
         }
     }
 }
 
-/// Whether some message has a picture, a sound or a film among its parts.
-pub(super) fn have_media(messages: &[Map<String, Value>]) -> bool {
+/// Whether any message has an image, a sound or a video.
+pub(super) fn contain_media(messages: &[Map<String, Value>]) -> bool {
     let is_media = |part: &Value| {
         let kind = part.get("type").and_then(Value::as_str);
         kind.is_some_and(|kind| MEDIA_PARTS.iter().any(|(name, _)| *name == kind))
@@ -79,72 +79,78 @@ pub(super) fn have_media(messages: &[Map<String, Value>]) -> bool {
     })
 }
 
-/// The messages as a template is given them. Their texts are moved, not copied: they may be long.
-pub(super) fn converted(
+/// The messages as the template gets them. Texts may be long, so they are moved instead of copied.
+pub(super) fn to_template_messages(
     messages: Vec<Map<String, Value>>,
     format: ContentFormat,
-    stand_in: StandIn,
-) -> Result<Vec<Map<String, Value>>, Unknown> {
+    placeholder: Placeholder,
+) -> Result<Vec<Map<String, Value>>, TokenizeError> {
     messages
         .into_iter()
-        .map(|message| convert(message, format, stand_in))
+        .map(|message| convert(message, format, placeholder))
         .collect()
 }
 
 fn convert(
     mut message: Map<String, Value>,
     format: ContentFormat,
-    stand_in: StandIn,
-) -> Result<Map<String, Value>, Unknown> {
+    placeholder: Placeholder,
+) -> Result<Map<String, Value>, TokenizeError> {
     let content = message.swap_remove("content");
     let role = match message.swap_remove("role") {
         Some(Value::String(role)) => role,
         _ => return Err(refused("a message without a role")),
     };
     let parts = parts(&role, content)?;
-    let mut given = Map::with_capacity(4);
-    // A tool's answer is one text for every template, unless it refers to tools.
-    let is_listed = format == ContentFormat::Openai
+    let mut converted = Map::with_capacity(4);
+    // A tool's result is one text for every template, unless the result refers to tools.
+    let is_list = format == ContentFormat::Openai
         && (role != "tool" || parts.iter().any(|part| !matches!(part, Part::Text(..))));
-    let content = match is_listed {
-        true => Value::Array(parts.into_iter().map(|it| it.listed(stand_in)).collect()),
-        false => Value::String(joined(parts, stand_in)),
+    let content = match is_list {
+        true => Value::Array(
+            parts
+                .into_iter()
+                .map(|part| part.into_list_item(placeholder))
+                .collect(),
+        ),
+        false => Value::String(joined(parts, placeholder)),
     };
     let (is_assistant, is_tool, is_developer) =
         (role == "assistant", role == "tool", role == "developer");
-    given.insert("role".to_owned(), Value::String(role));
-    given.insert("content".to_owned(), content);
+    converted.insert("role".to_owned(), Value::String(role));
+    converted.insert("content".to_owned(), content);
     if is_assistant {
-        calls_and_reasoning(&mut message, &mut given)?;
+        convert_calls_and_reasoning(&mut message, &mut converted)?;
     }
     if is_tool && let Some(id) = message.swap_remove("tool_call_id") {
-        given.insert("tool_call_id".to_owned(), id);
+        converted.insert("tool_call_id".to_owned(), id);
     }
     for key in ["name", "task"] {
         if let Some(text @ Value::String(_)) = message.swap_remove(key) {
-            given.insert(key.to_owned(), text);
+            converted.insert(key.to_owned(), text);
         }
     }
     if is_developer {
         let tools = message.swap_remove("tools").unwrap_or(Value::Null);
-        given.insert("tools".to_owned(), tools);
+        converted.insert("tools".to_owned(), tools);
     }
-    Ok(given)
+    Ok(converted)
 }
 
 /// One part of a content.
 enum Part {
-    /// A text, and the part's own keys beside it.
+    /// A text and the other keys of the part.
     Text(String, Map<String, Value>),
-    /// A tool to be looked up by its name.
+    /// The name of a tool.
     ToolReference(String),
+    /// The type that templates see, and the keys of the part.
     Media(&'static str, Map<String, Value>),
 }
 
 impl Part {
-    fn listed(self, stand_in: StandIn) -> Value {
-        let mut listed = Map::new();
-        let mut put = |key: &str, text: String| listed.insert(key.to_owned(), text.into());
+    fn into_list_item(self, placeholder: Placeholder) -> Value {
+        let mut item = Map::new();
+        let mut put = |key: &str, text: String| item.insert(key.to_owned(), text.into());
         let keys = match self {
             Part::Text(text, keys) => {
                 put("type", "text".to_owned());
@@ -156,9 +162,9 @@ impl Part {
                 put("name", name);
                 Map::new()
             }
-            Part::Media(..) if stand_in == StandIn::Text => {
+            Part::Media(..) if placeholder == Placeholder::Text => {
                 put("type", "text".to_owned());
-                put("text", stand_in.text().to_owned());
+                put("text", placeholder.text().to_owned());
                 Map::new()
             }
             Part::Media(modality, keys) => {
@@ -167,21 +173,21 @@ impl Part {
             }
         };
         for (key, value) in keys {
-            if KNOWN_KEYS.binary_search(&key.as_str()).is_err() {
-                listed.insert(key, value);
+            if INTERPRETED_KEYS.binary_search(&key.as_str()).is_err() {
+                item.insert(key, value);
             }
         }
-        Value::Object(listed)
+        Value::Object(item)
     }
 }
 
-/// The engine puts what stands for media before all texts of a message.
-fn joined(mut parts: Vec<Part>, stand_in: StandIn) -> String {
+/// Joins parts into one text. The engine puts the placeholders of media before all texts of a message.
+fn joined(mut parts: Vec<Part>, placeholder: Placeholder) -> String {
     if let [Part::Text(text, _)] = parts.as_mut_slice() {
         return std::mem::take(text);
     }
     let media = parts.iter().filter_map(|part| match part {
-        Part::Media(..) => Some(stand_in.text()),
+        Part::Media(..) => Some(placeholder.text()),
         _ => None,
     });
     let texts = parts.iter().filter_map(|part| match part {
@@ -191,11 +197,11 @@ fn joined(mut parts: Vec<Part>, stand_in: StandIn) -> String {
     media.chain(texts).collect::<Vec<_>>().join("\n")
 }
 
-fn parts(role: &str, content: Option<Value>) -> Result<Vec<Part>, Unknown> {
+fn parts(role: &str, content: Option<Value>) -> Result<Vec<Part>, TokenizeError> {
     match content {
         None | Some(Value::Null) => Ok(Vec::new()),
         Some(Value::String(text)) => {
-            let text = without_billing(role, text);
+            let text = without_billing_header(role, text);
             let part = text.map(|text| Part::Text(text, Map::new()));
             Ok(part.into_iter().collect())
         }
@@ -207,10 +213,10 @@ fn parts(role: &str, content: Option<Value>) -> Result<Vec<Part>, Unknown> {
     }
 }
 
-fn part(role: &str, item: Value) -> Result<Option<Part>, Unknown> {
+fn part(role: &str, item: Value) -> Result<Option<Part>, TokenizeError> {
     let mut item = match item {
         Value::String(text) => {
-            let text = without_billing(role, text);
+            let text = without_billing_header(role, text);
             return Ok(text.map(|text| Part::Text(text, Map::new())));
         }
         Value::Object(item) => item,
@@ -235,20 +241,20 @@ fn part(role: &str, item: Value) -> Result<Option<Part>, Unknown> {
         .ok_or_else(|| refused("a content part of an unknown type"))?;
     let is_plain = kind == "text";
     let has_uuid = item.get("uuid").is_some_and(|uuid| !uuid.is_null());
-    // Its place is kept, for those keys that are shown are shown in order.
+    // The key keeps its position, because templates see the remaining keys in order.
     let text = match item.get_mut(*key) {
         Some(Value::String(text)) if !has_uuid => std::mem::take(text),
         _ => return Err(refused("a content part without its text")),
     };
     let text = match is_plain {
-        true => without_billing(role, text),
+        true => without_billing_header(role, text),
         false => Some(text),
     };
     Ok(text.map(|text| Part::Text(text, item)))
 }
 
-/// Nothing, where the whole text is that line.
-fn without_billing(role: &str, text: String) -> Option<String> {
+/// Removes the billing line. `None` if nothing remains.
+fn without_billing_header(role: &str, text: String) -> Option<String> {
     if role != "system" || !text.starts_with(BILLING_HEADER) {
         return Some(text);
     }
@@ -257,29 +263,32 @@ fn without_billing(role: &str, text: String) -> Option<String> {
         .filter(|rest| !rest.is_empty())
 }
 
-fn calls_and_reasoning(
+fn convert_calls_and_reasoning(
     message: &mut Map<String, Value>,
-    given: &mut Map<String, Value>,
-) -> Result<(), Unknown> {
+    converted: &mut Map<String, Value>,
+) -> Result<(), TokenizeError> {
     match message.swap_remove("tool_calls") {
         None | Some(Value::Null) => {}
         Some(Value::Array(calls)) if calls.is_empty() => {}
         Some(Value::Array(calls)) => {
-            let calls = calls.into_iter().map(call).collect::<Result<_, _>>()?;
-            given.insert("tool_calls".to_owned(), Value::Array(calls));
+            let calls = calls
+                .into_iter()
+                .map(convert_call)
+                .collect::<Result<_, _>>()?;
+            converted.insert("tool_calls".to_owned(), Value::Array(calls));
         }
         Some(_) => return Err(refused("tool_calls of another type")),
     }
     if let Some(reasoning) = message.swap_remove("reasoning").filter(|it| !it.is_null()) {
-        given.insert("reasoning".to_owned(), reasoning.clone());
-        given.insert("reasoning_content".to_owned(), reasoning);
+        converted.insert("reasoning".to_owned(), reasoning.clone());
+        converted.insert("reasoning_content".to_owned(), reasoning);
     }
     Ok(())
 }
 
-/// A call whose arguments are an object, also where they are no JSON, or none of an object: the
-/// engine does not let one bad call spoil a conversation.
-fn call(mut call: Value) -> Result<Value, Unknown> {
+/// Parses the arguments of a call. Engines replace arguments that are not a JSON object with an empty one, so that one
+/// invalid call does not break the conversation.
+fn convert_call(mut call: Value) -> Result<Value, TokenizeError> {
     let function = call
         .as_object_mut()
         .filter(|call| call.get("type").is_none_or(|kind| kind == "function"))
@@ -298,31 +307,34 @@ fn call(mut call: Value) -> Result<Value, Unknown> {
     Ok(call)
 }
 
-/// For templates that know no developers: their messages, and all of the system, become one of the
-/// system, at the start.
-pub(super) fn developers_as_system(
+/// For templates without the developer role: developer messages become system messages, and all system messages are
+/// merged into one at the start.
+pub(super) fn developer_to_system(
     mut messages: Vec<Map<String, Value>>,
 ) -> Vec<Map<String, Value>> {
-    let is = |message: &Map<String, Value>, role: &str| message["role"] == role;
-    if !messages.iter().any(|message| is(message, "developer")) {
+    let has_role = |message: &Map<String, Value>, role: &str| message["role"] == role;
+    if !messages
+        .iter()
+        .any(|message| has_role(message, "developer"))
+    {
         return messages;
     }
     for message in &mut messages {
-        if is(message, "developer") {
+        if has_role(message, "developer") {
             message.insert("role".to_owned(), "system".into());
             message.shift_remove("tools");
         }
     }
-    let is_one_at_the_start = messages
+    let is_merged = messages
         .iter()
         .skip(1)
-        .all(|message| !is(message, "system"));
-    if is_one_at_the_start {
+        .all(|message| !has_role(message, "system"));
+    if is_merged {
         return messages;
     }
     let (system, others): (Vec<_>, Vec<_>) = messages
         .into_iter()
-        .partition(|message| is(message, "system"));
+        .partition(|message| has_role(message, "system"));
     let texts: Vec<String> = system
         .iter()
         .map(|message| match &message["content"] {
@@ -341,6 +353,6 @@ pub(super) fn developers_as_system(
     std::iter::once(merged).chain(others).collect()
 }
 
-fn refused(why: &str) -> Unknown {
-    Unknown::Refused(why.to_owned())
+fn refused(why: &str) -> TokenizeError {
+    TokenizeError::Refused(why.to_owned())
 }

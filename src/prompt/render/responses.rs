@@ -1,10 +1,11 @@
-//! The body of a Responses request as a conversation: instructions first, then input items. Several items may form
+//! Reads the body of a Responses request into the variables of the chat template: instructions, then input items. Several items may form
 //! one assistant message (reasoning, text and calls).
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Chat, Options, Unknown};
+use super::kwargs;
+use super::types::{ChatInput, Options, TokenizeError};
 
 #[derive(Deserialize)]
 struct Body {
@@ -34,14 +35,14 @@ enum Input {
     Items(Vec<Map<String, Value>>),
 }
 
-pub(super) fn read(body: &[u8], options: &Options) -> Result<Chat, Unknown> {
+pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput, TokenizeError> {
     let body: Body =
-        serde_json::from_slice(body).map_err(|error| Unknown::Body(error.to_string()))?;
+        serde_json::from_slice(body).map_err(|error| TokenizeError::Body(error.to_string()))?;
     if body.previous_response_id.is_some() {
-        return Err(Unknown::Field("previous_response_id"));
+        return Err(TokenizeError::Field("previous_response_id"));
     }
     if body.previous_input_messages.is_some() {
-        return Err(Unknown::Field("previous_input_messages"));
+        return Err(TokenizeError::Field("previous_input_messages"));
     }
     if body.prompt.is_some() {
         return Err(refused("prompt templates"));
@@ -57,10 +58,10 @@ pub(super) fn read(body: &[u8], options: &Options) -> Result<Chat, Unknown> {
         }
         Input::Items(items) => {
             let continues = items.last().is_some_and(is_unfinished);
-            // What an item is joined to is only ever another item, never the instructions.
-            let start = messages.len();
+            // Items are merged into the messages of earlier items, never into the instructions.
+            let first_item = messages.len();
             for item in items {
-                add(&mut messages, start, item)?;
+                append(&mut messages, first_item, item)?;
             }
             continues
         }
@@ -76,16 +77,16 @@ pub(super) fn read(body: &[u8], options: &Options) -> Result<Chat, Unknown> {
         ("add_generation_prompt", (!continues).into()),
         ("continue_final_message", continues.into()),
     ];
-    super::overrule(&mut kwargs, fields);
+    kwargs::override_with(&mut kwargs, fields);
     let effort = body
         .reasoning
         .and_then(|mut reasoning| reasoning.shift_remove("effort"));
-    super::overrule_effort(&mut kwargs, effort);
-    Ok(Chat {
+    kwargs::override_effort(&mut kwargs, effort);
+    Ok(ChatInput {
         messages,
         tools,
         kwargs,
-        // Unlike chat: this API leaves the engine's default in place, and it cannot be set.
+        // Unlike chat, this API has no such field and the engine's default applies.
         add_special_tokens: true,
     })
 }
@@ -97,7 +98,7 @@ fn message(role: &str, key: &str, value: Value) -> Map<String, Value> {
     message
 }
 
-/// Whether the model is to go on with what is said there.
+/// Whether the model must continue this item instead of starting a new message.
 fn is_unfinished(item: &Map<String, Value>) -> bool {
     let kind = item
         .get("type")
@@ -107,19 +108,21 @@ fn is_unfinished(item: &Map<String, Value>) -> bool {
     matches!(kind, "message" | "reasoning") && matches!(status, Some("in_progress" | "incomplete"))
 }
 
-fn add(
+/// Appends an item as a message, or merges it into the last message if both are of one assistant turn. `first_item`
+/// is the index of the first message that was made from an item.
+fn append(
     messages: &mut Vec<Map<String, Value>>,
-    start: usize,
+    first_item: usize,
     item: Map<String, Value>,
-) -> Result<(), Unknown> {
+) -> Result<(), TokenizeError> {
     let kind = item.get("type").and_then(Value::as_str);
-    let joined = messages[start..]
+    let assistant = messages[first_item..]
         .last_mut()
         .filter(|message| message["role"] == "assistant");
     match kind {
         Some("function_call" | "custom_tool_call") => {
             let call = call(kind == Some("custom_tool_call"), &item)?;
-            let calls = joined.map(|message| {
+            let calls = assistant.map(|message| {
                 message
                     .entry("tool_calls")
                     .or_insert_with(|| Value::Array(Vec::new()))
@@ -131,7 +134,7 @@ fn add(
         }
         Some("reasoning") => {
             let text = reasoning(&item)?;
-            join(messages, start, "reasoning", text);
+            merge(messages, first_item, "reasoning", text);
         }
         Some("function_call_output" | "custom_tool_call_output") => {
             let output = item.get("output").cloned().unwrap_or(Value::Null);
@@ -141,8 +144,8 @@ fn add(
             messages.push(answer);
         }
         None | Some("message") if item.get("role").is_some_and(|it| it == "assistant") => {
-            match said(item.get("content")) {
-                Some(text) => join(messages, start, "content", text),
+            match first_text(item.get("content")) {
+                Some(text) => merge(messages, first_item, "content", text),
                 None => messages.push(item),
             }
         }
@@ -152,9 +155,9 @@ fn add(
     Ok(())
 }
 
-/// Into the last message, where that is an assistant's that has no such thing yet, else into a new one.
-fn join(messages: &mut Vec<Map<String, Value>>, start: usize, key: &str, text: String) {
-    let last = messages[start..].last_mut().filter(|message| {
+/// Adds a text to the last message if that is an assistant's without `key`, else to a new assistant message.
+fn merge(messages: &mut Vec<Map<String, Value>>, first_item: usize, key: &str, text: String) {
+    let last = messages[first_item..].last_mut().filter(|message| {
         message["role"] == "assistant" && message.get(key).is_none_or(Value::is_null)
     });
     match last {
@@ -165,8 +168,8 @@ fn join(messages: &mut Vec<Map<String, Value>>, start: usize, key: &str, text: S
     }
 }
 
-/// Of what an assistant said in parts, the engine takes the first.
-fn said(content: Option<&Value>) -> Option<String> {
+/// Engines use only the first part of an assistant message.
+fn first_text(content: Option<&Value>) -> Option<String> {
     match content? {
         Value::String(text) => Some(text.clone()),
         Value::Array(parts) => Some(parts.first()?.get("text")?.as_str()?.to_owned()),
@@ -174,7 +177,7 @@ fn said(content: Option<&Value>) -> Option<String> {
     }
 }
 
-fn reasoning(item: &Map<String, Value>) -> Result<String, Unknown> {
+fn reasoning(item: &Map<String, Value>) -> Result<String, TokenizeError> {
     if item
         .get("encrypted_content")
         .and_then(Value::as_str)
@@ -194,45 +197,54 @@ fn reasoning(item: &Map<String, Value>) -> Result<String, Unknown> {
     }
 }
 
-fn call(is_custom: bool, item: &Map<String, Value>) -> Result<Value, Unknown> {
-    let of = |key: &str| item.get(key).and_then(Value::as_str);
-    let wrong = || refused("a call without its id, name or arguments");
-    let mut name = of("name").ok_or_else(wrong)?.to_owned();
+fn call(is_custom: bool, item: &Map<String, Value>) -> Result<Value, TokenizeError> {
+    let field = |key: &str| item.get(key).and_then(Value::as_str);
+    let incomplete = || refused("a call without its id, name or arguments");
+    let mut name = field("name").ok_or_else(incomplete)?.to_owned();
     let arguments = if is_custom {
-        // Such a tool is shown to the model as a function of one text.
+        // The engine shows a custom tool to the model as a function with one string argument.
         let mut shim = Map::with_capacity(1);
-        shim.insert("input".to_owned(), of("input").unwrap_or_default().into());
+        shim.insert(
+            "input".to_owned(),
+            field("input").unwrap_or_default().into(),
+        );
         Value::Object(shim)
     } else {
-        if let Some(namespace) = of("namespace").filter(|it| !it.is_empty()) {
-            name = flat(namespace, &name);
+        if let Some(namespace) = field("namespace").filter(|it| !it.is_empty()) {
+            name = qualified_name(namespace, &name);
         }
-        of("arguments").ok_or_else(wrong)?.into()
+        field("arguments").ok_or_else(incomplete)?.into()
     };
     let mut function = Map::with_capacity(2);
     function.insert("name".to_owned(), name.into());
     function.insert("arguments".to_owned(), arguments);
     let mut call = Map::with_capacity(3);
-    call.insert("id".to_owned(), of("call_id").ok_or_else(wrong)?.into());
+    call.insert(
+        "id".to_owned(),
+        field("call_id").ok_or_else(incomplete)?.into(),
+    );
     call.insert("function".to_owned(), Value::Object(function));
     call.insert("type".to_owned(), "function".into());
     Ok(Value::Object(call))
 }
 
-fn flat(namespace: &str, name: &str) -> String {
+fn qualified_name(namespace: &str, name: &str) -> String {
     format!("{namespace}__{name}")
 }
 
-/// The tools that a model is shown. The others run in the engine, or not at all.
-fn functions(tools: Vec<Map<String, Value>>) -> Result<Vec<Value>, Unknown> {
-    let wrong = || refused("a tool without a name");
+/// The tools that the model sees. Others run in the engine or are ignored.
+fn functions(tools: Vec<Map<String, Value>>) -> Result<Vec<Value>, TokenizeError> {
+    let incomplete = || refused("a tool without a name");
     let mut shown = Vec::with_capacity(tools.len());
     for tool in tools {
         match tool.get("type").and_then(Value::as_str) {
-            Some("function") => shown.push(super::function_tool(tool).ok_or_else(wrong)?),
-            Some("custom") => shown.push(custom(&tool).ok_or_else(wrong)?),
+            Some("function") => shown.push(kwargs::function_tool(tool).ok_or_else(incomplete)?),
+            Some("custom") => shown.push(custom(&tool).ok_or_else(incomplete)?),
             Some("namespace") => {
-                let namespace = tool.get("name").and_then(Value::as_str).ok_or_else(wrong)?;
+                let namespace = tool
+                    .get("name")
+                    .and_then(Value::as_str)
+                    .ok_or_else(incomplete)?;
                 let Some(Value::Array(inner)) = tool.get("tools") else {
                     return Err(refused("a namespace without tools"));
                 };
@@ -244,10 +256,10 @@ fn functions(tools: Vec<Map<String, Value>>) -> Result<Vec<Value>, Unknown> {
                     let name = inner
                         .get("name")
                         .and_then(Value::as_str)
-                        .ok_or_else(wrong)?;
-                    let name = flat(namespace, name);
+                        .ok_or_else(incomplete)?;
+                    let name = qualified_name(namespace, name);
                     inner.insert("name".to_owned(), name.into());
-                    shown.push(super::function_tool(inner).ok_or_else(wrong)?);
+                    shown.push(kwargs::function_tool(inner).ok_or_else(incomplete)?);
                 }
             }
             _ => {}
@@ -273,9 +285,9 @@ fn custom(tool: &Map<String, Value>) -> Option<Map<String, Value>> {
         "additionalProperties": false,
     });
     function.insert("parameters".to_owned(), parameters);
-    super::function_tool(function)
+    kwargs::function_tool(function)
 }
 
-fn refused(why: &str) -> Unknown {
-    Unknown::Refused(why.to_owned())
+fn refused(why: &str) -> TokenizeError {
+    TokenizeError::Refused(why.to_owned())
 }

@@ -6,7 +6,7 @@ const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.c
                       {{ m.content }}{% else %}{% for p in m.content %}{{ p.text if p.type == 'text' \
                       else '<|image|>' }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}\
                       {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-/// Shows what a template is given.
+/// Prints everything that a template gets.
 const ECHO: &str = "{{ messages | tojson }}{{ tools | tojson }}{{ documents | tojson }}";
 
 fn renderer(source: &str) -> Renderer {
@@ -20,11 +20,11 @@ fn renderer(source: &str) -> Renderer {
     }
 }
 
-fn text(source: &str, api: Api, body: &Value) -> Result<Text, Unknown> {
+fn text(source: &str, api: Api, body: &Value) -> Result<RenderedText, TokenizeError> {
     let prompt = renderer(source).render(api, body.to_string().as_bytes(), 0)?;
     match prompt {
-        Prompt::Text(text) => Ok(text),
-        Prompt::Ids(ids) => panic!("ids: {ids:?}"),
+        RenderedPrompt::Text(text) => Ok(text),
+        RenderedPrompt::Ids(ids) => panic!("ids: {ids:?}"),
     }
 }
 
@@ -36,7 +36,7 @@ fn check(source: &str, api: Api, body: Value, expected: &str) {
     );
 }
 
-/// What a template sees of a conversation, whose content is text.
+/// Checks the messages and tools that a template gets if contents are texts.
 #[track_caller]
 fn check_seen(api: Api, body: Value, messages: Value, tools: Value) {
     let expected = format!("{}{}null", python(&messages), python(&tools));
@@ -59,7 +59,7 @@ macro_rules! json {
 }
 
 #[test]
-fn templates_render_as_the_reference_does() {
+fn templates_render_like_transformers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
     let vectors = std::fs::read(folder.join("vectors.json")).unwrap();
     let vectors: Value = serde_json::from_slice(&vectors).unwrap();
@@ -95,13 +95,17 @@ fn templates_render_as_the_reference_does() {
     );
 }
 
-/// Renders a case as it is written, without what an engine does to messages before.
-fn reference(renderer: &Renderer, case: &Value, now_s: Option<i64>) -> Result<String, Unknown> {
+/// Renders the messages of a case unchanged, without the conversions of the engine.
+fn reference(
+    renderer: &Renderer,
+    case: &Value,
+    now_s: Option<i64>,
+) -> Result<String, TokenizeError> {
     let messages = case["messages"].as_array().unwrap();
     let messages = messages.iter().map(|it| it.as_object().unwrap().clone());
     let mut kwargs = case["kwargs"].as_object().cloned().unwrap_or_default();
     for key in ["tools", "documents"] {
-        overrule(&mut kwargs, [(key, case[key].clone())]);
+        kwargs::override_with(&mut kwargs, [(key, case[key].clone())]);
     }
     let generates = case["add_generation_prompt"].as_bool().unwrap_or(true);
     kwargs.insert("add_generation_prompt".to_owned(), generates.into());
@@ -117,7 +121,7 @@ fn reference(renderer: &Renderer, case: &Value, now_s: Option<i64>) -> Result<St
 }
 
 #[test]
-fn a_chat_is_rendered_with_the_turn_to_come() {
+fn a_chat_ends_with_the_generation_prompt() {
     let body = json!({"messages": [{"role": "user", "content": "hi"}]});
     check(
         CHATML,
@@ -128,7 +132,7 @@ fn a_chat_is_rendered_with_the_turn_to_come() {
 }
 
 #[test]
-fn a_message_can_be_continued() {
+fn the_last_message_can_be_continued() {
     let body = json!({
         "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So "}],
         "continue_final_message": true, "add_generation_prompt": false,
@@ -139,12 +143,12 @@ fn a_message_can_be_continued() {
         json!({"messages": [{"role": "user", "content": "hi"}], "continue_final_message": true});
     assert!(matches!(
         text(CHATML, Api::Chat, &both),
-        Err(Unknown::Refused(_))
+        Err(TokenizeError::Refused(_))
     ));
 }
 
 #[test]
-fn a_template_sees_only_the_keys_of_messages_that_the_engine_knows() {
+fn templates_see_only_known_keys_of_messages() {
     check_seen(
         Api::Chat,
         json!({"messages": [
@@ -165,7 +169,7 @@ fn a_template_sees_only_the_keys_of_messages_that_the_engine_knows() {
 }
 
 #[test]
-fn a_template_of_parts_sees_them_with_their_own_keys() {
+fn templates_of_parts_see_the_other_keys_of_each_part() {
     let source = format!(
         "{ECHO}{{% for m in messages %}}{{% for c in m.content %}}{{% endfor %}}{{% endfor %}}"
     );
@@ -188,7 +192,7 @@ fn a_template_of_parts_sees_them_with_their_own_keys() {
 }
 
 #[test]
-fn call_arguments_become_objects_and_keys_get_the_engines_order() {
+fn call_arguments_become_objects_and_keys_are_reordered() {
     check_seen(
         Api::Chat,
         json!({"messages": [{"role": "assistant", "content": "", "tool_calls": [
@@ -206,7 +210,7 @@ fn call_arguments_become_objects_and_keys_get_the_engines_order() {
 }
 
 #[test]
-fn tools_are_shown_in_the_engines_words() {
+fn tools_have_the_keys_and_order_of_the_engine() {
     check_seen(
         Api::Chat,
         json!({"messages": [{"role": "user", "content": "x"}], "tool_choice": "none", "tools": [
@@ -222,7 +226,7 @@ fn tools_are_shown_in_the_engines_words() {
 }
 
 #[test]
-fn developers_become_the_system_where_the_template_knows_none() {
+fn developer_messages_become_system_messages_if_unsupported() {
     check_seen(
         Api::Chat,
         json!({"messages": [{"role": "system", "content": "A"}, {"role": "user", "content": "x"}, {"role": "developer", "content": "B"}]}),
@@ -236,7 +240,7 @@ fn developers_become_the_system_where_the_template_knows_none() {
 }
 
 #[test]
-fn a_billing_line_in_the_system_prompt_is_dropped() {
+fn the_billing_line_of_a_system_prompt_is_dropped() {
     check_seen(
         Api::Chat,
         json!({"messages": [
@@ -254,7 +258,7 @@ fn a_billing_line_in_the_system_prompt_is_dropped() {
 }
 
 #[test]
-fn fields_win_over_template_arguments_and_nothing_said_is_nothing() {
+fn fields_override_template_arguments_unless_null_or_auto() {
     let source = "{{ a is defined }} {{ b is defined }} {{ c }} {{ add_generation_prompt }} {{ enable_thinking }} {{ reasoning_effort }}{{ messages | length }}";
     let body = json!({
         "messages": [{"role": "user", "content": "x"}],
@@ -265,7 +269,7 @@ fn fields_win_over_template_arguments_and_nothing_said_is_nothing() {
 }
 
 #[test]
-fn an_image_leaves_what_is_before_it_known() {
+fn the_text_before_an_image_is_known() {
     let body = json!({"messages": [
         {"role": "system", "content": "S"},
         {"role": "user", "content": [{"type": "text", "text": "before "}, {"type": "image_url", "image_url": {"url": "u"}}, {"type": "text", "text": "after"}]},
@@ -279,7 +283,7 @@ fn an_image_leaves_what_is_before_it_known() {
 }
 
 #[test]
-fn items_of_a_response_become_messages() {
+fn responses_items_become_messages() {
     check_seen(
         Api::Responses,
         json!({"instructions": "I", "input": [
@@ -312,7 +316,7 @@ fn items_of_a_response_become_messages() {
 }
 
 #[test]
-fn tools_of_a_response_are_functions_to_a_template() {
+fn responses_tools_become_functions() {
     check_seen(
         Api::Responses,
         json!({"input": "x", "tools": [
@@ -329,7 +333,7 @@ fn tools_of_a_response_are_functions_to_a_template() {
 }
 
 #[test]
-fn an_unfinished_answer_is_continued() {
+fn an_unfinished_item_is_continued() {
     let body = json!({"input": [
         {"role": "user", "content": "q"},
         {"type": "message", "role": "assistant", "status": "incomplete", "content": [{"type": "output_text", "text": "So"}]},
@@ -339,7 +343,7 @@ fn an_unfinished_answer_is_continued() {
 }
 
 #[test]
-fn only_chats_leave_the_tokenizers_marks_out() {
+fn only_chats_are_tokenized_without_bos() {
     let chat = json!({"messages": [{"role": "user", "content": "x"}]});
     let marked =
         json!({"messages": [{"role": "user", "content": "x"}], "add_special_tokens": true});
@@ -360,7 +364,7 @@ fn only_chats_leave_the_tokenizers_marks_out() {
 }
 
 #[test]
-fn a_completions_prompt_is_taken_as_it_is() {
+fn a_completion_prompt_is_not_changed() {
     check(
         "",
         Api::Completions,
@@ -369,16 +373,16 @@ fn a_completions_prompt_is_taken_as_it_is() {
     );
     check("", Api::Completions, json!({"prompt": ["a"]}), "a");
     let ids = renderer("").render(Api::Completions, br#"{"prompt": [1, 2]}"#, 0);
-    assert_eq!(ids, Ok(Prompt::Ids(vec![1, 2])));
+    assert_eq!(ids, Ok(RenderedPrompt::Ids(vec![1, 2])));
     let ids = renderer("").render(Api::Completions, br#"{"prompt": [[1, 2]]}"#, 0);
-    assert_eq!(ids, Ok(Prompt::Ids(vec![1, 2])));
+    assert_eq!(ids, Ok(RenderedPrompt::Ids(vec![1, 2])));
 }
 
 #[test]
-fn what_only_the_engine_knows_is_said() {
+fn unsupported_requests_are_refused_with_a_reason() {
     let unknown = |api, body: Value| text(CHATML, api, &body).unwrap_err();
     let messages = json!([{"role": "user", "content": "x"}]);
-    let field = Unknown::Field("chat_template");
+    let field = TokenizeError::Field("chat_template");
     assert_eq!(
         unknown(
             Api::Chat,
@@ -386,7 +390,7 @@ fn what_only_the_engine_knows_is_said() {
         ),
         field
     );
-    let field = Unknown::Field("previous_response_id");
+    let field = TokenizeError::Field("previous_response_id");
     assert_eq!(
         unknown(
             Api::Responses,
@@ -396,16 +400,19 @@ fn what_only_the_engine_knows_is_said() {
     );
     assert_eq!(
         unknown(Api::Completions, json!({"prompt": ["a", "b"]})),
-        Unknown::Field("prompt")
+        TokenizeError::Field("prompt")
     );
     assert_eq!(
         unknown(Api::Embeddings, json!({"input": "x"})),
-        Unknown::Api
+        TokenizeError::Api
     );
-    assert!(matches!(unknown(Api::Chat, json!([])), Unknown::Body(_)));
+    assert!(matches!(
+        unknown(Api::Chat, json!([])),
+        TokenizeError::Body(_)
+    ));
     assert!(matches!(
         unknown(Api::Chat, json!({"messages": []})),
-        Unknown::Refused(_)
+        TokenizeError::Refused(_)
     ));
     let without = Renderer {
         templates: Templates::default(),
@@ -413,5 +420,5 @@ fn what_only_the_engine_knows_is_said() {
         options: Options::default(),
     };
     let chat = br#"{"messages": [{"role": "user", "content": "x"}]}"#;
-    assert_eq!(without.render(Api::Chat, chat, 0), Err(Unknown::Api));
+    assert_eq!(without.render(Api::Chat, chat, 0), Err(TokenizeError::Api));
 }

@@ -1,21 +1,21 @@
 //! Whether a template iterates over the content of a message as a list of parts, or prints it as one text. Decided
 //! from its syntax tree by the rules of vLLM 0.32, so that both pass the template the same.
 //!
-//! The rules follow names, not scopes: a loop over `messages` (or a variable set to it) names a message, a loop over
-//! the `content` of that message means parts. A macro's parameter counts if the content of a message is passed to
-//! it. Loops or sets that unpack several names make the engine give up, and so does this: text.
+//! The rules follow names, not scopes. The target of a loop over `messages`, or over a variable set to it, is a
+//! message. A loop over `content` of a message means parts; so does a loop over the parameter of a macro that is called
+//! with such a content. If a relevant loop or assignment unpacks several names, the result is text, as in vLLM.
 
 use minijinja::machinery::ast::{CallArg, Expr, ForLoop, Macro, Stmt};
 use minijinja::syntax::SyntaxConfig;
 use serde::{Deserialize, Serialize};
 
-/// How a message's content is handed to a template.
+/// The form in which a template gets the content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContentFormat {
-    /// One text: the parts' texts, a line each.
+    /// One text: the texts of the parts, joined by line ends.
     String,
-    /// The parts themselves, as the OpenAI API writes them.
+    /// A list of parts, as in the OpenAI API.
     Openai,
 }
 
@@ -24,101 +24,110 @@ impl ContentFormat {
         let Ok(tree) = minijinja::machinery::parse(source, "", syntax.clone()) else {
             return ContentFormat::String;
         };
-        let mut found = Found::default();
-        found.inside(&tree, None);
-        match found.walks_parts() {
+        let mut syntax = TemplateSyntax::default();
+        syntax.visit(&tree, None);
+        match syntax.iterates_parts() {
             Ok(true) => ContentFormat::Openai,
-            Ok(false) | Err(GivesUp) => ContentFormat::String,
+            Ok(false) | Err(SeveralNames) => ContentFormat::String,
         }
     }
 }
 
-/// A name is needed and several are there.
-struct GivesUp;
+/// A loop or assignment unpacks several names where the rules need one.
+struct SeveralNames;
 
-/// What the rules look at, in the order of the source.
+/// The statements that the rules need, in source order.
 #[derive(Default)]
-struct Found<'t> {
+struct TemplateSyntax<'t> {
+    /// Assignments: target and value.
     sets: Vec<(&'t Expr<'t>, &'t Expr<'t>)>,
     loops: Vec<Loop<'t>>,
     macros: Vec<&'t Macro<'t>>,
+    /// Calls of macros: name and arguments.
     calls: Vec<(&'t str, &'t [CallArg<'t>])>,
 }
 
 struct Loop<'t> {
     target: &'t Expr<'t>,
-    over: &'t Expr<'t>,
-    /// The innermost macro around it (by place in `macros`).
-    within: Option<usize>,
+    iterable: &'t Expr<'t>,
+    /// The innermost enclosing macro, as an index of `macros`.
+    in_macro: Option<usize>,
 }
 
-impl<'t> Found<'t> {
-    fn walks_parts(&self) -> Result<bool, GivesUp> {
-        let messages = self.names_of_messages()?;
-        let mut message = Vec::new();
+impl<'t> TemplateSyntax<'t> {
+    fn iterates_parts(&self) -> Result<bool, SeveralNames> {
+        let lists = self.message_lists()?;
+        let mut message_names = Vec::new();
         for each in &self.loops {
-            if messages.iter().any(|name| is_access(each.over, name, None)) {
-                message.push(name(each.target).ok_or(GivesUp)?);
+            if lists
+                .iter()
+                .any(|name| is_access(each.iterable, name, None))
+            {
+                message_names.push(name(each.target).ok_or(SeveralNames)?);
             }
         }
         let is_content = |expr: &Expr<'_>| {
-            message
+            message_names
                 .iter()
                 .any(|name| is_access(expr, name, Some("content")))
         };
         for each in &self.loops {
-            let handed = match (each.within, name(each.over)) {
-                (None, Some(over)) => over == "content",
-                (Some(within), Some(over)) => self.is_handed(within, over, &is_content),
+            let is_argument = match (each.in_macro, name(each.iterable)) {
+                (None, Some(iterable)) => iterable == "content",
+                (Some(in_macro), Some(parameter)) => {
+                    self.is_content_parameter(in_macro, parameter, &is_content)
+                }
                 (_, None) => false,
             };
-            if is_content(each.over) || handed {
-                return name(each.target).map(|_| true).ok_or(GivesUp);
+            if is_content(each.iterable) || is_argument {
+                return name(each.target).map(|_| true).ok_or(SeveralNames);
             }
         }
         Ok(false)
     }
 
-    /// `messages` and every name that was set to it or to a part of it.
-    fn names_of_messages(&self) -> Result<Vec<&'t str>, GivesUp> {
+    /// `messages` and every name that is set to it or to a slice of it.
+    fn message_lists(&self) -> Result<Vec<&'t str>, SeveralNames> {
         let mut names = vec!["messages"];
-        let mut at = 0;
-        while at < names.len() {
+        let mut next = 0;
+        while next < names.len() {
             for (target, value) in &self.sets {
-                if is_access(value, names[at], None) {
-                    let target = name(target).ok_or(GivesUp)?;
+                if is_access(value, names[next], None) {
+                    let target = name(target).ok_or(SeveralNames)?;
                     if !names.contains(&target) {
                         names.push(target);
                     }
                 }
             }
-            at += 1;
+            next += 1;
         }
         Ok(names)
     }
 
-    /// Whether some call of a macro hands a message's content to this parameter.
-    fn is_handed(
+    /// Whether any call of a macro passes the content of a message as this parameter.
+    fn is_content_parameter(
         &self,
-        within: usize,
+        in_macro: usize,
         parameter: &str,
         is_content: &dyn Fn(&Expr<'_>) -> bool,
     ) -> bool {
-        let made = self.macros[within];
-        let place = made
+        let definition = self.macros[in_macro];
+        let position = definition
             .args
             .iter()
             .position(|arg| name(arg) == Some(parameter));
-        let Some(place) = place else { return false };
+        let Some(position) = position else {
+            return false;
+        };
         self.calls
             .iter()
-            .filter(|(called, _)| *called == made.name)
+            .filter(|(called, _)| *called == definition.name)
             .any(|(_, args)| {
                 let mut positional = 0;
                 args.iter().any(|arg| match arg {
                     CallArg::Pos(value) => {
                         positional += 1;
-                        positional - 1 == place && is_content(value)
+                        positional - 1 == position && is_content(value)
                     }
                     CallArg::Kwarg(key, value) => *key == parameter && is_content(value),
                     CallArg::PosSplat(_) | CallArg::KwargSplat(_) => false,
@@ -126,47 +135,47 @@ impl<'t> Found<'t> {
             })
     }
 
-    fn statements(&mut self, body: &'t [Stmt<'t>], within: Option<usize>) {
+    fn visit_all(&mut self, body: &'t [Stmt<'t>], in_macro: Option<usize>) {
         for statement in body {
-            self.inside(statement, within);
+            self.visit(statement, in_macro);
         }
     }
 
-    fn inside(&mut self, statement: &'t Stmt<'t>, within: Option<usize>) {
+    fn visit(&mut self, statement: &'t Stmt<'t>, in_macro: Option<usize>) {
         match statement {
-            Stmt::Template(it) => self.statements(&it.children, within),
+            Stmt::Template(it) => self.visit_all(&it.children, in_macro),
             Stmt::EmitExpr(it) => self.expr(&it.expr),
-            Stmt::ForLoop(it) => self.for_loop(it, within),
+            Stmt::ForLoop(it) => self.for_loop(it, in_macro),
             Stmt::IfCond(it) => {
                 self.expr(&it.expr);
-                self.statements(&it.true_body, within);
-                self.statements(&it.false_body, within);
+                self.visit_all(&it.true_body, in_macro);
+                self.visit_all(&it.false_body, in_macro);
             }
             Stmt::WithBlock(it) => {
                 for (_, value) in &it.assignments {
                     self.expr(value);
                 }
-                self.statements(&it.body, within);
+                self.visit_all(&it.body, in_macro);
             }
             Stmt::Set(it) => {
                 self.sets.push((&it.target, &it.expr));
                 self.expr(&it.expr);
             }
-            Stmt::SetBlock(it) => self.statements(&it.body, within),
-            Stmt::AutoEscape(it) => self.statements(&it.body, within),
-            Stmt::FilterBlock(it) => self.statements(&it.body, within),
-            Stmt::Block(it) => self.statements(&it.body, within),
+            Stmt::SetBlock(it) => self.visit_all(&it.body, in_macro),
+            Stmt::AutoEscape(it) => self.visit_all(&it.body, in_macro),
+            Stmt::FilterBlock(it) => self.visit_all(&it.body, in_macro),
+            Stmt::Block(it) => self.visit_all(&it.body, in_macro),
             Stmt::Macro(it) => {
                 self.macros.push(it);
-                let within = self.macros.len() - 1;
-                self.statements(&it.body, Some(within));
+                let in_macro = self.macros.len() - 1;
+                self.visit_all(&it.body, Some(in_macro));
             }
             Stmt::CallBlock(it) => {
                 self.call(&it.call.expr, &it.call.args);
-                self.statements(&it.macro_decl.body, within);
+                self.visit_all(&it.macro_decl.body, in_macro);
             }
             Stmt::Do(it) => self.call(&it.call.expr, &it.call.args),
-            // No chat template brings other files along, and the rest has nothing inside.
+            // Chat templates do not import other files; the other statements contain nothing.
             Stmt::Import(_)
             | Stmt::FromImport(_)
             | Stmt::Extends(_)
@@ -177,18 +186,18 @@ impl<'t> Found<'t> {
         }
     }
 
-    fn for_loop(&mut self, it: &'t ForLoop<'t>, within: Option<usize>) {
+    fn for_loop(&mut self, it: &'t ForLoop<'t>, in_macro: Option<usize>) {
         self.loops.push(Loop {
             target: &it.target,
-            over: &it.iter,
-            within,
+            iterable: &it.iter,
+            in_macro,
         });
         self.expr(&it.iter);
         if let Some(filter) = &it.filter_expr {
             self.expr(filter);
         }
-        self.statements(&it.body, within);
-        self.statements(&it.else_body, within);
+        self.visit_all(&it.body, in_macro);
+        self.visit_all(&it.else_body, in_macro);
     }
 
     fn call(&mut self, called: &'t Expr<'t>, args: &'t [CallArg<'t>]) {
@@ -210,7 +219,7 @@ impl<'t> Found<'t> {
         }
     }
 
-    /// Only calls are looked for inside expressions.
+    /// Collects the calls inside an expression.
     fn expr(&mut self, expr: &'t Expr<'t>) {
         match expr {
             Expr::Var(_) | Expr::Const(_) => {}
@@ -271,7 +280,7 @@ fn name<'t>(expr: &Expr<'t>) -> Option<&'t str> {
     }
 }
 
-/// `name` (or `name.key`, `name['key']`), whole, sliced, filtered or tested.
+/// Whether an expression is `wanted` (with `key`: `wanted.key` or `wanted['key']`), also sliced, filtered or tested.
 fn is_access(expr: &Expr<'_>, wanted: &str, key: Option<&str>) -> bool {
     match (expr, key) {
         (Expr::Filter(it), _) => it

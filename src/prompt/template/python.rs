@@ -7,10 +7,10 @@ use jiff::tz::TimeZone;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-/// JSON in JSON: beyond any schema, and before our own stack ends.
-const DEPTH_MAX: usize = 128;
+/// Maximum nesting of JSON: more than any schema has, and less than our stack allows.
+const MAX_DEPTH: usize = 128;
 
-/// The variable that carries the time of rendering, in seconds since 1970. No template can say it.
+/// The variable with the time of the request, in seconds since 1970. Templates cannot use it, since its name has a space.
 pub(in crate::prompt) const fn now_key() -> &'static str {
     "warmroute now"
 }
@@ -32,19 +32,19 @@ fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
-/// The engine asks its own clock in its own time zone; ours is UTC, as a container's is.
+/// Engines use their local time zone; the router uses UTC, which is the default of containers.
 fn strftime_now(state: &State<'_, '_>, format: &str) -> Result<String, Error> {
-    let wrong = |why: String| Error::new(ErrorKind::InvalidOperation, why);
+    let invalid = |why: String| Error::new(ErrorKind::InvalidOperation, why);
     let now = state
         .lookup(now_key())
         .and_then(|value| value.as_i64())
-        .ok_or_else(|| wrong("the time is not known".to_owned()))?;
-    let now = jiff::Timestamp::from_second(now).map_err(|error| wrong(error.to_string()))?;
+        .ok_or_else(|| invalid("no time was given".to_owned()))?;
+    let now = jiff::Timestamp::from_second(now).map_err(|error| invalid(error.to_string()))?;
     jiff::fmt::strtime::format(format, &now.to_zoned(TimeZone::UTC))
-        .map_err(|error| wrong(error.to_string()))
+        .map_err(|error| invalid(error.to_string()))
 }
 
-/// Python asks for a length and an index: texts and mappings have them.
+/// In Python, everything with a length and an index is a sequence, also strings and mappings.
 fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
@@ -56,8 +56,8 @@ fn is_iterable(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Undefined) || value.try_iter().is_ok()
 }
 
-/// `{% generation %}` marks what an assistant said, for training. Nothing is rendered for it, but it
-/// is a scope: `with` is the same without the mark.
+/// `{% generation %}` marks the text of the assistant for training. It renders nothing and opens a scope, so it is
+/// replaced by `{% with %}`.
 pub(super) fn without_generation_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
@@ -81,8 +81,8 @@ pub(super) fn without_generation_tags(source: &str) -> String {
     plain
 }
 
-/// How `json.dumps` writes.
-struct Style {
+/// The arguments of `json.dumps`.
+struct JsonStyle {
     ascii: bool,
     sorted: bool,
     indent: Option<String>,
@@ -110,7 +110,7 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
     };
-    let style = Style {
+    let style = JsonStyle {
         ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         sorted: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
         indent,
@@ -123,10 +123,15 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(out))
 }
 
-fn write_json(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
-    let wrong = |why: &str| Err(Error::new(ErrorKind::BadSerialization, why.to_owned()));
-    if depth > DEPTH_MAX {
-        return wrong("nested too deep");
+fn write_json(
+    out: &mut String,
+    value: &Value,
+    style: &JsonStyle,
+    depth: usize,
+) -> Result<(), Error> {
+    let invalid = |why: &str| Err(Error::new(ErrorKind::BadSerialization, why.to_owned()));
+    if depth > MAX_DEPTH {
+        return invalid("nested too deeply");
     }
     match value.kind() {
         ValueKind::None => out.push_str("null"),
@@ -182,13 +187,13 @@ fn write_json(out: &mut String, value: &Value, style: &Style, depth: usize) -> R
             new_line(out, style, depth);
             out.push('}');
         }
-        ValueKind::Undefined => return wrong("an undefined value is not JSON"),
-        _ => return wrong("a value that is not JSON"),
+        ValueKind::Undefined => return invalid("an undefined value is not JSON"),
+        _ => return invalid("a value that is not JSON"),
     }
     Ok(())
 }
 
-fn new_line(out: &mut String, style: &Style, depth: usize) {
+fn new_line(out: &mut String, style: &JsonStyle, depth: usize) {
     if let Some(indent) = &style.indent {
         out.push('\n');
         for _ in 0..depth {
@@ -231,7 +236,7 @@ fn write_text(out: &mut String, text: &str, ascii: bool) {
     out.push('"');
 }
 
-/// A number that is a float in Python too.
+/// The value of a number that is not an integer.
 fn float(value: &Value) -> Option<f64> {
     if value.kind() != ValueKind::Number || value.is_integer() {
         return None;

@@ -11,7 +11,7 @@ fn format(source: &str) -> ContentFormat {
 }
 
 #[test]
-fn json_is_written_as_python_writes_it() {
+fn tojson_writes_like_json_dumps() {
     check(
         "{{ x | tojson }}",
         minijinja::context! { x => vec![1e20, 0.1, 1e-7, 100000.0, -0.0, 1.5e300, 12345678.9] },
@@ -36,26 +36,26 @@ fn json_is_written_as_python_writes_it() {
 }
 
 #[test]
-fn what_is_undefined_is_no_json() {
+fn an_undefined_value_is_not_json() {
     let template = Template::new("{{ x | tojson }}").unwrap();
     assert!(template.render(Value::UNDEFINED).is_err());
 }
 
 #[test]
-fn a_template_raises_in_its_own_words() {
+fn raise_exception_returns_its_message() {
     let template = Template::new("{{ raise_exception('Roles must alternate!') }}").unwrap();
     let error = template.render(Value::UNDEFINED).unwrap_err();
     assert!(error.0.contains("Roles must alternate!"), "{error}");
 }
 
 #[test]
-fn a_template_that_does_not_parse_says_its_line() {
+fn a_syntax_error_names_the_line() {
     let error = Template::new("a\n{% if %}").unwrap_err();
     assert!(error.0.contains('2'), "{error}");
 }
 
 #[test]
-fn the_date_is_that_of_the_request() {
+fn strftime_now_uses_the_time_of_the_request() {
     check(
         "{{ strftime_now('%d %b %Y, %B %A %H:%M') }}",
         Value::from_pairs([(now_key(), Value::from(1_767_323_045_i64))]),
@@ -64,7 +64,7 @@ fn the_date_is_that_of_the_request() {
 }
 
 #[test]
-fn blocks_leave_no_white_space() {
+fn blocks_are_trimmed() {
     check(
         "a\n  {% if true %}\n  b\n  {%- endif %}\n c\n  {# d #}\n",
         Value::UNDEFINED,
@@ -73,7 +73,7 @@ fn blocks_leave_no_white_space() {
 }
 
 #[test]
-fn marks_for_training_are_a_scope_and_nothing_else() {
+fn generation_tags_only_open_a_scope() {
     check(
         "{% set x = 1 %}{%- generation -%} {% set x = 2 %}{{ x }} {%- endgeneration %} {{ x }}",
         Value::UNDEFINED,
@@ -83,7 +83,7 @@ fn marks_for_training_are_a_scope_and_nothing_else() {
 }
 
 #[test]
-fn a_loop_over_a_messages_content_asks_for_parts() {
+fn a_loop_over_the_content_means_parts() {
     use ContentFormat::Openai;
     let loops = [
         "{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}",
@@ -99,7 +99,7 @@ fn a_loop_over_a_messages_content_asks_for_parts() {
 }
 
 #[test]
-fn what_prints_a_content_is_given_a_text() {
+fn a_template_that_prints_the_content_gets_a_text() {
     use ContentFormat::String;
     let prints = [
         "{% for m in messages %}{{ m.content }}{% endfor %}",

@@ -30,7 +30,7 @@ fn tokenizer(name: &str, max_cache_memory: u64) -> Arc<Tokenizer> {
     ))
 }
 
-fn tokens(tokenizer: &Arc<Tokenizer>, api: Api, body: &Value) -> Tokens {
+fn tokens(tokenizer: &Arc<Tokenizer>, api: Api, body: &Value) -> TokenizedPrompt {
     tokenizer
         .tokens(api, body.to_string().as_bytes(), 0)
         .unwrap()
@@ -55,7 +55,7 @@ fn ids(name: &str, text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn the_ids_are_those_of_the_rendered_text() {
+fn a_chat_has_the_ids_of_its_rendered_text() {
     let expected = ids(
         "qwen2",
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
@@ -64,15 +64,15 @@ fn the_ids_are_those_of_the_rendered_text() {
     let found = tokens(&tokenizer, Api::Chat, &chat(&["hi".to_owned()]));
     assert_eq!(
         found,
-        Tokens {
+        TokenizedPrompt {
             ids: expected,
-            unknown_bytes: 0
+            untokenized_bytes: 0
         }
     );
 }
 
 #[test]
-fn marks_are_put_around_where_they_are_asked_for() {
+fn bos_is_added_unless_the_request_turns_it_off() {
     let tokenizer = tokenizer("llama3", 1 << 20);
     let bos = tokenizer.vocabulary.bos_eos().0.to_vec();
     assert_eq!(bos.len(), 1);
@@ -86,25 +86,25 @@ fn marks_are_put_around_where_they_are_asked_for() {
 }
 
 #[test]
-fn given_ids_are_taken_as_they_are() {
+fn token_ids_from_the_client_are_used_unchanged() {
     let tokenizer = tokenizer("llama3", 1 << 20);
     let found = tokens(&tokenizer, Api::Completions, &json!({"prompt": [5, 6, 7]}));
     assert_eq!(
         found,
-        Tokens {
+        TokenizedPrompt {
             ids: vec![5, 6, 7],
-            unknown_bytes: 0
+            untokenized_bytes: 0
         }
     );
 }
 
 #[test]
-fn the_next_turn_tokenises_its_own_text_alone() {
+fn the_next_turn_tokenizes_only_its_own_text() {
     let tokenizer = tokenizer("qwen2", 1 << 20);
     let long = "A line that says something of interest.\n".repeat(500);
     let first = chat(std::slice::from_ref(&long)).to_string();
     let prepared = tokenizer.prepare(Api::Chat, first.as_bytes(), 0).unwrap();
-    assert!(prepared.new_bytes() >= long.len());
+    assert!(prepared.uncached_bytes() >= long.len());
     assert!(tokenizer.is_long(&prepared));
     prepared.finish().unwrap();
     let answer = "An answer that is long enough to be kept, and no longer.".to_owned();
@@ -112,15 +112,15 @@ fn the_next_turn_tokenises_its_own_text_alone() {
     let second = chat(&turns).to_string();
     let prepared = tokenizer.prepare(Api::Chat, second.as_bytes(), 0).unwrap();
     assert!(
-        prepared.new_bytes() < answer.len() + 200,
+        prepared.uncached_bytes() < answer.len() + 200,
         "{}",
-        prepared.new_bytes()
+        prepared.uncached_bytes()
     );
     assert!(!tokenizer.is_long(&prepared));
 }
 
 #[test]
-fn ids_before_an_image_are_known() {
+fn a_prompt_is_tokenized_up_to_its_first_image() {
     let tokenizer = tokenizer("qwen2", 1 << 20);
     let body = json!({"messages": [
         {"role": "system", "content": "Be kind."},
@@ -133,16 +133,16 @@ fn ids_before_an_image_are_known() {
     );
     assert!(!found.ids.is_empty());
     assert!(whole.starts_with(&found.ids));
-    assert!(found.ends_early());
+    assert!(found.untokenized_bytes > 0);
 }
 
 #[test]
-fn a_text_beyond_the_setting_is_left() {
+fn a_text_beyond_the_limit_is_not_tokenized() {
     let mut tokenizer = tokenizer("qwen2", 1 << 20);
     Arc::get_mut(&mut tokenizer).unwrap().settings.max_text = 100;
     let body = chat(&["x".repeat(200)]).to_string();
     let found = tokenizer.tokens(Api::Chat, body.as_bytes(), 0);
-    assert!(matches!(found, Err(Unknown::TooLong { bytes }) if bytes > 200));
+    assert!(matches!(found, Err(TokenizeError::TooLong { bytes }) if bytes > 200));
 }
 
 fn turns() -> impl Strategy<Value = Vec<String>> {
@@ -173,15 +173,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn a_conversation_has_the_same_ids_whatever_is_known_of_it(turns in turns(), small in any::<bool>()) {
+    fn the_ids_do_not_depend_on_what_is_cached(turns in turns(), small in any::<bool>()) {
         for name in ["qwen2", "flags", "llama3", "sentencepiece"] {
-            // A small cache forgets in between.
+            // A small cache evicts entries between turns.
             let kept = tokenizer(name, if small { 32 << 10 } else { 8 << 20 });
             let fresh = tokenizer(name, 0);
             for length in 1..=turns.len() {
                 let body = chat(&turns[..length]);
                 let text = match kept.render(Api::Chat, body.to_string().as_bytes(), 0) {
-                    Ok(Prompt::Text(text)) => text.text,
+                    Ok(RenderedPrompt::Text(text)) => text.text,
                     other => panic!("{other:?}"),
                 };
                 let expected = ids(name, &text);

@@ -16,48 +16,51 @@
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 
-/// Long enough that finding a piece costs little beside its length, short enough that a turn that
-/// changes nothing but its end is mostly known.
+/// Minimum length of a piece that ends at a line. Long enough that a cache look-up costs little per byte, short enough
+/// that a text with a changed end is mostly cached.
 const PIECE_BYTES: usize = 2_048;
 
-/// How words are cut, by families: the patterns that are known to keep the second rule.
+/// The word patterns of common model families for which the second rule above holds.
 const WORD_PATTERNS: &[&str] = &[
-    // Llama 3 and its kin.
+    // Llama 3 and derived models.
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     // Qwen 2 and 3, GLM.
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     // Qwen 3.5.
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    // gpt-oss, Llama 4, Mistral's newer ones and their kin.
+    // gpt-oss, Llama 4, newer Mistral models and models derived from these.
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
 #[derive(Debug)]
 pub(super) struct Boundaries {
-    /// Every added token that is matched in the raw text, and whether one may cut before it.
+    /// Search for all added tokens that are matched in the raw text. The flags say whether a piece may start at a token.
     tokens: Option<(AhoCorasick, Vec<bool>)>,
-    at_lines: bool,
-    token_bytes_max: usize,
+    splits_at_lines: bool,
+    max_token_bytes: usize,
 }
 
-struct Added<'j> {
+/// An added token of `tokenizer.json`.
+struct AddedToken<'j> {
     content: &'j str,
+    /// Matched in the raw text, not in the normalized text.
     is_raw: bool,
+    /// Takes no white space or word boundary with it.
     is_plain: bool,
-    takes_left: bool,
-    is_word: bool,
+    strips_left: bool,
+    is_single_word: bool,
 }
 
 impl Boundaries {
     pub(super) fn new(json: &Value) -> Result<Self, String> {
-        let added: Vec<Added<'_>> = json["added_tokens"]
+        let added: Vec<AddedToken<'_>> = json["added_tokens"]
             .as_array()
             .into_iter()
             .flatten()
-            .filter_map(Added::read)
+            .filter_map(AddedToken::read)
             .collect();
-        let raw: Vec<&Added<'_>> = added.iter().filter(|token| token.is_raw).collect();
+        let raw: Vec<&AddedToken<'_>> = added.iter().filter(|token| token.is_raw).collect();
         let tokens = match raw.is_empty() {
             true => None,
             false => {
@@ -68,67 +71,68 @@ impl Boundaries {
                 Some((search, raw.iter().map(|token| token.is_plain).collect()))
             }
         };
-        let at_lines = cuts_at_lines(json) && added.iter().all(Added::leaves_lines);
-        let token_bytes_max = raw.iter().map(|token| token.content.len()).max();
+        let splits_at_lines =
+            can_split_at_lines(json) && added.iter().all(AddedToken::allows_line_boundaries);
+        let max_token_bytes = raw.iter().map(|token| token.content.len()).max();
         Ok(Self {
             tokens,
-            at_lines,
-            // At least the letter after a line's end.
-            token_bytes_max: token_bytes_max.unwrap_or(0).max(1),
+            splits_at_lines,
+            // At least one byte: the letter after a line end.
+            max_token_bytes: max_token_bytes.unwrap_or(0).max(1),
         })
     }
 
-    pub(super) fn token_bytes_max(&self) -> usize {
-        self.token_bytes_max
+    pub(super) fn max_token_bytes(&self) -> usize {
+        self.max_token_bytes
     }
 
     pub(super) fn pieces<'v, 't>(&'v self, text: &'t str) -> Pieces<'v, 't> {
         let mut pieces = Pieces {
             text,
-            at: 0,
-            token: None,
+            start: 0,
+            next_token: None,
             matches: self
                 .tokens
                 .as_ref()
                 .map(|(search, plain)| (search.find_iter(text), plain.as_slice())),
-            at_lines: self.at_lines,
+            splits_at_lines: self.splits_at_lines,
         };
-        pieces.token = pieces.next_token();
+        pieces.next_token = pieces.find_token();
         pieces
     }
 }
 
-impl<'j> Added<'j> {
+impl<'j> AddedToken<'j> {
     fn read(token: &'j Value) -> Option<Self> {
         let content = token["content"].as_str().filter(|it| !it.is_empty())?;
         let is = |key: &str| token[key].as_bool().unwrap_or(false);
-        // White space at a token's rim could be taken by a neighbour that strips.
-        let is_bare = content.trim() == content;
+        // A neighbouring token with `lstrip` or `rstrip` could take white space at the ends of this one.
+        let has_no_outer_space = content.trim() == content;
         Some(Self {
             content,
             is_raw: !is("normalized"),
-            is_plain: is_bare && !is("lstrip") && !is("rstrip") && !is("single_word"),
-            takes_left: is("lstrip"),
-            is_word: is("single_word"),
+            is_plain: has_no_outer_space && !is("lstrip") && !is("rstrip") && !is("single_word"),
+            strips_left: is("lstrip"),
+            is_single_word: is("single_word"),
         })
     }
 
-    /// Whether a cut after a line's end can neither divide it nor take white space from it.
-    fn leaves_lines(&self) -> bool {
-        let has_cut = self
+    /// Whether a boundary after a line end neither splits this token nor takes white space from it.
+    fn allows_line_boundaries(&self) -> bool {
+        let contains_boundary = self
             .content
             .as_bytes()
             .windows(2)
             .any(|pair| pair[0] == b'\n' && pair[1].is_ascii_alphabetic());
         let starts_piece = self.content.starts_with(|c: char| c.is_ascii_alphabetic());
-        !(has_cut || self.is_word || (self.takes_left && starts_piece))
+        !(contains_boundary || self.is_single_word || (self.strips_left && starts_piece))
     }
 }
 
-/// Whether the words are cut by a pattern of ours, and nothing else is done to the text.
-fn cuts_at_lines(json: &Value) -> bool {
+/// Whether words are split by one of `WORD_PATTERNS` and the text is not changed in any other way.
+fn can_split_at_lines(json: &Value) -> bool {
     let normalizer = &json["normalizer"];
-    let is_kept = normalizer.is_null()
+    let is_text_unchanged = normalizer.is_null()
         || normalizer["type"] == "NFC"
         || (normalizer["type"] == "Sequence"
             && normalizer["normalizers"]
@@ -141,46 +145,52 @@ fn cuts_at_lines(json: &Value) -> bool {
     let Some([split, bytes]) = steps.map(Vec::as_slice) else {
         return false;
     };
-    let is_known = split["type"] == "Split"
+    let is_known_pattern = split["type"] == "Split"
         && split["behavior"] == "Isolated"
         && split["invert"] == false
         && split["pattern"]["Regex"]
             .as_str()
             .is_some_and(|pattern| WORD_PATTERNS.contains(&pattern));
-    let is_plain = bytes["type"] == "ByteLevel"
+    let is_plain_byte_level = bytes["type"] == "ByteLevel"
         && bytes["add_prefix_space"] == false
         && bytes["use_regex"] == false;
     let has_dropout = json["model"]["dropout"].as_f64().is_some_and(|it| it > 0.0);
-    is_kept && is_known && is_plain && json["model"]["type"] == "BPE" && !has_dropout
+    is_text_unchanged
+        && is_known_pattern
+        && is_plain_byte_level
+        && json["model"]["type"] == "BPE"
+        && !has_dropout
 }
 
 /// Iterates over a text's pieces.
 #[derive(Debug)]
 pub struct Pieces<'v, 't> {
     text: &'t str,
-    at: usize,
-    /// Where the next added token begins, beyond `at`.
-    token: Option<usize>,
+    /// Start of the next piece.
+    start: usize,
+    /// Start of the next added token after `start`.
+    next_token: Option<usize>,
     matches: Option<(aho_corasick::FindIter<'v, 't>, &'v [bool])>,
-    at_lines: bool,
+    splits_at_lines: bool,
 }
 
 impl Pieces<'_, '_> {
-    fn next_token(&mut self) -> Option<usize> {
+    fn find_token(&mut self) -> Option<usize> {
         let (matches, plain) = self.matches.as_mut()?;
         matches
-            .find(|found| plain[found.pattern().as_usize()] && found.start() > self.at)
+            .find(|found| plain[found.pattern().as_usize()] && found.start() > self.start)
             .map(|found| found.start())
     }
 
-    fn line_cut(&self, end: usize) -> Option<usize> {
+    /// The first boundary after a line end, `PIECE_BYTES` after the start of the piece or later.
+    fn line_boundary(&self, end: usize) -> Option<usize> {
         let bytes = &self.text.as_bytes()[..end];
-        let mut from = self.at + PIECE_BYTES;
+        let mut from = self.start + PIECE_BYTES;
         while from + 1 < end {
             let at = from + memchr::memchr(b'\n', bytes.get(from..)?)?;
-            let is_cut = bytes.get(at + 1).is_some_and(u8::is_ascii_alphabetic)
-                && ends_in_word(&self.text[..at]);
-            if is_cut {
+            let is_boundary = bytes.get(at + 1).is_some_and(u8::is_ascii_alphabetic)
+                && ends_with_non_space(&self.text[..at]);
+            if is_boundary {
                 return Some(at + 1);
             }
             from = at + 1;
@@ -189,8 +199,8 @@ impl Pieces<'_, '_> {
     }
 }
 
-/// Whether the text's last character is one after which a line's end stands alone.
-fn ends_in_word(text: &str) -> bool {
+/// Whether the character before a line end is not white space, as the second rule requires.
+fn ends_with_non_space(text: &str) -> bool {
     text.chars().next_back().is_some_and(|c| !c.is_whitespace())
 }
 
@@ -198,17 +208,17 @@ impl<'t> Iterator for Pieces<'_, 't> {
     type Item = &'t str;
 
     fn next(&mut self) -> Option<&'t str> {
-        if self.at == self.text.len() {
+        if self.start == self.text.len() {
             return None;
         }
-        let mut end = self.token.unwrap_or(self.text.len());
-        if self.at_lines && end - self.at > PIECE_BYTES {
-            end = self.line_cut(end).unwrap_or(end);
+        let mut end = self.next_token.unwrap_or(self.text.len());
+        if self.splits_at_lines && end - self.start > PIECE_BYTES {
+            end = self.line_boundary(end).unwrap_or(end);
         }
-        let piece = &self.text[self.at..end];
-        self.at = end;
-        if self.token == Some(end) {
-            self.token = self.next_token();
+        let piece = &self.text[self.start..end];
+        self.start = end;
+        if self.next_token == Some(end) {
+            self.next_token = self.find_token();
         }
         Some(piece)
     }

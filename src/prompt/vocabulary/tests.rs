@@ -14,7 +14,7 @@ const NAMES: [&str; 7] = [
     "qwen2",
     "sentencepiece",
 ];
-/// What texts are made of: words, digits, white space, marks, other scripts, what is rare and odd.
+/// Parts of random texts: words, digits, white space, combining marks, other scripts, added tokens.
 const SNIPPETS: &[&str] = &[
     "The worker that is already warm",
     " it's",
@@ -155,7 +155,7 @@ fn ids_of_pieces(vocabulary: &Vocabulary, text: &str) -> Vec<u32> {
     ids
 }
 
-/// Texts of snippets in any order, some of them long.
+/// Random sequences of snippets.
 fn texts() -> impl Strategy<Value = String> {
     let snippet = proptest::sample::select(SNIPPETS);
     proptest::collection::vec((snippet, 1usize..4), 0..40).prop_map(|snippets| {
@@ -166,14 +166,14 @@ fn texts() -> impl Strategy<Value = String> {
     })
 }
 
-/// Texts of lines, with and without added tokens between, of several pieces' length.
+/// Texts of many lines, several pieces long, with and without added tokens.
 fn long_texts() -> impl Strategy<Value = String> {
     let line = texts().prop_map(|text| text + "\n");
     proptest::collection::vec(line, 20..60).prop_map(|lines| lines.concat())
 }
 
 #[test]
-fn every_token_is_that_of_the_reference() {
+fn token_ids_equal_those_of_the_tokenizers_crate() {
     let mut seed = 1_u64;
     let mut next = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -202,7 +202,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_texts_ids_are_those_of_its_pieces(text in texts()) {
+    fn the_ids_of_the_pieces_are_the_ids_of_the_text(text in texts()) {
         for (name, vocabulary) in ALL.iter() {
             prop_assert_eq!(ids_of_pieces(vocabulary, &text), ids(vocabulary, &text), "{}", name);
             prop_assert_eq!(vocabulary.pieces(&text).collect::<String>(), text.as_str());
@@ -210,14 +210,14 @@ proptest! {
     }
 
     #[test]
-    fn a_long_texts_ids_are_those_of_its_pieces(text in long_texts()) {
+    fn the_ids_of_the_pieces_are_the_ids_of_a_long_text(text in long_texts()) {
         for (name, vocabulary) in ALL.iter() {
             prop_assert_eq!(ids_of_pieces(vocabulary, &text), ids(vocabulary, &text), "{}", name);
         }
     }
 
     #[test]
-    fn what_is_added_at_the_end_moves_no_earlier_cut(text in long_texts(), more in texts()) {
+    fn appended_text_moves_no_earlier_boundary(text in long_texts(), more in texts()) {
         for (name, vocabulary) in ALL.iter() {
             let before: Vec<&str> = vocabulary.pieces(&text).collect();
             let longer = format!("{text}{more}");
@@ -230,7 +230,7 @@ proptest! {
 }
 
 #[test]
-fn long_texts_have_many_pieces_where_words_are_known() {
+fn long_texts_are_split_at_lines_for_supported_word_patterns() {
     let text = "A line of some length that ends here\n".repeat(1_000);
     for (name, at_lines) in [
         ("qwen2", true),
@@ -245,7 +245,7 @@ fn long_texts_have_many_pieces_where_words_are_known() {
 }
 
 #[test]
-fn a_chat_is_cut_before_each_turn() {
+fn a_chat_is_split_before_each_turn() {
     let vocabulary = vocabulary("qwen2");
     let text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
     let pieces: Vec<&str> = vocabulary.pieces(text).collect();
@@ -260,7 +260,7 @@ fn a_chat_is_cut_before_each_turn() {
 }
 
 #[test]
-fn a_tokenizer_that_is_not_known_says_why() {
+fn an_unsupported_tokenizer_is_refused_with_a_reason() {
     let wrong = serde_json::json!({"model": {"type": "Unigram", "vocab": []}, "added_tokens": []});
     let error = Vocabulary::new(wrong).unwrap_err();
     assert!(error.contains("Unigram"), "{error}");

@@ -15,7 +15,7 @@ use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::prompt;
 use crate::prompt::cache::{self, Cache};
-use crate::prompt::folder::Folder;
+use crate::prompt::folder::ModelFolder;
 use crate::prompt::render::Options;
 use crate::prompt::tokenizer::{self, Tokenizer};
 
@@ -24,7 +24,7 @@ pub(crate) struct OwnTokens(Arc<Tokenizer>);
 
 impl OwnTokens {
     pub(crate) fn read(folder: &Path) -> io::Result<Self> {
-        let folder = Folder::read(folder, None, Options::default()).map_err(|errors| {
+        let folder = ModelFolder::read(folder, None, Options::default()).map_err(|errors| {
             let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
             io::Error::other(errors.join("; "))
         })?;

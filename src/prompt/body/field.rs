@@ -1,0 +1,160 @@
+//! The keys of a body that are read, and the readers of their values.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::prompt::types::{Api, Section};
+
+#[derive(Clone, Copy)]
+#[expect(
+    clippy::enum_variant_names,
+    reason = "variants are named like the fields of a body"
+)]
+pub(super) enum Key {
+    Model,
+    Stream,
+    Echo,
+    User,
+    PromptCacheKey,
+    SessionId,
+    CacheSalt,
+    /// A field that becomes part of the prompt.
+    Prompt(Section),
+    Forbidden(&'static str),
+    VllmXargs,
+    Other,
+}
+
+impl Key {
+    fn new(name: &str, api: Api) -> Self {
+        match name {
+            "model" => Key::Model,
+            "stream" => Key::Stream,
+            "echo" => Key::Echo,
+            "user" => Key::User,
+            "prompt_cache_key" => Key::PromptCacheKey,
+            "session_id" => Key::SessionId,
+            "cache_salt" => Key::CacheSalt,
+            "messages" | "prompt" | "input" | "query" => Key::Prompt(Section::Conversation),
+            "tools" | "functions" | "documents" => Key::Prompt(Section::Tools),
+            "instructions" => Key::Prompt(Section::Instructions),
+            "chat_template" | "chat_template_kwargs" => Key::Prompt(Section::Template),
+            "kv_transfer_params" => Key::Forbidden("kv_transfer_params"),
+            "ec_transfer_params" => Key::Forbidden("ec_transfer_params"),
+            "request_id" if api == Api::Responses => Key::Forbidden("request_id"),
+            "vllm_xargs" => Key::VllmXargs,
+            _ => Key::Other,
+        }
+    }
+}
+
+/// Reads a key without copying the key.
+pub(super) struct KeySeed(pub(super) Api);
+
+impl<'de> DeserializeSeed<'de> for KeySeed {
+    type Value = Key;
+
+    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Key, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for KeySeed {
+    type Value = Key;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E: de::Error>(self, name: &str) -> Result<Key, E> {
+        Ok(Key::new(name, self.0))
+    }
+}
+
+/// A string or null. A value of another type is skipped and reported in `is_other_type`.
+pub(super) struct OptionalString<'a> {
+    pub(super) value: Option<Cow<'a, str>>,
+    pub(super) is_other_type: bool,
+}
+
+impl<'a> OptionalString<'a> {
+    const NULL: Self = Self {
+        value: None,
+        is_other_type: false,
+    };
+    const OTHER_TYPE: Self = Self {
+        value: None,
+        is_other_type: true,
+    };
+
+    fn string(value: Cow<'a, str>) -> Self {
+        Self {
+            value: Some(value),
+            is_other_type: false,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for OptionalString<'de> {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V;
+        impl<'de> Visitor<'de> for V {
+            type Value = OptionalString<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("any value")
+            }
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<OptionalString<'de>, E> {
+                Ok(OptionalString::string(Cow::Borrowed(text)))
+            }
+            fn visit_str<E>(self, text: &str) -> Result<OptionalString<'de>, E> {
+                Ok(OptionalString::string(Cow::Owned(text.to_owned())))
+            }
+            fn visit_unit<E>(self) -> Result<OptionalString<'de>, E> {
+                Ok(OptionalString::NULL)
+            }
+            fn visit_bool<E>(self, _: bool) -> Result<OptionalString<'de>, E> {
+                Ok(OptionalString::OTHER_TYPE)
+            }
+            fn visit_i64<E>(self, _: i64) -> Result<OptionalString<'de>, E> {
+                Ok(OptionalString::OTHER_TYPE)
+            }
+            fn visit_u64<E>(self, _: u64) -> Result<OptionalString<'de>, E> {
+                Ok(OptionalString::OTHER_TYPE)
+            }
+            fn visit_f64<E>(self, _: f64) -> Result<OptionalString<'de>, E> {
+                Ok(OptionalString::OTHER_TYPE)
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(
+                self,
+                mut seq: A,
+            ) -> Result<OptionalString<'de>, A::Error> {
+                while seq.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(OptionalString::OTHER_TYPE)
+            }
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> Result<OptionalString<'de>, A::Error> {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(OptionalString::OTHER_TYPE)
+            }
+        }
+        deserializer.deserialize_any(V)
+    }
+}
+
+/// Whether a value is `true`.
+pub(super) struct Flag(pub(super) bool);
+
+impl<'de> Deserialize<'de> for Flag {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // The engine validates the type. The router only chooses a time-out by the flag.
+        let raw = <&RawValue>::deserialize(deserializer)?;
+        Ok(Flag(raw.get() == "true"))
+    }
+}

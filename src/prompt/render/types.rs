@@ -1,0 +1,109 @@
+//! The types that the APIs' readers and the renderer share. This file imports none of them.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use crate::prompt::template::ContentFormat;
+
+/// The start options of a model's engines that change how they render prompts.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// `--default-chat-template-kwargs`.
+    pub chat_template_kwargs: Map<String, Value>,
+    /// `--chat-template-content-format`; `None` for `auto`.
+    pub content_format: Option<ContentFormat>,
+    /// `--exclude-tools-when-tool-choice-none`.
+    pub exclude_tools_when_tool_choice_none: bool,
+}
+
+/// Why the router cannot tokenize a request itself. The request is then routed by predicted prefixes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizeError {
+    /// The API has no prompt to compute, or the model has no chat template because its engine renders chats in code.
+    Api,
+    /// The body does not have the form that this API requires.
+    Body(String),
+    /// The engine will refuse the request, for this reason.
+    Refused(String),
+    /// The effect of this field is known to the engine only.
+    Field(&'static str),
+    /// The tokenizer itself failed.
+    Tokenizer(String),
+    /// The rendered text is longer than the configured limit.
+    TooLong { bytes: usize },
+}
+
+impl TokenizeError {
+    /// Every value of `reason`.
+    pub const REASONS: [&'static str; 6] =
+        ["api", "body", "refused", "field", "tokenizer", "too_long"];
+
+    /// The label value in metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            TokenizeError::Api => "api",
+            TokenizeError::Body(_) => "body",
+            TokenizeError::Refused(_) => "refused",
+            TokenizeError::Field(_) => "field",
+            TokenizeError::Tokenizer(_) => "tokenizer",
+            TokenizeError::TooLong { .. } => "too_long",
+        }
+    }
+}
+
+impl fmt::Display for TokenizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TokenizeError::Api => {
+                f.write_str("no chat template can be used for this API and model")
+            }
+            TokenizeError::Body(why) => write!(f, "the body does not fit this API: {why}"),
+            TokenizeError::Refused(why) => write!(f, "the engine will refuse the request: {why}"),
+            TokenizeError::Field(name) => write!(f, "the effect of `{name}` depends on the engine"),
+            TokenizeError::Tokenizer(why) => write!(f, "the tokenizer failed: {why}"),
+            TokenizeError::TooLong { bytes } => write!(
+                f,
+                "the rendered text of {bytes} bytes is longer than the limit"
+            ),
+        }
+    }
+}
+
+/// The prompt as the engine tokenizes it.
+#[derive(Debug, PartialEq)]
+pub enum RenderedPrompt {
+    Text(RenderedText),
+    /// Token ids from the client, used unchanged.
+    Ids(Vec<u32>),
+}
+
+#[derive(Debug, Default, PartialEq)]
+pub struct RenderedText {
+    pub text: String,
+    /// Whether BOS and EOS are added.
+    pub add_special_tokens: bool,
+    /// Bytes before the first image; all bytes if there is none. What the engine puts in place of an image is not known.
+    pub known_bytes: usize,
+}
+
+impl RenderedText {
+    /// A text without images.
+    pub(super) fn complete(text: String, add_special_tokens: bool) -> Self {
+        let known_bytes = text.len();
+        Self {
+            text,
+            add_special_tokens,
+            known_bytes,
+        }
+    }
+}
+
+/// A chat or Responses request as the variables of a chat template.
+pub(super) struct ChatInput {
+    pub(super) messages: Vec<Map<String, Value>>,
+    pub(super) tools: Option<Vec<Value>>,
+    /// The request's `chat_template_kwargs`, overridden by fields of the body.
+    pub(super) kwargs: Map<String, Value>,
+    pub(super) add_special_tokens: bool,
+}

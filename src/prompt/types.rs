@@ -1,0 +1,100 @@
+//! The types that the parts of this module share. This file imports none of them.
+
+use std::fmt;
+
+/// The APIs whose request bodies this module reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Api {
+    Chat,
+    Completions,
+    Responses,
+    Embeddings,
+    Rerank,
+    Tokenize,
+    Detokenize,
+}
+
+impl Api {
+    pub const COUNT: usize = 7;
+    pub const ALL: [Api; Self::COUNT] = [
+        Api::Chat,
+        Api::Completions,
+        Api::Responses,
+        Api::Embeddings,
+        Api::Rerank,
+        Api::Tokenize,
+        Api::Detokenize,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Api::Chat => "chat",
+            Api::Completions => "completions",
+            Api::Responses => "responses",
+            Api::Embeddings => "embeddings",
+            Api::Rerank => "rerank",
+            Api::Tokenize => "tokenize",
+            Api::Detokenize => "detokenize",
+        }
+    }
+
+    /// Whether the engine computes the prompt into its KV cache, so that its prefix can be cached.
+    pub fn generates(self) -> bool {
+        matches!(self, Api::Chat | Api::Completions | Api::Responses)
+    }
+}
+
+/// The block hashes of a prompt's canonical bytes, in the order in which engines render a prompt: template
+/// arguments, instructions, tools, then the conversation.
+#[derive(Debug, Default, PartialEq)]
+pub struct HashedPrompt {
+    pub blocks: Vec<LocalBlock>,
+    /// Canonical bytes of the whole prompt, including the bytes after the last full block.
+    pub bytes: u64,
+}
+
+/// The hash of one block alone. Hashes that cover the whole prefix are built from these in `kv::text_block`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalBlock {
+    pub hash: u64,
+    pub bytes: u32,
+}
+
+/// The parts of a prompt in the order in which engines render them. A body may have them in any order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Section {
+    Template,
+    Instructions,
+    Tools,
+    /// Messages or input. Only this section grows from turn to turn.
+    Conversation,
+}
+
+/// Why a request body is refused.
+#[derive(Debug, PartialEq)]
+pub enum Error {
+    /// Not JSON, or not an object.
+    Json(String),
+    /// A field has a type that no engine accepts.
+    Type {
+        param: &'static str,
+        expected: &'static str,
+    },
+    /// A field that only the router may send to an engine.
+    Forbidden(&'static str),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Json(error) => write!(f, "the request body is not valid JSON: {error}"),
+            Error::Type { param, expected } => write!(f, "`{param}` must be {expected}"),
+            Error::Forbidden(param) => {
+                write!(
+                    f,
+                    "`{param}` is set by the router and cannot be part of a request"
+                )
+            }
+        }
+    }
+}
