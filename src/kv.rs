@@ -4,7 +4,8 @@
 //! - Knowledge: [`index`] (reported blocks of all workers, by [`block`] hashes), [`indexes`] (one
 //!   index for each model and block size), [`unconfirmed`] (sent, not reported yet), [`predicted`]
 //!   (workers without KV events, by [`text_block`] hashes).
-//! - Events: everything from an engine's socket up to the tree that its events change.
+//! - Events: connections to engines ([`zmq`], [`grpc`]), decoding ([`msgpack`], [`protobuf`]) into [`event`],
+//!   gaps and replays ([`stream`]), [`event_filter`], and [`subscriber`], which applies events to the index.
 
 pub mod block;
 pub mod event;

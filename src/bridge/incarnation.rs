@@ -23,7 +23,7 @@ const MAX_BATCHES_SINCE_SNAPSHOT: u64 = 256;
 /// read, and a newer one. Each may take as much memory as all cached blocks.
 const MAX_SNAPSHOTS: usize = 2;
 
-/// How much is kept.
+/// Bounds of one rank's memory: batches for resuming subscribers, in number and bytes, and bytes of cached blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub history_batches: usize,
@@ -35,23 +35,24 @@ pub struct Limits {
 pub struct Incarnation {
     rank: u32,
     id: String,
-    /// Batches missed before the first known one.
+    /// Number of batches that the bridge missed before the first one that it received.
     unknown_before: u64,
     history: History,
     /// `None` while a [`SnapshotJob`] has it.
     blocks: Option<CachedBlocks>,
     /// Batches to apply to `blocks` once the job returns it.
     backlog: Vec<Batch>,
-    /// Its blocks, bytes and missing blocks, as last known.
+    /// Blocks in `blocks`, their bytes, and blocks missing there for want of memory; also valid while a
+    /// [`SnapshotJob`] has `blocks`.
     block_sizes: [usize; 3],
-    /// The last batch; `blocks` does not contain it yet. So a batch follows every snapshot, and its
-    /// reader can later verify with that batch that the process is the same.
+    /// The last batch. It is not yet applied to `blocks`, so every snapshot is followed by at least one batch. A
+    /// subscriber needs such a batch to verify later, by asking for it again, that the process is the same.
     last: Option<Batch>,
     snapshot: Option<Snapshot>,
-    /// All snapshots that are still being read.
+    /// The parts of all snapshots that a subscriber may still be reading, to count them.
     alive: Vec<Weak<[Bytes]>>,
-    /// Sequence numbers used by snapshot parts, except each last one. A subscriber that has one of them
-    /// may have the batch or only the part, so it cannot resume there.
+    /// Sequence numbers of snapshot parts, except of each last part. They are also numbers of batches: a subscriber
+    /// that names one may have received only that part, so it cannot resume there.
     ambiguous: Vec<RangeInclusive<u64>>,
 }
 
@@ -82,7 +83,7 @@ pub struct Gone {
 }
 
 impl Incarnation {
-    /// `number` must be above all sequence numbers given before.
+    /// `number` must be above all sequence numbers of earlier incarnations.
     pub fn new(rank: u32, id: String, number: u64, unknown_before: u64, limits: Limits) -> Self {
         Self {
             rank,
@@ -111,7 +112,7 @@ impl Incarnation {
         &self.history
     }
 
-    /// Known blocks, their bytes, and missing blocks.
+    /// Known blocks, their bytes, and blocks missing for want of memory.
     pub fn block_sizes(&self) -> [usize; 3] {
         self.block_sizes
     }
@@ -153,8 +154,8 @@ impl Incarnation {
         self.block_sizes = [blocks.blocks(), blocks.bytes(), missing];
     }
 
-    /// Where a subscriber begins that has all batches up to `after`; 0: none. `has_waited`: a snapshot was
-    /// finished since it first tried.
+    /// How a subscriber begins that has all batches up to `after` (0: it has none). `has_waited`: it has waited for a
+    /// snapshot to be finished, so it takes that one even if it is no longer fresh.
     pub fn subscribe(&mut self, after: u64, has_waited: bool) -> Result<SubscribeOutcome, Gone> {
         if after == 0 {
             return Ok(self.subscribe_with_snapshot(has_waited));
@@ -217,7 +218,7 @@ impl Incarnation {
         self.blocks = Some(blocks);
         self.apply_backlog();
         let (number, parts) = (snapshot.number, snapshot.parts.len() as u64);
-        // If the history has moved past it, no subscriber could continue from it.
+        // If the batch after the snapshot is no longer in the history, no subscriber could continue from it.
         if self.history.first() <= number + 1 {
             if parts > 1 {
                 self.ambiguous.push(number + 1 - parts..=number - 1);

@@ -1,4 +1,4 @@
-//! What the relay is handed and what it hands back: a request, the worker that answered, an error. Pure.
+//! The relay's input (a request) and output (the worker that answered, or an error).
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,11 +30,11 @@ pub struct Job<'a> {
     pub id: RequestId,
     /// When the request's head was received.
     pub begun: Instant,
-    /// Filled with the request's figures, for an access log.
+    /// Receives worker, tokens and times for the access log, if there is one.
     pub summary: Option<SummaryCell>,
 }
 
-/// Why there is no engine's answer for the client.
+/// Why the client gets no answer of an engine.
 #[derive(Debug, PartialEq)]
 pub enum Error {
     /// No worker serves the model.

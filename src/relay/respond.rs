@@ -1,4 +1,4 @@
-//! From an engine's answer to the client's response: headers, decision header, metered body.
+//! Makes the client's response of an engine's answer: headers, the decision header, and a body that is metered.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -31,13 +31,13 @@ impl Relay {
             .contains_key(DECISION)
             .then(|| decision_header(plan, &answer));
         if let Some(summary) = &job.summary {
-            summary.update(|it| {
-                it.model = Some(plan.group.model.clone());
-                it.worker = Some(answer.running.worker().name.clone());
-                it.reason = Some(answer.decision.reason.as_str());
-                it.status = Some(answer.answer.head.status);
-                it.attempts += answer.attempts;
-                it.prefill_worker = match &answer.prefill {
+            summary.update(|summary| {
+                summary.model = Some(plan.group.model.clone());
+                summary.worker = Some(answer.running.worker().name.clone());
+                summary.reason = Some(answer.decision.reason.as_str());
+                summary.status = Some(answer.answer.head.status);
+                summary.attempts += answer.attempts;
+                summary.prefill_worker = match &answer.prefill {
                     Some(Ok(prefill)) => Some(prefill.worker.clone()),
                     _ => None,
                 };
@@ -76,7 +76,7 @@ impl Relay {
             _ => None,
         };
         let usage = cached_tokens.map(|cached_tokens| {
-            // The answer may become longer.
+            // The rewriter puts the prefill worker's cached tokens into `usage`, which changes the length.
             response.headers_mut().remove(header::CONTENT_LENGTH);
             Box::new(UsageRewriter::new(cached_tokens, is_events))
         });

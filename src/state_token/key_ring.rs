@@ -1,4 +1,4 @@
-//! The keys of this router: issues, verifies and unpacks tokens. Pure.
+//! Issues, verifies and unpacks state tokens with the router's keys. No I/O and no clock: the time is an argument.
 
 use std::fmt;
 
@@ -51,8 +51,8 @@ impl KeyRing {
         })
     }
 
-    /// Checks the size of items before an engine works on the request. A list that passes may still be too
-    /// large as a token: that depends on its compression.
+    /// Checks the size of items before the request goes to an engine. [`KeyRing::issue`] may still find the token too
+    /// large, because the token's size depends on how well the items compress.
     pub fn check_size(&self, plain_bytes: usize) -> Result<(), TooLarge> {
         self.check_plain_size(plain_bytes)
             .inspect_err(|_| self.metrics.too_large.inc())
@@ -192,7 +192,8 @@ impl KeyRing {
         if !self.keys[key_index].verifies(tenant, signed.as_bytes(), &mac) {
             return Err(RejectReason::BadSignature);
         }
-        // A replica wrote the rest. The size limits are checked all the same: a key may leak.
+        // The signature is right, so a replica wrote header and body. Sizes are checked nevertheless: whoever has a
+        // leaked key could otherwise exhaust the router's memory.
         let header = decode(header)?;
         let header = Header::from_json(&header).ok_or(RejectReason::Unreadable)?;
         if header.v != header::VERSION || header.enc != Encryption::None {
@@ -201,7 +202,7 @@ impl KeyRing {
         if header.t != tenant.as_str() {
             return Err(RejectReason::WrongTenant);
         }
-        // The expiry in the token, or the configured one if that has been made shorter since.
+        // A shorter configured expiry also applies to tokens that were issued before.
         let expires_s = header
             .exp
             .min(header.iat.saturating_add(self.settings.expiry.as_secs()));

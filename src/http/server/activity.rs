@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use super::Settings;
 use crate::observe;
 
-/// The time-outs of a connection.
+/// The time-outs of a connection: for a request's head, without a request, and for a client that does not read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     head: Duration,
@@ -46,18 +46,23 @@ impl Limits {
     }
 }
 
+/// What [`Activity::check`] finds. All but `Fine` close the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Fine,
+    /// No request for `idle`.
     Idle,
+    /// A request's head was not complete within `head`.
     SlowHead,
+    /// The client has read nothing for `send`, although data waits for it.
     NotReading,
 }
 
 #[derive(Debug)]
 pub(super) struct Activity {
-    /// The other times are milliseconds since then.
+    /// When the connection was opened. The fields in `_ms` are milliseconds since then.
     opened: Instant,
+    /// Requests in progress.
     requests: AtomicU32,
     /// A part of the next request's head has come.
     in_head: AtomicBool,
@@ -74,13 +79,14 @@ pub(super) struct Activity {
     window_waits: [AtomicU32; PERIODS],
 }
 
+/// Two complete periods (a whole send time-out), the current one, and the one before, which [`Activity::check`] reads.
 const PERIODS: usize = 4;
 
 /// Marks a request as running until it is dropped.
 pub(super) struct Busy {
     activity: Arc<Activity>,
     http2: bool,
-    /// The period in which a frame was taken, until the next one is asked for.
+    /// Set from when hyper takes a frame of the body until it asks for the next one: the index in `window_waits`.
     window_wait: Option<usize>,
 }
 
@@ -150,7 +156,8 @@ impl Activity {
         let period = self.period.load(Relaxed).wrapping_add(1);
         self.period_began_ms.store(now_ms, Relaxed);
         self.period.store(period, Relaxed);
-        // The period before the last two complete ones. Its slot is the next to be reused.
+        // A frame that has waited since the period before the last two complete ones has waited for longer than the
+        // time-out. This period's slot is the next to be reused.
         let oldest = period.wrapping_add(1) as usize % PERIODS;
         self.window_waits[oldest].load(Relaxed) > 0
     }
@@ -178,7 +185,7 @@ impl Activity {
 }
 
 impl Busy {
-    /// The body gave a frame. Over HTTP/1 the socket itself shows whether the client reads.
+    /// hyper took a frame of the response body. Over HTTP/1 the socket itself shows whether the client reads.
     pub(super) fn on_frame(&mut self) {
         if self.http2 && self.window_wait.is_none() {
             let period = self.activity.period.load(Relaxed) as usize % PERIODS;
@@ -187,7 +194,7 @@ impl Busy {
         }
     }
 
-    /// The next frame is asked for, so the last one has been sent.
+    /// hyper asks for the next frame, so it has sent the last one.
     pub(super) fn on_poll(&mut self) {
         if let Some(period) = self.window_wait.take() {
             self.activity.window_waits[period].fetch_sub(1, Relaxed);
@@ -211,7 +218,7 @@ impl Drop for Busy {
 #[derive(Debug)]
 pub(super) struct Watched {
     socket: TcpStream,
-    /// Bytes that were read from the socket already, and come first.
+    /// Bytes that were read from the socket before it was wrapped; reads return them first.
     early: Bytes,
     activity: Arc<Activity>,
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// At most one line per pause, even if the reason changes each time: engines must not fill the log.
+/// Shortest time between two lines. An engine whose failures alternate must not fill the log.
 const PAUSE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -13,8 +13,8 @@ pub(super) struct LogOnce {
 
 impl LogOnce {
     pub(super) fn should_log(&mut self, now: Instant, reason: &str) -> bool {
-        let is_soon = self.logged_at.is_some_and(|at| now < at + PAUSE);
-        if is_soon || self.last_reason.as_deref() == Some(reason) {
+        let is_too_soon = self.logged_at.is_some_and(|at| now < at + PAUSE);
+        if is_too_soon || self.last_reason.as_deref() == Some(reason) {
             return false;
         }
         self.last_reason = Some(reason.to_owned());

@@ -1,4 +1,5 @@
-//! Stores the blocks of one event: finds where their chain continues, makes room, and places them.
+//! Stores the blocks of one KV event in a tree: finds the block that they follow, evicts blocks if memory is short, and
+//! places the new ones.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -15,7 +16,7 @@ use crate::kv::index::types::{CopyReport, NewBlock, Parent, UnknownParent};
 /// Blocks that are placed at once. A longer event is placed in several pieces.
 const PIECE: usize = 256;
 
-/// For fewer blocks it does not pay to go back along the chain.
+/// For fewer blocks, following the chain back for [`Writer::trail`] costs more than it saves.
 const MIN_TRAIL: usize = 64;
 
 impl Writer {
@@ -38,7 +39,7 @@ impl Writer {
                 trail: [NO_ID; LOOKAHEAD],
             },
             Parent::Block(name) => {
-                // The first block will be looked for next; both may be far away in memory.
+                // The first block's entry is read next. Both entries are likely not in the CPU cache.
                 if let Some(first) = blocks.first() {
                     self.names.prefetch(first.name.0);
                 }
@@ -69,7 +70,7 @@ impl Writer {
         let mut left = blocks;
         while !left.is_empty() {
             let (piece, rest) = left.split_at(left.len().min(PIECE));
-            // This may evict blocks of this very tree, even the one that the chain continues from.
+            // This may evict blocks of the same tree, even the one that the new blocks follow.
             let has_evicted = self.make_room(shared, piece.len());
             if has_evicted && end.block != NO_ID && !self.owns_end(shared, slot, end) {
                 self.drop_rest(slot, left.len());
@@ -93,7 +94,8 @@ impl Writer {
         Ok(())
     }
 
-    /// The pages of the segments up to this page's, as they were once: guesses.
+    /// The pages of the last [`LOOKAHEAD`] segments of the chain that ends in `page`. They are guesses, which readers
+    /// verify: a page may have been reused since.
     fn trail(&self, mut page: PageId) -> [PageId; LOOKAHEAD] {
         let mut trail = [NO_ID; LOOKAHEAD];
         for _ in 0..LOOKAHEAD {
@@ -107,7 +109,7 @@ impl Writer {
         trail
     }
 
-    /// Whether the tree still owns the block that the chain continues from.
+    /// Whether the tree still owns the block that the new blocks follow.
     fn owns_end(&self, shared: &Shared, slot: Slot, end: ChainEnd) -> bool {
         let (page, offset) = locate(end.block);
         let (head, body) = shared.pages.get(page);
@@ -116,7 +118,7 @@ impl Writer {
             && self.residency(shared, slot, end.block) != Residency::Absent
     }
 
-    /// Counts blocks that are not stored for want of memory.
+    /// Counts blocks that are not stored because memory is short, and marks the tree as incomplete.
     fn drop_rest(&mut self, slot: Slot, blocks: usize) {
         self.dropped_blocks += blocks as u64;
         if let Some(tree) = self.tree_mut(slot) {

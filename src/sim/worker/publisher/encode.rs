@@ -36,7 +36,7 @@ struct Encoder {
 }
 
 impl Encoder {
-    /// Begins an event of `fields` fields beside its type.
+    /// Begins an event with its type; `fields` other fields follow.
     fn head(&mut self, kind: &str, fields: usize) {
         match self.layout {
             Layout::Map => {
@@ -58,7 +58,7 @@ impl Encoder {
     fn stored(&mut self, stored: &Stored) {
         let map = self.layout == Layout::Map;
         let location = &stored.location;
-        // A map leaves out what has its default; an array must hold each place up to the last.
+        // A map leaves out fields without a value. An array has every field up to the last one with a value.
         let optional = [
             location.group.is_some(),
             stored.spec_kind.is_some(),
@@ -81,7 +81,7 @@ impl Encoder {
         self.key("block_hashes");
         self.hashes(&stored.hashes);
         self.key("parent_block_hash");
-        self.or_nil(stored.parent, Self::name);
+        self.or_nil(stored.parent, Self::hash);
         self.key("token_ids");
         self.array(stored.token_ids.len());
         for &token in &stored.token_ids {
@@ -168,7 +168,7 @@ impl Encoder {
         }
     }
 
-    /// One entry a block; engines have the cache salt only here, last of the first block's.
+    /// One entry for each block. Engines send the cache salt only here, as the last key of the first block.
     fn extra_keys(&mut self, stored: &Stored) {
         self.array(stored.hashes.len());
         for at in 0..stored.hashes.len() {
@@ -209,18 +209,19 @@ impl Encoder {
 
     fn hashes(&mut self, hashes: &[EngineHash]) {
         self.array(hashes.len());
-        for &name in hashes {
-            self.name(name);
+        for &hash in hashes {
+            self.hash(hash);
         }
     }
 
-    fn name(&mut self, name: EngineHash) {
+    /// As an integer, or as a digest of 32 bytes that ends with the integer's 8 bytes.
+    fn hash(&mut self, hash: EngineHash) {
         match self.hashes {
-            Hashes::Int => self.uint(name.0),
+            Hashes::Int => self.uint(hash.0),
             Hashes::Bytes => {
                 let mut digest = [0; 32];
-                for (part, turn) in digest.chunks_exact_mut(8).zip([17, 34, 51, 0]) {
-                    part.copy_from_slice(&name.0.rotate_left(turn).to_be_bytes());
+                for (part, bits) in digest.chunks_exact_mut(8).zip([17, 34, 51, 0]) {
+                    part.copy_from_slice(&hash.0.rotate_left(bits).to_be_bytes());
                 }
                 self.bytes(&digest);
             }
@@ -269,7 +270,7 @@ impl Encoder {
     }
 }
 
-/// Lists and texts only grow the buffer.
+/// Unwraps the result of a write to the buffer, which cannot fail.
 fn written<T, E: std::fmt::Debug>(result: Result<T, E>) {
     result.expect("writing to memory cannot fail");
 }
