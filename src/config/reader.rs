@@ -74,9 +74,11 @@ impl Reader {
         };
         let value = value.and_then(|value| match serde_json::from_value(value) {
             Ok(value) => Some(value),
-            // What a type checks beyond its schema.
+            // What a type checks beyond its schema; or it follows from what was reported.
             Err(error) => {
-                reader.problems.push(Position::START, "", error);
+                if reader.problems.is_empty() {
+                    reader.problems.push(Position::START, "", error);
+                }
                 None
             }
         });
@@ -87,8 +89,9 @@ impl Reader {
     /// the innermost part of the path that the file has. Nothing is added where the file's own value was
     /// refused and a default was checked in its stead.
     pub fn problem(&mut self, path: &str, message: impl fmt::Display) {
-        if let Some(at) = self.places.find(path) {
-            self.problems.push(at, path, message);
+        let path = self.places.in_file(path);
+        if let Some(at) = self.places.find(&path) {
+            self.problems.push(at, &path, message);
         }
     }
 

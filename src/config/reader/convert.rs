@@ -113,7 +113,8 @@ impl<'a> Converter<'a> {
             }
         }
         self.required(at, entries, &maps)?;
-        Some(Value::Object(map))
+        let is_refused_choice = maps.len() > 1 && map.is_empty();
+        (!is_refused_choice).then_some(Value::Object(map))
     }
 
     /// Whether the map has the keys that it must have: those of its schema, or of one of several schemas.
@@ -145,15 +146,16 @@ impl<'a> Converter<'a> {
             return self.refuse(at, format!("expected {}, found a list", describe(schemas)));
         };
         let item_schema = list.get("items").unwrap_or(&Value::Bool(true));
-        let mut values = Vec::new();
+        let (mut values, mut kept) = (Vec::new(), Vec::new());
         for (index, item) in items.iter().enumerate() {
-            values.push(self.within(&format!("[{index}]"), |this| {
-                this.convert(item, item_schema)
-            }));
+            let step = format!("[{index}]");
+            if let Some(value) = self.within(&step, |this| this.convert(item, item_schema)) {
+                values.push(value);
+                kept.push(index);
+            }
         }
-        // Without one of its items the others would have other numbers.
-        let whole: Option<Vec<Value>> = values.into_iter().collect();
-        whole.map(Value::Array)
+        self.places.keep(&self.path, kept);
+        Some(Value::Array(values))
     }
 
     fn scalar(&mut self, at: Position, scalar: &Scalar, schemas: &[&Value]) -> Option<Value> {
@@ -172,6 +174,8 @@ impl<'a> Converter<'a> {
         // Part of a text stays text: `port-${N}` is no number, whatever N is.
         let may_be_typed = !scalar.is_quoted && (done.is_whole || !done.changed);
         let shown = match done.changed {
+            // One secret where a list of them is expected.
+            _ if schemas.iter().any(|schema| is_list_of_secrets(schema)) => "a text".to_owned(),
             true => format!("the value of `{}`", scalar.text),
             false if done.text.is_empty() && !scalar.is_quoted => "nothing".to_owned(),
             false => format!("`{}`", shorten(&done.text)),
@@ -212,6 +216,11 @@ impl<'a> Converter<'a> {
             }
         }
     }
+}
+
+fn is_list_of_secrets(schema: &Value) -> bool {
+    let items = schema.get("items");
+    items.is_some_and(|items| format(items) == SECRET)
 }
 
 /// What a text is where one of these schemas is asked for. The error is the bound that it breaks, or `None`

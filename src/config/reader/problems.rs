@@ -126,6 +126,8 @@ fn one_line(text: &str) -> String {
 pub(super) struct Places {
     positions: HashMap<String, Position>,
     failed: HashSet<String>,
+    /// For each list the indices in the file of the items that were not refused.
+    kept: HashMap<String, Vec<usize>>,
 }
 
 impl Places {
@@ -135,6 +137,29 @@ impl Places {
 
     pub(super) fn fail(&mut self, path: &str) {
         self.failed.insert(path.to_owned());
+    }
+
+    pub(super) fn keep(&mut self, list: &str, kept: Vec<usize>) {
+        self.kept.insert(list.to_owned(), kept);
+    }
+
+    /// A path of the checked value, whose lists lack refused items, as a path of the file.
+    pub(super) fn in_file(&self, path: &str) -> String {
+        let mut found = String::new();
+        for (number, part) in path.split('[').enumerate() {
+            if number == 0 {
+                found.push_str(part);
+                continue;
+            }
+            let (index, rest) = part.split_once(']').unwrap_or((part, ""));
+            let kept = self.kept.get(&found);
+            let at = index.parse().ok().and_then(|index: usize| kept?.get(index));
+            match at {
+                Some(at) => found += &format!("[{at}]{rest}"),
+                None => found += &format!("[{index}]{rest}"),
+            }
+        }
+        found
     }
 
     /// The position of a path, or of the innermost part of it that the file has. `None` if the value, a
