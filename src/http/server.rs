@@ -26,7 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
-use self::activity::{Activity, Verdict, Watched};
+use self::activity::{Activity, Busy, Limits, Verdict, Watched};
 use super::drain::Tasks;
 use super::io_threads::IoThreads;
 use super::{BodyError, proxy_protocol};
@@ -218,7 +218,11 @@ async fn connection<H, F, B>(
         service
     ));
 
-    let limits = activity::Limits::from(&settings);
+    let limits = Limits {
+        head: settings.header_timeout,
+        idle: settings.idle_timeout,
+        send: settings.send_timeout,
+    };
     let mut stopped = pin!(tasks.stopped());
     let mut aborted = pin!(tasks.aborted());
     let mut tick = pin!(tokio::time::sleep(limits.look_every()));
@@ -302,7 +306,7 @@ impl Drop for OpenConnection {
 /// A response body that keeps its connection busy until it has been sent or dropped.
 struct BusyBody<B> {
     body: B,
-    busy: activity::Busy,
+    busy: Busy,
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Body for BusyBody<B> {

@@ -10,106 +10,29 @@
 
 mod codec;
 mod connection;
+mod metadata;
 mod metrics;
 mod session;
+mod settings;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use tokio::time::Sleep;
 use tonic::{Code, Status};
 
-use self::connection::{Call, Connection, Target, is_history_gone};
+use self::connection::{Call, Connection, PendingCall, Target, is_history_gone};
+pub use self::metadata::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
 pub use self::metrics::Metrics;
 use self::session::{Session, SessionEvent, explain};
+pub use self::settings::{Servicer, Settings};
 use super::event::Load;
 use super::protobuf::{self, Message, Service};
 use super::source::{Source, SourceBatch, SourceEvent};
-use crate::units::{DurationText, SizeText};
-
-/// Response metadata: the id of the engine incarnation. Only `warmroute bridge` sends it.
-pub const INCARNATION_METADATA: &str = "x-warmroute-incarnation";
-/// Response metadata: the rank's last sequence number when the call was answered. Batches up to it are the
-/// replay, later ones are live. Only `warmroute bridge` sends it.
-pub const LAST_SEQUENCE_METADATA: &str = "x-warmroute-last";
-/// Request metadata: the rank to send. Only `warmroute bridge` respects it.
-pub const RANK_METADATA: &str = "x-warmroute-rank";
-
-/// KV events over gRPC.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Settings {
-    /// Which engine's gRPC service is called. `auto` tries all; a `warmroute bridge` has all.
-    pub service: Servicer,
-    /// For one attempt to connect.
-    #[serde(with = "DurationText")]
-    pub connect_timeout: Duration,
-    /// Wait before the second attempt to connect; doubles with each further one, less a random part.
-    #[serde(with = "DurationText")]
-    pub backoff: Duration,
-    /// The longest wait between two attempts to connect.
-    #[serde(with = "DurationText")]
-    pub max_backoff: Duration,
-    /// Wait after the other side said that it does not serve KV events.
-    #[serde(with = "DurationText")]
-    pub refused_backoff: Duration,
-    /// Silence after which TCP checks whether the other host is alive.
-    #[serde(with = "DurationText")]
-    pub keepalive_interval: Duration,
-    /// Silence after which an HTTP/2 ping checks whether the other process is alive. gRPC servers in C and Python
-    /// close connections that ping more often than every five minutes.
-    #[serde(with = "DurationText")]
-    pub ping_interval: Duration,
-    /// A larger message ends the connection. 100,000 blocks of 16 tokens are 10 MB.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "64KiB"))]
-    pub max_message: usize,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            service: Servicer::Auto,
-            connect_timeout: Duration::from_secs(2),
-            backoff: Duration::from_millis(100),
-            max_backoff: Duration::from_secs(5),
-            refused_backoff: Duration::from_secs(60),
-            keepalive_interval: Duration::from_secs(20),
-            ping_interval: Duration::from_secs(310),
-            max_message: 64 << 20,
-        }
-    }
-}
-
-/// Which of the services to ask; `auto` asks one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Servicer {
-    Auto,
-    Vllm,
-    Sglang,
-    TokenSpeed,
-    TensorrtLlm,
-}
-
-impl Servicer {
-    fn choice(self) -> &'static [Service] {
-        match self {
-            Self::Auto => &Service::ALL,
-            Self::Vllm => &[Service::Vllm],
-            Self::Sglang => &[Service::Sglang],
-            Self::TokenSpeed => &[Service::TokenSpeed],
-            Self::TensorrtLlm => &[Service::TensorrtLlm],
-        }
-    }
-}
 
 /// One rank's events over gRPC.
 pub struct Grpc {
@@ -135,7 +58,6 @@ pub struct Grpc {
 }
 
 type OnLoad = Box<dyn FnMut(Load) + Send>;
-type PendingCall<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 
 enum State {
     Waiting(Pin<Box<Sleep>>),

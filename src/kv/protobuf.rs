@@ -5,6 +5,7 @@
 
 mod digest;
 mod read;
+mod types;
 mod wire;
 mod write;
 
@@ -13,10 +14,10 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use self::wire::smg::grpc::common as message;
-use super::event::{Batch, Load};
-use super::source::{DecodeError, SnapshotChunk};
+use super::source::DecodeError;
 
 pub use self::digest::digest;
+pub use self::types::Message;
 pub use self::write::{Untranslatable, encode_batch};
 
 /// The services that serve events, each for its own engine.
@@ -46,18 +47,6 @@ impl Service {
             Self::TensorrtLlm => wire::trtllm::SUBSCRIBE_KV_EVENTS,
         }
     }
-}
-
-/// One message of the stream.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Message {
-    /// The rank's sequence number.
-    pub sequence: u64,
-    pub batch: Batch,
-    pub snapshot: Option<SnapshotChunk>,
-    pub load: Option<Load>,
-    /// It only carries a load report, and its sequence number is another batch's.
-    pub is_load_only: bool,
 }
 
 /// Decodes one message.

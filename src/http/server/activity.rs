@@ -18,25 +18,14 @@ use hyper::Version;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::Settings;
 use crate::observe;
 
 /// The time-outs of a connection: for a request's head, without a request, and for a client that does not read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    head: Duration,
-    idle: Duration,
-    send: Duration,
-}
-
-impl From<&Settings> for Limits {
-    fn from(settings: &Settings) -> Self {
-        Self {
-            head: settings.header_timeout,
-            idle: settings.idle_timeout,
-            send: settings.send_timeout,
-        }
-    }
+    pub(super) head: Duration,
+    pub(super) idle: Duration,
+    pub(super) send: Duration,
 }
 
 impl Limits {

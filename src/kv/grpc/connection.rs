@@ -23,8 +23,12 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Status, Streaming};
 
 use super::codec::Raw;
-use super::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA, Settings};
+use super::metadata::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
+use super::settings::Settings;
 use crate::kv::protobuf::{Service, encode_request};
+
+/// A call, or a connection with its first call, that is being opened.
+pub(super) type PendingCall<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
 
 /// Where to subscribe.
 #[derive(Clone, Debug)]

@@ -7,8 +7,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use tonic::Status;
 
-use super::PendingCall;
-use super::connection::{Call, Connection, chain, is_history_gone};
+use super::connection::{Call, Connection, PendingCall, chain, is_history_gone};
 use crate::kv::source::{SourceBatch, SourceEvent};
 
 /// An established connection.

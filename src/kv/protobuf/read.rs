@@ -1,9 +1,9 @@
 //! Converts a message to events.
 
-use super::Message;
-use super::message::kv_block_extra_key::Key;
-use super::message::kv_cache_event::Data;
-use super::message::{self, KvCacheLocality, KvCacheTier};
+use super::types::Message;
+use super::wire::smg::grpc::common::kv_block_extra_key::Key;
+use super::wire::smg::grpc::common::kv_cache_event::Data;
+use super::wire::smg::grpc::common::{self as message, KvCacheLocality, KvCacheTier};
 use crate::kv::event::{
     Batch, EngineHash, Event, ExtraKey, Load, Location, Medium, Removed, Stored,
 };

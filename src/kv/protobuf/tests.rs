@@ -1,7 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kv::event::{EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
+use crate::kv::event::{
+    Batch, EngineHash, Event, ExtraKey, Load, Location, Medium, Removed, Stored,
+};
+use crate::kv::source::SnapshotChunk;
 
 fn word() -> impl Strategy<Value = Box<str>> {
     "[a-z]{0,4}".prop_map(Into::into)

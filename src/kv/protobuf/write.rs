@@ -5,9 +5,9 @@ use std::fmt;
 use bytes::Bytes;
 use prost::Message as _;
 
-use super::message::kv_block_extra_key::Key;
-use super::message::kv_cache_event::Data;
-use super::message::{self, KvCacheLocality, KvCacheTier};
+use super::wire::smg::grpc::common::kv_block_extra_key::Key;
+use super::wire::smg::grpc::common::kv_cache_event::Data;
+use super::wire::smg::grpc::common::{self as message, KvCacheLocality, KvCacheTier};
 use crate::kv::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
 use crate::kv::source::SnapshotChunk;
 

@@ -1,7 +1,7 @@
 //! One TCP connection that speaks ZMTP, from connecting to its end. It never reconnects: all of its
 //! messages are from one process, and the end comes after the last of them.
 //!
-//! Nothing is queued here. PeerNotReading messages stay in the sockets' buffers and then with the peer; a
+//! Nothing is queued here. Unread messages stay in the sockets' buffers and then with the peer; a
 //! publisher that cannot wait drops messages, which shows as a gap in the sequence numbers.
 
 use std::time::Duration;
@@ -13,8 +13,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::endpoint::Endpoint;
+use super::settings::Settings;
 use super::zmtp::{Bounds, Parts, PeerMessage, ProtocolError, Role, Session};
-use super::{Endpoint, Settings};
 
 /// Read buffer; a batch of a busy engine is smaller.
 const READ_BYTES: usize = 64 * 1_024;

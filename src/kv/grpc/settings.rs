@@ -1,0 +1,78 @@
+//! The settings of KV events over gRPC.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::kv::protobuf::Service;
+use crate::units::{DurationText, SizeText};
+
+/// KV events over gRPC.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// Which engine's gRPC service is called. `auto` tries all; a `warmroute bridge` has all.
+    pub service: Servicer,
+    /// For one attempt to connect.
+    #[serde(with = "DurationText")]
+    pub connect_timeout: Duration,
+    /// Wait before the second attempt to connect; doubles with each further one, less a random part.
+    #[serde(with = "DurationText")]
+    pub backoff: Duration,
+    /// The longest wait between two attempts to connect.
+    #[serde(with = "DurationText")]
+    pub max_backoff: Duration,
+    /// Wait after the other side said that it does not serve KV events.
+    #[serde(with = "DurationText")]
+    pub refused_backoff: Duration,
+    /// Silence after which TCP checks whether the other host is alive.
+    #[serde(with = "DurationText")]
+    pub keepalive_interval: Duration,
+    /// Silence after which an HTTP/2 ping checks whether the other process is alive. gRPC servers in C and Python
+    /// close connections that ping more often than every five minutes.
+    #[serde(with = "DurationText")]
+    pub ping_interval: Duration,
+    /// A larger message ends the connection. 100,000 blocks of 16 tokens are 10 MB.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "64KiB"))]
+    pub max_message: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            service: Servicer::Auto,
+            connect_timeout: Duration::from_secs(2),
+            backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(5),
+            refused_backoff: Duration::from_secs(60),
+            keepalive_interval: Duration::from_secs(20),
+            ping_interval: Duration::from_secs(310),
+            max_message: 64 << 20,
+        }
+    }
+}
+
+/// Which of the services to ask; `auto` asks one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Servicer {
+    Auto,
+    Vllm,
+    Sglang,
+    TokenSpeed,
+    TensorrtLlm,
+}
+
+impl Servicer {
+    pub(super) fn choice(self) -> &'static [Service] {
+        match self {
+            Self::Auto => &Service::ALL,
+            Self::Vllm => &[Service::Vllm],
+            Self::Sglang => &[Service::Sglang],
+            Self::TokenSpeed => &[Service::TokenSpeed],
+            Self::TensorrtLlm => &[Service::TensorrtLlm],
+        }
+    }
+}
