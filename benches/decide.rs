@@ -32,9 +32,9 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use serde_json::value::RawValue;
 use warmroute::fleet::events::{Endpoint, Events};
 use warmroute::fleet::health::Health;
-use warmroute::fleet::load::InFlight;
+use warmroute::fleet::in_flight::InFlight;
 use warmroute::fleet::registry::Registry;
-use warmroute::fleet::{Facts, Group, Member, Role, breaker};
+use warmroute::fleet::{Facts, Group, Member, Role, circuit_breaker};
 use warmroute::http::client;
 use warmroute::kv::block;
 use warmroute::kv::event::{EngineHash, Tier};
@@ -99,7 +99,7 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
     let registry = metrics::Registry::default();
     let fleet = Registry::new(
         client::Settings::default(),
-        breaker::Settings::default(),
+        circuit_breaker::Settings::default(),
         workers as usize,
         "",
     );

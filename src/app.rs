@@ -25,7 +25,7 @@ use crate::api::dry_run::DryRun;
 use crate::config::{Config, listen_address};
 use crate::fleet::discovery::static_list::StaticList;
 use crate::fleet::discovery::{self, Discovery};
-use crate::fleet::handoff::{Connector, watch};
+use crate::fleet::kv_transfer::{Connector, watch};
 use crate::fleet::{probe, registry};
 use crate::http::drain::Tasks;
 use crate::http::io_threads::{IoThreads, OffloadThread};
@@ -137,8 +137,8 @@ impl App {
 
         find_workers(config, &fleet, &tasks);
         let pairing = &config.prefill_decode;
-        let needs_peer = pairing.connector.is_some_and(Connector::needs_peer);
-        let bootstrap = needs_peer.then_some(pairing.advanced.bootstrap_port);
+        let needs_bootstrap = pairing.connector.is_some_and(Connector::needs_bootstrap);
+        let bootstrap = needs_bootstrap.then_some(pairing.advanced.bootstrap_port);
         tasks.spawn_until_stopped(probe::run(
             fleet.clone(),
             config.fleet.health.clone(),
@@ -361,7 +361,7 @@ async fn forget_lost_caches(
         let current: BTreeMap<WorkerId, u64> = snapshot
             .workers
             .iter()
-            .map(|status| (status.worker.id, status.life))
+            .map(|status| (status.worker.id, status.incarnation))
             .collect();
         for (worker, incarnation) in &current {
             if incarnations

@@ -17,7 +17,7 @@ pub use self::discovery::{DiscoveryEntry, DnsWorkers, StaticWorkers, WorkersFile
 use self::reader::{Outside, Problems, Reader};
 pub use self::tokenizer::{From, Loaded, Tokenizer};
 use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
-use crate::fleet::{Member, breaker, health};
+use crate::fleet::{Member, circuit_breaker, health};
 use crate::http::{client, server};
 use crate::kv::{grpc, indexes, predicted, stream, tokenizer_check, unconfirmed, zmq};
 use crate::openai::tenant::TenantSpec;
@@ -129,7 +129,7 @@ pub struct Fleet {
     /// Health checks of the workers.
     pub health: health::Settings,
     /// Protects clients from a worker whose requests fail: while its circuit breaker is open, it gets none.
-    pub circuit_breaker: breaker::Settings,
+    pub circuit_breaker: circuit_breaker::Settings,
     /// Settings for experts.
     pub advanced: FleetAdvanced,
 }

@@ -128,10 +128,10 @@ pub(super) fn page(relay: &Relay, now: Instant) -> Page {
                     pending,
                     pending_tokens,
                     bootstrap: worker
-                        .peer
+                        .bootstrap_info
                         .load()
                         .as_ref()
-                        .map(|peer| peer.bootstrap.to_string()),
+                        .map(|bootstrap_info| bootstrap_info.url.to_string()),
                 }),
         }
     });

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::fleet::handoff::Connector;
-use crate::fleet::handoff::pairs::Pairs;
+use crate::fleet::kv_transfer::Connector;
+use crate::fleet::kv_transfer::pairs::Pairs;
 
 #[derive(Debug, Serialize)]
 pub(super) struct PairsRow {
@@ -31,21 +31,24 @@ struct IncompatibleRow {
 
 impl PairsRow {
     pub(super) fn new(connector: Connector, pairs: Pairs) -> Self {
-        let unverified = pairs.not_proved();
+        let unverified = pairs.unverified();
         let names =
             |(prefill, decode): (Arc<str>, Arc<str>)| [prefill.to_string(), decode.to_string()];
-        let incompatible = pairs.unable.into_iter().map(|unable| IncompatibleRow {
-            reason: unable.why.as_str(),
-            message: unable.why.to_string(),
-            count: unable.count,
-            examples: unable.such_as.into_iter().map(names).collect(),
-        });
+        let incompatible = pairs
+            .incompatible
+            .into_iter()
+            .map(|same_reason| IncompatibleRow {
+                reason: same_reason.reason.as_str(),
+                message: same_reason.reason.to_string(),
+                count: same_reason.count,
+                examples: same_reason.examples.into_iter().map(names).collect(),
+            });
         Self {
             connector,
             count: pairs.count,
             unverified,
             incompatible: incompatible.collect(),
-            unpaired: pairs.alone.iter().map(|name| name.to_string()).collect(),
+            unpaired: pairs.unpaired.iter().map(|name| name.to_string()).collect(),
         }
     }
 }

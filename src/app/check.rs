@@ -1,4 +1,4 @@
-//! `check --live`: asks every worker how it is, and tries handing over between them.
+//! `check --live`: probes every worker, and with `--transfer` tries KV transfers between them.
 
 mod transfer_check;
 
@@ -11,20 +11,20 @@ use tokio::task::JoinSet;
 use super::discoveries::Discoveries;
 use crate::config::Config;
 use crate::fleet::discovery::Discovery;
-use crate::fleet::handoff::pairs::Pairs;
-use crate::fleet::handoff::{Connector, mismatch};
 use crate::fleet::health::Health;
+use crate::fleet::kv_transfer::pairs::Pairs;
+use crate::fleet::kv_transfer::{Connector, mismatch};
 use crate::fleet::registry::Registry;
 use crate::fleet::{Role, Snapshot, Status, Worker, probe};
 use crate::ids::WorkerId;
 
-/// Workers that are asked at a time.
-const ASKED_AT_ONCE: usize = 64;
-/// Up to so many pairs, each is tried; of more, each worker once.
-const PAIRS_MAX: usize = 16;
+/// Workers that are probed at a time.
+const MAX_CONCURRENT_PROBES: usize = 64;
+/// Up to this many pairs, each is tried; of more, only enough that each worker takes part.
+const MAX_PAIRS: usize = 16;
 
-/// Prints what was found to `out`, progress and what is wrong included. Whether all is well.
-pub async fn run(config: &Config, hands_over: bool, out: &mut impl Write) -> io::Result<bool> {
+/// Prints results and progress to `out`. Returns true if no problem was found.
+pub async fn run(config: &Config, checks_transfer: bool, out: &mut impl Write) -> io::Result<bool> {
     let settings = &config.prefill_decode;
     let fleet = Registry::new(
         config.fleet.advanced.connections.clone(),
@@ -38,18 +38,18 @@ pub async fn run(config: &Config, hands_over: bool, out: &mut impl Write) -> io:
     table(&snapshot, &wrong, out)?;
     is_good &= wrong.is_empty() && !snapshot.workers.is_empty();
     let Some(connector) = settings.connector else {
-        if hands_over {
+        if checks_transfer {
             writeln!(
                 out,
-                "\nnothing is handed over: prefill_decode.connector is not set"
+                "\nno KV transfer to check: prefill_decode.connector is not set"
             )?;
         }
-        return Ok(is_good && !hands_over);
+        return Ok(is_good && !checks_transfer);
     };
     let pairs = Pairs::of(&snapshot, connector, &settings.topology);
-    tell(connector, &pairs, hands_over, out)?;
-    is_good &= pairs.alone.is_empty() && pairs.not_proved() > 0;
-    if hands_over {
+    print_pairs(connector, &pairs, checks_transfer, out)?;
+    is_good &= pairs.unpaired.is_empty() && pairs.unverified() > 0;
+    if checks_transfer {
         let limit = settings.advanced.transfer_timeout;
         for (prefill, decode, model) in chosen(&snapshot, connector, &settings.topology) {
             write!(out, "  {} -> {} ({model}): ", prefill.name, decode.name)?;
@@ -58,12 +58,12 @@ pub async fn run(config: &Config, hands_over: bool, out: &mut impl Write) -> io:
                 Ok(proof) => {
                     let received = match proof.received_tokens {
                         Some(received) => format!("received {received}"),
-                        None => "does not tell what it received".to_owned(),
+                        None => "does not report what it received".to_owned(),
                     };
                     let (tokens, took) = (proof.prompt_tokens, proof.took.as_secs_f64());
                     writeln!(
                         out,
-                        "ok; of {tokens} tokens the decode worker {received}, and says the same as alone; {took:.2} s"
+                        "ok; of {tokens} tokens the decode worker {received}; same text as from one worker; {took:.2} s"
                     )?;
                 }
                 Err(why) => {
@@ -76,7 +76,7 @@ pub async fn run(config: &Config, hands_over: bool, out: &mut impl Write) -> io:
     Ok(is_good)
 }
 
-/// Finds the workers, once. Whether everybody who lists some could be asked.
+/// Asks each discovery once. Returns false if one failed.
 async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Result<bool> {
     let Discoveries {
         members,
@@ -89,7 +89,7 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
         Ok(members) => fleet.set_members(name, members),
         Err(error) => {
             is_good = false;
-            // It is told again by the exit code.
+            // A failed write does not matter: the exit code reports the error too.
             let _ = writeln!(out, "cannot list workers: {error}");
         }
     };
@@ -104,11 +104,11 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
     Ok(is_good)
 }
 
-/// Asks every worker once. What is wrong with whom.
+/// Probes every worker once. Returns the workers that are down, with the reason.
 async fn ask_all(config: &Config, fleet: &Arc<Registry>) -> Vec<(WorkerId, String)> {
     let settings = &config.prefill_decode;
-    let needs_peer = settings.connector.is_some_and(Connector::needs_peer);
-    let bootstrap = needs_peer.then_some(settings.advanced.bootstrap_port);
+    let needs_bootstrap = settings.connector.is_some_and(Connector::needs_bootstrap);
+    let bootstrap = needs_bootstrap.then_some(settings.advanced.bootstrap_port);
     let limit = config.fleet.health.timeout;
     let mut asked = JoinSet::new();
     let mut wrong = Vec::new();
@@ -119,15 +119,15 @@ async fn ask_all(config: &Config, fleet: &Arc<Registry>) -> Vec<(WorkerId, Strin
     };
     let snapshot = fleet.snapshot().clone();
     for status in &snapshot.workers {
-        if asked.len() >= ASKED_AT_ONCE
+        if asked.len() >= MAX_CONCURRENT_PROBES
             && let Some(answer) = asked.join_next().await
         {
             answered(answer);
         }
         let (worker, fleet) = (status.worker.clone(), fleet.clone());
         asked.spawn(async move {
-            let told = probe::once(&worker, &fleet, limit, bootstrap).await;
-            (worker.id, told)
+            let probed = probe::once(&worker, &fleet, limit, bootstrap).await;
+            (worker.id, probed)
         });
     }
     while let Some(answer) = asked.join_next().await {
@@ -186,45 +186,45 @@ fn table(
     Ok(())
 }
 
-/// What is known of the pairs without trying.
-fn tell(
+/// Prints what is known about the pairs without a KV transfer.
+fn print_pairs(
     connector: Connector,
     pairs: &Pairs,
-    hands_over: bool,
+    checks_transfer: bool,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let not_proved = pairs.not_proved();
     writeln!(out, "\nPairs, by {connector}: {}", pairs.count)?;
-    for unable in &pairs.unable {
-        let all: Vec<String> = unable
-            .such_as
+    for incompatible in &pairs.incompatible {
+        let examples: Vec<String> = incompatible
+            .examples
             .iter()
             .map(|(from, to)| format!("{from} -> {to}"))
             .collect();
-        let more = match unable.count - all.len() {
+        let more = match incompatible.count - examples.len() {
             0 => String::new(),
             more => format!(", and {more} more"),
         };
         writeln!(
             out,
-            "  cannot hand over, {}: {}{more}",
-            unable.why,
-            all.join(", ")
+            "  incompatible, {}: {}{more}",
+            incompatible.reason,
+            examples.join(", ")
         )?;
     }
-    for name in &pairs.alone {
-        writeln!(out, "  {name} has nobody to hand over to, or to take from")?;
+    for name in &pairs.unpaired {
+        writeln!(out, "  {name} has no compatible partner")?;
     }
-    match hands_over {
+    match checks_transfer {
         true => Ok(()),
         false => writeln!(
             out,
-            "  {not_proved} not proved: nothing is known against them, and --transfer tries them"
+            "  {} unverified: no reason against a KV transfer is known; --transfer tries them",
+            pairs.unverified()
         ),
     }
 }
 
-/// The pairs to try: all of them if they are few, else so many that each worker is in one.
+/// The pairs to try: all of them if they are few, else enough that each worker is in one.
 fn chosen(
     snapshot: &Snapshot,
     connector: Connector,
@@ -240,7 +240,7 @@ fn chosen(
     let prefills: Vec<&Status> = with(Role::Decode).collect();
     let decodes: Vec<&Status> = with(Role::Prefill).collect();
     let (prefill_count, decode_count) = (prefills.len(), decodes.len());
-    let is_small = prefill_count * decode_count <= PAIRS_MAX;
+    let is_small = prefill_count * decode_count <= MAX_PAIRS;
     let mut all = Vec::new();
     let (mut gave, mut took) = (BTreeSet::new(), BTreeSet::new());
     // Diagonals: each has everybody once, or as often as there are too few of the others.

@@ -9,8 +9,8 @@ use tracing::warn;
 
 use crate::config::KvEventsAdvanced;
 use crate::fleet::events::Endpoint;
-use crate::fleet::load::Reported;
-use crate::fleet::load::ranks::{Rank, Ranks};
+use crate::fleet::load::LoadReport;
+use crate::fleet::load::ranks::{RankLoad, RankLoads};
 use crate::fleet::registry::Registry;
 use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
@@ -49,7 +49,7 @@ pub(super) async fn follow(
     let mut changes = fleet.changes();
     let mut subscribers = KeyedTasks::new(tasks);
     let mut restarts: BTreeMap<WorkerId, watch::Sender<u64>> = BTreeMap::new();
-    let mut loads: BTreeMap<WorkerId, Arc<Ranks>> = BTreeMap::new();
+    let mut loads: BTreeMap<WorkerId, Arc<RankLoads>> = BTreeMap::new();
     loop {
         let snapshot = fleet.snapshot().clone();
         let workers: BTreeMap<WorkerId, &Worker> = snapshot
@@ -60,8 +60,9 @@ pub(super) async fn follow(
         restarts.retain(|worker, _| workers.contains_key(worker));
         for status in &snapshot.workers {
             let restart_signal = restarts.entry(status.worker.id).or_default();
-            restart_signal
-                .send_if_modified(|known| std::mem::replace(known, status.life) != status.life);
+            restart_signal.send_if_modified(|known| {
+                std::mem::replace(known, status.incarnation) != status.incarnation
+            });
         }
         let wanted = wanted(&snapshot);
         loads.retain(|worker, _| restarts.contains_key(worker));
@@ -71,8 +72,8 @@ pub(super) async fn follow(
         }
         for status in &snapshot.workers {
             let load = loads.entry(status.worker.id);
-            let load = load.or_insert_with(|| Ranks::new(status.worker.clone()));
-            load.set_count(ranks.get(&status.worker.id).copied().unwrap_or(0));
+            let load = load.or_insert_with(|| RankLoads::new(status.worker.clone()));
+            load.set_rank_count(ranks.get(&status.worker.id).copied().unwrap_or(0));
         }
         subscribers.set_keys(&wanted, |wanted| {
             let subject = Subject {
@@ -132,7 +133,7 @@ async fn subscribe(
     shared: Shared,
     settings: KvEventsAdvanced,
     metrics: Metrics,
-    of_worker: Option<(watch::Receiver<u64>, Rank)>,
+    of_worker: Option<(watch::Receiver<u64>, RankLoad)>,
 ) {
     let Some((restart_signal, load)) = of_worker else {
         // The worker was just removed; this task is about to be stopped.
@@ -166,16 +167,16 @@ async fn subscribe(
             let source = Grpc::new(address, wanted.rank, settings.grpc, metrics.grpc);
             let source = source.with_load(move |told| {
                 let now = observe::now();
-                load.tell(now, reported(now, &told));
+                load.report(now, reported(now, &told));
             });
             subscriber::run(source, subject, shared, restart_signal).await;
         }
     }
 }
 
-fn reported(now: Instant, load: &event::Load) -> Reported {
+fn reported(now: Instant, load: &event::Load) -> LoadReport {
     let age = Duration::from_millis(load.age_ms.into());
-    Reported {
+    LoadReport {
         at: now.checked_sub(age).unwrap_or(now),
         running: load.running_requests,
         waiting: load.waiting_requests,

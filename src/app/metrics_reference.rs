@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use super::App;
 use crate::bridge;
 use crate::config::Config;
-use crate::fleet::handoff::Connector;
+use crate::fleet::kv_transfer::Connector;
 use crate::prompt::pool::{self, Pool};
 
 const HEADER: &str = "\

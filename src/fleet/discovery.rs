@@ -19,17 +19,17 @@ use super::registry::Registry;
 use super::{Member, Role};
 use crate::secret::Secret;
 
-/// Tells who belongs to the fleet, again and again.
+/// Lists the members of the fleet.
 pub trait Discovery: Send + 'static {
     /// Unique among the discoveries in use.
     fn name(&self) -> &str;
 
-    /// The members now, the first time at once, later when they may have changed. An error leaves
-    /// the fleet as it is: not being able to ask is no reason to send workers away.
+    /// Returns all members: the first time immediately, then whenever they may have changed. After an error the fleet
+    /// stays as it is, because a discovery that fails says nothing about the workers.
     fn next(&mut self) -> impl Future<Output = Result<Vec<Member>, String>> + Send;
 }
 
-/// Feeds the registry from a discovery for as long as this is polled.
+/// Updates the registry from a discovery, for ever.
 pub async fn follow(mut discovery: impl Discovery, registry: Arc<Registry>) {
     let name = discovery.name().to_owned();
     let mut last_error = None;
@@ -40,9 +40,9 @@ pub async fn follow(mut discovery: impl Discovery, registry: Arc<Registry>) {
                 last_error = None;
             }
             Err(error) => {
-                // Once for each new reason, not once for each try.
+                // Log each reason once, not every attempt.
                 if last_error.as_ref() != Some(&error) {
-                    warn!(discovery = %name, %error, "cannot list workers; keeping those that are known");
+                    warn!(discovery = %name, %error, "cannot list workers; keeping the current ones");
                     last_error = Some(error);
                 }
             }
@@ -97,7 +97,7 @@ pub struct WorkerDefaults {
 }
 
 impl WorkerDefaults {
-    /// A worker that is known by its address only, or a key with what is wrong with it.
+    /// A worker of which only the address is listed. An error is a key and a message.
     pub fn member(&self, address: String) -> Result<Member, (String, String)> {
         Ok(Member {
             name: address.clone(),
@@ -106,14 +106,14 @@ impl WorkerDefaults {
             draining: false,
             authorization: bearer(&self.api_key).map_err(|error| ("api_key".to_owned(), error))?,
             events: check_events(&self.events)?,
-            labels: shared(&self.labels),
+            labels: shared_labels(&self.labels),
             bootstrap: None,
         })
     }
 }
 
 impl WorkerSpec {
-    /// The worker, or a key with what is wrong with it.
+    /// The worker as listed. An error is a key and a message.
     pub fn member(&self, defaults: &WorkerDefaults) -> Result<Member, (String, String)> {
         let named = |key: &str| {
             let key = key.to_owned();
@@ -133,7 +133,7 @@ impl WorkerSpec {
             member.events = check_events(events)?;
         }
         member.draining = self.draining;
-        member.labels.extend(shared(&self.labels));
+        member.labels.extend(shared_labels(&self.labels));
         if !self.bootstrap.is_empty() {
             let address = address(&self.bootstrap).map_err(named("bootstrap"))?;
             member.bootstrap = Some(format!("http://{address}").into());
@@ -172,25 +172,25 @@ pub fn urls_or_maps<'de, D: Deserializer<'de>>(
 }
 
 fn check_events(events: &EventsSpec) -> Result<Events, (String, String)> {
-    let below = |(key, error)| (format!("events.{key}"), error);
-    events.check().map_err(below)
+    let prefixed = |(key, error)| (format!("events.{key}"), error);
+    events.check().map_err(prefixed)
 }
 
-/// Labels as workers have them.
-fn shared(labels: &BTreeMap<String, String>) -> BTreeMap<String, Arc<str>> {
+/// Labels with shared values, as [`Member`] has them.
+fn shared_labels(labels: &BTreeMap<String, String>) -> BTreeMap<String, Arc<str>> {
     let labels = labels.iter();
     labels
         .map(|(name, value)| (name.clone(), value.as_str().into()))
         .collect()
 }
 
-/// The `authorization` header that carries a key.
+/// The `authorization` header with an API key.
 fn bearer(key: &Secret) -> Result<Option<HeaderValue>, String> {
     if key.is_empty() {
         return Ok(None);
     }
     let mut value = HeaderValue::from_str(&format!("Bearer {}", key.expose()))
-        .map_err(|_| "api_key has characters that no header can carry".to_owned())?;
+        .map_err(|_| "api_key has characters that a header cannot contain".to_owned())?;
     value.set_sensitive(true);
     Ok(Some(value))
 }
@@ -203,9 +203,7 @@ fn address(url: &str) -> Result<String, String> {
     match uri.scheme_str() {
         Some("http") => {}
         Some(other) => {
-            return Err(format!(
-                "`{url}`: workers are reached over http, not {other}"
-            ));
+            return Err(format!("`{url}`: the scheme must be http, not {other}"));
         }
         None => return Err(format!("`{url}` has no scheme; write http://{url}")),
     }
@@ -218,7 +216,7 @@ fn address(url: &str) -> Result<String, String> {
         .is_some_and(|rest| rest.as_str() != "/")
     {
         return Err(format!(
-            "`{url}`: give the address alone; the request's own path is used"
+            "`{url}`: a path is not allowed; each request has its own path"
         ));
     }
     Ok(format!("{host}:{}", uri.port_u16().unwrap_or(80)))
@@ -241,13 +239,13 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_is_listed_by_host_and_port() {
+    fn a_url_becomes_host_and_port() {
         check("http://10.0.0.1:8000", Ok("10.0.0.1:8000"));
         check("http://engine/", Ok("engine:80"));
         check("http://[::1]:8000", Ok("[::1]:8000"));
         check("10.0.0.1:8000", Err("has no scheme"));
-        check("https://engine", Err("not https"));
-        check("http://engine/v1", Err("give the address alone"));
+        check("https://engine", Err("must be http, not https"));
+        check("http://engine/v1", Err("a path is not allowed"));
         check("http://", Err("is not a URL"));
     }
 

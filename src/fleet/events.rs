@@ -1,12 +1,12 @@
-//! Where a worker's cache events come from: told by the configuration, or by the engine itself. Pure.
+//! Where a worker publishes its KV events, from the configuration or from the engine itself. Pure.
 
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Ranks that one worker may have; vLLM's own fleets stay far below.
-const RANKS_MAX: u32 = 64;
+/// Dp ranks of one worker. Real engines have far fewer.
+const MAX_RANKS: u32 = 64;
 
 /// How a worker's KV events are received, as a configuration lists it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -54,17 +54,17 @@ pub enum From {
     Grpc,
 }
 
-/// How a worker's cache events are reached, checked.
+/// How a worker's KV events are received, validated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Events {
     #[default]
     Auto,
     Off,
-    /// One for each rank, in order; hosts may still be `*`, or an address for all interfaces.
+    /// One for each rank, in order. Hosts may still be `*` or another wildcard address.
     At(Vec<Endpoint>),
 }
 
-/// The events of one data-parallel rank.
+/// The KV events of one dp rank.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Endpoint {
     Zmq {
@@ -78,17 +78,17 @@ pub enum Endpoint {
 }
 
 impl EventsSpec {
-    /// The path below this and the message of whatever is wrong.
+    /// Validates the settings. An error is a key of this map and a message.
     pub fn check(&self) -> Result<Events, (&'static str, String)> {
-        if self.ranks == 0 || self.ranks > RANKS_MAX {
-            return Err(("ranks", format!("must be 1 to {RANKS_MAX}")));
+        if self.ranks == 0 || self.ranks > MAX_RANKS {
+            return Err(("ranks", format!("must be 1 to {MAX_RANKS}")));
         }
         match self.from {
             From::Auto | From::Off => {
                 if !self.endpoint.is_empty() || !self.replay.is_empty() {
                     return Err((
                         "from",
-                        "is what says how the endpoint is spoken to: zmq or grpc".to_owned(),
+                        "must be zmq or grpc if there is an endpoint".to_owned(),
                     ));
                 }
                 Ok(match self.from {
@@ -147,10 +147,9 @@ impl EventsSpec {
     }
 }
 
-/// What an engine answers to `GET /kv_event_sources`: its ranks' publishers. An engine that publishes
-/// elsewhere than on a port of its own, or not over ZeroMQ, has nothing that we could follow; the
-/// second list says so of each.
-pub fn told(page: &[u8]) -> Result<(BTreeMap<u32, Endpoint>, Vec<String>), String> {
+/// Parses the response to `GET /kv_event_sources`, which lists the publisher of each rank. Also returns the reasons
+/// why publishers cannot be used: the router can only subscribe to a ZeroMQ port that the engine itself opens.
+pub fn parse_sources(page: &[u8]) -> Result<(BTreeMap<u32, Endpoint>, Vec<String>), String> {
     #[derive(Deserialize)]
     struct Source {
         #[serde(default)]
@@ -169,8 +168,8 @@ pub fn told(page: &[u8]) -> Result<(BTreeMap<u32, Endpoint>, Vec<String>), Strin
     let mut endpoints = BTreeMap::new();
     let mut unusable = Vec::new();
     for (rank, source) in sources {
-        let Some(number) = rank.parse().ok().filter(|rank| *rank < RANKS_MAX) else {
-            unusable.push(format!("`{rank}` is no rank"));
+        let Some(number) = rank.parse().ok().filter(|rank| *rank < MAX_RANKS) else {
+            unusable.push(format!("`{rank}` is not a rank"));
             continue;
         };
         if !source.enable_kv_cache_events || source.publisher.as_deref() == Some("null") {
@@ -178,10 +177,10 @@ pub fn told(page: &[u8]) -> Result<(BTreeMap<u32, Endpoint>, Vec<String>), Strin
         }
         match (
             source.publisher.as_deref(),
-            source.endpoint.as_deref().map(bound),
+            source.endpoint.as_deref().map(listening_port),
         ) {
             (Some("zmq"), Some(Some(publisher))) => {
-                let replay = source.replay_endpoint.as_deref().and_then(bound);
+                let replay = source.replay_endpoint.as_deref().and_then(listening_port);
                 let topic = source.topic.unwrap_or_default();
                 endpoints.insert(
                     number,
@@ -193,7 +192,7 @@ pub fn told(page: &[u8]) -> Result<(BTreeMap<u32, Endpoint>, Vec<String>), Strin
                 );
             }
             (Some("zmq"), _) => unusable.push(format!(
-                "rank {rank} publishes at `{}`, which is no port of its own",
+                "rank {rank} publishes to `{}`, which is not a port of its own",
                 source.endpoint.unwrap_or_default()
             )),
             (publisher, _) => unusable.push(format!(
@@ -205,14 +204,14 @@ pub fn told(page: &[u8]) -> Result<(BTreeMap<u32, Endpoint>, Vec<String>), Strin
     Ok((endpoints, unusable))
 }
 
-/// `tcp://*:port` for an endpoint at which an engine listens; to any other it connects itself.
-fn bound(endpoint: &str) -> Option<String> {
+/// `tcp://*:port` if the engine listens at this endpoint; otherwise it connects to it.
+fn listening_port(endpoint: &str) -> Option<String> {
     let (host, port) = split(endpoint.strip_prefix("tcp://")?).ok()?;
-    is_any(&host).then(|| format!("tcp://*:{port}"))
+    is_wildcard(&host).then(|| format!("tcp://*:{port}"))
 }
 
-/// Whether it stands for all interfaces of a host in place of one: what one listens at.
-fn is_any(host: &str) -> bool {
+/// True for an address that means all interfaces.
+fn is_wildcard(host: &str) -> bool {
     matches!(host, "*" | "0.0.0.0" | "[::]" | "::")
 }
 
@@ -228,16 +227,16 @@ fn split(address: &str) -> Result<(String, u16), String> {
 }
 
 impl Endpoint {
-    /// With the worker's own host for `*`, and for the addresses that mean the same: to connect to
-    /// those would reach this host.
-    pub fn at(&self, worker_host: &str) -> Self {
-        let here = |text: &str| {
+    /// Replaces `*` and other wildcard addresses by the worker's host, since connecting to them would reach the router's
+    /// own host.
+    pub fn with_host(&self, worker_host: &str) -> Self {
+        let resolve = |text: &str| {
             let (scheme, address) = match text.strip_prefix("tcp://") {
                 Some(address) => ("tcp://", address),
                 None => ("", text),
             };
             match address.rsplit_once(':') {
-                Some((host, port)) if is_any(host) => format!("{scheme}{worker_host}:{port}"),
+                Some((host, port)) if is_wildcard(host) => format!("{scheme}{worker_host}:{port}"),
                 _ => text.to_owned(),
             }
         };
@@ -247,12 +246,12 @@ impl Endpoint {
                 replay,
                 topic,
             } => Endpoint::Zmq {
-                publisher: here(publisher),
-                replay: replay.as_deref().map(here),
+                publisher: resolve(publisher),
+                replay: replay.as_deref().map(resolve),
                 topic: topic.clone(),
             },
             Endpoint::Grpc { address } => Endpoint::Grpc {
-                address: here(address),
+                address: resolve(address),
             },
         }
     }
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rank_has_ports_of_its_own() {
+    fn every_rank_has_its_own_ports() {
         let events = listed(From::Zmq, "tcp://*:5557", "tcp://*:6557", 2).check();
         let expected = [
             zmq("tcp://*:5557", Some("tcp://*:6557"), ""),
@@ -291,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_reached_is_said_with_its_key() {
+    fn invalid_settings_are_reported_with_their_key() {
         for (listed, key, message) in [
             (listed(From::Zmq, "", "", 1), "endpoint", "tcp://*:5557"),
             (
@@ -328,29 +327,29 @@ mod tests {
     }
 
     #[test]
-    fn an_engines_own_page_is_understood() {
+    fn the_page_of_an_engine_is_parsed() {
         // vLLM 0.32.0, recorded.
         let page = br#"{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558","buffer_steps":10000,"hwm":100000,"max_queue_size":100000,"topic":"kv-events"}}"#;
-        let (endpoints, unusable) = told(page).unwrap();
+        let (endpoints, unusable) = parse_sources(page).unwrap();
         let expected = zmq("tcp://*:5557", Some("tcp://*:5558"), "kv-events");
         assert_eq!(endpoints, BTreeMap::from([(0, expected)]));
         assert!(unusable.is_empty());
-        assert_eq!(told(b"{}"), Ok((BTreeMap::new(), Vec::new())));
-        assert!(told(b"<html>").is_err());
+        assert_eq!(parse_sources(b"{}"), Ok((BTreeMap::new(), Vec::new())));
+        assert!(parse_sources(b"<html>").is_err());
     }
 
     #[test]
-    fn an_engine_that_connects_elsewhere_cannot_be_followed() {
+    fn an_engine_that_publishes_to_a_collector_is_unusable() {
         let page = br#"{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://collector:5557"}}"#;
-        let (endpoints, unusable) = told(page).unwrap();
+        let (endpoints, unusable) = parse_sources(page).unwrap();
         assert!(endpoints.is_empty());
         assert!(unusable[0].contains("tcp://collector:5557"), "{unusable:?}");
     }
 
     #[test]
-    fn all_interfaces_are_the_workers_own_host() {
+    fn wildcard_addresses_become_the_workers_host() {
         assert_eq!(
-            zmq("tcp://*:1", Some("tcp://other:2"), "").at("10.0.0.7"),
+            zmq("tcp://*:1", Some("tcp://other:2"), "").with_host("10.0.0.7"),
             zmq("tcp://10.0.0.7:1", Some("tcp://other:2"), "")
         );
         for any in ["*", "0.0.0.0", "[::]", "::"] {
@@ -358,11 +357,14 @@ mod tests {
             let Ok(Events::At(endpoints)) = events else {
                 panic!("{any}: {events:?}");
             };
-            assert_eq!(endpoints[0].at("[::1]"), zmq("tcp://[::1]:5557", None, ""));
+            assert_eq!(
+                endpoints[0].with_host("[::1]"),
+                zmq("tcp://[::1]:5557", None, "")
+            );
             let grpc = |host| Endpoint::Grpc {
                 address: format!("{host}:50051"),
             };
-            assert_eq!(grpc(any).at("w1"), grpc("w1"));
+            assert_eq!(grpc(any).with_host("w1"), grpc("w1"));
         }
     }
 }

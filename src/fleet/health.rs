@@ -1,8 +1,7 @@
-//! Probe results -> up, down. Pure.
-
-use std::time::Duration;
+//! Decides from probe results whether a worker is up or down. Pure.
 
 use std::fmt;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -42,7 +41,7 @@ impl Default for Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Health {
-    /// Not asked yet.
+    /// Not probed yet.
     Unknown,
     Up,
     Down,
@@ -58,12 +57,12 @@ impl fmt::Display for Health {
     }
 }
 
-/// One worker's health, from its probes.
+/// The health of one worker.
 #[derive(Debug)]
 pub struct Machine {
     health: Health,
-    /// Answers in a row that speak against `health`.
-    against: u32,
+    /// Probe results in a row that contradict `health`.
+    contradicting: u32,
     unhealthy_threshold: u32,
     healthy_threshold: u32,
 }
@@ -72,7 +71,7 @@ impl Machine {
     pub fn new(settings: &Settings) -> Self {
         Self {
             health: Health::Unknown,
-            against: 0,
+            contradicting: 0,
             unhealthy_threshold: settings.unhealthy_threshold.max(1),
             healthy_threshold: settings.healthy_threshold.max(1),
         }
@@ -82,24 +81,24 @@ impl Machine {
         self.health
     }
 
-    /// Takes one probe's result. Returns the new health when it changed.
+    /// Applies the result of a probe. Returns the new health if it changed.
     pub fn on_probe(&mut self, is_good: bool) -> Option<Health> {
         let (next, needed) = match (self.health, is_good) {
             (Health::Up, true) | (Health::Down, false) => {
-                self.against = 0;
+                self.contradicting = 0;
                 return None;
             }
-            // A worker that was never seen has no name to lose: one answer settles it.
+            // The first probe of a new worker decides, whatever the thresholds.
             (Health::Unknown, true) => (Health::Up, 1),
             (Health::Unknown, false) => (Health::Down, 1),
             (Health::Up, false) => (Health::Down, self.unhealthy_threshold),
             (Health::Down, true) => (Health::Up, self.healthy_threshold),
         };
-        self.against += 1;
-        if self.against < needed {
+        self.contradicting += 1;
+        if self.contradicting < needed {
             return None;
         }
-        self.against = 0;
+        self.contradicting = 0;
         self.health = next;
         Some(next)
     }
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn one_answer_settles_a_new_worker() {
+    fn the_first_probe_decides_for_a_new_worker() {
         check(3, 2, "", Health::Unknown);
         check(3, 2, "+", Health::Up);
         check(3, 2, "-", Health::Down);
@@ -149,11 +148,11 @@ mod tests {
             let mut machine = Machine::new(&Settings { unhealthy_threshold, healthy_threshold, ..Settings::default() });
             let mut up = probes[0];
             let mut run = 0;
-            for (place, probe) in probes.iter().enumerate() {
+            for (index, probe) in probes.iter().enumerate() {
                 let before = machine.health();
                 let change = machine.on_probe(*probe);
-                if place > 0 {
-                    run = if place > 1 && probes[place - 1] == *probe && run > 0 { run + 1 } else { 1 };
+                if index > 0 {
+                    run = if index > 1 && probes[index - 1] == *probe && run > 0 { run + 1 } else { 1 };
                     let needed = if *probe { healthy_threshold } else { unhealthy_threshold };
                     if *probe != up && run >= needed { up = *probe; }
                 }

@@ -1,4 +1,5 @@
-//! Tasks that ask each worker how it is: `/health`, `/v1/models`, `/metrics`; and where its blocks are fetched.
+//! Probes every worker: `/health`, `/v1/models`, `/version`, `/metrics`, `/kv_event_sources`, and the Mooncake
+//! bootstrap server of a prefill worker.
 
 mod engine;
 
@@ -13,9 +14,9 @@ use serde_json::value::RawValue;
 use tracing::{debug, info, warn};
 
 use super::events::{self, Endpoint, Events};
-use super::handoff::{self, Peer};
 use super::health::{self, Health};
-use super::load::Reported;
+use super::kv_transfer::BootstrapInfo;
+use super::load::LoadReport;
 use super::registry::Registry;
 use super::{Facts, Role, Worker};
 use crate::http::client;
@@ -24,18 +25,17 @@ use crate::http::keyed_tasks::KeyedTasks;
 use crate::ids::{Model, WorkerId};
 use crate::observe;
 
-/// Answers to a probe are small; `/metrics` of an engine with many models is the longest.
-const ANSWER_BYTES_MAX: usize = 4 << 20;
-/// A bootstrap server answers at once or is none; what the worker itself is asked must not wait for it.
-const BOOTSTRAP_LIMIT: Duration = Duration::from_secs(3);
-/// Models and version change only with a restart or a new adapter: every so many probes is enough.
-const FACTS_EVERY: u32 = 8;
+/// `/metrics` of an engine with many models is the largest response to a probe.
+const MAX_RESPONSE_BYTES: usize = 4 << 20;
+/// Short, because the probes of the worker itself wait for its bootstrap server.
+const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(3);
+/// Models and version change only with a restart or a new adapter, so not every probe asks for them.
+const PROBES_PER_FACTS: u32 = 8;
 
-/// What prefill workers are asked beside, where the connector needs it: the usual port of their bootstrap
-/// servers.
+/// The default port of bootstrap servers, if the connector needs them.
 pub type BootstrapPort = Option<u16>;
 
-/// Keeps one probing task for each worker of the fleet.
+/// Runs one probe task for each worker of the fleet.
 pub async fn run(
     registry: Arc<Registry>,
     settings: health::Settings,
@@ -79,19 +79,19 @@ async fn probe(
     let mut started = None;
     let mut unusable = Vec::new();
     for round in 0u32.. {
-        let is_good = ask(&worker, "/health", limit).await.is_ok();
+        let is_good = get(&worker, "/health", limit).await.is_ok();
         let turned_up = is_good && machine.health() != Health::Up;
-        if turned_up || (is_good && (facts.is_none() || round % FACTS_EVERY == 0)) {
-            // Before the worker takes requests: a worker whose models are unknown serves nothing.
-            match ask_models(&worker, limit).await {
+        if turned_up || (is_good && (facts.is_none() || round % PROBES_PER_FACTS == 0)) {
+            // Before the worker is up: without its models it gets no requests.
+            match fetch_models(&worker, limit).await {
                 Ok(mut found) => {
-                    found.version = ask_version(&worker, limit).await;
-                    let known = facts.take().unwrap_or_default();
-                    found.block_size = known.block_size;
+                    found.version = fetch_version(&worker, limit).await;
+                    let before = facts.take().unwrap_or_default();
+                    found.block_size = before.block_size;
                     if worker.events == Events::Auto {
-                        let known = known.event_endpoints;
+                        let before = before.event_endpoints;
                         found.event_endpoints =
-                            ask_events(&worker, limit, known, &mut unusable).await;
+                            fetch_event_endpoints(&worker, limit, before, &mut unusable).await;
                     }
                     registry.set_facts(worker.id, found.clone());
                     facts = Some(found);
@@ -100,13 +100,13 @@ async fn probe(
             }
         }
         if is_good {
-            match ask(&worker, "/metrics", limit).await {
+            match get(&worker, "/metrics", limit).await {
                 Ok(body) => {
                     let seen = engine::metrics(&String::from_utf8_lossy(&body));
                     if let (Some(before), Some(now)) = (started, seen.started)
                         && before != now
                     {
-                        info!(worker = %worker.name, "engine was restarted; its cache is empty");
+                        info!(worker = %worker.name, "engine restarted; its cache is treated as empty");
                         registry.restarted(worker.id);
                     }
                     started = seen.started.or(started);
@@ -117,7 +117,7 @@ async fn probe(
                         facts.block_size = seen.block_size;
                         registry.set_facts(worker.id, facts.clone());
                     }
-                    worker.load.report(Reported {
+                    worker.load.report(LoadReport {
                         at: observe::now(),
                         running: seen.running,
                         waiting: seen.waiting,
@@ -128,15 +128,15 @@ async fn probe(
                         .store(seen.cache_tokens.unwrap_or(0), Relaxed);
                 }
                 Err(_) => {
-                    // What it told beside its cache events since the last time is as good.
+                    // A report that came with KV events since the last probe stays valid.
                     if let Some(then) = observe::now().checked_sub(interval / 2) {
                         worker.load.expire_report_before(then);
                     }
                 }
             }
-            // After a restart was seen: what a process told before is forgotten then.
+            // After the check for a restart, which clears the bootstrap info.
             if let Some(port) = bootstrap.filter(|_| worker.role != Role::Decode) {
-                learn_peer(&worker, &registry, port, limit).await;
+                update_bootstrap_info(&worker, &registry, port, limit).await;
             }
         } else {
             worker.load.expire_report();
@@ -158,49 +158,53 @@ async fn probe(
             None => {}
         }
         worker.pool.close_expired(observe::now());
-        // Jitter, so that a thousand workers are not asked in one burst.
+        // Jitter, so that a thousand workers are not probed in one burst.
         tokio::time::sleep(interval.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
     }
 }
 
-/// One GET with a deadline; anything but 2xx is an error.
-async fn ask(worker: &Worker, path: &str, limit: Duration) -> Result<Bytes, String> {
+/// One GET with a time-out; any status but 2xx is an error.
+async fn get(worker: &Worker, path: &str, limit: Duration) -> Result<Bytes, String> {
     let get = worker
         .pool
-        .get(path, worker.authorization.as_ref(), ANSWER_BYTES_MAX);
+        .get(path, worker.authorization.as_ref(), MAX_RESPONSE_BYTES);
     match tokio::time::timeout(limit, get).await {
-        Err(_) => Err(format!("no answer to {path} within {limit:?}")),
+        Err(_) => Err(format!("no response to {path} within {limit:?}")),
         Ok(Err(error)) => Err(error.to_string()),
         Ok(Ok((status, _))) if !status.is_success() => Err(format!("{path} answered {status}")),
         Ok(Ok((_, body))) => Ok(body),
     }
 }
 
-async fn ask_version(worker: &Worker, limit: Duration) -> Option<String> {
-    let page = ask(worker, "/version", limit).await.ok()?;
+async fn fetch_version(worker: &Worker, limit: Duration) -> Option<String> {
+    let page = get(worker, "/version", limit).await.ok()?;
     engine::version(&page)
 }
 
-/// Asks a prefill worker's bootstrap server, with each probe: a process that took another's place has
-/// other names, and whoever is sent to with the old ones waits for minutes.
-async fn learn_peer(worker: &Worker, registry: &Registry, port: u16, limit: Duration) {
-    match ask_peer(worker, port, limit.min(BOOTSTRAP_LIMIT)).await {
-        Ok(peer) => {
-            if worker.peer.load().as_deref() != Some(&peer) {
-                let ranks = peer.ranks().len();
-                info!(worker = %worker.name, bootstrap = %peer.bootstrap, ranks, "learnt where its blocks are fetched");
-                registry.set_peer(worker.id, Some(peer));
+/// Asks the bootstrap server with each probe: a restarted engine has other engine ids, and a decode leg with old ids
+/// waits for minutes.
+async fn update_bootstrap_info(worker: &Worker, registry: &Registry, port: u16, limit: Duration) {
+    match fetch_bootstrap_info(worker, port, limit.min(BOOTSTRAP_TIMEOUT)).await {
+        Ok(info) => {
+            if worker.bootstrap_info.load().as_deref() != Some(&info) {
+                let ranks = info.ranks().len();
+                info!(worker = %worker.name, bootstrap = %info.url, ranks, "bootstrap server reported new engine ids");
+                registry.set_bootstrap_info(worker.id, Some(info));
             }
         }
-        // An answer that was lost does not make another process of it.
-        Err(error) => debug!(worker = %worker.name, error, "its bootstrap server does not answer"),
+        // One failed request does not mean that the engine restarted, so the last info stays.
+        Err(error) => debug!(worker = %worker.name, error, "bootstrap server does not answer"),
     }
 }
 
-async fn ask_peer(worker: &Worker, port: u16, limit: Duration) -> Result<Peer, String> {
-    let bootstrap = handoff::bootstrap(worker, port);
+async fn fetch_bootstrap_info(
+    worker: &Worker,
+    port: u16,
+    limit: Duration,
+) -> Result<BootstrapInfo, String> {
+    let bootstrap = worker.bootstrap_url(port);
     let address = bootstrap.trim_start_matches("http://").to_owned();
-    // It is no engine, and knows no engine's key.
+    // It is not the engine, so it does not get the engine's API key.
     let pool = client::Pool::new(
         address,
         client::Settings {
@@ -208,51 +212,51 @@ async fn ask_peer(worker: &Worker, port: u16, limit: Duration) -> Result<Peer, S
             ..client::Settings::default()
         },
     );
-    let get = pool.get("/query", None, ANSWER_BYTES_MAX);
+    let get = pool.get("/query", None, MAX_RESPONSE_BYTES);
     match tokio::time::timeout(limit, get).await {
-        Err(_) => Err(format!("{bootstrap} gave no answer within {limit:?}")),
+        Err(_) => Err(format!("{bootstrap}: no response within {limit:?}")),
         Ok(Err(error)) => Err(format!("{bootstrap}: {error}")),
         Ok(Ok((status, _))) if !status.is_success() => {
             Err(format!("{bootstrap}/query answered {status}"))
         }
-        Ok(Ok((_, page))) => Peer::read(&page, &bootstrap)
-            .ok_or_else(|| format!("{bootstrap}/query names no engine")),
+        Ok(Ok((_, page))) => BootstrapInfo::parse(&page, &bootstrap)
+            .ok_or_else(|| format!("{bootstrap}/query lists no engine ids")),
     }
 }
 
-/// Asks one worker once, and has the registry know. Says what is wrong with it.
+/// Probes one worker once and updates the registry. An error is the reason why the worker is down.
 pub async fn once(
     worker: &Worker,
     registry: &Registry,
     limit: Duration,
     bootstrap: BootstrapPort,
 ) -> Result<(), String> {
-    let told = async {
-        ask(worker, "/health", limit).await?;
-        let mut facts = ask_models(worker, limit).await?;
-        facts.version = ask_version(worker, limit).await;
-        if let Ok(page) = ask(worker, "/metrics", limit).await {
+    let probe = async {
+        get(worker, "/health", limit).await?;
+        let mut facts = fetch_models(worker, limit).await?;
+        facts.version = fetch_version(worker, limit).await;
+        if let Ok(page) = get(worker, "/metrics", limit).await {
             facts.block_size = engine::metrics(&String::from_utf8_lossy(&page)).block_size;
         }
         if let Some(port) = bootstrap.filter(|_| worker.role != Role::Decode) {
-            learn_peer(worker, registry, port, limit).await;
+            update_bootstrap_info(worker, registry, port, limit).await;
         }
         Ok(facts)
     };
-    let told: Result<Facts, String> = told.await;
-    let facts = told.inspect_err(|_| registry.set_health(worker.id, Health::Down))?;
+    let probed: Result<Facts, String> = probe.await;
+    let facts = probed.inspect_err(|_| registry.set_health(worker.id, Health::Down))?;
     registry.set_facts(worker.id, facts);
     registry.set_health(worker.id, Health::Up);
     Ok(())
 }
 
-/// Prompt tokens, ever, whose blocks a worker got from another. None where it does not say.
+/// Prompt tokens whose KV blocks the worker received from others since its start, if its metrics have the number.
 pub async fn received_tokens(worker: &Worker, limit: Duration) -> Option<u64> {
-    let page = ask(worker, "/metrics", limit).await.ok()?;
+    let page = get(worker, "/metrics", limit).await.ok()?;
     engine::metrics(&String::from_utf8_lossy(&page)).received_tokens
 }
 
-async fn ask_models(worker: &Worker, limit: Duration) -> Result<Facts, String> {
+async fn fetch_models(worker: &Worker, limit: Duration) -> Result<Facts, String> {
     #[derive(Deserialize)]
     struct List {
         data: Vec<Box<RawValue>>,
@@ -264,7 +268,7 @@ async fn ask_models(worker: &Worker, limit: Duration) -> Result<Facts, String> {
         #[serde(default)]
         parent: Option<String>,
     }
-    let body = ask(worker, "/v1/models", limit).await?;
+    let body = get(worker, "/v1/models", limit).await?;
     let list: List =
         serde_json::from_slice(&body).map_err(|error| format!("/v1/models: {error}"))?;
     let mut facts = Facts::default();
@@ -282,31 +286,35 @@ async fn ask_models(worker: &Worker, limit: Duration) -> Result<Facts, String> {
     Ok(facts)
 }
 
-/// Where an engine says that it publishes its cache events. `known` where it cannot be asked now: an
-/// answer that was lost is no reason to stop listening. `unusable` is what was told of those that cannot
-/// be followed: it is told again when it changes.
-async fn ask_events(
+/// The engine's KV event endpoints. If the request fails, they stay as `before`: one lost response is no reason to
+/// unsubscribe. `unusable` has the reasons that were logged already; only new ones are logged.
+async fn fetch_event_endpoints(
     worker: &Worker,
     limit: Duration,
-    known: BTreeMap<u32, Endpoint>,
+    before: BTreeMap<u32, Endpoint>,
     unusable: &mut Vec<String>,
 ) -> BTreeMap<u32, Endpoint> {
-    let told = match ask(worker, "/kv_event_sources", limit).await {
-        Ok(page) => events::told(&page),
-        // Other engines, and older ones, have no such page.
+    let sources = match get(worker, "/kv_event_sources", limit).await {
+        Ok(page) => events::parse_sources(&page),
+        // Other engines, and vLLM before 0.29, have no such page.
         Err(error) => Err(error),
     };
-    match told {
+    match sources {
         Ok((endpoints, now_unusable)) => {
-            let before = std::mem::replace(unusable, now_unusable);
-            for why in unusable.iter().filter(|why| !before.contains(why)) {
-                info!(worker = %worker.name, why, "cache events that cannot be followed");
+            let logged = std::mem::replace(unusable, now_unusable);
+            for reason in unusable.iter().filter(|reason| !logged.contains(reason)) {
+                warn!(
+                    worker = %worker.name,
+                    reason,
+                    fix = "start the engine with an endpoint such as tcp://*:5557",
+                    "KV events of this worker cannot be used; routing predicts its cache instead"
+                );
             }
             endpoints
         }
         Err(error) => {
-            debug!(worker = %worker.name, error, "tells no sources of cache events");
-            known
+            debug!(worker = %worker.name, error, "engine does not list its KV event sources");
+            before
         }
     }
 }

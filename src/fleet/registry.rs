@@ -1,44 +1,44 @@
-//! Membership, health and facts -> a new immutable [`Snapshot`], swapped in on every change.
+//! Applies changes of membership, health and engine facts, and publishes a new immutable [`Snapshot`] for each.
 
-use std::collections::{BTreeMap, BTreeSet, btree_map};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::breaker;
-use super::handoff::{Peer, Shape};
+use super::circuit_breaker;
 use super::health::Health;
+use super::kv_transfer::BootstrapInfo;
 use super::load::Load;
-use super::{Facts, Group, Member, Role, Snapshot, Status, Worker};
+use super::membership::Membership;
+use super::{Facts, Member, Snapshot, Status, Worker};
 use crate::http::client;
 use crate::ids::WorkerId;
 
-/// The fleet's book-keeper. Readers take a snapshot with one pointer load.
+/// Owns the fleet's state. Readers take a snapshot with one pointer load.
 #[derive(Debug)]
 pub struct Registry {
     snapshot: ArcSwap<Snapshot>,
-    book: Mutex<Book>,
+    state: Mutex<State>,
     client: client::Settings,
-    breaker: breaker::Settings,
-    workers_max: usize,
-    /// The label that two workers of a pair must share; empty for none.
+    circuit_breaker: circuit_breaker::Settings,
+    max_workers: usize,
+    /// The label that the workers of a pair must share; empty for none.
     topology: String,
     version: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct Book {
+struct State {
     next_id: u32,
-    /// Discovery's name -> what it lists.
+    /// Discovery name -> the members that it lists.
     lists: BTreeMap<String, Vec<Member>>,
-    /// The addresses that are listed with different roles, which was told.
-    clashing: BTreeSet<String>,
-    /// In the order in which they joined, so that places are stable.
+    /// Addresses listed with different roles. Each was logged.
+    role_conflicts: BTreeSet<String>,
+    /// In the order in which the workers joined, so that worker indices are stable.
     entries: Vec<Entry>,
 }
 
@@ -46,41 +46,45 @@ struct Book {
 struct Entry {
     member: Member,
     status: Status,
-    /// Drained by an operator, whatever the discovery says.
-    drained: bool,
-}
-
-/// Of the roles that one worker is listed with the narrowest is its own: an engine that is asked for what it was not
-/// started for may end, while a prefill worker that is left out of decoding only idles.
-fn narrowness(role: Role) -> u8 {
-    match role {
-        Role::Both => 0,
-        Role::Decode => 1,
-        Role::Prefill => 2,
-    }
+    /// Drained by an operator, in addition to the discovery's `draining`.
+    is_drained: bool,
 }
 
 impl Entry {
-    /// Nothing that its process told of itself or held is to be relied on any more.
-    fn begin_life(&mut self) {
-        self.status.life += 1;
-        self.status.worker.peer.store(None);
+    /// Takes over `draining`. False if anything else differs: then it is another worker.
+    fn update(&mut self, member: &Member) -> bool {
+        let draining = self.member.draining;
+        let is_same = Member {
+            draining,
+            ..member.clone()
+        } == self.member;
+        if is_same {
+            self.member.draining = member.draining;
+            self.status.draining = member.draining || self.is_drained;
+        }
+        is_same
+    }
+
+    /// The engine may be another process now: its cache and its bootstrap info are not valid any more.
+    fn begin_incarnation(&mut self) {
+        self.status.incarnation += 1;
+        self.status.worker.bootstrap_info.store(None);
     }
 }
 
 impl Registry {
     pub fn new(
         client: client::Settings,
-        breaker: breaker::Settings,
-        workers_max: usize,
+        circuit_breaker: circuit_breaker::Settings,
+        max_workers: usize,
         topology: &str,
     ) -> Arc<Self> {
         Arc::new(Self {
             snapshot: ArcSwap::default(),
-            book: Mutex::default(),
+            state: Mutex::default(),
             client,
-            breaker,
-            workers_max,
+            circuit_breaker,
+            max_workers,
             topology: topology.to_owned(),
             version: watch::Sender::new(0),
         })
@@ -90,180 +94,140 @@ impl Registry {
         self.snapshot.load()
     }
 
-    /// The label that a pair of workers must share; empty for none.
+    /// The label that the workers of a pair must share; empty for none.
     pub fn topology(&self) -> &str {
         &self.topology
     }
 
-    /// Tells of every new snapshot.
+    /// Notifies of every new snapshot.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
-    /// Takes what one discovery lists now; what others list stays.
+    /// Replaces the members that one discovery lists; those of other discoveries stay.
     pub fn set_members(&self, discovery: &str, members: Vec<Member>) {
-        let mut book = self.book.lock();
-        book.lists.insert(discovery.to_owned(), members);
-        let mut listed: BTreeMap<String, Member> = BTreeMap::new();
-        let mut order = Vec::new();
-        let mut clashing = BTreeSet::new();
-        for member in book.lists.values().flatten() {
-            match listed.entry(member.address.clone()) {
-                btree_map::Entry::Vacant(free) => {
-                    order.push(member.address.clone());
-                    free.insert(member.clone());
-                }
-                btree_map::Entry::Occupied(mut known) => {
-                    if known.get().role != member.role {
-                        clashing.insert(member.address.clone());
-                    }
-                    if narrowness(member.role) > narrowness(known.get().role) {
-                        known.insert(member.clone());
-                    }
-                }
-            }
-        }
-        for address in clashing.difference(&book.clashing) {
-            let role = listed.get(address).map(|member| member.role);
+        let mut state = self.state.lock();
+        state.lists.insert(discovery.to_owned(), members);
+        let Membership {
+            mut members,
+            role_conflicts,
+        } = Membership::merge(state.lists.values().flatten());
+        for address in role_conflicts.difference(&state.role_conflicts) {
+            let member = members.iter().find(|member| member.address == *address);
             warn!(
                 address,
-                role = role.map(tracing::field::display),
-                "a worker is listed with different roles; it gets the narrowest of them"
+                role = member.map(|member| tracing::field::display(member.role)),
+                "worker is listed with different roles; using the narrowest of them"
             );
         }
-        book.clashing = clashing;
-        let mut names = BTreeSet::new();
-        for address in &order {
-            if let Some(member) = listed.get_mut(address)
-                && !names.insert(member.name.clone())
-            {
-                // Two of one name could not be told apart in logs, metrics and drains.
-                member.name.clone_from(&member.address);
-            }
-        }
-        if order.len() > self.workers_max {
+        state.role_conflicts = role_conflicts;
+        if members.len() > self.max_workers {
             warn!(
-                listed = order.len(),
-                workers_max = self.workers_max,
-                "more workers than allowed; the last are left out"
+                listed = members.len(),
+                max_workers = self.max_workers,
+                "more workers are listed than allowed; ignoring the last ones"
             );
-            for address in order.drain(self.workers_max..) {
-                listed.remove(&address);
-            }
+            members.truncate(self.max_workers);
         }
-        book.entries.retain(|entry| {
-            // A worker whose role or credential changed is a new one: its connections and counts are not its own.
-            let stays = listed.get(&entry.member.address).is_some_and(|member| {
-                let draining = entry.member.draining;
-                Member {
-                    draining,
-                    ..member.clone()
-                } == entry.member
-            });
+        let mut listed: BTreeMap<&str, &Member> = members
+            .iter()
+            .map(|member| (member.address.as_str(), member))
+            .collect();
+        state.entries.retain_mut(|entry| {
+            // A worker whose role, key or other properties changed is a new one, with new connections and counts.
+            let member = listed.remove(entry.member.address.as_str());
+            let stays = member.is_some_and(|member| entry.update(member));
             if !stays {
                 info!(worker = %entry.member.name, "worker left");
+                listed.extend(member.map(|member| (member.address.as_str(), member)));
             }
             stays
         });
-        for address in order {
-            let Some(member) = listed.remove(&address) else {
-                continue;
-            };
-            match book
-                .entries
-                .iter_mut()
-                .find(|entry| entry.member.address == address)
-            {
-                Some(entry) => {
-                    entry.member.draining = member.draining;
-                    entry.status.draining = member.draining || entry.drained;
-                }
-                None => {
-                    info!(worker = %member.name, address, role = %member.role, "worker joined");
-                    let entry = self.enter(&mut book, member);
-                    book.entries.push(entry);
-                }
+        for member in &members {
+            if listed.contains_key(member.address.as_str()) {
+                info!(worker = %member.name, address = member.address, role = %member.role, "worker joined");
+                let entry = self.join(&mut state, member.clone());
+                state.entries.push(entry);
             }
         }
-        self.publish(&book);
+        self.publish(&state);
     }
 
     pub fn set_health(&self, id: WorkerId, health: Health) {
         self.change(id, |entry| {
             entry.status.health = health;
-            // A worker that was down may be another process when it comes back.
+            // A worker that was down may come back as another process.
             if health == Health::Down {
-                entry.begin_life();
+                entry.begin_incarnation();
             }
         });
     }
 
-    /// Takes what a worker tells of itself. Its models' entries differ each time it is asked (they carry
-    /// the time); only other names or another version make a new snapshot.
+    /// Stores what an engine reports about itself. The entries of its models contain the time, so they differ in every
+    /// response; only other changes publish a new snapshot.
     pub fn set_facts(&self, id: WorkerId, facts: Facts) {
-        let is_news = self.snapshot().workers.iter().any(|status| {
-            let known = &status.facts;
+        let has_changed = self.snapshot().workers.iter().any(|status| {
+            let stored = &status.facts;
             status.worker.id == id
-                && (known.version != facts.version
-                    || known.base != facts.base
-                    || known.block_size != facts.block_size
-                    || known.event_endpoints != facts.event_endpoints
-                    || !known.models.keys().eq(facts.models.keys()))
+                && (stored.version != facts.version
+                    || stored.base != facts.base
+                    || stored.block_size != facts.block_size
+                    || stored.event_endpoints != facts.event_endpoints
+                    || !stored.models.keys().eq(facts.models.keys()))
         });
-        if is_news {
+        if has_changed {
             self.change(id, |entry| entry.status.facts = Arc::new(facts));
         }
     }
 
-    /// The engine process behind a worker is another one now: what it held is gone.
+    /// The engine process restarted, so its cache is empty.
     pub fn restarted(&self, id: WorkerId) {
-        self.change(id, Entry::begin_life);
+        self.change(id, Entry::begin_incarnation);
     }
 
-    /// Takes where a worker's blocks are fetched, as its process told it.
-    pub fn set_peer(&self, id: WorkerId, peer: Option<Peer>) {
+    pub fn set_bootstrap_info(&self, id: WorkerId, info: Option<BootstrapInfo>) {
         self.change(id, |entry| {
-            entry.status.worker.peer.store(peer.map(Arc::new));
+            entry.status.worker.bootstrap_info.store(info.map(Arc::new));
         });
     }
 
-    /// Lets a worker finish what it has and gives it nothing new, or takes it back. `false` if there
-    /// is no such worker.
+    /// Drains a worker (it finishes its requests and gets no new ones), or ends its drain. False if there is no such
+    /// worker.
     pub fn set_drained(&self, name: &str, drained: bool) -> bool {
-        let mut book = self.book.lock();
-        let Some(entry) = book
+        let mut state = self.state.lock();
+        let Some(entry) = state
             .entries
             .iter_mut()
             .find(|entry| entry.member.name == name)
         else {
             return false;
         };
-        entry.drained = drained;
+        entry.is_drained = drained;
         entry.status.draining = drained || entry.member.draining;
         info!(
             worker = name,
             drained, "worker drain changed by an operator"
         );
-        self.publish(&book);
+        self.publish(&state);
         true
     }
 
     fn change(&self, id: WorkerId, change: impl FnOnce(&mut Entry)) {
-        let mut book = self.book.lock();
-        // A worker that has left in the meantime has nothing to change.
-        if let Some(entry) = book
+        let mut state = self.state.lock();
+        // The worker may have left in the meantime.
+        if let Some(entry) = state
             .entries
             .iter_mut()
             .find(|entry| entry.status.worker.id == id)
         {
             change(entry);
-            self.publish(&book);
+            self.publish(&state);
         }
     }
 
-    fn enter(&self, book: &mut Book, member: Member) -> Entry {
-        let id = WorkerId(book.next_id);
-        book.next_id += 1;
+    fn join(&self, state: &mut State, member: Member) -> Entry {
+        let id = WorkerId(state.next_id);
+        state.next_id += 1;
         let worker = Arc::new(Worker {
             id,
             name: member.name.as_str().into(),
@@ -274,91 +238,33 @@ impl Registry {
             bootstrap: member.bootstrap.clone(),
             pool: client::Pool::new(member.address.clone(), self.client.clone()),
             load: Load::default(),
-            breaker: self.breaker.build(),
-            kv_transfer_breaker: self.breaker.build(),
+            breaker: self.circuit_breaker.build(),
+            kv_transfer_breaker: self.circuit_breaker.build(),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
-            peer: ArcSwapOption::empty(),
+            bootstrap_info: ArcSwapOption::empty(),
         });
         let draining = member.draining;
         let status = Status {
             worker,
             health: Health::Unknown,
-            life: 0,
+            incarnation: 0,
             draining,
             facts: Arc::default(),
         };
         Entry {
             member,
             status,
-            drained: false,
+            is_drained: false,
         }
     }
 
-    fn publish(&self, book: &Book) {
-        let workers = book.entries.iter().map(|entry| entry.status.clone());
-        let snapshot = snapshot(workers.collect(), &self.topology);
+    fn publish(&self, state: &State) {
+        let workers = state.entries.iter().map(|entry| entry.status.clone());
+        let snapshot = Snapshot::new(workers.collect(), &self.topology);
         self.snapshot.store(Arc::new(snapshot));
         self.version.send_modify(|version| *version += 1);
     }
-}
-
-/// Groups workers by model. A model whose workers are all down keeps its (empty) group: it is
-/// unavailable, not unknown.
-fn snapshot(workers: Vec<Status>, topology: &str) -> Snapshot {
-    let mut models: BTreeMap<_, (Group, Vec<&Status>)> = BTreeMap::new();
-    for status in &workers {
-        for (model, card) in &status.facts.models {
-            let (group, members) = models.entry(model.clone()).or_insert_with(|| {
-                let group = Group {
-                    model: model.clone(),
-                    workers: Vec::new(),
-                    decode_only: 0,
-                    prefill_only: 0,
-                    shapes: Vec::new(),
-                    place: FxHashMap::default(),
-                    event_ranks: Vec::new(),
-                    card: card.clone(),
-                    bases: Vec::new(),
-                    is_adapter: status.facts.adapters.contains(model),
-                };
-                (group, Vec::new())
-            });
-            if let Some(base) = &status.facts.base
-                && !group.bases.contains(base)
-            {
-                group.bases.push(base.clone());
-            }
-            if status.health == Health::Up && !status.draining {
-                members.push(status);
-            }
-        }
-    }
-    let models = models.into_iter().map(|(model, (mut group, mut members))| {
-        // Places of one role are next to each other, and else in the order of joining.
-        members.sort_by_key(|status| match status.worker.role {
-            Role::Decode => 0,
-            Role::Both => 1,
-            Role::Prefill => 2,
-        });
-        let count = |role| {
-            let mut roles = members.iter().map(|status| status.worker.role);
-            roles.by_ref().filter(|it| *it == role).count()
-        };
-        group.decode_only = count(Role::Decode);
-        group.prefill_only = count(Role::Prefill);
-        for (place, status) in members.into_iter().enumerate() {
-            group.place.insert(status.worker.id, place);
-            group
-                .event_ranks
-                .push(status.event_endpoints().len() as u32);
-            group.workers.push(status.worker.clone());
-            group.shapes.push(Shape::of(status, topology));
-        }
-        (model, Arc::new(group))
-    });
-    let models = models.collect();
-    Snapshot { workers, models }
 }
 
 #[cfg(test)]
@@ -366,6 +272,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::fleet::Role;
     use crate::fleet::events::Events;
 
     pub(crate) fn member(name: &str) -> Member {
@@ -384,7 +291,7 @@ pub(crate) mod tests {
     pub(crate) fn registry(names: &[&str]) -> Arc<Registry> {
         let registry = Registry::new(
             client::Settings::default(),
-            breaker::Settings::default(),
+            circuit_breaker::Settings::default(),
             1_000,
             "",
         );
@@ -434,7 +341,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_worker_takes_requests_once_it_is_up_and_its_models_are_known() {
+    fn a_worker_takes_requests_once_it_is_up_and_reported_its_models() {
         let registry = registry(&["a", "b"]);
         let id = registry.snapshot().workers[0].worker.id;
         assert!(!registry.snapshot().is_ready());
@@ -446,7 +353,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_model_whose_workers_are_down_is_still_known() {
+    fn a_model_whose_workers_are_down_keeps_its_group() {
         let registry = registry(&["a"]);
         bring_up(&registry, "m");
         registry.set_health(registry.snapshot().workers[0].worker.id, Health::Down);
@@ -455,7 +362,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn of_two_workers_with_one_name_the_second_is_called_by_its_address() {
+    fn the_second_of_two_workers_with_one_name_is_named_by_its_address() {
         let registry = registry(&[]);
         let at = |address: &str| Member {
             address: address.to_owned(),
@@ -475,7 +382,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_draining_worker_gets_nothing_new_and_can_come_back() {
+    fn a_drained_worker_gets_no_requests_until_its_drain_ends() {
         let registry = registry(&["a", "b"]);
         bring_up(&registry, "m");
         assert!(registry.set_drained("a", true));
@@ -495,7 +402,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn workers_of_one_role_are_a_range_of_places_and_prefill_workers_take_no_whole_requests() {
+    fn workers_of_one_role_are_a_range_and_prefill_workers_take_no_whole_requests() {
         let registry = registry(&[]);
         let with_role = |name, role| Member {
             role,
@@ -514,14 +421,14 @@ pub(crate) mod tests {
         bring_up(&registry, "m");
         let snapshot = registry.snapshot();
         let group = &snapshot.models["m"];
-        let names = |places: std::ops::Range<usize>| {
-            let workers = group.workers[places].iter();
-            workers.map(|it| &*it.name).collect::<Vec<_>>()
+        let names = |indices: std::ops::Range<usize>| {
+            let workers = group.workers[indices].iter();
+            workers.map(|worker| &*worker.name).collect::<Vec<_>>()
         };
         assert_eq!(names(group.decode()), ["d0", "d1", "b"]);
         assert_eq!(names(group.prefill()), ["b", "p0", "p1"]);
-        for (place, worker) in group.workers.iter().enumerate() {
-            assert_eq!(group.place[&worker.id], place);
+        for (worker_index, worker) in group.workers.iter().enumerate() {
+            assert_eq!(group.worker_indices[&worker.id], worker_index);
         }
         registry.set_members("static", vec![with_role("p0", Role::Prefill)]);
         assert!(registry.snapshot().models["m"].decode().is_empty());
@@ -529,7 +436,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn of_two_lists_that_have_one_worker_the_narrower_role_is_taken() {
+    fn a_worker_in_two_lists_gets_the_narrower_role() {
         let (both, decode, prefill) = (Role::Both, Role::Decode, Role::Prefill);
         for (first, second, expected) in [
             (both, prefill, prefill),
@@ -556,21 +463,21 @@ pub(crate) mod tests {
             let worker = of_first();
             assert_eq!(worker.role, expected, "{first} {second}");
             assert_eq!(*worker.labels["as"], expected.to_string());
-            let clashing = registry.book.lock().clashing.len();
-            assert_eq!(clashing, usize::from(first != second));
-            // Listed again, it is the one it was.
+            let conflicts = registry.state.lock().role_conflicts.len();
+            assert_eq!(conflicts, usize::from(first != second));
+            // Listed again, it stays the same worker.
             registry.set_members("dns", vec![listed(first), member("b")]);
             assert_eq!(of_first().id, worker.id);
             registry.set_members("dns_prefill", vec![]);
             assert_eq!(of_first().role, first);
-            assert!(registry.book.lock().clashing.is_empty());
+            assert!(registry.state.lock().role_conflicts.is_empty());
         }
     }
 
     proptest! {
-        /// Against a set of names: two discoveries list any names in any order, over and over.
+        /// Compares with a set of names, while two discoveries list any names in any order.
         #[test]
-        fn the_snapshot_lists_the_union_and_keeps_who_stays(
+        fn the_snapshot_lists_the_union_and_keeps_workers_that_stay(
             lists in proptest::collection::vec((any::<bool>(), proptest::collection::vec(0u8..6, 0..6)), 0..12),
         ) {
             let registry = registry(&[]);

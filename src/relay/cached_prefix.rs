@@ -136,7 +136,7 @@ impl<'a> CachedPrefixes<'a> {
         }
         for owner in owners {
             // None for a worker that is down or serves another model now.
-            if let Some(worker_index) = self.group.place.get(&owner.worker)
+            if let Some(worker_index) = self.group.worker_indices.get(&owner.worker)
                 && !self.is_exact(*worker_index)
             {
                 let tokens = self.tokens_of(owner.blocks);
@@ -150,9 +150,10 @@ impl<'a> CachedPrefixes<'a> {
     fn predict_after_image(&mut self, before_image: u32, owners: &[PrefixOwner]) {
         for owner in owners {
             let tokens = self.tokens_of(owner.blocks);
-            let (Some(exact), Some(worker_index)) =
-                (&mut self.exact, self.group.place.get(&owner.worker))
-            else {
+            let (Some(exact), Some(worker_index)) = (
+                &mut self.exact,
+                self.group.worker_indices.get(&owner.worker),
+            ) else {
                 continue;
             };
             let credit = exact.get(*worker_index).map_or(0, |prefix| prefix.credit);

@@ -11,7 +11,7 @@ use super::kv_transfer::SingleWorkerReason;
 use super::plan::{Excluded, Plan};
 use super::prefill_decode::Disaggregation;
 use crate::fleet::Worker;
-use crate::fleet::handoff::Peer;
+use crate::fleet::kv_transfer::BootstrapInfo;
 use crate::http::circuit_breaker::State;
 use crate::ids::WorkerId;
 use crate::routing::pair::{self, LocalReason};
@@ -33,7 +33,7 @@ pub(super) struct Prefill {
     pub(super) decision: Decision,
     pub(super) worker: Arc<Worker>,
     /// What its bootstrap server reported, for connectors that need it.
-    pub(super) peer: Option<Arc<Peer>>,
+    pub(super) bootstrap_info: Option<Arc<BootstrapInfo>>,
 }
 
 /// Why a request has no prefill leg.
@@ -141,7 +141,7 @@ impl Relay {
                 let worker = plan.group.workers[decision.worker_index].clone();
                 Ok(Prefill {
                     decision,
-                    peer: worker.peer.load_full(),
+                    bootstrap_info: worker.bootstrap_info.load_full(),
                     worker,
                 })
             });
@@ -218,7 +218,7 @@ fn choose_pair(
     let prefill = FleetView::new(group, held, task, now, excluded);
     let may_pair = |from: usize, to: usize| {
         let (from, to) = (prefill.in_group(from), decode.in_group(to));
-        from != to && group.shapes[from].fits(&group.shapes[to])
+        from != to && group.compatibility_keys[from].is_compatible(&group.compatibility_keys[to])
     };
     let pair = pair::decide(
         &settings.pair,

@@ -166,7 +166,7 @@ impl Relay {
     fn excluded(&self, plan: &Plan) -> Vec<Excluded> {
         let snapshot = self.fleet.snapshot();
         let is_excluded = |status: &&Status| {
-            let index = plan.group.place.get(&status.worker.id);
+            let index = plan.group.worker_indices.get(&status.worker.id);
             status.facts.models.contains_key(&plan.group.model)
                 && index.is_none_or(|index| !plan.group.decode().contains(index))
         };

@@ -6,7 +6,7 @@ use std::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::cached_prefix::{CachedPrefixes, TopOwners};
-use crate::fleet::handoff::Connector;
+use crate::fleet::kv_transfer::Connector;
 use crate::fleet::{Group, Worker};
 use crate::ids::WorkerId;
 use crate::prompt::Api;
@@ -68,11 +68,12 @@ impl<'a> FleetView<'a> {
     /// True if decode workers can be told where to fetch KV blocks from a prefill worker.
     pub(super) fn is_bootstrap_known(&self, index: usize) -> bool {
         match self.task {
-            Task::Prefill(connector, api) if connector.needs_peer() => {
-                let peer = self.worker(index).peer.load();
+            Task::Prefill(connector, api) if connector.needs_bootstrap() => {
+                let bootstrap_info = self.worker(index).bootstrap_info.load();
                 // The engine chooses the dp rank of a Responses request itself, and does not report it.
-                peer.as_ref()
-                    .is_some_and(|peer| api != Api::Responses || peer.ranks().len() == 1)
+                bootstrap_info.as_ref().is_some_and(|bootstrap_info| {
+                    api != Api::Responses || bootstrap_info.ranks().len() == 1
+                })
             }
             _ => true,
         }

@@ -59,7 +59,7 @@ impl Plan {
         let Some(exact) = &self.prompt.exact else {
             return SmallVec::new();
         };
-        let place = self.group.place.get(&worker.id);
+        let place = self.group.worker_indices.get(&worker.id);
         if place.is_none_or(|place| self.group.event_ranks[*place] != 1) {
             return SmallVec::new();
         }
@@ -99,7 +99,7 @@ impl Plan {
     }
 
     fn event_ranks(&self, worker: &Worker) -> u32 {
-        let place = self.group.place.get(&worker.id);
+        let place = self.group.worker_indices.get(&worker.id);
         place.map_or(0, |place| self.group.event_ranks[*place])
     }
 }
@@ -258,7 +258,7 @@ fn no_group(fleet: &Snapshot, model: Option<&str>) -> Error {
     match model {
         // Some workers were not asked for their models yet, so the client should retry.
         _ if known.is_empty() => {}
-        Some(_) if fleet.is_being_learnt() => {}
+        Some(_) if fleet.has_unprobed_workers() => {}
         Some(model) => {
             return Error::UnknownModel {
                 model: model.to_owned(),

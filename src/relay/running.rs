@@ -7,7 +7,7 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use crate::fleet::Worker;
-use crate::fleet::load::InFlight;
+use crate::fleet::in_flight::InFlight;
 use crate::ids::{Block, WorkerId};
 use crate::kv::predicted::PredictedIndex;
 use crate::kv::subscriber::RepeatReport;

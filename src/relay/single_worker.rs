@@ -11,7 +11,7 @@ use super::job::Job;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, FailureOwner, Stage};
 use super::plan::Plan;
 use super::running::{OptimisticInsert, Running};
-use crate::fleet::load::InFlight;
+use crate::fleet::in_flight::InFlight;
 use crate::observe;
 
 impl Relay {

@@ -21,7 +21,7 @@ use tracing::debug;
 use self::fallback::FallbackReason;
 use self::metrics::{Metrics, TokenSource};
 use crate::fleet::Group;
-use crate::fleet::breaker;
+use crate::fleet::circuit_breaker;
 use crate::http::circuit_breaker::SharedBreaker;
 use crate::observe;
 use crate::observe::metrics::Registry;
@@ -155,7 +155,7 @@ impl Tokens {
                 settings.advanced.limits.clone(),
                 metrics.clone(),
             ))),
-            Source::Engine => ModelTokenizer::Engine(breaker::Settings::default().build()),
+            Source::Engine => ModelTokenizer::Engine(circuit_breaker::Settings::default().build()),
         };
         let models: FxHashMap<String, ModelTokenizer> = sources
             .into_iter()

@@ -134,7 +134,7 @@ async fn check_live_asks_every_worker_and_fails_for_one_that_does_not_answer() {
     assert!(line(&printed, "two").contains("down: "), "{printed}");
     assert!(line(&printed, "one").ends_with("up"), "{printed}");
 
-    // Without a connector nothing can be handed over.
+    // Without a connector there is no KV transfer.
     let (printed, code) = check(&text, &["--live", "--transfer"]).await;
     assert_eq!(code, 1);
     assert!(
@@ -145,7 +145,7 @@ async fn check_live_asks_every_worker_and_fails_for_one_that_does_not_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn check_handoff_proves_every_pair_of_either_connector() {
+async fn check_transfer_verifies_every_pair_of_either_connector() {
     for (name, connector) in [("nixl", Connector::Nixl), ("mooncake", Connector::Mooncake)] {
         let sides = [
             prefill("p0", connector).await,
@@ -156,7 +156,7 @@ async fn check_handoff_proves_every_pair_of_either_connector() {
         let (printed, code) = check(&text, &["--live"]).await;
         assert_eq!(code, 0, "{printed}");
         assert!(
-            line(&printed, "2 not proved").contains("--transfer"),
+            line(&printed, "2 unverified").contains("--transfer"),
             "{printed}"
         );
         assert_eq!(sides[0].kv_transfers().prefill_legs, 0);
@@ -178,7 +178,7 @@ async fn check_handoff_proves_every_pair_of_either_connector() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn check_handoff_says_what_is_wrong_with_a_pair() {
+async fn check_transfer_says_what_is_wrong_with_a_pair() {
     // Its blocks are of another size: it is not tried.
     let wide = Settings {
         block_tokens: 32.try_into().unwrap(),
@@ -194,10 +194,13 @@ async fn check_handoff_says_what_is_wrong_with_a_pair() {
     let text = configured("nixl", &[&p0, &d0, &wide, &plain]);
     let (printed, code) = check(&text, &["--live", "--transfer"]).await;
     assert_eq!(code, 1, "{printed}");
-    let unable = line(&printed, "cannot hand over, blocks of 16 tokens against 32");
-    assert!(unable.ends_with("p0 -> wide"), "{printed}");
+    let incompatible = line(
+        &printed,
+        "incompatible, block sizes differ: 16 and 32 tokens",
+    );
+    assert!(incompatible.ends_with("p0 -> wide"), "{printed}");
     assert!(
-        line(&printed, "wide has nobody").contains("to take from"),
+        line(&printed, "wide has").contains("no compatible partner"),
         "{printed}"
     );
     assert!(line(&printed, "p0 -> d0").contains("ok"), "{printed}");

@@ -12,7 +12,7 @@ use hyper::{HeaderMap, Method, Request};
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::fleet::handoff::{Connector, host};
+use crate::fleet::kv_transfer::Connector;
 use crate::fleet::{Worker, probe};
 use crate::ids::RequestId;
 use crate::observe;
@@ -63,13 +63,13 @@ pub(super) async fn run(
             why.as_str()
         )
     })?;
-    let peer = prefill.peer.load_full();
+    let bootstrap_info = prefill.bootstrap_info.load_full();
     let transfer = Transfer::begin(
         connector,
         Api::Completions,
         format!("xfer-{id}"),
-        host(prefill),
-        peer,
+        prefill.host(),
+        bootstrap_info,
         fastrand::u64(..),
     )
     .map_err(|why| why.to_string())?;

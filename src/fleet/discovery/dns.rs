@@ -1,4 +1,4 @@
-//! Workers behind a DNS name: each of its addresses is one, and the name is resolved again and again.
+//! Discovery by DNS: each address of a name is a worker. The name is resolved periodically.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub struct Dns {
     host_and_port: String,
     interval: Duration,
     workers: WorkerDefaults,
-    /// The first time the name is resolved at once, later after the interval.
+    /// The first lookup happens immediately, later ones after the interval.
     is_first: bool,
 }
 
@@ -41,7 +41,7 @@ impl Discovery for Dns {
         let found = tokio::net::lookup_host(name)
             .await
             .map_err(|error| format!("cannot resolve {name}: {error}"))?;
-        // Resolvers rotate their answers; the fleet should not.
+        // Resolvers rotate the order of addresses; workers should keep theirs.
         let mut addresses: Vec<String> = found.map(|address| address.to_string()).collect();
         addresses.sort();
         addresses.dedup();

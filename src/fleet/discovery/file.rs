@@ -1,7 +1,7 @@
-//! Workers that a file lists, read again when it changes.
+//! Discovery by a file that lists workers.
 //!
-//! The file is looked at, not watched: that also sees the link swaps by which Kubernetes updates a
-//! mounted ConfigMap, and needs nothing of the file system.
+//! The file is polled, not watched with inotify: polling also notices the symlink swap by which Kubernetes updates a
+//! mounted ConfigMap, and works on every file system.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::Discovery;
 use crate::fleet::Member;
 
-/// Turns the file's text into members. The format is the configuration's business.
+/// Parses the file. The format belongs to the configuration.
 pub type Parse = Box<dyn Fn(&str) -> Result<Vec<Member>, String> + Send + Sync>;
 
 pub struct File {
@@ -51,7 +51,7 @@ impl Discovery for File {
             if self.last.is_some() {
                 tokio::time::sleep(self.interval).await;
             }
-            // A file of a few kilobytes, every few seconds: not worth a thread's hand-over.
+            // A few kilobytes every few seconds: a blocking read is cheaper than another thread.
             let read = std::fs::read_to_string(&self.path)
                 .map_err(|error| format!("cannot read {}: {error}", self.path.display()));
             if self.last.as_ref() == Some(&read) {
@@ -69,7 +69,7 @@ mod tests {
     use crate::fleet::registry::tests::member;
 
     #[tokio::test]
-    async fn a_changed_file_gives_a_new_list_and_a_bad_one_an_error() {
+    async fn a_changed_file_gives_a_new_list_and_an_invalid_one_an_error() {
         let path = std::env::temp_dir().join(format!("warmroute-file-{}", fastrand::u64(..)));
         let parse: Parse = Box::new(|text| match text {
             "bad" => Err("bad list".to_owned()),

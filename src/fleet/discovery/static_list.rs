@@ -1,9 +1,9 @@
-//! Workers that the configuration lists.
+//! Discovery of the workers that the configuration lists.
 
 use super::Discovery;
 use crate::fleet::Member;
 
-/// Lists its members once and never changes.
+/// Lists its members once; they never change.
 #[derive(Debug)]
 pub struct StaticList(Option<Vec<Member>>);
 

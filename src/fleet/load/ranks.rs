@@ -1,4 +1,4 @@
-//! The load of an engine whose ranks tell theirs one by one, beside their cache events, as one report.
+//! Adds up the load reports that the dp ranks of an engine send with their KV events.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,87 +6,88 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::Reported;
+use super::LoadReport;
 use crate::fleet::Worker;
 
-/// What a rank told longer ago is not of now, and without it there is no sum. Engines tell their load
-/// with each batch, and about every second where there are none.
-const AGE_MAX: Duration = Duration::from_secs(10);
+/// Older reports are ignored, and then there is no sum. Engines report their load with each batch of KV events,
+/// and about every second while there are none.
+const MAX_AGE: Duration = Duration::from_secs(10);
 
-/// What each rank of a worker told last.
+/// The last load report of each rank of a worker.
 #[derive(Debug)]
-pub struct Ranks {
+pub struct RankLoads {
     worker: Arc<Worker>,
-    told: Mutex<Told>,
+    reports: Mutex<Reports>,
 }
 
 #[derive(Debug, Default)]
-struct Told {
-    /// How many ranks there are.
-    count: usize,
-    by: BTreeMap<u32, Reported>,
+struct Reports {
+    /// The number of ranks that are followed.
+    rank_count: usize,
+    by_rank: BTreeMap<u32, LoadReport>,
 }
 
-/// One rank, for as long as it is followed.
+/// One rank's load, until the rank is no longer followed.
 #[derive(Debug)]
-pub struct Rank {
-    ranks: Arc<Ranks>,
+pub struct RankLoad {
+    ranks: Arc<RankLoads>,
     rank: u32,
 }
 
-impl Ranks {
+impl RankLoads {
     pub fn new(worker: Arc<Worker>) -> Arc<Self> {
-        let told = Mutex::default();
-        Arc::new(Self { worker, told })
+        let reports = Mutex::default();
+        Arc::new(Self { worker, reports })
     }
 
-    pub fn set_count(&self, count: usize) {
-        self.told.lock().count = count;
+    pub fn set_rank_count(&self, rank_count: usize) {
+        self.reports.lock().rank_count = rank_count;
     }
 
-    pub fn rank(self: &Arc<Self>, rank: u32) -> Rank {
+    pub fn rank(self: &Arc<Self>, rank: u32) -> RankLoad {
         let ranks = self.clone();
-        Rank { ranks, rank }
+        RankLoad { ranks, rank }
     }
 }
 
-impl Rank {
-    /// Takes what the rank tells. It becomes the worker's when all ranks have told theirs lately.
-    pub fn tell(&self, now: Instant, mut load: Reported) {
-        // Whatever is no share counts as none.
+impl RankLoad {
+    /// Stores the rank's report. The sum becomes the worker's report once all ranks have recent ones.
+    pub fn report(&self, now: Instant, mut load: LoadReport) {
+        // NaN counts as 0.
         load.kv_usage = load.kv_usage.clamp(0.0, 1.0).max(0.0);
-        let mut told = self.ranks.told.lock();
-        told.by.insert(self.rank, load);
-        let Some(sum) = told.sum(now) else { return };
+        let mut reports = self.ranks.reports.lock();
+        reports.by_rank.insert(self.rank, load);
+        let Some(sum) = reports.sum(now) else { return };
         let load = &self.ranks.worker.load;
-        // The engine's own page may be newer.
-        if load.reported().is_none_or(|known| known.at <= sum.at) {
+        // The report from the engine's `/metrics` may be newer.
+        if load.reported().is_none_or(|stored| stored.at <= sum.at) {
             load.report(sum);
         }
     }
 }
 
-impl Drop for Rank {
+impl Drop for RankLoad {
     fn drop(&mut self) {
-        self.ranks.told.lock().by.remove(&self.rank);
+        self.ranks.reports.lock().by_rank.remove(&self.rank);
     }
 }
 
-impl Told {
-    /// Requests add up; of the caches, which are alike, the part in use is the mean. As old as the
-    /// oldest of it.
-    fn sum(&self, now: Instant) -> Option<Reported> {
-        let at = self.by.values().map(|told| told.at).min()?;
-        if self.by.len() < self.count || now.saturating_duration_since(at) > AGE_MAX {
+impl Reports {
+    /// Requests are added up; cache usage is the mean, since all ranks have caches of one size. The sum is as old as
+    /// its oldest report.
+    fn sum(&self, now: Instant) -> Option<LoadReport> {
+        let at = self.by_rank.values().map(|load| load.at).min()?;
+        if self.by_rank.len() < self.rank_count || now.saturating_duration_since(at) > MAX_AGE {
             return None;
         }
-        let add = |of: fn(&Reported) -> u32| self.by.values().map(of).fold(0, u32::saturating_add);
-        let usage: f64 = self.by.values().map(|told| told.kv_usage).sum();
-        Some(Reported {
+        let add =
+            |of: fn(&LoadReport) -> u32| self.by_rank.values().map(of).fold(0, u32::saturating_add);
+        let usage: f64 = self.by_rank.values().map(|load| load.kv_usage).sum();
+        Some(LoadReport {
             at,
-            running: add(|told| told.running),
-            waiting: add(|told| told.waiting),
-            kv_usage: usage / self.by.len() as f64,
+            running: add(|load| load.running),
+            waiting: add(|load| load.waiting),
+            kv_usage: usage / self.by_rank.len() as f64,
         })
     }
 }
@@ -97,8 +98,8 @@ mod tests {
     use crate::fleet::registry::tests::worker;
     use crate::observe;
 
-    fn load(at: Instant, running: u32, waiting: u32, kv_usage: f64) -> Reported {
-        Reported {
+    fn load(at: Instant, running: u32, waiting: u32, kv_usage: f64) -> LoadReport {
+        LoadReport {
             at,
             running,
             waiting,
@@ -112,42 +113,42 @@ mod tests {
     }
 
     #[test]
-    fn ranks_add_up_once_all_have_told_theirs() {
+    fn ranks_add_up_once_all_have_reported() {
         let (worker, now) = (worker("a"), observe::now());
-        let ranks = Ranks::new(worker.clone());
-        ranks.set_count(2);
+        let ranks = RankLoads::new(worker.clone());
+        ranks.set_rank_count(2);
         let (first, second) = (ranks.rank(0), ranks.rank(1));
-        first.tell(now, load(now, 3, 1, 0.5));
+        first.report(now, load(now, 3, 1, 0.5));
         assert_eq!(reported(&worker), None);
-        second.tell(now, load(now, 2, 0, 0.25));
+        second.report(now, load(now, 2, 0, 0.25));
         assert_eq!(reported(&worker), Some((5, 1, 0.375)));
         assert_eq!(worker.load.requests(), 6);
-        // One that is silent for long is not known any more.
-        let later = now + AGE_MAX + Duration::from_millis(1);
-        first.tell(later, load(later, 9, 9, 0.5));
+        // Without a recent report of every rank there is no new sum.
+        let later = now + MAX_AGE + Duration::from_millis(1);
+        first.report(later, load(later, 9, 9, 0.5));
         assert_eq!(reported(&worker), Some((5, 1, 0.375)));
-        second.tell(later, load(later, 0, 0, f64::NAN));
+        second.report(later, load(later, 0, 0, f64::NAN));
         assert_eq!(reported(&worker), Some((9, 9, 0.25)));
         drop(second);
-        first.tell(later, load(later, 1, 1, 0.5));
+        first.report(later, load(later, 1, 1, 0.5));
         assert_eq!(reported(&worker), Some((9, 9, 0.25)));
     }
 
     #[test]
-    fn what_was_told_late_does_not_replace_what_is_newer() {
+    fn an_older_report_does_not_replace_a_newer_one() {
         let (worker, now) = (worker("a"), observe::now());
-        let ranks = Ranks::new(worker.clone());
-        ranks.set_count(1);
-        worker.load.report(Reported {
+        let ranks = RankLoads::new(worker.clone());
+        ranks.set_rank_count(1);
+        worker.load.report(LoadReport {
             at: now,
             running: 1,
             waiting: 0,
             kv_usage: 0.0,
         });
         let before = now.checked_sub(Duration::from_millis(1)).unwrap();
-        ranks.rank(0).tell(now, load(before, 7, 0, 0.0));
+        ranks.rank(0).report(now, load(before, 7, 0, 0.0));
         assert_eq!(reported(&worker), Some((1, 0, 0.0)));
-        ranks.rank(0).tell(now, load(now, 7, 0, 0.0));
+        ranks.rank(0).report(now, load(now, 7, 0, 0.0));
         assert_eq!(reported(&worker), Some((7, 0, 0.0)));
     }
 }

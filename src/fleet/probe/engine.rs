@@ -1,23 +1,23 @@
-//! What an engine's own pages say. Pure. Names as vLLM 0.32 gives them.
+//! Parses an engine's `/metrics` and `/version`. Pure. Metric names are those of vLLM 0.32.
 
-/// The few numbers of an engine's `/metrics` that concern a router.
+/// The numbers of an engine's `/metrics` that the router uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct EngineMetrics {
     pub(super) running: u32,
     pub(super) waiting: u32,
-    /// Share of the KV cache in use, of the fullest rank.
+    /// Used part of the KV cache, 0 to 1, of the fullest rank.
     pub(super) kv_usage: f64,
-    /// The process's start, in seconds since 1970: the same number is the same process.
+    /// When the process started, in seconds since 1970. It identifies the process.
     pub(super) started: Option<f64>,
-    /// Tokens that the prefix cache holds.
+    /// Capacity of the prefix cache in tokens.
     pub(super) cache_tokens: Option<u64>,
-    /// Tokens of one of its blocks.
+    /// Tokens per KV block.
     pub(super) block_size: Option<u32>,
-    /// Prompt tokens, ever, whose blocks came from another engine.
+    /// Prompt tokens whose KV blocks came from another engine, since the start of the process.
     pub(super) received_tokens: Option<u64>,
 }
 
-/// Reads a page in the Prometheus text format. Ranks are added up; what is missing stays zero.
+/// Parses the Prometheus text format. Ranks are added up; missing numbers stay zero.
 pub(super) fn metrics(text: &str) -> EngineMetrics {
     let mut found = EngineMetrics::default();
     for line in text.lines() {
@@ -72,7 +72,7 @@ fn sample(line: &str) -> Option<(&str, &str, f64)> {
     if line.starts_with('#') {
         return None;
     }
-    // Label values may hold spaces and braces, so the value is what follows the last brace.
+    // Label values may contain spaces and braces, so the value is what follows the last brace.
     let (name, labels, value) = match line.find('{') {
         Some(open) => {
             let close = line.rfind('}').filter(|close| *close > open)?;
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_something_else_says_nothing() {
+    fn another_page_has_no_metrics() {
         assert_eq!(
             metrics("{\"detail\":\"Not Found\"}"),
             EngineMetrics::default()

@@ -1,9 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kv::event::{
-    Batch, EngineHash, Event, ExtraKey, Load, Location, Medium, Removed, Stored,
-};
+use crate::kv::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
 use crate::kv::source::SnapshotChunk;
 
 fn word() -> impl Strategy<Value = Box<str>> {

@@ -66,7 +66,7 @@ impl ReportedPrefixes {
         let mut found = Self::find_exact(prompt, group, credit);
         for sized in &prompt.sizes {
             for owner in unconfirmed.overlap(now, &sized.prefix_keys, max_owners) {
-                let Some(worker_index) = group.place.get(&owner.worker) else {
+                let Some(worker_index) = group.worker_indices.get(&owner.worker) else {
                     continue;
                 };
                 let tokens = owner.blocks.saturating_mul(sized.size.get());
@@ -92,7 +92,7 @@ impl ReportedPrefixes {
             sized.index.overlap(prompt.root, &sized.locals, &mut found);
             for rank in &found {
                 // None for a worker that is down or serves another model.
-                let Some(worker_index) = group.place.get(&rank.worker) else {
+                let Some(worker_index) = group.worker_indices.get(&rank.worker) else {
                     continue;
                 };
                 let cached = cached(rank, sized.size.get());

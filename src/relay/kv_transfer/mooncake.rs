@@ -26,12 +26,15 @@ impl Dialect for Mooncake {
         if !answer.is_cut_at_one_token() {
             return Err(TransferError::Stopped);
         }
-        let peer = transfer.peer.as_ref().ok_or(TransferError::NoBootstrap)?;
-        let engine = peer
-            .engine(transfer.rank)
+        let bootstrap_info = transfer
+            .bootstrap_info
+            .as_ref()
+            .ok_or(TransferError::NoBootstrap)?;
+        let engine = bootstrap_info
+            .engine_id(transfer.rank)
             .ok_or(TransferError::NoBootstrap)?;
         let (bootstrap, engine, id) = (
-            quoted(&peer.bootstrap),
+            quoted(&bootstrap_info.url),
             quoted(engine),
             quoted(&transfer.id),
         );

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::legs::Legs;
 use super::types::{Transfer, TransferError, quoted};
-use crate::fleet::handoff::{Connector, Peer};
+use crate::fleet::kv_transfer::{BootstrapInfo, Connector};
 use crate::prompt::Api;
 
 /// Exchanges with real pairs, one a line: what was sent and what came.
@@ -81,16 +81,16 @@ fn pairs(connector: Connector) -> Vec<(Exchange, Option<Exchange>)> {
     pairs.collect()
 }
 
-fn mooncake_peer() -> Arc<Peer> {
+fn mooncake_bootstrap_info() -> Arc<BootstrapInfo> {
     let exchanges = recorded(Connector::Mooncake);
     let page = exchanges.iter().find(|it| it.path == "/query").unwrap();
-    let peer = Peer::read(page.answer.as_bytes(), "http://127.0.0.1:8998");
-    Arc::new(peer.unwrap())
+    let bootstrap_info = BootstrapInfo::parse(page.answer.as_bytes(), "http://127.0.0.1:8998");
+    Arc::new(bootstrap_info.unwrap())
 }
 
 fn begin(connector: Connector, id: &str, host: &str) -> Transfer {
-    let peer = (connector == Connector::Mooncake).then(mooncake_peer);
-    Transfer::begin(connector, Api::Chat, id.to_owned(), host, peer, 0).unwrap()
+    let bootstrap_info = (connector == Connector::Mooncake).then(mooncake_bootstrap_info);
+    Transfer::begin(connector, Api::Chat, id.to_owned(), host, bootstrap_info, 0).unwrap()
 }
 
 fn value(body: &[u8]) -> Value {
@@ -229,14 +229,14 @@ fn an_address_that_means_itself_to_everybody_becomes_the_listed_one() {
 #[test]
 fn a_rank_is_chosen_only_where_the_decode_worker_must_be_told_it() {
     let page = br#"{"0":{"engine_id":"a"},"1":{"engine_id":"b"}}"#;
-    let peer = Arc::new(Peer::read(page, "http://p:8998").unwrap());
+    let bootstrap_info = Arc::new(BootstrapInfo::parse(page, "http://p:8998").unwrap());
     let begin = |connector, api, seed| {
         Transfer::begin(
             connector,
             api,
             "x".to_owned(),
             "p",
-            Some(peer.clone()),
+            Some(bootstrap_info.clone()),
             seed,
         )
     };
@@ -257,7 +257,7 @@ fn a_rank_is_chosen_only_where_the_decode_worker_must_be_told_it() {
         Api::Responses,
         "x".to_owned(),
         "p",
-        Some(mooncake_peer()),
+        Some(mooncake_bootstrap_info()),
         5,
     );
     assert_eq!(alone.unwrap().rank(), None);

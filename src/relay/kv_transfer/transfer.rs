@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::types::{Answer, Dialect, PrefillResult, Transfer, TransferError, TransferParams};
 use super::{mooncake, nixl};
-use crate::fleet::handoff::{Connector, Peer};
+use crate::fleet::kv_transfer::{BootstrapInfo, Connector};
 use crate::prompt::Api;
 use crate::relay::engine_answer;
 
@@ -22,33 +22,36 @@ impl Transfer {
         api: Api,
         id: String,
         host: &str,
-        peer: Option<Arc<Peer>>,
+        bootstrap_info: Option<Arc<BootstrapInfo>>,
         seed: u64,
     ) -> Result<Self, TransferError> {
         let mut rank = 0;
-        if connector.needs_peer() {
-            let peer = peer.as_ref().ok_or(TransferError::NoBootstrap)?;
-            let count = peer.ranks().len();
+        if connector.needs_bootstrap() {
+            let bootstrap_info = bootstrap_info.as_ref().ok_or(TransferError::NoBootstrap)?;
+            let count = bootstrap_info.ranks().len();
             // vLLM chooses the rank of a Responses request itself, and does not report it.
             if api == Api::Responses && count > 1 {
                 return Err(TransferError::NoRank);
             }
             let drawn = (seed % count.max(1) as u64) as usize;
-            rank = peer.ranks().nth(drawn).ok_or(TransferError::NoBootstrap)?;
+            rank = bootstrap_info
+                .ranks()
+                .nth(drawn)
+                .ok_or(TransferError::NoBootstrap)?;
         }
         Ok(Self {
             connector,
             id,
             host: host.to_owned(),
-            peer,
+            bootstrap_info,
             rank,
         })
     }
 
     /// The prefill leg's header `x-data-parallel-rank`.
     pub fn rank(&self) -> Option<u32> {
-        let peer = self.peer.as_ref()?;
-        let is_chosen = self.connector.needs_peer() && peer.ranks().len() > 1;
+        let bootstrap_info = self.bootstrap_info.as_ref()?;
+        let is_chosen = self.connector.needs_bootstrap() && bootstrap_info.ranks().len() > 1;
         is_chosen.then_some(self.rank)
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::fleet::handoff::{Connector, Peer};
+use crate::fleet::kv_transfer::{BootstrapInfo, Connector};
 
 /// The longest answer of a prefill leg: the block numbers of a million tokens in blocks of 16 take half a megabyte.
 pub const ANSWER_BYTES_MAX: usize = 4 << 20;
@@ -36,7 +36,7 @@ pub struct Transfer {
     pub(super) id: String,
     /// The prefill worker's host, as discovery lists it.
     pub(super) host: String,
-    pub(super) peer: Option<Arc<Peer>>,
+    pub(super) bootstrap_info: Option<Arc<BootstrapInfo>>,
     pub(super) rank: u32,
 }
 

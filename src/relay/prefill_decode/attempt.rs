@@ -11,7 +11,7 @@ use tracing::{debug, info};
 
 use super::context::{LegContext, PendingTransfer};
 use super::prefill_leg::PrefillOutcome;
-use crate::fleet::load::InFlight;
+use crate::fleet::in_flight::InFlight;
 use crate::observe;
 use crate::relay::choice::{Choice, Prefill};
 use crate::relay::core::Relay;

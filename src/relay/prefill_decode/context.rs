@@ -27,8 +27,9 @@ pub(super) struct LegContext<'a> {
 impl LegContext<'_> {
     /// True if the engine process that computed the prompt is known to be gone, and its KV blocks with it.
     pub(super) fn is_prefill_gone(&self) -> bool {
-        let peer = &self.prefill.peer;
-        peer.is_some() && *peer != self.prefill.worker.peer.load_full()
+        let bootstrap_info = &self.prefill.bootstrap_info;
+        bootstrap_info.is_some()
+            && *bootstrap_info != self.prefill.worker.bootstrap_info.load_full()
     }
 
     pub(super) fn prefill_leg(&self, cached_tokens: Option<u64>) -> PrefillLeg {

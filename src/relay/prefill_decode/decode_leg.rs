@@ -44,7 +44,7 @@ impl LegContext<'_> {
             wait_for_first_token(job.api, &mut answer).await?;
             Ok(answer)
         });
-        if !settings.connector.needs_peer() {
+        if !settings.connector.needs_bootstrap() {
             // The decode engine itself reports a failed transfer.
             return answer.await;
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::metrics::Families;
 use super::pinned_blocks::PinnedBlocks;
 use super::settings::{OnPrefillFailure, Settings};
-use crate::fleet::handoff::Connector;
+use crate::fleet::kv_transfer::Connector;
 use crate::observe::metrics::Registry;
 use crate::routing::pair;
 

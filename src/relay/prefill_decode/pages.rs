@@ -6,8 +6,8 @@ use std::time::Instant;
 use rustc_hash::FxHashSet;
 
 use crate::fleet::Snapshot;
-use crate::fleet::handoff::Connector;
-use crate::fleet::handoff::pairs::Pairs;
+use crate::fleet::kv_transfer::Connector;
+use crate::fleet::kv_transfer::pairs::Pairs;
 use crate::ids::WorkerId;
 use crate::relay::core::Relay;
 

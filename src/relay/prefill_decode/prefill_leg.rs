@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use super::context::LegContext;
 use super::leg_answers::read_whole;
-use crate::fleet::handoff::host;
-use crate::fleet::load::InFlight;
+use crate::fleet::in_flight::InFlight;
 use crate::observe;
 use crate::relay::exchange::{self, RequestKind};
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
@@ -47,8 +46,8 @@ impl LegContext<'_> {
             job.api,
             // Unique for each attempt: the blocks of one must not be found by another.
             format!("{}-{}", job.id, self.attempts),
-            host(worker),
-            prefill.peer.clone(),
+            worker.host(),
+            prefill.bootstrap_info.clone(),
             plan.request.seed,
         );
         let transfer = match transfer {
@@ -59,7 +58,7 @@ impl LegContext<'_> {
         let kind = RequestKind::Leg {
             rank: transfer.rank(),
             // An id that the router makes may be sent once only; an id that the engine makes is new each time.
-            is_single_use: settings.connector.needs_peer(),
+            is_single_use: settings.connector.needs_bootstrap(),
         };
         // The answer to a prefill leg is one token.
         let limit = relay.settings.first_byte_timeout;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::fleet::handoff::Connector;
+use crate::fleet::kv_transfer::Connector;
 use crate::routing::pair;
 use crate::units::DurationText;
 

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::fleet::handoff::Connector;
+use crate::fleet::kv_transfer::Connector;
 use crate::relay::kv_transfer::recorded;
 
 /// What passes of an answer that comes in pieces of these lengths, again and again.

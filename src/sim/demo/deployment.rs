@@ -11,7 +11,7 @@ use crate::app::App;
 use crate::config::{self, Config};
 use crate::fleet::Role;
 use crate::fleet::discovery::WorkerSpec;
-use crate::fleet::handoff::Connector;
+use crate::fleet::kv_transfer::Connector;
 use crate::http::drain::Tasks;
 use crate::relay::prefill_decode;
 use crate::routing::{self, Policy};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
-use warmroute::fleet::handoff::{Connector, Peer};
+use warmroute::fleet::kv_transfer::{BootstrapInfo, Connector};
 use warmroute::prompt::Api;
 use warmroute::relay::kv_transfer::{Legs, Transfer};
 use warmroute::relay::usage_rewriter::UsageRewriter;
@@ -22,8 +22,8 @@ fuzz_target!(|input: &[u8]| {
     let own = Legs::of(Api::Chat, &Bytes::from_static(br#"{"messages":[]}"#)).expect("it can be split");
     for connector in Connector::ALL {
         let begin = || {
-            let peer = Peer::read(br#"{"0":{"engine_id":"e"}}"#, "http://p:1").map(Arc::new);
-            Transfer::begin(connector, api, "t".to_owned(), "p", peer, 0).expect("all is known")
+            let bootstrap_info = BootstrapInfo::parse(br#"{"0":{"engine_id":"e"}}"#, "http://p:1").map(Arc::new);
+            Transfer::begin(connector, api, "t".to_owned(), "p", bootstrap_info, 0).expect("all is known")
         };
         if let Ok(handed) = begin().end(bytes) {
             is_json(&own.decode(handed.params));

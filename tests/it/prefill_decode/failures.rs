@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
-use warmroute::fleet::handoff;
+use warmroute::fleet::kv_transfer;
 use warmroute::relay::prefill_decode::OnPrefillFailure;
 use warmroute::routing::Policy;
 use warmroute::sim::fault::Faults;
@@ -316,8 +316,8 @@ fn impatient(config: &mut Config) {
 /// Splits all prompts, in turns.
 fn split(config: &mut Config, connector: Connector) {
     config.prefill_decode.connector = Some(match connector {
-        Connector::Nixl => handoff::Connector::Nixl,
-        Connector::Mooncake => handoff::Connector::Mooncake,
+        Connector::Nixl => kv_transfer::Connector::Nixl,
+        Connector::Mooncake => kv_transfer::Connector::Mooncake,
     });
     config.prefill_decode.advanced.min_remote_tokens = 16;
     config.prefill_decode.advanced.kv_lease = LEASE;
@@ -540,7 +540,7 @@ async fn what_fails_at_a_decode_worker_begins_again_with_its_prompt() {
             fleet.each_is_answered(&what, 1).await;
             let legs = fleet.prefill(0).kv_transfers().await.prefill_legs;
             let tries = fleet.sum(|seen| seen.decode_legs).await;
-            // Never one handoff for two tries.
+            // Each attempt has its own KV transfer.
             assert!(
                 legs >= tries,
                 "{what}: {legs} prefill legs, {tries} decode legs"

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
-use warmroute::fleet::handoff::Connector;
+use warmroute::fleet::kv_transfer::Connector;
 use warmroute::relay::prefill_decode::OnPrefillFailure;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::transfer::TransferFaults;

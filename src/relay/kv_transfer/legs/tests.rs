@@ -2,12 +2,23 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::fleet::handoff::Connector;
+use crate::fleet::kv_transfer::Connector;
 
 fn transfer(connector: Connector) -> Transfer {
-    let peer = crate::fleet::handoff::Peer::read(br#"{"0":{"engine_id":"e"}}"#, "http://p:1");
-    let peer = peer.map(std::sync::Arc::new);
-    Transfer::begin(connector, Api::Chat, "xfer-1".to_owned(), "p", peer, 0).unwrap()
+    let bootstrap_info = crate::fleet::kv_transfer::BootstrapInfo::parse(
+        br#"{"0":{"engine_id":"e"}}"#,
+        "http://p:1",
+    );
+    let bootstrap_info = bootstrap_info.map(std::sync::Arc::new);
+    Transfer::begin(
+        connector,
+        Api::Chat,
+        "xfer-1".to_owned(),
+        "p",
+        bootstrap_info,
+        0,
+    )
+    .unwrap()
 }
 
 fn legs(api: Api, body: &str) -> Result<Legs, SingleWorkerReason> {

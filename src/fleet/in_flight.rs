@@ -1,0 +1,127 @@
+//! Counts a request in its worker's load for as long as the request runs.
+
+use std::sync::Arc;
+
+use super::worker::Worker;
+
+/// One request on one worker; it counts until this is dropped, however the request ends.
+#[must_use = "dropping the guard ends the request"]
+#[derive(Debug)]
+pub struct InFlight {
+    worker: Arc<Worker>,
+    prompt_tokens: u32,
+    uncached_tokens: u32,
+    is_decoding: bool,
+}
+
+impl InFlight {
+    /// Counts a request before it is sent, so that the next routing decision includes it.
+    pub fn new(worker: Arc<Worker>, prompt_tokens: u32, cached_tokens: u32) -> Self {
+        let uncached_tokens = prompt_tokens.saturating_sub(cached_tokens);
+        worker.load.begin_request(uncached_tokens);
+        Self {
+            worker,
+            prompt_tokens,
+            uncached_tokens,
+            is_decoding: false,
+        }
+    }
+
+    /// Counts a decode leg whose prompt another worker computes. It counts as decoding from the start, or the
+    /// requests of a burst would all choose the same decode worker. None of its prompt counts as queued,
+    /// because this worker does not compute it.
+    pub fn decoding(worker: Arc<Worker>, prompt_tokens: u32) -> Self {
+        let mut in_flight = Self::new(worker, prompt_tokens, prompt_tokens);
+        in_flight.on_first_token();
+        in_flight
+    }
+
+    pub fn worker(&self) -> &Arc<Worker> {
+        &self.worker
+    }
+
+    /// The first token has arrived: the prompt is computed, and decoding has begun.
+    pub fn on_first_token(&mut self) {
+        if !self.is_decoding {
+            self.is_decoding = true;
+            let load = &self.worker.load;
+            load.begin_decoding(self.uncached_tokens, self.prompt_tokens);
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let load = &self.worker.load;
+        match self.is_decoding {
+            false => load.end_queued_request(self.uncached_tokens),
+            true => load.end_decoding_request(self.prompt_tokens),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::load::LoadReport;
+    use crate::fleet::registry::tests::worker;
+    use crate::observe;
+
+    fn load_of(worker: &Worker) -> (u32, u64, u64) {
+        (
+            worker.load.requests(),
+            worker.load.queued_tokens(),
+            worker.load.decode_tokens(),
+        )
+    }
+
+    #[test]
+    fn a_request_is_queued_then_decoding_then_gone() {
+        let worker = worker("a");
+        let mut request = InFlight::new(worker.clone(), 100, 60);
+        assert_eq!(load_of(&worker), (1, 40, 0));
+        request.on_first_token();
+        request.on_first_token();
+        assert_eq!(load_of(&worker), (1, 0, 100));
+        drop(request);
+        assert_eq!(load_of(&worker), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_decode_leg_counts_as_decoding_from_the_start() {
+        let worker = worker("a");
+        let mut request = InFlight::decoding(worker.clone(), 100);
+        assert_eq!(load_of(&worker), (1, 0, 100));
+        request.on_first_token();
+        assert_eq!(load_of(&worker), (1, 0, 100));
+        drop(request);
+        assert_eq!(load_of(&worker), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_request_without_a_first_token_leaves_the_load_unchanged() {
+        let worker = worker("a");
+        drop(InFlight::new(worker.clone(), 100, 0));
+        assert_eq!(load_of(&worker), (0, 0, 0));
+    }
+
+    #[test]
+    fn requests_of_others_that_the_engine_reports_count_until_the_report_expires() {
+        let worker = worker("a");
+        let _own = InFlight::new(worker.clone(), 10, 0);
+        let at = observe::now();
+        worker.load.report(LoadReport {
+            at,
+            running: 3,
+            waiting: 2,
+            kv_usage: 0.5,
+        });
+        assert_eq!(worker.load.requests(), 5);
+        worker.load.expire_report_before(at);
+        assert_eq!(worker.load.requests(), 5);
+        worker
+            .load
+            .expire_report_before(at + std::time::Duration::from_millis(1));
+        assert_eq!(worker.load.requests(), 1);
+    }
+}

@@ -1,0 +1,42 @@
+//! How engines transfer KV blocks.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How engines transfer KV blocks. Each is a variant here and a file under `relay/kv_transfer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Connector {
+    /// vLLM's `NixlConnector`: the response of the prefill leg says where the blocks are.
+    Nixl,
+    /// vLLM's `MooncakeConnector`: both legs have an id that the router makes, and the decode leg has the address
+    /// of the prefill worker's bootstrap server.
+    Mooncake,
+}
+
+impl Connector {
+    pub const ALL: [Connector; 2] = [Connector::Nixl, Connector::Mooncake];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Connector::Nixl => "nixl",
+            Connector::Mooncake => "mooncake",
+        }
+    }
+
+    /// True if a decode leg needs the [`BootstrapInfo`](super::BootstrapInfo) of its prefill worker.
+    pub fn needs_bootstrap(self) -> bool {
+        match self {
+            Connector::Nixl => false,
+            Connector::Mooncake => true,
+        }
+    }
+}
+
+impl fmt::Display for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

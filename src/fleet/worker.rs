@@ -1,0 +1,104 @@
+//! A worker, as a discovery lists it and as the router uses it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use arc_swap::ArcSwapOption;
+use hyper::header::HeaderValue;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::events::Events;
+use super::kv_transfer::BootstrapInfo;
+use super::load::Load;
+use crate::http::circuit_breaker::SharedBreaker;
+use crate::http::client;
+use crate::ids::WorkerId;
+
+/// Which part of a request a worker computes.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Prompts only; a decode worker fetches the KV blocks.
+    Prefill,
+    /// Generates from KV blocks of a prefill worker; takes whole requests too.
+    Decode,
+    /// Everything.
+    #[default]
+    Both,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Both => "both",
+        })
+    }
+}
+
+/// A worker as a discovery lists it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member {
+    /// Unique in the fleet; the address if no name is configured.
+    pub name: String,
+    /// `host:port`.
+    pub address: String,
+    pub role: Role,
+    /// The worker finishes its requests and gets no new ones.
+    pub draining: bool,
+    /// Sent to the worker as `authorization`, if it requires a key.
+    pub authorization: Option<HeaderValue>,
+    pub events: Events,
+    /// Set by the operator, for example `zone: a`.
+    pub labels: BTreeMap<String, Arc<str>>,
+    /// `http://host:port` of its Mooncake bootstrap server, unless that is at the worker's own host and the
+    /// fleet's default port.
+    pub bootstrap: Option<Arc<str>>,
+}
+
+/// One worker for as long as it is listed.
+#[derive(Debug)]
+pub struct Worker {
+    pub id: WorkerId,
+    pub name: Arc<str>,
+    pub role: Role,
+    pub authorization: Option<HeaderValue>,
+    pub events: Events,
+    pub labels: BTreeMap<String, Arc<str>>,
+    pub bootstrap: Option<Arc<str>>,
+    pub pool: Arc<client::Pool>,
+    pub load: Load,
+    pub breaker: SharedBreaker,
+    /// Open after several KV transfers from this prefill worker failed in a row. Its engine may be healthy; it
+    /// only gets no prefill legs for a while.
+    pub kv_transfer_breaker: SharedBreaker,
+    /// Capacity of its prefix cache in tokens; 0 if the engine does not report it.
+    pub cache_tokens: AtomicU64,
+    /// The engine rejects requests that ask it to report cached blocks again
+    /// (`vllm_xargs.kv_cache_report_mode`).
+    pub refuses_reports: AtomicBool,
+    /// What its bootstrap server reported last. Cleared when the engine may have restarted.
+    pub bootstrap_info: ArcSwapOption<BootstrapInfo>,
+}
+
+impl Worker {
+    /// The host part of its address.
+    pub fn host(&self) -> &str {
+        let address = self.pool.address();
+        address.rsplit_once(':').map_or(address, |(host, _)| host)
+    }
+
+    /// `http://host:port` of its bootstrap server: as configured, else at its own host and `default_port`.
+    pub fn bootstrap_url(&self, default_port: u16) -> String {
+        match &self.bootstrap {
+            Some(configured) => configured.to_string(),
+            None => format!("http://{}:{default_port}", self.host()),
+        }
+    }
+}
