@@ -44,7 +44,7 @@ pub enum LocalReason {
     PrefixCached,
     /// No prefill worker is usable now.
     NoPrefillWorker,
-    /// None of the usable prefill workers fits this decode worker.
+    /// None of the usable prefill workers is a pair with this decode worker.
     NoPair,
 }
 
@@ -79,7 +79,7 @@ pub fn decide(
     may_pair: impl Fn(usize, usize) -> bool,
 ) -> Option<Pair> {
     let chooser = Chooser {
-        min: settings.min_remote_tokens,
+        min_remote_tokens: settings.min_remote_tokens,
         routing,
         request,
         prefill,
@@ -97,7 +97,7 @@ pub fn decide(
 }
 
 struct Chooser<'a, P, D, F> {
-    min: u32,
+    min_remote_tokens: u32,
     routing: &'a super::Settings,
     request: &'a Request,
     prefill: &'a P,
@@ -127,13 +127,13 @@ struct Share {
 
 /// Orders pairs: lowest cost, then fewest requests at the decode worker, then at random.
 #[derive(Clone, Copy)]
-struct Rank {
+struct SortKey {
     cost: f64,
     requests: u32,
     tie: u64,
 }
 
-impl Rank {
+impl SortKey {
     fn cmp(&self, other: &Self) -> Ordering {
         self.cost
             .total_cmp(&other.cost)
@@ -143,8 +143,8 @@ impl Rank {
 }
 
 impl Candidate {
-    fn rank(&self, cost: f64) -> Rank {
-        Rank {
+    fn sort_key(&self, cost: f64) -> SortKey {
+        SortKey {
             cost,
             requests: self.requests,
             tie: self.tie,
@@ -165,22 +165,27 @@ impl Candidate {
 impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
     fn cheapest(&self) -> Option<Pair> {
         let candidates = self.candidates();
-        // The best prefill worker of all; nearly always it fits every decode worker.
-        let needs_prefill = candidates.iter().any(|it| it.remote.is_some());
+        // The cheapest prefill worker; nearly always it is a pair with every decode worker.
+        let needs_prefill = candidates
+            .iter()
+            .any(|candidate| candidate.remote.is_some());
         let decide = || policy::decide(self.routing, self.request, self.prefill);
         let first = needs_prefill.then(decide).flatten();
-        let min_new_tokens = candidates.iter().map(|it| it.local.new_tokens).min()?;
+        let min_new_tokens = candidates
+            .iter()
+            .map(|candidate| candidate.local.new_tokens)
+            .min()?;
         // A lower bound of the cost of any pair with this decode worker.
-        let bound = |it: &Candidate| match (&it.remote, &first) {
-            (Some(remote), Some(first)) => (remote.cost + first.cost).min(it.local.cost),
-            _ => it.local.cost,
+        let lower_bound = |candidate: &Candidate| match (&candidate.remote, &first) {
+            (Some(remote), Some(first)) => (remote.cost + first.cost).min(candidate.local.cost),
+            _ => candidate.local.cost,
         };
-        let mut ordered: SmallVec<[(Rank, Candidate); 32]> = candidates
+        let mut ordered: SmallVec<[(SortKey, Candidate); 32]> = candidates
             .into_iter()
-            .map(|it| (it.rank(bound(&it)), it))
+            .map(|candidate| (candidate.sort_key(lower_bound(&candidate)), candidate))
             .collect();
-        ordered.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        let mut best: Option<(Rank, Candidate, Result<Decision, LocalReason>)> = None;
+        ordered.sort_unstable_by(|(left, _), (right, _)| left.cmp(right));
+        let mut best: Option<(SortKey, Candidate, Result<Decision, LocalReason>)> = None;
         for (bound, candidate) in ordered {
             if best
                 .as_ref()
@@ -193,12 +198,9 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
                 (Ok(prefill), Some(remote)) => remote.cost + prefill.cost,
                 _ => candidate.local.cost,
             };
-            let rank = candidate.rank(cost);
-            if best
-                .as_ref()
-                .is_none_or(|(best, ..)| rank.cmp(best).is_lt())
-            {
-                best = Some((rank, candidate, prefill));
+            let key = candidate.sort_key(cost);
+            if best.as_ref().is_none_or(|(best, ..)| key.cmp(best).is_lt()) {
+                best = Some((key, candidate, prefill));
             }
         }
         let (_, candidate, prefill) = best?;
@@ -232,7 +234,7 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
         }
     }
 
-    /// `first` is the best prefill worker of all.
+    /// `first` is the cheapest prefill worker, whether or not it is a pair with `decode`.
     fn prefill_for(
         &self,
         decode: &Candidate,
@@ -288,12 +290,12 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
             tie: policy::tie(self.request, index),
             cached_tokens: cached.tokens(),
             local,
-            remote: (local.new_tokens >= self.min).then(|| share(&received)),
+            remote: (local.new_tokens >= self.min_remote_tokens).then(|| share(&received)),
         }
     }
 }
 
-/// The prefill workers that fit one decode worker.
+/// The prefill workers that are a pair with one decode worker.
 struct Paired<'a, P, F> {
     prefill: &'a P,
     decode: usize,

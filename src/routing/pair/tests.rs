@@ -16,7 +16,7 @@ fn request(prompt_tokens: u32) -> Request {
     }
 }
 
-/// What is chosen: the decode worker's index, and the prefill worker's or why none.
+/// The indices of the chosen decode and prefill worker, or why there is no prefill worker.
 fn chosen(
     prompt_tokens: u32,
     prefill: &Table,
@@ -38,7 +38,7 @@ fn chosen(
 }
 
 #[test]
-fn a_cold_prompt_goes_to_the_idlest_of_each_role() {
+fn a_cold_prompt_goes_to_the_least_busy_worker_of_each_role() {
     let prefill = Table::new(&[(true, 3, 9_000, 0), (true, 1, 100, 0)]);
     let mut decode = Table::new(&[(true, 9, 0, 0), (true, 2, 0, 0)]);
     decode.states[0].decode_tokens = 90_000;
@@ -47,7 +47,7 @@ fn a_cold_prompt_goes_to_the_idlest_of_each_role() {
 }
 
 #[test]
-fn each_worker_is_chosen_for_what_it_holds_itself() {
+fn each_worker_is_chosen_for_its_own_cached_prefix() {
     let prefill = Table::new(&[(true, 0, 0, 0), (true, 0, 0, 3_000), (true, 0, 0, 0)]);
     let decode = Table::new(&[(true, 0, 0, 2_000), (true, 0, 0, 0)]);
     let pair = decide(
@@ -71,7 +71,7 @@ fn each_worker_is_chosen_for_what_it_holds_itself() {
 }
 
 #[test]
-fn a_decode_worker_that_lacks_little_computes_it_itself() {
+fn a_decode_worker_computes_a_short_rest_itself() {
     let prefill = Table::new(&[(true, 0, 0, 0)]);
     let lacking = |tokens: u32| Table::new(&[(true, 0, 0, 4_000 - tokens), (true, 0, 0, 0)]);
     assert_eq!(
@@ -88,7 +88,7 @@ fn a_decode_worker_that_lacks_little_computes_it_itself() {
 }
 
 #[test]
-fn a_warm_decode_worker_that_decodes_too_much_is_left_alone() {
+fn a_decode_worker_with_the_prefix_and_too_much_decoding_is_not_chosen() {
     let prefill = Table::new(&[(true, 0, 0, 4_000)]);
     let mut decode = Table::new(&[(true, 0, 0, 4_000), (true, 0, 0, 0)]);
     assert_eq!(
@@ -101,7 +101,7 @@ fn a_warm_decode_worker_that_decodes_too_much_is_left_alone() {
 }
 
 #[test]
-fn without_a_prefill_worker_the_decode_worker_is_chosen_as_any_other() {
+fn without_a_prefill_worker_the_decode_worker_is_chosen_by_whole_cost() {
     let nobody = Table::default();
     let out = Table::new(&[(false, 0, 0, 4_000)]);
     let decode = Table::new(&[(true, 0, 0, 0), (true, 0, 0, 1_000), (false, 0, 0, 4_000)]);
@@ -115,7 +115,7 @@ fn without_a_prefill_worker_the_decode_worker_is_chosen_as_any_other() {
 }
 
 #[test]
-fn workers_that_cannot_hand_over_to_each_other_are_no_pair() {
+fn incompatible_workers_are_not_chosen_together() {
     let prefill = Table::new(&[(true, 0, 0, 3_000), (true, 0, 9_000, 0)]);
     let decode = Table::new(&[(true, 0, 0, 0)]);
     let index = |may_pair: fn(usize, usize) -> bool| {
@@ -157,14 +157,14 @@ fn table(rows: &[Row], bounds: bool) -> Table {
         });
         table.cached.push(Cached { gpu, cpu, disk: 0 });
     }
-    table.holders = (0..rows.len())
+    table.prefix_owners = (0..rows.len())
         .filter(|index| rows[*index].3 > 500)
         .collect();
     table
 }
 
-/// What a pair costs by the words at the top of the file, written once more: the decode worker's cost, and
-/// whether it would be split; every prefill worker's.
+/// The cost formula of the module header, written independently: the decode worker's cost, whether the request
+/// would be disaggregated, and the cost of every prefill worker.
 fn model(
     prompt_tokens: u32,
     prefill: &[Row],
@@ -195,7 +195,7 @@ fn model(
 }
 
 proptest! {
-    /// All pairs, each with its cost: the chosen one has the least.
+    /// Compares with the cost of all pairs: the chosen one is the cheapest.
     #[test]
     fn no_pair_costs_less_than_the_one_that_is_chosen(
         prefill in rows(), decode in rows(), prompt_tokens in 0u32..1_500, seed in any::<u64>(),
@@ -214,7 +214,7 @@ proptest! {
         prop_assert_eq!(decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair), Some(found));
     }
 
-    /// Whatever the policy, nobody is chosen who is out or no pair, and the reason for one worker is true.
+    /// With every policy, only usable and compatible workers are chosen, and the reason for a single worker is true.
     #[test]
     fn every_policy_keeps_the_rules(
         prefill in rows(), decode in rows(), prompt_tokens in 0u32..1_500, seed in any::<u64>(),

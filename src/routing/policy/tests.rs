@@ -3,13 +3,13 @@ use proptest::prelude::*;
 use super::*;
 use crate::routing::State;
 
-/// The plainest view: a table.
+/// A view with a table of workers.
 #[derive(Clone, Debug, Default)]
 pub(in crate::routing) struct Table {
     pub(in crate::routing) states: Vec<State>,
     pub(in crate::routing) cached: Vec<Cached>,
-    pub(in crate::routing) holders: Vec<usize>,
-    /// Whether it tells the most that others hold.
+    pub(in crate::routing) prefix_owners: Vec<usize>,
+    /// True if `max_cached_elsewhere` is implemented.
     pub(in crate::routing) bounds: bool,
 }
 
@@ -25,7 +25,7 @@ impl Table {
             });
             table.cached.push(Cached::in_gpu(cached));
             if cached > 0 {
-                table.holders.push(index);
+                table.prefix_owners.push(index);
             }
         }
         table
@@ -43,13 +43,14 @@ impl View for Table {
         mix(index as u64)
     }
     fn prefix_owners(&self) -> &[usize] {
-        &self.holders
+        &self.prefix_owners
     }
     fn cached(&self, index: usize) -> Cached {
         self.cached[index]
     }
     fn max_cached_elsewhere(&self) -> u32 {
-        let others = (0..self.len()).filter(|index| self.bounds && !self.holders.contains(index));
+        let others =
+            (0..self.len()).filter(|index| self.bounds && !self.prefix_owners.contains(index));
         let credit = Settings::default().advanced.tier_credit;
         let most = others.map(|index| self.cached[index].credit(&credit)).max();
         most.unwrap_or(if self.bounds { 0 } else { u32::MAX })
@@ -157,7 +158,7 @@ fn power_of_two_compares_two_workers_and_not_one_with_itself() {
 }
 
 #[test]
-fn round_robin_takes_turns_and_skips_who_is_out() {
+fn round_robin_takes_turns_and_skips_unusable_workers() {
     let table = Table::new(&[(true, 0, 0, 0), (false, 0, 0, 0), (true, 0, 0, 0)]);
     let turns: Vec<usize> = (0..6)
         .map(|ticket| {
@@ -186,7 +187,7 @@ fn least_load_takes_the_fewest_requests() {
 }
 
 #[test]
-fn a_key_keeps_its_worker_and_without_one_the_load_decides() {
+fn a_key_keeps_its_worker_and_without_a_key_the_load_decides() {
     let table = Table::new(&[(true, 0, 0, 0); 5]);
     let of_key = |seed| {
         chosen(
@@ -210,7 +211,7 @@ fn a_key_keeps_its_worker_and_without_one_the_load_decides() {
 }
 
 #[test]
-fn a_holder_in_the_gpu_is_preferred_to_one_below_it() {
+fn a_prefix_in_gpu_memory_is_preferred_to_one_in_a_slower_tier() {
     let request = Request {
         prompt_tokens: 1_000,
         ..Request::default()
@@ -236,7 +237,7 @@ fn a_holder_in_the_gpu_is_preferred_to_one_below_it() {
 }
 
 #[test]
-fn in_a_large_fleet_the_holders_are_looked_at_though_nobody_drew_them() {
+fn in_a_large_fleet_prefix_owners_are_compared_without_being_sampled() {
     let mut rows = vec![(true, 0, 0, 0); 1_000];
     rows[777].3 = 900;
     let request = Request {
@@ -266,18 +267,18 @@ proptest! {
         }
     }
 
-    /// Who is passed over since too much waits there would not have been chosen, nor changed why.
+    /// Workers skipped because of their queue would change neither the decision nor its reason.
     #[test]
     fn the_choice_is_as_if_all_were_looked_at_closely(
-        rows in proptest::collection::vec((0u32..8, 0u32..3, 0u64..6, 0u32..6), 1..40), holders in 0usize..6, seed in any::<u64>(),
+        rows in proptest::collection::vec((0u32..8, 0u32..3, 0u64..6, 0u32..6), 1..40), prefix_owners in 0usize..6, seed in any::<u64>(),
     ) {
         let rows: Vec<(bool, u32, u64, u32)> = rows
             .into_iter()
             .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 500, cached * 160))
             .collect();
         let mut table = Table::new(&rows);
-        table.holders.sort_by_key(|index| std::cmp::Reverse(rows[*index].3));
-        table.holders.truncate(holders);
+        table.prefix_owners.sort_by_key(|index| std::cmp::Reverse(rows[*index].3));
+        table.prefix_owners.truncate(prefix_owners);
         let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
         let settings = with(Policy::CacheAware);
         let closely = decide(&settings, &request, &table);
@@ -285,7 +286,7 @@ proptest! {
         prop_assert_eq!(decide(&settings, &request, &table), closely);
     }
 
-    /// In a fleet that is looked at whole, nobody is cheaper than the chosen one.
+    /// In a fleet of which all workers are compared, the chosen one is the cheapest.
     #[test]
     fn cache_aware_takes_the_least_cost(
         rows in proptest::collection::vec((any::<bool>(), 0u32..9, 0u64..9_000, 0u32..900), 1..16), seed in any::<u64>(),
