@@ -1,0 +1,294 @@
+//! Finds the values to edit in a JSON text without parsing it as a whole.
+
+use memchr::{memchr2, memchr3};
+
+use super::edits::Edits;
+
+/// The meaning of a JSON value, by its path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Node {
+    #[default]
+    Other,
+    /// The response, or an event of a stream.
+    Root,
+    /// The response inside an event.
+    Response,
+    Usage,
+    Details,
+    CachedTokens,
+    KvTransferParams,
+}
+
+impl Node {
+    fn child(self, key: &[u8]) -> Self {
+        match (self, key) {
+            (Node::Root, b"response") => Node::Response,
+            (Node::Root | Node::Response, b"usage") => Node::Usage,
+            (Node::Root | Node::Response, b"kv_transfer_params") => Node::KvTransferParams,
+            (Node::Usage, b"prompt_tokens_details" | b"input_tokens_details") => Node::Details,
+            (Node::Details, b"cached_tokens") => Node::CachedTokens,
+            _ => Node::Other,
+        }
+    }
+}
+
+/// The deepest relevant path: root, response, usage, details.
+const MAX_DEPTH: usize = 4;
+/// No relevant key is longer.
+const MAX_KEY_BYTES: usize = 24;
+
+/// Walks through one JSON text that arrives in pieces of any size, and edits it. Invalid JSON can confuse the walk
+/// until the line ends; bytes still change only at the relevant keys in their places.
+#[derive(Debug, Default)]
+pub(super) struct JsonWalk {
+    state: State,
+    /// The number of open objects and lists. Those deeper than `path` are irrelevant.
+    depth: usize,
+    path: [Node; MAX_DEPTH],
+    /// The next string is a key.
+    is_key_next: bool,
+    key: Key,
+    /// The meaning of the next value.
+    next: Node,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum State {
+    #[default]
+    Between,
+    String {
+        is_key: bool,
+        is_escaped: bool,
+    },
+    /// The rest of the number that is replaced.
+    RemovedNumber,
+    /// The rest of a removed number or literal.
+    RemovedWord,
+    /// A removed string (`depth` 0), or a string inside a removed object or list.
+    RemovedString {
+        depth: usize,
+        is_escaped: bool,
+    },
+    /// A removed object or list; `depth` counts the open ones.
+    Removed {
+        depth: usize,
+    },
+}
+
+/// The bytes of a key.
+#[derive(Debug, Default)]
+struct Key {
+    bytes: [u8; MAX_KEY_BYTES],
+    len: usize,
+}
+
+impl Key {
+    fn push(&mut self, text: &[u8]) {
+        match self.bytes.get_mut(self.len..self.len + text.len()) {
+            Some(free) => {
+                free.copy_from_slice(text);
+                self.len += text.len();
+            }
+            None => self.mark_irrelevant(),
+        }
+    }
+
+    /// The key is too long or has escapes, so it is not a relevant one.
+    fn mark_irrelevant(&mut self) {
+        self.len = MAX_KEY_BYTES + 1;
+    }
+
+    fn text(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl JsonWalk {
+    /// True while input is being removed, so that the next piece begins with removed bytes.
+    pub(super) fn is_removing(&self) -> bool {
+        !matches!(self.state, State::Between | State::String { .. })
+    }
+
+    /// Consumes the bytes at `position`, or only ends a removal there. Returns the next position.
+    pub(super) fn step(
+        &mut self,
+        position: usize,
+        out: &mut Edits<'_>,
+        cached_tokens: &str,
+        is_events: bool,
+    ) -> usize {
+        let data = out.input();
+        let byte = data[position];
+        match self.state {
+            State::Between => {
+                self.on_structure(byte, position, out, cached_tokens);
+                position + 1
+            }
+            State::String { is_key, is_escaped } => {
+                let (end, state) = scan_string(data, position, is_escaped, is_events);
+                if is_key {
+                    match is_escaped || data[position..end].contains(&b'\\') {
+                        true => self.key.mark_irrelevant(),
+                        false => self.key.push(
+                            data[position..end]
+                                .strip_suffix(b"\"")
+                                .unwrap_or(&data[position..end]),
+                        ),
+                    }
+                }
+                self.state = match state {
+                    StringScan::Ended => State::Between,
+                    StringScan::Continues { is_escaped } => State::String { is_key, is_escaped },
+                };
+                end
+            }
+            State::RemovedNumber => match byte {
+                b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E' => position + 1,
+                _ => self.end_removal(position, out),
+            },
+            State::RemovedWord => match byte {
+                b',' | b'}' | b']' | b' ' | b'\t' | b'\n' | b'\r' => {
+                    self.end_removal(position, out)
+                }
+                _ => position + 1,
+            },
+            State::RemovedString { depth, is_escaped } => {
+                let (end, state) = scan_string(data, position, is_escaped, is_events);
+                self.state = match state {
+                    StringScan::Continues { is_escaped } => {
+                        State::RemovedString { depth, is_escaped }
+                    }
+                    StringScan::Ended if depth == 0 => return self.end_removal(end, out),
+                    StringScan::Ended => State::Removed { depth },
+                };
+                end
+            }
+            State::Removed { depth } => {
+                self.state = match byte {
+                    b'"' => State::RemovedString {
+                        depth,
+                        is_escaped: false,
+                    },
+                    b'{' | b'[' => State::Removed { depth: depth + 1 },
+                    b'}' | b']' if depth == 1 => return self.end_removal(position + 1, out),
+                    b'}' | b']' => State::Removed { depth: depth - 1 },
+                    _ => return position + 1,
+                };
+                position + 1
+            }
+        }
+    }
+
+    fn end_removal(&mut self, position: usize, out: &mut Edits<'_>) -> usize {
+        out.keep_from(position);
+        self.state = State::Between;
+        position
+    }
+
+    fn on_structure(
+        &mut self,
+        byte: u8,
+        position: usize,
+        out: &mut Edits<'_>,
+        cached_tokens: &str,
+    ) {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\r' => {}
+            b':' => self.next = self.current().child(self.key.text()),
+            b',' => {
+                self.next = Node::Other;
+                self.is_key_next = true;
+            }
+            b'}' | b']' => {
+                self.depth = self.depth.saturating_sub(1);
+                self.next = Node::Other;
+                self.is_key_next = false;
+            }
+            _ => self.on_value(byte, position, out, cached_tokens),
+        }
+    }
+
+    /// The first byte of a value or a key, or a later byte of a number or a literal.
+    fn on_value(&mut self, byte: u8, position: usize, out: &mut Edits<'_>, cached_tokens: &str) {
+        let next = std::mem::take(&mut self.next);
+        if next == Node::KvTransferParams && byte != b'n' {
+            out.replace(position, "null");
+            self.state = match byte {
+                b'"' => State::RemovedString {
+                    depth: 0,
+                    is_escaped: false,
+                },
+                b'{' | b'[' => State::Removed { depth: 1 },
+                _ => State::RemovedWord,
+            };
+            return;
+        }
+        match byte {
+            b'"' => {
+                let is_key = self.is_key_next && self.current() != Node::Other;
+                self.is_key_next = false;
+                self.key.len = 0;
+                self.state = State::String {
+                    is_key,
+                    is_escaped: false,
+                };
+            }
+            b'{' | b'[' => {
+                let is_object = byte == b'{';
+                if let Some(node) = self.path.get_mut(self.depth) {
+                    *node = match (is_object, self.depth) {
+                        (true, 0) => Node::Root,
+                        (true, _) => next,
+                        (false, _) => Node::Other,
+                    };
+                }
+                self.depth += 1;
+                self.is_key_next = is_object;
+            }
+            b'0'..=b'9' if next == Node::CachedTokens => {
+                out.replace(position, cached_tokens);
+                self.state = State::RemovedNumber;
+            }
+            _ => {}
+        }
+    }
+
+    /// The meaning of the innermost open object.
+    fn current(&self) -> Node {
+        let innermost = self.depth.checked_sub(1);
+        innermost
+            .and_then(|index| self.path.get(index).copied())
+            .unwrap_or_default()
+    }
+}
+
+enum StringScan {
+    Ended,
+    Continues { is_escaped: bool },
+}
+
+/// Scans from inside a string to its end, or to an escape, or to the end of the piece. Stops at a line break of an
+/// event stream.
+fn scan_string(
+    data: &[u8],
+    position: usize,
+    is_escaped: bool,
+    is_events: bool,
+) -> (usize, StringScan) {
+    let from = if is_escaped { position + 1 } else { position };
+    let continues = |is_escaped| StringScan::Continues { is_escaped };
+    let rest = data.get(from..).unwrap_or_default();
+    let found = match is_events {
+        true => memchr3(b'"', b'\\', b'\n', rest),
+        false => memchr2(b'"', b'\\', rest),
+    };
+    match found {
+        None => (data.len(), continues(false)),
+        Some(found) => match rest[found] {
+            b'"' => (from + found + 1, StringScan::Ended),
+            b'\\' => (from + found + 1, continues(true)),
+            // The line break itself is for `UsageRewriter`.
+            _ => (from + found, continues(false)),
+        },
+    }
+}
