@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use super::discovery::no_connector;
+use super::discovery::{DiscoveryEntry, no_connector};
 use super::reader::Reader;
-use super::{Config, DiscoveryEntry, listen_address, tokenizer};
+use super::settings::{Config, listen_address};
+use super::token_sources;
+use super::tokenizer::Tokenizer;
 use crate::fleet::discovery::{WorkerDefaults, WorkerSpec};
 use crate::fleet::{Member, Role};
 use crate::observe;
@@ -30,7 +32,7 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
     if let Err(error) = observe::check_level(&config.log.level) {
         reader.problem("log.level", error);
     }
-    tokenizer::check(config, reader);
+    token_sources::check(config, reader);
 }
 
 fn check_listeners(config: &Config, reader: &mut Reader) {
@@ -202,7 +204,7 @@ fn check_models(config: &Config, reader: &mut Reader) {
         .models
         .iter()
         .filter_map(|model| model.tokenizer.as_ref());
-    let has_tokenizer = tokenizers.into_iter().any(tokenizer::Tokenizer::is_set);
+    let has_tokenizer = tokenizers.into_iter().any(Tokenizer::is_set);
     for (index, model) in config.models.iter().enumerate() {
         if model.send_token_ids == Some(true) && !has_tokenizer {
             let message = "there are none to send: no model has a tokenizer here";

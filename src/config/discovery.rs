@@ -5,8 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::outside;
-use super::reader::Reader;
+use super::reader::{Outside, Reader};
 use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
 use crate::fleet::{Member, Role};
 use crate::units::DurationText;
@@ -119,7 +118,8 @@ pub fn parse_workers(
     defaults: &WorkerDefaults,
     has_roles: bool,
 ) -> Result<Vec<Member>, String> {
-    let (mut reader, listing) = Reader::read::<Listing>(name, text.as_bytes(), outside());
+    let (mut reader, listing) =
+        Reader::read::<Listing>(name, text.as_bytes(), Outside::of_process());
     if let Some(Listing { workers: None }) = listing {
         // A file that is being written is empty for a moment; `workers: []` says it on purpose.
         reader.problem("workers", "is missing");

@@ -7,11 +7,12 @@
 
 mod convert;
 mod node;
+mod outside;
 mod problems;
 mod schema;
 mod substitute;
 
-use std::{fmt, io};
+use std::fmt::Display;
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -19,26 +20,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub use self::outside::Outside;
 pub use self::problems::{Position, Problem, Problems};
 
 use self::convert::Converter;
 use self::problems::Places;
 pub(super) use self::schema::{alternatives, describe, names};
-
-/// Where a document may look outside its text.
-#[derive(Clone, Copy)]
-pub struct Outside<'a> {
-    /// An environment variable's value, for `${NAME}`.
-    pub env: &'a dyn Fn(&str) -> Option<String>,
-    /// A file's content, for secrets given as `file:/path`.
-    pub read_file: &'a dyn Fn(&str) -> io::Result<String>,
-}
-
-impl fmt::Debug for Outside<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Outside")
-    }
-}
 
 /// One file that was read, while its value is being checked.
 #[derive(Debug)]
@@ -88,7 +75,7 @@ impl Reader {
     /// Adds a problem of the value at `path`, such as `workers[2].url`, at the position of that key or of
     /// the innermost part of the path that the file has. Nothing is added where the file's own value was
     /// refused and a default was checked in its stead.
-    pub fn problem(&mut self, path: &str, message: impl fmt::Display) {
+    pub fn problem(&mut self, path: &str, message: impl Display) {
         let path = self.places.in_file(path);
         if let Some(at) = self.places.find(&path) {
             self.problems.push(at, &path, message);

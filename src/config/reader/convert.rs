@@ -4,9 +4,10 @@
 use serde_json::{Map, Number, Value};
 
 use super::node::{self, Entry, Node, Scalar};
+use super::outside::Outside;
 use super::problems::{Places, Position, Problems};
 use super::schema::{allows, alternatives, describe, format, is_any, names};
-use super::{Outside, substitute};
+use super::substitute;
 use crate::http::client_address::{self, NETWORK};
 use crate::secret::SECRET;
 use crate::units;

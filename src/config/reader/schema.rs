@@ -6,7 +6,7 @@ use crate::http::client_address::NETWORK;
 use crate::units;
 
 /// The schemas of which a value may satisfy any one: those of `anyOf` and `oneOf`, else the schema itself.
-pub(in crate::config) fn alternatives(schema: &Value) -> Vec<&Value> {
+pub(crate) fn alternatives(schema: &Value) -> Vec<&Value> {
     let listed = schema.get("anyOf").or_else(|| schema.get("oneOf"));
     match listed.and_then(Value::as_array) {
         Some(list) => list.iter().flat_map(alternatives).collect(),
@@ -33,7 +33,7 @@ pub(super) fn is_any(schema: &Value) -> bool {
 }
 
 /// The texts that an enumeration has, in order.
-pub(in crate::config) fn names(schema: &Value) -> Vec<&str> {
+pub(crate) fn names(schema: &Value) -> Vec<&str> {
     let listed = schema.get("enum").and_then(Value::as_array);
     let listed = listed.into_iter().flatten().chain(schema.get("const"));
     listed.filter_map(Value::as_str).collect()
@@ -45,7 +45,7 @@ pub(super) fn format(schema: &Value) -> &str {
 }
 
 /// What a setting takes, for "expected ...".
-pub(in crate::config) fn describe(alternatives: &[&Value]) -> String {
+pub(crate) fn describe(alternatives: &[&Value]) -> String {
     let names: Vec<String> = alternatives
         .iter()
         .flat_map(|schema| names(schema))

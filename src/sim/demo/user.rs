@@ -17,7 +17,7 @@ use crate::observe;
 use crate::sim::report::Sample;
 
 /// Much longer than any answer of the demo takes. Without it a lost answer would hang the demo.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// One event of an answer is a few hundred bytes.
 const MAX_EVENT_BYTES: usize = 1 << 20;
 
@@ -34,9 +34,9 @@ pub(super) async fn run(
         for turn in conversation.turns {
             tokio::time::sleep(turn.pause).await;
             let body = dialogue.ask(MODEL, &turn.question, answer_tokens);
-            let result = match tokio::time::timeout(ANSWER_TIMEOUT, ask(&router, body)).await {
+            let result = match tokio::time::timeout(RESPONSE_TIMEOUT, ask(&router, body)).await {
                 Ok(result) => result,
-                Err(_) => Err(format!("no complete answer within {ANSWER_TIMEOUT:?}")),
+                Err(_) => Err(format!("no complete answer within {RESPONSE_TIMEOUT:?}")),
             };
             let has_failed = result.is_err();
             let result = result.map(|answer| {

@@ -1,0 +1,329 @@
+//! The keys of the configuration, with their defaults; each part has its own settings.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::discovery::DiscoveryEntry;
+use super::tokenizer::{self, Loaded, Tokenizer};
+use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
+use crate::fleet::{Member, circuit_breaker, health};
+use crate::http::{client, server};
+use crate::kv::{grpc, indexes, predicted, stream, tokenizer_check, unconfirmed, zmq};
+use crate::openai::tenant::TenantSpec;
+use crate::relay::{self, ModelSettings, PerModel};
+use crate::routing::{self, Policy, TierCredit};
+use crate::units::DurationText;
+use crate::{api, observe, responses};
+
+/// The configuration of `warmroute serve`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Config {
+    /// The listener for clients.
+    pub api: Api,
+    /// The listener for operators: metrics, health, fleet, explain, drain.
+    pub admin: Admin,
+    /// The engines: URLs such as `http://10.0.0.11:8000`, or maps. The short form of one `static` entry of
+    /// `discovery`.
+    #[serde(deserialize_with = "urls_or_maps")]
+    #[schemars(with = "Vec<UrlOrMap>")]
+    pub workers: Vec<WorkerSpec>,
+    /// Where workers come from besides `workers`; any number of entries of each kind.
+    pub discovery: Vec<DiscoveryEntry>,
+    /// Health checks and circuit breakers of workers, and the connections to them.
+    pub fleet: Fleet,
+    /// How requests are spread over the workers of their model.
+    pub routing: routing::Settings,
+    /// What a model has of its own: its tokenizer, and any setting that differs from those in `routing`.
+    pub models: Vec<ModelOverride>,
+    /// KV events: what engines report of their prefix caches. How each worker's are received is said in its `events`.
+    pub kv_events: KvEvents,
+    /// Prediction of what workers have cached from the prompts that this router sent them: for workers without KV
+    /// events and prompts without token ids.
+    pub predicted: predicted::Settings,
+    /// Tokenization of prompts, for models that have a tokenizer.
+    pub tokenization: relay::tokens::Settings,
+    /// Time-outs and retries of requests.
+    pub requests: relay::Settings,
+    /// Disaggregated prefill/decode: a prefill worker computes a request's prompt, and a decode worker fetches the KV
+    /// blocks and generates.
+    pub prefill_decode: relay::prefill_decode::Settings,
+    /// Who may send requests, by key. Without tenants no key is asked for, what clients send is passed on, and
+    /// all stored responses belong to everybody.
+    pub tenants: Vec<TenantSpec>,
+    /// Number of routers that serve this configuration as one. More than one need Redis (`responses.store`) or
+    /// `responses.mode: pass_through`, and keys for state tokens.
+    pub replicas: Replicas,
+    /// The Responses API.
+    pub responses: responses::Settings,
+    /// The log, on standard error.
+    pub log: observe::Settings,
+    /// Threads of the process.
+    pub runtime: Runtime,
+    /// Tokenizers that the check loaded; the start takes them from here.
+    #[serde(skip)]
+    pub loaded: Loaded,
+}
+
+/// The listener for clients.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Api {
+    /// Address and port for clients, such as `:8080` (all addresses), `127.0.0.1:8080` or `localhost:8080`. It
+    /// speaks HTTP/1.1, and HTTP/2 without TLS to clients that begin with it.
+    pub listen: String,
+    /// After SIGTERM or `POST /drain` running requests may take this long. Kubernetes kills after 30 s, which
+    /// leaves a few seconds to spare.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub drain_timeout: Duration,
+    #[serde(flatten)]
+    pub requests: api::Settings,
+    /// Settings for experts: the connections of clients.
+    pub advanced: server::Settings,
+}
+
+impl Default for Api {
+    fn default() -> Self {
+        Self {
+            listen: ":8080".to_owned(),
+            drain_timeout: Duration::from_secs(25),
+            requests: api::Settings::default(),
+            advanced: server::Settings::default(),
+        }
+    }
+}
+
+/// The listener for operators.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Admin {
+    /// Address and port for operators. Only this host by default, since its pages drain workers and show how
+    /// prompts are routed: use an address that your probes and Prometheus reach, and nobody else.
+    pub listen: String,
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:9090".to_owned(),
+        }
+    }
+}
+
+/// Health checks, circuit breakers and connections of workers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Fleet {
+    /// Health checks of the workers.
+    pub health: health::Settings,
+    /// Protects clients from a worker whose requests fail: while its circuit breaker is open, it gets none.
+    pub circuit_breaker: circuit_breaker::Settings,
+    /// Settings for experts.
+    pub advanced: FleetAdvanced,
+}
+
+/// Settings of the fleet for experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct FleetAdvanced {
+    /// Workers beyond this number are left out, with a warning. It stops a runaway discovery.
+    #[schemars(range(min = 1))]
+    pub max_workers: u32,
+    #[serde(flatten)]
+    pub connections: client::Settings,
+}
+
+impl Default for FleetAdvanced {
+    fn default() -> Self {
+        Self {
+            max_workers: 4_096,
+            connections: client::Settings::default(),
+        }
+    }
+}
+
+/// What one model has of its own; the rest is as in `routing`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelOverride {
+    /// The name by which clients and engines call the model.
+    pub name: String,
+    /// The model's tokenizer: the path of its folder, or a map. With it the router knows prompts as the token ids
+    /// that engines compute and compares them with KV events; without it prompts are routed by prediction. A LoRA
+    /// adapter uses that of its base model.
+    #[serde(
+        default,
+        deserialize_with = "tokenizer::path_or_map",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<tokenizer::PathOrMap>")]
+    pub tokenizer: Option<Tokenizer>,
+    /// Sends chat and Responses requests with the token ids that they were routed by (vLLM 0.32 and later), so
+    /// that the engine does not tokenise again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub send_token_ids: Option<bool>,
+    /// As in `predicted`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.01))]
+    pub bytes_per_token: Option<f64>,
+    /// As in `routing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Policy>,
+    /// As in `routing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub prefill_weight: Option<f64>,
+    /// As in `routing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub decode_weight: Option<f64>,
+    /// As in `routing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash_on: Option<Vec<String>>,
+    /// As in `routing`.
+    #[serde(default)]
+    pub advanced: ModelAdvanced,
+}
+
+/// What one model has of its own of `routing.advanced`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ModelAdvanced {
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix_candidates: Option<u32>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub random_candidates: Option<u32>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier_credit: Option<TierCredit>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_cache_reports: Option<bool>,
+}
+
+/// KV events: what engines report of their prefix caches.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct KvEvents {
+    #[serde(flatten)]
+    pub index: indexes::Settings,
+    /// Settings for experts.
+    pub advanced: KvEventsAdvanced,
+}
+
+/// Settings of KV events for experts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct KvEventsAdvanced {
+    /// Compares the router's tokens with the engine's: after a request, the blocks of its prompt must be among
+    /// those that the engine reports. On a tokenizer mismatch the KV events of the model or worker are not used.
+    pub tokenizer_check: tokenizer_check::Settings,
+    /// Blocks of prompts that were sent to a worker and are not confirmed by its KV events yet. They count as
+    /// cached there, so that requests with the same prefix follow at once.
+    pub unconfirmed: unconfirmed::Settings,
+    /// How lost KV events are noticed and requested again.
+    pub stream: stream::Settings,
+    /// KV events over ZeroMQ.
+    pub zmq: zmq::Settings,
+    /// KV events over gRPC.
+    pub grpc: grpc::Settings,
+}
+
+/// Number of routers that serve this configuration as one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Replicas(#[schemars(range(min = 1))] pub u32);
+
+impl Default for Replicas {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+/// Threads of the process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Runtime {
+    /// I/O threads, which serve connections. 0: one for each core.
+    #[schemars(range(max = 1024))]
+    pub threads: u32,
+}
+
+impl Config {
+    /// The workers that the configuration itself lists.
+    pub fn members(&self) -> Vec<Member> {
+        let none = WorkerDefaults::default();
+        let short = self.workers.iter().map(|worker| worker.member(&none));
+        let entries = self.discovery.iter().filter_map(|entry| match entry {
+            DiscoveryEntry::Static(list) => Some(list),
+            DiscoveryEntry::File(_) | DiscoveryEntry::Dns(_) => None,
+        });
+        let listed = entries.flat_map(|list| {
+            let workers = list.workers.iter();
+            workers.map(|worker| worker.member(&list.defaults))
+        });
+        short.chain(listed).filter_map(Result::ok).collect()
+    }
+
+    pub fn model_settings(&self) -> ModelSettings {
+        let common = PerModel {
+            routing: self.routing.clone(),
+            bytes_per_token: self.predicted.bytes_per_token,
+            // An engine that does not know the field would refuse it, or tokenise all the same.
+            send_tokens: false,
+        };
+        let own = |model: &ModelOverride| {
+            let (default, advanced) = (&common.routing, &model.advanced);
+            let hash_on = model.hash_on.as_ref().unwrap_or(&default.hash_on);
+            let routing = routing::Settings {
+                policy: model.policy.unwrap_or(default.policy),
+                prefill_weight: model.prefill_weight.unwrap_or(default.prefill_weight),
+                decode_weight: model.decode_weight.unwrap_or(default.decode_weight),
+                hash_on: hash_on.clone(),
+                advanced: advanced.over(&default.advanced),
+            };
+            let settings = PerModel {
+                routing,
+                bytes_per_token: model.bytes_per_token.unwrap_or(common.bytes_per_token),
+                send_tokens: model.send_token_ids.unwrap_or(common.send_tokens),
+            };
+            (model.name.clone(), settings)
+        };
+        ModelSettings {
+            named: self.models.iter().map(own).collect(),
+            common,
+        }
+    }
+}
+
+impl ModelAdvanced {
+    fn over(&self, default: &routing::Advanced) -> routing::Advanced {
+        routing::Advanced {
+            prefix_candidates: self.prefix_candidates.unwrap_or(default.prefix_candidates),
+            random_candidates: self.random_candidates.unwrap_or(default.random_candidates),
+            tier_credit: self.tier_credit.unwrap_or(default.tier_credit),
+            request_cache_reports: self
+                .request_cache_reports
+                .unwrap_or(default.request_cache_reports),
+        }
+    }
+}
+
+/// The address of a listener: `:8080` is all addresses, `localhost:8080` this host.
+pub fn listen_address(listen: &str) -> Result<SocketAddr, String> {
+    let full = match listen.rsplit_once(':') {
+        Some(("", port)) => format!("0.0.0.0:{port}"),
+        Some(("localhost", port)) => format!("127.0.0.1:{port}"),
+        _ => listen.to_owned(),
+    };
+    full.parse().map_err(|_| {
+        format!(
+            "`{listen}` is not an address and port such as `:8080`, `127.0.0.1:8080` or `localhost:8080`"
+        )
+    })
+}
