@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::ResponseKey;
+use super::keys::ResponseKey;
 
 /// Notices kept for an owner, which polls many times a second. An owner that falls further behind learns of the
 /// rest from `check_ownership`.

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+use super::status::Status;
+
 /// Consecutive events, encoded by the caller. The store interprets only their numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventBatch {
@@ -16,7 +18,7 @@ pub struct EventBatch {
 /// The outcome of reading a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedEvents {
-    pub status: super::Status,
+    pub status: Status,
     /// In order. The first batch may contain events from before the requested number.
     pub batches: Vec<EventBatch>,
     /// The number of the last event of the log, which may lie after these batches.

@@ -6,24 +6,25 @@
 
 mod capacity;
 mod conversation;
-mod entry;
+mod conversations;
 mod owners;
+mod response;
+mod responses;
+mod settings;
 mod shard;
+mod store;
+mod transitions;
+mod values;
 
-use std::fmt;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use serde_json::json;
 
+pub use self::settings::Settings;
+pub use self::store::{Clock, Memory};
 use super::cancel::NoticeKind;
-use super::meters::{Meters, Op, Outcome};
+use super::meters::Op;
 use super::record::InitialState;
-use super::settings::RetentionSettings;
 use super::{
     CancelOutcome, Cancellation, CancelledOutput, Claim, ConversationKey, DeleteOutcome, Error,
     EventBatch, FencingToken, Finalization, Health, History, HistoryLimits, IdempotencyToken, Item,
@@ -31,186 +32,13 @@ use super::{
     NoticeCursor, Orphan, Owner, OwnershipLoss, Page, PutOutcome, Record, Report, ResponseKey,
     ResponseStore, StoreFuture, Takeover, WriteOutcome,
 };
-use crate::ids::Root;
-use crate::observe;
-use crate::observe::metrics::Registry;
-use crate::units::SizeText;
-use capacity::Capacity;
-use owners::Owners;
-use shard::Shard;
 
-/// Locks are held for microseconds; with 64 shards a hundred concurrent requests rarely collide.
-const SHARDS: usize = 64;
-/// Locked conversations that one call skips before it gives up evicting.
-const IN_USE_MAX: usize = 128;
 /// When clients should retry while running responses fill the store: some of them end within seconds.
 const FULL_RETRY: Duration = Duration::from_secs(2);
 
-/// Responses and conversations in the memory of this process.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Settings {
-    /// Responses and conversations together. When this or `max_size` is reached, the one that was not used for
-    /// the longest time is dropped; running ones never, which get half of the room at most.
-    #[schemars(range(min = 2))]
-    pub max_records: u64,
-    /// Size of all responses and conversations, with about 400 bytes each for keeping them. A turn of a chat has
-    /// some 10 KB: 1 GiB keeps the last 100,000.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "1MiB"))]
-    pub max_size: u64,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            max_records: 1_000_000,
-            max_size: 1 << 30,
-        }
-    }
-}
-
-/// The clock; tests replace it.
-pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
-
-pub struct Memory {
-    shards: Box<[Mutex<Shard>]>,
-    owners: Mutex<Owners>,
-    capacity: Arc<Capacity>,
-    keep: RetentionSettings,
-    meters: Meters,
-    clock: Clock,
-}
-
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memory").finish_non_exhaustive()
-    }
-}
-
-impl Memory {
-    pub fn new(settings: &Settings, keep: &RetentionSettings, registry: &Registry) -> Self {
-        Self::with_clock(settings, keep, registry, Arc::new(observe::now))
-    }
-
-    /// Creates a store with the given clock.
-    pub fn with_clock(
-        settings: &Settings,
-        keep: &RetentionSettings,
-        registry: &Registry,
-        clock: Clock,
-    ) -> Self {
-        let capacity = Arc::new(Capacity::new(settings, SHARDS));
-        let shard = |place| Mutex::new(Shard::new(place, keep.clone(), capacity.clone()));
-        Self {
-            shards: (0..SHARDS).map(shard).collect(),
-            owners: Mutex::new(Owners::default()),
-            capacity,
-            keep: keep.clone(),
-            meters: Meters::new(registry),
-            clock,
-        }
-    }
-
-    fn shard_index(root: Root) -> usize {
-        // Roots are random.
-        root.0 as usize % SHARDS
-    }
-
-    fn ask<'a, T: Outcome + Send + 'a>(
-        &'a self,
-        op: Op,
-        answer: impl FnOnce(Instant) -> Result<T, Error> + Send + 'a,
-    ) -> StoreFuture<'a, T> {
-        let asked = async move { answer((self.clock)()) };
-        Box::pin(self.meters.observe(op, asked))
-    }
-
-    /// An operation on one response.
-    fn on_response<'a, T: Outcome + Send + 'a>(
-        &'a self,
-        op: Op,
-        key: ResponseKey,
-        answer: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
-    ) -> StoreFuture<'a, T> {
-        self.in_shard(op, Self::shard_index(key.id.root()), answer)
-    }
-
-    /// An operation on one conversation.
-    fn on_conversation<'a, T: Outcome + Send + 'a>(
-        &'a self,
-        op: Op,
-        key: ConversationKey,
-        answer: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
-    ) -> StoreFuture<'a, T> {
-        self.in_shard(op, Self::shard_index(key.id.root()), answer)
-    }
-
-    fn in_shard<'a, T: Outcome + Send + 'a>(
-        &'a self,
-        op: Op,
-        place: usize,
-        answer: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
-    ) -> StoreFuture<'a, T> {
-        self.ask(op, move |now| {
-            let result = {
-                let mut shard = self.shards[place].lock();
-                shard.drop_expired(now);
-                answer(&mut shard, now)
-            };
-            self.make_room(now);
-            result
-        })
-    }
-
-    /// Evicts the least recently used finished records until the rest fits.
-    fn make_room(&self, now: Instant) {
-        let (mut evicted, mut in_use) = (0, 0);
-        while self.capacity.is_over() && in_use < IN_USE_MAX {
-            let Some(place) = self.capacity.oldest_shard() else {
-                break;
-            };
-            match self.shards[place].lock().evict(now) {
-                true => evicted += 1,
-                false => in_use += 1,
-            }
-        }
-        if evicted > 0 {
-            self.meters
-                .evicted
-                .with_label_values(&["capacity"])
-                .inc_by(evicted);
-        }
-        self.meters.bytes.set(self.capacity.bytes() as i64);
-        self.meters.records.set(self.capacity.records() as i64);
-    }
-
-    fn notify(&self, owner: Option<Owner>, key: ResponseKey, what: NoticeKind) {
-        if let Some(owner) = owner {
-            let at_ms = observe::unix_ms();
-            self.owners.lock().notify(
-                owner,
-                Notice {
-                    key,
-                    kind: what,
-                    at_ms,
-                },
-            );
-        }
-    }
-
-    fn check_size(&self, bytes: usize) -> Result<(), Error> {
-        let max = self.keep.max_record;
-        match bytes as u64 {
-            bytes if bytes > max => Err(Error::TooLarge { bytes, max }),
-            _ => Ok(()),
-        }
-    }
-}
-
 impl ResponseStore for Memory {
     fn admit(&self) -> StoreFuture<'_, ()> {
-        self.ask(Op::Admit, |_| {
+        self.operation(Op::Admit, |_| {
             if self.capacity.is_full_of_running(0) {
                 return Err(Error::Full {
                     retry_after: FULL_RETRY,
@@ -222,7 +50,7 @@ impl ResponseStore for Memory {
 
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()> {
         self.on_response(Op::Create, key, move |shard, now| {
-            self.check_size(entry::size(&record))?;
+            self.check_size(response::size(&record))?;
             if shard.is_created(now, key, record.token)? {
                 return Ok(());
             }
@@ -230,7 +58,7 @@ impl ResponseStore for Memory {
             if runs
                 && self
                     .capacity
-                    .is_full_of_running(entry::size(&record) as u64)
+                    .is_full_of_running(response::size(&record) as u64)
             {
                 return Err(Error::Full {
                     retry_after: FULL_RETRY,
@@ -289,7 +117,7 @@ impl ResponseStore for Memory {
         end: Finalization,
     ) -> StoreFuture<'_, WriteOutcome> {
         self.on_response(Op::Finalize, key, move |shard, now| {
-            self.check_size(entry::content_size(&end.content) + end.delta_table.len())?;
+            self.check_size(response::content_size(&end.content) + end.delta_table.len())?;
             Ok(shard.finalize(now, key, fence, end))
         })
     }
@@ -311,7 +139,7 @@ impl ResponseStore for Memory {
         output: CancelledOutput,
     ) -> StoreFuture<'_, WriteOutcome> {
         self.on_response(Op::FinalizeCancelled, key, move |shard, now| {
-            self.check_size(entry::content_size(&output.content) + output.delta_table.len())?;
+            self.check_size(response::content_size(&output.content) + output.delta_table.len())?;
             Ok(shard.finalize_cancelled(now, key, fence, output))
         })
     }
@@ -329,14 +157,14 @@ impl ResponseStore for Memory {
 
     fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()> {
         let name = name.to_owned();
-        self.ask(Op::Heartbeat, move |now| {
+        self.operation(Op::Heartbeat, move |now| {
             self.owners.lock().heartbeat(now, owner, name, lease);
             Ok(())
         })
     }
 
     fn end_lease(&self, owner: Owner) -> StoreFuture<'_, ()> {
-        self.ask(Op::EndLease, move |_| {
+        self.operation(Op::EndLease, move |_| {
             self.owners.lock().end_lease(owner);
             Ok(())
         })
@@ -346,27 +174,13 @@ impl ResponseStore for Memory {
         &self,
         running: Vec<(ResponseKey, FencingToken)>,
     ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>> {
-        self.ask(Op::CheckOwnership, move |now| {
-            let lost = |(key, fence): (ResponseKey, FencingToken)| {
-                let mut shard = self.shards[Self::shard_index(key.id.root())].lock();
-                Some((key, shard.lost(now, key, fence)?))
-            };
-            Ok(running.into_iter().filter_map(lost).collect())
+        self.operation(Op::CheckOwnership, move |now| {
+            Ok(self.lost_ownerships(now, running))
         })
     }
 
     fn orphans(&self, max: usize) -> StoreFuture<'_, Vec<Orphan>> {
-        self.ask(Op::Orphans, move |now| {
-            let owners = self.owners.lock().alive(now);
-            let mut orphans = Vec::new();
-            for shard in &self.shards {
-                orphans.extend(shard.lock().orphans(&owners, max - orphans.len()));
-                if orphans.len() == max {
-                    break;
-                }
-            }
-            Ok(orphans)
-        })
+        self.operation(Op::Orphans, move |now| Ok(self.find_orphans(now, max)))
     }
 
     fn untracked(
@@ -375,16 +189,8 @@ impl ResponseStore for Memory {
         running: Vec<ResponseKey>,
         max: usize,
     ) -> StoreFuture<'_, Vec<(ResponseKey, FencingToken)>> {
-        self.ask(Op::Untracked, move |_| {
-            let mut strays = Vec::new();
-            for shard in &self.shards {
-                let left = max - strays.len();
-                strays.extend(shard.lock().untracked(owner, &running, left));
-                if strays.len() == max {
-                    break;
-                }
-            }
-            Ok(strays)
+        self.operation(Op::Untracked, move |_| {
+            Ok(self.find_untracked(owner, &running, max))
         })
     }
 
@@ -408,7 +214,7 @@ impl ResponseStore for Memory {
         owner: Owner,
         after: NoticeCursor,
     ) -> StoreFuture<'_, (Vec<Notice>, NoticeCursor)> {
-        self.ask(Op::Notices, move |_| {
+        self.operation(Op::Notices, move |_| {
             Ok(self.owners.lock().notices(owner, after))
         })
     }
@@ -524,29 +330,11 @@ impl ResponseStore for Memory {
     }
 
     fn report(&self) -> StoreFuture<'_, Report> {
-        self.ask(Op::Report, |now| {
-            let mut counts = shard::Counts::default();
-            for shard in &self.shards {
-                counts.add(&shard.lock().counts());
-            }
-            let alive = self.owners.lock().alive(now);
-            let left = |shard: &Mutex<Shard>| shard.lock().orphans(&alive, usize::MAX).len();
-            let orphans: usize = self.shards.iter().map(left).sum();
-            let owners = self.owners.lock().report(now);
+        self.operation(Op::Report, |now| {
             Ok(Report {
                 kind: "memory",
                 health: self.health(),
-                details: json!({
-                    "responses": counts.finished,
-                    "running": counts.running,
-                    "conversations": counts.conversations,
-                    "bytes": self.capacity.bytes(),
-                    "bytes_max": self.capacity.bytes_max(),
-                    "records_max": self.capacity.records_max(),
-                    "log_bytes": counts.log_bytes,
-                    "orphans": orphans,
-                    "owners": owners,
-                }),
+                details: self.details(now),
             })
         })
     }

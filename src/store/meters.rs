@@ -6,7 +6,7 @@ use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 
 use super::{
     CancelOutcome, DeleteOutcome, Error, History, ItemOutcome, ItemsOutcome, LockOutcome,
-    PutOutcome, Takeover, WriteOutcome,
+    PutOutcome, Report, Takeover, WriteOutcome,
 };
 use crate::observe;
 use crate::observe::metrics::Registry;
@@ -101,7 +101,7 @@ pub(super) struct Meters {
     pub(super) evicted: IntCounterVec,
     pub(super) records: IntGauge,
     pub(super) bytes: IntGauge,
-    /// 0 closed, 1 half open, 2 open.
+    /// 0 closed, 1 half-open, 2 open.
     pub(super) breaker: IntGauge,
     pub(super) in_flight: IntGauge,
     pub(super) reconnects: IntCounter,
@@ -170,10 +170,10 @@ impl Meters {
     pub(super) async fn observe<T: Outcome>(
         &self,
         op: Op,
-        asked: impl Future<Output = Result<T, Error>>,
+        operation: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
         let begun = observe::now();
-        let result = asked.await;
+        let result = operation.await;
         self.count(op, begun, &result);
         result
     }
@@ -239,7 +239,7 @@ impl<T, U> Outcome for (T, U) {
     }
 }
 
-impl Outcome for super::Report {
+impl Outcome for Report {
     fn outcome(&self) -> &'static str {
         OK
     }

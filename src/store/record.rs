@@ -1,4 +1,4 @@
-//! A stored response: its status transitions, and the arguments and outcomes of the operations on it.
+//! A stored response, and the arguments and outcomes of the operations on it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,95 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::log::EventBatch;
+use super::ownership::{FencingToken, Owner};
+use super::status::Status;
 use crate::ids::{Model, ResponseId};
-
-/// The status of a response. The last four are terminal: only deletion follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Status {
-    Queued,
-    InProgress,
-    Completed,
-    Incomplete,
-    Failed,
-    Cancelled,
-}
-
-impl Status {
-    pub const ALL: [Self; 6] = [
-        Self::Queued,
-        Self::InProgress,
-        Self::Completed,
-        Self::Incomplete,
-        Self::Failed,
-        Self::Cancelled,
-    ];
-
-    /// As clients see it in `status`, and as stores write it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::InProgress => "in_progress",
-            Self::Completed => "completed",
-            Self::Incomplete => "incomplete",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| status.as_str() == text)
-    }
-
-    pub fn is_terminal(self) -> bool {
-        !matches!(self, Self::Queued | Self::InProgress)
-    }
-
-    /// Whether another response may continue it.
-    pub fn is_continuable(self) -> bool {
-        matches!(self, Self::Completed | Self::Incomplete)
-    }
-
-    /// Whether this status may change to `next`. A takeover changes no status: the new owner continues with the
-    /// status that it finds.
-    pub fn may_become(self, next: Self) -> bool {
-        match self {
-            Self::Queued => next != Self::Queued,
-            Self::InProgress => next.is_terminal(),
-            Self::Completed | Self::Incomplete | Self::Failed | Self::Cancelled => false,
-        }
-    }
-}
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// One run of a replica process. A restarted replica is a new owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Owner(pub u64);
-
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-/// The right to write to a running background response. Each takeover and each release increments the number,
-/// so the store can refuse writes of former owners.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FencingToken {
-    pub owner: Owner,
-    pub number: u64,
-}
-
-impl FencingToken {
-    /// The token of the creator of a background response.
-    pub fn first(owner: Owner) -> Self {
-        Self { owner, number: 1 }
-    }
-}
 
 /// A random number for a write that must not be applied twice. A write repeated with the same token, because
 /// its reply was lost, returns what the first one did.
@@ -134,7 +48,7 @@ pub struct Content {
     pub output: Bytes,
 }
 
-/// A response and everything that it continues, as [`super::History`] returned it.
+/// A response and everything that it continues, as [`History`](super::history::History) returned it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// Oldest first; the last is the response that is continued.
@@ -275,54 +189,4 @@ pub enum DeleteOutcome {
         owner: Option<Owner>,
     },
     Gone,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Takeover {
-    /// The caller owns the response now, and decides whether to run it again.
-    Done(TakenOver),
-    /// Another replica was faster, or the owner has renewed its lease.
-    Raced,
-    Terminal(Status),
-    Gone,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TakenOver {
-    pub fence: FencingToken,
-    pub status: Status,
-    /// How often it was started, including this run.
-    pub attempts: u32,
-    pub streams: bool,
-    pub last_event: Option<u64>,
-    /// As given to the create.
-    pub request: Bytes,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_terminal_status_never_changes() {
-        for from in Status::ALL {
-            for to in Status::ALL {
-                let expected = match (from, to) {
-                    (Status::Queued, to) => to != Status::Queued,
-                    (Status::InProgress, to) => to.is_terminal(),
-                    _ => false,
-                };
-                assert_eq!(from.may_become(to), expected, "{from} -> {to}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_status_survives_encoding() {
-        for status in Status::ALL {
-            assert_eq!(Status::parse(status.as_str()), Some(status));
-        }
-        assert_eq!(Status::parse("done"), None);
-    }
 }

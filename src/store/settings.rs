@@ -5,7 +5,9 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{lease, memory, redis};
+use super::lease;
+use super::memory::Settings as MemorySettings;
+use super::redis::{Settings as RedisSettings, UrlOrMap, url_or_map};
 use crate::units::{self, DurationText, SizeText};
 
 /// Where responses and conversations are kept, and for how long.
@@ -14,11 +16,11 @@ use crate::units::{self, DurationText, SizeText};
 pub struct Settings {
     /// Redis, which all replicas share: a URL such as `redis://host:6379`, or a map. Without it responses are
     /// kept in the memory of this process: for one replica, lost when it stops.
-    #[serde(deserialize_with = "redis::url_or_map")]
-    #[schemars(with = "Option<redis::UrlOrMap>")]
-    pub redis: Option<redis::Settings>,
+    #[serde(deserialize_with = "url_or_map")]
+    #[schemars(with = "Option<UrlOrMap>")]
+    pub redis: Option<RedisSettings>,
     /// Responses and conversations in the memory of this process; not used with `redis`.
-    pub memory: memory::Settings,
+    pub memory: MemorySettings,
     /// How long responses and conversations are kept, and their sizes.
     pub retention: RetentionSettings,
     /// Which replica runs a background response.

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Settings;
+use super::settings::Settings;
 
 /// The tick of a shard without evictable records.
 const NOTHING: u64 = u64::MAX;

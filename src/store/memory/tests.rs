@@ -4,11 +4,14 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
+use super::store::SHARDS;
 use super::*;
-use crate::ids::{ResponseId, Tenant};
+use crate::ids::{ResponseId, Root, Tenant};
+use crate::observe;
+use crate::observe::metrics::Registry;
 use crate::store::log::LogState;
 use crate::store::record::{Content, Retention};
-use crate::store::{RoutingHint, Status};
+use crate::store::{RetentionSettings, RoutingHint, Status};
 
 /// A store whose clock stands still until it is moved.
 struct Paused {

@@ -1,16 +1,15 @@
-//! Background responses: their transitions, their event log, and the notices to their owners.
+//! The operations on running background responses: start, append, finalize, cancel, and reading their events.
 
-use super::ask::Kind;
-use super::keys::parse_member;
-use super::reply::{Reply, malformed, write_hint};
-use super::responses::Writer;
+use super::client::Redis;
+use super::reply::write_hint;
+use super::request::Kind;
 use super::scripts::{Call, Name};
-use super::{Redis, Request};
-use crate::store::cancel::{NOTICES_MAX, NoticeKind};
+use super::values::Writer;
+use crate::store::cancel::NoticeKind;
 use crate::store::log::LogState;
 use crate::store::{
     CancelOutcome, Cancellation, CancelledOutput, Error, EventBatch, FencingToken, Finalization,
-    LoggedEvents, Notice, NoticeCursor, Owner, ResponseKey, WriteOutcome,
+    LoggedEvents, ResponseKey, WriteOutcome,
 };
 
 impl Redis {
@@ -29,7 +28,7 @@ impl Redis {
         fence: FencingToken,
     ) -> Result<WriteOutcome, Error> {
         let call = self.fenced_call(Name::START, key, fence);
-        self.call(Kind::Write, call).await?.cas()
+        self.call(Kind::Write, call).await?.write_outcome()
     }
 
     pub(super) async fn append_events(
@@ -45,7 +44,7 @@ impl Redis {
             .arg(batch.bytes)
             .number(self.keep.max_event_log)
             .number(self.record_ttl_ms());
-        self.call(Kind::Write, call).await?.cas()
+        self.call(Kind::Write, call).await?.write_outcome()
     }
 
     pub(super) async fn finalize_record(
@@ -82,11 +81,11 @@ impl Redis {
         for (name, packed) in values {
             call = call.field(name, packed.field);
         }
-        let cas = self.call(Kind::Write, call).await?.cas()?;
-        if cas == WriteOutcome::Done {
+        let outcome = self.call(Kind::Write, call).await?.write_outcome()?;
+        if outcome == WriteOutcome::Done {
             self.unindex(Some(fence.owner), key);
         }
-        Ok(cas)
+        Ok(outcome)
     }
 
     pub(super) async fn cancel_record(
@@ -131,20 +130,22 @@ impl Redis {
         })
     }
 
-    pub(super) async fn amend_record(
+    pub(super) async fn finalize_cancelled_record(
         &self,
         key: ResponseKey,
         fence: FencingToken,
-        amend: CancelledOutput,
+        cancelled: CancelledOutput,
     ) -> Result<WriteOutcome, Error> {
-        let content = &amend.content;
-        self.check_size(content.response.len() + content.output.len() + amend.delta_table.len())?;
+        let content = &cancelled.content;
+        self.check_size(
+            content.response.len() + content.output.len() + cancelled.delta_table.len(),
+        )?;
         let mut values = vec![
             ("re", self.pack(&content.response).await?),
             ("ou", self.pack(&content.output).await?),
         ];
-        if !amend.delta_table.is_empty() {
-            values.push(("cu", self.pack(&amend.delta_table).await?));
+        if !cancelled.delta_table.is_empty() {
+            values.push(("cu", self.pack(&cancelled.delta_table).await?));
         }
         self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
         let mut call = self
@@ -153,7 +154,7 @@ impl Redis {
         for (name, packed) in values {
             call = call.field(name, packed.field);
         }
-        self.call(Kind::WriteOnce, call).await?.cas()
+        self.call(Kind::WriteOnce, call).await?.write_outcome()
     }
 
     pub(super) async fn read_events(
@@ -176,10 +177,10 @@ impl Redis {
             return Err(reply.unexpected(&word));
         }
         let (status, last) = (reply.status()?, reply.last_event()?);
-        let cut = reply.bytes()?.unwrap_or_default();
-        let kept = match word.as_str() {
+        let delta_table = reply.bytes()?.unwrap_or_default();
+        let log = match word.as_str() {
             "whole" => LogState::Whole,
-            "sealed" => LogState::Expired(self.unpack(cut).await?),
+            "sealed" => LogState::Expired(self.unpack(delta_table).await?),
             _ => LogState::Overflowed,
         };
         let mut batches = Vec::new();
@@ -194,52 +195,7 @@ impl Redis {
             status,
             batches,
             last,
-            log: kept,
+            log,
         }))
-    }
-
-    pub(super) async fn read_notices(
-        &self,
-        owner: Owner,
-        after: NoticeCursor,
-    ) -> Result<(Vec<Notice>, NoticeCursor), Error> {
-        let mut range = redis::cmd("XRANGE");
-        range
-            .arg(self.keys.notices(owner))
-            .arg(format!("({}-{}", after.0, after.1))
-            .arg("+")
-            .arg("COUNT")
-            .arg(NOTICES_MAX);
-        let mut reply = Reply::new(self.ask(Kind::Read, Request::Command(range)).await?)?;
-        let (mut notices, mut cursor) = (Vec::new(), after);
-        while !reply.is_empty() {
-            let mut entry = Reply::new(reply.value())?;
-            let id = entry.word()?;
-            let (ms, number) = id
-                .split_once('-')
-                .ok_or_else(|| malformed("invalid stream id"))?;
-            let number_of = |text: &str| text.parse().map_err(|_| malformed("invalid stream id"));
-            cursor = NoticeCursor(number_of(ms)?, number_of(number)?);
-            let mut fields = Reply::new(entry.value())?;
-            let (_, key, _, what) = (
-                fields.word()?,
-                fields.word()?,
-                fields.word()?,
-                fields.word()?,
-            );
-            let what = match what.as_str() {
-                "cancelled" => NoticeKind::Cancelled,
-                "deleted" => NoticeKind::Deleted,
-                // From a newer release; the owner learns of it from `check_ownership`.
-                _ => continue,
-            };
-            let at_ms = cursor.0;
-            notices.extend(parse_member(&key).map(|key| Notice {
-                key,
-                kind: what,
-                at_ms,
-            }));
-        }
-        Ok((notices, cursor))
     }
 }

@@ -1,103 +1,84 @@
-//! The circuit breaker of Redis: closed, open, half-open.
+//! The circuit breaker of Redis: the machine of `http::circuit_breaker`, shared by all operations of the store.
+//!
+//! Any reply of Redis closes this breaker, also a reply to an operation that was sent before it opened: Redis is one
+//! server, and a reply shows that it works.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+use prometheus::IntGauge;
+
 use super::settings;
+use crate::http::circuit_breaker::{self, State};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    Closed {
-        failures: u32,
-    },
-    Open {
-        until: Instant,
-    },
-    /// One trial operation is running. Another one is admitted at `until` if it has not reported by then.
-    HalfOpen {
-        until: Instant,
-    },
+#[derive(Debug)]
+pub(super) struct RedisBreaker {
+    settings: settings::CircuitBreaker,
+    machine: Mutex<circuit_breaker::CircuitBreaker>,
+    /// True if nothing has failed since the last reply. Then no operation locks the machine.
+    is_healthy: AtomicBool,
+    state_gauge: IntGauge,
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct Breaker {
-    state: State,
-    failures_max: u32,
-    open: Duration,
+fn closed(settings: &settings::CircuitBreaker) -> circuit_breaker::CircuitBreaker {
+    circuit_breaker::CircuitBreaker::new(settings.failure_threshold, settings.open_duration)
 }
 
-/// The effect of a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub(super) enum Step {
-    Nothing,
-    /// The circuit breaker opened now: drop all connections.
-    Opened,
-}
-
-impl Breaker {
-    pub(super) fn new(settings: &settings::CircuitBreaker) -> Self {
+impl RedisBreaker {
+    pub(super) fn new(settings: &settings::CircuitBreaker, state_gauge: IntGauge) -> Self {
         Self {
-            state: State::Closed { failures: 0 },
-            failures_max: settings.failure_threshold,
-            open: settings.open_duration,
+            settings: settings.clone(),
+            machine: Mutex::new(closed(settings)),
+            is_healthy: AtomicBool::new(true),
+            state_gauge,
         }
     }
 
-    /// Whether an operation may be sent; if not, when to retry.
-    pub(super) fn admit(&mut self, now: Instant) -> Result<(), Duration> {
-        match self.state {
-            State::Closed { .. } => Ok(()),
-            State::Open { until } | State::HalfOpen { until } if now < until => Err(until - now),
-            State::Open { .. } | State::HalfOpen { .. } => {
-                self.state = State::HalfOpen {
-                    until: now + self.open,
-                };
-                Ok(())
-            }
-        }
-    }
-
-    pub(super) fn on_success(&mut self) {
-        self.state = State::Closed { failures: 0 };
-    }
-
-    pub(super) fn on_failure(&mut self, now: Instant) -> Step {
-        let until = now + self.open;
-        let (state, step) = match self.state {
-            State::Closed { failures } if failures + 1 < self.failures_max => {
-                let failures = failures + 1;
-                (State::Closed { failures }, Step::Nothing)
-            }
-            State::Closed { .. } => (State::Open { until }, Step::Opened),
-            State::HalfOpen { .. } => (State::Open { until }, Step::Opened),
-            // An operation that was sent before it opened.
-            open @ State::Open { .. } => (open, Step::Nothing),
-        };
-        self.state = state;
-        step
+    pub(super) fn is_healthy(&self) -> bool {
+        self.is_healthy.load(Acquire)
     }
 
     pub(super) fn state(&self) -> State {
-        self.state
-    }
-}
-
-impl State {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Closed { .. } => "closed",
-            Self::HalfOpen { .. } => "half_open",
-            Self::Open { .. } => "open",
-        }
+        self.machine.lock().state()
     }
 
-    /// The value of the metric.
-    pub(super) fn number(self) -> i64 {
-        match self {
-            Self::Closed { .. } => 0,
-            Self::HalfOpen { .. } => 1,
-            Self::Open { .. } => 2,
+    /// Whether an operation may be sent; if not, when to retry.
+    pub(super) fn admit(&self, now: Instant) -> Result<(), Duration> {
+        if self.is_healthy() {
+            return Ok(());
         }
+        let mut machine = self.machine.lock();
+        if let Some(wait) = machine.wait(now) {
+            return Err(wait);
+        }
+        machine.admit(now);
+        self.publish(machine.state());
+        Ok(())
+    }
+
+    pub(super) fn on_success(&self) {
+        if self.is_healthy() {
+            return;
+        }
+        let mut machine = self.machine.lock();
+        *machine = closed(&self.settings);
+        self.is_healthy.store(true, Release);
+        self.publish(machine.state());
+    }
+
+    /// Returns true if this opened the breaker: the caller then drops all connections.
+    pub(super) fn on_failure(&self, now: Instant) -> bool {
+        let mut machine = self.machine.lock();
+        self.is_healthy.store(false, Release);
+        let opened = machine.on_failure(now);
+        self.publish(machine.state());
+        opened
+    }
+
+    fn publish(&self, state: State) {
+        self.state_gauge.set(state.number().into());
     }
 }
 
@@ -106,24 +87,29 @@ mod tests {
     use super::*;
     use crate::observe;
 
+    fn breaker(failure_threshold: u32) -> RedisBreaker {
+        let settings = settings::CircuitBreaker {
+            failure_threshold,
+            open_duration: Duration::from_millis(100),
+        };
+        RedisBreaker::new(&settings, IntGauge::new("state", "of the test").unwrap())
+    }
+
     #[test]
     fn opens_after_consecutive_failures_and_admits_one_trial_at_a_time() {
         let begun = observe::now();
         let at = |ms| begun + Duration::from_millis(ms);
-        let mut breaker = Breaker::new(&settings::CircuitBreaker {
-            failure_threshold: 2,
-            open_duration: Duration::from_millis(100),
-        });
-        assert_eq!(breaker.on_failure(at(0)), Step::Nothing);
+        let breaker = breaker(2);
+        assert!(!breaker.on_failure(at(0)));
         breaker.on_success();
-        assert_eq!(breaker.on_failure(at(1)), Step::Nothing);
-        assert_eq!(breaker.on_failure(at(2)), Step::Opened);
+        assert!(!breaker.on_failure(at(1)));
+        assert!(breaker.on_failure(at(2)));
         // An operation that was sent before.
-        assert_eq!(breaker.on_failure(at(3)), Step::Nothing);
+        assert!(!breaker.on_failure(at(3)));
         assert_eq!(breaker.admit(at(52)), Err(Duration::from_millis(50)));
         assert_eq!(breaker.admit(at(102)), Ok(()));
         assert!(breaker.admit(at(103)).is_err());
-        assert_eq!(breaker.on_failure(at(104)), Step::Opened);
+        assert!(breaker.on_failure(at(104)));
         assert_eq!(breaker.admit(at(204)), Ok(()));
         breaker.on_success();
         assert_eq!(breaker.admit(at(205)), Ok(()));
@@ -132,12 +118,22 @@ mod tests {
     #[test]
     fn a_trial_that_never_reports_does_not_keep_it_open() {
         let begun = observe::now();
-        let mut breaker = Breaker::new(&settings::CircuitBreaker {
-            failure_threshold: 1,
-            open_duration: Duration::from_millis(100),
-        });
-        assert_eq!(breaker.on_failure(begun), Step::Opened);
+        let breaker = breaker(1);
+        assert!(breaker.on_failure(begun));
         assert_eq!(breaker.admit(begun + Duration::from_millis(100)), Ok(()));
         assert_eq!(breaker.admit(begun + Duration::from_millis(200)), Ok(()));
+    }
+
+    #[test]
+    fn a_reply_to_an_operation_from_before_it_opened_closes_it() {
+        let now = observe::now();
+        let breaker = breaker(1);
+        assert!(breaker.on_failure(now));
+        breaker.on_success();
+        assert_eq!(
+            (breaker.state(), breaker.state_gauge.get()),
+            (State::Closed, 0)
+        );
+        assert_eq!(breaker.admit(now), Ok(()));
     }
 }

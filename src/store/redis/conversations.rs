@@ -2,12 +2,12 @@
 
 use bytes::Bytes;
 
-use super::ask::Kind;
+use super::client::Redis;
 use super::packed::{BATCH_BYTES, Field};
 use super::reply::{Reply, malformed};
-use super::responses::{REREADS_MAX, first_bytes};
+use super::request::{Kind, Request};
 use super::scripts::{Arg, Call, Name};
-use super::{Redis, Request};
+use super::values::REREADS_MAX;
 use crate::store::conversation::{Order, TOKENS_MAX};
 use crate::store::{
     Claim, ConversationKey, Error, IdempotencyToken, Item, ItemOutcome, ItemsOutcome, LockOutcome,
@@ -33,7 +33,8 @@ impl PutKind {
 }
 
 impl Redis {
-    fn about(&self, name: Name, key: ConversationKey) -> Call {
+    /// A script call about a conversation.
+    fn call_about(&self, name: Name, key: ConversationKey) -> Call {
         Call::new(name).keys(self.keys.conversation(key))
     }
 
@@ -89,14 +90,14 @@ impl Redis {
                     } else {
                         ""
                     });
-                if let Err(error) = self.ask(Kind::Write, Request::Script(call)).await {
+                if let Err(error) = self.execute(Kind::Write, Request::Script(call)).await {
                     self.delete_pieces(item_values, pieces);
                     return Err(error);
                 }
             }
         }
         let mut call = self
-            .about(Name::PUT_ITEMS, key)
+            .call_about(Name::PUT_ITEMS, key)
             .arg(kind.as_str())
             .arg(token.to_string())
             .number(self.keep.conversations.as_millis() as u64)
@@ -154,7 +155,7 @@ impl Redis {
         let [conversation, ..] = self.keys.conversation(key);
         let mut command = redis::cmd("HMGET");
         command.arg(conversation).arg(&["v", "ob"]);
-        let mut reply = Reply::new(self.ask(Kind::Read, Request::Command(command)).await?)?;
+        let mut reply = Reply::new(self.execute(Kind::Read, Request::Command(command)).await?)?;
         match reply.version()? {
             Some(()) => self.unpack(reply.whole("object")?).await.map(Some),
             None => Ok(None),
@@ -168,19 +169,20 @@ impl Redis {
         object: Bytes,
     ) -> Result<bool, Error> {
         let call = self
-            .about(Name::CONVERSATION, key)
+            .call_about(Name::CONVERSATION, key)
             .arg("update")
             .arg(self.pack_object(&object).await?)
             .number(self.keep.conversations.as_millis() as u64);
-        self.was_there(Kind::Write, call).await
+        self.existed(Kind::Write, call).await
     }
 
     pub(super) async fn drop_conversation(&self, key: ConversationKey) -> Result<bool, Error> {
-        let call = self.about(Name::CONVERSATION, key).arg("delete");
-        self.was_there(Kind::WriteOnce, call).await
+        let call = self.call_about(Name::CONVERSATION, key).arg("delete");
+        self.existed(Kind::WriteOnce, call).await
     }
 
-    async fn was_there(&self, kind: Kind, call: Call) -> Result<bool, Error> {
+    /// False if there is no such conversation.
+    async fn existed(&self, kind: Kind, call: Call) -> Result<bool, Error> {
         let mut reply = self.call(kind, call).await?;
         match reply.word()?.as_str() {
             "ok" => Ok(true),
@@ -226,7 +228,7 @@ impl Redis {
             let after = after.map_or(Vec::new(), |id| id.as_bytes().to_vec());
             let left = page.limit.saturating_sub(items.len() as u32);
             let call = self
-                .about(Name::ITEMS, key)
+                .call_about(Name::ITEMS, key)
                 .arg(which)
                 .arg(after)
                 .number(left.into())
@@ -285,7 +287,7 @@ impl Redis {
         key: ConversationKey,
         item: String,
     ) -> Result<ItemOutcome, Error> {
-        let call = self.about(Name::ITEMS, key).arg("one").arg(item);
+        let call = self.call_about(Name::ITEMS, key).arg("one").arg(item);
         let call = call.number(0).arg("asc").number(0).number(0);
         let mut reply = self.call(Kind::Read, call).await?;
         match reply.word()?.as_str() {
@@ -307,12 +309,12 @@ impl Redis {
         key: ConversationKey,
         item: String,
     ) -> Result<ItemOutcome, Error> {
-        let call = self.about(Name::DELETE_ITEM, key).arg(item);
+        let call = self.call_about(Name::DELETE_ITEM, key).arg(item);
         let mut reply = self.call(Kind::WriteOnce, call).await?;
         match reply.word()?.as_str() {
             "ok" => {
-                let object = first_bytes(reply.value())?.ok_or_else(|| malformed("no object"))?;
-                Ok(ItemOutcome::Found(self.unpack(object.into()).await?))
+                let object = reply.whole("object")?;
+                Ok(ItemOutcome::Found(self.unpack(object).await?))
             }
             "gone" => Ok(ItemOutcome::Gone),
             "no_item" => Ok(ItemOutcome::NoItem),
@@ -326,7 +328,7 @@ impl Redis {
         claim: Claim,
     ) -> Result<LockOutcome, Error> {
         let call = self
-            .about(Name::CONVERSATION, key)
+            .call_about(Name::CONVERSATION, key)
             .arg("lock")
             .arg(claim.token.to_string())
             .number(claim.lease.as_millis() as u64);
@@ -344,8 +346,8 @@ impl Redis {
         key: ConversationKey,
         token: IdempotencyToken,
     ) -> Result<(), Error> {
-        let call = self.about(Name::CONVERSATION, key).arg("unlock");
-        self.was_there(Kind::Write, call.arg(token.to_string()))
+        let call = self.call_about(Name::CONVERSATION, key).arg("unlock");
+        self.existed(Kind::Write, call.arg(token.to_string()))
             .await?;
         Ok(())
     }

@@ -193,9 +193,9 @@ impl Link {
     async fn warn_of_eviction(&self, mut wire: Wire) {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg("maxmemory-policy");
-        let asked = tokio::time::timeout(self.timeout, wire.one(&command)).await;
+        let reply = tokio::time::timeout(self.timeout, wire.one(&command)).await;
         // Managed services refuse this command.
-        let Ok(Ok(value)) = asked else { return };
+        let Ok(Ok(value)) = reply else { return };
         let Ok((_, policy)) = redis::from_redis_value::<(String, String)>(value) else {
             return;
         };

@@ -4,9 +4,8 @@ use std::vec;
 
 use redis::Value;
 
-use crate::store::{Error, Owner, RoutingHint, Status, WriteOutcome};
-
 use super::keys::parse_owner;
+use crate::store::{Error, Owner, RoutingHint, Status, WriteOutcome};
 
 /// An array, read element by element.
 pub(super) struct Reply(vec::IntoIter<Value>);
@@ -100,7 +99,7 @@ impl Reply {
         }
     }
 
-    pub(super) fn cas(&mut self) -> Result<WriteOutcome, Error> {
+    pub(super) fn write_outcome(&mut self) -> Result<WriteOutcome, Error> {
         let word = self.word()?;
         Ok(match word.as_str() {
             "ok" => WriteOutcome::Done,

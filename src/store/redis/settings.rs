@@ -175,7 +175,7 @@ impl Default for CircuitBreaker {
 
 impl Settings {
     /// What is wrong beyond types and bounds: keys with a message each.
-    pub(in crate::store) fn check(&self) -> Vec<(String, String)> {
+    pub fn check(&self) -> Vec<(String, String)> {
         let mut problems = Vec::new();
         let mut wrong = |key: &str, why: String| problems.push((key.to_owned(), why));
         if self.urls.is_empty() {

@@ -177,7 +177,7 @@ impl Fleet {
     pub(super) fn on_adopted(
         &mut self,
         at: usize,
-        adopted: &store::record::TakenOver,
+        adopted: &store::TakenOver,
         key: ResponseKey,
     ) -> Result<(), Violation> {
         let orphan_state = OrphanState {

@@ -1,0 +1,275 @@
+//! The operations on the responses of a shard.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::response::Response;
+use super::shard::Shard;
+use crate::store::{
+    CancelOutcome, Cancellation, CancelledOutput, Chain, DeleteOutcome, Error, EventBatch,
+    FencingToken, Finalization, History, HistoryLimits, IdempotencyToken, LoggedEvents, NewRecord,
+    Orphan, Owner, OwnershipLoss, Record, ResponseKey, Takeover, Turn, Turns, WriteOutcome,
+};
+
+impl Shard {
+    /// Whether the response was created before with this token; an error if with another.
+    pub(super) fn is_created(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        token: IdempotencyToken,
+    ) -> Result<bool, Error> {
+        match self.find(now, key) {
+            None => Ok(false),
+            Some(found) if found.token() == token => Ok(true),
+            Some(_) => Err(Error::Exists),
+        }
+    }
+
+    pub(super) fn create(&mut self, now: Instant, key: ResponseKey, record: NewRecord) {
+        let ttl = self.keep.responses;
+        // The chain that it continues must live as long as it does.
+        for id in record.parent.iter().flat_map(|chain| chain.ids.iter()) {
+            if let Some(found) = self.find(now, ResponseKey { id: *id, ..key })
+                && let Some(at) = found.expires
+            {
+                found.expires = Some(at.max(now + ttl));
+            }
+        }
+        let mut response = Response::new(now, record, &self.keep);
+        self.capacity.take(response.cost());
+        if response.status().is_terminal() {
+            response.used = self.capacity.tick();
+            self.finished.insert(key, response);
+            self.publish_oldest();
+        } else {
+            self.running.insert(key, response);
+        }
+    }
+
+    pub(super) fn get(&mut self, now: Instant, key: ResponseKey) -> Option<Record> {
+        let root = key.id.root();
+        Some(self.touch(now, key)?.record(root))
+    }
+
+    pub(super) fn input(&mut self, now: Instant, key: ResponseKey) -> Option<Bytes> {
+        let found = self.touch(now, key)?;
+        (!found.is_ephemeral()).then(|| found.input())
+    }
+
+    pub(super) fn history(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        max: HistoryLimits,
+    ) -> History {
+        let Some(head) = self.touch(now, key).filter(|found| !found.is_ephemeral()) else {
+            return History::Missing(key.id);
+        };
+        if !head.status().is_terminal() {
+            return History::Running(head.status());
+        }
+        if !head.status().is_continuable() {
+            return History::Ended(head.status());
+        }
+        let parent = head.parent();
+        let count = 1 + parent.map_or(0, |parent| parent.depth as usize);
+        let bytes = head.item_bytes() + parent.map_or(0, |parent| parent.bytes);
+        if count > max.turns || bytes > max.bytes {
+            return History::TooLarge {
+                turns: count,
+                bytes,
+            };
+        }
+        let hint = head.hint().clone();
+        let (mut turns, mut chain) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let mut next = Some(key.id);
+        while let Some(id) = next {
+            let Some(found) = self.touch(now, ResponseKey { id, ..key }) else {
+                return History::Missing(id);
+            };
+            turns.push(Turn {
+                input: found.input(),
+                output: found.output(),
+            });
+            chain.push(id);
+            next = found.parent().map(|parent| parent.id(id.root()));
+        }
+        turns.reverse();
+        chain.reverse();
+        History::Found(Turns {
+            turns,
+            chain: Chain {
+                ids: chain.into(),
+                bytes,
+            },
+            hint,
+        })
+    }
+
+    pub(super) fn delete(&mut self, now: Instant, key: ResponseKey) -> DeleteOutcome {
+        let Some(found) = self.find(now, key) else {
+            return DeleteOutcome::Gone;
+        };
+        let (was, owner) = (found.status(), found.owner());
+        if let Some(dropped) = self.running.remove(&key) {
+            self.capacity.give_back(dropped.cost());
+        }
+        self.drop_finished(key);
+        DeleteOutcome::Done { was, owner }
+    }
+
+    pub(super) fn start(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+    ) -> WriteOutcome {
+        let started = self.change(now, key, |found| found.start(fence));
+        started.unwrap_or(WriteOutcome::Gone)
+    }
+
+    pub(super) fn append(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+        batch: &EventBatch,
+    ) -> WriteOutcome {
+        // If running responses use their half of the capacity, events are no longer kept.
+        let bytes_max = match self.capacity.is_full_of_running(batch.bytes.len() as u64) {
+            true => 0,
+            false => self.keep.max_event_log,
+        };
+        let appended = self.change(now, key, |found| found.append(fence, batch, bytes_max));
+        appended.unwrap_or(WriteOutcome::Gone)
+    }
+
+    pub(super) fn finalize(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+        end: Finalization,
+    ) -> WriteOutcome {
+        let keep = self.keep.clone();
+        let ended = self.change(now, key, |found| found.finalize(now, fence, end, &keep));
+        ended.unwrap_or(WriteOutcome::Gone)
+    }
+
+    pub(super) fn cancel(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        cancel: Cancellation,
+    ) -> CancelOutcome {
+        let Some(found) = self.find(now, key) else {
+            return CancelOutcome::Gone;
+        };
+        if !found.is_background() {
+            return CancelOutcome::NotBackground;
+        }
+        if let Some((was, owner)) = found.cancelled_by(cancel.token) {
+            return CancelOutcome::Done { was, owner };
+        }
+        let (was, owner) = (found.status(), found.owner());
+        if was.is_terminal() {
+            return CancelOutcome::Terminal(was);
+        }
+        let keep = self.keep.clone();
+        self.change(now, key, |found| found.cancel(now, cancel, &keep));
+        CancelOutcome::Done { was, owner }
+    }
+
+    pub(super) fn finalize_cancelled(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+        output: CancelledOutput,
+    ) -> WriteOutcome {
+        let stored = self.change(now, key, |found| found.finalize_cancelled(fence, output));
+        stored.unwrap_or(WriteOutcome::Gone)
+    }
+
+    pub(super) fn events(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        after: Option<u64>,
+        bytes_max: u64,
+    ) -> Option<LoggedEvents> {
+        self.touch(now, key)?.events(now, after, bytes_max)
+    }
+
+    /// Why `fence` no longer owns the response; `None` if it does.
+    pub(super) fn ownership_loss(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+    ) -> Option<OwnershipLoss> {
+        match self.find(now, key) {
+            None => Some(OwnershipLoss::Gone),
+            Some(found) => found.ownership_loss(fence),
+        }
+    }
+
+    pub(super) fn orphans(&self, alive: &HashSet<Owner>, max: usize) -> Vec<Orphan> {
+        let orphan = |(key, found): (&ResponseKey, &Response)| {
+            let (owner, fencing_number) = found.orphan(|owner| alive.contains(&owner))?;
+            Some(Orphan {
+                key: *key,
+                owner,
+                fencing_number,
+            })
+        };
+        self.running.iter().filter_map(orphan).take(max).collect()
+    }
+
+    pub(super) fn untracked(
+        &self,
+        owner: Owner,
+        running: &[ResponseKey],
+        max: usize,
+    ) -> Vec<(ResponseKey, FencingToken)> {
+        let own = self.running.iter().filter_map(|(key, found)| {
+            let (of, fencing_number) = found.orphan(|other| other != owner)?;
+            Some((
+                *key,
+                FencingToken {
+                    owner: of?,
+                    number: fencing_number,
+                },
+            ))
+        });
+        own.filter(|(key, _)| !running.contains(key))
+            .take(max)
+            .collect()
+    }
+
+    pub(super) fn take_over(
+        &mut self,
+        now: Instant,
+        orphan: Orphan,
+        by: Owner,
+        is_alive: bool,
+    ) -> Takeover {
+        let taken_over = self.change(now, orphan.key, |found| {
+            found.take_over(orphan, by, is_alive)
+        });
+        taken_over.unwrap_or(Takeover::Gone)
+    }
+
+    pub(super) fn release(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        fence: FencingToken,
+    ) -> WriteOutcome {
+        let released = self.change(now, key, |found| found.release(fence));
+        released.unwrap_or(WriteOutcome::Gone)
+    }
+}

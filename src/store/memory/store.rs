@@ -1,0 +1,226 @@
+//! The memory store's shards, owners and capacity: picks the shard of a key, evicts, and collects from all shards.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::capacity::Capacity;
+use super::owners::Owners;
+use super::settings::Settings;
+use super::shard::{Counts, Shard};
+use crate::ids::Root;
+use crate::observe;
+use crate::observe::metrics::Registry;
+use crate::store::cancel::NoticeKind;
+use crate::store::meters::{Meters, Op, Outcome};
+use crate::store::{
+    ConversationKey, Error, FencingToken, Notice, Orphan, Owner, OwnershipLoss, ResponseKey,
+    RetentionSettings, StoreFuture,
+};
+
+/// Locks are held for microseconds; with 64 shards a hundred concurrent requests rarely collide.
+pub(super) const SHARDS: usize = 64;
+/// One call gives up evicting after it has met this many locked conversations.
+const IN_USE_MAX: usize = 128;
+
+/// The clock; tests replace it.
+pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
+
+pub struct Memory {
+    pub(super) shards: Box<[Mutex<Shard>]>,
+    pub(super) owners: Mutex<Owners>,
+    pub(super) capacity: Arc<Capacity>,
+    pub(super) keep: RetentionSettings,
+    meters: Meters,
+    clock: Clock,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").finish_non_exhaustive()
+    }
+}
+
+impl Memory {
+    pub fn new(settings: &Settings, keep: &RetentionSettings, registry: &Registry) -> Self {
+        Self::with_clock(settings, keep, registry, Arc::new(observe::now))
+    }
+
+    /// Creates a store with the given clock.
+    pub fn with_clock(
+        settings: &Settings,
+        keep: &RetentionSettings,
+        registry: &Registry,
+        clock: Clock,
+    ) -> Self {
+        let capacity = Arc::new(Capacity::new(settings, SHARDS));
+        let shard = |index| Mutex::new(Shard::new(index, keep.clone(), capacity.clone()));
+        Self {
+            shards: (0..SHARDS).map(shard).collect(),
+            owners: Mutex::new(Owners::default()),
+            capacity,
+            keep: keep.clone(),
+            meters: Meters::new(registry),
+            clock,
+        }
+    }
+
+    fn shard_index(root: Root) -> usize {
+        // Roots are random.
+        root.0 as usize % SHARDS
+    }
+
+    /// Makes the future of an operation, which counts and times it.
+    pub(super) fn operation<'a, T: Outcome + Send + 'a>(
+        &'a self,
+        op: Op,
+        run: impl FnOnce(Instant) -> Result<T, Error> + Send + 'a,
+    ) -> StoreFuture<'a, T> {
+        let result = async move { run((self.clock)()) };
+        Box::pin(self.meters.observe(op, result))
+    }
+
+    /// An operation on one response.
+    pub(super) fn on_response<'a, T: Outcome + Send + 'a>(
+        &'a self,
+        op: Op,
+        key: ResponseKey,
+        run: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
+    ) -> StoreFuture<'a, T> {
+        self.in_shard(op, Self::shard_index(key.id.root()), run)
+    }
+
+    /// An operation on one conversation.
+    pub(super) fn on_conversation<'a, T: Outcome + Send + 'a>(
+        &'a self,
+        op: Op,
+        key: ConversationKey,
+        run: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
+    ) -> StoreFuture<'a, T> {
+        self.in_shard(op, Self::shard_index(key.id.root()), run)
+    }
+
+    fn in_shard<'a, T: Outcome + Send + 'a>(
+        &'a self,
+        op: Op,
+        shard_index: usize,
+        run: impl FnOnce(&mut Shard, Instant) -> Result<T, Error> + Send + 'a,
+    ) -> StoreFuture<'a, T> {
+        self.operation(op, move |now| {
+            let result = {
+                let mut shard = self.shards[shard_index].lock();
+                shard.drop_expired(now);
+                run(&mut shard, now)
+            };
+            self.make_room(now);
+            result
+        })
+    }
+
+    /// Evicts the least recently used finished records until the rest fits.
+    fn make_room(&self, now: Instant) {
+        let (mut evicted, mut in_use) = (0, 0);
+        while self.capacity.is_over() && in_use < IN_USE_MAX {
+            let Some(index) = self.capacity.oldest_shard() else {
+                break;
+            };
+            match self.shards[index].lock().evict(now) {
+                true => evicted += 1,
+                false => in_use += 1,
+            }
+        }
+        if evicted > 0 {
+            self.meters
+                .evicted
+                .with_label_values(&["capacity"])
+                .inc_by(evicted);
+        }
+        self.meters.bytes.set(self.capacity.bytes() as i64);
+        self.meters.records.set(self.capacity.records() as i64);
+    }
+
+    pub(super) fn notify(&self, owner: Option<Owner>, key: ResponseKey, kind: NoticeKind) {
+        if let Some(owner) = owner {
+            let at_ms = observe::unix_ms();
+            let notice = Notice { key, kind, at_ms };
+            self.owners.lock().notify(owner, notice);
+        }
+    }
+
+    pub(super) fn check_size(&self, bytes: usize) -> Result<(), Error> {
+        let max = self.keep.max_record;
+        match bytes as u64 {
+            bytes if bytes > max => Err(Error::TooLarge { bytes, max }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Which of these responses have ended or no longer belong to the caller.
+    pub(super) fn lost_ownerships(
+        &self,
+        now: Instant,
+        running: Vec<(ResponseKey, FencingToken)>,
+    ) -> Vec<(ResponseKey, OwnershipLoss)> {
+        let loss = |(key, fence): (ResponseKey, FencingToken)| {
+            let mut shard = self.shards[Self::shard_index(key.id.root())].lock();
+            Some((key, shard.ownership_loss(now, key, fence)?))
+        };
+        running.into_iter().filter_map(loss).collect()
+    }
+
+    pub(super) fn find_orphans(&self, now: Instant, max: usize) -> Vec<Orphan> {
+        let alive = self.owners.lock().alive(now);
+        let mut orphans = Vec::new();
+        for shard in &self.shards {
+            orphans.extend(shard.lock().orphans(&alive, max - orphans.len()));
+            if orphans.len() == max {
+                break;
+            }
+        }
+        orphans
+    }
+
+    /// The responses of `owner` that are not in `running`.
+    pub(super) fn find_untracked(
+        &self,
+        owner: Owner,
+        running: &[ResponseKey],
+        max: usize,
+    ) -> Vec<(ResponseKey, FencingToken)> {
+        let mut untracked = Vec::new();
+        for shard in &self.shards {
+            let left = max - untracked.len();
+            untracked.extend(shard.lock().untracked(owner, running, left));
+            if untracked.len() == max {
+                break;
+            }
+        }
+        untracked
+    }
+
+    /// Counts, sizes, limits and owners, for the operators' report.
+    pub(super) fn details(&self, now: Instant) -> Value {
+        let mut counts = Counts::default();
+        for shard in &self.shards {
+            counts.add(&shard.lock().counts());
+        }
+        let alive = self.owners.lock().alive(now);
+        let orphans_of = |shard: &Mutex<Shard>| shard.lock().orphans(&alive, usize::MAX).len();
+        let orphans: usize = self.shards.iter().map(orphans_of).sum();
+        let owners = self.owners.lock().report(now);
+        json!({
+            "responses": counts.finished,
+            "running": counts.running,
+            "conversations": counts.conversations,
+            "bytes": self.capacity.bytes(),
+            "bytes_max": self.capacity.bytes_max(),
+            "records_max": self.capacity.records_max(),
+            "log_bytes": counts.log_bytes,
+            "orphans": orphans,
+            "owners": owners,
+        })
+    }
+}

@@ -1,0 +1,208 @@
+//! The writes to one response: start, append, finalize, cancel, takeover and release. Each is refused if its fencing
+//! token is outdated or the response has ended.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::response::Response;
+use crate::store::log::Append;
+use crate::store::record::{Content, Retention};
+use crate::store::{
+    Cancellation, CancelledOutput, EventBatch, FencingToken, Finalization, IdempotencyToken,
+    Orphan, Owner, OwnershipLoss, RetentionSettings, Status, TakenOver, Takeover, WriteOutcome,
+};
+
+impl Response {
+    /// Why a write with this token is refused, if it is.
+    fn refusal(&self, fence: FencingToken) -> Option<WriteOutcome> {
+        let Some(run) = &self.run else {
+            return Some(WriteOutcome::Terminal(self.status));
+        };
+        if run.owner != Some(fence.owner) || run.fencing_number != fence.number {
+            return Some(WriteOutcome::Fenced);
+        }
+        self.status
+            .is_terminal()
+            .then_some(WriteOutcome::Terminal(self.status))
+    }
+
+    /// Why `fence` no longer owns the response; `None` if it does.
+    pub(super) fn ownership_loss(&self, fence: FencingToken) -> Option<OwnershipLoss> {
+        match self.refusal(fence)? {
+            WriteOutcome::Terminal(status) => Some(OwnershipLoss::Terminal(status)),
+            _ => Some(OwnershipLoss::Fenced),
+        }
+    }
+
+    pub(super) fn start(&mut self, fence: FencingToken) -> WriteOutcome {
+        if let Some(refused) = self.refusal(fence) {
+            return refused;
+        }
+        self.status = Status::InProgress;
+        WriteOutcome::Done
+    }
+
+    pub(super) fn append(
+        &mut self,
+        fence: FencingToken,
+        batch: &EventBatch,
+        bytes_max: u64,
+    ) -> WriteOutcome {
+        if let Some(refused) = self.refusal(fence) {
+            return refused;
+        }
+        let Some(run) = &mut self.run else {
+            return WriteOutcome::Gone;
+        };
+        match run.log.append(&owned(batch), bytes_max) {
+            Append::Done => WriteOutcome::Done,
+            Append::Duplicate { last } => WriteOutcome::Duplicate { last },
+            Append::Gap { last } => WriteOutcome::Gap { last },
+            Append::Overflow => WriteOutcome::Overflow,
+        }
+    }
+
+    pub(super) fn finalize(
+        &mut self,
+        now: Instant,
+        fence: FencingToken,
+        end: Finalization,
+        keep: &RetentionSettings,
+    ) -> WriteOutcome {
+        let Some(run) = &mut self.run else {
+            return WriteOutcome::Terminal(self.status);
+        };
+        if self.status.is_terminal() && run.end_token == Some(end.token) {
+            return WriteOutcome::Done;
+        }
+        if let Some(refused) = self.refusal(fence) {
+            return refused;
+        }
+        debug_assert!(end.status.is_terminal() && end.status != Status::Cancelled);
+        if let Some(batch) = &end.batch {
+            // A full log takes no more events, but the response still ends.
+            match self.append(fence, batch, keep.max_event_log) {
+                WriteOutcome::Done | WriteOutcome::Overflow => {}
+                refused => return refused,
+            }
+        }
+        self.values.replace(&end.content);
+        self.hint = end.hint;
+        self.end(now, end.status, end.token, keep);
+        if let Some(run) = &mut self.run {
+            run.delta_table = Bytes::copy_from_slice(&end.delta_table);
+        }
+        WriteOutcome::Done
+    }
+
+    /// Call only for a running response.
+    pub(super) fn cancel(&mut self, now: Instant, cancel: Cancellation, keep: &RetentionSettings) {
+        let Some(run) = &mut self.run else {
+            return;
+        };
+        run.status_before_cancel = Some(self.status);
+        let number = run.log.last().map_or(0, |last| last + 1);
+        let batch = EventBatch {
+            first: number,
+            last: number,
+            bytes: Bytes::copy_from_slice(&cancel.event),
+        };
+        let _ = run.log.append(&batch, keep.max_event_log);
+        let content = Content {
+            response: cancel.response,
+            output: self.values.output(),
+        };
+        self.values.replace(&content);
+        self.end(now, Status::Cancelled, cancel.token, keep);
+    }
+
+    fn end(
+        &mut self,
+        now: Instant,
+        status: Status,
+        token: IdempotencyToken,
+        keep: &RetentionSettings,
+    ) {
+        self.status = status;
+        let Some(run) = &mut self.run else {
+            return;
+        };
+        run.request = Bytes::new();
+        run.end_token = Some(token);
+        run.log_until = Some(now + keep.event_logs);
+        self.expires = match run.retention {
+            Retention::Stored => keep.of_responses().map(|ttl| now + ttl),
+            Retention::Ephemeral => Some(now + keep.ephemeral),
+        };
+    }
+
+    pub(super) fn finalize_cancelled(
+        &mut self,
+        fence: FencingToken,
+        output: CancelledOutput,
+    ) -> WriteOutcome {
+        match self.refusal(fence) {
+            // The caller was the owner, and the response was cancelled.
+            Some(WriteOutcome::Terminal(Status::Cancelled)) => {}
+            Some(refused) => return refused,
+            None => return WriteOutcome::Fenced,
+        }
+        let Some(run) = &mut self.run else {
+            return WriteOutcome::Gone;
+        };
+        if run.has_partial_output {
+            return WriteOutcome::Terminal(Status::Cancelled);
+        }
+        run.has_partial_output = true;
+        run.delta_table = Bytes::copy_from_slice(&output.delta_table);
+        self.values.replace(&output.content);
+        WriteOutcome::Done
+    }
+
+    pub(super) fn take_over(&mut self, orphan: Orphan, by: Owner, is_alive: bool) -> Takeover {
+        let Some(run) = self.run.as_mut().filter(|_| !self.status.is_terminal()) else {
+            return Takeover::Terminal(self.status);
+        };
+        // The reply to the first attempt was lost.
+        let is_ours = run.owner == Some(by) && run.fencing_number == orphan.fencing_number + 1;
+        if !is_ours {
+            if run.owner != orphan.owner || run.fencing_number != orphan.fencing_number || is_alive
+            {
+                return Takeover::Raced;
+            }
+            run.owner = Some(by);
+            run.fencing_number += 1;
+            run.attempts += 1;
+        }
+        Takeover::Done(TakenOver {
+            fence: FencingToken {
+                owner: by,
+                number: run.fencing_number,
+            },
+            status: self.status,
+            attempts: run.attempts,
+            streams: run.streams,
+            last_event: run.log.last(),
+            request: run.request.clone(),
+        })
+    }
+
+    pub(super) fn release(&mut self, fence: FencingToken) -> WriteOutcome {
+        if let Some(refused) = self.refusal(fence) {
+            return refused;
+        }
+        if let Some(run) = &mut self.run {
+            run.owner = None;
+            run.fencing_number += 1;
+        }
+        WriteOutcome::Done
+    }
+}
+
+fn owned(batch: &EventBatch) -> EventBatch {
+    EventBatch {
+        bytes: Bytes::copy_from_slice(&batch.bytes),
+        ..*batch
+    }
+}

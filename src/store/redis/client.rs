@@ -1,0 +1,200 @@
+//! The Redis store itself: which thread and connection execute a request, and what operators see of Redis.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use super::executor::Executor;
+use super::keys::Keys;
+use super::link::{Link, SHARED};
+use super::reply::Reply;
+use super::request::{Kind, Request};
+use super::scripts::{self, Call};
+use super::settings::{Mode, Settings};
+use super::target::Target;
+use crate::http::circuit_breaker::State;
+use crate::http::io_threads::{self, OffloadThread};
+use crate::observe::metrics::Registry;
+use crate::store::meters::{Meters, Op, Outcome};
+use crate::store::{Error, Health, Report, RetentionSettings, StoreFuture};
+
+#[derive(Debug)]
+pub struct Redis {
+    executor: Arc<Executor>,
+    link: Arc<Link>,
+    pub(super) keys: Keys,
+    pub(super) keep: RetentionSettings,
+    mode: Mode,
+    pub(super) compress_from: u64,
+    meters: Meters,
+    /// The thread of the shared connection. It ends with the store.
+    own_thread: OffloadThread,
+    /// Compresses and decompresses large values. Its queue has at most one value per operation.
+    pub(super) compression_thread: OffloadThread,
+}
+
+/// A request that runs on the store's thread. Dropping this does not cancel it.
+pub(super) struct SpawnedRequest(JoinHandle<Result<redis::Value, Error>>);
+
+impl SpawnedRequest {
+    pub(super) async fn result(self) -> Result<redis::Value, Error> {
+        self.0.await.unwrap_or_else(|_| Err(closing()))
+    }
+}
+
+pub(super) fn closing() -> Error {
+    Error::Unknown {
+        retry_after: Duration::from_secs(1),
+        reason: "the store is closing".into(),
+    }
+}
+
+impl Redis {
+    /// Starts the store's thread. It connects at the first operation, so a router starts while Redis is down.
+    pub fn open(
+        settings: &Settings,
+        keep: &RetentionSettings,
+        io_threads: usize,
+        registry: &Registry,
+    ) -> io::Result<Self> {
+        let meters = Meters::new(registry);
+        let target = Target::new(settings).map_err(io::Error::other)?;
+        let timeout = settings.advanced.connect_timeout;
+        let own = match settings.mode {
+            // The cluster client has its own connection to each node.
+            Mode::Cluster => 0,
+            Mode::Standalone | Mode::Sentinel => {
+                io_threads.min(settings.advanced.max_thread_connections as usize)
+            }
+        };
+        let link = Link::new(target, timeout, own, meters.reconnects.clone());
+        let link = Arc::new(link);
+        Ok(Self {
+            executor: Arc::new(Executor::new(link.clone(), settings, meters.clone())),
+            link,
+            keys: Keys::new(&settings.prefix),
+            keep: keep.clone(),
+            mode: settings.mode,
+            compress_from: settings.advanced.compress_from,
+            meters,
+            own_thread: OffloadThread::start("redis")?,
+            compression_thread: OffloadThread::start("redis-values")?,
+        })
+    }
+
+    /// Starts a request on the store's thread.
+    pub(super) fn spawn(&self, kind: Kind, request: Request) -> SpawnedRequest {
+        let executor = self.executor.clone();
+        let result = async move { executor.execute(SHARED, kind, &request).await };
+        SpawnedRequest(self.own_thread.runtime().spawn(result))
+    }
+
+    /// Executes a request on the calling I/O thread if it has a connection, else on the store's thread.
+    pub(super) async fn execute(
+        &self,
+        kind: Kind,
+        request: Request,
+    ) -> Result<redis::Value, Error> {
+        match self.link.index_for(io_threads::index()) {
+            SHARED => self.spawn(kind, request).result().await,
+            own => self.executor.execute(own, kind, &request).await,
+        }
+    }
+
+    pub(super) async fn call(&self, kind: Kind, call: Call) -> Result<Reply, Error> {
+        Reply::new(self.execute(kind, Request::Script(call)).await?)
+    }
+
+    /// Sends a command without waiting for it: a later scan makes up for its failure.
+    pub(super) fn send_detached(&self, request: Request) {
+        drop(self.spawn(Kind::Write, request));
+    }
+
+    pub(super) fn record_ttl_ms(&self) -> u64 {
+        self.keep.responses.as_millis() as u64
+    }
+
+    /// Sends a command only if Redis has not answered recently.
+    pub(super) async fn admit_now(&self) -> Result<(), Error> {
+        // In a cluster one reply says nothing about the other nodes.
+        if self.executor.is_fresh() || self.mode == Mode::Cluster && self.is_up() {
+            return Ok(());
+        }
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(self.keys.owners());
+        self.execute(Kind::Read, Request::Command(exists)).await?;
+        Ok(())
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.executor.breaker() != State::Open
+    }
+
+    pub(super) async fn report_now(&self) -> Result<Report, Error> {
+        let (owners, orphans) = self.report_owners().await.unwrap_or_default();
+        let mut server = serde_json::Map::new();
+        let (command, wanted): (&[&str], &[&str]) = match self.mode {
+            Mode::Cluster => (
+                &["CLUSTER", "INFO"],
+                &["cluster_state", "cluster_slots_ok", "cluster_known_nodes"],
+            ),
+            Mode::Standalone | Mode::Sentinel => (
+                &["INFO"],
+                &[
+                    "redis_version",
+                    "used_memory",
+                    "maxmemory",
+                    "maxmemory_policy",
+                    "connected_clients",
+                    "role",
+                ],
+            ),
+        };
+        let mut info = redis::cmd(command[0]);
+        info.arg(&command[1..]);
+        if let Ok(value) = self.execute(Kind::Read, Request::Command(info)).await
+            && let Ok(text) = redis::from_redis_value::<String>(value)
+        {
+            let lines = text.lines().filter_map(|line| line.split_once(':'));
+            for (key, value) in lines.filter(|(key, _)| wanted.contains(key)) {
+                server.insert(key.to_owned(), value.into());
+            }
+        }
+        Ok(Report {
+            kind: "redis",
+            health: self.current_health(),
+            details: json!({
+                "mode": self.mode,
+                "circuit_breaker": self.executor.breaker().as_str(),
+                "connections_opened": self.link.opened(),
+                "in_flight": self.executor.in_flight(),
+                "server": server,
+                "owners": owners,
+                "orphans": orphans,
+                "scripts": scripts::report(),
+            }),
+        })
+    }
+
+    pub(super) fn meter<'a, T: Outcome + Send + 'a>(
+        &'a self,
+        op: Op,
+        operation: impl Future<Output = Result<T, Error>> + Send + 'a,
+    ) -> StoreFuture<'a, T> {
+        Box::pin(self.meters.observe(op, operation))
+    }
+
+    pub(super) fn current_health(&self) -> Health {
+        let is_up = self.is_up();
+        Health {
+            is_up,
+            reason: match is_up {
+                true => String::new(),
+                false => self.executor.last_failure().to_string(),
+            },
+        }
+    }
+}

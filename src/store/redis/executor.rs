@@ -1,0 +1,255 @@
+//! Executes one operation against Redis: admission, sending, the deadline, one retry.
+//!
+//! A connection of the Redis library is a task. An I/O thread with a connection of its own runs that task itself;
+//! otherwise the task runs on the store's thread.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use redis::Value;
+use tokio::time::timeout_at;
+use tracing::warn;
+
+use super::breaker::RedisBreaker;
+use super::failure::{
+    BUSY_RETRY, Failure, classify, is_script_missing, server_failure, unavailable, unknown,
+};
+use super::link::{Connection, Link, SHARED};
+use super::request::{Kind, Request};
+use super::settings::Settings;
+use crate::http::circuit_breaker::State;
+use crate::observe;
+use crate::store::Error;
+use crate::store::meters::Meters;
+
+/// A reply this recent shows that Redis is up.
+const FRESH: Duration = Duration::from_secs(1);
+/// The time of the last reply is updated at most this often, because all I/O threads write to it.
+const REPLY_TIME_GRANULARITY_MS: u64 = 50;
+
+/// Added to a deadline for the bytes transferred: a tenth of 1 Gbit/s, because operations share the connection.
+const BYTES_PER_MS: u64 = 12_500;
+
+/// The state that all operations share.
+#[derive(Debug)]
+pub(super) struct Executor {
+    link: Arc<Link>,
+    breaker: RedisBreaker,
+    in_flight: AtomicU32,
+    max_in_flight: u32,
+    read_timeout: Duration,
+    write_timeout: Duration,
+    meters: Meters,
+    last_failure: Mutex<Arc<str>>,
+    started: Instant,
+    /// Milliseconds from `started` to the last reply, plus one; 0 for none.
+    last_reply_ms: AtomicU64,
+}
+
+impl Executor {
+    pub(super) fn new(link: Arc<Link>, settings: &Settings, meters: Meters) -> Self {
+        Self {
+            link,
+            breaker: RedisBreaker::new(&settings.advanced.circuit_breaker, meters.breaker.clone()),
+            in_flight: AtomicU32::new(0),
+            max_in_flight: settings.advanced.max_in_flight,
+            read_timeout: settings.advanced.read_timeout,
+            write_timeout: settings.advanced.write_timeout,
+            meters,
+            last_failure: Mutex::new("".into()),
+            started: observe::now(),
+            last_reply_ms: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether Redis replied within the last second, and nothing has failed since.
+    pub(super) fn is_fresh(&self) -> bool {
+        let last_reply = self.last_reply_ms.load(Relaxed);
+        let since = self.started.elapsed().as_millis() as u64;
+        last_reply != 0
+            && since.saturating_sub(last_reply) < FRESH.as_millis() as u64
+            && self.breaker.is_healthy()
+    }
+
+    pub(super) fn in_flight(&self) -> u32 {
+        self.in_flight.load(Relaxed)
+    }
+
+    pub(super) fn breaker(&self) -> State {
+        self.breaker.state()
+    }
+
+    pub(super) fn last_failure(&self) -> Arc<str> {
+        self.last_failure.lock().clone()
+    }
+
+    /// Executes a request. Must be polled on the thread of that connection.
+    pub(super) async fn execute(
+        &self,
+        index: usize,
+        kind: Kind,
+        request: &Request,
+    ) -> Result<Value, Error> {
+        let _in_flight = self
+            .enter()
+            .ok_or_else(|| unavailable(BUSY_RETRY, "too many operations are waiting for Redis"))?;
+        self.breaker
+            .admit(observe::now())
+            // Clients' smallest unit is a second.
+            .map_err(|wait| unavailable(wait.max(BUSY_RETRY), &self.last_failure()))?;
+        let timeout = match kind {
+            Kind::Read => self.read_timeout,
+            Kind::Write | Kind::WriteOnce => self.write_timeout,
+        };
+        let transfer = Duration::from_millis(request.bytes() / BYTES_PER_MS);
+        let deadline = tokio::time::Instant::now() + timeout + transfer;
+        let mut result = self.attempt(index, kind, request, deadline).await;
+        // An idle connection that was lost fails at its next use.
+        let is_lost = |failure: &Failure| {
+            failure.is_server_failure && matches!(failure.error, Error::Unknown { .. })
+        };
+        if kind != Kind::WriteOnce
+            && result.as_ref().is_err_and(is_lost)
+            && tokio::time::Instant::now() < deadline
+        {
+            let first = result;
+            result = self.attempt(index, kind, request, deadline).await;
+            // The first attempt may have been applied all the same.
+            if result.is_err() {
+                result = first;
+            }
+        }
+        self.account(&result);
+        result.map_err(|failure| match (kind, failure.error) {
+            // A read has no unknown outcome.
+            (
+                Kind::Read,
+                Error::Unknown {
+                    retry_after,
+                    reason,
+                },
+            ) => Error::Unavailable {
+                retry_after,
+                reason,
+            },
+            (_, error) => error,
+        })
+    }
+
+    /// Counts the operation as in flight. `None` if too many are.
+    fn enter(&self) -> Option<InFlight<'_>> {
+        let before = self.in_flight.fetch_add(1, AcqRel);
+        self.meters.in_flight.inc();
+        let in_flight = InFlight(self);
+        (before < self.max_in_flight).then_some(in_flight)
+    }
+
+    async fn attempt(
+        &self,
+        index: usize,
+        kind: Kind,
+        request: &Request,
+        deadline: tokio::time::Instant,
+    ) -> Result<Value, Failure> {
+        let meters = &self.meters;
+        let (index, mut connection) = self.connection(index, deadline).await?;
+        let sending = async {
+            let answer = match request {
+                Request::Command(command) | Request::Bulk { command, .. } => {
+                    connection.wire.one(command).await
+                }
+                Request::Script(call) => connection.wire.one(&call.by_hash()).await,
+            };
+            match (answer, request) {
+                (Err(error), Request::Script(call)) if is_script_missing(&error) => {
+                    meters.scripts_reloaded.inc();
+                    connection.wire.one(&call.by_text()).await
+                }
+                (answer, _) => answer,
+            }
+        };
+        match timeout_at(deadline, sending).await {
+            Ok(Ok(value)) => {
+                self.link.on_answer(index);
+                Ok(value)
+            }
+            Ok(Err(error)) => {
+                let failure = classify(&error);
+                if failure.is_server_failure && !connection.wire.is_cluster() {
+                    self.link.lose(index, connection.number);
+                }
+                Err(failure)
+            }
+            Err(_) => {
+                if !connection.wire.is_cluster() {
+                    self.link.on_timeout(index, connection.number);
+                }
+                let reason = match kind {
+                    Kind::Read => "no reply within the time-out",
+                    Kind::Write | Kind::WriteOnce => "no reply to a write within the time-out",
+                };
+                Err(server_failure(unknown(reason)))
+            }
+        }
+    }
+
+    /// Returns the connection and its index: the requested one, or the shared one if it cannot be opened.
+    async fn connection(
+        &self,
+        index: usize,
+        deadline: tokio::time::Instant,
+    ) -> Result<(usize, Connection), Failure> {
+        if let Some(connection) = self.link.up(index) {
+            return Ok((index, connection));
+        }
+        let reason = match timeout_at(deadline, self.link.wire(index)).await {
+            Ok(Ok(connection)) => return Ok((index, connection)),
+            Ok(Err(reason)) => reason,
+            Err(_) => "connecting timed out".into(),
+        };
+        // Its task stays on its own thread.
+        match self.link.up(SHARED) {
+            Some(connection) => Ok((SHARED, connection)),
+            None => Err(server_failure(unavailable(BUSY_RETRY, &reason))),
+        }
+    }
+
+    fn account(&self, result: &Result<Value, Failure>) {
+        match result {
+            Err(failure) if failure.is_server_failure => {
+                let opened = self.breaker.on_failure(observe::now());
+                *self.last_failure.lock() = failure.error.to_string().into();
+                if opened {
+                    warn!(
+                        error = %failure.error,
+                        "circuit breaker of Redis opened; operations on stored responses are refused until Redis replies"
+                    );
+                    // Connections that hang are replaced.
+                    self.link.lose_all();
+                }
+            }
+            // Redis replied.
+            Ok(_) | Err(_) => {
+                self.breaker.on_success();
+                let since = self.started.elapsed().as_millis() as u64 + 1;
+                let last_reply = self.last_reply_ms.load(Relaxed);
+                if last_reply == 0 || since > last_reply + REPLY_TIME_GRANULARITY_MS {
+                    self.last_reply_ms.store(since, Relaxed);
+                }
+            }
+        }
+    }
+}
+
+/// Counts an operation while it is in flight.
+struct InFlight<'a>(&'a Executor);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, AcqRel);
+        self.0.meters.in_flight.dec();
+    }
+}

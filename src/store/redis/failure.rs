@@ -1,0 +1,157 @@
+//! What an error of Redis means for an operation: whether it may have been applied, whether to retry, and whether the
+//! circuit breaker counts it.
+
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use super::link::error_text;
+use crate::store::Error;
+
+/// When clients should retry after Redis was busy or refused.
+pub(super) const BUSY_RETRY: Duration = Duration::from_secs(1);
+
+/// A failed operation.
+pub(super) struct Failure {
+    pub(super) error: Error,
+    /// Whether the circuit breaker counts it: the server failed, not just one key.
+    pub(super) is_server_failure: bool,
+}
+
+pub(super) fn unavailable(retry_after: Duration, reason: &str) -> Error {
+    Error::Unavailable {
+        retry_after,
+        reason: reason.into(),
+    }
+}
+
+pub(super) fn unknown(reason: &str) -> Error {
+    Error::Unknown {
+        retry_after: BUSY_RETRY,
+        reason: reason.into(),
+    }
+}
+
+pub(super) fn server_failure(error: Error) -> Failure {
+    Failure {
+        error,
+        is_server_failure: true,
+    }
+}
+
+pub(super) fn is_script_missing(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+/// Whether the server works and one key is damaged: it has the wrong type, or a script failed on its content.
+/// Older servers report the failure of a command inside a script as the script's own error.
+fn is_key_damaged(error: &RedisError) -> bool {
+    const SERVER_ERRORS: [&str; 6] = [
+        "OOM",
+        "MISCONF",
+        "NOREPLICAS",
+        "READONLY",
+        "LOADING",
+        "NOPERM",
+    ];
+    let detail = error.detail().unwrap_or_default();
+    match error.code() {
+        Some("WRONGTYPE") => true,
+        Some("ERR") => {
+            detail.contains("user_script")
+                && !SERVER_ERRORS.iter().any(|code| detail.contains(code))
+        }
+        _ => false,
+    }
+}
+
+/// Translates an error of the Redis library.
+pub(super) fn classify(error: &RedisError) -> Failure {
+    let reason = error_text(error);
+    match error.code() {
+        Some("OOM") => {
+            return Failure {
+                error: Error::Full {
+                    retry_after: BUSY_RETRY,
+                },
+                is_server_failure: false,
+            };
+        }
+        Some("NEWER") => {
+            let reason = format!("written by a newer release: {reason}");
+            return Failure {
+                error: Error::Unreadable(reason.into()),
+                is_server_failure: false,
+            };
+        }
+        // Blocked by a script, missing replicas, a full disk, wrong credentials.
+        Some("BUSY" | "NOREPLICAS" | "MISCONF" | "UNKILLABLE" | "NOAUTH" | "WRONGPASS") => {
+            return server_failure(unavailable(BUSY_RETRY, &reason));
+        }
+        _ => {}
+    }
+    match error.kind() {
+        // Redis refused before it executed anything.
+        ErrorKind::Server(
+            ServerErrorKind::BusyLoading
+            | ServerErrorKind::ClusterDown
+            | ServerErrorKind::MasterDown
+            | ServerErrorKind::ReadOnly
+            | ServerErrorKind::TryAgain
+            | ServerErrorKind::Moved
+            | ServerErrorKind::Ask
+            | ServerErrorKind::NoScript
+            | ServerErrorKind::NoPerm
+            | ServerErrorKind::CrossSlot,
+        ) => server_failure(unavailable(BUSY_RETRY, &reason)),
+        // The request was never sent.
+        ErrorKind::ClusterConnectionNotFound
+        | ErrorKind::AuthenticationFailed
+        | ErrorKind::InvalidClientConfig
+        | ErrorKind::MasterNameNotFoundBySentinel
+        | ErrorKind::NoValidReplicasFoundBySentinel
+        | ErrorKind::EmptySentinelList => server_failure(unavailable(BUSY_RETRY, &reason)),
+        ErrorKind::Io if error.is_connection_refusal() => {
+            server_failure(unavailable(BUSY_RETRY, &reason))
+        }
+        _ if is_key_damaged(error) => Failure {
+            error: Error::Unreadable(reason.into()),
+            is_server_failure: false,
+        },
+        _ => server_failure(unknown(&reason)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure_of(line: &str) -> Failure {
+        let error = redis::parse_redis_value(format!("-{line}\r\n").as_bytes())
+            .and_then(|value| value.extract_error())
+            .unwrap_err();
+        classify(&error)
+    }
+
+    #[test]
+    fn a_damaged_key_does_not_count_as_a_server_failure() {
+        for line in [
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+            "ERR user_script:9: attempt to compare number with nil script: 1f, on @user_script:9.",
+            "ERR Error running script (call to f_1f): @user_script:9: WRONGTYPE Operation against a key",
+        ] {
+            let failure = failure_of(line);
+            assert!(!failure.is_server_failure, "{line}");
+            assert!(matches!(failure.error, Error::Unreadable(_)), "{line}");
+        }
+        for line in [
+            "ERR max number of clients reached",
+            "ERR Error running script (call to f_1f): @user_script:9: -MISCONF Redis is configured to save",
+            "MISCONF Redis is configured to save",
+            "LOADING Redis is loading the dataset in memory",
+            "STRANGE never heard of",
+        ] {
+            assert!(failure_of(line).is_server_failure, "{line}");
+        }
+    }
+}

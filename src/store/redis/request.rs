@@ -1,0 +1,38 @@
+//! A request to Redis: a command or a script, how large it may be, and whether it may be repeated.
+
+use redis::Cmd;
+
+use super::scripts::Call;
+
+/// A command or script for Redis.
+#[derive(Debug)]
+pub(super) enum Request {
+    Command(Cmd),
+    /// A command whose reply may have this many bytes.
+    Bulk {
+        command: Cmd,
+        bytes: u64,
+    },
+    Script(Call),
+}
+
+impl Request {
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::Command(_) => 0,
+            Self::Bulk { bytes, .. } => *bytes,
+            Self::Script(call) => call.bytes(),
+        }
+    }
+}
+
+/// Whether an operation may be repeated, and what a missing reply means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Changes nothing, may be repeated.
+    Read,
+    /// Idempotent write, may be repeated.
+    Write,
+    /// A write whose second application returns something else; never repeated.
+    WriteOnce,
+}

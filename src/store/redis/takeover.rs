@@ -1,0 +1,328 @@
+//! Which replica runs a background response: lost ownerships, orphans, untracked responses, takeover and release.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use tracing::warn;
+
+use super::client::Redis;
+use super::keys::{parse_member, parse_owner};
+use super::owners::unix_seconds;
+use super::reply::Reply;
+use super::request::{Kind, Request};
+use super::scripts::{Call, Name};
+use crate::store::{
+    Error, FencingToken, Orphan, Owner, OwnershipLoss, ResponseKey, Status, TakenOver, Takeover,
+    WriteOutcome,
+};
+
+/// How long a dead owner without responses stays in the set of owners.
+const DEAD_OWNER_KEPT_S: u64 = 3_600;
+
+impl Redis {
+    pub(super) async fn lost_ownerships(
+        &self,
+        running: Vec<(ResponseKey, FencingToken)>,
+    ) -> Result<Vec<(ResponseKey, OwnershipLoss)>, Error> {
+        let states = running.iter().map(|(key, _)| *key);
+        let states = self.states(states.collect()).await?;
+        let mut lost = Vec::new();
+        for ((key, fence), state) in running.into_iter().zip(states) {
+            let reason = match state {
+                // Not decodable. The next write to it reports the error.
+                Err(_) => None,
+                Ok(None) => Some(OwnershipLoss::Gone),
+                Ok(Some(state)) => match state.owner {
+                    RunOwner::Foreground => Some(OwnershipLoss::Terminal(state.status)),
+                    RunOwner::Of(owner)
+                        if owner != Some(fence.owner) || state.fencing_number != fence.number =>
+                    {
+                        Some(OwnershipLoss::Fenced)
+                    }
+                    RunOwner::Of(_) => state
+                        .status
+                        .is_terminal()
+                        .then_some(OwnershipLoss::Terminal(state.status)),
+                },
+            };
+            lost.extend(reason.map(|reason| (key, reason)));
+        }
+        Ok(lost)
+    }
+
+    /// Reads status and ownership of each response, in one pipeline. A record that cannot be decoded does not
+    /// affect the others.
+    async fn states(&self, keys: Vec<ResponseKey>) -> Result<Vec<ReadState>, Error> {
+        let mut requests = Vec::with_capacity(keys.len());
+        for key in keys {
+            let mut command = redis::cmd("HMGET");
+            command
+                .arg(self.keys.record(key))
+                .arg(&["v", "st", "bg", "own", "ep"]);
+            requests.push(self.spawn(Kind::Read, Request::Command(command)));
+        }
+        let mut states = Vec::with_capacity(requests.len());
+        for request in requests {
+            match request.result().await.and_then(RunState::read) {
+                Err(error) if error.retry_after().is_some() => return Err(error),
+                found => states.push(found),
+            }
+        }
+        Ok(states)
+    }
+
+    pub(super) async fn find_orphans(&self, max: usize) -> Result<Vec<Orphan>, Error> {
+        let mut list = redis::cmd("ZRANGE");
+        list.arg(self.keys.owners())
+            .arg(0)
+            .arg(-1)
+            .arg("WITHSCORES");
+        let mut list = Reply::new(self.execute(Kind::Read, Request::Command(list)).await?)?;
+        let mut owners = vec![(None, unix_seconds())];
+        while !list.is_empty() {
+            let owner = list.word()?;
+            let seen = list.word()?.parse::<f64>().unwrap_or(0.0) as u64;
+            owners.extend(parse_owner(&owner).map(|owner| (Some(owner), seen)));
+        }
+        let mut orphans = Vec::new();
+        for (owner, seen) in owners {
+            if orphans.len() >= max {
+                break;
+            }
+            if let Some(owner) = owner
+                && self.is_alive(owner).await?
+            {
+                continue;
+            }
+            let left = max - orphans.len();
+            let has_any = self.orphans_of(owner, left, &mut orphans).await?;
+            if let Some(owner) = owner
+                && !has_any
+                && unix_seconds().saturating_sub(seen) > DEAD_OWNER_KEPT_S
+            {
+                let mut forget = redis::cmd("ZREM");
+                forget.arg(self.keys.owners()).arg(owner.to_string());
+                self.send_detached(Request::Command(forget));
+            }
+        }
+        // A response that is being released may be in two sets.
+        orphans.sort_by_key(|orphan| orphan.key);
+        orphans.dedup();
+        Ok(orphans)
+    }
+
+    /// Adds the orphans of a dead owner (or released ones) to `orphans`, and removes ended responses from its
+    /// set. False if the set is empty.
+    async fn orphans_of(
+        &self,
+        owner: Option<Owner>,
+        max: usize,
+        orphans: &mut Vec<Orphan>,
+    ) -> Result<bool, Error> {
+        let mut members = redis::cmd("SRANDMEMBER");
+        members.arg(self.keys.running(owner)).arg(max);
+        let mut reply = Reply::new(self.execute(Kind::Read, Request::Command(members)).await?)?;
+        let mut keys = Vec::new();
+        while !reply.is_empty() {
+            keys.extend(parse_member(&reply.word()?));
+        }
+        let has_any = !keys.is_empty();
+        let states = self.states(keys.clone()).await?;
+        for (key, state) in keys.into_iter().zip(states) {
+            let state = match state {
+                Ok(state) => state,
+                Err(error) => {
+                    warn!(id = %key.id, %error, "background response record cannot be decoded; leaving it to other replicas");
+                    continue;
+                }
+            };
+            let running = state.filter(|state| !state.status.is_terminal());
+            match running {
+                // A released response may still be in the set of its former owner.
+                Some(RunState {
+                    owner: RunOwner::Of(now),
+                    fencing_number,
+                    ..
+                }) if now == owner || now.is_none() => orphans.push(Orphan {
+                    key,
+                    owner: now,
+                    fencing_number,
+                }),
+                _ => self.unindex(owner, key),
+            }
+        }
+        Ok(has_any)
+    }
+
+    /// Returns responses in the set of a live owner that the owner does not run.
+    pub(super) async fn find_untracked(
+        &self,
+        owner: Owner,
+        running: Vec<ResponseKey>,
+        max: usize,
+    ) -> Result<Vec<(ResponseKey, FencingToken)>, Error> {
+        let mut members = redis::cmd("SMEMBERS");
+        members.arg(self.keys.running(Some(owner)));
+        let mut reply = Reply::new(self.execute(Kind::Read, Request::Command(members)).await?)?;
+        let running: HashSet<ResponseKey> = running.into_iter().collect();
+        let mut keys = Vec::new();
+        while !reply.is_empty() {
+            keys.extend(parse_member(&reply.word()?).filter(|key| !running.contains(key)));
+        }
+        // A random choice: entries of responses that were never created stay in the set and must not hide others.
+        let keys = fastrand::choose_multiple(keys, max);
+        let states = self.states(keys.clone()).await?;
+        let mut untracked = Vec::new();
+        for (key, state) in keys.into_iter().zip(states) {
+            match state {
+                Ok(Some(state)) if state.status.is_terminal() => self.unindex(Some(owner), key),
+                Ok(Some(RunState {
+                    owner: RunOwner::Of(now),
+                    fencing_number,
+                    ..
+                })) => match now {
+                    Some(now) if now == owner => untracked.push((
+                        key,
+                        FencingToken {
+                            owner,
+                            number: fencing_number,
+                        },
+                    )),
+                    // It was released, but the reply was lost.
+                    None => self.move_to_released(owner, key).await?,
+                    Some(_) => {}
+                },
+                // It may be about to be created: the entry in the set is written first.
+                Ok(_) => {}
+                Err(error) => {
+                    warn!(id = %key.id, %error, "background response record cannot be decoded; it cannot be released");
+                }
+            }
+        }
+        Ok(untracked)
+    }
+
+    pub(super) async fn take_over_orphan(
+        &self,
+        orphan: Orphan,
+        by: Owner,
+    ) -> Result<Takeover, Error> {
+        if let Some(owner) = orphan.owner
+            && self.is_alive(owner).await?
+        {
+            return Ok(Takeover::Raced);
+        }
+        let key = orphan.key;
+        let fence = FencingToken {
+            owner: by,
+            number: orphan.fencing_number + 1,
+        };
+        self.index(fence, key).await?;
+        let owner = orphan
+            .owner
+            .map_or(String::new(), |owner| owner.to_string());
+        let call = Call::new(Name::ADOPT)
+            .key(self.keys.record(key))
+            .arg(owner)
+            .number(orphan.fencing_number)
+            .arg(by.to_string())
+            .number(fence.number);
+        let mut reply = self.call(Kind::Write, call).await?;
+        let takeover = match reply.word()?.as_str() {
+            "ok" => Takeover::Done(TakenOver {
+                fence,
+                status: reply.status()?,
+                attempts: reply.count()? as u32,
+                streams: reply.word()? == "1",
+                last_event: reply.last_event()?,
+                request: match reply.bytes()?.filter(|request| !request.is_empty()) {
+                    Some(request) => match self.unpack(request).await {
+                        // It is taken over already; the new owner ends it as failed.
+                        Err(Error::Unreadable(_)) => Bytes::new(),
+                        request => request?,
+                    },
+                    None => Bytes::new(),
+                },
+            }),
+            "raced" => Takeover::Raced,
+            "terminal" => Takeover::Terminal(reply.status()?),
+            "gone" => Takeover::Gone,
+            other => return Err(reply.unexpected(other)),
+        };
+        // Otherwise a later scan removes the entry.
+        if let Takeover::Done(_) = takeover {
+            // A scan may have removed the first entry before the takeover.
+            self.index(fence, key).await.map_err(after_a_write)?;
+            if orphan.owner != Some(by) {
+                self.unindex(orphan.owner, key);
+            }
+        }
+        Ok(takeover)
+    }
+
+    pub(super) async fn release_record(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+    ) -> Result<WriteOutcome, Error> {
+        let call = self.fenced_call(Name::RELEASE, key, fence);
+        let outcome = self.call(Kind::WriteOnce, call).await?.write_outcome()?;
+        if outcome == WriteOutcome::Done {
+            // If this fails, the owner finds it with `untracked`.
+            let _ = self.move_to_released(fence.owner, key).await;
+        }
+        Ok(outcome)
+    }
+}
+
+/// Status and ownership of a response.
+struct RunState {
+    status: Status,
+    owner: RunOwner,
+    fencing_number: u64,
+}
+
+/// `None` if there is no such response.
+type ReadState = Result<Option<RunState>, Error>;
+
+impl RunState {
+    fn read(reply: redis::Value) -> ReadState {
+        let mut reply = Reply::new(reply)?;
+        if reply.version()?.is_none() {
+            return Ok(None);
+        }
+        let status = reply.status()?;
+        let is_background = reply.text()?.is_some();
+        let (owner, fencing_number) = (reply.owner()?, reply.count()?);
+        let owner = match is_background {
+            true => RunOwner::Of(owner),
+            false => RunOwner::Foreground,
+        };
+        Ok(Some(Self {
+            status,
+            owner,
+            fencing_number,
+        }))
+    }
+}
+
+/// Who runs a response.
+enum RunOwner {
+    Foreground,
+    /// `None` between a release and a takeover.
+    Of(Option<Owner>),
+}
+
+/// Turns `Unavailable` into `Unknown`, for an error after a write that was applied.
+fn after_a_write(error: Error) -> Error {
+    match error {
+        Error::Unavailable {
+            retry_after,
+            reason,
+        } => Error::Unknown {
+            retry_after,
+            reason,
+        },
+        other => other,
+    }
+}

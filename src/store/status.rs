@@ -1,0 +1,93 @@
+//! The status of a response, and its transitions.
+
+use std::fmt;
+
+/// The status of a response. The last four are terminal: only deletion follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Status {
+    Queued,
+    InProgress,
+    Completed,
+    Incomplete,
+    Failed,
+    Cancelled,
+}
+
+impl Status {
+    pub const ALL: [Self; 6] = [
+        Self::Queued,
+        Self::InProgress,
+        Self::Completed,
+        Self::Incomplete,
+        Self::Failed,
+        Self::Cancelled,
+    ];
+
+    /// As clients see it in `status`, and as stores write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::InProgress => "in_progress",
+            Self::Completed => "completed",
+            Self::Incomplete => "incomplete",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.as_str() == text)
+    }
+
+    pub fn is_terminal(self) -> bool {
+        !matches!(self, Self::Queued | Self::InProgress)
+    }
+
+    /// Whether another response may continue it.
+    pub fn is_continuable(self) -> bool {
+        matches!(self, Self::Completed | Self::Incomplete)
+    }
+
+    /// Whether this status may change to `next`. A takeover changes no status: the new owner continues with the
+    /// status that it finds.
+    pub fn may_become(self, next: Self) -> bool {
+        match self {
+            Self::Queued => next != Self::Queued,
+            Self::InProgress => next.is_terminal(),
+            Self::Completed | Self::Incomplete | Self::Failed | Self::Cancelled => false,
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_status_never_changes() {
+        for from in Status::ALL {
+            for to in Status::ALL {
+                let expected = match (from, to) {
+                    (Status::Queued, to) => to != Status::Queued,
+                    (Status::InProgress, to) => to.is_terminal(),
+                    _ => false,
+                };
+                assert_eq!(from.may_become(to), expected, "{from} -> {to}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_status_survives_encoding() {
+        for status in Status::ALL {
+            assert_eq!(Status::parse(status.as_str()), Some(status));
+        }
+        assert_eq!(Status::parse("done"), None);
+    }
+}
