@@ -1,4 +1,4 @@
-//! The keys of stored responses and conversations. The tenant is part of the key, so nobody reads another
+//! The keys of stored responses and conversations. The tenant is part of the key, so that no tenant reads another
 //! tenant's data.
 
 use crate::ids::{ConversationId, ResponseId, Tenant};

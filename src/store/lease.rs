@@ -64,7 +64,7 @@ enum State {
 pub struct Lease {
     state: State,
     lease: Duration,
-    beat: Duration,
+    heartbeat_interval: Duration,
     /// When the next heartbeat is due.
     due: Instant,
     /// When the pending heartbeat was sent.
@@ -79,7 +79,7 @@ impl Lease {
         Self {
             state: State::Lost,
             lease: settings.duration * 19 / 20,
-            beat: settings.heartbeat_interval,
+            heartbeat_interval: settings.heartbeat_interval,
             due: now,
             sent: None,
             not_before: now,
@@ -100,7 +100,7 @@ impl Lease {
         }
         if self.sent.is_none() && self.due <= now {
             self.sent = Some(now);
-            self.not_before = now + self.beat / EARLY_FRACTION;
+            self.not_before = now + self.heartbeat_interval / EARLY_FRACTION;
             return Step::SendHeartbeat;
         }
         Step::Wait
@@ -120,7 +120,7 @@ impl Lease {
         let Some(sent) = self.sent.take() else {
             return Step::Wait;
         };
-        self.due = sent + self.beat;
+        self.due = sent + self.heartbeat_interval;
         let was_held = self.is_held(now);
         let was_lost = matches!(self.state, State::Lost);
         let until = sent + self.lease;
@@ -139,7 +139,7 @@ impl Lease {
     /// The heartbeat failed, or its outcome is unknown. The next follows early.
     pub fn on_failure(&mut self, now: Instant) -> Step {
         self.sent = None;
-        self.due = now + self.beat / 6;
+        self.due = now + self.heartbeat_interval / 6;
         self.on_timeout(now)
     }
 

@@ -90,7 +90,7 @@ impl Packed {
 
     /// The pieces of the value `name`, each with its field name.
     pub(super) fn fields(&self, name: &str) -> impl Iterator<Item = (String, &Bytes)> {
-        let field = move |(place, piece)| (format!("{name}:{:x}:{place}", self.nonce), piece);
+        let field = move |(index, piece)| (format!("{name}:{:x}:{index}", self.nonce), piece);
         self.pieces.iter().enumerate().map(field)
     }
 }
@@ -110,7 +110,7 @@ pub(super) fn pieces(name: &str, field: &[u8]) -> Result<Vec<String>, Error> {
     };
     let (nonce, count) = parsed()
         .ok_or_else(|| Error::Unreadable("malformed reference to the pieces of a value".into()))?;
-    let field = |place| format!("{name}:{nonce}:{place}");
+    let field = |index| format!("{name}:{nonce}:{index}");
     Ok((0..count).map(field).collect())
 }
 

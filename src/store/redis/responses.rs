@@ -58,7 +58,7 @@ impl Redis {
 
         let ttl = self.record_ttl_ms();
         let mut call = Call::new(Name::CREATE).key(self.keys.record(key));
-        if let Some(parent) = record.parent.as_ref().and_then(|past| past.ids.last()) {
+        if let Some(parent) = record.parent.as_ref().and_then(|chain| chain.ids.last()) {
             call = call.key(self.keys.record(ResponseKey { id: *parent, ..key }));
         }
         call = call
@@ -67,10 +67,10 @@ impl Redis {
             .field("hi", write_hint(&record.hint))
             .field("il", input.len() as u64)
             .field("ol", content.output.len() as u64);
-        if let Some(past) = &record.parent {
+        if let Some(chain) = &record.parent {
             call = call
-                .field("pa", pack_chain(&past.ids))
-                .field("pb", past.bytes);
+                .field("pa", pack_chain(&chain.ids))
+                .field("pb", chain.bytes);
         }
         for (name, packed) in values {
             call = call.field(name, packed.field);
@@ -122,8 +122,8 @@ impl Redis {
         }
         let status = reply.status()?;
         let hint = read_hint(&reply.word()?)?;
-        let past = reply.bytes()?.unwrap_or_default();
-        let previous = unpack_chain(key.id.root(), &past).pop();
+        let chain = reply.bytes()?.unwrap_or_default();
+        let previous = unpack_chain(key.id.root(), &chain).pop();
         let (response, output) = (reply.whole("response")?, reply.whole("output")?);
         let background = match reply.text()? {
             None => None,
