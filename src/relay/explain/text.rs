@@ -41,7 +41,7 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
         Reason::LeastLoad => format!("fewest requests in flight: {requests}"),
     };
     if !chosen.is_trusted {
-        text += "; its cache is predicted, because its engine makes other tokens of a text than the router (tokenizer mismatch)";
+        text += "; its cache is predicted, because its engine's tokens differ from the router's (tokenizer mismatch)";
     }
     text
 }
