@@ -285,7 +285,7 @@ fn a_tokenizer_that_cannot_be_loaded_is_told_with_path_and_line() {
         )),
         &[
             "models[0].tokenizer.path: ",
-            "models[0].tokenizer.chat_template: /no/such.jinja: no such file; give the one that",
+            "models[0].tokenizer.chat_template: /no/such.jinja: file not found; give the file that",
         ],
     );
     check(&one("{from: hub}"), &["models[0].tokenizer.from"]);
