@@ -87,6 +87,9 @@ impl AdminServer {
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<http::Body> {
         let path = request.uri().path().to_owned();
         let query = request.uri().query().unwrap_or_default().to_owned();
+        if let Some(refusal) = refuse_unknown_parameter(request.method(), &path, &query) {
+            return refusal;
+        }
         match (request.method(), path.as_str()) {
             (&Method::GET, "/") => text(StatusCode::OK, PATHS),
             (&Method::GET, "/healthz") => text(StatusCode::OK, "ok\n"),
@@ -226,6 +229,27 @@ impl AdminServer {
             )
         }
     }
+}
+
+/// Refuses a misspelt parameter: `POST /drain?wroker=NAME` must not drain the whole router.
+fn refuse_unknown_parameter(
+    method: &Method,
+    path: &str,
+    query: &str,
+) -> Option<Response<http::Body>> {
+    let known: &[&str] = match (method, path) {
+        (&Method::POST, "/drain" | "/undrain") => &["worker"],
+        (&Method::POST, "/explain") => &["path", "tenant", "tokens"],
+        (&Method::GET, "/kv/blocks") => &["worker", "rank"],
+        _ => return None,
+    };
+    let mut pairs = form_urlencoded::parse(query.as_bytes());
+    let (unknown, _) = pairs.find(|(key, _)| !known.contains(&&**key))?;
+    let message = format!(
+        "unknown parameter `{unknown}`; {path} knows {}",
+        known.join(", ")
+    );
+    Some(refuse(StatusCode::BAD_REQUEST, &message))
 }
 
 /// One parameter of a query.

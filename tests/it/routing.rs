@@ -174,6 +174,16 @@ async fn a_draining_worker_finishes_what_it_has_and_gets_nothing_new() {
     let unknown = cluster.post_admin("/drain?worker=nobody", "").await;
     assert_eq!(unknown.status, 404);
     assert_eq!(cluster.post_admin("/undrain", "").await.status, 400);
+    for misspelt in [
+        "/drain?wroker=w0",
+        "/undrain?worker=w0&x=1",
+        "/explain?pth=/",
+    ] {
+        let refused = cluster.post_admin(misspelt, "").await;
+        assert_eq!(refused.status, 400, "{misspelt}");
+        assert!(refused.text().contains("unknown parameter `"), "{misspelt}");
+    }
+    assert_eq!(cluster.admin("/kv/blocks?wroker=w0").await.status, 400);
     assert_eq!(cluster.admin("/drain?worker=w0").await.status, 405);
 }
 
