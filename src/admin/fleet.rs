@@ -36,6 +36,9 @@ struct WorkerRow {
     address: String,
     role: Role,
     health: Health,
+    /// Why the last health probe failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_error: Option<String>,
     circuit_breaker: circuit_breaker::State,
     is_draining: bool,
     version: Option<String>,
@@ -98,6 +101,7 @@ pub(super) fn page(relay: &Relay, now: Instant) -> Page {
             address: worker.pool.address().to_owned(),
             role: worker.role,
             health: status.health,
+            last_error: worker.last_probe_error.load().as_deref().cloned(),
             circuit_breaker: worker.breaker.state(),
             is_draining: status.draining,
             version: status.facts.version.clone(),

@@ -147,9 +147,20 @@ impl EventsSpec {
     }
 }
 
-/// Parses the response to `GET /kv_event_sources`, which lists the publisher of each rank. Also returns the reasons
-/// why publishers cannot be used: the router can only subscribe to a ZeroMQ port that the engine itself opens.
-pub fn parse_sources(page: &[u8]) -> Result<(BTreeMap<u32, Endpoint>, Vec<String>), String> {
+/// A rank's publisher to which the router cannot subscribe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnusableSource {
+    /// As the engine lists it.
+    pub rank: String,
+    pub endpoint: String,
+    pub reason: String,
+}
+
+/// Parses the response to `GET /kv_event_sources`, which lists the publisher of each rank. Also returns the
+/// publishers that cannot be used: the router can only subscribe to a ZeroMQ port that the engine itself opens.
+pub fn parse_sources(
+    page: &[u8],
+) -> Result<(BTreeMap<u32, Endpoint>, Vec<UnusableSource>), String> {
     #[derive(Deserialize)]
     struct Source {
         #[serde(default)]
@@ -169,7 +180,11 @@ pub fn parse_sources(page: &[u8]) -> Result<(BTreeMap<u32, Endpoint>, Vec<String
     let mut unusable = Vec::new();
     for (rank, source) in sources {
         let Some(number) = rank.parse().ok().filter(|rank| *rank < MAX_RANKS) else {
-            unusable.push(format!("`{rank}` is not a rank"));
+            unusable.push(UnusableSource {
+                rank,
+                endpoint: source.endpoint.unwrap_or_default(),
+                reason: format!("ranks are 0 to {}", MAX_RANKS - 1),
+            });
             continue;
         };
         if !source.enable_kv_cache_events || source.publisher.as_deref() == Some("null") {
@@ -191,14 +206,16 @@ pub fn parse_sources(page: &[u8]) -> Result<(BTreeMap<u32, Endpoint>, Vec<String
                     },
                 );
             }
-            (Some("zmq"), _) => unusable.push(format!(
-                "rank {rank} publishes to `{}`, which is not a port of its own",
-                source.endpoint.unwrap_or_default()
-            )),
-            (publisher, _) => unusable.push(format!(
-                "rank {rank} publishes over `{}`",
-                publisher.unwrap_or_default()
-            )),
+            (publisher, _) => unusable.push(UnusableSource {
+                reason: match publisher {
+                    Some("zmq") => {
+                        "the engine connects to this endpoint instead of listening on it".to_owned()
+                    }
+                    other => format!("its publisher is `{}`, not zmq", other.unwrap_or_default()),
+                },
+                rank,
+                endpoint: source.endpoint.unwrap_or_default(),
+            }),
         }
     }
     Ok((endpoints, unusable))
@@ -343,7 +360,12 @@ mod tests {
         let page = br#"{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://collector:5557"}}"#;
         let (endpoints, unusable) = parse_sources(page).unwrap();
         assert!(endpoints.is_empty());
-        assert!(unusable[0].contains("tcp://collector:5557"), "{unusable:?}");
+        let source = &unusable[0];
+        assert_eq!(
+            (source.rank.as_str(), source.endpoint.as_str()),
+            ("0", "tcp://collector:5557")
+        );
+        assert!(source.reason.contains("instead of listening"), "{source:?}");
     }
 
     #[test]

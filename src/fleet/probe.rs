@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tracing::{debug, info, warn};
 
-use super::events::{self, Endpoint, Events};
+use super::events::{self, Endpoint, Events, UnusableSource};
 use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
 use super::load::LoadReport;
@@ -79,7 +79,9 @@ async fn probe(
     let mut started = None;
     let mut unusable = Vec::new();
     for round in 0u32.. {
-        let is_good = get(&worker, "/health", limit).await.is_ok();
+        let probed = get(&worker, "/health", limit).await;
+        let is_good = probed.is_ok();
+        worker.last_probe_error.store(probed.err().map(Arc::new));
         let turned_up = is_good && machine.health() != Health::Up;
         if turned_up || (is_good && (facts.is_none() || round % PROBES_PER_FACTS == 0)) {
             // Before the worker is up: without its models it gets no requests.
@@ -143,7 +145,9 @@ async fn probe(
         }
         match machine.on_probe(is_good) {
             Some(Health::Down) => {
-                warn!(worker = %worker.name, address = worker.pool.address(), "worker is down");
+                let last_error = worker.last_probe_error.load();
+                let error = last_error.as_deref();
+                warn!(worker = %worker.name, address = worker.pool.address(), error, "worker is down");
                 registry.set_health(worker.id, Health::Down);
             }
             Some(health) => {
@@ -287,12 +291,12 @@ async fn fetch_models(worker: &Worker, limit: Duration) -> Result<Facts, String>
 }
 
 /// The engine's KV event endpoints. If the request fails, they stay as `before`: one lost response is no reason to
-/// unsubscribe. `unusable` has the reasons that were logged already; only new ones are logged.
+/// unsubscribe. `unusable` has the publishers that were logged already; only new ones are logged.
 async fn fetch_event_endpoints(
     worker: &Worker,
     limit: Duration,
     before: BTreeMap<u32, Endpoint>,
-    unusable: &mut Vec<String>,
+    unusable: &mut Vec<UnusableSource>,
 ) -> BTreeMap<u32, Endpoint> {
     let sources = match get(worker, "/kv_event_sources", limit).await {
         Ok(page) => events::parse_sources(&page),
@@ -302,11 +306,13 @@ async fn fetch_event_endpoints(
     match sources {
         Ok((endpoints, now_unusable)) => {
             let logged = std::mem::replace(unusable, now_unusable);
-            for reason in unusable.iter().filter(|reason| !logged.contains(reason)) {
+            for source in unusable.iter().filter(|source| !logged.contains(source)) {
                 warn!(
                     worker = %worker.name,
-                    reason,
-                    fix = "start the engine with an endpoint such as tcp://*:5557",
+                    rank = source.rank,
+                    endpoint = source.endpoint,
+                    reason = source.reason,
+                    fix = "publish on tcp://*:PORT, or set events of this worker",
                     "KV events of this worker cannot be used; routing predicts its cache instead"
                 );
             }

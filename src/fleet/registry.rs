@@ -243,6 +243,7 @@ impl Registry {
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
             bootstrap_info: ArcSwapOption::empty(),
+            last_probe_error: ArcSwapOption::empty(),
         });
         let draining = member.draining;
         let status = Status {

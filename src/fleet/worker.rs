@@ -85,6 +85,8 @@ pub struct Worker {
     pub refuses_reports: AtomicBool,
     /// What its bootstrap server reported last. Cleared when the engine may have restarted.
     pub bootstrap_info: ArcSwapOption<BootstrapInfo>,
+    /// Why the last probe of its `/health` failed; none after one that succeeded.
+    pub last_probe_error: ArcSwapOption<String>,
 }
 
 impl Worker {
