@@ -58,23 +58,27 @@ impl RedisBreaker {
         Ok(())
     }
 
-    pub(super) fn on_success(&self) {
+    /// Returns true if this closed the breaker.
+    pub(super) fn on_success(&self) -> bool {
         if self.is_healthy() {
-            return;
+            return false;
         }
         let mut machine = self.machine.lock();
-        *machine = closed(&self.settings);
+        let before = std::mem::replace(&mut *machine, closed(&self.settings));
         self.is_healthy.store(true, Release);
         self.publish(machine.state());
+        before.state() != State::Closed
     }
 
-    /// Returns true if this opened the breaker: the caller then drops all connections.
-    pub(super) fn on_failure(&self, now: Instant) -> bool {
+    /// If this opened the breaker, returns its state before: half-open if a trial operation failed. The caller then
+    /// drops all connections.
+    pub(super) fn on_failure(&self, now: Instant) -> Option<State> {
         let mut machine = self.machine.lock();
         self.is_healthy.store(false, Release);
+        let before = machine.state();
         let opened = machine.on_failure(now);
         self.publish(machine.state());
-        opened
+        opened.then_some(before)
     }
 
     fn publish(&self, state: State) {
@@ -100,18 +104,18 @@ mod tests {
         let begun = observe::now();
         let at = |ms| begun + Duration::from_millis(ms);
         let breaker = breaker(2);
-        assert!(!breaker.on_failure(at(0)));
-        breaker.on_success();
-        assert!(!breaker.on_failure(at(1)));
-        assert!(breaker.on_failure(at(2)));
+        assert_eq!(breaker.on_failure(at(0)), None);
+        assert!(!breaker.on_success());
+        assert_eq!(breaker.on_failure(at(1)), None);
+        assert_eq!(breaker.on_failure(at(2)), Some(State::Closed));
         // An operation that was sent before.
-        assert!(!breaker.on_failure(at(3)));
+        assert_eq!(breaker.on_failure(at(3)), None);
         assert_eq!(breaker.admit(at(52)), Err(Duration::from_millis(50)));
         assert_eq!(breaker.admit(at(102)), Ok(()));
         assert!(breaker.admit(at(103)).is_err());
-        assert!(breaker.on_failure(at(104)));
+        assert_eq!(breaker.on_failure(at(104)), Some(State::HalfOpen));
         assert_eq!(breaker.admit(at(204)), Ok(()));
-        breaker.on_success();
+        assert!(breaker.on_success());
         assert_eq!(breaker.admit(at(205)), Ok(()));
     }
 
@@ -119,7 +123,7 @@ mod tests {
     fn a_trial_that_never_reports_does_not_keep_it_open() {
         let begun = observe::now();
         let breaker = breaker(1);
-        assert!(breaker.on_failure(begun));
+        assert!(breaker.on_failure(begun).is_some());
         assert_eq!(breaker.admit(begun + Duration::from_millis(100)), Ok(()));
         assert_eq!(breaker.admit(begun + Duration::from_millis(200)), Ok(()));
     }
@@ -128,8 +132,8 @@ mod tests {
     fn a_reply_to_an_operation_from_before_it_opened_closes_it() {
         let now = observe::now();
         let breaker = breaker(1);
-        assert!(breaker.on_failure(now));
-        breaker.on_success();
+        assert!(breaker.on_failure(now).is_some());
+        assert!(breaker.on_success());
         assert_eq!(
             (breaker.state(), breaker.state_gauge.get()),
             (State::Closed, 0)

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::Value;
 use tokio::time::timeout_at;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::breaker::RedisBreaker;
 use super::failure::{
@@ -220,20 +220,25 @@ impl Executor {
     fn account(&self, result: &Result<Value, Failure>) {
         match result {
             Err(failure) if failure.is_server_failure => {
-                let opened = self.breaker.on_failure(observe::now());
+                let opened_from = self.breaker.on_failure(observe::now());
                 *self.last_failure.lock() = failure.error.to_string().into();
-                if opened {
+                // Failed trials repeat while Redis is away; one warning is enough.
+                if opened_from == Some(State::Closed) {
                     warn!(
                         error = %failure.error,
                         "circuit breaker of Redis opened; operations on stored responses are refused until Redis replies"
                     );
+                }
+                if opened_from.is_some() {
                     // Connections that hang are replaced.
                     self.link.lose_all();
                 }
             }
             // Redis replied.
             Ok(_) | Err(_) => {
-                self.breaker.on_success();
+                if self.breaker.on_success() {
+                    info!("circuit breaker of Redis closed; Redis replies again");
+                }
                 let since = self.started.elapsed().as_millis() as u64 + 1;
                 let last_reply = self.last_reply_ms.load(Relaxed);
                 if last_reply == 0 || since > last_reply + REPLY_TIME_GRANULARITY_MS {
