@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hyper::Response;
-use tracing::{debug, warn};
+use tracing::{debug, field, warn};
 
 use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
@@ -133,8 +133,9 @@ impl Relay {
                 it.outcome = Some(Outcome::WorkerFailed.as_str());
             });
         }
-        let client_id = job.headers.get("x-request-id");
-        warn!(id = %job.id, ?client_id, %error, "request failed");
+        // Absent from the line if the client sent none.
+        let client_id = job.headers.get("x-request-id").map(field::debug);
+        warn!(id = %job.id, client_id, %error, "request failed");
         count.fail();
         Err(error)
     }
