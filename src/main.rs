@@ -112,7 +112,7 @@ enum ConfigCommand {
 
 #[derive(Subcommand)]
 enum Kv {
-    /// Print one engine's cache events as they come.
+    /// Print one engine's KV events as they come.
     Tap {
         /// Where it publishes, as tcp://HOST:PORT.
         #[arg(long, value_name = "ENDPOINT")]
@@ -138,6 +138,7 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
+    let prints = !matches!(arguments.command, Command::Serve(_) | Command::Bridge(_));
     let done = match arguments.command {
         Command::Serve(configuration) => with_config(configuration.load(), |config| {
             let _flush = observe::start_logging(&config.log)?;
@@ -212,7 +213,10 @@ fn main() -> ExitCode {
         },
     };
     done.unwrap_or_else(|error| {
-        eprintln!("warmroute: {error}");
+        // The reader of the output wants no more of it, as in `warmroute config schema | head`.
+        if !(prints && error.kind() == io::ErrorKind::BrokenPipe) {
+            eprintln!("warmroute: {error}");
+        }
         ExitCode::FAILURE
     })
 }
@@ -259,11 +263,7 @@ async fn simulate(settings: sim::worker::Settings) -> io::Result<()> {
     let mut stdout = io::stdout();
     writeln!(stdout, "listening on http://{}", worker.addr())?;
     for (rank, bound) in worker.handle().kv_events().iter().enumerate() {
-        write!(
-            stdout,
-            "cache events of rank {rank} on tcp://{}",
-            bound.events
-        )?;
+        write!(stdout, "KV events of rank {rank} on tcp://{}", bound.events)?;
         match bound.replay {
             Some(replay) => writeln!(stdout, ", replays on tcp://{replay}")?,
             None => writeln!(stdout)?,

@@ -27,6 +27,18 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
+fn nothing_is_said_when_the_reader_of_the_output_leaves() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = Command::new(env!("CARGO_BIN_EXE_warmroute"))
+        .args(["config", "schema"])
+        .stdout(writer)
+        .output()
+        .unwrap();
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
 fn wrong_arguments_are_a_usage_error() {
     for arguments in [
         &["nonsense"][..],

@@ -93,7 +93,7 @@ pub(crate) fn generating(max_tokens: usize, stream: bool) -> [(&'static str, Str
 pub(crate) struct Engine {
     pub(crate) name: String,
     pub(crate) address: SocketAddr,
-    /// Where each rank's cache events are; empty if they are off.
+    /// Where each rank's KV events are; empty if they are off.
     pub(crate) events: Vec<BoundEndpoints>,
     /// What it does of a request; all of it, if it has no connector.
     role: Role,

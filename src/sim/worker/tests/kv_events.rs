@@ -1,4 +1,4 @@
-//! Cache events as a subscriber sees them.
+//! KV events as a subscriber sees them.
 
 use std::collections::BTreeMap;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};

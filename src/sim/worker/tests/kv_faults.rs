@@ -1,4 +1,4 @@
-//! Cache events that go wrong on purpose.
+//! KV events that go wrong on purpose.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
