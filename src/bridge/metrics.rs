@@ -51,7 +51,7 @@ impl Metrics {
             subscribers: registry.gauge("warmroute_bridge_subscribers", "Current subscribers."),
             serving: Serving(size(
                 "warmroute_bridge_serving",
-                "Whether the rank's events are followed and service.",
+                "1 while the bridge follows the rank's KV events and serves them to subscribers, else 0.",
             )),
             sizes: [
                 size(
@@ -64,15 +64,15 @@ impl Metrics {
                 ),
                 size(
                     "warmroute_bridge_cached_blocks",
-                    "Cached blocks known for snapshots.",
+                    "Cached blocks that a snapshot for a new subscriber would contain.",
                 ),
                 size(
                     "warmroute_bridge_cached_blocks_bytes",
-                    "Memory of the blocks known for snapshots.",
+                    "Memory of the cached blocks kept for snapshots.",
                 ),
                 size(
                     "warmroute_bridge_snapshot_missing_blocks",
-                    "Cached blocks missing in snapshots, since the cache was last cleared.",
+                    "Cached blocks missing from snapshots since the cache was last cleared.",
                 ),
             ],
         }

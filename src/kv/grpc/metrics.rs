@@ -22,7 +22,7 @@ impl Metrics {
             ),
             disconnects: registry.counters(
                 "warmroute_kv_grpc_disconnects_total",
-                "Connections over gRPC for cache events that ended or were not made, by reason.",
+                "gRPC connections for KV events that ended or failed to connect, by reason.",
                 &["reason"],
             ),
             received_bytes: registry.counter(

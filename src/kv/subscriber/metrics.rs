@@ -54,7 +54,7 @@ impl Metrics {
         Self(Arc::new(Families {
             state: gauges(
                 "warmroute_kv_state",
-                "1 for the state of what is known of a rank's cache: cold, partial, live or stale.",
+                "1 for the current state of the router's knowledge of a rank's cache: cold, partial, live or stale.",
                 "state",
             ),
             blocks: gauges(
@@ -101,7 +101,7 @@ impl Metrics {
             ),
             ignored: by(
                 "warmroute_kv_ignored_events_total",
-                "KV events that the tree did not take, by reason.",
+                "KV events that were not applied to the tree, by reason.",
                 "reason",
             ),
             resyncs: by(
@@ -120,7 +120,7 @@ impl Metrics {
             ),
             dropped_batches: counters(
                 "warmroute_kv_dropped_batches_total",
-                "Batches dropped because the buffer was full during a replay; they are repeat_reports for again.",
+                "Batches dropped because the buffer was full during a replay; they are requested again.",
             ),
             lag: registry.histograms(
                 "warmroute_kv_lag_seconds",

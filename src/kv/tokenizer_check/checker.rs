@@ -116,12 +116,12 @@ impl TokenizerCheck {
             metrics: Metrics {
                 checks: registry.counters(
                     "warmroute_tokenizer_checks_total",
-                    "Prompts whose blocks were looked for at their worker afterwards, by outcome.",
+                    "Prompts whose blocks were looked up in their worker's KV events afterwards, by outcome.",
                     &["model", "prompts", "outcome"],
                 ),
                 confirmed_ratio: registry.real_gauges(
                     "warmroute_tokenizer_check_confirmed_ratio",
-                    "Ratio of the last 128 such prompts whose blocks were all found.",
+                    "Share of the last 128 checked prompts whose blocks were all found.",
                     &["model", "prompts"],
                 ),
                 mismatch: registry.gauges(

@@ -44,7 +44,7 @@ impl Families {
             ),
             pinned_forgotten: registry.counter(
                 "warmroute_pinned_kv_transfers_forgotten_total",
-                "KV transfers that are not counted as pinned any more because their worker had too many.",
+                "KV transfers no longer counted as pinned because their worker had too many.",
             ),
         }
     }
