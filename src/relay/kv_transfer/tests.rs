@@ -11,8 +11,8 @@ use crate::fleet::kv_transfer::{BootstrapInfo, Connector};
 use crate::prompt::Api;
 
 /// Exchanges with real pairs, one a line: what was sent and what came.
-const NIXL: &str = include_str!("../../../tests/fixtures/vllm-0.32/handoff_nixl.jsonl");
-const MOONCAKE: &str = include_str!("../../../tests/fixtures/vllm-0.32/handoff_mooncake.jsonl");
+const NIXL: &str = include_str!("../../../tests/fixtures/vllm-0.32/kv_transfer_nixl.jsonl");
+const MOONCAKE: &str = include_str!("../../../tests/fixtures/vllm-0.32/kv_transfer_mooncake.jsonl");
 
 #[derive(Deserialize)]
 pub(in crate::relay) struct Exchange {

@@ -897,7 +897,7 @@ async fn a_model_that_ends_its_answer_at_once_is_made_to_go_on_where_it_only_com
 }
 
 #[tokio::test]
-async fn what_a_client_says_of_handoffs_reaches_nobody() {
+async fn kv_transfer_fields_of_a_client_reach_no_engine() {
     for connector in BOTH {
         let mut fleet = Fleet::start(connector, (1, 1), unnoticed).await;
         let lies = [

@@ -216,8 +216,8 @@ async fn what_cannot_be_split_runs_whole_and_never_on_a_prefill_worker() {
     }
     let prefill = &cluster.engines[0];
     assert_eq!(prefill.generated().await, 0);
-    let handoffs = prefill.kv_transfers().await;
-    assert_eq!((handoffs.prefill_legs, handoffs.wrong_role), (0, 0));
+    let transfers = prefill.kv_transfers().await;
+    assert_eq!((transfers.prefill_legs, handoffs.wrong_role), (0, 0));
 }
 
 #[tokio::test]
@@ -604,7 +604,7 @@ async fn blocks_that_come_slowly_are_waited_for_where_the_engine_would_say_that_
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_there_in_time_is_late_and_no_failed_handoff() {
+async fn an_answer_that_is_not_there_in_time_is_late_and_no_failed_transfer() {
     for connector in [NIXL, worker::Connector::Mooncake] {
         let cluster = pairs(1, connector, fast(), |config| {
             config.requests.response_timeout = Duration::from_secs(1);
