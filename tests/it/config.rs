@@ -464,7 +464,7 @@ fn each_mistake_has_its_message_with_path_and_line() {
         "workers: [{url: '127.0.0.1:1'}]",
         &["workers[0].url: `127.0.0.1:1`"],
     );
-    check("workers: ['https://a']", &["workers are reached over http"]);
+    check("workers: ['https://a']", &["the scheme must be http, not https"]);
     check(
         "workers: [{url: 'http://a:1'}, {url: 'http://a:1/', name: b}]",
         &["workers[1].url: `a:1` is workers[0] already"],
