@@ -70,15 +70,17 @@ pub struct App {
 impl App {
     /// Starts a router on the addresses that its configuration names.
     pub async fn bind(config: &Config) -> io::Result<Self> {
-        let listen = async |path: &str, listen: &str| {
+        let listen = async |path: &str, flag: &str, listen: &str| {
             let named = |error: io::Error| {
-                io::Error::new(error.kind(), format!("{path}: {listen}: {error}"))
+                let hint = format!("give another address with `{path}` or `{flag}`");
+                let message = format!("cannot listen at {listen}: {error}; {hint}");
+                io::Error::new(error.kind(), message)
             };
             let address = listen_address(listen).map_err(io::Error::other)?;
             TcpListener::bind(address).await.map_err(named)
         };
-        let api = listen("api.listen", &config.api.listen).await?;
-        let admin = listen("admin.listen", &config.admin.listen).await?;
+        let api = listen("api.listen", "--listen", &config.api.listen).await?;
+        let admin = listen("admin.listen", "--admin-listen", &config.admin.listen).await?;
         Self::start(config, api, admin)
     }
 

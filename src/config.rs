@@ -2,6 +2,7 @@
 
 mod check;
 mod discovery;
+mod flags;
 pub mod reader;
 pub mod reference;
 mod settings;
@@ -11,6 +12,7 @@ mod tokenizer;
 use std::path::Path;
 
 pub use self::discovery::{DiscoveryEntry, DnsWorkers, StaticWorkers, WorkersFile, parse_workers};
+pub use self::flags::Flags;
 use self::reader::{Outside, Problems, Reader};
 pub use self::settings::{
     Admin, Api, Config, Fleet, FleetAdvanced, KvEvents, KvEventsAdvanced, ModelAdvanced,
@@ -22,28 +24,31 @@ pub use self::tokenizer::{From, Loaded, Tokenizer};
 impl Config {
     /// Reads and checks a file.
     pub fn load(path: &Path) -> Result<Self, Problems> {
-        Self::load_with(path, |_| {})
+        Self::load_with(Some(path), Flags::default())
     }
 
-    /// Reads a file, changes the value, and checks it.
-    pub fn load_with(path: &Path, change: impl FnOnce(&mut Self)) -> Result<Self, Problems> {
+    /// Reads a file, if there is one, puts the values of flags in, and checks the result.
+    pub fn load_with(path: Option<&Path>, flags: Flags) -> Result<Self, Problems> {
+        let Some(path) = path else {
+            return Self::read("", b"", flags);
+        };
         let name = path.display().to_string();
         match std::fs::read(path) {
-            Ok(text) => Self::read(&name, &text, change),
+            Ok(text) => Self::read(&name, &text, flags),
             Err(error) => Err(Problems::one(&name, &format!("cannot be read: {error}"))),
         }
     }
 
     /// Reads and checks a text.
     pub fn parse(name: &str, text: &str) -> Result<Self, Problems> {
-        Self::read(name, text.as_bytes(), |_| {})
+        Self::read(name, text.as_bytes(), Flags::default())
     }
 
-    /// Reads a text, changes the value, and checks it. `name` is that of the file, for messages.
-    pub fn read(name: &str, text: &[u8], change: impl FnOnce(&mut Self)) -> Result<Self, Problems> {
+    /// `name` is that of the file, for messages.
+    fn read(name: &str, text: &[u8], flags: Flags) -> Result<Self, Problems> {
         let (mut reader, mut config) = Reader::read(name, text, Outside::of_process());
         if let Some(config) = &mut config {
-            change(config);
+            flags.apply(config, &mut reader);
             check::check(config, &mut reader);
         }
         reader.finish(config)

@@ -4,12 +4,12 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use tokio::runtime;
 use warmroute::app::{App, check, kv_tap, metrics_reference, process_setup};
 use warmroute::config::reader::{self, Problems};
-use warmroute::config::{Config, reference};
-use warmroute::fleet::discovery::WorkerSpec;
+use warmroute::config::{Config, Flags, reference};
 use warmroute::http::drain::stop_signal;
 use warmroute::kv::zmq;
 use warmroute::{bridge, observe, sim};
@@ -75,30 +75,43 @@ struct Configuration {
     #[arg(long, value_name = "FILE", env = "WARMROUTE_CONFIG")]
     config: Option<PathBuf>,
     /// A worker, such as http://10.0.0.11:8000; may be repeated. Added to those of the file.
-    #[arg(
-        long = "worker",
-        value_name = "URL",
-        required_unless_present = "config"
-    )]
+    #[arg(long = "worker", value_name = "URL")]
     workers: Vec<String>,
     /// Address and port for clients, such as :8080; instead of `api.listen`.
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<String>,
+    /// Address and port for operators, such as 127.0.0.1:9090; instead of `admin.listen`.
+    #[arg(long, value_name = "ADDRESS")]
+    admin_listen: Option<String>,
 }
 
 impl Configuration {
     fn load(self) -> Result<Config, Problems> {
-        let change = |config: &mut Config| {
-            let workers = self.workers.into_iter().map(WorkerSpec::from);
-            config.workers.extend(workers);
-            if let Some(listen) = self.listen {
-                config.api.listen = listen;
-            }
+        let flags = Flags {
+            workers: self.workers,
+            listen: self.listen,
+            admin_listen: self.admin_listen,
         };
-        match &self.config {
-            Some(path) => Config::load_with(path, change),
-            None => Config::read("arguments", b"", change),
+        Config::load_with(self.config.as_deref(), flags)
+    }
+}
+
+impl Arguments {
+    /// Refuses a command that neither a file nor a flag gives workers.
+    fn check(self) -> Result<Self, clap::Error> {
+        let (name, configuration) = match &self.command {
+            Command::Serve(configuration) => ("serve", configuration),
+            Command::Check { configuration, .. } => ("check", configuration),
+            _ => return Ok(self),
+        };
+        if configuration.config.is_some() || !configuration.workers.is_empty() {
+            return Ok(self);
         }
+        let mut command = Self::command();
+        command.build();
+        let command = command.find_subcommand_mut(name).expect("is one of ours");
+        let message = "give --config FILE (or WARMROUTE_CONFIG), or --worker URL";
+        Err(command.error(ErrorKind::MissingRequiredArgument, message))
     }
 }
 
@@ -131,7 +144,7 @@ enum Kv {
 
 fn main() -> ExitCode {
     process_setup::prepare();
-    let arguments = match Arguments::try_parse() {
+    let arguments = match Arguments::try_parse().and_then(Arguments::check) {
         Ok(arguments) => arguments,
         Err(error) => {
             let _ = error.print();

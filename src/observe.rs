@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use self::log_writer::LogWriter;
 
@@ -61,16 +62,30 @@ impl Default for Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
+    /// Lines for people: time, level, target, message, `name=value` fields.
     Text,
+    /// One JSON object a line, for log collectors.
     Json,
 }
 
 /// Describes what is wrong with a log level, if anything.
 pub fn check_level(level: &str) -> Result<(), String> {
-    level
-        .parse::<EnvFilter>()
-        .map(drop)
-        .map_err(|error| format!("`{level}` is not a log filter: {error}"))
+    let wrong = |found: &str, error: &str| {
+        format!(
+            "`{found}` is not a log level{error}; write `error`, `warn`, `info`, `debug` or `trace`, or directives \
+             such as `info,warmroute::relay=debug`"
+        )
+    };
+    // tracing takes a bare word that is no level as a target, so that a misspelt level would log nearly nothing.
+    let bare = level.split(',').map(str::trim);
+    let mut bare = bare.filter(|directive| !directive.contains(['=', '[', ']', '{', '}']));
+    if let Some(unknown) = bare.find(|directive| directive.parse::<LevelFilter>().is_err()) {
+        return Err(wrong(unknown, ""));
+    }
+    match level.parse::<EnvFilter>() {
+        Ok(_) => Ok(()),
+        Err(error) => Err(wrong(level, &format!(" ({error})"))),
+    }
 }
 
 /// The process's log, once it is started.

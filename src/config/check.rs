@@ -50,7 +50,9 @@ fn check_listeners(config: &Config, reader: &mut Reader) {
 }
 
 fn check_workers(config: &Config, reader: &mut Reader) {
-    if config.workers.is_empty() && config.discovery.is_empty() {
+    let is_empty = config.workers.is_empty() && config.discovery.is_empty();
+    // Entries that were refused are reported where they stand.
+    if is_empty && !reader.is_refused("discovery") {
         let message = "there are no workers: list their URLs under `workers`, or add a file or a DNS name \
                        under `discovery`";
         reader.problem("workers", message);
@@ -128,10 +130,10 @@ fn check_list(
         for (key, text) in [("url", address), ("name", name)] {
             let first = seen.entry(text.clone()).or_insert_with(|| path.clone());
             if *first != path {
-                reader.problem(
-                    &format!("{path}.{key}"),
-                    format!("`{text}` is {first} already"),
-                );
+                let message = format!("`{text}` is {} already", reader.name(first));
+                reader.problem(&format!("{path}.{key}"), message);
+                // The default name is the address: one message is enough.
+                break;
             }
         }
     }
@@ -249,10 +251,14 @@ fn check_replicas(config: &Config, reader: &mut Reader) {
         );
     }
     if responses.state_token.keys.is_empty() && (has_several || has_redis) {
-        reader.problem(
-            "responses.state_token.keys",
-            "is empty, and each of several replicas would make its own key and refuse what the others signed; \
-             give all of them the same (`openssl rand -hex 32` makes one)",
+        let reason = match has_redis {
+            true => "with `responses.store.redis`",
+            false => "with several replicas",
+        };
+        let message = format!(
+            "{reason} a key is needed, so that restarted and other replicas can verify state tokens; make one \
+             with `openssl rand -hex 32`"
         );
+        reader.problem("responses.state_token.keys", message);
     }
 }

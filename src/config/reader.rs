@@ -12,6 +12,7 @@ mod problems;
 mod schema;
 mod substitute;
 
+use std::collections::HashMap;
 use std::fmt::Display;
 
 use schemars::JsonSchema;
@@ -32,6 +33,8 @@ pub(super) use self::schema::{alternatives, describe, names};
 pub struct Reader {
     problems: Problems,
     places: Places,
+    /// Paths whose values come from the command line, and the flags as they were given.
+    flags: HashMap<String, String>,
 }
 
 impl Reader {
@@ -45,6 +48,7 @@ impl Reader {
         let mut reader = Self {
             problems: Problems::new(file),
             places: Places::default(),
+            flags: HashMap::new(),
         };
         let value = match node::parse(text) {
             Err((at, message)) => {
@@ -76,10 +80,33 @@ impl Reader {
     /// the innermost part of the path that the file has. Nothing is added where the file's own value was
     /// refused and a default was checked in its stead.
     pub fn problem(&mut self, path: &str, message: impl Display) {
+        let within = |flag: &&String| match path.strip_prefix(flag.as_str()) {
+            Some(rest) => rest.is_empty() || rest.starts_with(['.', '[']),
+            None => false,
+        };
+        if let Some(flag) = self.flags.keys().find(within) {
+            self.problems.push(None, &self.flags[flag], message);
+            return;
+        }
         let path = self.places.in_file(path);
         if let Some(at) = self.places.find(&path) {
             self.problems.push(at, &path, message);
         }
+    }
+
+    /// Problems at `path` are reported as problems of this flag: its value is not in the file.
+    pub fn set_by_flag(&mut self, path: String, flag: String) {
+        self.flags.insert(path, flag);
+    }
+
+    /// A path for a message: the flag, if its value comes from one.
+    pub fn name<'r>(&'r self, path: &'r str) -> &'r str {
+        self.flags.get(path).map_or(path, String::as_str)
+    }
+
+    /// Whether the value at `path` or a part of it was refused.
+    pub fn is_refused(&self, path: &str) -> bool {
+        self.places.find(path).is_none()
     }
 
     /// The value, if there are no problems.

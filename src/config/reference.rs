@@ -143,7 +143,9 @@ fn choices(schema: &Value) -> String {
     let mut out = String::new();
     for schema in alternatives(schema) {
         for name in names(schema) {
-            let _ = match description(schema) {
+            // The description of several names together is the key's own.
+            let own = description(schema).filter(|_| schema.get("const").is_some());
+            let _ = match own {
                 Some(text) => write!(out, "<br>`{name}`: {text}"),
                 None => write!(out, "<br>`{name}`"),
             };

@@ -55,7 +55,7 @@ pub struct Config {
     /// all stored responses belong to everybody.
     pub tenants: Vec<TenantSpec>,
     /// Number of routers that serve this configuration as one. More than one need Redis (`responses.store`) or
-    /// `responses.mode: pass_through`, and keys for state tokens.
+    /// `responses.mode: pass_through`. With Redis keys for state tokens are needed, whatever this number is.
     pub replicas: Replicas,
     /// The Responses API.
     pub responses: responses::Settings,

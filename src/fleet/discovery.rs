@@ -197,6 +197,9 @@ fn bearer(key: &Secret) -> Result<Option<HeaderValue>, String> {
 
 /// `host:port` of a worker's URL.
 fn address(url: &str) -> Result<String, String> {
+    if url.is_empty() {
+        return Err("is missing; write http://HOST:PORT".to_owned());
+    }
     let uri: Uri = url
         .parse()
         .map_err(|error| format!("`{url}` is not a URL: {error}"))?;
@@ -219,7 +222,16 @@ fn address(url: &str) -> Result<String, String> {
             "`{url}`: a path is not allowed; each request has its own path"
         ));
     }
-    Ok(format!("{host}:{}", uri.port_u16().unwrap_or(80)))
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    let is_port_written = authority
+        .rsplit_once(host)
+        .is_some_and(|(_, rest)| !rest.is_empty());
+    match uri.port_u16() {
+        None | Some(0) if is_port_written => {
+            Err(format!("`{url}`: the port must be from 1 to 65535"))
+        }
+        port => Ok(format!("{host}:{}", port.unwrap_or(80))),
+    }
 }
 
 #[cfg(test)]
@@ -247,6 +259,11 @@ mod tests {
         check("https://engine", Err("must be http, not https"));
         check("http://engine/v1", Err("a path is not allowed"));
         check("http://", Err("is not a URL"));
+        check("", Err("is missing"));
+        check("http://h:99999", Err("from 1 to 65535"));
+        check("http://h:", Err("from 1 to 65535"));
+        check("http://[::1]:0", Err("from 1 to 65535"));
+        check("http://[::1]", Ok("[::1]:80"));
     }
 
     #[test]

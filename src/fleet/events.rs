@@ -99,6 +99,11 @@ impl EventsSpec {
             From::Zmq => {
                 let zmq = |key, text: &str| {
                     let named = |error| (key, error);
+                    if text.is_empty() {
+                        return Err(named(
+                            "is missing; write one such as tcp://*:5557".to_owned(),
+                        ));
+                    }
                     let address = text.strip_prefix("tcp://").ok_or_else(|| {
                         named(format!("`{text}` is not an address such as tcp://*:5557"))
                     })?;
@@ -134,6 +139,10 @@ impl EventsSpec {
             From::Grpc => {
                 if !self.replay.is_empty() || !self.topic.is_empty() {
                     return Err(("from", "grpc has neither replay nor topic".to_owned()));
+                }
+                if self.endpoint.is_empty() {
+                    let message = "is missing; write one such as *:50051".to_owned();
+                    return Err(("endpoint", message));
                 }
                 let address = self.endpoint.strip_prefix("http://");
                 let (host, port) = split(address.unwrap_or(&self.endpoint))
@@ -309,7 +318,9 @@ mod tests {
     #[test]
     fn invalid_settings_are_reported_with_their_key() {
         for (listed, key, message) in [
-            (listed(From::Zmq, "", "", 1), "endpoint", "tcp://*:5557"),
+            (listed(From::Zmq, "", "", 1), "endpoint", "is missing"),
+            (listed(From::Grpc, "", "", 1), "endpoint", "is missing"),
+            (listed(From::Zmq, "a:1", "", 1), "endpoint", "tcp://*:5557"),
             (
                 listed(From::Zmq, "tcp://a:b", "", 1),
                 "endpoint",

@@ -16,8 +16,9 @@ use crate::units::{DurationText, SizeText};
 pub struct Settings {
     /// The first key signs, all of them verify. Each is at least 32 random bytes as hex or base64 (`openssl rand
     /// -hex 32`); text, `${NAME}` or `file:/path`. To rotate: add the new key as the last one on all replicas,
-    /// then move it to the front, then drop the old one after `expiry`. Without keys a single replica makes one
-    /// up, and its tokens end with its process; several replicas need a key.
+    /// then move it to the front, then drop the old one after `expiry`. A router without Redis makes a key up
+    /// if there is none, and its tokens end with its process; with `responses.store.redis` a key is needed, so that
+    /// restarted and other replicas can verify state tokens.
     pub keys: Vec<Secret>,
     /// A state token is valid for this long.
     #[serde(with = "DurationText")]

@@ -17,7 +17,7 @@ pub struct Settings {
     /// Redis, which all replicas share: a URL such as `redis://host:6379`, or a map. Without it responses are
     /// kept in the memory of this process: for one replica, lost when it stops.
     #[serde(deserialize_with = "url_or_map")]
-    #[schemars(with = "Option<UrlOrMap>")]
+    #[schemars(with = "Option<UrlOrMap>", example = "redis://HOST:6379")]
     pub redis: Option<RedisSettings>,
     /// Responses and conversations in the memory of this process; not used with `redis`.
     pub memory: MemorySettings,

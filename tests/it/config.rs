@@ -364,7 +364,7 @@ fn each_mistake_has_its_message_with_path_and_line() {
     check(
         &minimal("responses: {store: {redis: {}}}"),
         &[
-            "responses.state_token.keys: is empty",
+            "responses.state_token.keys: with `responses.store.redis` a key is needed",
             "responses.store.redis.urls: list at least one redis:// address",
         ],
     );
@@ -375,7 +375,7 @@ fn each_mistake_has_its_message_with_path_and_line() {
              database: 2\n      username: u\n      prefix: '{x}'\n      tls: {key_file: k}",
         ),
         &[
-            "responses.state_token.keys: is empty",
+            "responses.state_token.keys: with `responses.store.redis` a key is needed",
             "responses.store.lease.heartbeat_interval: must be at most half",
             "responses.store.redis.urls: must be all redis:// or all rediss://",
             "responses.store.redis.urls[2]: must have no user or password in it",
@@ -435,6 +435,35 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &["models[0]: the key `name` is missing"],
     );
     check(&minimal("log: {level: 'a=b=c'}"), &["log.level"]);
+    check(
+        &minimal("log: {level: 'info,loud'}"),
+        &["log.level: `loud` is not a log level; write `error`, `warn`"],
+    );
+    check(
+        "discovery: [{dns: {name: a}, file: {path: b}}]",
+        &["discovery[0]: `file` and `dns` are two entries of `discovery`"],
+    );
+    check(
+        "discovery: [{kubernetes: {}}]",
+        &[
+            "discovery[0].kubernetes: unknown key `kubernetes`; expected one of the keys `static`, `file`, `dns`",
+        ],
+    );
+    check("workers:\n\t- a", &["use spaces"]);
+    check(
+        "workers: [{url: 'http://a:1', events: auto}]",
+        &[
+            "workers[0].events: expected a map of keys and values, found `auto`; write `{from: auto}`",
+        ],
+    );
+    check(
+        &minimal("responses: {store: redis}"),
+        &["found `redis`; write `{redis: \"redis://HOST:6379\"}`"],
+    );
+    check(
+        "workers: ['http://a:1', 'http://a:1']",
+        &["workers[1].url: `a:1` is workers[0] already"],
+    );
     check(&minimal("replicas: 0"), &["replicas: must be at least 1"]);
     check(
         &minimal("tenants: [{name: a, keys: [x]}, {name: a, keys: [x, '']}]"),
@@ -448,7 +477,7 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &minimal("replicas: 2\nresponses:\n  state_token: {keys: []}"),
         &[
             "responses.store: is memory, which each replica has for itself",
-            "responses.state_token.keys: is empty, and each of several replicas",
+            "responses.state_token.keys: with several replicas a key is needed",
         ],
     );
     check(

@@ -99,6 +99,8 @@ impl<'a> Converter<'a> {
                     let names = known.iter().map(|(name, _)| name.as_str());
                     let hint = match nearest(&entry.key, names) {
                         Some(near) => format!("; did you mean `{near}`?"),
+                        // One of several kinds, whose names are few.
+                        None if maps.len() > 1 => format!("; expected {}", one_of(&maps)),
                         None => String::new(),
                     };
                     let message = format!("unknown key `{}`{hint}", entry.key);
@@ -120,26 +122,40 @@ impl<'a> Converter<'a> {
 
     /// Whether the map has the keys that it must have: those of its schema, or of one of several schemas.
     fn required(&mut self, at: Position, entries: &[Entry], maps: &[&Value]) -> Option<()> {
-        let required = |schema: &Value| -> Vec<String> {
-            let keys = schema.get("required").and_then(Value::as_array);
-            let keys = keys.into_iter().flatten().filter_map(Value::as_str);
-            keys.map(str::to_owned).collect()
-        };
-        let has = |key: &String| entries.iter().any(|entry| entry.key == *key);
+        let has = |key: &str| entries.iter().any(|entry| entry.key == key);
         if let [schema] = maps {
-            let missing: Vec<String> = required(schema);
-            let missing: Vec<String> = missing.into_iter().filter(|key| !has(key)).collect();
+            let missing: Vec<&str> = required(schema).filter(|key| !has(key)).collect();
             for key in &missing {
                 self.refuse(at, format!("the key `{key}` is missing"));
             }
             return missing.is_empty().then_some(());
         }
-        let keys: Vec<String> = maps.iter().flat_map(|schema| required(schema)).collect();
-        if keys.iter().filter(|key| has(key)).count() != 1 {
-            let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
-            self.refuse(at, format!("expected one of the keys {}", keys.join(", ")))?;
+        let keys = maps.iter().flat_map(|schema| required(schema));
+        let given: Vec<String> = keys
+            .filter(|key| has(key))
+            .map(|key| format!("`{key}`"))
+            .collect();
+        match &*given {
+            [_] => return Some(()),
+            // The unknown key was reported with the known ones.
+            [] if !entries.is_empty() => self.places.fail(&self.path),
+            [] => {
+                self.refuse(at, format!("expected {}", one_of(maps)));
+            }
+            several => {
+                let list = self
+                    .path
+                    .rsplit_once('[')
+                    .map_or(&*self.path, |(list, _)| list);
+                let number = match several.len() {
+                    2 => "two".to_owned(),
+                    number => number.to_string(),
+                };
+                let message = format!("{} are {number} entries of `{list}`", several.join(" and "));
+                self.refuse(at, message);
+            }
         }
-        Some(())
+        None
     }
 
     fn list(&mut self, at: Position, items: &[Node], schemas: &[&Value]) -> Option<Value> {
@@ -185,11 +201,13 @@ impl<'a> Converter<'a> {
             Ok(value) => Some(value),
             Err(None) => {
                 let expected = describe(schemas);
-                let hint =
-                    match nearest(&done.text, schemas.iter().flat_map(|schema| names(schema))) {
-                        Some(near) if !done.changed => format!("; did you mean `{near}`?"),
-                        _ => String::new(),
-                    };
+                let near = nearest(&done.text, schemas.iter().flat_map(|schema| names(schema)));
+                let hint = match (near, map_form(&done.text, schemas)) {
+                    _ if done.changed => String::new(),
+                    (_, Some(form)) => format!("; write `{form}`"),
+                    (Some(near), None) => format!("; did you mean `{near}`?"),
+                    (None, None) => String::new(),
+                };
                 self.refuse(at, format!("expected {expected}, found {shown}{hint}"))
             }
             Err(Some(bound)) => self.refuse(at, format!("must be {bound}, not {shown}")),
@@ -217,6 +235,35 @@ impl<'a> Converter<'a> {
             }
         }
     }
+}
+
+/// The keys that a map must have.
+fn required(schema: &Value) -> impl Iterator<Item = &str> {
+    let keys = schema.get("required").and_then(Value::as_array);
+    keys.into_iter().flatten().filter_map(Value::as_str)
+}
+
+/// The keys that tell several maps from each other, for "expected ...".
+fn one_of(maps: &[&Value]) -> String {
+    let keys = maps.iter().flat_map(|schema| required(schema));
+    let keys: Vec<String> = keys.map(|key| format!("`{key}`")).collect();
+    format!("one of the keys {}", keys.join(", "))
+}
+
+/// How a text is written where a map is asked for: `{from: auto}` for one of the names that a key takes, and
+/// `{redis: "redis://HOST:6379"}` for a key that has an example.
+fn map_form(text: &str, schemas: &[&Value]) -> Option<String> {
+    let maps = schemas.iter().filter_map(|schema| schema.get("properties"));
+    let mut properties = maps.filter_map(Value::as_object).flatten();
+    properties.find_map(|(key, schema)| {
+        let example = schema.get("examples").and_then(|list| list.get(0));
+        if let (true, Some(example)) = (key == text, example) {
+            return Some(format!("{{{key}: {example}}}"));
+        }
+        let takes_it = |schema: &&Value| names(schema).contains(&text);
+        let is_named = alternatives(schema).iter().any(takes_it);
+        is_named.then(|| format!("{{{key}: {text}}}"))
+    })
 }
 
 fn is_list_of_secrets(schema: &Value) -> bool {

@@ -144,9 +144,11 @@ fn explain(error: &Error, text: &str) -> (Position, String) {
             let end = place.unwrap_or_default();
             let message = message.strip_suffix(&end).unwrap_or(&message);
             let is_variable = message.contains("flow mapping") && text.contains("${");
-            let hint = match is_variable {
-                true => " (`${...}` needs quotes between braces or brackets)",
-                false => "",
+            let is_tab = message.starts_with("tab");
+            let hint = match (is_variable, is_tab) {
+                (true, _) => " (`${...}` needs quotes between braces or brackets)",
+                (false, true) => "; use spaces",
+                (false, false) => "",
             };
             format!("{message}{hint}")
         }

@@ -22,7 +22,8 @@ impl Position {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    pub at: Position,
+    /// `None` for what is not in the file: a command line flag, or the file as a whole.
+    pub at: Option<Position>,
     /// Such as `workers[2].url`; empty for the whole document.
     pub path: String,
     pub message: String,
@@ -49,7 +50,7 @@ impl Problems {
     /// A problem of the file as a whole.
     pub fn one(file: &str, message: &str) -> Self {
         let mut problems = Self::new(file);
-        problems.push(Position::START, "", message);
+        problems.push(None, "", message);
         problems
     }
 
@@ -66,13 +67,19 @@ impl Problems {
         self.list.iter()
     }
 
-    pub(super) fn push(&mut self, at: Position, path: &str, message: impl fmt::Display) {
+    pub(super) fn push(
+        &mut self,
+        at: impl Into<Option<Position>>,
+        path: &str,
+        message: impl fmt::Display,
+    ) {
         if self.list.len() == MAX_PROBLEMS {
             self.more += 1;
             return;
         }
         let path = one_line(path);
         let message = one_line(&message.to_string());
+        let at = at.into();
         self.list.push(Problem { at, path, message });
     }
 
@@ -88,15 +95,21 @@ impl fmt::Display for Problems {
             if index > 0 {
                 f.write_str("\n")?;
             }
-            let Position { line, column } = problem.at;
-            write!(f, "{}:{line}:{column}: ", self.file)?;
+            // Without a file there are flags only, which `path` names.
+            match problem.at {
+                _ if self.file.is_empty() => {}
+                Some(Position { line, column }) => write!(f, "{}:{line}:{column}: ", self.file)?,
+                None if problem.path.is_empty() => write!(f, "{}: ", self.file)?,
+                None => {}
+            }
             if !problem.path.is_empty() {
                 write!(f, "{}: ", problem.path)?;
             }
             f.write_str(&problem.message)?;
         }
         if self.more > 0 {
-            write!(f, "\n{}: {} more problems", self.file, self.more)?;
+            let separator = if self.file.is_empty() { "" } else { ": " };
+            write!(f, "\n{}{separator}{} more problems", self.file, self.more)?;
         }
         Ok(())
     }

@@ -58,10 +58,15 @@ impl Default for Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Servicer {
+    /// All of them, one after the other, until the engine knows one.
     Auto,
+    /// vLLM's.
     Vllm,
+    /// SGLang's.
     Sglang,
+    /// TokenSpeed's.
     TokenSpeed,
+    /// TensorRT-LLM's.
     TensorrtLlm,
 }
 
