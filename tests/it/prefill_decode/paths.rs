@@ -217,7 +217,7 @@ async fn what_cannot_be_split_runs_whole_and_never_on_a_prefill_worker() {
     let prefill = &cluster.engines[0];
     assert_eq!(prefill.generated().await, 0);
     let transfers = prefill.kv_transfers().await;
-    assert_eq!((transfers.prefill_legs, handoffs.wrong_role), (0, 0));
+    assert_eq!((transfers.prefill_legs, transfers.wrong_role), (0, 0));
 }
 
 #[tokio::test]
