@@ -1088,6 +1088,8 @@ async fn a_killed_worker_is_taken_out_and_taken_back() {
     let mut cluster = Cluster::start_children(vec![fast(); 2], |_| {}).await;
     cluster.engines[0].kill().await;
     cluster.is_worker("w0", "health", "down").await;
+    let error = cluster.worker("w0").await["last_error"].to_string();
+    assert!(error.contains("refused"), "{error}");
     for _ in 0..4 {
         let (answer, decided) = cluster.post_decided(CHAT, &chat("x", 1, false)).await;
         assert_eq!((answer.status, decided.worker.as_str()), (200, "w1"));
