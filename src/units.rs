@@ -57,7 +57,7 @@ pub fn format_duration(duration: Duration) -> String {
         (1_000_000, "ms"),
         (1_000, "us"),
     ];
-    let exact = UNITS.iter().find(|(unit, _)| nanos % unit == 0);
+    let exact = UNITS.iter().find(|(unit, _)| nanos.is_multiple_of(*unit));
     match exact {
         _ if nanos == 0 => "0s".to_owned(),
         Some((unit, name)) => format!("{}{name}", nanos / unit),
@@ -75,7 +75,7 @@ pub fn format_size(bytes: u64) -> String {
     ];
     let exact = UNITS
         .iter()
-        .find(|(unit, _)| bytes != 0 && bytes % unit == 0);
+        .find(|(unit, _)| bytes != 0 && bytes.is_multiple_of(*unit));
     match exact {
         Some((unit, name)) => format!("{}{name}", bytes / unit),
         None => format!("{bytes}B"),

@@ -50,7 +50,7 @@ impl Tasks {
 
     /// Runs `task` until it ends or the drain begins: for tasks with nothing to finish, such as probes.
     pub fn spawn_until_stopped(&self, task: impl Future<Output = ()> + Send + 'static) {
-        drop(tokio::spawn(self.track_until_stopped(task)));
+        drop(Handle::current().spawn(self.track_until_stopped(task)));
     }
 
     /// As [`Tasks::spawn_until_stopped`], on another runtime than the caller's.

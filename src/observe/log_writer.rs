@@ -97,6 +97,7 @@ impl Queue {
             let is_empty = |state: &mut State| state.queued.is_empty();
             self.has_lines.wait_while(&mut state, is_empty);
             drop(state);
+            #[expect(clippy::disallowed_methods, reason = "this thread only writes")]
             thread::sleep(BATCH_DELAY);
             let mut state = self.state.lock();
             mem::swap(&mut state.queued, &mut batch);

@@ -20,15 +20,17 @@ struct Scheduled<E> {
     event: E,
 }
 
-impl<E> World<E> {
-    pub fn new() -> Self {
+impl<E> Default for World<E> {
+    fn default() -> Self {
         Self {
             now: Duration::ZERO,
             scheduled: 0,
             queue: BinaryHeap::new(),
         }
     }
+}
 
+impl<E> World<E> {
     /// Time since the start of the simulation.
     pub fn now(&self) -> Duration {
         self.now
@@ -42,7 +44,7 @@ impl<E> World<E> {
     }
 
     /// Takes the next event and moves the clock to its time.
-    pub fn next(&mut self) -> Option<E> {
+    pub fn next_event(&mut self) -> Option<E> {
         let Reverse(next) = self.queue.pop()?;
         self.now = next.at;
         Some(next.event)
@@ -84,27 +86,27 @@ mod tests {
     proptest! {
         #[test]
         fn events_are_taken_by_time_and_then_in_the_order_of_scheduling(times in proptest::collection::vec(0u64..9, 0..40)) {
-            let mut world = World::new();
+            let mut world = World::default();
             for (number, seconds) in times.iter().enumerate() {
                 world.set(Duration::from_secs(*seconds), number);
             }
             let mut expected: Vec<(u64, usize)> = times.iter().copied().zip(0..).collect();
             expected.sort();
             for (seconds, number) in expected {
-                prop_assert_eq!(world.next(), Some(number));
+                prop_assert_eq!(world.next_event(), Some(number));
                 prop_assert_eq!(world.now(), Duration::from_secs(seconds));
             }
-            prop_assert_eq!(world.next(), None);
+            prop_assert_eq!(world.next_event(), None);
         }
     }
 
     #[test]
     fn an_event_for_a_past_time_happens_now() {
-        let mut world = World::new();
+        let mut world = World::default();
         world.set(Duration::from_secs(5), "late");
-        world.next();
+        world.next_event();
         world.set(Duration::from_secs(1), "too late");
-        assert_eq!(world.next(), Some("too late"));
+        assert_eq!(world.next_event(), Some("too late"));
         assert_eq!(world.now(), Duration::from_secs(5));
     }
 }

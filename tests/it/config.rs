@@ -99,7 +99,7 @@ fn the_files_that_users_start_from_are_good() {
             _ => format!("{line}\n"),
         })
         .collect();
-    let whole = whole.replace("${", "${X_").replace('}', "}");
+    let whole = whole.replace("${", "${X_");
     let problems = Config::parse("config.yaml", &whole).err();
     let problems = problems
         .map(|problems| problems.to_string())
@@ -493,7 +493,10 @@ fn each_mistake_has_its_message_with_path_and_line() {
         "workers: [{url: '127.0.0.1:1'}]",
         &["workers[0].url: `127.0.0.1:1`"],
     );
-    check("workers: ['https://a']", &["the scheme must be http, not https"]);
+    check(
+        "workers: ['https://a']",
+        &["the scheme must be http, not https"],
+    );
     check(
         "workers: [{url: 'http://a:1'}, {url: 'http://a:1/', name: b}]",
         &["workers[1].url: `a:1` is workers[0] already"],

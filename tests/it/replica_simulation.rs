@@ -233,7 +233,7 @@ impl Fleet {
         let leases = lease::Settings::default();
         let faults = Faults::new(&mut random);
         let mut fleet = Self {
-            world: World::new(),
+            world: World::default(),
             store: StoreHarness::new(begun, keep),
             begun,
             faults,
@@ -351,7 +351,7 @@ impl Fleet {
 
     fn run(mut self) -> Result<Counts, Violation> {
         let mut looked = CALM;
-        while let Some(event) = self.world.next() {
+        while let Some(event) = self.world.next_event() {
             self.counts.steps += 1;
             trace!(now = ?self.now(), ?event);
             if self.now() > END {

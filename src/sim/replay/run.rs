@@ -87,7 +87,7 @@ pub(super) fn run(
     let mut run = Run {
         jobs,
         fleet,
-        events: World::new(),
+        events: World::default(),
         engines: (0..fleet.workers).map(|_| engine()).collect(),
         routers: (0..fleet.routers)
             .map(|_| Router::new(settings, born))
@@ -107,7 +107,7 @@ pub(super) fn run(
     }
     run.events.set(EXPIRY_INTERVAL, Event::Expire);
     let mut computed = 0;
-    while let Some(event) = run.events.next() {
+    while let Some(event) = run.events.next_event() {
         if matches!(event, Event::Computed { .. }) {
             computed += 1;
             show(computed);
