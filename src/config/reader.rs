@@ -1,7 +1,7 @@
 //! A YAML file -> a typed value, or every problem in it with file, line, column and path.
 //!
 //! The YAML library gives a tree with positions. The JSON Schema of the settings (derived from their
-//! types) says which keys there are and what each takes; [`convert`] walks both and reports unknown keys
+//! types) says which keys there are and what each takes; `convert` walks both and reports unknown keys
 //! and wrong values. What a schema cannot say is added with [`Reader::problem`] by whoever checks the
 //! value. Neither environment nor disk is touched here; both come in as functions.
 
