@@ -30,11 +30,14 @@ fn relay(criterion: &mut Criterion) {
         .expect("a free port");
         let address = engine.addr();
         tasks.spawn(engine.run(tasks.stopped()));
-        let mut config = Config::default();
-        config.workers = vec![WorkerSpec {
+        let worker = WorkerSpec {
             url: format!("http://{address}"),
             ..WorkerSpec::default()
-        }];
+        };
+        let config = Config {
+            workers: vec![worker],
+            ..Config::default()
+        };
         let free = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let app = App::start(&config, free().await, free().await).expect("a router");
         while !app.fleet().snapshot().is_ready() {

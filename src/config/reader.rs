@@ -11,6 +11,7 @@ mod outside;
 mod problems;
 mod schema;
 mod substitute;
+mod value;
 
 use std::collections::HashMap;
 use std::fmt::Display;

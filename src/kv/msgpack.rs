@@ -4,8 +4,10 @@
 //! Bytes are read once, straight into the batch. A length is refused if fewer bytes follow, and the counts of
 //! one batch are bounded, so decoding uses a small multiple of the payload's size in memory.
 
+mod fields;
 mod read;
 
+use self::fields::{CLEARED, REMOVED, STORED};
 use self::read::{Cursor, Read};
 use super::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
 use super::source::DecodeError;
@@ -14,35 +16,6 @@ use super::source::DecodeError;
 const EVENTS_MAX: usize = 65_536;
 /// Hashes and extra keys of one batch: enough for 16 million tokens in blocks of 16.
 const BLOCKS_MAX: usize = 1 << 20;
-
-/// Field names of a `BlockStored` event, in the order in which an event that is an array has them after its
-/// type. An event that is a map has the names as keys. New releases append fields.
-const STORED: &[&str] = &[
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-    "extra_keys",
-    "group_idx",
-    "kv_cache_spec_kind",
-    "kv_cache_spec_sliding_window",
-    "locality",
-    "ownership",
-    "session_id",
-];
-/// The same for `BlockRemoved`.
-const REMOVED: &[&str] = &[
-    "block_hashes",
-    "medium",
-    "group_idx",
-    "locality",
-    "ownership",
-];
-/// The same for `AllBlocksCleared`.
-const CLEARED: &[&str] = &["ownership"];
 
 /// Decodes a payload. The error says what is wrong and at which byte.
 pub fn decode(payload: &[u8]) -> Result<Batch, DecodeError> {

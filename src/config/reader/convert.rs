@@ -1,23 +1,18 @@
 //! The walk over a file's tree and the schema of the settings: variables are substituted, texts become what
 //! their settings take, and what does not fit is reported with its position.
 
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
 
 use super::node::{self, Entry, Node, Scalar};
 use super::outside::Outside;
 use super::problems::{Places, Position, Problems};
 use super::schema::{allows, alternatives, describe, format, is_any, names};
 use super::substitute;
-use crate::http::client_address::{self, NETWORK};
+use super::value::value;
 use crate::secret::SECRET;
-use crate::units;
 
 /// The start of a wrong value is enough to recognise it.
 const MAX_FOUND_CHARS: usize = 60;
-
-/// Time-outs and intervals beyond this are mistakes, and clocks overflow. A field's schema may name another
-/// bound as `max`, and as `min` one other than "more than 0".
-const MAX_DURATION: &str = "365d";
 
 pub(super) struct Converter<'a> {
     outside: Outside<'a>,
@@ -269,135 +264,6 @@ fn map_form(text: &str, schemas: &[&Value]) -> Option<String> {
 fn is_list_of_secrets(schema: &Value) -> bool {
     let items = schema.get("items");
     items.is_some_and(|items| format(items) == SECRET)
-}
-
-/// What a text is where one of these schemas is asked for. The error is the bound that it breaks, or `None`
-/// where it is something else altogether.
-fn value(text: &str, may_be_typed: bool, schemas: &[&Value]) -> Result<Value, Option<String>> {
-    let typed = match may_be_typed {
-        true => typed(text),
-        false => Value::String(text.to_owned()),
-    };
-    if schemas.iter().any(|schema| is_any(schema)) {
-        return Ok(typed);
-    }
-    if typed.is_null() && schemas.iter().any(|schema| allows(schema, "null")) {
-        return Ok(Value::Null);
-    }
-    let mut broken = None;
-    for schema in schemas {
-        let fits = match &typed {
-            Value::Number(number) => {
-                let is_whole = number.is_u64() || number.is_i64();
-                allows(schema, "number") || (is_whole && allows(schema, "integer"))
-            }
-            Value::Bool(_) => allows(schema, "boolean"),
-            _ => false,
-        };
-        if fits {
-            match out_of_range(&typed, schema) {
-                None => return Ok(typed),
-                bound => broken = broken.or(bound),
-            }
-        }
-        if !allows(schema, "string") && names(schema).is_empty() {
-            continue;
-        }
-        let names = names(schema);
-        let is_text = match format(schema) {
-            units::DURATION => units::parse_duration(text).is_ok(),
-            units::SIZE => units::parse_size(text).is_ok(),
-            NETWORK => client_address::parse(text).is_ok(),
-            _ => match names.is_empty() {
-                true => !typed.is_null(),
-                false => names.contains(&text),
-            },
-        };
-        if is_text {
-            match unit_out_of_range(text, schema) {
-                None => return Ok(Value::String(text.to_owned())),
-                bound => broken = broken.or(bound),
-            }
-        }
-    }
-    Err(broken)
-}
-
-/// YAML's core schema, but for the rarer ways to write a number.
-fn typed(text: &str) -> Value {
-    match text {
-        "" | "~" | "null" => return Value::Null,
-        "true" => return Value::Bool(true),
-        "false" => return Value::Bool(false),
-        _ => {}
-    }
-    let float = || text.parse::<f64>().ok().and_then(Number::from_f64);
-    let looks_like_one =
-        text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first));
-    let number = text.parse::<u64>().map(Number::from);
-    let number = number.or_else(|_| text.parse::<i64>().map(Number::from));
-    match number.ok().or_else(float) {
-        Some(number) if looks_like_one => Value::Number(number),
-        _ => Value::String(text.to_owned()),
-    }
-}
-
-/// The bound of the schema that a number breaks.
-fn out_of_range(number: &Value, schema: &Value) -> Option<String> {
-    let (number, bound) = (number.as_f64()?, |key| schema.get(key));
-    let value = |key| bound(key).and_then(Value::as_f64);
-    let (min, max) = (value("minimum"), value("maximum"));
-    // The derive macro writes bounds of the narrower types only.
-    if max.is_none() && format(schema) == "uint32" && number > f64::from(u32::MAX) {
-        return Some(format!("at most {}", u32::MAX));
-    }
-    let is_low = min.is_some_and(|min| number < min);
-    let is_high = max.is_some_and(|max| number > max);
-    if !is_low && !is_high {
-        return None;
-    }
-    Some(match (bound("minimum"), bound("maximum")) {
-        (Some(min), Some(max)) => format!("from {min} to {max}"),
-        (Some(min), None) => format!("at least {min}"),
-        (None, Some(max)) => format!("at most {max}"),
-        (None, None) => return None,
-    })
-}
-
-/// The bound of the schema that a duration or a size breaks.
-fn unit_out_of_range(text: &str, schema: &Value) -> Option<String> {
-    let bound = |key| schema.get(key).and_then(Value::as_str);
-    let (min, max) = (bound("min"), bound("max"));
-    let (is_low, is_high, max) = match format(schema) {
-        units::DURATION => {
-            let value = units::parse_duration(text).ok()?;
-            let max = max.unwrap_or(MAX_DURATION);
-            let is_low = match min {
-                Some(min) => value < units::parse_duration(min).ok()?,
-                None => value.is_zero(),
-            };
-            (is_low, value > units::parse_duration(max).ok()?, Some(max))
-        }
-        units::SIZE => {
-            let value = units::parse_size(text).ok()?;
-            let is_low = match min {
-                Some(min) => value < units::parse_size(min).ok()?,
-                None => value == 0,
-            };
-            let is_high = match max {
-                Some(max) => value > units::parse_size(max).ok()?,
-                None => false,
-            };
-            (is_low, is_high, max)
-        }
-        _ => return None,
-    };
-    match (is_low, is_high, min, max) {
-        (true, _, Some(min), _) => Some(format!("at least {min}")),
-        (true, _, None, _) => Some("more than 0".to_owned()),
-        (_, true, _, Some(max)) => Some(format!("at most {max}")),
-        _ => None,
-    }
 }
 
 /// A key as a part of a path; one with other characters is written `labels["a.b"]`.
