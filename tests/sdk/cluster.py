@@ -205,7 +205,7 @@ class Cluster:
 
     def seen(self, what):
         """What all engines together have seen: finished, aborted, refused or running requests for model work."""
-        return sum(json.loads(get(f"{engine.url}/seen")[1])[what] for engine in self.engines)
+        return sum(json.loads(get(f"{engine.url}/sim/requests")[1])[what] for engine in self.engines)
 
     def close(self):
         for process in self.processes:

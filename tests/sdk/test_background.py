@@ -25,7 +25,7 @@ class WithThree(unittest.TestCase):
 
     def fault(self, **faults):
         for engine in self.cluster.engines:
-            status, text = get(f"{engine.url}/fault", json.dumps(faults).encode())
+            status, text = get(f"{engine.url}/sim/faults", json.dumps(faults).encode())
             self.assertEqual(status, 200, text)
 
     def running(self):

@@ -25,7 +25,7 @@ class WithCluster(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster(config={"api": {"requests": {"body_bytes_max": 100_000}}})
+        cls.cluster = Cluster(config={"api": {"max_body": "100000B"}})
         cls.addClassCleanup(cls.cluster.close)
         cls.client = client(cls.cluster)
         cls.addClassCleanup(cls.client.close)
