@@ -39,7 +39,7 @@ build: ## The binary, target/release/warmroute.
 	$(CARGO) build --locked --release
 
 .PHONY: dist
-dist: ## The binary to deploy, target/dist/warmroute: smaller and a little faster, takes twice as long to build.
+dist: ## The binary to deploy, target/dist/warmroute: smaller and a little faster, slower to build.
 	$(CARGO) build --locked --profile dist
 
 .PHONY: fmt
