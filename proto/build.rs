@@ -5,7 +5,8 @@
 use std::error::Error;
 use std::fmt::Write;
 
-const SCHEMAS: [&str; 5] = [
+/// KV events, as several engines serve them.
+const KV_EVENTS: [&str; 5] = [
     "kv_events.proto",
     "vllm.proto",
     "sglang.proto",
@@ -15,11 +16,14 @@ const SCHEMAS: [&str; 5] = [
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let schemas = protox::compile(SCHEMAS, ["proto"])?;
     prost_build::Config::new()
         .service_generator(Box::new(Paths))
         .include_file("wire.rs")
-        .compile_fds(schemas)?;
+        .compile_fds(protox::compile(KV_EVENTS, ["proto"])?)?;
+    // Written to `warmroute.peers.v1.rs`.
+    prost_build::Config::new()
+        .service_generator(Box::new(Paths))
+        .compile_fds(protox::compile(["peers.proto"], ["proto"])?)?;
     Ok(())
 }
 

@@ -15,6 +15,8 @@ pub mod store;
 
 pub mod routing;
 
+pub mod peers;
+
 pub mod relay;
 
 pub mod openai;

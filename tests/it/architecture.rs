@@ -11,6 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["http"],
     &["fleet", "kv", "prompt", "state_token", "store"],
     &["routing"],
+    &["peers"],
     &["relay"],
     &["openai"],
     &["admin", "bridge", "responses"],
