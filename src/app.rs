@@ -41,7 +41,7 @@ use crate::observe::metrics::Registry;
 use crate::observe::{self, process};
 use crate::relay::tokens::Tokens;
 use crate::relay::{Caches, Relay};
-use crate::responses::{Mode, Responses};
+use crate::responses::{self, Mode, Responses};
 use crate::state_token::KeyRing;
 use crate::store::{self, ResponseStore};
 
@@ -185,11 +185,12 @@ impl App {
 
         let store = store::open(&config.responses.store, io_threads.count(), &metrics)?;
         let responses = Responses::new(
-            config.responses.clone(),
+            responses_settings(config),
             store.clone(),
             relay.clone(),
             Arc::new(key_ring(config, &metrics)?),
             tasks.clone(),
+            io_threads.clone(),
             &metrics,
         )?;
         tasks.spawn(responses.clone().run_background());
@@ -278,6 +279,15 @@ impl App {
         }
         self.admin_tasks.drain(ADMIN_DRAIN).await;
     }
+}
+
+/// Without tenants all clients are one tenant, to which the limit of the replica applies.
+fn responses_settings(config: &Config) -> responses::Settings {
+    let mut settings = config.responses.clone();
+    if config.tenants.is_empty() {
+        settings.background.max_running_per_tenant = settings.background.max_running;
+    }
+    settings
 }
 
 fn responses_page(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::http::drain::Tasks;
 use crate::relay::Relay;
-use crate::store::ResponseStore;
+use crate::store::{self, ResponseStore};
 
 /// What readiness depends on.
 pub struct Readiness {
@@ -40,8 +40,12 @@ impl Readiness {
         }
         // Asks the store: a store that nobody uses would not be known to be down.
         match &self.store {
-            Some(store) if store.admit().await.is_err() => Err("response store unavailable"),
-            _ => Ok(()),
+            Some(store) => match store.admit().await {
+                Ok(()) => Ok(()),
+                Err(store::Error::Full { .. }) => Err("response store full"),
+                Err(_) => Err("response store unavailable"),
+            },
+            None => Ok(()),
         }
     }
 }

@@ -85,6 +85,25 @@ impl IoThreads {
         self.0.len()
     }
 
+    /// The I/O thread with the fewest connections, and its count with one more.
+    fn least(&self) -> (&IoThread, ConnectionCount) {
+        let threads = self.0.iter();
+        let least = threads.min_by_key(|it| it.connections.load(Relaxed));
+        let least = least.expect("there is at least one I/O thread");
+        least.connections.fetch_add(1, Relaxed);
+        (least, ConnectionCount(least.connections.clone()))
+    }
+
+    /// Runs a task that no client's connection started on the I/O thread with the fewest connections, where it
+    /// counts as one.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let (least, count) = self.least();
+        drop(least.thread.runtime.spawn(async move {
+            let _count = count;
+            task.await;
+        }));
+    }
+
     /// Moves a connection to the I/O thread with the fewest connections. `serve` makes the task that
     /// runs there.
     pub(super) fn spawn_connection<F>(
@@ -95,13 +114,9 @@ impl IoThreads {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let threads = self.0.iter();
-        let least = threads.min_by_key(|it| it.connections.load(Relaxed));
-        let least = least.expect("there is at least one I/O thread");
         // Deregisters the socket from this runtime, so that the other one can register it.
         let stream = stream.into_std()?;
-        least.connections.fetch_add(1, Relaxed);
-        let count = ConnectionCount(least.connections.clone());
+        let (least, count) = self.least();
         drop(least.thread.runtime.spawn(async move {
             let _count = count;
             // Fails only when the process is out of file descriptors; the client sees a closed socket.
@@ -170,6 +185,24 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+
+    #[tokio::test]
+    async fn tasks_are_spread_over_the_threads() {
+        let threads = IoThreads::start(2).unwrap();
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        for _ in 0..4 {
+            let sender = sender.clone();
+            threads.spawn(async move {
+                sender.send(index()).unwrap();
+                std::future::pending().await
+            });
+        }
+        let mut counts = [0; 3];
+        for _ in 0..4 {
+            counts[receiver.recv().await.unwrap()] += 1;
+        }
+        assert_eq!(counts, [0, 2, 2]);
+    }
 
     #[tokio::test]
     async fn connections_are_spread_evenly_and_stay_on_their_thread() {

@@ -11,7 +11,7 @@ use super::background::{self, Background};
 use super::metrics::Metrics;
 use super::settings::{Mode, Settings};
 use crate::http::drain::Tasks;
-use crate::http::io_threads::OffloadThread;
+use crate::http::io_threads::{IoThreads, OffloadThread};
 use crate::observe::metrics::Registry;
 use crate::relay::Relay;
 use crate::state_token::KeyRing;
@@ -25,6 +25,7 @@ pub struct Responses {
     pub(super) relay: Arc<Relay>,
     pub(super) key_ring: Arc<KeyRing>,
     pub(super) tasks: Tasks,
+    pub(super) io_threads: IoThreads,
     pub(super) metrics: Metrics,
     pub(super) background: Arc<Background>,
     /// Signs and verifies large state tokens. Each request has at most one job waiting here.
@@ -49,6 +50,7 @@ impl Responses {
         relay: Arc<Relay>,
         key_ring: Arc<KeyRing>,
         tasks: Tasks,
+        io_threads: IoThreads,
         registry: &Registry,
     ) -> io::Result<Arc<Self>> {
         let background = Background::new(
@@ -64,6 +66,7 @@ impl Responses {
             relay,
             key_ring,
             tasks,
+            io_threads,
             metrics: Metrics::new(registry),
             background,
             offload: OffloadThread::start("state-tokens")?,

@@ -60,7 +60,7 @@ impl fmt::Display for Error {
             Self::Unknown { reason, .. } => {
                 write!(f, "the response store did not confirm the write: {reason}")
             }
-            Self::Full { .. } => f.write_str("the response store is full of running responses"),
+            Self::Full { .. } => f.write_str("the response store is full"),
             Self::TooLarge { bytes, max } => {
                 write!(
                     f,

@@ -2,7 +2,9 @@
 //!
 //! The lease ends by the store's clock. The owner must consider it ended no later than that, so it counts from
 //! before the heartbeat was sent and keeps 5 % in reserve for clock drift. An owner that could not renew in
-//! time stops all of its runs, because another replica may have taken them over.
+//! time knows only that another replica may have taken its runs over. They go on: the fencing token of each
+//! record decides, and the owner stops a run when the store says that its token is outdated. So a store that
+//! was away for longer than the lease, for everybody, ends nothing.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +18,9 @@ use crate::units::DurationText;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// A lease that is not renewed ends after this time. Until then a dead owner's responses wait.
+    /// A lease that is not renewed ends after this time. Until then a dead owner's responses wait, and for about
+    /// two scans and a heartbeat interval more: a store that comes back after an outage has no leases at first,
+    /// and living owners must have the time to renew theirs.
     #[serde(with = "DurationText")]
     pub duration: Duration,
     /// Time between two heartbeats of an owner. At most half of `duration`, so that one may be lost.
@@ -29,7 +33,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        // A dead owner's responses are taken over within duration + scan interval, well below 20 s.
+        // A dead owner's responses are taken over within duration + heartbeat interval + 2 scan intervals, below 20 s.
         Self {
             duration: Duration::from_secs(10),
             heartbeat_interval: Duration::from_secs(3),
@@ -46,17 +50,17 @@ const EARLY_FRACTION: u32 = 30;
 #[must_use]
 pub enum Step {
     SendHeartbeat,
-    /// The lease is lost: stop all background runs. Returned once per loss.
-    StopRuns,
+    /// The lease was not renewed in time: other replicas may have taken runs over. Returned once per loss.
+    Expired,
     /// Nothing until [`Lease::next_timeout`].
     Wait,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The owner may run background responses until then.
+    /// Nobody else may take the owner's responses over until then.
     Held { until: Instant },
-    /// The owner may run nothing until a heartbeat succeeds.
+    /// The owner may take nothing over until a heartbeat succeeds.
     Lost,
 }
 
@@ -86,7 +90,7 @@ impl Lease {
         }
     }
 
-    /// Whether background runs may start and continue.
+    /// Whether no other replica can have taken a run over.
     pub fn is_held(&self, now: Instant) -> bool {
         matches!(self.state, State::Held { until } if now < until)
     }
@@ -96,7 +100,7 @@ impl Lease {
             && until <= now
         {
             self.state = State::Lost;
-            return Step::StopRuns;
+            return Step::Expired;
         }
         if self.sent.is_none() && self.due <= now {
             self.sent = Some(now);
@@ -132,7 +136,7 @@ impl Lease {
         if was_held || was_lost {
             Step::Wait
         } else {
-            Step::StopRuns
+            Step::Expired
         }
     }
 
@@ -226,7 +230,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-        /// A takeover checks only the lease in the store; the previous owner must have stopped by then.
+        /// A takeover checks only the lease in the store; the previous owner must know by then that it may have lost.
         #[test]
         fn a_lease_has_one_holder(
             clocks in proptest::collection::vec(clock(), OWNERS),
@@ -286,7 +290,7 @@ mod tests {
                 };
                 match step {
                     Step::SendHeartbeat => (contenders[at].is_sent, contenders[at].is_renewed) = (true, false),
-                    Step::StopRuns => contenders[at].runs = false,
+                    Step::Expired => contenders[at].runs = false,
                     Step::Wait => {}
                 }
                 let holders = contenders.iter().zip(&clocks).filter(|(one, clock)| {
@@ -308,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_cannot_renew_stops_once_and_keeps_sending_heartbeats() {
+    fn an_owner_that_cannot_renew_learns_it_once_and_keeps_sending_heartbeats() {
         let begun = observe::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut lease = Lease::new(begun, &Settings::default());
@@ -317,7 +321,7 @@ mod tests {
         assert!(lease.is_held(at(9)));
         assert_eq!(lease.on_timeout(at(3)), Step::SendHeartbeat);
         assert_eq!(lease.on_failure(at(4)), Step::Wait);
-        assert_eq!(lease.on_timeout(at(10)), Step::StopRuns);
+        assert_eq!(lease.on_timeout(at(10)), Step::Expired);
         assert_eq!(lease.on_timeout(at(10)), Step::SendHeartbeat);
         assert_eq!(lease.on_heartbeat(at(11)), Step::Wait);
         assert!(lease.is_held(at(19)) && !lease.is_held(at(20)));
@@ -337,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_paused_longer_than_its_lease_stops() {
+    fn an_owner_paused_longer_than_its_lease_learns_it() {
         let begun = observe::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut lease = Lease::new(begun, &Settings::default());
@@ -345,7 +349,7 @@ mod tests {
         assert_eq!(lease.on_heartbeat(begun), Step::Wait);
         assert_eq!(lease.on_timeout(at(9)), Step::SendHeartbeat);
         // Paused at 9 s with a heartbeat pending; the reply is read at 18 s, within that heartbeat's lease.
-        assert_eq!(lease.on_heartbeat(at(18)), Step::StopRuns);
+        assert_eq!(lease.on_heartbeat(at(18)), Step::Expired);
         assert!(lease.is_held(at(18)));
     }
 }

@@ -77,6 +77,12 @@ impl ResponseStore for Memory {
         self.on_response(Op::Input, key, move |shard, now| Ok(shard.input(now, key)))
     }
 
+    fn request(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
+        self.on_response(Op::Request, key, move |shard, now| {
+            Ok(shard.request(now, key))
+        })
+    }
+
     fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History> {
         self.on_response(Op::History, key, move |shard, now| {
             Ok(shard.history(now, key, max))
@@ -326,6 +332,7 @@ impl ResponseStore for Memory {
         Health {
             is_up: true,
             reason: String::new(),
+            warning: String::new(),
         }
     }
 

@@ -24,6 +24,7 @@ pub(super) enum Op {
     Create,
     Get,
     Input,
+    Request,
     History,
     Delete,
     Start,
@@ -55,11 +56,12 @@ pub(super) enum Op {
     Report,
 }
 
-const OPS: [(Op, &str); 33] = [
+const OPS: [(Op, &str); 34] = [
     (Op::Admit, "admit"),
     (Op::Create, "create"),
     (Op::Get, "get"),
     (Op::Input, "input"),
+    (Op::Request, "request"),
     (Op::History, "history"),
     (Op::Delete, "delete"),
     (Op::Start, "start"),
@@ -104,6 +106,8 @@ pub(super) struct Meters {
     /// 0 closed, 1 half-open, 2 open.
     pub(super) breaker: IntGauge,
     pub(super) in_flight: IntGauge,
+    /// 1 if Redis may evict keys.
+    pub(super) may_evict: IntGauge,
     pub(super) reconnects: IntCounter,
     pub(super) scripts_reloaded: IntCounter,
 }
@@ -151,6 +155,10 @@ impl Meters {
             breaker: registry.gauge(
                 "warmroute_store_circuit_breaker_state",
                 "State of the circuit breaker of Redis: 0 closed, 1 half-open, 2 open.",
+            ),
+            may_evict: registry.gauge(
+                "warmroute_store_may_evict",
+                "1 if the maxmemory-policy of Redis is not noeviction, so that it may drop what is stored or running.",
             ),
             in_flight: registry.gauge(
                 "warmroute_store_operations_in_flight",

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use bytes::Bytes;
 
 use super::keys::ResponseKey;
 use super::status::Status;
@@ -40,7 +39,7 @@ pub enum OwnershipLoss {
     Terminal(Status),
 }
 
-/// A running response without a live owner: the owner's lease has expired, or the owner released it.
+/// A response without a live owner that has work left: the owner's lease has expired, or the owner released it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orphan {
     pub key: ResponseKey,
@@ -64,10 +63,10 @@ pub enum Takeover {
 pub struct TakenOver {
     pub fence: FencingToken,
     pub status: Status,
-    /// How often it was started, including this run.
+    /// How often it was started, including this run. A run counts once an engine has begun it.
     pub attempts: u32,
+    /// How many of its owners were lost, whether their runs had begun or not.
+    pub lost_owners: u32,
     pub streams: bool,
     pub last_event: Option<u64>,
-    /// As given to the create.
-    pub request: Bytes,
 }

@@ -63,6 +63,10 @@ impl ResponseStore for Redis {
         self.meter(Op::Input, self.get_input(key))
     }
 
+    fn request(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
+        self.meter(Op::Request, self.get_request(key))
+    }
+
     fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History> {
         self.meter(Op::History, self.get_history(key, max))
     }

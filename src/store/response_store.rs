@@ -47,6 +47,9 @@ pub struct Health {
     pub is_up: bool,
     /// The last failure; empty while the store is up.
     pub reason: String,
+    /// What is wrong with the settings of the store's server; empty for nothing.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub warning: String,
 }
 
 /// The state of the store, for operators.
@@ -76,6 +79,10 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
 
     /// Returns the JSON array of the response's own input items; `None` also for an ephemeral response.
     fn input(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>>;
+
+    /// Returns the request of a background response, as given to the create; `None` once it has ended. A cancelled
+    /// one keeps it until its partial output is stored.
+    fn request(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>>;
 
     /// Returns all input and output of the chain that ends with `key`.
     fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History>;
@@ -135,7 +142,8 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
         running: Vec<(ResponseKey, FencingToken)>,
     ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>>;
 
-    /// Scans for orphans, about `max` at most.
+    /// Scans for orphans, about `max` at most: running responses without a live owner, and cancelled ones whose
+    /// owner was lost before it stored the output that readers had received.
     fn orphans(&self, max: usize) -> StoreFuture<'_, Vec<Orphan>>;
 
     /// Returns responses that the store assigns to `owner` but that are not in `running`, about `max` at most.
@@ -150,7 +158,8 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
     /// Takes an orphan over, if its owner and fencing number are unchanged and the owner's lease has expired.
     fn take_over(&self, orphan: Orphan, by: Owner) -> StoreFuture<'_, Takeover>;
 
-    /// Gives up a running response, so that any replica can take it over at once.
+    /// Gives up a response that the caller owns and that has work left (as for [`Self::orphans`]), so that any
+    /// replica can take it over at once.
     fn release(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome>;
 
     /// Returns the notices to `owner` after the cursor, and the new cursor. Owners poll this about every 50 ms

@@ -82,6 +82,8 @@ pub(crate) struct Counts {
     /// Taken over and run again.
     pub rerun: u64,
     pub given_up: u64,
+    /// Cancelled responses whose output another replica stored.
+    pub outputs_kept: u64,
     /// Released by a draining replica.
     pub released: u64,
     /// Events that readers received.
@@ -105,6 +107,7 @@ impl Counts {
         self.lost += other.lost;
         self.rerun += other.rerun;
         self.given_up += other.given_up;
+        self.outputs_kept += other.outputs_kept;
         self.released += other.released;
         self.told += other.told;
         self.told_from_memory += other.told_from_memory;
@@ -163,6 +166,7 @@ enum ReplyTo {
     Check,
     Scan,
     TakeOver(Orphan, Owner),
+    Request(ResponseKey),
     HandBack(ResponseKey),
     Create {
         number: u128,
@@ -211,6 +215,8 @@ struct Fleet {
     streams: BTreeMap<ResponseKey, bool>,
     /// Responses whose creation a client got confirmed.
     acknowledged: BTreeSet<ResponseKey>,
+    /// Responses that two replicas run, and since when.
+    doubled: BTreeMap<ResponseKey, Duration>,
     names: u64,
     counts: Counts,
 }
@@ -241,6 +247,7 @@ impl Fleet {
             readers: Vec::new(),
             ledger: Ledger::default(),
             acknowledged: BTreeSet::new(),
+            doubled: BTreeMap::new(),
             streams: BTreeMap::new(),
             names: 0,
             counts: Counts::default(),
@@ -298,7 +305,7 @@ impl Fleet {
     fn replica(&mut self, incarnation: u64) -> Replica {
         let bounds = Bounds {
             running_max: 2,
-            running_per_tenant_max: 2,
+            running_per_tenant_max: 1,
         };
         let owner = self.owner();
         let now = self.instant();

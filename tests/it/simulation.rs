@@ -48,11 +48,12 @@ fn whatever_fails_a_background_response_has_one_owner_one_end_and_each_event_onc
         ("run again", counts.rerun),
         ("given up", counts.given_up),
         ("released", counts.released),
+        ("outputs stored by another", counts.outputs_kept),
         ("received from memory", counts.told_from_memory),
         ("resumed", counts.resumed),
         ("broken off", counts.broken),
     ] {
-        assert!(count > SEEDS / 50, "{what}: {count} in {SEEDS} seeds");
+        assert!(count > SEEDS / 60, "{what}: {count} in {SEEDS} seeds");
     }
 }
 
@@ -71,15 +72,10 @@ fn seeds_that_have_found_something_stay_well() {
         ),
         (317, "a takeover without a reply is retried"),
         (
-            21,
-            "an owner that lost its lease continues under a new owner id",
-        ),
-        (
             18,
             "a response whose output readers received is not run again",
         ),
         (23, "an append without a reply does not count as stored"),
-        (294, "an owner that lost its lease stops its runs"),
         (240, "a finalization without a reply is retried"),
         (
             6,

@@ -17,6 +17,8 @@ pub(super) struct Metrics {
     pub(super) cancel_seconds: Histogram,
     pub(super) cancel_stop_seconds: Histogram,
     pub(super) event_bytes: IntCounter,
+    pub(super) leases_expired: IntCounter,
+    pub(super) restarted: IntCounter,
 }
 
 impl Metrics {
@@ -37,7 +39,7 @@ impl Metrics {
             ),
             orphans: registry.counters(
                 "warmroute_background_orphans_total",
-                "Responses taken over from lost or stopping replicas, by action: rerun or failed.",
+                "Responses taken over from lost or stopping replicas, by action: rerun, failed, or cancelled (its output was still to be stored).",
                 &["action"],
             ),
             stopped: registry.counters(
@@ -70,6 +72,15 @@ impl Metrics {
             event_bytes: registry.counter(
                 "warmroute_background_event_bytes_total",
                 "Bytes of stored events of background responses.",
+            ),
+            restarted: registry.counter(
+                "warmroute_background_restarted_total",
+                "How often a background response was sent to another engine because its engine was lost before any \
+                 output was seen.",
+            ),
+            leases_expired: registry.counter(
+                "warmroute_background_leases_expired_total",
+                "How often this replica could not renew its lease in time.",
             ),
         }
     }

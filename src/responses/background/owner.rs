@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
@@ -34,7 +35,8 @@ impl Background {
         self.tasks.is_stopping() && self.table.lock().is_empty()
     }
 
-    /// Passes an input to the lease. If the lease is lost, all runs stop.
+    /// Passes an input to the lease. If the lease was not renewed in time, runs go on until the store says that
+    /// another replica has taken them over.
     fn on_lease(
         &self,
         input: impl FnOnce(&mut RunTable<Arc<Run>>, Instant, Owner) -> Step,
@@ -42,19 +44,21 @@ impl Background {
         let now = observe::now();
         let mut table = self.table.lock();
         let step = input(&mut table, now, Owner(fastrand::u64(..)));
-        if step == Step::StopRuns {
+        if step == Step::Expired {
+            self.metrics.leases_expired.inc();
             warn!(
                 runs = table.len(),
-                "lease lost; stopping all background runs of this replica, which others take over"
+                "lease not renewed in time; background runs of this replica go on unless another has taken them over"
             );
-            for run in table.runs() {
-                run.stop.send_replace(Some(StopReason::LeaseLost));
-            }
         }
-        let is_held = table.holds_lease(now);
+        let (is_held, is_registered) = (table.holds_lease(now), table.is_registered());
         drop(table);
-        self.lease_held
-            .send_if_modified(|held| std::mem::replace(held, is_held) != is_held);
+        for (known, value) in [
+            (&self.lease_held, is_held),
+            (&self.registered, is_registered),
+        ] {
+            known.send_if_modified(|known| std::mem::replace(known, value) != value);
+        }
         step
     }
 
@@ -90,26 +94,21 @@ async fn send_heartbeats(responses: &Responses) {
     let length = background.lease.duration;
     let name = format!("pid {}", std::process::id());
     while !background.is_over() {
-        if background.on_lease(|table, now, next| table.on_timeout(now, next))
-            == Step::SendHeartbeat
-        {
+        if background.on_lease(|table, now, _| table.on_timeout(now)) == Step::SendHeartbeat {
             let owner = background.owner();
             let mut heartbeat = responses.store.heartbeat(owner, &name, length);
             loop {
                 let until = background.table.lock().next_timeout();
                 let pause = until.saturating_duration_since(observe::now());
-                let step = tokio::select! {
+                tokio::select! {
                     result = &mut heartbeat => {
                         let is_done = result.is_ok();
                         let _ = background.on_lease(|table, now, next| table.on_heartbeat(now, owner, is_done, next));
                         break;
                     }
                     () = sleep(pause) => {
-                        background.on_lease(|table, now, next| table.on_timeout(now, next))
+                        let _ = background.on_lease(|table, now, _| table.on_timeout(now));
                     }
-                };
-                if step == Step::StopRuns {
-                    break;
                 }
             }
         }
@@ -200,6 +199,9 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
         }
         let orphans = responses.store.orphans(ORPHANS_MAX).await;
         let orphans = orphans.unwrap_or_default();
+        let is_whole = orphans.len() < ORPHANS_MAX;
+        let now = observe::now();
+        background.table.lock().on_orphans(now, &orphans, is_whole);
         let (found, mut taken) = (orphans.len(), 0);
         for orphan in orphans {
             taken += usize::from(take_over(responses, orphan).await);
@@ -222,7 +224,7 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     let background = &responses.background;
     let by = {
         let table = background.table.lock();
-        if !table.may_take_over(&orphan) {
+        if !table.may_take_over(observe::now(), &orphan) {
             return false;
         }
         table.owner()
@@ -232,12 +234,27 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     let Ok(Takeover::Done(adopted)) = result else {
         return false;
     };
-    let request = StoredRequest::read(&adopted.request);
+    let key = orphan.key;
+    let request = match responses.store.request(key).await {
+        // Ended meanwhile; its run learns that with its first write.
+        Ok(request) => request.unwrap_or_default(),
+        Err(error) if error.retry_after().is_some() => {
+            debug!(response_id = %key.id, %error, "request of an orphaned response not read; handing it back");
+            background.table.lock().hand_back(key, adopted.fence);
+            release(responses, key, adopted.fence).await;
+            return false;
+        }
+        // It is taken over already; it ends as failed.
+        Err(_) => Bytes::new(),
+    };
+    let request = StoredRequest::read(&request);
     let orphan_state = OrphanState {
+        status: adopted.status,
         is_portable: request.as_ref().is_some_and(|request| request.is_portable),
         streams: adopted.streams,
         stored: adopted.last_event.map_or(0, |last| last + 1),
         attempts: adopted.attempts,
+        lost_owners: adopted.lost_owners,
     };
     let (action, state) = match orphan_state.decide(background.settings.max_attempts) {
         TakeOver::Rerun => (
@@ -248,13 +265,16 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
             "failed",
             RunState::failing(orphan_state.streams, orphan_state.stored, reason),
         ),
+        TakeOver::StoreCancelled => (
+            "cancelled",
+            RunState::cancelled(orphan_state.streams, orphan_state.stored),
+        ),
     };
     let guard = match background.admit(orphan.key, adopted.fence, state) {
         Ok(guard) => guard,
         Err(RunRefusal::AlreadyRunning) => return false,
         Err(_) => {
             // No capacity after all: let any replica take it over.
-            let key = orphan.key;
             background.table.lock().hand_back(key, adopted.fence);
             release(responses, key, adopted.fence).await;
             return false;
@@ -268,7 +288,8 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         .with_label_values(&[action])
         .inc();
     match request {
-        Some(request) => run::spawn(responses.clone(), Job::taken_over(request), guard),
+        Some(request) => run::spawn_taken_over(responses.clone(), Job::taken_over(request), guard),
+        None if adopted.status.is_terminal() => {}
         None => unreadable::spawn(responses.clone(), guard),
     }
     true

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use tokio::runtime::Handle;
 use tokio::time::sleep;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use self::encoder::{EndOfRun, EventEncoder};
 use self::engine_stream::EngineStream;
@@ -32,7 +32,7 @@ use crate::responses::service::Responses;
 use crate::responses::template::ResponseTemplate;
 use crate::store::{self, CancelledOutput, Item, Status, WriteOutcome};
 
-/// Pause before a step is repeated because the store was unreachable. The end of the lease bounds the retries.
+/// Pause before a step is repeated because the store was unreachable. The run's time limit bounds the retries.
 const STORE_PAUSE: Duration = Duration::from_millis(200);
 /// Bytes of stored events per read.
 const READ_BYTES: u64 = 1 << 20;
@@ -63,10 +63,17 @@ impl Job {
     }
 }
 
-/// Spawns a run. The drain waits for it; when the drain is over the run fails or is released.
+/// Spawns a run on the client's I/O thread. The drain waits for it; when the drain is over the run fails or is released.
 pub(super) fn spawn(responses: Arc<Responses>, job: Job, guard: RunGuard) {
     let tracked = responses.tasks.clone().track(run(responses, job, guard));
     drop(Handle::current().spawn(tracked));
+}
+
+/// As [`spawn`], for a run that was taken over: no I/O thread is its client's.
+pub(super) fn spawn_taken_over(responses: Arc<Responses>, job: Job, guard: RunGuard) {
+    let io_threads = responses.io_threads.clone();
+    let tracked = responses.tasks.clone().track(run(responses, job, guard));
+    io_threads.spawn(tracked);
 }
 
 struct Runner<'a> {
@@ -126,10 +133,14 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         let seconds = &responses.background.metrics.cancel_stop_seconds;
         seconds.observe(took.as_secs_f64());
     }
+    let limit = responses.background.settings.run_timeout;
     tokio::select! {
         biased;
         () = lease_lost(&guard) => guard.run.state.lock().on_stop(StopReason::LeaseLost),
         () = runner.store_end() => {}
+        () = sleep(limit) => {
+            warn!(response_id = %key.id, "end of a background response not stored within run_timeout; another replica takes it over");
+        }
     }
     let reason = guard.run.state.lock().stop_reason();
     if let Some(reason) = reason {
@@ -168,7 +179,7 @@ async fn stopped(responses: &Responses, guard: &RunGuard) -> StopReason {
     }
 }
 
-/// Resolves when another replica may own the response.
+/// Resolves when another replica owns the response.
 async fn lease_lost(guard: &RunGuard) {
     let mut stop = guard.run.stop.subscribe();
     let _ = stop
@@ -193,7 +204,9 @@ impl Runner<'_> {
         let (store, key, fence) = (&self.responses.store, self.guard.key, self.guard.run.fence);
         let state = &self.guard.run.state;
         let flush = self.responses.background.settings.flush_interval;
+        let attempts_max = self.responses.background.settings.max_attempts;
         let mut engine: Option<EngineStream> = None;
+        let mut attempts = 1;
         loop {
             let then = match self.next() {
                 Step::ReadEngine if !self.encoder.is_announced() => {
@@ -217,11 +230,25 @@ impl Runner<'_> {
                         continue;
                     };
                     let is_over = stream.read(flush).await;
-                    let (events, outcome) = self.encoder.push(&stream.take(), is_over);
+                    let (events, outcome) = self.encoder.push(&stream.take());
                     state.lock().on_begun();
-                    let Some(outcome) = outcome else {
-                        state.lock().on_events(&events);
-                        continue;
+                    let (events, outcome) = match outcome {
+                        Some(outcome) => (events, outcome),
+                        None if !is_over => {
+                            state.lock().on_events(&events);
+                            continue;
+                        }
+                        // The engine was lost, and nobody has seen anything of it.
+                        None if attempts < attempts_max && state.lock().restart() => {
+                            debug!(response_id = %key.id, attempts, "engine lost before any output was seen; trying another");
+                            self.responses.background.metrics.restarted.inc();
+                            attempts += 1;
+                            self.encoder.restart();
+                            engine = None;
+                            sleep(STORE_PAUSE).await;
+                            continue;
+                        }
+                        None => self.encoder.finish(events),
                     };
                     let is_failed = outcome.status == Status::Failed;
                     self.conclude(&events, outcome).await;

@@ -5,7 +5,7 @@
 //!   │ ├───────▶ Failing ────▶ Finalizing  time limit, store refuses, or draining with output already read
 //!   │ ├───────▶ ReadingCancelled ─▶ (ReadingStored) ─▶ StoringPartial ─▶ Over   cancelled
 //!   │ ├───────▶ Releasing ──▶ Over        draining before any output: any replica may start it again
-//!   │ └───────▶ Over                      lease lost
+//!   │ └───────▶ Over                      another replica has taken it over
 //! ReadingStored ─▶ Failing                taken over after output was read: those events become the output
 //! ```
 //!
@@ -68,6 +68,14 @@ impl RunState {
         }
     }
 
+    /// A cancelled response taken over from another replica, which did not store the output.
+    pub fn cancelled(streams: bool, stored: u64) -> Self {
+        Self {
+            phase: Phase::ReadingCancelled,
+            ..Self::new(streams, stored)
+        }
+    }
+
     pub fn next(&self) -> Step {
         match self.phase {
             Phase::Generating | Phase::Finalizing if self.is_begun && !self.is_started => {
@@ -104,6 +112,17 @@ impl RunState {
 
     pub fn is_begun(&self) -> bool {
         self.is_begun
+    }
+
+    /// The engine was lost. True if another may begin again, because readers have received nothing that it would not
+    /// write again: then the events that are not stored are dropped.
+    pub fn restart(&mut self) -> bool {
+        let may_restart = self.phase == Phase::Generating && self.is_unseen();
+        if may_restart {
+            self.log = Log::after(self.log.stored());
+            self.is_begun = false;
+        }
+        may_restart
     }
 
     /// New events were written.
@@ -314,7 +333,7 @@ impl RunState {
         Then::Continue
     }
 
-    /// Retries a step if a retry can help. The end of the lease bounds the retries.
+    /// Retries a step if a retry can help. The driver bounds the retries.
     fn later(&mut self, error: &store::Error) -> Then {
         if error.retry_after().is_some() {
             return Then::RetryLater;

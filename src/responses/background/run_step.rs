@@ -11,7 +11,7 @@ pub const FIRST_EVENTS: u64 = 3;
 pub enum StopReason {
     /// The response was cancelled or deleted.
     Cancelled,
-    /// This replica lost its lease, or another replica has taken the response over.
+    /// Another replica has taken the response over.
     LeaseLost,
     /// This replica is stopping.
     Draining,

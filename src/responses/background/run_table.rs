@@ -1,9 +1,10 @@
 //! The runs of one replica, its lease and its limits. Pure.
 //!
-//! The replica owns its runs under an [`Owner`] id that holds a lease in the store. After the lease is lost it
-//! continues under a new owner id, so that writes of the old one are fenced off.
+//! The replica owns its runs under an [`Owner`] id that holds a lease in the store. A lease that was not renewed in
+//! time stops nothing: a run stops when the store says that its fencing token is outdated. Without a valid lease the
+//! replica takes nothing over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::run_step::StopReason;
@@ -43,9 +44,12 @@ pub struct Bounds {
 pub struct RunTable<R> {
     bounds: Bounds,
     leases: lease::Settings,
-    /// The current owner id. It changes when the lease is lost.
     owner: Owner,
     lease: Lease,
+    /// Whether the store has had a lease of this owner.
+    is_registered: bool,
+    /// Owners without a lease, and since when this replica sees that without having lost its own.
+    suspects: BTreeMap<Owner, Instant>,
     runs: BTreeMap<ResponseKey, RunEntry<R>>,
     /// Orphans whose take-over the store did not confirm. Other replicas do not scan for them while this one lives.
     unconfirmed: BTreeMap<ResponseKey, Orphan>,
@@ -68,13 +72,15 @@ impl<R> RunTable<R> {
             leases: leases.clone(),
             owner,
             lease: Lease::new(now, leases),
+            is_registered: false,
+            suspects: BTreeMap::new(),
             runs: BTreeMap::new(),
             unconfirmed: BTreeMap::new(),
             to_hand_back: BTreeMap::new(),
         }
     }
 
-    /// Whether the lease is held, so that runs may start.
+    /// Whether the lease is held, so that orphans may be taken over.
     pub fn holds_lease(&self, now: Instant) -> bool {
         self.lease.is_held(now)
     }
@@ -83,14 +89,19 @@ impl<R> RunTable<R> {
         self.lease.next_timeout()
     }
 
-    /// Passes a timeout to the lease. On `Step::StopRuns` the lease is lost: all runs must stop, and the owner id
-    /// becomes `next`.
-    pub fn on_timeout(&mut self, now: Instant, next: Owner) -> Step {
-        let step = self.lease.on_timeout(now);
-        self.after(step, now, next)
+    /// Whether responses may be created for this owner.
+    pub fn is_registered(&self) -> bool {
+        self.is_registered
     }
 
-    /// The store answered a heartbeat of owner `by`.
+    /// Passes a timeout to the lease.
+    pub fn on_timeout(&mut self, now: Instant) -> Step {
+        let step = self.lease.on_timeout(now);
+        self.after(step)
+    }
+
+    /// The store answered a heartbeat of owner `by`. An owner that the store has never accepted becomes `next`: in a
+    /// cluster its lease then lies on another node.
     pub fn on_heartbeat(&mut self, now: Instant, by: Owner, is_done: bool, next: Owner) -> Step {
         if by != self.owner {
             // The answer to an owner id that was given up.
@@ -100,16 +111,17 @@ impl<R> RunTable<R> {
             true => self.lease.on_heartbeat(now),
             false => self.lease.on_failure(now),
         };
-        self.after(step, now, next)
+        self.is_registered |= is_done;
+        if !self.is_registered {
+            self.owner = next;
+        }
+        self.after(step)
     }
 
-    fn after(&mut self, step: Step, now: Instant, next: Owner) -> Step {
-        if step == Step::StopRuns {
-            self.owner = next;
-            self.lease = Lease::new(now, &self.leases);
-            // They belong to the old owner id, whose lease expires.
-            self.unconfirmed.clear();
-            self.to_hand_back.clear();
+    fn after(&mut self, step: Step) -> Step {
+        if step == Step::Expired {
+            // The store may have been away for the others too: they get the time to renew.
+            self.suspects.clear();
         }
         step
     }
@@ -150,18 +162,14 @@ impl<R> RunTable<R> {
         fence: FencingToken,
         run: R,
     ) -> Result<(), RunRefusal> {
-        let is_owned = self.owner == fence.owner && self.lease.is_held(now);
+        let is_owned = self.owner == fence.owner && self.is_registered;
         match self.runs.get(&key) {
             Some(entry) if entry.fence == fence => return Err(RunRefusal::AlreadyRunning),
             None if is_owned => {}
             Some(_) | None => return Err(RunRefusal::NotOwner),
         }
-        if self.runs.len() as u64 >= self.bounds.running_max {
-            return Err(RunRefusal::ReplicaFull);
-        }
-        let of_tenant = self.runs.keys().filter(|it| it.tenant == key.tenant);
-        if of_tenant.count() as u64 >= self.bounds.running_per_tenant_max {
-            return Err(RunRefusal::TenantFull);
+        if let Some(refusal) = self.is_full_for(key) {
+            return Err(refusal);
         }
         let is_stored = false;
         let entry = RunEntry {
@@ -211,9 +219,43 @@ impl<R> RunTable<R> {
         (self.runs.len() as u64) < self.bounds.running_max
     }
 
-    /// Whether this orphan may run here.
-    pub fn may_take_over(&self, orphan: &Orphan) -> bool {
-        self.has_room() && !self.runs.contains_key(&orphan.key)
+    /// Why a response of this tenant has no room here, if it has none.
+    fn is_full_for(&self, key: ResponseKey) -> Option<RunRefusal> {
+        if !self.has_room() {
+            return Some(RunRefusal::ReplicaFull);
+        }
+        let of_tenant = self.runs.keys().filter(|it| it.tenant == key.tenant);
+        let is_full = of_tenant.count() as u64 >= self.bounds.running_per_tenant_max;
+        is_full.then_some(RunRefusal::TenantFull)
+    }
+
+    /// A scan found these orphans; `is_whole`: there are no others.
+    pub fn on_orphans(&mut self, now: Instant, orphans: &[Orphan], is_whole: bool) {
+        let dead: BTreeSet<Owner> = orphans.iter().filter_map(|orphan| orphan.owner).collect();
+        if is_whole {
+            self.suspects.retain(|owner, _| dead.contains(owner));
+        }
+        for owner in dead {
+            self.suspects.entry(owner).or_insert(now);
+        }
+    }
+
+    /// Whether to take this orphan over now. Its owner must have been without a lease for a heartbeat interval, so
+    /// that after an outage of the store living owners do not take each other's runs over. The limits are asked
+    /// before the store is: an orphan that is taken over and given back has no run.
+    pub fn may_take_over(&self, now: Instant, orphan: &Orphan) -> bool {
+        if self.runs.contains_key(&orphan.key) {
+            return false;
+        }
+        if self.unconfirmed.contains_key(&orphan.key) {
+            // It may be this owner's already. What has no room is handed back.
+            return true;
+        }
+        let is_dead = orphan.owner.is_none_or(|owner| {
+            let since = self.suspects.get(&owner);
+            since.is_some_and(|since| *since + self.leases.heartbeat_interval <= now)
+        });
+        is_dead && self.lease.is_held(now) && self.is_full_for(orphan.key).is_none()
     }
 
     /// Take-overs to repeat, before any new one, until the store confirms or denies them.
@@ -299,31 +341,84 @@ mod tests {
             running_per_tenant_max: 2,
         };
         let mut table = RunTable::new(now, bounds, &lease::Settings::default(), OWNER);
-        assert_eq!(table.on_timeout(now, Owner(2)), Step::SendHeartbeat);
+        assert_eq!(table.on_timeout(now), Step::SendHeartbeat);
         assert_eq!(table.on_heartbeat(now, OWNER, true, Owner(2)), Step::Wait);
         table
     }
 
+    fn orphan(of: ResponseKey, owner: Option<Owner>) -> Orphan {
+        Orphan {
+            key: of,
+            owner,
+            fencing_number: 1,
+        }
+    }
+
     #[test]
-    fn after_losing_the_lease_the_replica_gets_a_new_owner_id() {
+    fn an_expired_lease_stops_no_run_and_takes_nothing_over() {
         let now = observe::now();
         let mut table = table(now);
+        let fence = FencingToken::first(OWNER);
+        assert_eq!(table.insert(now, key(1, 1), fence, ()), Ok(()));
         let late = now + Duration::from_secs(10);
-        assert_eq!(table.on_timeout(late, Owner(2)), Step::StopRuns);
-        assert_eq!((table.owner(), table.holds_lease(late)), (Owner(2), false));
-        assert_eq!(table.on_timeout(late, Owner(3)), Step::SendHeartbeat);
+        let released = orphan(key(2, 2), None);
+        assert!(table.may_take_over(now, &released));
+        assert_eq!(table.on_timeout(late), Step::Expired);
+        assert_eq!((table.owner(), table.len()), (OWNER, 1));
+        assert!(!table.holds_lease(late) && !table.may_take_over(late, &released));
+        assert_eq!(table.on_timeout(late), Step::SendHeartbeat);
         assert_eq!(table.on_heartbeat(late, OWNER, true, Owner(3)), Step::Wait);
-        assert!(!table.holds_lease(late));
+        assert!(table.holds_lease(late) && table.may_take_over(late, &released));
+    }
+
+    #[test]
+    fn an_owner_that_the_store_never_accepted_tries_another_id() {
+        let now = observe::now();
+        let bounds = table(now).bounds;
+        let mut table = RunTable::new(now, bounds, &lease::Settings::default(), OWNER);
+        assert_eq!(table.on_timeout(now), Step::SendHeartbeat);
+        let _ = table.on_heartbeat(now, OWNER, false, Owner(2));
+        assert_eq!((table.owner(), table.is_registered()), (Owner(2), false));
         let fence = FencingToken::first(Owner(2));
-        assert_eq!(
-            table.insert(late, key(1, 1), fence, ()),
-            Err(RunRefusal::NotOwner)
-        );
-        assert_eq!(
-            table.on_heartbeat(late, Owner(2), true, Owner(3)),
-            Step::Wait
-        );
-        assert_eq!(table.insert(late, key(1, 1), fence, ()), Ok(()));
+        let refused = Err(RunRefusal::NotOwner);
+        assert_eq!(table.insert(now, key(1, 1), fence, ()), refused);
+        let now = now + Duration::from_secs(1);
+        assert_eq!(table.on_timeout(now), Step::SendHeartbeat);
+        let _ = table.on_heartbeat(now, Owner(2), true, Owner(3));
+        assert_eq!(table.insert(now, key(1, 1), fence, ()), Ok(()));
+        let _ = table.on_heartbeat(now, Owner(2), false, Owner(4));
+        assert_eq!(table.owner(), Owner(2));
+    }
+
+    #[test]
+    fn after_an_outage_living_owners_have_time_to_renew() {
+        let now = observe::now();
+        let mut table = table(now);
+        let at = |ms| now + Duration::from_millis(ms);
+        let dead = orphan(key(1, 1), Some(Owner(9)));
+        table.on_orphans(at(0), &[dead], true);
+        assert!(!table.may_take_over(at(2_000), &dead));
+        // It was seen alive in between.
+        table.on_orphans(at(2_500), &[], true);
+        table.on_orphans(at(3_500), &[dead], true);
+        assert!(!table.may_take_over(at(4_000), &dead));
+        assert!(table.may_take_over(at(6_500), &dead));
+        // While this replica could not see it, anything may have happened.
+        assert_eq!(table.on_timeout(at(10_000)), Step::Expired);
+        assert_eq!(table.on_timeout(at(10_000)), Step::SendHeartbeat);
+        let _ = table.on_heartbeat(at(10_000), OWNER, true, Owner(3));
+        assert!(!table.may_take_over(at(10_000), &dead));
+    }
+
+    #[test]
+    fn an_orphan_whose_tenant_has_no_room_here_is_left_to_others() {
+        let now = observe::now();
+        let mut table = table(now);
+        let fence = FencingToken::first(OWNER);
+        assert_eq!(table.insert(now, key(1, 1), fence, ()), Ok(()));
+        assert_eq!(table.insert(now, key(1, 2), fence, ()), Ok(()));
+        assert!(!table.may_take_over(now, &orphan(key(1, 3), None)));
+        assert!(table.may_take_over(now, &orphan(key(2, 3), None)));
     }
 
     #[test]

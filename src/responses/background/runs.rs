@@ -31,6 +31,8 @@ pub(in crate::responses) struct Background {
     pub(super) max_event_log: u64,
     /// Whether this replica holds its lease.
     pub(super) lease_held: watch::Sender<bool>,
+    /// Whether the store has had a lease of this replica.
+    pub(super) registered: watch::Sender<bool>,
     /// Wakes the heartbeat task: a run was added, so the lease may have to be renewed.
     pub(super) wakes: Notify,
     pub(super) table: Mutex<RunTable<Arc<Run>>>,
@@ -72,7 +74,8 @@ impl Drop for RunGuard {
 #[derive(Debug, Serialize)]
 pub(in crate::responses) struct Counts {
     owner: String,
-    /// Whether this replica holds its lease, which covers all its runs; without it, nothing runs.
+    /// Whether this replica holds its lease, which covers all its runs. Without it runs go on until another replica
+    /// has taken them over, and nothing is taken over here.
     lease_held: bool,
     running: usize,
     /// The part of `running` whose engine has not begun to answer.
@@ -120,6 +123,7 @@ impl Background {
             lease,
             max_event_log,
             lease_held: watch::Sender::new(false),
+            registered: watch::Sender::new(false),
             wakes: Notify::new(),
             table: Mutex::new(table),
             metrics: Metrics::new(registry),
@@ -155,10 +159,10 @@ impl Background {
         self.table.lock().owner()
     }
 
-    /// Waits up to [`FIRST_HEARTBEAT`] until this replica holds its lease.
+    /// Waits up to [`FIRST_HEARTBEAT`] until the store knows this owner.
     pub(super) async fn wait_for_lease(&self) -> Result<(), ApiError> {
-        let mut lease_held = self.lease_held.subscribe();
-        let waited = tokio::time::timeout(FIRST_HEARTBEAT, lease_held.wait_for(|held| *held)).await;
+        let mut registered = self.registered.subscribe();
+        let waited = tokio::time::timeout(FIRST_HEARTBEAT, registered.wait_for(|it| *it)).await;
         match waited {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) | Err(_) => {
@@ -236,7 +240,7 @@ impl Background {
 
     pub(super) fn stop(&self, key: ResponseKey, reason: StopReason) {
         if let Some(run) = self.find(key) {
-            // After the lease is lost this replica must not write, whatever else happens.
+            // What another replica has taken over is not written here, whatever else happens.
             run.stop.send_if_modified(|current| {
                 let may_replace = *current != Some(StopReason::LeaseLost);
                 if may_replace {

@@ -15,7 +15,7 @@ pub struct Settings {
     /// is answered with 503.
     #[schemars(range(min = 1))]
     pub max_running: u64,
-    /// Of those, one tenant's; the next one is answered with 429.
+    /// Of those, one tenant's; the next one is answered with 429. Not used without `tenants`.
     #[schemars(range(min = 1))]
     pub max_running_per_tenant: u64,
     /// A background response that no worker accepted for this long fails.
@@ -26,8 +26,9 @@ pub struct Settings {
     #[schemars(extend("min" = "1s"))]
     #[serde(with = "DurationText")]
     pub run_timeout: Duration,
-    /// A background response whose replica died before any output was seen is started again up to this many
-    /// times in all. One that took three replicas with it may well be the cause.
+    /// A background response whose replica or engine died before any output was seen is started again up to this
+    /// many times in all. One that took three of them with it may well be the cause. A run counts once an engine has
+    /// begun it.
     #[schemars(range(min = 1))]
     pub max_attempts: u32,
     /// Events are collected for this long, then stored, then sent. It delays readers and saves writes to the

@@ -1,5 +1,7 @@
 //! Whether an orphan is generated again or fails: no reader may see two different beginnings. Pure.
 
+use crate::store::Status;
+
 use super::run_step::FIRST_EVENTS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,27 +9,40 @@ pub enum TakeOver {
     Rerun,
     /// End it as failed, with the output that is stored.
     Fail(&'static str),
+    /// It was cancelled: store the output that readers had received.
+    StoreCancelled,
 }
+
+/// A response that loses its owners this many times as often as it may be started fails, though no engine has begun
+/// it: it may be what ends them.
+const LOST_OWNERS_FACTOR: u32 = 3;
 
 /// The state of a response whose owner was lost.
 #[derive(Clone, Copy, Debug)]
 pub struct OrphanState {
+    pub status: Status,
     /// Whether the store has everything needed to start it again.
     pub is_portable: bool,
     pub streams: bool,
     /// Number of stored events.
     pub stored: u64,
-    /// How often it was started, this time included.
+    /// How often an engine has begun it, this time included.
     pub attempts: u32,
+    /// How many of its owners were lost.
+    pub lost_owners: u32,
 }
 
 impl OrphanState {
     pub fn decide(&self, attempts_max: u32) -> TakeOver {
+        if self.status == Status::Cancelled {
+            return TakeOver::StoreCancelled;
+        }
         let was_read = self.streams && self.stored > FIRST_EVENTS;
         if !self.is_portable || was_read {
             return TakeOver::Fail("The replica that ran this response was lost.");
         }
-        if self.attempts > attempts_max {
+        let lost_max = attempts_max.saturating_mul(LOST_OWNERS_FACTOR);
+        if self.attempts > attempts_max || self.lost_owners > lost_max {
             return TakeOver::Fail("Every replica that ran this response was lost.");
         }
         TakeOver::Rerun
@@ -55,6 +70,8 @@ mod tests {
     fn an_orphan_without_read_output_is_started_again_and_others_fail() {
         let check = |is_portable, streams, stored, attempts, runs: bool| {
             let orphan_state = OrphanState {
+                status: Status::Queued,
+                lost_owners: 9,
                 is_portable,
                 streams,
                 stored,
@@ -72,5 +89,14 @@ mod tests {
         check(true, false, 0, 3, true);
         check(true, false, 0, 4, false);
         check(false, true, 0, 2, false);
+        let orphan_state = OrphanState {
+            status: Status::Queued,
+            is_portable: true,
+            streams: false,
+            stored: 0,
+            attempts: 1,
+            lost_owners: 10,
+        };
+        assert!(matches!(orphan_state.decide(3), TakeOver::Fail(_)));
     }
 }

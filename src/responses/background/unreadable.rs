@@ -26,7 +26,7 @@ pub(super) fn spawn(responses: Arc<Responses>, guard: RunGuard) {
         .spawn(async move { end(&responses, &guard).await });
 }
 
-/// Stores the failure, unless the lease is lost.
+/// Stores the failure, unless another replica has taken the response over.
 pub(super) async fn end(responses: &Responses, guard: &RunGuard) {
     warn!(response_id = %guard.key.id, "stored request of a background response cannot be decoded; the response fails");
     let mut stop = guard.run.stop.subscribe();

@@ -70,6 +70,9 @@ pub(super) struct Run {
     pub(super) owner: Option<Owner>,
     pub(super) fencing_number: u64,
     pub(super) attempts: u32,
+    /// The fencing number whose run an engine began.
+    pub(super) begun: Option<u64>,
+    pub(super) lost_owners: u32,
     pub(super) retention: Retention,
     pub(super) streams: bool,
     pub(super) request: Bytes,
@@ -80,6 +83,8 @@ pub(super) struct Run {
     pub(super) end_token: Option<IdempotencyToken>,
     pub(super) status_before_cancel: Option<Status>,
     pub(super) has_partial_output: bool,
+    /// Whether it was cancelled and the output that readers received is still to be stored.
+    pub(super) has_output_pending: bool,
 }
 
 impl Response {
@@ -96,6 +101,8 @@ impl Response {
                     owner: Some(fence.owner),
                     fencing_number: fence.number,
                     attempts: 1,
+                    begun: None,
+                    lost_owners: 0,
                     retention,
                     streams,
                     request: Bytes::copy_from_slice(&request),
@@ -105,6 +112,7 @@ impl Response {
                     end_token: None,
                     status_before_cancel: None,
                     has_partial_output: false,
+                    has_output_pending: false,
                 };
                 (Status::Queued, Some(Box::new(run)))
             }
@@ -261,13 +269,22 @@ impl Response {
         })
     }
 
-    /// Owner and fencing number, if the response runs and its owner is not alive.
+    pub(super) fn has_output_pending(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.has_output_pending)
+    }
+
+    pub(super) fn request(&self) -> Option<Bytes> {
+        let request = self.run.as_ref().map(|run| run.request.clone());
+        request.filter(|_| !self.status.is_terminal() || self.has_output_pending())
+    }
+
+    /// Owner and fencing number, if the response has work left and its owner is not alive.
     pub(super) fn orphan(
         &self,
         is_alive: impl FnOnce(Owner) -> bool,
     ) -> Option<(Option<Owner>, u64)> {
         let run = self.run.as_ref()?;
-        let runs = !self.status.is_terminal();
-        (runs && !run.owner.is_some_and(is_alive)).then_some((run.owner, run.fencing_number))
+        let is_unfinished = !self.status.is_terminal() || run.has_output_pending;
+        (is_unfinished && !run.owner.is_some_and(is_alive)).then_some((run.owner, run.fencing_number))
     }
 }

@@ -59,6 +59,10 @@ impl Shard {
         (!found.is_ephemeral()).then(|| found.input())
     }
 
+    pub(super) fn request(&mut self, now: Instant, key: ResponseKey) -> Option<Bytes> {
+        self.find(now, key)?.request()
+    }
+
     pub(super) fn history(
         &mut self,
         now: Instant,
@@ -180,6 +184,9 @@ impl Shard {
         }
         let keep = self.keep.clone();
         self.change(now, key, |found| found.cancel(now, cancel, &keep));
+        if self.find(now, key).is_some_and(|found| found.has_output_pending()) {
+            self.cancelled.insert(key);
+        }
         CancelOutcome::Done { was, owner }
     }
 
@@ -191,6 +198,9 @@ impl Shard {
         output: CancelledOutput,
     ) -> WriteOutcome {
         let stored = self.change(now, key, |found| found.finalize_cancelled(fence, output));
+        if stored != Some(WriteOutcome::Fenced) {
+            self.cancelled.remove(&key);
+        }
         stored.unwrap_or(WriteOutcome::Gone)
     }
 
@@ -226,7 +236,14 @@ impl Shard {
                 fencing_number,
             })
         };
-        self.running.iter().filter_map(orphan).take(max).collect()
+        self.unfinished().filter_map(orphan).take(max).collect()
+    }
+
+    /// The responses that an owner has something left to do for.
+    fn unfinished(&self) -> impl Iterator<Item = (&ResponseKey, &Response)> {
+        let cancelled = self.cancelled.iter();
+        let cancelled = cancelled.filter_map(|key| Some((key, self.finished.get(key)?)));
+        self.running.iter().chain(cancelled)
     }
 
     pub(super) fn untracked(
@@ -235,7 +252,7 @@ impl Shard {
         running: &[ResponseKey],
         max: usize,
     ) -> Vec<(ResponseKey, FencingToken)> {
-        let own = self.running.iter().filter_map(|(key, found)| {
+        let own = self.unfinished().filter_map(|(key, found)| {
             let (of, fencing_number) = found.orphan(|other| other != owner)?;
             Some((
                 *key,

@@ -1,7 +1,7 @@
 //! A shard: the responses and conversations of some roots. Finds, expires and evicts them; finished responses and
 //! conversations are in order of use.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,6 +22,8 @@ pub(super) struct Shard {
     pub(super) running: HashMap<ResponseKey, Response, FxBuildHasher>,
     /// Least recently used first.
     pub(super) finished: LinkedHashMap<ResponseKey, Response, FxBuildHasher>,
+    /// Cancelled ones whose output is still to be stored.
+    pub(super) cancelled: BTreeSet<ResponseKey>,
     pub(super) conversations: LinkedHashMap<ConversationKey, Conversation, FxBuildHasher>,
     /// When the log of each ended background response expires, in order.
     logs: VecDeque<(Instant, ResponseKey)>,
@@ -54,6 +56,7 @@ impl Shard {
             index,
             running: HashMap::default(),
             finished: LinkedHashMap::default(),
+            cancelled: BTreeSet::new(),
             conversations: LinkedHashMap::default(),
             logs: VecDeque::new(),
             ephemeral: VecDeque::new(),
@@ -155,6 +158,7 @@ impl Shard {
     }
 
     pub(super) fn drop_finished(&mut self, key: ResponseKey) {
+        self.cancelled.remove(&key);
         if let Some(dropped) = self.finished.remove(&key) {
             self.capacity.give_back(dropped.cost());
             self.publish_oldest();

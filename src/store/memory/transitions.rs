@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::response::Response;
+use super::response::{Response, Run};
 use crate::store::log::Append;
 use crate::store::record::{Content, Retention};
 use crate::store::{
@@ -40,6 +40,9 @@ impl Response {
             return refused;
         }
         self.status = Status::InProgress;
+        if let Some(run) = &mut self.run {
+            run.begun = Some(fence.number);
+        }
         WriteOutcome::Done
     }
 
@@ -103,6 +106,7 @@ impl Response {
         };
         run.status_before_cancel = Some(self.status);
         let number = run.log.last().map_or(0, |last| last + 1);
+        let has_output = run.streams && number > 0;
         let batch = EventBatch {
             first: number,
             last: number,
@@ -114,7 +118,15 @@ impl Response {
             output: self.values.output(),
         };
         self.values.replace(&content);
+        let request = self.run.as_ref().map(|run| run.request.clone());
         self.end(now, Status::Cancelled, cancel.token, keep);
+        if let (Some(run), Some(request)) = (&mut self.run, request)
+            && has_output
+            && !run.log.has_overflowed()
+        {
+            run.has_output_pending = true;
+            run.request = request;
+        }
     }
 
     fn end(
@@ -155,13 +167,17 @@ impl Response {
             return WriteOutcome::Terminal(Status::Cancelled);
         }
         run.has_partial_output = true;
+        run.has_output_pending = false;
+        run.request = Bytes::new();
         run.delta_table = Bytes::copy_from_slice(&output.delta_table);
         self.values.replace(&output.content);
         WriteOutcome::Done
     }
 
     pub(super) fn take_over(&mut self, orphan: Orphan, by: Owner, is_alive: bool) -> Takeover {
-        let Some(run) = self.run.as_mut().filter(|_| !self.status.is_terminal()) else {
+        let runs = !self.status.is_terminal();
+        let unfinished = |run: &&mut Box<Run>| runs || run.has_output_pending;
+        let Some(run) = self.run.as_mut().filter(unfinished) else {
             return Takeover::Terminal(self.status);
         };
         // The reply to the first attempt was lost.
@@ -171,9 +187,12 @@ impl Response {
             {
                 return Takeover::Raced;
             }
+            if runs {
+                run.attempts += u32::from(run.begun == Some(run.fencing_number));
+                run.lost_owners += u32::from(run.owner.is_some());
+            }
             run.owner = Some(by);
             run.fencing_number += 1;
-            run.attempts += 1;
         }
         Takeover::Done(TakenOver {
             fence: FencingToken {
@@ -182,15 +201,17 @@ impl Response {
             },
             status: self.status,
             attempts: run.attempts,
+            lost_owners: run.lost_owners,
             streams: run.streams,
             last_event: run.log.last(),
-            request: run.request.clone(),
         })
     }
 
     pub(super) fn release(&mut self, fence: FencingToken) -> WriteOutcome {
-        if let Some(refused) = self.refusal(fence) {
-            return refused;
+        match self.refusal(fence) {
+            Some(WriteOutcome::Terminal(_)) if self.has_output_pending() => {}
+            Some(refused) => return refused,
+            None => {}
         }
         if let Some(run) = &mut self.run {
             run.owner = None;

@@ -11,4 +11,6 @@ end
 drop_pieces(KEYS[1], 're')
 drop_pieces(KEYS[1], 'ou')
 redis.call('HSET', KEYS[1], 'am', '1', unpack(ARGV, 3))
+redis.call('HDEL', KEYS[1], 'po')
+drop_request(KEYS[1])
 return {'ok'}

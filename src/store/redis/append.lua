@@ -1,11 +1,10 @@
 -- Appends events to the log.
--- KEYS record, log; ARGV owner, fencing number, first, last, batch, maximum bytes of a log, TTL in ms (0: none)
+-- KEYS record, log; ARGV owner, fencing number, first, last, batch, maximum bytes of a log
 local v = load(KEYS[1], ARGV[1], ARGV[2])
 local refused = refusal(v)
 if refused then
   return refused
 end
-local is_first = v.sq == -1
 local first, last = tonumber(ARGV[3]), tonumber(ARGV[4])
 refused = sequence_mismatch(v, first, last)
 if refused then
@@ -14,8 +13,5 @@ end
 log(v, KEYS[1], KEYS[2], first, last, ARGV[5], tonumber(ARGV[6]))
 if v.lx then
   return {'overflow'}
-end
-if is_first then
-  expire(KEYS[2], ARGV[7])
 end
 return {'ok'}

@@ -42,8 +42,7 @@ impl Redis {
             .number(batch.first)
             .number(batch.last)
             .arg(batch.bytes)
-            .number(self.keep.max_event_log)
-            .number(self.record_ttl_ms());
+            .number(self.keep.max_event_log);
         self.call(Kind::Write, call).await?.write_outcome()
     }
 
@@ -120,7 +119,11 @@ impl Redis {
                 if let Some(owner) = owner {
                     self.notify(owner, key, NoticeKind::Cancelled).await;
                 }
-                self.unindex(owner, key);
+                // Without a log nothing is left to store; otherwise a scan finds it until that is done.
+                let has_output = reply.text()?.is_some_and(|it| !it.is_empty());
+                if !has_output {
+                    self.unindex(owner, key);
+                }
                 CancelOutcome::Done { was, owner }
             }
             "terminal" => CancelOutcome::Terminal(reply.status()?),
@@ -154,7 +157,11 @@ impl Redis {
         for (name, packed) in values {
             call = call.field(name, packed.field);
         }
-        self.call(Kind::WriteOnce, call).await?.write_outcome()
+        let outcome = self.call(Kind::WriteOnce, call).await?.write_outcome()?;
+        if matches!(outcome, WriteOutcome::Done | WriteOutcome::Terminal(_)) {
+            self.unindex(Some(fence.owner), key);
+        }
+        Ok(outcome)
     }
 
     pub(super) async fn read_events(

@@ -1,6 +1,7 @@
 -- Cancels a background response that still runs, and appends its terminal event.
 -- KEYS record, log; ARGV token, TTL, TTL of ephemeral responses, TTL of the log (ms), maximum bytes of a log,
 -- event, response
+-- Returns ok, former status, owner, and 1 if output is to be stored that readers received
 local v = load(KEYS[1])
 if not v.st then
   return {'gone'}
@@ -12,14 +13,22 @@ if v.bg ~= '1' then
   return {'not_background'}
 end
 if v.ft == ARGV[1] then
-  return {'ok', redis.call('HGET', KEYS[1], 'was') or 'queued', v.own}
+  local w = redis.call('HMGET', KEYS[1], 'was', 'po')
+  return {'ok', w[1] or 'queued', v.own, w[2] or ''}
 end
 if not runs(v.st) then
   return {'terminal', v.st}
 end
 local number = v.sq + 1
+local has_output = number > 0 and not v.lx and redis.call('HGET', KEYS[1], 'sm') == '1'
 log(v, KEYS[1], KEYS[2], number, number, ARGV[6], tonumber(ARGV[5]))
 drop_pieces(KEYS[1], 're')
 redis.call('HSET', KEYS[1], 'was', v.st, 're', ARGV[7])
+if has_output and not v.lx then
+  redis.call('HSET', KEYS[1], 'po', '1')
+else
+  has_output = false
+  drop_request(KEYS[1])
+end
 finish(v, KEYS[1], KEYS[2], 'cancelled', ARGV[1], ARGV[2], ARGV[3], ARGV[4])
-return {'ok', v.st, v.own}
+return {'ok', v.st, v.own, has_output and '1' or ''}

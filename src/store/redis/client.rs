@@ -2,12 +2,15 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tokio::task::JoinHandle;
 
 use super::executor::Executor;
+use super::failure::BUSY_RETRY;
 use super::keys::Keys;
 use super::link::{Link, SHARED};
 use super::reply::Reply;
@@ -17,6 +20,7 @@ use super::settings::{Mode, Settings};
 use super::target::Target;
 use crate::http::circuit_breaker::State;
 use crate::http::io_threads::{self, OffloadThread};
+use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::store::meters::{Meters, Op, Outcome};
 use crate::store::{Error, Health, Report, RetentionSettings, StoreFuture};
@@ -29,6 +33,10 @@ pub struct Redis {
     pub(super) keep: RetentionSettings,
     mode: Mode,
     pub(super) compress_from: u64,
+    /// The length of leases as of the last heartbeat; 0 before.
+    pub(super) lease_ms: AtomicU64,
+    /// The latest check whether Redis is out of memory.
+    memory: MemoryCheck,
     meters: Meters,
     /// The thread of the shared connection. It ends with the store.
     own_thread: OffloadThread,
@@ -70,7 +78,7 @@ impl Redis {
                 io_threads.min(settings.advanced.max_thread_connections as usize)
             }
         };
-        let link = Link::new(target, timeout, own, meters.reconnects.clone());
+        let link = Link::new(target, timeout, own, &meters);
         let link = Arc::new(link);
         Ok(Self {
             executor: Arc::new(Executor::new(link.clone(), settings, meters.clone())),
@@ -79,6 +87,8 @@ impl Redis {
             keep: keep.clone(),
             mode: settings.mode,
             compress_from: settings.advanced.compress_from,
+            lease_ms: AtomicU64::new(0),
+            memory: MemoryCheck::default(),
             meters,
             own_thread: OffloadThread::start("redis")?,
             compression_thread: OffloadThread::start("redis-values")?,
@@ -117,16 +127,25 @@ impl Redis {
         self.keep.responses.as_millis() as u64
     }
 
-    /// Sends a command only if Redis has not answered recently.
+    pub(super) fn is_cluster(&self) -> bool {
+        self.mode == Mode::Cluster
+    }
+
+    /// Checks that Redis answers and takes writes: once a second while it does. The write changes nothing, and needs
+    /// memory: a server that is out of memory refuses it before anything is generated that could not be stored.
     pub(super) async fn admit_now(&self) -> Result<(), Error> {
         // In a cluster one reply says nothing about the other nodes.
-        if self.executor.is_fresh() || self.mode == Mode::Cluster && self.is_up() {
+        if self.is_cluster() && self.is_up() {
             return Ok(());
         }
-        let mut exists = redis::cmd("EXISTS");
-        exists.arg(self.keys.owners());
-        self.execute(Kind::Read, Request::Command(exists)).await?;
-        Ok(())
+        if self.executor.is_fresh() && !self.memory.is_due() {
+            return self.memory.last();
+        }
+        let mut write = redis::cmd("ZADD");
+        write.arg(self.keys.owners()).arg("XX").arg(0).arg("");
+        let result = self.execute(Kind::Write, Request::Command(write)).await;
+        self.memory.on_checked(&result);
+        result.map(drop)
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -195,6 +214,55 @@ impl Redis {
                 true => String::new(),
                 false => self.executor.last_failure().to_string(),
             },
+            warning: self.link.warning(),
+        }
+    }
+}
+
+/// Whether Redis is out of memory, as of the last check.
+#[derive(Debug)]
+struct MemoryCheck {
+    started: Instant,
+    /// Milliseconds after `started`, plus one; 0 for never.
+    checked_ms: AtomicU64,
+    is_full: AtomicBool,
+}
+
+/// Time between two checks while Redis answers.
+const MEMORY_CHECK_MS: u64 = 1_000;
+
+impl Default for MemoryCheck {
+    fn default() -> Self {
+        Self {
+            started: observe::now(),
+            checked_ms: AtomicU64::new(0),
+            is_full: AtomicBool::new(false),
+        }
+    }
+}
+
+impl MemoryCheck {
+    /// Whether the caller is the one that must check now.
+    fn is_due(&self) -> bool {
+        let now = self.started.elapsed().as_millis() as u64 + 1;
+        let due = |last: u64| (last == 0 || now >= last + MEMORY_CHECK_MS).then_some(now);
+        self.checked_ms.fetch_update(Relaxed, Relaxed, due).is_ok()
+    }
+
+    fn on_checked(&self, result: &Result<redis::Value, Error>) {
+        match result {
+            Ok(_) => self.is_full.store(false, Relaxed),
+            Err(Error::Full { .. }) => self.is_full.store(true, Relaxed),
+            Err(_) => {}
+        }
+    }
+
+    fn last(&self) -> Result<(), Error> {
+        match self.is_full.load(Relaxed) {
+            true => Err(Error::Full {
+                retry_after: BUSY_RETRY,
+            }),
+            false => Ok(()),
         }
     }
 }

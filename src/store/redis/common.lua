@@ -9,6 +9,9 @@
 --   bg 1    own owner, or empty      ep fencing number    at attempts      sm streams
 --   rt retention (s, e)              sq last event, or -1 lb bytes of log  lx log overflowed
 --   ft token of its end              was status before a cancel   am has its partial output after a cancel
+--   bn fencing number whose run an engine began                    lo owners that were lost with it
+--   po 1 after a cancel, until the output that readers received is stored; the request is kept until then
+-- A running record has no expiry: it lives for as long as it runs.
 -- A value too large for one field is the text `c<nonce>:<count>`, and its pieces are in the fields
 -- `<name>:<nonce>:<n>`, which are written first. The log is a stream: entry <last + 1>-0 contains the
 -- events `f` to last, encoded as `b`.
@@ -126,11 +129,14 @@ local function log(v, rec, events, first, last, batch, bytes_max)
   redis.call('HSET', rec, 'sq', string.format('%.0f', last), 'lb', v.lb)
 end
 
+local function drop_request(rec)
+  drop_pieces(rec, 'rq')
+  redis.call('HDEL', rec, 'rq')
+end
+
 -- Ends a response: status, token and expiry. `ttl` is for stored responses, `ephemeral_ttl` for ephemeral ones.
 local function finish(v, rec, events, status, token, ttl, ephemeral_ttl, log_ttl)
   redis.call('HSET', rec, 'st', status, 'ft', token)
-  drop_pieces(rec, 'rq')
-  redis.call('HDEL', rec, 'rq')
   expire(rec, v.rt == 'e' and ephemeral_ttl or ttl)
   redis.call('PEXPIRE', events, log_ttl)
 end

@@ -68,7 +68,12 @@ fn is_key_damaged(error: &RedisError) -> bool {
 /// Translates an error of the Redis library.
 pub(super) fn classify(error: &RedisError) -> Failure {
     let reason = error_text(error);
-    match error.code() {
+    let code = match error.code() {
+        // Older servers report it as an error of the script.
+        Some("ERR") if error.detail().is_some_and(|it| it.contains("-OOM ")) => Some("OOM"),
+        code => code,
+    };
+    match code {
         Some("OOM") => {
             return Failure {
                 error: Error::Full {
@@ -131,6 +136,18 @@ mod tests {
             .and_then(|value| value.extract_error())
             .unwrap_err();
         classify(&error)
+    }
+
+    #[test]
+    fn a_server_out_of_memory_is_full_and_not_down() {
+        for line in [
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "ERR Error running script (call to f_1f): @user_script:9: -OOM command not allowed when used memory",
+        ] {
+            let failure = failure_of(line);
+            assert!(!failure.is_server_failure, "{line}");
+            assert!(matches!(failure.error, Error::Full { .. }), "{line}");
+        }
     }
 
     #[test]

@@ -20,5 +20,6 @@ end
 drop_pieces(KEYS[1], 're')
 drop_pieces(KEYS[1], 'ou')
 redis.call('HSET', KEYS[1], unpack(ARGV, 12))
+drop_request(KEYS[1])
 finish(v, KEYS[1], KEYS[2], ARGV[4], ARGV[3], ARGV[5], ARGV[6], ARGV[7])
 return {'ok'}

@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use prometheus::IntCounter;
+use prometheus::{IntCounter, IntGauge};
 use redis::RedisError;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use super::target::{Target, Wire};
 use crate::observe;
+use crate::store::meters::Meters;
 
 /// The index of the shared connection.
 pub(super) const SHARED: usize = 0;
@@ -61,6 +62,9 @@ pub(super) struct Link {
     generation: AtomicU64,
     logged_generation: AtomicU64,
     connects: IntCounter,
+    /// What is wrong with the server's settings, for operators; empty for nothing.
+    warning: Mutex<String>,
+    may_evict: IntGauge,
 }
 
 impl std::fmt::Debug for Link {
@@ -79,7 +83,7 @@ pub(super) struct Connection {
 
 impl Link {
     /// With own connections for the first `own` I/O threads.
-    pub(super) fn new(target: Target, timeout: Duration, own: usize, connects: IntCounter) -> Self {
+    pub(super) fn new(target: Target, timeout: Duration, own: usize, meters: &Meters) -> Self {
         let slot = |_| Slot {
             state: Mutex::new(State::Idle),
             changed: watch::Sender::new(0),
@@ -92,7 +96,9 @@ impl Link {
             opened: AtomicU64::new(0),
             generation: AtomicU64::new(1),
             logged_generation: AtomicU64::new(0),
-            connects,
+            connects: meters.reconnects.clone(),
+            warning: Mutex::default(),
+            may_evict: meters.may_evict.clone(),
         }
     }
 
@@ -176,7 +182,7 @@ impl Link {
                     debug!(target = ?self.target, index, "connected to Redis");
                 } else {
                     info!(target = ?self.target, "connected to Redis");
-                    self.warn_of_eviction(wire.clone()).await;
+                    self.check_eviction(wire.clone()).await;
                 }
                 self.connects.inc();
                 State::Up { number, wire }
@@ -189,23 +195,39 @@ impl Link {
         slot.changed.send_modify(|number| *number += 1);
     }
 
-    /// Warns if Redis may evict any key, which would break histories.
-    async fn warn_of_eviction(&self, mut wire: Wire) {
-        let mut command = redis::cmd("CONFIG");
-        command.arg("GET").arg("maxmemory-policy");
+    /// Warns if Redis may evict keys: responses, histories, or what says which replica runs what.
+    async fn check_eviction(&self, mut wire: Wire) {
+        let mut command = redis::cmd("INFO");
+        command.arg("memory");
         let reply = tokio::time::timeout(self.timeout, wire.one(&command)).await;
-        // Managed services refuse this command.
+        // Some services refuse this command.
         let Ok(Ok(value)) = reply else { return };
-        let Ok((_, policy)) = redis::from_redis_value::<(String, String)>(value) else {
+        let Ok(text) = redis::from_redis_value::<String>(value) else {
             return;
         };
-        if !matches!(policy.as_str(), "noeviction" | "volatile-ttl") {
-            warn!(
-                policy,
-                "Redis may evict stored responses when its memory is full; \
-                 set maxmemory-policy to noeviction or volatile-ttl"
-            );
+        let policy = text
+            .lines()
+            .find_map(|line| line.strip_prefix("maxmemory_policy:"));
+        let Some(policy) = policy.map(str::trim) else {
+            return;
+        };
+        let may_evict = policy != "noeviction";
+        self.may_evict.set(may_evict.into());
+        let warning = match may_evict {
+            true => format!(
+                "Redis may evict responses that are stored or running when its memory is full: set maxmemory-policy \
+                 to noeviction (it is {policy})"
+            ),
+            false => String::new(),
+        };
+        if may_evict {
+            warn!(policy, "{warning}");
         }
+        *self.warning.lock() = warning;
+    }
+
+    pub(super) fn warning(&self) -> String {
+        self.warning.lock().clone()
     }
 
     /// A reply arrived in time.

@@ -1,21 +1,27 @@
 //! Owners: their leases, and the sets of the responses that each of them runs.
 
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use super::client::Redis;
 use super::keys::{member, parse_owner};
-use super::reply::{Reply, bytes};
+use super::reply::bytes;
 use super::request::{Kind, Request};
+use super::scripts::{Call, Name};
 use crate::store::{Error, FencingToken, Owner, ResponseKey};
 
 impl Redis {
-    /// The command that adds an owner to the set of owners, which is what scans go through.
-    pub(super) fn owner_seen(&self, owner: Owner) -> redis::Cmd {
-        let mut note = redis::cmd("ZADD");
-        note.arg(self.keys.owners())
-            .arg(unix_seconds())
+    /// Notes that the owner is alive in the list of owners, which is what scans go through. A failure is ignored: in
+    /// a cluster this key may lie on a node that is down while the owner's lease does not, and a server that is full
+    /// refuses it although the owner is listed already. The next heartbeat repeats it.
+    async fn note_alive(&self, owner: Owner) {
+        let call = Call::new(Name::SEEN)
+            .key(self.keys.owners())
             .arg(owner.to_string());
-        note
+        match self.is_cluster() {
+            true => self.send_detached(Request::Script(call)),
+            false => drop(self.execute(Kind::Write, Request::Script(call)).await),
+        }
     }
 
     pub(super) async fn renew_lease(
@@ -24,22 +30,67 @@ impl Redis {
         name: String,
         lease: Duration,
     ) -> Result<(), Error> {
-        let mut set = redis::cmd("SET");
-        set.arg(self.keys.lease(owner))
-            .arg(name)
-            .arg("PX")
-            .arg(lease.as_millis() as u64);
-        self.execute(Kind::Write, Request::Command(set)).await?;
-        let note = self.owner_seen(owner);
-        self.execute(Kind::Write, Request::Command(note)).await?;
+        let lease_ms = lease.as_millis() as u64;
+        self.lease_ms.store(lease_ms, Relaxed);
+        // A server that is out of memory does not refuse this one.
+        let mut renew = redis::cmd("PEXPIRE");
+        renew.arg(self.keys.lease(owner)).arg(lease_ms);
+        let renewed = self.execute(Kind::Write, Request::Command(renew)).await?;
+        if renewed != redis::Value::Int(1) {
+            let mut set = redis::cmd("SET");
+            set.arg(self.keys.lease(owner))
+                .arg(name)
+                .arg("PX")
+                .arg(lease_ms);
+            self.execute(Kind::Write, Request::Command(set)).await?;
+        }
+        self.note_alive(owner).await;
         Ok(())
     }
 
     pub(super) async fn drop_lease(&self, owner: Owner) -> Result<(), Error> {
+        let mut left = redis::cmd("ZADD");
+        left.arg(self.keys.owners())
+            .arg("XX")
+            .arg(0)
+            .arg(owner.to_string());
+        // If it fails, the owner counts as dead when its lease would have ended.
+        drop(self.execute(Kind::Write, Request::Command(left)).await);
         let mut delete = redis::cmd("DEL");
         delete.arg(self.keys.lease(owner));
         self.execute(Kind::Write, Request::Command(delete)).await?;
         Ok(())
+    }
+
+    /// All owners, and how long ago in ms each was seen alive; `None` for one that has left.
+    pub(super) async fn all_owners(&self) -> Result<Vec<(Owner, Option<u64>)>, Error> {
+        self.owners_seen("".to_owned()).await
+    }
+
+    async fn owners_seen(&self, one: String) -> Result<Vec<(Owner, Option<u64>)>, Error> {
+        let call = Call::new(Name::OWNERS).key(self.keys.owners()).arg(one);
+        let mut list = self.call(Kind::Read, call).await?;
+        let mut owners = Vec::new();
+        while !list.is_empty() {
+            let owner = list.word()?;
+            let seen = list.word()?.parse().ok();
+            owners.extend(parse_owner(&owner).map(|owner| (owner, seen)));
+        }
+        Ok(owners)
+    }
+
+    /// Whether an owner that was seen alive so long ago has lost its runs: its lease has ended, and no heartbeat came
+    /// for as long. A server that evicts keys may have dropped the lease alone.
+    pub(super) async fn is_dead(&self, owner: Owner, seen_ms: Option<u64>) -> Result<bool, Error> {
+        let is_recent = seen_ms.is_some_and(|seen| seen < self.lease_ms.load(Relaxed));
+        Ok(!is_recent && !self.is_alive(owner).await?)
+    }
+
+    /// As [`Redis::is_dead`], now.
+    pub(super) async fn is_dead_now(&self, owner: Owner) -> Result<bool, Error> {
+        let seen = self.owners_seen(owner.to_string()).await?;
+        let seen = seen.first().and_then(|(_, seen)| *seen);
+        self.is_dead(owner, seen).await
     }
 
     /// Whether the lease of the owner is valid.
@@ -69,25 +120,14 @@ impl Redis {
     /// Reports the owners with their names and number of runs, and the number of orphans. The set of a dead
     /// owner counts until a scan has gone through it.
     pub(super) async fn report_owners(&self) -> Result<(serde_json::Value, i64), Error> {
-        let mut list = redis::cmd("ZRANGE");
-        list.arg(self.keys.owners())
-            .arg(0)
-            .arg(-1)
-            .arg("WITHSCORES");
         let mut released = redis::cmd("SCARD");
         released.arg(self.keys.running(None));
         let mut orphans = match self.execute(Kind::Read, Request::Command(released)).await? {
             redis::Value::Int(count) => count,
             _ => 0,
         };
-        let mut list = Reply::new(self.execute(Kind::Read, Request::Command(list)).await?)?;
         let mut owners = Vec::new();
-        while !list.is_empty() {
-            let owner = list.word()?;
-            let seen = list.word()?.parse::<f64>().unwrap_or(0.0) as u64;
-            let Some(owner) = parse_owner(&owner) else {
-                continue;
-            };
+        for (owner, seen_ms) in self.all_owners().await? {
             let mut name = redis::cmd("GET");
             name.arg(self.keys.lease(owner));
             let name = self.execute(Kind::Read, Request::Command(name)).await?;
@@ -105,7 +145,7 @@ impl Redis {
             owners.push(serde_json::json!({
                 "owner": owner.to_string(),
                 "is_alive": name.is_some(),
-                "seconds_since_heartbeat": unix_seconds().saturating_sub(seen),
+                "seconds_since_heartbeat": seen_ms.map(|ms| ms / 1_000),
                 "name": name,
                 "running": running,
             }));
@@ -119,8 +159,7 @@ impl Redis {
         note.arg(self.keys.running(Some(fence.owner)))
             .arg(member(key));
         self.execute(Kind::Write, Request::Command(note)).await?;
-        let note = self.owner_seen(fence.owner);
-        self.execute(Kind::Write, Request::Command(note)).await?;
+        self.note_alive(fence.owner).await;
         Ok(())
     }
 
@@ -130,10 +169,4 @@ impl Redis {
         command.arg(self.keys.running(owner)).arg(member(key));
         self.send_detached(Request::Command(command));
     }
-}
-
-/// Unix time. Used only for the age of heartbeats.
-pub(super) fn unix_seconds() -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.map_or(0, |now| now.as_secs())
 }

@@ -1,8 +1,10 @@
--- Releases a running response, so that any owner can take it over.
+-- Releases a running response, or a cancelled one whose output is still to be stored, so that any owner can take it
+-- over.
 -- KEYS record; ARGV owner, fencing number
 local v = load(KEYS[1], ARGV[1], ARGV[2])
 local refused = refusal(v)
-if refused then
+local is_pending = refused and refused[1] == 'terminal' and redis.call('HGET', KEYS[1], 'po')
+if refused and not is_pending then
   return refused
 end
 redis.call('HSET', KEYS[1], 'own', '')

@@ -63,6 +63,11 @@ impl Redis {
         }
         call = call
             .arg(token)
+            .number(match record.initial {
+                InitialState::Finished { .. } => ttl,
+                // It lives for as long as it runs.
+                InitialState::Background { .. } => 0,
+            })
             .number(ttl)
             .field("hi", write_hint(&record.hint))
             .field("il", input.len() as u64)
@@ -163,6 +168,21 @@ impl Redis {
             content,
             background,
         }))
+    }
+
+    pub(super) async fn get_request(&self, key: ResponseKey) -> Result<Option<Bytes>, Error> {
+        let mut reply = self.read(key, &["v", "rq"]).await?;
+        if reply.version()?.is_none() {
+            return Ok(None);
+        }
+        let Some(request) = reply.bytes()? else {
+            return Ok(None);
+        };
+        if !is_split(&request) {
+            return self.unpack(request).await.map(Some);
+        }
+        let values = self.values([key].into_iter(), &["rq"], false).await?;
+        Ok(values.into_iter().flatten().flatten().next())
     }
 
     pub(super) async fn get_input(&self, key: ResponseKey) -> Result<Option<Bytes>, Error> {

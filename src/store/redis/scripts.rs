@@ -44,6 +44,8 @@ scripts! {
     DELETE_ITEM = 14, "delete_item.lua";
     CONVERSATION = 15, "conversation.lua";
     ITEM_CHUNK = 16, "item_chunk.lua";
+    SEEN = 17, "seen.lua";
+    OWNERS = 18, "owners.lua";
 }
 
 struct Loaded {

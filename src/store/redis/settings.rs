@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::secret::Secret;
 use crate::units::{DurationText, SizeText};
 
-/// Redis 6.2 or later, with `maxmemory-policy` noeviction or volatile-ttl.
+/// Redis 6.2 or later, with `maxmemory-policy` noeviction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {

@@ -2,12 +2,10 @@
 
 use std::collections::HashSet;
 
-use bytes::Bytes;
 use tracing::warn;
 
 use super::client::Redis;
-use super::keys::{parse_member, parse_owner};
-use super::owners::unix_seconds;
+use super::keys::parse_member;
 use super::reply::Reply;
 use super::request::{Kind, Request};
 use super::scripts::{Call, Name};
@@ -17,7 +15,7 @@ use crate::store::{
 };
 
 /// How long a dead owner without responses stays in the set of owners.
-const DEAD_OWNER_KEPT_S: u64 = 3_600;
+const DEAD_OWNER_KEPT_MS: u64 = 3_600_000;
 
 impl Redis {
     pub(super) async fn lost_ownerships(
@@ -58,7 +56,7 @@ impl Redis {
             let mut command = redis::cmd("HMGET");
             command
                 .arg(self.keys.record(key))
-                .arg(&["v", "st", "bg", "own", "ep"]);
+                .arg(&["v", "st", "bg", "own", "ep", "po"]);
             requests.push(self.spawn(Kind::Read, Request::Command(command)));
         }
         let mut states = Vec::with_capacity(requests.len());
@@ -72,25 +70,16 @@ impl Redis {
     }
 
     pub(super) async fn find_orphans(&self, max: usize) -> Result<Vec<Orphan>, Error> {
-        let mut list = redis::cmd("ZRANGE");
-        list.arg(self.keys.owners())
-            .arg(0)
-            .arg(-1)
-            .arg("WITHSCORES");
-        let mut list = Reply::new(self.execute(Kind::Read, Request::Command(list)).await?)?;
-        let mut owners = vec![(None, unix_seconds())];
-        while !list.is_empty() {
-            let owner = list.word()?;
-            let seen = list.word()?.parse::<f64>().unwrap_or(0.0) as u64;
-            owners.extend(parse_owner(&owner).map(|owner| (Some(owner), seen)));
-        }
+        let listed = self.all_owners().await?;
+        let listed = listed.into_iter().map(|(owner, seen)| (Some(owner), seen));
+        let owners = std::iter::once((None, None)).chain(listed);
         let mut orphans = Vec::new();
         for (owner, seen) in owners {
             if orphans.len() >= max {
                 break;
             }
             if let Some(owner) = owner
-                && self.is_alive(owner).await?
+                && !self.is_dead(owner, seen).await?
             {
                 continue;
             }
@@ -98,7 +87,7 @@ impl Redis {
             let has_any = self.orphans_of(owner, left, &mut orphans).await?;
             if let Some(owner) = owner
                 && !has_any
-                && unix_seconds().saturating_sub(seen) > DEAD_OWNER_KEPT_S
+                && seen.is_none_or(|seen| seen > DEAD_OWNER_KEPT_MS)
             {
                 let mut forget = redis::cmd("ZREM");
                 forget.arg(self.keys.owners()).arg(owner.to_string());
@@ -136,8 +125,8 @@ impl Redis {
                     continue;
                 }
             };
-            let running = state.filter(|state| !state.status.is_terminal());
-            match running {
+            let unfinished = state.filter(RunState::is_unfinished);
+            match unfinished {
                 // A released response may still be in the set of its former owner.
                 Some(RunState {
                     owner: RunOwner::Of(now),
@@ -175,7 +164,7 @@ impl Redis {
         let mut untracked = Vec::new();
         for (key, state) in keys.into_iter().zip(states) {
             match state {
-                Ok(Some(state)) if state.status.is_terminal() => self.unindex(Some(owner), key),
+                Ok(Some(state)) if !state.is_unfinished() => self.unindex(Some(owner), key),
                 Ok(Some(RunState {
                     owner: RunOwner::Of(now),
                     fencing_number,
@@ -208,7 +197,7 @@ impl Redis {
         by: Owner,
     ) -> Result<Takeover, Error> {
         if let Some(owner) = orphan.owner
-            && self.is_alive(owner).await?
+            && !self.is_dead_now(owner).await?
         {
             return Ok(Takeover::Raced);
         }
@@ -233,16 +222,9 @@ impl Redis {
                 fence,
                 status: reply.status()?,
                 attempts: reply.count()? as u32,
+                lost_owners: reply.count()? as u32,
                 streams: reply.word()? == "1",
                 last_event: reply.last_event()?,
-                request: match reply.bytes()?.filter(|request| !request.is_empty()) {
-                    Some(request) => match self.unpack(request).await {
-                        // It is taken over already; the new owner ends it as failed.
-                        Err(Error::Unreadable(_)) => Bytes::new(),
-                        request => request?,
-                    },
-                    None => Bytes::new(),
-                },
             }),
             "raced" => Takeover::Raced,
             "terminal" => Takeover::Terminal(reply.status()?),
@@ -280,6 +262,8 @@ struct RunState {
     status: Status,
     owner: RunOwner,
     fencing_number: u64,
+    /// Whether it was cancelled and the output that readers received is still to be stored.
+    has_output_pending: bool,
 }
 
 /// `None` if there is no such response.
@@ -294,6 +278,7 @@ impl RunState {
         let status = reply.status()?;
         let is_background = reply.text()?.is_some();
         let (owner, fencing_number) = (reply.owner()?, reply.count()?);
+        let has_output_pending = reply.text()?.is_some();
         let owner = match is_background {
             true => RunOwner::Of(owner),
             false => RunOwner::Foreground,
@@ -302,7 +287,13 @@ impl RunState {
             status,
             owner,
             fencing_number,
+            has_output_pending,
         }))
+    }
+
+    /// Whether an owner has something left to do.
+    fn is_unfinished(&self) -> bool {
+        !self.status.is_terminal() || self.has_output_pending
     }
 }
 

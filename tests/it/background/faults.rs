@@ -9,7 +9,7 @@ use warmroute::sim::fault::Faults;
 use super::fleet::{Fleet, end, ends_once, replayed, told};
 use super::{PATH, TAKE_OVER, ask, cancel, create, events, get, part, path, said};
 use crate::client::{self, Open};
-use crate::cluster::{eventually, unhurried, within};
+use crate::cluster::{self, Engine, Router, eventually, unhurried, within};
 use crate::redis_server::Server;
 
 /// A stream that the first router runs: its text up to some event, and the response.
@@ -129,34 +129,119 @@ async fn a_redis_restart_within_the_lease_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_redis_outage_beyond_the_lease_fails_runs_with_output_and_restarts_others() {
-    let mut fleet = Fleet::new(unhurried()).await;
-    let one = polled(&fleet, 250).await;
-    let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
-    fleet.runs(2).await;
-    fleet.redis.kill();
-    fleet.runs(0).await;
-    for router in &fleet.routers {
-        assert_eq!(told(router, &one).await, None);
-        assert_eq!(told(router, &two).await, None);
+async fn a_redis_outage_beyond_the_lease_ends_nothing_that_nobody_took_over() {
+    // Killed and started again without the leases; and paused, so that they end meanwhile.
+    for is_killed in [true, false] {
+        let mut fleet = Fleet::new(unhurried()).await;
+        let one = polled(&fleet, 600).await;
+        let (mut live, seen, two) = begun(&fleet, 600, "output_text.delta").await;
+        fleet.runs(2).await;
+        match is_killed {
+            true => fleet.redis.kill(),
+            false => fleet.redis.pause(),
+        }
+        within(TAKE_OVER, "the leases have expired", async || {
+            let mut expired = 0.0;
+            for place in 0..3 {
+                let sample = "warmroute_background_leases_expired_total";
+                expired += f64::from(fleet.metric(place, sample).await > 0.0);
+            }
+            expired == 3.0
+        })
+        .await;
+        match is_killed {
+            true => fleet.redis.run().await,
+            false => fleet.redis.wake(),
+        }
+        for response in [&one, &two] {
+            let last = fleet.end(response).await;
+            assert_eq!(
+                (&last["status"], tokens(&last)),
+                (&json!("incomplete"), &json!(600))
+            );
+        }
+        let told = rest(&mut live, seen).await;
+        let routers: Vec<_> = fleet.routers.iter().collect();
+        assert_eq!(replayed(&routers, &two).await, told);
+        assert_eq!(fleet.engine.generated().await, 2);
     }
-    fleet.redis.run().await;
-    let last = fleet.end(&two).await;
-    assert_eq!(
-        (&last["status"], &last["error"]["code"]),
-        (&json!("failed"), &json!("server_error"))
-    );
+}
+
+#[tokio::test]
+async fn a_pause_of_a_router_whose_store_is_its_memory_loses_nothing() {
+    let engine = Engine::here("w0", unhurried()).await;
+    let mut config = cluster::config();
+    config.workers = vec![engine.listed()];
+    config.responses.state_token.keys = vec![super::key()];
+    super::short_lease(&mut config);
+    let router = Router::child(&config).await;
+    super::is_up(&router).await;
+    let one = create(&router, &ask(300, json!({}))).await;
+    let body = ask(300, json!({"stream": true}));
+    let mut live = client::open(router.api, "POST", PATH, &[], body.to_string()).await;
+    let seen = live.until("output_text.delta").await;
+    let child = router.child.as_ref().unwrap();
+    child.signal("STOP");
+    // Twice the lease.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    child.signal("CONT");
     let told = rest(&mut live, seen).await;
-    assert_eq!(told.last().unwrap().1["response"], last);
-    assert_eq!(last["output"][0]["content"][0]["text"], *said(&told));
-    let routers: Vec<_> = fleet.routers.iter().collect();
-    assert_eq!(replayed(&routers, &two).await, told);
-    let last = fleet.end(&one).await;
+    assert_eq!(told.last().unwrap().0, "response.incomplete");
+    let last = end(&[&router], &one).await;
     assert_eq!(
         (&last["status"], tokens(&last)),
-        (&json!("incomplete"), &json!(250))
+        (&json!("incomplete"), &json!(300))
     );
-    fleet.runs(0).await;
+}
+
+#[tokio::test]
+async fn orphans_of_a_tenant_at_its_limit_wait_for_room_and_run() {
+    let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
+        // Without tenants every client is the same one: this limit does not count.
+        config.responses.background.max_running_per_tenant = 1;
+        config.responses.background.max_running = 2;
+    })
+    .await;
+    let mut all = Vec::new();
+    for router in &fleet.routers {
+        for _ in 0..2 {
+            all.push(create(router, &ask(500, json!({}))).await);
+        }
+    }
+    fleet.runs(6).await;
+    let killed = all.split_off(4);
+    fleet.routers[2].child.as_ref().unwrap().signal("KILL");
+    let left = [&fleet.routers[0], &fleet.routers[1]];
+    for response in all.iter().chain(&killed) {
+        let last = end(&left, response).await;
+        assert_eq!(
+            (&last["status"], tokens(&last)),
+            (&json!("incomplete"), &json!(500)),
+            "{last}"
+        );
+    }
+    fleet.replace(2).await;
+}
+
+#[tokio::test]
+async fn a_cancelled_response_whose_router_is_dead_keeps_the_output_that_was_sent() {
+    let fleet = Fleet::new(unhurried()).await;
+    let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
+    fleet.routers[0].child.as_ref().unwrap().signal("KILL");
+    let (more, _) = live.rest().await;
+    let seen = part(&(seen + &more), 0);
+    assert_eq!(cancel(&fleet.routers[1], &two).await.status, 200);
+    let left = [&fleet.routers[1], &fleet.routers[2]];
+    let mut last = Value::Null;
+    within(TAKE_OVER, "its output is stored", async || {
+        last = told(left[1], &two).await.unwrap();
+        last["output"] != json!([])
+    })
+    .await;
+    assert_eq!(last["status"], "cancelled");
+    let whole = replayed(&left, &two).await;
+    assert_eq!(whole[..seen.len()], seen);
+    assert_eq!(last["output"][0]["content"][0]["text"], *said(&whole));
 }
 
 #[tokio::test]
@@ -182,21 +267,19 @@ async fn a_redis_that_restarts_empty_ends_all_runs() {
 }
 
 #[tokio::test]
-async fn an_engine_crash_fails_its_runs_and_queued_ones_start_later() {
+async fn an_engine_crash_fails_what_was_seen_and_the_others_run_again() {
     let mut fleet = Fleet::new(unhurried()).await;
-    let one = polled(&fleet, 2_000).await;
+    let one = polled(&fleet, 700).await;
     let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
     fleet.runs(2).await;
     fleet.engine.kill().await;
     let told = rest(&mut live, seen).await;
-    for response in [&one, &two] {
-        let last = fleet.end(response).await;
-        assert_eq!(
-            (&last["status"], &last["error"]["code"]),
-            (&json!("failed"), &json!("server_error"))
-        );
-        assert_eq!(last["output"][0]["status"], "incomplete", "{last}");
-    }
+    let last = fleet.end(&two).await;
+    assert_eq!(
+        (&last["status"], &last["error"]["code"]),
+        (&json!("failed"), &json!("server_error"))
+    );
+    assert_eq!(last["output"][0]["status"], "incomplete", "{last}");
     let routers: Vec<_> = fleet.routers.iter().collect();
     assert_eq!(replayed(&routers, &two).await, told);
     assert_eq!(
@@ -207,6 +290,12 @@ async fn an_engine_crash_fails_its_runs_and_queued_ones_start_later() {
     assert_eq!(get(&fleet.routers[1], &waiting).await["status"], "queued");
     fleet.engine.restart(unhurried()).await;
     assert_eq!(fleet.end(&waiting).await["status"], "incomplete");
+    // Nobody had seen anything of the one without a stream.
+    let last = fleet.end(&one).await;
+    assert_eq!(
+        (&last["status"], tokens(&last)),
+        (&json!("incomplete"), &json!(700))
+    );
 }
 
 /// All keys of responses in Redis.

@@ -117,7 +117,7 @@ impl Fleet {
                 let step = self.replicas[at]
                     .table
                     .on_heartbeat(now, by, said.is_ok(), owner);
-                self.on_step(at, by, step)?;
+                self.on_step(at, by, step);
                 self.set_lease(at);
             }
             (ReplyTo::Run { key, serial, asked }, said) => {
@@ -155,6 +155,9 @@ impl Fleet {
                 }
             }
             (ReplyTo::Scan, StoreReply::Orphans(Ok(orphans))) if !self.replicas[at].is_draining => {
+                let now = self.instant();
+                let table = &mut self.replicas[at].table;
+                table.on_orphans(now, &orphans, true);
                 for orphan in orphans {
                     self.adopt(at, orphan);
                 }
@@ -163,7 +166,22 @@ impl Fleet {
                 self.replicas[at].adopting.remove(&orphan.key);
                 self.replicas[at].table.on_take_over(by, orphan, &said);
                 if let Ok(Takeover::Done(adopted)) = said {
-                    return self.on_adopted(at, &adopted, orphan.key);
+                    self.replicas[at].adopting.insert(orphan.key);
+                    let request = StoreRequest::Request(orphan.key, Box::new(adopted));
+                    self.send(at, ReplyTo::Request(orphan.key), request);
+                }
+            }
+            (ReplyTo::Request(key), StoreReply::Request(said)) => {
+                self.replicas[at].adopting.remove(&key);
+                let StoreRequest::Request(_, adopted) = ask else {
+                    return Ok(());
+                };
+                match said {
+                    Ok(request) => {
+                        let request = request.unwrap_or_default();
+                        return self.on_adopted(at, &adopted, key, &request);
+                    }
+                    Err(_) => self.hand_back(at, key, adopted.fence),
                 }
             }
             (ReplyTo::HandBack(key), StoreReply::Write(said))

@@ -17,11 +17,10 @@ impl Fleet {
     pub(super) fn on_replica(&mut self, at: usize, what: ReplicaEvent) -> Result<(), Violation> {
         match what {
             ReplicaEvent::Lease => {
-                let owner = self.owner();
                 let now = self.instant();
                 let by = self.replicas[at].table.owner();
-                let step = self.replicas[at].table.on_timeout(now, owner);
-                self.on_step(at, by, step)?;
+                let step = self.replicas[at].table.on_timeout(now);
+                self.on_step(at, by, step);
                 self.set_lease(at);
                 for number in 1..=NUMBERS {
                     self.check_single_owner(key(number))?;
@@ -76,7 +75,7 @@ impl Fleet {
             .set(when, Event::At(at, incarnation, ReplicaEvent::Lease));
     }
 
-    pub(super) fn on_step(&mut self, at: usize, owner: Owner, step: Step) -> Result<(), Violation> {
+    pub(super) fn on_step(&mut self, at: usize, owner: Owner, step: Step) {
         match step {
             Step::SendHeartbeat => {
                 let lease = self.leases.duration;
@@ -86,15 +85,9 @@ impl Fleet {
                     StoreRequest::Heartbeat(owner, lease),
                 );
             }
-            Step::StopRuns => {
-                self.counts.lost += 1;
-                for key in self.replicas[at].table.keys() {
-                    self.stop(at, key, StopReason::LeaseLost)?;
-                }
-            }
+            Step::Expired => self.counts.lost += 1,
             Step::Wait => {}
         }
-        Ok(())
     }
 
     pub(super) fn on_notices(&mut self, at: usize) {
@@ -162,8 +155,9 @@ impl Fleet {
     }
 
     pub(super) fn adopt(&mut self, at: usize, orphan: Orphan) {
+        let now = self.instant();
         let table = &self.replicas[at].table;
-        if table.may_take_over(&orphan) {
+        if table.may_take_over(now, &orphan) {
             let by = table.owner();
             self.replicas[at].adopting.insert(orphan.key);
             self.send(
@@ -179,9 +173,12 @@ impl Fleet {
         at: usize,
         adopted: &store::TakenOver,
         key: ResponseKey,
+        request: &[u8],
     ) -> Result<(), Violation> {
         let orphan_state = OrphanState {
-            is_portable: adopted.request.first() == Some(&b'p'),
+            status: adopted.status,
+            lost_owners: adopted.lost_owners,
+            is_portable: request.first() == Some(&b'p'),
             streams: adopted.streams,
             stored: adopted.last_event.map_or(0, |last| last + 1),
             attempts: adopted.attempts,
@@ -191,6 +188,9 @@ impl Fleet {
             TakeOver::Fail(reason) => {
                 RunState::failing(orphan_state.streams, orphan_state.stored, reason)
             }
+            TakeOver::StoreCancelled => {
+                RunState::cancelled(orphan_state.streams, orphan_state.stored)
+            }
         };
         let is_rerun = state.is_generating();
         let admitted = self.sit(at, key, adopted.fence, state);
@@ -198,19 +198,27 @@ impl Fleet {
             return Ok(());
         }
         if admitted.is_err() {
-            self.replicas[at].table.hand_back(key, adopted.fence);
-            self.send(
-                at,
-                ReplyTo::HandBack(key),
-                StoreRequest::Release(key, adopted.fence),
-            );
+            self.hand_back(at, key, adopted.fence);
             return Ok(());
         }
         match is_rerun {
             true => self.counts.rerun += 1,
-            false => self.counts.given_up += 1,
+            false if adopted.status == Status::Cancelled => self.counts.outputs_kept += 1,
+            false => {
+                self.counts.given_up += 1;
+                // It never ran, and others could run it.
+                if orphan_state.is_portable && !self.store.was_begun(key) {
+                    let reason = "it is given up, and no engine ever began it";
+                    return Err(Violation::new(self.now(), key, reason));
+                }
+            }
         }
         self.begin(at, key)
+    }
+
+    pub(super) fn hand_back(&mut self, at: usize, key: ResponseKey, fence: FencingToken) {
+        self.replicas[at].table.hand_back(key, fence);
+        self.send(at, ReplyTo::HandBack(key), StoreRequest::Release(key, fence));
     }
 
     /// The record has been created.

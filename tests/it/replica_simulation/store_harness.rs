@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+
 use super::Violation;
 use warmroute::observe::metrics::Registry;
 use warmroute::responses::background::log;
@@ -38,6 +40,7 @@ pub(super) enum StoreRequest {
     Orphans,
     Untracked(Owner, Vec<ResponseKey>),
     TakeOver(Orphan, Owner),
+    Request(ResponseKey, Box<store::TakenOver>),
 }
 
 /// The reply to a request.
@@ -54,6 +57,7 @@ pub(super) enum StoreReply {
     Orphans(Result<Vec<Orphan>, store::Error>),
     Untracked(Result<Vec<(ResponseKey, FencingToken)>, store::Error>),
     TakenOver(Result<Takeover, store::Error>),
+    Request(Result<Option<Bytes>, store::Error>),
 }
 
 impl StoreRequest {
@@ -77,6 +81,7 @@ impl StoreRequest {
             Self::Orphans => StoreReply::Orphans(Err(error)),
             Self::Untracked(..) => StoreReply::Untracked(Err(error)),
             Self::TakeOver(..) => StoreReply::TakenOver(Err(error)),
+            Self::Request(..) => StoreReply::Request(Err(error)),
         }
     }
 
@@ -92,6 +97,7 @@ impl StoreRequest {
             | Self::Release(key, _)
             | Self::Events(key, _)
             | Self::Cancel(key, _)
+            | Self::Request(key, _)
             | Self::Delete(key) => Some(*key),
             Self::TakeOver(orphan, _) => Some(orphan.key),
             Self::Heartbeat(..)
@@ -126,6 +132,10 @@ struct ExpectedRecord {
     was_emptied: bool,
     was_finalized: bool,
     was_cancelled: bool,
+    /// Whether the output that readers had received was stored after the cancel.
+    has_output: bool,
+    /// Whether an engine has begun it.
+    was_begun: bool,
 }
 
 pub(super) struct StoreHarness {
@@ -167,6 +177,21 @@ impl StoreHarness {
 
     pub(super) fn is_gone(&self, key: ResponseKey) -> bool {
         self.known.get(&key).is_some_and(|known| known.is_gone)
+    }
+
+    /// Whether the output of a cancelled response is still to be stored: its log is there, and readers may have
+    /// received more than its end.
+    pub(super) fn lacks_output(&mut self, now: Duration, key: ResponseKey) -> bool {
+        self.at(now);
+        let known = self.known.get(&key);
+        if known.is_none_or(|known| known.has_output || known.is_gone || known.was_emptied) {
+            return false;
+        }
+        told(&self.memory, key).is_some_and(|told| !told.is_empty())
+    }
+
+    pub(super) fn was_begun(&self, key: ResponseKey) -> bool {
+        self.known.get(&key).is_some_and(|known| known.was_begun)
     }
 
     /// Whether this owner's lease is valid in the store.
@@ -247,6 +272,7 @@ impl StoreHarness {
             StoreRequest::TakeOver(orphan, by) => {
                 StoreReply::TakenOver(done(memory.take_over(orphan, by)))
             }
+            StoreRequest::Request(key, _) => StoreReply::Request(done(memory.request(key))),
         };
         if let Some(key) = ask.key() {
             self.look(now, key, ask, &said)?;
@@ -326,6 +352,12 @@ impl StoreHarness {
             }
             (StoreRequest::Cancel(..), StoreReply::Cancelled(Ok(CancelOutcome::Done { .. }))) => {
                 known.was_cancelled = true;
+            }
+            (StoreRequest::Start(..), StoreReply::Write(Ok(WriteOutcome::Done))) => {
+                known.was_begun = true;
+            }
+            (StoreRequest::FinalizeCancelled(..), StoreReply::Write(Ok(WriteOutcome::Done))) => {
+                known.has_output = true;
             }
             _ => {}
         }

@@ -11,7 +11,8 @@ use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
 use warmroute::store::redis::{Advanced, CircuitBreaker, Mode, Settings, Tls};
 use warmroute::store::{
-    Error, History, Item, ItemOutcome, ItemsOutcome, NewConversation, PutOutcome, WriteOutcome,
+    Error, History, Item, ItemOutcome, ItemsOutcome, NewConversation, Orphan, PutOutcome, Takeover,
+    WriteOutcome,
 };
 
 use super::*;
@@ -232,11 +233,51 @@ async fn a_full_redis_refuses_writes_and_answers_reads() {
     let store = open(&at(&server), &keep());
     let key = new_key();
     store.create(key, finished()).await.unwrap();
+    store.heartbeat(OWNER, "a", LEASE).await.unwrap();
+    store.create(new_key(), queued()).await.unwrap();
     server.cli(&["config", "set", "maxmemory", "1"]);
     let refused = store.create(new_key(), finished()).await;
     assert!(matches!(refused, Err(Error::Full { .. })), "{refused:?}");
     assert!(store.get(key).await.unwrap().is_some());
     assert!(store.health().is_up);
+    // Before anything is generated, and not the lease of one that runs something.
+    eventually("it is known", async || {
+        matches!(store.admit().await, Err(Error::Full { .. }))
+    })
+    .await;
+    store.heartbeat(OWNER, "a", LEASE).await.unwrap();
+    server.cli(&["config", "set", "maxmemory", "0"]);
+    eventually("it takes writes again", async || store.admit().await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_evicts_leases_makes_no_orphans_and_is_warned_of() {
+    let server = Server::start().await;
+    server.cli(&["config", "set", "maxmemory-policy", "volatile-ttl"]);
+    let (store, other) = (open(&at(&server), &keep()), open(&at(&server), &keep()));
+    store.heartbeat(OWNER, "a", LEASE).await.unwrap();
+    other.heartbeat(OTHER, "b", LEASE).await.unwrap();
+    let key = new_key();
+    store.create(key, queued()).await.unwrap();
+    let lease = server.cli(&["--scan", "--pattern", &format!("wr:o:{OWNER}")]);
+    assert_eq!(server.cli(&["del", lease.trim()]).trim(), "1");
+    assert_eq!(other.orphans(9).await.unwrap(), []);
+    let orphan = Orphan {
+        key,
+        owner: Some(OWNER),
+        fencing_number: 1,
+    };
+    assert_eq!(
+        other.take_over(orphan, OTHER).await.unwrap(),
+        Takeover::Raced
+    );
+    let warning = store.health().warning;
+    assert!(
+        warning.contains("noeviction") && warning.contains("volatile-ttl"),
+        "{warning}"
+    );
+    let page = store.report().await.unwrap();
+    assert_eq!(page.details["owners"].as_array().unwrap().len(), 2);
 }
 
 #[tokio::test]
@@ -286,7 +327,7 @@ async fn a_stored_response_is_one_write_and_a_chain_of_a_hundred_two_reads() {
 }
 
 #[tokio::test]
-async fn every_key_of_a_response_carries_its_roots_tag_and_a_time_to_live() {
+async fn every_key_of_a_response_carries_its_roots_tag_and_once_it_has_ended_a_time_to_live() {
     let server = Server::start().await;
     let store = open(&at(&server), &RetentionSettings::default());
     let key = new_key();
@@ -301,10 +342,23 @@ async fn every_key_of_a_response_carries_its_roots_tag_and_a_time_to_live() {
     let listed = server.cli(&["--scan"]);
     let own: Vec<_> = listed.lines().filter(|name| name.contains('{')).collect();
     assert_eq!(own.len(), 2, "{listed}");
-    for name in own {
+    let left = |name: &str| -> i64 { server.cli(&["ttl", name]).trim().parse().unwrap() };
+    for name in &own {
         assert!(name.starts_with("wr:") && name.contains(&tag), "{name}");
-        let left: i64 = server.cli(&["ttl", name]).trim().parse().unwrap();
-        assert!(left > 29 * 24 * 3_600, "{name}: {left}");
+        // However long it runs.
+        assert_eq!(left(name), -1, "{name}");
+    }
+    let ended = store
+        .finalize(key, FENCE, ending(Status::Completed))
+        .await
+        .unwrap();
+    assert_eq!(ended, WriteOutcome::Done);
+    for name in own {
+        let least = match name.starts_with("wr:e:") {
+            true => 500,
+            false => 29 * 24 * 3_600,
+        };
+        assert!(left(name) > least, "{name}: {}", left(name));
     }
 }
 

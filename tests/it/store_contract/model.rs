@@ -144,6 +144,9 @@ struct Running {
     owner: Option<Owner>,
     fencing_number: u64,
     attempts: u32,
+    begun: Option<u64>,
+    lost_owners: u32,
+    has_output_pending: bool,
     retention: Retention,
     log: Vec<EventBatch>,
     last: Option<u64>,
@@ -170,6 +173,14 @@ impl Row {
         self.status
             .is_terminal()
             .then_some(WriteOutcome::Terminal(self.status))
+    }
+
+    /// Whether this owner may release it though it was cancelled.
+    fn is_pending(&self, fence: FencingToken) -> bool {
+        self.run.as_ref().is_some_and(|run| {
+            run.has_output_pending
+                && (run.owner, run.fencing_number) == (Some(fence.owner), fence.number)
+        })
     }
 
     fn log(&mut self, batch: &EventBatch) -> WriteOutcome {
@@ -315,6 +326,7 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
                 None => WriteOutcome::Gone,
                 Some(row) => row.refuses(fence).unwrap_or_else(|| {
                     row.status = Status::InProgress;
+                    row.run.as_mut().unwrap().begun = Some(fence.number);
                     WriteOutcome::Done
                 }),
             };
@@ -379,7 +391,8 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
                     Some(WriteOutcome::Terminal(Status::Cancelled))
                         if !row.run.as_ref().unwrap().amended =>
                     {
-                        row.run.as_mut().unwrap().amended = true;
+                        row.run.as_mut().unwrap().has_output_pending = false;
+                    row.run.as_mut().unwrap().amended = true;
                         row.content = content.clone();
                         WriteOutcome::Done
                     }
@@ -476,12 +489,14 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
             match (store.take_over(orphan, by).await.unwrap(), expected) {
                 (Takeover::Done(adopted), Some(attempts)) => {
                     let run = model.rows[&orphan.key].run.as_ref().unwrap();
+                    assert_eq!(adopted.lost_owners, run.lost_owners);
                     assert_eq!(
                         (adopted.fence.owner, adopted.fence.number),
                         (by, run.fencing_number)
                     );
                     assert_eq!((adopted.attempts, adopted.last_event), (attempts, run.last));
-                    assert_eq!(adopted.request, Bytes::from_static(b"{\"request\":1}"));
+                    let request = store.request(orphan.key).await.unwrap();
+                    assert_eq!(request, Some(Bytes::from_static(b"{\"request\":1}")));
                 }
                 (Takeover::Done(adopted), None) => panic!("{adopted:?}"),
                 (other, Some(_)) => panic!("{other:?}"),
@@ -497,7 +512,7 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
             let fence = fence(model, place, by);
             let expected = match model.rows.get_mut(&key(place)) {
                 None => WriteOutcome::Gone,
-                Some(row) => row.refuses(fence).unwrap_or_else(|| {
+                Some(row) => row.refuses(fence).filter(|_| !row.is_pending(fence)).unwrap_or_else(|| {
                     let run = row.run.as_mut().unwrap();
                     run.owner = None;
                     run.fencing_number += 1;
@@ -563,6 +578,9 @@ async fn create(
                 owner: Some(names.owners[owner]),
                 fencing_number: 1,
                 attempts: 1,
+                begun: None,
+                lost_owners: 0,
+                has_output_pending: false,
                 retention,
                 log: Vec::new(),
                 last: None,
@@ -651,12 +669,15 @@ fn cancelled(row: &mut Row, cancel: &Cancellation) -> CancelOutcome {
         output: row.content.output.clone(),
     };
     row.end(Status::Cancelled, cancel.token, content);
-    row.run.as_mut().unwrap().was = Some(was);
+    let run = row.run.as_mut().unwrap();
+    run.was = Some(was);
+    run.has_output_pending = number > 0 && !run.full;
     CancelOutcome::Done { was, owner }
 }
 
 fn orphan(model: &Model, key: ResponseKey, row: &Row) -> Option<Orphan> {
-    let run = row.run.as_ref().filter(|_| !row.status.is_terminal())?;
+    let runs = !row.status.is_terminal();
+    let run = row.run.as_ref().filter(|run| runs || run.has_output_pending)?;
     let is_alive = run.owner.is_some_and(|owner| model.alive.contains(&owner));
     (!is_alive).then_some(Orphan {
         key,
@@ -667,14 +688,18 @@ fn orphan(model: &Model, key: ResponseKey, row: &Row) -> Option<Orphan> {
 
 /// How often it was begun, if it is adopted.
 fn adopt(row: &mut Row, orphan: &Orphan, by: Owner, alive: &HashSet<Owner>) -> Option<u32> {
-    let run = row.run.as_mut().filter(|_| !row.status.is_terminal())?;
+    let runs = !row.status.is_terminal();
+    let run = row.run.as_mut().filter(|run| runs || run.has_output_pending)?;
     let is_free = orphan.owner.is_none_or(|owner| !alive.contains(&owner));
     if !is_free || (run.owner, run.fencing_number) != (orphan.owner, orphan.fencing_number) {
         return None;
     }
+    if runs {
+        run.attempts += u32::from(run.begun == Some(run.fencing_number));
+        run.lost_owners += u32::from(run.owner.is_some());
+    }
     run.owner = Some(by);
     run.fencing_number += 1;
-    run.attempts += 1;
     Some(run.attempts)
 }
 

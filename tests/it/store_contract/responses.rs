@@ -771,9 +771,11 @@ async fn a_dead_owners_work_is_adopted_by_one_and_the_dead_one_writes_nothing_mo
         assert_eq!((adopted.fence, adopted.status), (fence, Status::Queued));
         assert_eq!(
             (adopted.attempts, adopted.last_event, adopted.streams),
-            (2, Some(2), true)
+            (1, Some(2), true)
         );
-        assert_eq!(adopted.request, Bytes::from_static(b"{\"request\":1}"));
+        assert_eq!(adopted.lost_owners, 1);
+        let request = b.request(key).await.unwrap();
+        assert_eq!(request, Some(Bytes::from_static(b"{\"request\":1}")));
         // Its answer was lost.
         assert_eq!(
             b.take_over(orphan, OTHER).await.unwrap(),
@@ -889,6 +891,98 @@ async fn released_work_is_anyones_at_once() {
             owner: None,
         };
         assert_eq!(b.cancel(key, cancelling()).await.unwrap(), done);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_attempt_counts_when_an_engine_has_begun_it_and_its_owner_was_lost() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_key();
+        a.create(key, queued()).await.unwrap();
+        let mut orphan = Orphan {
+            key,
+            owner: Some(OWNER),
+            fencing_number: 1,
+        };
+        // (who takes it over, whether an engine begins, whether it is released), and what the next one finds.
+        for (owner, is_begun, is_released, attempts, lost) in [
+            (OTHER, false, true, 1, 1),
+            (OWNER, false, false, 1, 1),
+            (OTHER, true, true, 1, 2),
+            (OWNER, true, false, 1, 2),
+            (OTHER, true, false, 2, 3),
+            (OWNER, false, false, 3, 4),
+        ] {
+            let Takeover::Done(adopted) = b.take_over(orphan, owner).await.unwrap() else {
+                panic!("not adopted");
+            };
+            assert_eq!((adopted.attempts, adopted.lost_owners), (attempts, lost));
+            let fence = adopted.fence;
+            if is_begun {
+                assert_eq!(a.start(key, fence).await, Ok(WriteOutcome::Done));
+            }
+            orphan = Orphan {
+                key,
+                owner: Some(owner),
+                fencing_number: fence.number,
+            };
+            if is_released {
+                assert_eq!(a.release(key, fence).await, Ok(WriteOutcome::Done));
+                (orphan.owner, orphan.fencing_number) = (None, fence.number + 1);
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_output_of_a_cancelled_response_is_stored_by_another_if_its_owner_was_lost() {
+    on_each(async |Pair { a, b, .. }| {
+        a.heartbeat(OWNER, "a", LEASE).await.unwrap();
+        let (key, unseen) = (new_key(), new_key());
+        for key in [key, unseen] {
+            a.create(key, queued()).await.unwrap();
+        }
+        assert_eq!(
+            a.append(key, FENCE, batch(0, 4)).await,
+            Ok(WriteOutcome::Done)
+        );
+        for key in [key, unseen] {
+            let cancelled = b.cancel(key, cancelling()).await.unwrap();
+            assert!(matches!(cancelled, CancelOutcome::Done { .. }));
+        }
+        assert_eq!(b.orphans(9).await.unwrap(), []);
+        a.end_lease(OWNER).await.unwrap();
+        let orphan = Orphan {
+            key,
+            owner: Some(OWNER),
+            fencing_number: 1,
+        };
+        assert_eq!(b.orphans(9).await.unwrap(), [orphan]);
+        let Takeover::Done(adopted) = b.take_over(orphan, OTHER).await.unwrap() else {
+            panic!("not adopted");
+        };
+        assert_eq!(
+            (adopted.status, adopted.last_event),
+            (Status::Cancelled, Some(5))
+        );
+        assert!(b.request(key).await.unwrap().is_some());
+        let output = CancelledOutput {
+            content: ending(Status::Cancelled).content,
+            delta_table: Bytes::from_static(b"cut"),
+        };
+        let late = a.finalize_cancelled(key, FENCE, output.clone()).await;
+        assert_eq!(late, Ok(WriteOutcome::Fenced));
+        let stored = b.finalize_cancelled(key, adopted.fence, output).await;
+        assert_eq!(stored, Ok(WriteOutcome::Done));
+        let record = a.get(key).await.unwrap().unwrap();
+        assert_eq!(record.status, Status::Cancelled);
+        assert_eq!(record.content.output, Bytes::from_static(b"[\"final\"]"));
+        assert_eq!(b.request(key).await.unwrap(), None);
+        assert_eq!(b.orphans(9).await.unwrap(), []);
+        let late = b.take_over(orphan, OWNER).await.unwrap();
+        assert_eq!(late, Takeover::Terminal(Status::Cancelled));
     })
     .await;
 }

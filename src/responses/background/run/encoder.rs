@@ -17,6 +17,8 @@ use crate::store::{CancelledOutput, EventBatch, Finalization, IdempotencyToken, 
 
 /// The marker that readers get after the final event. It is not stored: it is not an event.
 const DONE: &[u8] = b"data: [DONE]\n\n";
+/// The error message of a response whose engine's stream broke off.
+const ENGINE_LOST: &str = "The connection to the engine was lost.";
 /// The error message of a response that fails because the store rejected its size.
 const TOO_LARGE: &str = "The response is larger than the store allows.";
 
@@ -66,15 +68,26 @@ impl EventEncoder {
         out
     }
 
-    /// Turns bytes of the engine's stream into events, and returns the outcome once there is one. `is_end`: the
-    /// engine's stream has ended.
-    pub(super) fn push(&mut self, piece: &[u8], is_end: bool) -> (Vec<u8>, Option<Outcome>) {
+    /// Turns bytes of the engine's stream into events, and returns the outcome once there is one.
+    pub(super) fn push(&mut self, piece: &[u8]) -> (Vec<u8>, Option<Outcome>) {
         let mut out = Vec::with_capacity(piece.len() + piece.len() / 4);
-        let mut outcome = self.events.push(piece, &mut out);
-        if is_end && outcome.is_none() {
-            outcome = self.events.finish(&mut out);
-        }
+        let outcome = self.events.push(piece, &mut out);
         (out, outcome)
+    }
+
+    /// The engine's stream ended without an outcome, after these `events`.
+    pub(super) fn finish(&mut self, mut events: Vec<u8>) -> (Vec<u8>, Outcome) {
+        let outcome = match self.events.finish(&mut events) {
+            Some(outcome) => outcome,
+            None => self.events.fail(ENGINE_LOST, &mut events),
+        };
+        (events, outcome)
+    }
+
+    /// Begins again, for another engine.
+    pub(super) fn restart(&mut self) {
+        self.events = self.new_rewriter();
+        self.is_announced = false;
     }
 
     /// The response fails because no engine accepted the request. An engine's 4xx means that the request is wrong, so
