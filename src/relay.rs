@@ -44,4 +44,5 @@ pub use self::explain::{Explanation, Score};
 pub use self::job::{DECISION, Error, Job, ServedBy};
 pub use self::model::{KeySource, ModelSettings, PerModel};
 pub use self::settings::Settings;
+pub use self::stream::is_engine_lost;
 pub use self::summary::{RequestSummary, SummaryCell};

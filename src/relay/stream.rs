@@ -302,6 +302,14 @@ impl Relayed {
     }
 }
 
+/// The message of the terminal event of a stream whose engine closed its connection.
+const CLOSED_EARLY: &str = "the engine closed its connection before the answer's end";
+
+/// Whether this is the message of a terminal event that stands for a lost engine.
+pub fn is_engine_lost(message: &str) -> bool {
+    [CLOSED_EARLY, terminator::ENDED_EARLY].contains(&message)
+}
+
 impl http_body::Body for Relayed {
     type Data = Bytes;
     type Error = BodyError;
@@ -323,11 +331,9 @@ impl http_body::Body for Relayed {
             let passed = match this.poll_data(cx) {
                 Poll::Ready(Read::Data(data)) => Ok(this.on_data(data)),
                 Poll::Ready(Read::End(data)) => Ok(this.on_end(data)),
-                Poll::Ready(Read::Broken(data)) => this.on_broken(
-                    data,
-                    Outcome::WorkerFailed,
-                    "the engine closed its connection before the answer's end",
-                ),
+                Poll::Ready(Read::Broken(data)) => {
+                    this.on_broken(data, Outcome::WorkerFailed, CLOSED_EARLY)
+                }
                 Poll::Pending => match this.poll_limits(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready((end, message)) => this.on_broken(Bytes::new(), end, message),

@@ -8,6 +8,7 @@ use super::client_state::StateSigner;
 use super::item::Ids;
 use super::members::{self, Members};
 use super::output_item::put_item;
+use crate::relay;
 use crate::store::Status;
 
 /// How a response ended.
@@ -53,6 +54,12 @@ pub(super) struct OutputDetails {
 }
 
 impl Outcome {
+    /// Whether it failed because the connection to the engine was lost.
+    pub(super) fn is_engine_lost(&self) -> bool {
+        let error = self.error.as_ref();
+        error.is_some_and(|error| relay::is_engine_lost(&error.message))
+    }
+
     pub(super) fn failed(code: &'static str, message: impl Into<String>) -> Self {
         Self {
             status: Status::Failed,

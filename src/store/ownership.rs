@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-
 use super::keys::ResponseKey;
 use super::status::Status;
 

@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 use crate::http::sse;
 use crate::prompt::Api;
 
+/// The message of the terminal event of a stream that its engine ended without one.
+pub(super) const ENDED_EARLY: &str = "the engine ended the stream before the answer's end";
+
 /// Watches one stream for its terminal event.
 #[derive(Debug)]
 pub(super) struct StreamTerminator {
@@ -45,7 +48,7 @@ impl StreamTerminator {
     /// terminal event.
     pub(super) fn if_missing(self, held: &[u8]) -> Option<Bytes> {
         let has_end = self.has_end || is_terminal(self.api, held);
-        (!has_end).then(|| self.error("the engine ended the stream before the answer's end"))
+        (!has_end).then(|| self.error(ENDED_EARLY))
     }
 
     /// The events that terminate a stream that broke off.

@@ -232,20 +232,21 @@ impl Runner<'_> {
                     let is_over = stream.read(flush).await;
                     let (events, outcome) = self.encoder.push(&stream.take());
                     state.lock().on_begun();
+                    let is_lost = outcome.as_ref().map_or(is_over, Outcome::is_engine_lost);
+                    // If nobody has seen anything of it, another engine may do better.
+                    if is_lost && attempts < attempts_max && state.lock().restart() {
+                        debug!(response_id = %key.id, attempts, "engine lost before any output was seen; trying another");
+                        self.responses.background.metrics.restarted.inc();
+                        attempts += 1;
+                        self.encoder.restart();
+                        engine = None;
+                        sleep(STORE_PAUSE).await;
+                        continue;
+                    }
                     let (events, outcome) = match outcome {
                         Some(outcome) => (events, outcome),
                         None if !is_over => {
                             state.lock().on_events(&events);
-                            continue;
-                        }
-                        // The engine was lost, and nobody has seen anything of it.
-                        None if attempts < attempts_max && state.lock().restart() => {
-                            debug!(response_id = %key.id, attempts, "engine lost before any output was seen; trying another");
-                            self.responses.background.metrics.restarted.inc();
-                            attempts += 1;
-                            self.encoder.restart();
-                            engine = None;
-                            sleep(STORE_PAUSE).await;
                             continue;
                         }
                         None => self.encoder.finish(events),

@@ -285,6 +285,7 @@ impl Response {
     ) -> Option<(Option<Owner>, u64)> {
         let run = self.run.as_ref()?;
         let is_unfinished = !self.status.is_terminal() || run.has_output_pending;
-        (is_unfinished && !run.owner.is_some_and(is_alive)).then_some((run.owner, run.fencing_number))
+        (is_unfinished && !run.owner.is_some_and(is_alive))
+            .then_some((run.owner, run.fencing_number))
     }
 }

@@ -184,7 +184,10 @@ impl Shard {
         }
         let keep = self.keep.clone();
         self.change(now, key, |found| found.cancel(now, cancel, &keep));
-        if self.find(now, key).is_some_and(|found| found.has_output_pending()) {
+        if self
+            .find(now, key)
+            .is_some_and(|found| found.has_output_pending())
+        {
             self.cancelled.insert(key);
         }
         CancelOutcome::Done { was, owner }

@@ -294,7 +294,8 @@ async fn an_engine_crash_fails_what_was_seen_and_the_others_run_again() {
     let last = fleet.end(&one).await;
     assert_eq!(
         (&last["status"], tokens(&last)),
-        (&json!("incomplete"), &json!(700))
+        (&json!("incomplete"), &json!(700)),
+        "{last}"
     );
 }
 

@@ -218,7 +218,11 @@ impl Fleet {
 
     pub(super) fn hand_back(&mut self, at: usize, key: ResponseKey, fence: FencingToken) {
         self.replicas[at].table.hand_back(key, fence);
-        self.send(at, ReplyTo::HandBack(key), StoreRequest::Release(key, fence));
+        self.send(
+            at,
+            ReplyTo::HandBack(key),
+            StoreRequest::Release(key, fence),
+        );
     }
 
     /// The record has been created.

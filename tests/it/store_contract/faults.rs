@@ -247,7 +247,10 @@ async fn a_full_redis_refuses_writes_and_answers_reads() {
     .await;
     store.heartbeat(OWNER, "a", LEASE).await.unwrap();
     server.cli(&["config", "set", "maxmemory", "0"]);
-    eventually("it takes writes again", async || store.admit().await.is_ok()).await;
+    eventually("it takes writes again", async || {
+        store.admit().await.is_ok()
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -557,7 +560,12 @@ async fn sentinels_name_the_new_master_after_the_old_one_died() {
             store.create(key, finished()).await.is_ok()
         })
         .await;
-        master.cli(&["wait", "1", "5000"]);
+        eventually("the replica has it", async || {
+            replica
+                .cli(&["--scan", "--pattern", "wr:r:*"])
+                .contains(":r:")
+        })
+        .await;
         master.kill();
         eventually("it is read from the new master", async || {
             match store.get(key).await {

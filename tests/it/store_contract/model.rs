@@ -392,7 +392,7 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
                         if !row.run.as_ref().unwrap().amended =>
                     {
                         row.run.as_mut().unwrap().has_output_pending = false;
-                    row.run.as_mut().unwrap().amended = true;
+                        row.run.as_mut().unwrap().amended = true;
                         row.content = content.clone();
                         WriteOutcome::Done
                     }
@@ -512,12 +512,15 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
             let fence = fence(model, place, by);
             let expected = match model.rows.get_mut(&key(place)) {
                 None => WriteOutcome::Gone,
-                Some(row) => row.refuses(fence).filter(|_| !row.is_pending(fence)).unwrap_or_else(|| {
-                    let run = row.run.as_mut().unwrap();
-                    run.owner = None;
-                    run.fencing_number += 1;
-                    WriteOutcome::Done
-                }),
+                Some(row) => row
+                    .refuses(fence)
+                    .filter(|_| !row.is_pending(fence))
+                    .unwrap_or_else(|| {
+                        let run = row.run.as_mut().unwrap();
+                        run.owner = None;
+                        run.fencing_number += 1;
+                        WriteOutcome::Done
+                    }),
             };
             assert_eq!(store.release(key(place), fence).await.unwrap(), expected);
         }
@@ -677,7 +680,10 @@ fn cancelled(row: &mut Row, cancel: &Cancellation) -> CancelOutcome {
 
 fn orphan(model: &Model, key: ResponseKey, row: &Row) -> Option<Orphan> {
     let runs = !row.status.is_terminal();
-    let run = row.run.as_ref().filter(|run| runs || run.has_output_pending)?;
+    let run = row
+        .run
+        .as_ref()
+        .filter(|run| runs || run.has_output_pending)?;
     let is_alive = run.owner.is_some_and(|owner| model.alive.contains(&owner));
     (!is_alive).then_some(Orphan {
         key,
@@ -689,7 +695,10 @@ fn orphan(model: &Model, key: ResponseKey, row: &Row) -> Option<Orphan> {
 /// How often it was begun, if it is adopted.
 fn adopt(row: &mut Row, orphan: &Orphan, by: Owner, alive: &HashSet<Owner>) -> Option<u32> {
     let runs = !row.status.is_terminal();
-    let run = row.run.as_mut().filter(|run| runs || run.has_output_pending)?;
+    let run = row
+        .run
+        .as_mut()
+        .filter(|run| runs || run.has_output_pending)?;
     let is_free = orphan.owner.is_none_or(|owner| !alive.contains(&owner));
     if !is_free || (run.owner, run.fencing_number) != (orphan.owner, orphan.fencing_number) {
         return None;
