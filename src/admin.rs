@@ -23,6 +23,7 @@ pub use self::readiness::Readiness;
 pub use self::responses::ResponsesPage;
 use self::worker_metrics::WorkerMetrics;
 use crate::observe::metrics::Registry;
+use crate::peers::Peers;
 use crate::prompt::{self, Api};
 use crate::relay::Relay;
 use crate::{http, observe};
@@ -32,7 +33,7 @@ const PATHS: &str = "\
 GET  /metrics             Prometheus metrics
 GET  /healthz             200 while the process lives
 GET  /readyz              200 while a worker can take requests (and the response store is up, if it is required)
-GET  /fleet               workers, models and load (JSON)
+GET  /fleet               workers, models, load and other replicas (JSON)
 GET  /kv                  state of the workers' KV events and of the prefix-cache index (JSON)
 GET  /kv/blocks           ?worker=NAME&rank=0: every cached block of one rank (JSON)
 GET  /responses           responses by status, and their store (JSON)
@@ -45,6 +46,7 @@ POST /undrain?worker=NAME send it requests again
 #[derive(Debug)]
 pub struct AdminServer {
     relay: Arc<Relay>,
+    peers: Peers,
     kv: KvPages,
     responses: ResponsesPage,
     registry: Registry,
@@ -58,6 +60,7 @@ pub struct AdminServer {
 impl AdminServer {
     pub fn new(
         relay: Arc<Relay>,
+        peers: Peers,
         kv: KvPages,
         responses: ResponsesPage,
         registry: Registry,
@@ -67,6 +70,7 @@ impl AdminServer {
         Arc::new(Self {
             worker_metrics: WorkerMetrics::new(&registry),
             relay,
+            peers,
             kv,
             responses,
             registry,
@@ -96,7 +100,8 @@ impl AdminServer {
             (&Method::GET, "/readyz") => self.ready().await,
             (&Method::GET, "/metrics") => self.metrics(),
             (&Method::GET, "/fleet") => {
-                answer(StatusCode::OK, &fleet::page(&self.relay, observe::now()))
+                let page = fleet::page(&self.relay, &self.peers, observe::now());
+                answer(StatusCode::OK, &page)
             }
             (&Method::GET, "/kv") => answer(StatusCode::OK, &self.kv.page(observe::now())),
             (&Method::GET, "/kv/blocks") => self.blocks(&query),

@@ -4,10 +4,11 @@ pub mod check;
 mod discoveries;
 mod events;
 pub mod kv_tap;
+mod lost_caches;
 pub mod metrics_reference;
 pub mod process_setup;
+mod sharing;
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -19,6 +20,7 @@ use tokio::net::TcpListener;
 use tracing::{info, warn};
 
 use self::discoveries::Discoveries;
+use self::sharing::{Prepared, Sharing};
 use crate::admin::{AdminServer, KvPages, Readiness, ResponsesPage};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
@@ -30,7 +32,6 @@ use crate::fleet::{probe, registry};
 use crate::http::drain::Tasks;
 use crate::http::io_threads::{IoThreads, OffloadThread};
 use crate::http::server;
-use crate::ids::WorkerId;
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::subscriber::{self, StatusBoard};
@@ -61,6 +62,8 @@ pub struct App {
     /// For the reference of metrics.
     metrics: Registry,
     drain_timeout: Duration,
+    /// With other replicas, if there are any.
+    sharing: Option<Sharing>,
     /// Connections run there, also while they drain.
     _io_threads: IoThreads,
     /// Reads the workers' KV events.
@@ -81,11 +84,25 @@ impl App {
         };
         let api = listen("api.listen", "--listen", &config.api.listen).await?;
         let admin = listen("admin.listen", "--admin-listen", &config.admin.listen).await?;
-        Self::start(config, api, admin)
+        let peers = match config.peers.is_on() {
+            true => Some(listen("peers.listen", "--peers-listen", &config.peers.listen).await?),
+            false => None,
+        };
+        Self::start_with_peers(config, api, admin, peers)
     }
 
     /// Starts a router on two listeners. Returns at once; workers are found meanwhile.
     pub fn start(config: &Config, api: TcpListener, admin: TcpListener) -> io::Result<Self> {
+        Self::start_with_peers(config, api, admin, None)
+    }
+
+    /// As [`App::start`], with a listener for other replicas.
+    pub fn start_with_peers(
+        config: &Config,
+        api: TcpListener,
+        admin: TcpListener,
+        peers_listener: Option<TcpListener>,
+    ) -> io::Result<Self> {
         let (api_address, admin_address) = (api.local_addr()?, admin.local_addr()?);
         let metrics = Registry::default();
         process::register(&metrics);
@@ -98,6 +115,7 @@ impl App {
             config.fleet.advanced.max_workers as usize,
             &config.prefill_decode.topology,
         );
+        let (peers, prepared) = Prepared::new(config, peers_listener, &fleet, &metrics)?;
         let predicted = Arc::new(PredictedIndex::new(
             config.predicted.clone(),
             predicted::Metrics::new(&metrics),
@@ -176,7 +194,7 @@ impl App {
         tasks.spawn_until_stopped_on(kv_events.runtime(), following);
         let watching = watcher.run(indexes.clone(), board.clone());
         tasks.spawn_until_stopped_on(kv_events.runtime(), watching);
-        tasks.spawn_until_stopped(forget_lost_caches(
+        tasks.spawn_until_stopped(lost_caches::forget(
             fleet.clone(),
             relay.clone(),
             predicted,
@@ -200,6 +218,7 @@ impl App {
         let readiness = Arc::new(Readiness::new(relay.clone(), required_store, tasks.clone()));
         let admin_server = AdminServer::new(
             relay.clone(),
+            peers.clone(),
             KvPages::new(board, indexes, tokenizer_check),
             responses_page(config, store, responses.clone()),
             metrics.clone(),
@@ -211,7 +230,7 @@ impl App {
             &config.tenants,
             responses,
             relay,
-            readiness,
+            readiness.clone(),
             &metrics,
         );
         tasks.spawn(server::serve(
@@ -222,6 +241,8 @@ impl App {
             io_threads.clone(),
             tasks.clone(),
         ));
+        let sharing = prepared.map(|prepared| prepared.start(peers.clone(), readiness, &tasks));
+        let sharing = sharing.transpose()?;
         let handler = admin_server.clone();
         // A registry of its own: the connection metrics are about the API's clients.
         admin_tasks.spawn(server::serve(
@@ -235,7 +256,9 @@ impl App {
             io_threads.clone(),
             admin_tasks.clone(),
         ));
-        info!(api = %api_address, admin = %admin_address, "listening");
+        let peers_address = sharing.as_ref().map(Sharing::address);
+        let shown = peers_address.map(tracing::field::display);
+        info!(api = %api_address, admin = %admin_address, peers = shown, "listening");
         Ok(Self {
             api: api_address,
             admin: admin_address,
@@ -245,6 +268,7 @@ impl App {
             admin_server,
             metrics,
             drain_timeout: config.api.drain_timeout,
+            sharing,
             _io_threads: io_threads,
             _kv_events: kv_events,
         })
@@ -256,6 +280,11 @@ impl App {
 
     pub fn admin_address(&self) -> SocketAddr {
         self.admin
+    }
+
+    /// Where other replicas connect, if there may be any.
+    pub fn peers_address(&self) -> Option<SocketAddr> {
+        self.sharing.as_ref().map(Sharing::address)
     }
 
     pub fn fleet(&self) -> &registry::Registry {
@@ -270,12 +299,19 @@ impl App {
     /// Stops accepting, lets running requests finish within the drain timeout, and aborts the rest.
     pub async fn drain(&self) {
         info!(timeout = ?self.drain_timeout, "draining: no new connections, running requests finish");
+        if let Some(sharing) = &self.sharing {
+            sharing.begin_drain();
+        }
         match self.tasks.drain(self.drain_timeout).await {
             0 => info!("drained"),
             aborted => warn!(
                 aborted,
                 "drain timeout is over; connections and tasks were aborted"
             ),
+        }
+        // The last request has ended, which the other replicas are still told.
+        if let Some(sharing) = &self.sharing {
+            sharing.end().await;
         }
         self.admin_tasks.drain(ADMIN_DRAIN).await;
     }
@@ -353,46 +389,4 @@ fn watch_pairs(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) 
 
 fn follow(discovery: impl Discovery, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
     tasks.spawn_until_stopped(discovery::follow(discovery, fleet.clone()));
-}
-
-/// How often expired predictions are removed while the fleet does not change.
-const EXPIRY_INTERVAL: Duration = Duration::from_secs(30);
-
-/// Removes what is recorded about a worker's cache when the worker has left the fleet or its engine has
-/// restarted.
-async fn forget_lost_caches(
-    fleet: Arc<registry::Registry>,
-    relay: Arc<Relay>,
-    predicted: Arc<PredictedIndex>,
-    unconfirmed: Arc<UnconfirmedBlocks>,
-) {
-    let mut changes = fleet.changes();
-    let mut incarnations: BTreeMap<WorkerId, u64> = BTreeMap::new();
-    loop {
-        let snapshot = fleet.snapshot().clone();
-        let current: BTreeMap<WorkerId, u64> = snapshot
-            .workers
-            .iter()
-            .map(|status| (status.worker.id, status.incarnation))
-            .collect();
-        for (worker, incarnation) in &current {
-            if incarnations
-                .get(worker)
-                .is_some_and(|before| before != incarnation)
-            {
-                predicted.forget(*worker);
-                unconfirmed.forget(*worker);
-                relay.forget_pinned(*worker);
-            }
-        }
-        predicted.remove_expired(observe::now(), |worker| current.contains_key(&worker));
-        unconfirmed.remove_expired(observe::now());
-        relay.forget_departed_workers(&snapshot);
-        incarnations = current;
-        // Also without a change: a request that was running when its worker left may have recorded the
-        // worker again, and expired predictions must go even if no request comes.
-        if let Ok(Err(_)) = tokio::time::timeout(EXPIRY_INTERVAL, changes.changed()).await {
-            return;
-        }
-    }
 }

@@ -83,6 +83,12 @@ struct Configuration {
     /// Address and port for operators, such as 127.0.0.1:9090; instead of `admin.listen`.
     #[arg(long, value_name = "ADDRESS")]
     admin_listen: Option<String>,
+    /// Address and port for other replicas of this router, such as :9701; instead of `peers.listen`.
+    #[arg(long, value_name = "ADDRESS")]
+    peers_listen: Option<String>,
+    /// Another replica, such as 10.0.0.2:9701; may be repeated. Added to those of the file.
+    #[arg(long = "peer", value_name = "ADDRESS")]
+    peers: Vec<String>,
 }
 
 impl Configuration {
@@ -91,6 +97,8 @@ impl Configuration {
             workers: self.workers,
             listen: self.listen,
             admin_listen: self.admin_listen,
+            peers_listen: self.peers_listen,
+            peers: self.peers,
         };
         Config::load_with(self.config.as_deref(), flags)
     }

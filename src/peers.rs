@@ -4,4 +4,25 @@
 //! Replicas share state, never events: a report that is lost, late or doubled is healed by the next one. Nothing here is
 //! asked on a request's path; a replica without peers routes by what it knows itself.
 
+mod client;
+mod connection;
+mod discovery;
+pub mod gauges;
+mod handle;
+pub mod handshake;
+pub mod link;
+pub mod load_table;
+mod message;
+mod metrics;
+pub mod numbers;
+pub mod roster;
+mod server;
+mod session;
+pub mod settings;
+mod state;
+pub mod status;
 pub mod wire;
+
+pub use self::handle::{Peers, Serving, TreeHandler};
+pub use self::message::framed;
+pub use self::settings::Settings;

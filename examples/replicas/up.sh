@@ -4,8 +4,8 @@
 #     sh up.sh
 #
 # The replicas listen on 127.0.0.2 to 127.0.0.4, like three pods behind one DNS name. Linux has these addresses;
-# elsewhere, create them first (macOS: `sudo ifconfig lo0 alias 127.0.0.2`). PORT, ADMIN_PORT, ENGINE_PORT
-# and REDIS_PORT change the default ports 8080, 9090, 8001 and 6379.
+# elsewhere, create them first (macOS: `sudo ifconfig lo0 alias 127.0.0.2`). PORT, ADMIN_PORT, PEERS_PORT,
+# ENGINE_PORT and REDIS_PORT change the default ports 8080, 9090, 9701, 8001 and 6379.
 
 set -eu
 

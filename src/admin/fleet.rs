@@ -10,6 +10,8 @@ use super::pairs::PairsRow;
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Worker};
 use crate::http::circuit_breaker;
+use crate::peers::status::LoadRow;
+use crate::peers::{self, Peers};
 use crate::relay::Relay;
 
 #[derive(Debug, Serialize)]
@@ -19,6 +21,9 @@ pub(super) struct Page {
     workers: Vec<WorkerRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pairs: Option<PairsRow>,
+    /// This replica and the others, if there may be any.
+    #[serde(skip_serializing_if = "Option::is_none", flatten)]
+    replicas: Option<peers::status::Status>,
 }
 
 #[derive(Debug, Serialize)]
@@ -48,6 +53,9 @@ struct WorkerRow {
     requests_total: u64,
     queued_tokens: u64,
     decode_tokens: u64,
+    /// The same of other replicas that have any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    peers: Vec<LoadRow>,
     /// The engine's own numbers.
     reported: Option<ReportedRow>,
     /// The worker's cache as the router predicts it.
@@ -79,7 +87,7 @@ struct ReportedRow {
     kv_usage: f64,
 }
 
-pub(super) fn page(relay: &Relay, now: Instant) -> Page {
+pub(super) fn page(relay: &Relay, peers: &Peers, now: Instant) -> Page {
     let snapshot = relay.fleet().snapshot();
     let names = |workers: &[Arc<Worker>]| {
         let names = workers.iter().map(|worker| worker.name.to_string());
@@ -113,8 +121,9 @@ pub(super) fn page(relay: &Relay, now: Instant) -> Page {
                 .collect(),
             requests: worker.load.own_requests(),
             requests_total: worker.load.total(),
-            queued_tokens: worker.load.queued_tokens(),
-            decode_tokens: worker.load.decode_tokens(),
+            queued_tokens: worker.load.own_queued_tokens(),
+            decode_tokens: worker.load.own_decode_tokens(),
+            peers: peers.loads(worker.pool.address()),
             reported: worker.load.reported().map(|reported| ReportedRow {
                 age_ms: now.saturating_duration_since(reported.at).as_millis() as u64,
                 running: reported.running,
@@ -146,5 +155,6 @@ pub(super) fn page(relay: &Relay, now: Instant) -> Page {
         pairs: relay
             .pairs()
             .map(|(connector, pairs)| PairsRow::new(connector, pairs)),
+        replicas: peers.status(now),
     }
 }

@@ -36,13 +36,13 @@ const GAUGES: [(&str, &str, Read); 11] = [
     ),
     (
         "warmroute_worker_queued_tokens",
-        "Uncached prompt tokens that a worker has accepted and not computed yet, as the router counts them.",
-        |status, _, _| Some(status.worker.load.queued_tokens()),
+        "Uncached prompt tokens of this router's requests that a worker has accepted and not computed yet, as the router counts them.",
+        |status, _, _| Some(status.worker.load.own_queued_tokens()),
     ),
     (
         "warmroute_worker_decode_tokens",
-        "Prompt tokens of the requests that a worker decodes, as the router counts them.",
-        |status, _, _| Some(status.worker.load.decode_tokens()),
+        "Prompt tokens of this router's requests that a worker decodes, as the router counts them.",
+        |status, _, _| Some(status.worker.load.own_decode_tokens()),
     ),
     (
         "warmroute_worker_reported_running",

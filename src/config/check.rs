@@ -23,6 +23,9 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
     check_models(config, reader);
     check_retries(config, reader);
     check_replicas(config, reader);
+    for (key, error) in config.peers.check(listen_address(&config.peers.listen)) {
+        reader.problem(&format!("peers.{key}"), error);
+    }
     for (key, error) in tenant::check(&config.tenants) {
         reader.problem(&format!("tenants{key}"), error);
     }
@@ -39,6 +42,14 @@ fn check_listeners(config: &Config, reader: &mut Reader) {
     let api = listen_address(&config.api.listen);
     let admin = listen_address(&config.admin.listen);
     let is_same = api == admin && api.as_ref().is_ok_and(|address| address.port() != 0);
+    let peers = listen_address(&config.peers.listen).ok();
+    let peers = peers.filter(|address| address.port() != 0);
+    if peers.is_some()
+        && (peers == api.as_ref().ok().copied() || peers == admin.as_ref().ok().copied())
+    {
+        let message = "is the address of `api.listen` or `admin.listen`; give it another port";
+        reader.problem("peers.listen", message);
+    }
     for (path, listen) in [("api.listen", api), ("admin.listen", admin)] {
         if let Err(error) = listen {
             reader.problem(path, error);
@@ -242,7 +253,7 @@ fn check_replicas(config: &Config, reader: &mut Reader) {
     if responses.mode == Mode::PassThrough {
         return;
     }
-    let (has_several, has_redis) = (config.replicas.0 > 1, responses.store.redis.is_some());
+    let (has_several, has_redis) = (config.peers.is_on(), responses.store.redis.is_some());
     if has_several && !has_redis {
         reader.problem(
             "responses.store",

@@ -3,6 +3,7 @@
 use super::reader::Reader;
 use super::settings::Config;
 use crate::fleet::discovery::WorkerSpec;
+use crate::peers::settings::PeerDiscovery;
 
 /// The flags of `serve` and `check` that set values.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +14,10 @@ pub struct Flags {
     pub listen: Option<String>,
     /// `--admin-listen`
     pub admin_listen: Option<String>,
+    /// `--peers-listen`
+    pub peers_listen: Option<String>,
+    /// `--peer`: addresses, added to those of the file.
+    pub peers: Vec<String>,
 }
 
 impl Flags {
@@ -30,6 +35,20 @@ impl Flags {
             let flag = format!("--admin-listen {address}");
             reader.set_by_flag("admin.listen".to_owned(), flag);
             config.admin.listen = address;
+        }
+        if let Some(address) = self.peers_listen {
+            let flag = format!("--peers-listen {address}");
+            reader.set_by_flag("peers.listen".to_owned(), flag);
+            config.peers.listen = address;
+        }
+        if !self.peers.is_empty() {
+            let entry = config.peers.discovery.len();
+            for (index, address) in self.peers.iter().enumerate() {
+                let path = format!("peers.discovery[{entry}].static[{index}]");
+                reader.set_by_flag(path, format!("--peer {address}"));
+            }
+            let listed = PeerDiscovery::Static(self.peers);
+            config.peers.discovery.push(listed);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::openai::tenant::TenantSpec;
 use crate::relay::{self, ModelSettings, PerModel};
 use crate::routing::{self, Policy, TierCredit};
 use crate::units::DurationText;
-use crate::{api, observe, responses};
+use crate::{api, observe, peers, responses};
 
 /// The configuration of `warmroute serve`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -54,9 +54,8 @@ pub struct Config {
     /// Who may send requests, by key. Without tenants no key is asked for, what clients send is passed on, and
     /// all stored responses belong to everybody.
     pub tenants: Vec<TenantSpec>,
-    /// Number of routers that serve this configuration as one. More than one need Redis (`responses.store`) or
-    /// `responses.mode: pass_through`. With Redis keys for state tokens are needed, whatever this number is.
-    pub replicas: Replicas,
+    /// Replicas of this router that share what they know.
+    pub peers: peers::Settings,
     /// The Responses API.
     pub responses: responses::Settings,
     /// The log, on standard error.
@@ -232,17 +231,6 @@ pub struct KvEventsAdvanced {
     pub zmq: zmq::Settings,
     /// KV events over gRPC.
     pub grpc: grpc::Settings,
-}
-
-/// Number of routers that serve this configuration as one.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(transparent)]
-pub struct Replicas(#[schemars(range(min = 1))] pub u32);
-
-impl Default for Replicas {
-    fn default() -> Self {
-        Self(1)
-    }
 }
 
 /// Threads of the process.

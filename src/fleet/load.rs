@@ -14,15 +14,28 @@ use parking_lot::Mutex;
 #[repr(C, align(64))]
 pub struct Load {
     requests: AtomicU32,
-    /// Requests that the engine reports beyond ours, as of its last report.
+    /// Requests that the engine reports beyond ours and the other replicas', as of its last report.
     foreign_requests: AtomicU32,
     /// Uncached prompt tokens of requests without a first token yet. Signed, because two threads may add and
     /// subtract in either order.
     queued_tokens: AtomicI64,
     /// Prompt tokens of the requests that are decoding.
     decode_tokens: AtomicI64,
+    /// What the other replicas have here, as they last reported it.
+    peers_queued_tokens: AtomicU64,
+    peers_decode_tokens: AtomicU64,
+    peers_requests: AtomicU32,
     total: AtomicU64,
-    reported: Mutex<Option<LoadReport>>,
+    reported: Reported,
+}
+
+/// The engine's last report; not read for decisions.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Reported {
+    report: Mutex<Option<LoadReport>>,
+    /// Requests that the report has beyond this router's own.
+    beyond_own: AtomicU32,
 }
 
 /// Load as the engine reports it: in its metrics, or together with its KV events.
@@ -36,22 +49,66 @@ pub struct LoadReport {
 }
 
 impl Load {
-    /// Requests in flight: those of this router, and others that the engine reported.
+    /// Requests in flight: those of this router, those of other replicas, and others that the engine reported.
     pub fn requests(&self) -> u32 {
         self.own_requests()
-            .saturating_add(self.foreign_requests.load(Relaxed))
+            .saturating_add(self.peers_requests())
+            .saturating_add(self.foreign_requests())
+    }
+
+    /// Of this router and of other replicas.
+    pub fn queued_tokens(&self) -> u64 {
+        self.own_queued_tokens()
+            .saturating_add(self.peers_queued_tokens())
+    }
+
+    /// Of this router and of other replicas.
+    pub fn decode_tokens(&self) -> u64 {
+        self.own_decode_tokens()
+            .saturating_add(self.peers_decode_tokens())
     }
 
     pub fn own_requests(&self) -> u32 {
         self.requests.load(Relaxed)
     }
 
-    pub fn queued_tokens(&self) -> u64 {
+    pub fn own_queued_tokens(&self) -> u64 {
         self.queued_tokens.load(Relaxed).max(0) as u64
     }
 
-    pub fn decode_tokens(&self) -> u64 {
+    pub fn own_decode_tokens(&self) -> u64 {
         self.decode_tokens.load(Relaxed).max(0) as u64
+    }
+
+    pub fn peers_requests(&self) -> u32 {
+        self.peers_requests.load(Relaxed)
+    }
+
+    pub fn peers_queued_tokens(&self) -> u64 {
+        self.peers_queued_tokens.load(Relaxed)
+    }
+
+    pub fn peers_decode_tokens(&self) -> u64 {
+        self.peers_decode_tokens.load(Relaxed)
+    }
+
+    /// Requests of neither this router nor another replica, as of the engine's last report.
+    pub fn foreign_requests(&self) -> u32 {
+        self.foreign_requests.load(Relaxed)
+    }
+
+    /// What all other replicas together have at this worker.
+    pub fn set_peers(&self, requests: u32, queued_tokens: u64, decode_tokens: u64) {
+        self.peers_requests.store(requests, Relaxed);
+        self.peers_queued_tokens.store(queued_tokens, Relaxed);
+        self.peers_decode_tokens.store(decode_tokens, Relaxed);
+    }
+
+    /// Requests that the engine reported before the replica was known that sent them are not foreign.
+    pub fn recount_foreign(&self) {
+        let beyond_own = self.reported.beyond_own.load(Relaxed);
+        let foreign = beyond_own.saturating_sub(self.peers_requests());
+        self.foreign_requests.fetch_min(foreign, Relaxed);
     }
 
     /// Requests sent to the worker since it joined.
@@ -60,15 +117,17 @@ impl Load {
     }
 
     pub fn reported(&self) -> Option<LoadReport> {
-        *self.reported.lock()
+        *self.reported.report.lock()
     }
 
-    /// Stores an engine's report. Requests beyond our own came from other clients of the engine.
+    /// Stores an engine's report. Requests beyond our own and the other replicas' came from other clients of the engine.
     pub fn report(&self, reported: LoadReport) {
         let all = reported.running.saturating_add(reported.waiting);
-        self.foreign_requests
-            .store(all.saturating_sub(self.own_requests()), Relaxed);
-        *self.reported.lock() = Some(reported);
+        let beyond_own = all.saturating_sub(self.own_requests());
+        let foreign = beyond_own.saturating_sub(self.peers_requests());
+        self.foreign_requests.store(foreign, Relaxed);
+        self.reported.beyond_own.store(beyond_own, Relaxed);
+        *self.reported.report.lock() = Some(reported);
     }
 
     /// Discards the report if it is older than `then`.
@@ -81,7 +140,8 @@ impl Load {
     /// Discards the report.
     pub fn expire_report(&self) {
         self.foreign_requests.store(0, Relaxed);
-        *self.reported.lock() = None;
+        self.reported.beyond_own.store(0, Relaxed);
+        *self.reported.report.lock() = None;
     }
 
     pub(super) fn begin_request(&self, uncached_tokens: u32) {
@@ -108,5 +168,76 @@ impl Load {
         self.decode_tokens
             .fetch_sub(i64::from(prompt_tokens), Relaxed);
         self.requests.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+    use crate::observe;
+
+    fn reported(running: u32) -> LoadReport {
+        LoadReport {
+            at: observe::now(),
+            running,
+            waiting: 0,
+            kv_usage: 0.0,
+        }
+    }
+
+    #[test]
+    fn what_a_decision_reads_is_one_cache_line() {
+        for offset in [
+            offset_of!(Load, requests),
+            offset_of!(Load, foreign_requests),
+            offset_of!(Load, queued_tokens),
+            offset_of!(Load, decode_tokens),
+            offset_of!(Load, peers_requests),
+            offset_of!(Load, peers_queued_tokens),
+            offset_of!(Load, peers_decode_tokens),
+        ] {
+            assert!(offset < 64, "{offset}");
+        }
+        assert!(offset_of!(Load, reported) >= 64);
+    }
+
+    #[test]
+    fn load_is_our_own_and_that_of_other_replicas() {
+        let load = Load::default();
+        load.begin_request(100);
+        load.set_peers(2, 1_000, 50);
+        assert_eq!((load.requests(), load.own_requests()), (3, 1));
+        assert_eq!(
+            (load.queued_tokens(), load.own_queued_tokens()),
+            (1_100, 100)
+        );
+        load.begin_decoding(100, 70);
+        assert_eq!((load.decode_tokens(), load.own_decode_tokens()), (120, 70));
+        load.set_peers(0, 0, 0);
+        assert_eq!((load.requests(), load.queued_tokens()), (1, 0));
+    }
+
+    #[test]
+    fn requests_of_other_replicas_are_not_foreign() {
+        let load = Load::default();
+        load.begin_request(1);
+        load.set_peers(3, 0, 0);
+        load.report(reported(6));
+        assert_eq!((load.foreign_requests(), load.requests()), (2, 6));
+        // Another replica's next request is no foreign one that ended.
+        load.set_peers(4, 0, 0);
+        assert_eq!(load.requests(), 7);
+    }
+
+    #[test]
+    fn a_replica_that_connects_is_not_counted_twice() {
+        let load = Load::default();
+        load.report(reported(5));
+        assert_eq!(load.requests(), 5);
+        load.set_peers(4, 0, 0);
+        load.recount_foreign();
+        assert_eq!((load.foreign_requests(), load.requests()), (1, 5));
     }
 }

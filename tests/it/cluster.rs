@@ -413,6 +413,8 @@ fn bound(line: &str) -> BoundEndpoints {
 pub(crate) struct Router {
     pub(crate) api: SocketAddr,
     pub(crate) admin: SocketAddr,
+    /// Where other replicas connect.
+    pub(crate) peers: Option<SocketAddr>,
     _app: Option<App>,
     pub(crate) child: Option<Killed>,
     log: Arc<Mutex<String>>,
@@ -443,8 +445,13 @@ impl Drop for Removed {
 impl Router {
     pub(crate) async fn here(config: &Config) -> Self {
         let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let app = App::start(config, listen().await, listen().await).unwrap();
+        let peers = match config.peers.is_on() {
+            true => Some(listen().await),
+            false => None,
+        };
+        let app = App::start_with_peers(config, listen().await, listen().await, peers).unwrap();
         Self {
+            peers: app.peers_address(),
             api: app.api_address(),
             admin: app.admin_address(),
             _app: Some(app),
@@ -490,10 +497,11 @@ impl Router {
             addresses.is_some()
         })
         .await;
-        let (api, admin) = addresses.unwrap();
+        let (api, admin, peers) = addresses.unwrap();
         Self {
             api,
             admin,
+            peers,
             _app: None,
             child: Some(child),
             log,
@@ -512,13 +520,13 @@ impl Router {
     }
 }
 
-/// The two addresses in a log line, if it is the one that tells of them.
-fn listening(line: &str) -> Option<(SocketAddr, SocketAddr)> {
+/// The addresses in a log line, if it is the one that tells of them.
+fn listening(line: &str) -> Option<(SocketAddr, SocketAddr, Option<SocketAddr>)> {
     let line: Value = serde_json::from_str(line).ok()?;
     let fields = &line["fields"];
     let address = |name: &str| fields[name].as_str()?.parse().ok();
     (fields["message"] == "listening").then_some(())?;
-    Some((address("api")?, address("admin")?))
+    Some((address("api")?, address("admin")?, address("peers")))
 }
 
 /// Quick probes, free ports, logs that a test can read.

@@ -86,7 +86,7 @@ fn no_key_has_a_unit_in_its_name() {
 fn the_files_that_users_start_from_are_good() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(root.join("config.yaml")).unwrap();
-    assert!((40..=60).contains(&text.lines().count()));
+    assert!((40..=64).contains(&text.lines().count()));
     let config = Config::parse("config.yaml", &text).unwrap();
     assert_eq!(config.workers.len(), 2);
     // With what is commented out, too.
@@ -240,21 +240,24 @@ fn a_model_has_its_own_weights_and_the_common_ones_else() {
     assert_eq!(models.common.routing.policy, Policy::LeastLoad);
 }
 
+/// A replica that may have others beside it.
+const REPLICAS: &str = "peers: {listen: 'localhost:9701'}";
+
 #[test]
 fn several_replicas_start_with_a_key() {
     let key = "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff";
     let store = "{redis: 'redis://localhost'}";
     let text =
-        format!("replicas: 3\nresponses: {{store: {store}, state_token: {{keys: ['{key}']}}}}");
+        format!("{REPLICAS}\nresponses: {{store: {store}, state_token: {{keys: ['{key}']}}}}");
     let config = Config::parse("c", &minimal(&text)).unwrap();
-    assert_eq!(config.replicas.0, 3);
+    assert!(config.peers.is_on());
     assert!(!to_yaml(&config).unwrap().contains(key));
 }
 
 #[test]
 fn several_replicas_that_keep_no_responses_need_no_store_in_common() {
-    let text = minimal("replicas: 2\nresponses: {mode: pass_through}");
-    assert_eq!(Config::parse("c", &text).unwrap().replicas.0, 2);
+    let text = minimal(&format!("{REPLICAS}\nresponses: {{mode: pass_through}}"));
+    assert!(Config::parse("c", &text).unwrap().peers.is_on());
 }
 
 fn check(text: &str, expected: &[&str]) {
@@ -464,7 +467,29 @@ fn each_mistake_has_its_message_with_path_and_line() {
         "workers: ['http://a:1', 'http://a:1']",
         &["workers[1].url: `a:1` is workers[0] already"],
     );
-    check(&minimal("replicas: 0"), &["replicas: must be at least 1"]);
+    check(&minimal("replicas: 3"), &["replicas: unknown key"]);
+    check(
+        &minimal(
+            "responses: {mode: pass_through}\npeers:\n  listen: :9701\n  discovery:\n    \
+             - static: ['10.0.0.2:9701', router-1]",
+        ),
+        &[
+            "c.yaml:4:3: peers.secret: is needed, because `peers.listen` (`:9701`) can be reached from other hosts",
+            "c.yaml:6:16: peers.discovery[0].static[0]: `10.0.0.2:9701` is another host",
+            "c.yaml:6:33: peers.discovery[0].static[1]: `router-1` is not an address",
+        ],
+    );
+    check(
+        &minimal("responses: {mode: pass_through}\npeers: {listen: ':8080', secret: short}"),
+        &[
+            "peers.listen: is the address of `api.listen` or `admin.listen`",
+            "peers.secret: has 5 bytes and must have 16 at least",
+        ],
+    );
+    check(
+        &minimal("peers: {discovery: [{dns: {name: 'a:1'}}]}"),
+        &["peers.listen: is needed when `peers.discovery` is set"],
+    );
     check(
         &minimal("tenants: [{name: a, keys: [x]}, {name: a, keys: [x, '']}]"),
         &[
@@ -474,7 +499,9 @@ fn each_mistake_has_its_message_with_path_and_line() {
         ],
     );
     check(
-        &minimal("replicas: 2\nresponses:\n  state_token: {keys: []}"),
+        &minimal(&format!(
+            "{REPLICAS}\nresponses:\n  state_token: {{keys: []}}"
+        )),
         &[
             "responses.store: is memory, which each replica has for itself",
             "responses.state_token.keys: with several replicas a key is needed",

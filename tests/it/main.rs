@@ -18,6 +18,7 @@ mod failures;
 mod kv_events;
 mod metrics_reference;
 mod pairs;
+mod peers;
 mod prefill_decode;
 mod proxy;
 mod redis_server;

@@ -1,0 +1,54 @@
+//! Forgets what was recorded about caches that are gone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::fleet::registry;
+use crate::ids::WorkerId;
+use crate::kv::predicted::PredictedIndex;
+use crate::kv::unconfirmed::UnconfirmedBlocks;
+use crate::observe;
+use crate::relay::Relay;
+
+/// How often expired predictions are removed while the fleet does not change.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Removes what is recorded about a worker's cache when the worker has left the fleet or its engine has
+/// restarted.
+pub(super) async fn forget(
+    fleet: Arc<registry::Registry>,
+    relay: Arc<Relay>,
+    predicted: Arc<PredictedIndex>,
+    unconfirmed: Arc<UnconfirmedBlocks>,
+) {
+    let mut changes = fleet.changes();
+    let mut incarnations: BTreeMap<WorkerId, u64> = BTreeMap::new();
+    loop {
+        let snapshot = fleet.snapshot().clone();
+        let current: BTreeMap<WorkerId, u64> = snapshot
+            .workers
+            .iter()
+            .map(|status| (status.worker.id, status.incarnation))
+            .collect();
+        for (worker, incarnation) in &current {
+            if incarnations
+                .get(worker)
+                .is_some_and(|before| before != incarnation)
+            {
+                predicted.forget(*worker);
+                unconfirmed.forget(*worker);
+                relay.forget_pinned(*worker);
+            }
+        }
+        predicted.remove_expired(observe::now(), |worker| current.contains_key(&worker));
+        unconfirmed.remove_expired(observe::now());
+        relay.forget_departed_workers(&snapshot);
+        incarnations = current;
+        // Also without a change: a request that was running when its worker left may have recorded the
+        // worker again, and expired predictions must go even if no request comes.
+        if let Ok(Err(_)) = tokio::time::timeout(EXPIRY_INTERVAL, changes.changed()).await {
+            return;
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Starts and ends what this replica shares with others, on a thread of its own.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+
+use crate::admin::Readiness;
+use crate::config::Config;
+use crate::fleet::registry;
+use crate::http::drain::Tasks;
+use crate::http::io_threads::OffloadThread;
+use crate::observe::metrics::Registry;
+use crate::peers::{self, Peers};
+
+/// How often other replicas are told whether this one is ready.
+const READINESS_INTERVAL: Duration = Duration::from_millis(500);
+/// Time for the last report and for the ends of the streams.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A listener for other replicas that is not served yet.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    listener: TcpListener,
+    address: SocketAddr,
+    settings: peers::Settings,
+}
+
+/// What this replica shares, while it runs.
+#[derive(Debug)]
+pub(super) struct Sharing {
+    peers: Peers,
+    address: SocketAddr,
+    /// Stopped after all others.
+    tasks: Tasks,
+    _thread: OffloadThread,
+}
+
+impl Prepared {
+    /// The handle, and what is to be started if there are other replicas.
+    pub(super) fn new(
+        config: &Config,
+        listener: Option<TcpListener>,
+        fleet: &Arc<registry::Registry>,
+        metrics: &Registry,
+    ) -> io::Result<(Peers, Option<Self>)> {
+        let Some(listener) = listener else {
+            return Ok((Peers::off(metrics), None));
+        };
+        let address = listener.local_addr()?;
+        let settings = config.peers.clone();
+        let peers = Peers::new(&settings, address, fleet.clone(), metrics)?;
+        let prepared = Self {
+            listener,
+            address,
+            settings,
+        };
+        Ok((peers, Some(prepared)))
+    }
+
+    /// `tasks` are those of the requests, which end first.
+    pub(super) fn start(
+        self,
+        peers: Peers,
+        readiness: Arc<Readiness>,
+        tasks: &Tasks,
+    ) -> io::Result<Sharing> {
+        let thread = OffloadThread::start("peers")?;
+        let sharing = Tasks::default();
+        let (running, its_tasks) = (peers.clone(), sharing.clone());
+        // Registers the socket with the thread's runtime.
+        let listener = self.listener.into_std()?;
+        sharing.spawn_until_stopped_on(thread.runtime(), async move {
+            match TcpListener::from_std(listener) {
+                Ok(listener) => running.run(self.settings, listener, its_tasks).await,
+                Err(error) => tracing::error!(%error, "cannot listen for other replicas"),
+            }
+        });
+        let told = peers.clone();
+        tasks.spawn_until_stopped(async move {
+            loop {
+                told.set_ready(readiness.check().await.is_ok());
+                tokio::time::sleep(READINESS_INTERVAL).await;
+            }
+        });
+        Ok(Sharing {
+            peers,
+            address: self.address,
+            tasks: sharing,
+            _thread: thread,
+        })
+    }
+}
+
+impl Sharing {
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The other replicas are told from now on that this one drains. It goes on reporting.
+    pub(super) fn begin_drain(&self) {
+        self.peers.set_draining();
+    }
+
+    /// Sends the last report and ends the streams.
+    pub(super) async fn end(&self) {
+        self.tasks.drain(CLOSE_TIMEOUT).await;
+    }
+}

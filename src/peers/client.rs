@@ -1,0 +1,117 @@
+//! Opens streams to other replicas.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use hyper::client::conn::http2;
+use hyper::header::{self, HeaderValue};
+use hyper::{Method, Request};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+
+use super::connection::Running;
+use super::handshake::{Identity, Side};
+use super::link::{Failure, Link, RawLink, status_in};
+use super::settings::{Advanced, host_and_port};
+
+/// Opens a stream for `call` (one of the paths in [`super::wire`]) to the replica at `address`, a `HOST:PORT`, and
+/// shakes hands.
+pub(super) async fn connect(
+    address: &str,
+    call: &'static str,
+    identity: &Identity,
+    settings: &Advanced,
+) -> Result<Link, Failure> {
+    let limit = settings.connect_timeout;
+    let connecting = tokio::time::timeout(limit, open(address, identity.secret.is_empty()));
+    let stream = connecting
+        .await
+        .map_err(|_| Failure::Lost(format!("no connection within {limit:?}")))??;
+    let asking = ask(address, stream, call, settings);
+    let raw = tokio::time::timeout(handshake_timeout(settings), asking)
+        .await
+        .map_err(|_| Failure::Lost("the other side does not answer".to_owned()))??;
+    raw.shake_hands(identity, Side::Dialer, handshake_timeout(settings))
+        .await
+}
+
+/// Another host is dialed or accepted only with a secret.
+pub(super) const NEEDS_SECRET: Failure =
+    Failure::NotAllowed("it is another host, for which `peers.secret` is needed");
+
+/// Longer than connecting, for which the kernel of the other side is enough.
+pub(super) fn handshake_timeout(settings: &Advanced) -> Duration {
+    settings.connect_timeout.saturating_mul(4)
+}
+
+async fn open(address: &str, is_loopback_only: bool) -> Result<TcpStream, Failure> {
+    let (host, port) = host_and_port(address).map_err(Failure::Lost)?;
+    let found = tokio::net::lookup_host((host, port)).await;
+    let found = found.map_err(|error| Failure::Lost(format!("cannot resolve {host}: {error}")))?;
+    let mut allowed: Vec<SocketAddr> = found.collect();
+    if is_loopback_only && !allowed.is_empty() {
+        allowed.retain(|address| address.ip().is_loopback());
+        if allowed.is_empty() {
+            return Err(NEEDS_SECRET);
+        }
+    }
+    let mut last = Failure::Lost(format!("{host} has no addresses"));
+    for address in allowed {
+        match TcpStream::connect(address).await {
+            Ok(stream) => {
+                let _ = stream.set_nodelay(true);
+                return Ok(stream);
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                last = Failure::NotListening;
+            }
+            Err(error) => last = Failure::Lost(error.to_string()),
+        }
+    }
+    Err(last)
+}
+
+async fn ask(
+    address: &str,
+    stream: TcpStream,
+    call: &'static str,
+    settings: &Advanced,
+) -> Result<RawLink, Failure> {
+    let lost = |error: hyper::Error| Failure::Lost(error.to_string());
+    let running = Running::default();
+    let mut builder = http2::Builder::new(running.executor());
+    builder.timer(TokioTimer::new());
+    let (mut sender, connection) = builder
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(lost)?;
+    hyper::rt::Executor::execute(&running.executor(), async move {
+        // Its end shows as an error of the stream.
+        let _ = connection.await;
+    });
+    let (outgoing, queue) = RawLink::channel();
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(format!("http://{address}{call}"))
+        .header(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/grpc"),
+        )
+        .header(header::TE, HeaderValue::from_static("trailers"))
+        .body(queue)
+        .map_err(|error| Failure::Lost(error.to_string()))?;
+    let answer = sender.send_request(request).await.map_err(lost)?;
+    if let Some(status) = status_in(answer.headers()) {
+        return Err(status.into());
+    }
+    let (parts, body) = answer.into_parts();
+    let max_message = usize::try_from(settings.max_message).unwrap_or(usize::MAX);
+    Ok(RawLink::dialed(
+        outgoing,
+        body,
+        parts.status,
+        max_message,
+        running,
+    ))
+}

@@ -1,0 +1,304 @@
+//! One bidirectional gRPC stream between two replicas: framed messages out through a short queue, messages in, and the
+//! handshake with which each stream begins.
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use futures_core::Stream;
+use http_body::Frame;
+use hyper::HeaderMap;
+use hyper::body::Incoming;
+use hyper::http::StatusCode;
+use prost::Message;
+use tokio::sync::mpsc;
+use tonic::codec::{DecodeBuf, Decoder};
+use tonic::{Code, Status, Streaming};
+
+use super::connection::Running;
+use super::handshake::{Handshake, Identity, PeerIdentity, Refusal, Side};
+use super::message::framed;
+use super::wire;
+use super::wire::peer_message::Kind;
+use crate::http::BodyError;
+
+/// Messages that wait for the connection. A replica that takes none gets the newest state later, not each state.
+const QUEUED_MESSAGES: usize = 4;
+
+/// Why there is no stream, or no longer one.
+#[derive(Debug)]
+pub enum Failure {
+    /// Nobody listens at the address.
+    NotListening,
+    /// The network, or the other side.
+    Lost(String),
+    /// Another host, and there is no secret.
+    NotAllowed(&'static str),
+    /// This side refused the other one.
+    Refused(Refusal),
+    /// The other side refused this one.
+    RefusedByPeer(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotListening => f.write_str("nothing listens there"),
+            Self::Lost(reason) => f.write_str(reason),
+            Self::NotAllowed(reason) => f.write_str(reason),
+            Self::Refused(refusal) => fmt::Display::fmt(refusal, f),
+            Self::RefusedByPeer(reason) => write!(f, "refused by the other replica: {reason}"),
+        }
+    }
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        match status.code() {
+            Code::Unauthenticated
+            | Code::FailedPrecondition
+            | Code::ResourceExhausted
+            | Code::Unimplemented
+            | Code::PermissionDenied => Self::RefusedByPeer(status.message().to_owned()),
+            _ => Self::Lost(status.message().to_owned()),
+        }
+    }
+}
+
+/// A stream whose other side has proved who it is.
+#[derive(Debug)]
+pub struct Link {
+    pub peer: PeerIdentity,
+    pub side: Side,
+    raw: RawLink,
+}
+
+/// A stream that just began.
+#[derive(Debug)]
+pub(super) struct RawLink {
+    outgoing: Outgoing,
+    incoming: Streaming<Bytes>,
+    /// Of a stream that this side opened. Dropping it closes the connection.
+    connection: Option<Running>,
+}
+
+/// Sends framed messages on one stream. The stream ends when all are dropped.
+pub type Outgoing = mpsc::Sender<Result<Bytes, Status>>;
+
+impl Link {
+    /// Waits for room, which a slow receiver makes.
+    pub async fn send(&self, message: Bytes) -> Result<(), Failure> {
+        self.raw.send(message).await
+    }
+
+    /// The next message with its size in bytes; `None` after the last one.
+    pub async fn receive(&mut self) -> Result<Option<(Option<Kind>, usize)>, Failure> {
+        self.raw.receive().await
+    }
+
+    /// Takes the sending half, so that only the caller keeps the stream open.
+    pub(super) fn split(self) -> (Outgoing, ReceivingHalf) {
+        let (outgoing, incoming) = (self.raw.outgoing, self.raw.incoming);
+        let receiving = ReceivingHalf {
+            incoming,
+            _connection: self.raw.connection,
+        };
+        (outgoing, receiving)
+    }
+
+    /// Ends the stream with a reason that the other side is told.
+    pub(super) async fn refuse(self, status: Status) {
+        self.raw.refuse(status).await;
+    }
+}
+
+/// The receiving half of a stream.
+#[derive(Debug)]
+pub(super) struct ReceivingHalf {
+    incoming: Streaming<Bytes>,
+    _connection: Option<Running>,
+}
+
+impl ReceivingHalf {
+    pub(super) async fn receive(&mut self) -> Result<Option<(Option<Kind>, usize)>, Failure> {
+        receive(&mut self.incoming).await
+    }
+}
+
+async fn receive(
+    incoming: &mut Streaming<Bytes>,
+) -> Result<Option<(Option<Kind>, usize)>, Failure> {
+    let Some(bytes) = incoming.message().await? else {
+        return Ok(None);
+    };
+    let size = bytes.len();
+    let message = wire::PeerMessage::decode(bytes);
+    let message =
+        message.map_err(|error| Failure::Lost(format!("a malformed message: {error}")))?;
+    Ok(Some((message.kind, size)))
+}
+
+impl RawLink {
+    /// The half of a stream that this side opened, with what it sends.
+    pub(super) fn channel() -> (Outgoing, Queue) {
+        let (sender, receiver) = mpsc::channel(QUEUED_MESSAGES);
+        (sender, Queue(receiver))
+    }
+
+    pub(super) fn dialed(
+        outgoing: Outgoing,
+        body: Incoming,
+        status: StatusCode,
+        max_message: usize,
+        connection: Running,
+    ) -> Self {
+        let incoming = Streaming::new_response(Raw, body, status, None, Some(max_message));
+        Self {
+            outgoing,
+            incoming,
+            connection: Some(connection),
+        }
+    }
+
+    pub(super) fn accepted(outgoing: Outgoing, body: Incoming, max_message: usize) -> Self {
+        let incoming = Streaming::new_request(Raw, body, None, Some(max_message));
+        Self {
+            outgoing,
+            incoming,
+            connection: None,
+        }
+    }
+
+    async fn send(&self, message: Bytes) -> Result<(), Failure> {
+        let sent = self.outgoing.send(Ok(message)).await;
+        sent.map_err(|_| Failure::Lost("the connection is closed".to_owned()))
+    }
+
+    async fn receive(&mut self) -> Result<Option<(Option<Kind>, usize)>, Failure> {
+        receive(&mut self.incoming).await
+    }
+
+    async fn expect(&mut self) -> Result<Kind, Failure> {
+        let message = self.receive().await?;
+        message
+            .and_then(|(kind, _)| kind)
+            .ok_or_else(|| Failure::Lost("the stream ended in its handshake".to_owned()))
+    }
+
+    async fn refuse(self, status: Status) {
+        let _ = self.outgoing.send(Err(status)).await;
+    }
+
+    /// Exchanges hellos and proofs.
+    pub(super) async fn shake_hands(
+        mut self,
+        identity: &Identity,
+        side: Side,
+        limit: Duration,
+    ) -> Result<Link, Failure> {
+        match tokio::time::timeout(limit, self.exchange(identity, side)).await {
+            Ok(Ok(peer)) => Ok(Link {
+                peer,
+                side,
+                raw: self,
+            }),
+            Ok(Err(Failure::Refused(refusal))) => {
+                let status = status_of(&refusal);
+                self.refuse(status).await;
+                Err(Failure::Refused(refusal))
+            }
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Err(Failure::Lost(format!("no handshake within {limit:?}"))),
+        }
+    }
+
+    async fn exchange(&mut self, identity: &Identity, side: Side) -> Result<PeerIdentity, Failure> {
+        let mut nonce = [0; 32];
+        getrandom::fill(&mut nonce).map_err(|error| Failure::Lost(error.to_string()))?;
+        let mut handshake = Handshake::new(identity, side, nonce);
+        self.send(framed(Kind::Hello(handshake.hello()))).await?;
+        match self.expect().await? {
+            Kind::Hello(hello) => handshake.on_hello(&hello).map_err(Failure::Refused)?,
+            _ => return Err(unexpected("a hello")),
+        }
+        let proof = handshake.proof().map_err(Failure::Refused)?;
+        // The dialer proves first.
+        if side == Side::Dialer {
+            self.send(framed(Kind::Proof(proof.clone()))).await?;
+        }
+        let peer = match self.expect().await? {
+            Kind::Proof(theirs) => handshake.on_proof(&theirs).map_err(Failure::Refused)?,
+            _ => return Err(unexpected("a proof")),
+        };
+        if side == Side::Acceptor {
+            self.send(framed(Kind::Proof(proof))).await?;
+        }
+        Ok(peer)
+    }
+}
+
+fn unexpected(expected: &str) -> Failure {
+    Failure::Lost(format!(
+        "the other side sent something else than {expected}"
+    ))
+}
+
+/// What the other side is told.
+fn status_of(refusal: &Refusal) -> Status {
+    match refusal {
+        Refusal::Secret => Status::unauthenticated("`peers.secret` differs"),
+        Refusal::Itself => Status::failed_precondition("both sides are one replica"),
+        Refusal::Version(_) | Refusal::Malformed(_) => {
+            Status::failed_precondition(refusal.to_string())
+        }
+    }
+}
+
+/// The messages of one stream on their way out.
+#[derive(Debug)]
+pub(super) struct Queue(mpsc::Receiver<Result<Bytes, Status>>);
+
+impl Stream for Queue {
+    type Item = Result<Bytes, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx)
+    }
+}
+
+/// As the body of a request: an error ends it.
+impl http_body::Body for Queue {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let next = std::task::ready!(self.0.poll_recv(cx));
+        Poll::Ready(next.map(|message| match message {
+            Ok(message) => Ok(Frame::data(message)),
+            Err(status) => Err(status.into()),
+        }))
+    }
+}
+
+/// Passes messages as bytes: their size is counted, and the decoder need not know them.
+#[derive(Debug)]
+struct Raw;
+
+impl Decoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining())))
+    }
+}
+
+/// The status of an answer that consists of its headers only.
+pub(super) fn status_in(headers: &HeaderMap) -> Option<Status> {
+    Status::from_header_map(headers).filter(|status| status.code() != Code::Ok)
+}

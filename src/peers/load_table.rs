@@ -1,0 +1,277 @@
+//! What the other replicas have at each worker: their reports, summed up by worker. Pure.
+//!
+//! Reports are absolute, so one that is late or doubled changes nothing, and the next one heals what was lost. A replica
+//! whose stream ended, or that was silent for too long, no longer counts.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::gauges::WorkerLoad;
+use super::handshake::InstanceId;
+use super::numbers::WorkerKey;
+use super::wire;
+
+/// A report beyond these is a mistake of the other replica; so cut, no sum overflows.
+const MAX_REQUESTS: u32 = 1 << 20;
+const MAX_TOKENS: u64 = 1 << 36;
+/// Longer than any `host:port`.
+const MAX_ADDRESS: usize = 300;
+
+/// The reports of all other replicas.
+#[derive(Debug)]
+pub struct LoadTable {
+    peers: BTreeMap<InstanceId, PeerLoad>,
+    sums: FxHashMap<Arc<str>, WorkerLoad>,
+    /// Workers whose sums changed since they were taken.
+    changed: FxHashSet<Arc<str>>,
+    max_workers: usize,
+}
+
+/// One replica's load.
+#[derive(Debug, Default)]
+struct PeerLoad {
+    /// By the replica's numbers.
+    workers: FxHashMap<u32, Entry>,
+    by_address: FxHashMap<Arc<str>, AtWorker>,
+    /// Of the last report; `None` before the first whole one.
+    sequence: Option<u64>,
+    /// From the last report: how long before it the oldest change in it had happened.
+    age: Duration,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: WorkerKey,
+    load: WorkerLoad,
+}
+
+/// One replica's load at one worker.
+#[derive(Clone, Copy, Debug, Default)]
+struct AtWorker {
+    /// Reported for all ranks together.
+    together: WorkerLoad,
+    /// The sum of what was reported for single ranks.
+    by_rank: WorkerLoad,
+}
+
+impl AtWorker {
+    /// A replica that reports both reports the same requests twice.
+    fn load(&self) -> WorkerLoad {
+        match self.together.is_zero() {
+            true => self.by_rank,
+            false => self.together,
+        }
+    }
+}
+
+/// What became of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// The first report of a stream.
+    pub is_first: bool,
+    /// Names or loads beyond the limits, or without a name.
+    pub ignored: u32,
+}
+
+impl LoadTable {
+    pub fn new(max_workers: usize) -> Self {
+        Self {
+            peers: BTreeMap::new(),
+            sums: FxHashMap::default(),
+            changed: FxHashSet::default(),
+            max_workers,
+        }
+    }
+
+    /// A new stream of a replica: its numbers and sequence numbers begin anew. What it had reported before counts until
+    /// the first report on this stream.
+    pub fn on_stream(&mut self, peer: InstanceId) {
+        self.peers.entry(peer).or_default().sequence = None;
+    }
+
+    pub fn on_names(&mut self, peer: InstanceId, names: &wire::WorkerNames) -> Applied {
+        let mut applied = Applied::default();
+        for name in &names.workers {
+            let load = self.peers.entry(peer).or_default();
+            let key = WorkerKey {
+                address: name.address.as_str().into(),
+                rank: name.rank,
+            };
+            if name.address.len() > MAX_ADDRESS {
+                applied.ignored += 1;
+                continue;
+            }
+            match load.workers.get(&name.number) {
+                Some(entry) if entry.key == key => continue,
+                Some(_) => {
+                    // The number's former worker has left the sender's fleet.
+                    self.set(peer, name.number, WorkerLoad::default());
+                }
+                None if load.workers.len() >= self.max_workers => {
+                    applied.ignored += 1;
+                    continue;
+                }
+                None => {}
+            }
+            let entry = Entry {
+                key,
+                load: WorkerLoad::default(),
+            };
+            let load = self.peers.entry(peer).or_default();
+            load.workers.insert(name.number, entry);
+        }
+        applied
+    }
+
+    pub fn on_report(&mut self, peer: InstanceId, report: &wire::LoadReport) -> Applied {
+        let mut applied = Applied::default();
+        let load = self.peers.entry(peer).or_default();
+        let is_next = match load.sequence {
+            Some(last) => report.sequence > last || (report.is_whole && report.sequence == last),
+            None => report.is_whole,
+        };
+        if !is_next {
+            return applied;
+        }
+        applied.is_first = load.sequence.replace(report.sequence).is_none();
+        load.age = Duration::from_micros(report.age_us.into());
+        let mut left_out: FxHashSet<u32> = match report.is_whole {
+            true => {
+                let workers = load.workers.iter();
+                let busy = workers.filter(|(_, entry)| !entry.load.is_zero());
+                busy.map(|(number, _)| *number).collect()
+            }
+            false => FxHashSet::default(),
+        };
+        for worker in &report.workers {
+            left_out.remove(&worker.number);
+            let reported = WorkerLoad {
+                requests: worker.requests.min(MAX_REQUESTS).into(),
+                queued_tokens: worker.queued_tokens.min(MAX_TOKENS),
+                decode_tokens: worker.decode_tokens.min(MAX_TOKENS),
+            };
+            if !self.set(peer, worker.number, reported) {
+                applied.ignored += 1;
+            }
+        }
+        for number in left_out {
+            self.set(peer, number, WorkerLoad::default());
+        }
+        applied
+    }
+
+    /// The replica's load no longer counts.
+    pub fn remove(&mut self, peer: InstanceId) {
+        let Some(load) = self.peers.remove(&peer) else {
+            return;
+        };
+        for (address, at_worker) in &load.by_address {
+            replace(
+                &mut self.sums,
+                &mut self.changed,
+                address,
+                at_worker.load(),
+                WorkerLoad::default(),
+            );
+        }
+    }
+
+    /// The workers whose sums changed since the last call, with their sums.
+    pub fn take_changed(&mut self) -> impl Iterator<Item = (Arc<str>, WorkerLoad)> + '_ {
+        let sums = &self.sums;
+        let changed = self.changed.drain();
+        changed.map(|address| {
+            let sum = sums.get(&address).copied().unwrap_or_default();
+            (address, sum)
+        })
+    }
+
+    /// What all other replicas together have at a worker.
+    pub fn sum(&self, address: &str) -> WorkerLoad {
+        self.sums.get(address).copied().unwrap_or_default()
+    }
+
+    /// What one replica has at a worker.
+    pub fn load(&self, peer: InstanceId, address: &str) -> WorkerLoad {
+        let load = self.peers.get(&peer);
+        let at_worker = load.and_then(|load| load.by_address.get(address));
+        at_worker.map_or_else(WorkerLoad::default, AtWorker::load)
+    }
+
+    /// The worker, or rank, that a replica means by a number.
+    pub fn key(&self, peer: InstanceId, number: u32) -> Option<&WorkerKey> {
+        Some(&self.peers.get(&peer)?.workers.get(&number)?.key)
+    }
+
+    /// How long before the last report the oldest change in it had happened.
+    pub fn age(&self, peer: InstanceId) -> Duration {
+        self.peers
+            .get(&peer)
+            .map_or(Duration::ZERO, |load| load.age)
+    }
+
+    /// Workers that a replica reports and `is_listed` does not know.
+    pub fn unknown_workers(&self, peer: InstanceId, is_listed: impl Fn(&str) -> bool) -> usize {
+        let load = self.peers.get(&peer);
+        let addresses = load.into_iter().flat_map(|load| load.workers.values());
+        let unknown = addresses.filter(|entry| !is_listed(&entry.key.address));
+        unknown.count()
+    }
+
+    /// False if the replica has not named the number.
+    fn set(&mut self, peer: InstanceId, number: u32, new: WorkerLoad) -> bool {
+        let Some(load) = self.peers.get_mut(&peer) else {
+            return false;
+        };
+        let Some(entry) = load.workers.get_mut(&number) else {
+            return false;
+        };
+        let old = std::mem::replace(&mut entry.load, new);
+        if old == new {
+            return true;
+        }
+        let address = entry.key.address.clone();
+        let at_worker = load.by_address.entry(address.clone()).or_default();
+        let before = at_worker.load();
+        match entry.key.rank {
+            None => at_worker.together = new,
+            Some(_) => at_worker.by_rank = exchange(at_worker.by_rank, old, new),
+        }
+        let after = at_worker.load();
+        if at_worker.together.is_zero() && at_worker.by_rank.is_zero() {
+            load.by_address.remove(&address);
+        }
+        replace(&mut self.sums, &mut self.changed, &address, before, after);
+        true
+    }
+}
+
+/// `sum` with `new` in place of `old`, which is part of it.
+fn exchange(sum: WorkerLoad, old: WorkerLoad, new: WorkerLoad) -> WorkerLoad {
+    WorkerLoad {
+        requests: sum.requests - old.requests + new.requests,
+        queued_tokens: sum.queued_tokens - old.queued_tokens + new.queued_tokens,
+        decode_tokens: sum.decode_tokens - old.decode_tokens + new.decode_tokens,
+    }
+}
+
+fn replace(
+    sums: &mut FxHashMap<Arc<str>, WorkerLoad>,
+    changed: &mut FxHashSet<Arc<str>>,
+    address: &Arc<str>,
+    before: WorkerLoad,
+    after: WorkerLoad,
+) {
+    if before == after {
+        return;
+    }
+    let sum = sums.entry(address.clone()).or_default();
+    *sum = exchange(*sum, before, after);
+    if sum.is_zero() {
+        sums.remove(address);
+    }
+    changed.insert(address.clone());
+}

@@ -1,0 +1,74 @@
+//! Metrics of what replicas share.
+
+use prometheus::{GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+
+use crate::observe::metrics::Registry;
+
+/// Registered whether or not there are other replicas.
+#[derive(Clone, Debug)]
+pub(super) struct Metrics {
+    pub(super) peers: IntGaugeVec,
+    pub(super) lag: GaugeVec,
+    pub(super) sent: IntCounter,
+    pub(super) received: IntCounter,
+    pub(super) connections: IntCounter,
+    pub(super) lost: IntCounterVec,
+    pub(super) refused: IntCounterVec,
+    pub(super) unknown_workers: IntGauge,
+    pub(super) ignored: IntCounter,
+    pub(super) skipped: IntCounter,
+}
+
+impl Metrics {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let bytes = registry.counters(
+            "warmroute_peer_bytes_total",
+            "Bytes of messages between this replica and the others, by direction: sent or received.",
+            &["direction"],
+        );
+        Self {
+            peers: registry.gauges(
+                "warmroute_peers",
+                "Other replicas, by state: connected, stale (silent for `peers.advanced.stale_after`), unreachable \
+                 (listed, and not connected) or refused (another secret or version).",
+                &["state"],
+            ),
+            lag: registry.real_gauges(
+                "warmroute_peer_lag_seconds",
+                "Age of the newest state of another replica, by its name.",
+                &["peer"],
+            ),
+            sent: bytes.with_label_values(&["sent"]),
+            received: bytes.with_label_values(&["received"]),
+            connections: registry.counter(
+                "warmroute_peer_connections_total",
+                "Times that another replica was connected.",
+            ),
+            lost: registry.counters(
+                "warmroute_peer_lost_total",
+                "Times that another replica was lost, by reason: closed (its stream ended), silent (for \
+                 `peers.advanced.dead_after`) or drained.",
+                &["reason"],
+            ),
+            refused: registry.counters(
+                "warmroute_peer_refused_total",
+                "Streams of other replicas that were not used, by reason: secret, version, malformed, loopback (another \
+                 host without a secret), full (`peers.advanced.max_peers`) or handshake (it did not end).",
+                &["reason"],
+            ),
+            unknown_workers: registry.gauge(
+                "warmroute_peer_unknown_workers",
+                "Workers that other replicas report and this one does not have. Replicas should have one fleet.",
+            ),
+            ignored: registry.counter(
+                "warmroute_peer_ignored_total",
+                "Workers in messages of other replicas that were ignored: without a name, or beyond \
+                 `peers.advanced.max_workers`.",
+            ),
+            skipped: registry.counter(
+                "warmroute_peer_reports_skipped_total",
+                "Reports that a slow replica was not sent. It gets the whole state later.",
+            ),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Numbers for the workers and ranks that messages name. Pure.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use super::wire;
+
+/// A worker, or one rank of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkerKey {
+    /// `host:port`, as in the fleet.
+    pub address: Arc<str>,
+    /// `None`: all ranks together.
+    pub rank: Option<u32>,
+}
+
+/// A number is given to another worker only after this time, so that no message on its way means the wrong one.
+const REUSE_AFTER: Duration = Duration::from_secs(60);
+
+/// The numbers that this replica uses. Other replicas are told all of them when they connect, and each new one before
+/// its first use.
+#[derive(Debug, Default)]
+pub struct Numbers {
+    by_key: FxHashMap<WorkerKey, u32>,
+    keys: Vec<Option<WorkerKey>>,
+    /// Numbers of workers that left, with the time from which they may be used again.
+    free: VecDeque<(Instant, u32)>,
+    /// Numbers that the other replicas were not told yet.
+    untold: Vec<u32>,
+}
+
+impl Numbers {
+    /// The worker's number; a new one if it has none.
+    pub fn number(&mut self, now: Instant, key: &WorkerKey) -> u32 {
+        if let Some(number) = self.by_key.get(key) {
+            return *number;
+        }
+        let number = match self.free.front() {
+            Some((at, number)) if *at <= now => {
+                let number = *number;
+                self.free.pop_front();
+                number
+            }
+            _ => {
+                self.keys.push(None);
+                (self.keys.len() - 1) as u32
+            }
+        };
+        self.keys[number as usize] = Some(key.clone());
+        self.by_key.insert(key.clone(), number);
+        self.untold.push(number);
+        number
+    }
+
+    pub fn key(&self, number: u32) -> Option<&WorkerKey> {
+        self.keys.get(number as usize)?.as_ref()
+    }
+
+    /// Gives up the numbers of workers that `is_listed` does not know.
+    pub fn forget(&mut self, now: Instant, mut is_listed: impl FnMut(&str) -> bool) {
+        for (number, slot) in (0..).zip(&mut self.keys) {
+            if let Some(key) = slot.take_if(|key| !is_listed(&key.address)) {
+                self.by_key.remove(&key);
+                self.untold.retain(|untold| *untold != number);
+                self.free.push_back((now + REUSE_AFTER, number));
+            }
+        }
+    }
+
+    /// One more than the largest number.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// The names that the other replicas were not told yet, if there are any.
+    pub fn take_untold(&mut self) -> Option<wire::WorkerNames> {
+        let untold = std::mem::take(&mut self.untold);
+        let workers: Vec<_> = untold.iter().filter_map(|it| self.name(*it)).collect();
+        (!workers.is_empty()).then_some(wire::WorkerNames { workers })
+    }
+
+    /// All names.
+    pub fn all(&self) -> wire::WorkerNames {
+        let workers = (0..self.keys.len() as u32).filter_map(|number| self.name(number));
+        wire::WorkerNames {
+            workers: workers.collect(),
+        }
+    }
+
+    fn name(&self, number: u32) -> Option<wire::WorkerName> {
+        let key = self.key(number)?;
+        Some(wire::WorkerName {
+            number,
+            address: key.address.to_string(),
+            rank: key.rank,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe;
+
+    fn key(address: &str, rank: Option<u32>) -> WorkerKey {
+        WorkerKey {
+            address: address.into(),
+            rank,
+        }
+    }
+
+    #[test]
+    fn a_worker_keeps_its_number_and_is_told_once() {
+        let (mut numbers, now) = (Numbers::default(), observe::now());
+        assert_eq!(numbers.number(now, &key("a:1", None)), 0);
+        assert_eq!(numbers.number(now, &key("a:1", Some(0))), 1);
+        assert_eq!(numbers.number(now, &key("a:1", None)), 0);
+        let told = numbers.take_untold().unwrap();
+        assert_eq!(told, numbers.all());
+        assert_eq!(told.workers.len(), 2);
+        assert_eq!(numbers.take_untold(), None);
+    }
+
+    #[test]
+    fn a_number_is_given_to_another_worker_only_after_a_while() {
+        let (mut numbers, now) = (Numbers::default(), observe::now());
+        numbers.number(now, &key("a:1", None));
+        numbers.forget(now, |_| false);
+        assert_eq!(numbers.take_untold(), None);
+        assert_eq!(numbers.number(now, &key("b:1", None)), 1);
+        let later = now + REUSE_AFTER;
+        assert_eq!(numbers.number(later, &key("c:1", None)), 0);
+        assert_eq!(numbers.number(later, &key("d:1", None)), 2);
+    }
+
+    #[test]
+    fn workers_that_come_and_go_for_hours_take_no_more_numbers() {
+        let (mut numbers, start) = (Numbers::default(), observe::now());
+        for second in 0..7_200 {
+            let now = start + Duration::from_secs(second);
+            let address = format!("10.0.0.1:{second}");
+            numbers.number(now, &key(&address, None));
+            numbers.forget(now, |listed| listed == address);
+        }
+        assert!(numbers.len() < 70, "{}", numbers.len());
+        assert_eq!(numbers.all().workers.len(), 1);
+    }
+}

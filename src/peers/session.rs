@@ -1,0 +1,125 @@
+//! Runs one stream between two replicas, and the reports to all of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic::Status;
+
+use super::handshake::InstanceId;
+use super::link::{Failure, Link, ReceivingHalf};
+use super::roster::StreamId;
+use super::state::State;
+use crate::http::drain::Tasks;
+use crate::observe;
+
+/// Time for the last report to arrive when this replica ends its streams.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// Runs a stream until it ends. `address` is where the other side accepts streams.
+pub(super) async fn run(state: Arc<State>, link: Link, address: Option<Arc<str>>, tasks: Tasks) {
+    let (peer, side) = (link.peer.clone(), link.side);
+    let (outgoing, mut receiving) = link.split();
+    let opened = state.open(observe::now(), &peer, side, address, &outgoing);
+    let (stream, end) = match opened {
+        Ok(opened) => opened,
+        Err(reason) => {
+            let _ = outgoing.send(Err(Status::aborted(reason))).await;
+            return;
+        }
+    };
+    // From here on the state alone keeps the stream open.
+    drop(outgoing);
+    let ending = Ending {
+        state: state.clone(),
+        peer: peer.id,
+        stream,
+        reason: "this side ended it".to_owned(),
+    };
+    receive(
+        &state,
+        ending,
+        &mut receiving,
+        end.cancelled_owned(),
+        &tasks,
+    )
+    .await;
+}
+
+async fn receive(
+    state: &State,
+    mut ending: Ending,
+    receiving: &mut ReceivingHalf,
+    end: impl Future<Output = ()>,
+    tasks: &Tasks,
+) {
+    let mut end = std::pin::pin!(end);
+    let mut stopped = std::pin::pin!(tasks.stopped());
+    loop {
+        let received = tokio::select! {
+            received = receiving.receive() => received,
+            () = &mut end => {
+                ending.reason = "silent, or connected by another stream".to_owned();
+                return;
+            }
+            () = &mut stopped => {
+                state.tick(observe::now());
+                state.end_sending(ending.stream);
+                let last = async { while let Ok(Some(_)) = receiving.receive().await {} };
+                let _ = tokio::time::timeout(CLOSE_TIMEOUT, last).await;
+                return;
+            }
+        };
+        match received {
+            Ok(Some((kind, bytes))) => {
+                state.on_message(observe::now(), ending.peer, ending.stream, kind, bytes);
+            }
+            Ok(None) => {
+                ending.reason = "it has closed the stream".to_owned();
+                return;
+            }
+            Err(failure) => {
+                ending.reason = failure.to_string();
+                return;
+            }
+        }
+    }
+}
+
+/// Takes the replica's load out of the sums, however its stream ends.
+struct Ending {
+    state: Arc<State>,
+    peer: InstanceId,
+    stream: StreamId,
+    reason: String,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let now = observe::now();
+        self.state.close(now, self.peer, self.stream, &self.reason);
+    }
+}
+
+/// Reports to the other replicas while there are any.
+pub(super) async fn report(state: Arc<State>) {
+    let mut changes = state.changes();
+    let mut ticks = tokio::time::interval(state.settings.report_interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        while !state.has_streams() {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+        ticks.tick().await;
+        state.tick(observe::now());
+    }
+}
+
+/// What a failure to connect means for the address.
+pub(super) fn is_refusal(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::Refused(_) | Failure::RefusedByPeer(_) | Failure::NotAllowed(_)
+    )
+}

@@ -1,0 +1,344 @@
+//! The `peers` section: where replicas find each other, how they trust each other, and how often they report.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::secret::Secret;
+use crate::units::{DurationText, SizeText};
+
+/// Replicas of this router that share what they know: the load that each has at the workers. Off unless `listen` is set.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// Address and port for other replicas, such as `:9701` (all addresses) or `127.0.0.1:9701`. Empty: this router
+    /// is the only one, and shares nothing. Several replicas need Redis (`responses.store`) or
+    /// `responses.mode: pass_through`.
+    pub listen: String,
+    /// Where the other replicas are; any number of entries. This replica's own address may be among them.
+    pub discovery: Vec<PeerDiscovery>,
+    /// Proves that a replica belongs here; it is never sent. The same text on all replicas, of at least 16 bytes
+    /// (`openssl rand -hex 32`): text, `${NAME}` or `file:/path`. Without it only replicas on this host are
+    /// accepted. It does not encrypt: run replicas in a network that you trust.
+    pub secret: Secret,
+    /// This replica's name in logs and on `/fleet`. Empty: the host's name.
+    pub name: String,
+    /// Settings for experts.
+    pub advanced: Advanced,
+}
+
+/// One source of other replicas' addresses.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PeerDiscovery {
+    /// Addresses such as `10.0.0.1:9701` or `router-0.routers:9701`.
+    Static(Vec<String>),
+    /// A DNS name each of whose addresses is a replica.
+    Dns(DnsPeers),
+}
+
+/// A DNS name each of whose addresses is a replica, such as a headless Service of Kubernetes with
+/// `publishNotReadyAddresses: true`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct DnsPeers {
+    /// The name, without a port.
+    pub name: String,
+    /// The port on which the replicas listen for each other.
+    #[serde(default = "DnsPeers::port")]
+    #[schemars(range(min = 1))]
+    pub port: u16,
+    /// Time between two look-ups of the name.
+    #[serde(default = "DnsPeers::interval", with = "DurationText")]
+    pub interval: Duration,
+}
+
+impl DnsPeers {
+    fn port() -> u16 {
+        9_701
+    }
+
+    fn interval() -> Duration {
+        Duration::from_secs(5)
+    }
+}
+
+/// Settings of replicas for experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Advanced {
+    /// How often changed load is reported. Choices that another replica made within this time and the network's
+    /// delay are not seen.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "1ms", "max" = "1s"))]
+    pub report_interval: Duration,
+    /// A replica without anything to report says so this often.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "10ms", "max" = "60s"))]
+    pub heartbeat_interval: Duration,
+    /// A replica that is silent for this long is shown as stale; its load still counts.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "50ms", "max" = "10m"))]
+    pub stale_after: Duration,
+    /// A replica that is silent for this long is disconnected, and its load no longer counts.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "100ms", "max" = "10m"))]
+    pub dead_after: Duration,
+    /// A replica that does not accept a connection within this time is tried again.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "10ms", "max" = "60s"))]
+    pub connect_timeout: Duration,
+    /// The longest pause between two attempts to connect to a replica.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "10ms", "max" = "60s"))]
+    pub max_backoff: Duration,
+    /// Replicas that this one shares with; more are refused.
+    #[schemars(range(min = 1, max = 1024))]
+    pub max_peers: u32,
+    /// Workers and ranks that another replica may report; more are ignored and counted.
+    #[schemars(range(min = 1, max = 65536))]
+    pub max_workers: u32,
+    /// Size of a message of another replica; one that sends a longer one is disconnected.
+    #[serde(with = "SizeText")]
+    #[schemars(extend("min" = "64KiB", "max" = "64MiB"))]
+    pub max_message: u64,
+}
+
+impl Default for Advanced {
+    fn default() -> Self {
+        Self {
+            // In simulations of 8 replicas a delay of 50 ms costs 5 % of mean time to first token, 5 ms nothing.
+            report_interval: Duration::from_millis(20),
+            heartbeat_interval: Duration::from_millis(250),
+            // Four heartbeats.
+            stale_after: Duration::from_secs(1),
+            dead_after: Duration::from_secs(3),
+            // With `max_backoff` less than 1 s, so that a network that works again is noticed within a second.
+            connect_timeout: Duration::from_millis(500),
+            max_backoff: Duration::from_millis(400),
+            max_peers: 64,
+            max_workers: 8_192,
+            // The state of 8,192 workers takes about 0.5 MiB.
+            max_message: 1 << 20,
+        }
+    }
+}
+
+/// Shorter secrets can be guessed by who records a handshake.
+const MIN_SECRET: usize = 16;
+
+impl Settings {
+    /// Whether there are other replicas.
+    pub fn is_on(&self) -> bool {
+        !self.listen.is_empty()
+    }
+
+    /// What is wrong beyond types and bounds: keys with a message each. `listen` is `listen` as an address, or what
+    /// is wrong with it.
+    pub fn check(&self, listen: Result<SocketAddr, String>) -> Vec<(String, String)> {
+        let mut problems = Vec::new();
+        let mut problem = |key: String, message: String| problems.push((key, message));
+        let advanced = &self.advanced;
+        if !self.is_on() {
+            if !self.discovery.is_empty() {
+                let message = "is needed when `peers.discovery` is set; write `listen: \":9701\"`";
+                problem("listen".to_owned(), message.to_owned());
+            }
+            return problems;
+        }
+        match listen {
+            Err(error) => problem("listen".to_owned(), error),
+            Ok(listen) if self.secret.is_empty() && !listen.ip().is_loopback() => {
+                let message = format!(
+                    "is needed, because `peers.listen` (`{}`) can be reached from other hosts: make one with \
+                     `openssl rand -hex 32`, or listen at `127.0.0.1:{}`",
+                    self.listen,
+                    listen.port()
+                );
+                problem("secret".to_owned(), message);
+            }
+            Ok(_) => {}
+        }
+        let length = self.secret.expose().len();
+        if length > 0 && length < MIN_SECRET {
+            let message = format!(
+                "has {length} bytes and must have {MIN_SECRET} at least; make one with `openssl rand -hex 32`"
+            );
+            problem("secret".to_owned(), message);
+        }
+        if advanced.stale_after < advanced.heartbeat_interval.saturating_mul(2) {
+            let message = "must be at least twice `heartbeat_interval`, or each replica is stale between two \
+                           heartbeats";
+            problem("advanced.stale_after".to_owned(), message.to_owned());
+        }
+        if advanced.dead_after < advanced.stale_after {
+            let message = "must not be less than `stale_after`";
+            problem("advanced.dead_after".to_owned(), message.to_owned());
+        }
+        for (index, entry) in self.discovery.iter().enumerate() {
+            for (key, message) in self.check_entry(entry) {
+                problem(format!("discovery[{index}].{key}"), message);
+            }
+            if self.discovery[..index].contains(entry) {
+                problem(format!("discovery[{index}]"), "is listed twice".to_owned());
+            }
+        }
+        problems
+    }
+
+    fn check_entry(&self, entry: &PeerDiscovery) -> Vec<(String, String)> {
+        let addresses = match entry {
+            PeerDiscovery::Dns(dns) if dns.name.is_empty() => {
+                return vec![("dns.name".to_owned(), "is empty".to_owned())];
+            }
+            PeerDiscovery::Dns(dns) if dns.name.contains([':', '/']) => {
+                let name = &dns.name;
+                let message = format!("`{name}` must be a name alone; the port has its own key");
+                return vec![("dns.name".to_owned(), message)];
+            }
+            PeerDiscovery::Dns(_) => return Vec::new(),
+            PeerDiscovery::Static(addresses) => addresses,
+        };
+        let check = |(index, address): (usize, &String)| {
+            let message = match host_and_port(address) {
+                Err(error) => error,
+                Ok((host, _)) if self.secret.is_empty() && !may_be_loopback(host) => {
+                    format!("`{address}` is another host, for which `peers.secret` is needed")
+                }
+                Ok(_) if addresses[..index].contains(address) => {
+                    format!("`{address}` is listed twice")
+                }
+                Ok(_) => return None,
+            };
+            Some((format!("static[{index}]"), message))
+        };
+        addresses.iter().enumerate().filter_map(check).collect()
+    }
+}
+
+/// Splits `10.0.0.1:9701`, `[::1]:9701` or `router-0:9701`.
+pub(super) fn host_and_port(address: &str) -> Result<(&str, u16), String> {
+    let wrong = || {
+        format!("`{address}` is not an address such as `10.0.0.1:9701` or `router-0.routers:9701`")
+    };
+    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+    let port: u16 = port.parse().map_err(|_| wrong())?;
+    let is_ipv6 = host.starts_with('[') && host.ends_with(']');
+    let host = match is_ipv6 {
+        true => &host[1..host.len() - 1],
+        false => host,
+    };
+    let is_wrong = host.is_empty()
+        || port == 0
+        || host.contains(['/', '@', ' '])
+        || (is_ipv6 && host.parse::<IpAddr>().is_err())
+        || (!is_ipv6 && host.contains(':'));
+    match is_wrong {
+        true => Err(wrong()),
+        false => Ok((host, port)),
+    }
+}
+
+/// False for addresses of other hosts; what a name stands for is known only when it is resolved.
+fn may_be_loopback(host: &str) -> bool {
+    host.parse::<IpAddr>().map_or(true, |ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(change: impl FnOnce(&mut Settings)) -> Vec<String> {
+        let mut settings = Settings {
+            listen: "127.0.0.1:9701".to_owned(),
+            ..Settings::default()
+        };
+        change(&mut settings);
+        let listen = settings.listen.parse();
+        let listen = listen.map_err(|_| "is not an address".to_owned());
+        let problems = settings.check(listen).into_iter();
+        problems
+            .map(|(key, message)| format!("{key}: {message}"))
+            .collect()
+    }
+
+    fn listed(addresses: &[&str]) -> Vec<PeerDiscovery> {
+        let addresses = addresses.iter().map(|it| (*it).to_owned());
+        vec![PeerDiscovery::Static(addresses.collect())]
+    }
+
+    #[test]
+    fn replicas_of_one_host_need_no_secret() {
+        let none: Vec<String> = Vec::new();
+        assert_eq!(
+            check(|it| it.discovery = listed(&["127.0.0.1:1", "[::1]:2", "localhost:3"])),
+            none
+        );
+    }
+
+    #[test]
+    fn other_hosts_need_a_secret() {
+        let problems = check(|it| {
+            "0.0.0.0:9701".clone_into(&mut it.listen);
+            it.discovery = listed(&["10.0.0.2:9701"]);
+        });
+        assert!(problems[0].starts_with("secret: is needed"), "{problems:?}");
+        assert!(
+            problems[1].starts_with("discovery[0].static[0]: `10.0.0.2:9701` is another host"),
+            "{problems:?}"
+        );
+        let with_secret = |secret: &'static str| {
+            move |it: &mut Settings| {
+                "0.0.0.0:9701".clone_into(&mut it.listen);
+                it.secret = Secret::new(secret);
+                it.discovery = listed(&["10.0.0.2:9701"]);
+            }
+        };
+        assert_eq!(check(with_secret("0123456789abcdef")).len(), 0);
+        let short = check(with_secret("0123456789abcde"));
+        assert!(short[0].starts_with("secret: has 15 bytes"), "{short:?}");
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_place() {
+        let found = |change: fn(&mut Settings), expected: &str| {
+            let problems = check(change);
+            assert!(
+                problems.iter().any(|problem| problem.contains(expected)),
+                "{problems:?} has no {expected}"
+            );
+        };
+        found(
+            |it| it.discovery = listed(&["router-0"]),
+            "discovery[0].static[0]: `router-0` is not an address",
+        );
+        found(
+            |it| it.discovery = listed(&["h:0"]),
+            "static[0]: `h:0` is not an address",
+        );
+        found(
+            |it| it.discovery = listed(&["::1:9701"]),
+            "`::1:9701` is not an address",
+        );
+        found(
+            |it| it.discovery = listed(&["h:1", "h:1"]),
+            "static[1]: `h:1` is listed twice",
+        );
+        found(
+            |it| {
+                it.listen.clear();
+                it.discovery = listed(&["h:1"]);
+            },
+            "listen: is needed when `peers.discovery` is set",
+        );
+        found(
+            |it| it.advanced.dead_after = Duration::from_millis(900),
+            "advanced.dead_after: must not be less",
+        );
+        found(
+            |it| it.advanced.stale_after = Duration::from_millis(300),
+            "advanced.stale_after: must be at least twice",
+        );
+    }
+}
