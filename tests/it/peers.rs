@@ -43,6 +43,10 @@ async fn are_connected(routers: &[&Router]) {
             states == vec!["connected"; routers.len() - 1]
         })
         .await;
+        eventually("a worker is up", async || {
+            fleet_page(router).await["is_ready"] == true
+        })
+        .await;
     }
 }
 
