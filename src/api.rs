@@ -26,7 +26,7 @@ use self::access_log::{AccessLine, LoggedBody};
 use crate::admin::Readiness;
 use crate::http::client::origin_form;
 use crate::http::client_address::TrustedProxies;
-use crate::ids::RequestId;
+use crate::ids::{ClientKey, RequestId};
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::openai::splice;
@@ -119,6 +119,16 @@ fn route(method: &Method, path: &str, mode: Mode) -> Route {
     }
 }
 
+/// Who sent a request, and how it is named and logged.
+#[derive(Clone, Copy)]
+struct Caller<'a> {
+    admitted: &'a Admitted,
+    client: ClientKey,
+    id: RequestId,
+    client_id: &'a HeaderValue,
+    summary: Option<&'a SummaryCell>,
+}
+
 impl ApiServer {
     pub fn new(
         settings: Settings,
@@ -156,13 +166,12 @@ impl ApiServer {
             return response.map(|body| LoggedBody::new(body, None));
         }
         let id = RequestId::new(fastrand::u128(..));
-        let mut line = access_log::is_on().then(|| {
-            let client = self
-                .settings
-                .trusted_proxies
-                .client_of(peer, request.headers());
-            Box::new(AccessLine::begin(&request, id, client))
-        });
+        let client = self
+            .settings
+            .trusted_proxies
+            .client_of(peer, request.headers());
+        let mut line =
+            access_log::is_on().then(|| Box::new(AccessLine::begin(&request, id, client)));
         let (echo, answer) = match request_id::of_client(request.headers()) {
             Ok(client_id) => {
                 if let Some(line) = &mut line {
@@ -170,7 +179,8 @@ impl ApiServer {
                 }
                 let echo = client_id.unwrap_or_else(|| request_id::header(id));
                 let line = line.as_deref_mut();
-                (echo.clone(), self.answer(request, id, &echo, line).await)
+                let answer = self.answer(request, id, client, &echo, line).await;
+                (echo, answer)
             }
             Err(error) => (request_id::header(id), Err(error)),
         };
@@ -197,6 +207,7 @@ impl ApiServer {
         &self,
         mut request: Request<Incoming>,
         id: RequestId,
+        address: IpAddr,
         client_id: &HeaderValue,
         mut line: Option<&mut AccessLine>,
     ) -> Result<Response<http::Body>, ApiError> {
@@ -208,17 +219,20 @@ impl ApiServer {
             // The key is the router's; engines have their own.
             request.headers_mut().remove(AUTHORIZATION);
         }
-        let summary = line.map(|line| &line.summary);
+        let caller = Caller {
+            admitted,
+            client: match self.tenants.require_keys() {
+                true => ClientKey::of_tenant(admitted.tenant),
+                false => ClientKey::of_address(address),
+            },
+            id,
+            client_id,
+            summary: line.map(|line| &line.summary),
+        };
         let mode = self.responses.mode();
         match route(request.method(), request.uri().path(), mode) {
-            Route::Relay(api) => {
-                self.forward(api, admitted, request, id, client_id, summary)
-                    .await
-            }
-            Route::Responses(endpoint) => {
-                self.respond(&endpoint, admitted, request, id, client_id, summary)
-                    .await
-            }
+            Route::Relay(api) => self.forward(api, request, caller).await,
+            Route::Responses(endpoint) => self.respond(&endpoint, request, caller).await,
             Route::Models => Ok(models::list(&self.relay.fleet().snapshot())),
             Route::Model => {
                 let name = request.uri().path().trim_start_matches("/v1/models/");
@@ -241,13 +255,16 @@ impl ApiServer {
     async fn respond(
         &self,
         endpoint: &Endpoint,
-        admitted: &Admitted,
         request: Request<Incoming>,
-        id: RequestId,
-        client_id: &HeaderValue,
-        summary: Option<&SummaryCell>,
+        caller: Caller<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let begun = observe::now();
+        let Caller {
+            admitted,
+            id,
+            client_id,
+            ..
+        } = caller;
         let (head, body) = request.into_parts();
         let body = read(body, &self.settings).await?;
         debug!(
@@ -261,7 +278,8 @@ impl ApiServer {
             id,
             begun,
             admitted,
-            summary,
+            client: caller.client,
+            summary: caller.summary,
         };
         self.responses.answer(endpoint, &call).await
     }
@@ -269,13 +287,16 @@ impl ApiServer {
     async fn forward(
         &self,
         api: Api,
-        admitted: &Admitted,
         request: Request<Incoming>,
-        id: RequestId,
-        client_id: &HeaderValue,
-        summary: Option<&SummaryCell>,
+        caller: Caller<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let begun = observe::now();
+        let Caller {
+            admitted,
+            id,
+            client_id,
+            ..
+        } = caller;
         let (head, body) = request.into_parts();
         let body = read(body, &self.settings).await?;
         debug!(
@@ -283,6 +304,7 @@ impl ApiServer {
             bytes = body.len(), "request"
         );
         let salt = admitted.cache_salt.as_ref().filter(|_| api.generates());
+        let original = body.clone();
         let body = match salt {
             Some(salt) => splice::first_field(&body, &salt.field),
             None => body,
@@ -297,9 +319,11 @@ impl ApiServer {
             target: origin_form(&head.uri),
             headers: &head.headers,
             body: body.clone(),
+            original: &original,
+            client: caller.client,
             id,
             begun,
-            summary: summary.cloned(),
+            summary: caller.summary.cloned(),
         };
         Ok(self.relay.run(&job, peek).await?)
     }

@@ -2,6 +2,7 @@
 
 pub mod check;
 mod discoveries;
+mod connection_settings;
 mod events;
 pub mod kv_tap;
 mod lost_caches;
@@ -235,7 +236,7 @@ impl App {
         );
         tasks.spawn(server::serve(
             api,
-            config.api.advanced.clone(),
+            connection_settings::new(config),
             server::Metrics::new(&metrics),
             move |request, peer| api_server.clone().handle(request, peer),
             io_threads.clone(),

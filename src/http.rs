@@ -3,6 +3,7 @@
 pub mod circuit_breaker;
 pub mod client;
 pub mod client_address;
+pub mod descriptors;
 pub mod drain;
 pub mod grpc;
 pub mod io_threads;

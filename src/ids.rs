@@ -1,10 +1,12 @@
 //! Identifiers that all parts share: workers, models, requests, prompt blocks, tenants, stored responses.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// One worker for as long as the fleet lists it. A worker that leaves and comes back gets a new number, so
 /// that nothing recorded about the old process is applied to the new one.
@@ -113,6 +115,24 @@ impl fmt::Debug for Tenant {
 impl fmt::Display for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+/// Whose requests these are, where one client must not harm the others: a tenant, or without tenants a client's
+/// address. A host has a whole IPv6 network of 64 bits, so such a network is one client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClientKey(pub u64);
+
+impl ClientKey {
+    pub fn of_tenant(tenant: Tenant) -> Self {
+        Self(xxh3_64(&tenant.0))
+    }
+
+    pub fn of_address(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V4(address) => xxh3_64(&address.octets()),
+            IpAddr::V6(address) => xxh3_64(&address.octets()[..8]),
+        })
     }
 }
 

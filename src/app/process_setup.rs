@@ -1,9 +1,25 @@
-//! Settings of the whole process: environment variables and the memory allocator. `main` applies them first.
+//! Settings of the whole process: environment variables, the memory allocator and the limit of file descriptors.
+//! `main` applies them first.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Must be called before any other thread starts.
 pub fn prepare() {
     limit_tokenizer_threads();
     keep_freed_memory();
+    raise_descriptor_limit();
+}
+
+/// Shells and service managers start processes with a soft limit of 1,024 file descriptors and a hard limit of hundreds
+/// of thousands. The soft limit is there for programs that use `select`; this one does not.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    // Should that be refused, the soft limit counts, and the start says what it is too low for.
+    let _ = setrlimit(Resource::Nofile, raised);
 }
 
 /// For long texts the tokenizer library starts one thread per core, each with 100 MB of caches, unless this

@@ -4,6 +4,7 @@
 mod engine;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -34,6 +35,8 @@ const PROBES_PER_FACTS: u32 = 8;
 
 /// The default port of bootstrap servers, if the connector needs them.
 pub type BootstrapPort = Option<u16>;
+
+const NO_MODELS: &str = "/v1/models lists none";
 
 /// Runs one probe task for each worker of the fleet.
 pub async fn run(
@@ -77,16 +80,31 @@ async fn probe(
     let interval = settings.interval;
     let mut facts: Option<Facts> = None;
     let mut started = None;
+    // Why a worker that is up has no models.
+    let mut no_models = None;
+    let mut failures = 0_u32;
+    let mut logged = None;
     let mut unusable = Vec::new();
     for round in 0u32.. {
         let probed = get(&worker, "/health", limit).await;
+        if let Err(error) = &probed
+            && error.is_local
+        {
+            // Says nothing about the worker.
+            debug!(worker = %worker.name, %error, "no health check for lack of the router's own resources");
+            worker.pool.close_idle();
+            tokio::time::sleep(interval).await;
+            continue;
+        }
         let is_good = probed.is_ok();
-        worker.last_probe_error.store(probed.err().map(Arc::new));
+        let error = probed.err().map(|error| Arc::new(error.text));
+        worker.last_probe_error.store(error);
         let turned_up = is_good && machine.health() != Health::Up;
         if turned_up || (is_good && (facts.is_none() || round % PROBES_PER_FACTS == 0)) {
             // Before the worker is up: without its models it gets no requests.
             match fetch_models(&worker, limit).await {
                 Ok(mut found) => {
+                    no_models = found.models.is_empty().then(|| NO_MODELS.to_owned());
                     found.version = fetch_version(&worker, limit).await;
                     let before = facts.take().unwrap_or_default();
                     found.block_size = before.block_size;
@@ -98,7 +116,11 @@ async fn probe(
                     registry.set_facts(worker.id, found.clone());
                     facts = Some(found);
                 }
-                Err(error) => debug!(worker = %worker.name, error, "cannot list models"),
+                Err(error) => {
+                    debug!(worker = %worker.name, error, "cannot list models");
+                    // Models that were listed before stay.
+                    no_models = facts.is_none().then_some(error);
+                }
             }
         }
         if is_good {
@@ -143,23 +165,24 @@ async fn probe(
         } else {
             worker.load.expire_report();
         }
-        match machine.on_probe(is_good) {
-            Some(Health::Down) => {
-                let last_error = worker.last_probe_error.load();
-                let error = last_error.as_deref();
-                warn!(worker = %worker.name, address = worker.pool.address(), error, "worker is down");
-                registry.set_health(worker.id, Health::Down);
+        if let Some(health) = machine.on_probe(is_good) {
+            registry.set_health(worker.id, health);
+        }
+        failures = match is_good {
+            true => 0,
+            false => failures.saturating_add(1),
+        };
+        let state = match (machine.health(), &no_models) {
+            (Health::Up, None) => Some(LoggedState::Up),
+            (Health::Up, Some(reason)) => Some(LoggedState::WithoutModels(reason.clone())),
+            // A worker that never was up gets no requests from its first failed check on, but it may be starting.
+            (Health::Unknown | Health::Down, _) => {
+                (failures >= settings.unhealthy_threshold).then_some(LoggedState::Down)
             }
-            Some(health) => {
-                let models: Vec<&str> = facts
-                    .iter()
-                    .flat_map(|facts| facts.models.keys())
-                    .map(|model| &**model)
-                    .collect();
-                info!(worker = %worker.name, ?models, "worker is up");
-                registry.set_health(worker.id, health);
-            }
-            None => {}
+        };
+        if let Some(state) = state.filter(|state| logged.as_ref() != Some(state)) {
+            state.log(&worker, facts.as_ref());
+            logged = Some(state);
         }
         worker.pool.close_expired(observe::now());
         // Jitter, so that a thousand workers are not probed in one burst.
@@ -167,15 +190,80 @@ async fn probe(
     }
 }
 
+/// What was logged last of a worker's health. Each state is logged once.
+#[derive(Debug, PartialEq)]
+enum LoggedState {
+    Up,
+    /// It gets no requests, because it lists no models, for this reason.
+    WithoutModels(String),
+    Down,
+}
+
+impl LoggedState {
+    fn log(&self, worker: &Worker, facts: Option<&Facts>) {
+        let address = worker.pool.address();
+        match self {
+            Self::Up => {
+                let facts = facts.into_iter();
+                let models = facts.flat_map(|facts| facts.models.keys());
+                let models: Vec<&str> = models.map(|model| &**model).collect();
+                info!(worker = %worker.name, ?models, "worker is up");
+            }
+            Self::WithoutModels(reason) => warn!(
+                worker = %worker.name,
+                address,
+                reason,
+                "worker is up but lists no models, so it gets no requests"
+            ),
+            Self::Down => {
+                let error = worker.last_probe_error.load();
+                let reason = error.as_deref().map_or("unknown", String::as_str);
+                warn!(worker = %worker.name, address, reason, "worker is down");
+            }
+        }
+    }
+}
+
+/// Why a GET failed.
+#[derive(Debug)]
+struct ProbeError {
+    text: String,
+    /// The router itself had no file descriptor, port or memory.
+    is_local: bool,
+}
+
+impl fmt::Display for ProbeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<ProbeError> for String {
+    fn from(error: ProbeError) -> Self {
+        error.text
+    }
+}
+
 /// One GET with a time-out; any status but 2xx is an error.
-async fn get(worker: &Worker, path: &str, limit: Duration) -> Result<Bytes, String> {
+async fn get(worker: &Worker, path: &str, limit: Duration) -> Result<Bytes, ProbeError> {
+    let failed = |text| ProbeError {
+        text,
+        is_local: false,
+    };
     let get = worker
         .pool
         .get(path, worker.authorization.as_ref(), MAX_RESPONSE_BYTES);
     match tokio::time::timeout(limit, get).await {
-        Err(_) => Err(format!("no response to {path} within {limit:?}")),
-        Ok(Err(error)) => Err(error.to_string()),
-        Ok(Ok((status, _))) if !status.is_success() => Err(format!("{path} answered {status}")),
+        Err(_) => Err(failed(format!("no response to {path} within {limit:?}"))),
+        Ok(Err(error)) => Err(ProbeError {
+            text: error.to_string(),
+            is_local: error
+                .downcast_ref::<client::Error>()
+                .is_some_and(client::Error::is_local),
+        }),
+        Ok(Ok((status, _))) if !status.is_success() => {
+            Err(failed(format!("{path} answered {status}")))
+        }
         Ok(Ok((_, body))) => Ok(body),
     }
 }
@@ -301,7 +389,7 @@ async fn fetch_event_endpoints(
     let sources = match get(worker, "/kv_event_sources", limit).await {
         Ok(page) => events::parse_sources(&page),
         // Other engines, and vLLM before 0.29, have no such page.
-        Err(error) => Err(error),
+        Err(error) => Err(error.text),
     };
     match sources {
         Ok((endpoints, now_unusable)) => {

@@ -60,11 +60,43 @@ impl Default for Settings {
 pub enum Error {
     /// No connection could be opened, so nothing was sent.
     Connect(io::Error),
-    /// A pooled connection broke before the response, most likely because the server had closed it. The
-    /// request is safe to send again over a new connection.
+    /// A pooled connection broke before the response and soon after the request was sent, most likely because the
+    /// server had closed it.
     Stale(hyper::Error),
-    /// A new connection broke before the response.
+    /// The connection broke after the request was sent and before the response.
     Broken(hyper::Error),
+}
+
+impl Error {
+    /// True if this process or its host lacked something: a file descriptor, a port, memory. It says nothing about
+    /// the server.
+    pub fn is_local(&self) -> bool {
+        matches!(self, Error::Connect(error) if is_local(error))
+    }
+
+    /// True if the server may have read the request. A request that was never written is safe to send again.
+    pub fn may_have_been_read(&self) -> bool {
+        match self {
+            Error::Connect(_) => false,
+            Error::Stale(error) | Error::Broken(error) => !error.is_canceled(),
+        }
+    }
+}
+
+/// True if an operation on a socket failed for lack of the host's or the process's own resources.
+pub fn is_local(error: &io::Error) -> bool {
+    const LOCAL: [i32; 7] = [
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::EADDRNOTAVAIL,
+        libc::EADDRINUSE,
+        libc::ENOBUFS,
+        libc::ENOMEM,
+        libc::EAGAIN,
+    ];
+    error
+        .raw_os_error()
+        .is_some_and(|code| LOCAL.contains(&code))
 }
 
 impl fmt::Display for Error {
@@ -79,6 +111,10 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// A connection that the server had closed while it was idle breaks within a round trip after a request was sent. One
+/// that breaks later was closed because of the request, or with the server's process.
+const STALE_WITHIN: Duration = Duration::from_secs(1);
 
 /// With more I/O threads than this, some share a shard and contend for its lock.
 const SHARDS: usize = 32;
@@ -125,10 +161,14 @@ impl Pool {
         request: Request<Full<Bytes>>,
     ) -> Result<Response<EngineBody>, Error> {
         match self.take() {
-            Some(connection) => connection
-                .exchange(request, self)
-                .await
-                .map_err(Error::Stale),
+            Some(connection) => {
+                let sent = observe::now();
+                let answer = connection.exchange(request, self).await;
+                answer.map_err(|error| match sent.elapsed() < STALE_WITHIN {
+                    true => Error::Stale(error),
+                    false => Error::Broken(error),
+                })
+            }
             None => self.send_anew(request).await,
         }
     }
@@ -151,7 +191,7 @@ impl Pool {
         let _ = stream.set_nodelay(true);
         let (sender, driver) = http1::handshake(TokioIo::new(stream))
             .await
-            .map_err(Error::Broken)?;
+            .map_err(|error| Error::Connect(io::Error::other(error)))?;
         let connection = Connection {
             sender,
             driver: Box::pin(driver),
@@ -192,6 +232,15 @@ impl Pool {
     pub fn close_expired(&self, now: Instant) {
         for idle in &self.idle {
             idle.lock().retain(|idle| !self.is_expired(idle, now));
+        }
+    }
+
+    /// Closes all idle connections, to make room for others.
+    pub fn close_idle(&self) {
+        for idle in &self.idle {
+            let closed = std::mem::take(&mut *idle.lock());
+            // Sockets are closed without the lock.
+            drop(closed);
         }
     }
 

@@ -79,6 +79,7 @@ pub struct Metrics {
     connections: IntGauge,
     accepted: IntCounter,
     at_limit: IntCounter,
+    accept_errors: IntCounter,
     closed: IntCounterVec,
 }
 
@@ -95,6 +96,10 @@ impl Metrics {
                 "warmroute_connections_limit_reached_total",
                 "Times that accepting paused because the maximum of connections was open.",
             ),
+            accept_errors: registry.counter(
+                "warmroute_accept_errors_total",
+                "Client connections that could not be accepted, mostly for lack of file descriptors.",
+            ),
             closed: registry.counters(
                 "warmroute_connections_closed_total",
                 "Client connections that the router closed, by reason: idle, header_timeout, send_timeout, \
@@ -105,7 +110,12 @@ impl Metrics {
     }
 }
 
+/// The first and the longest pause after an accept that failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+const ACCEPT_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// While the maximum of connections is open, one without a request is closed after this time, so that others get a
+/// turn.
+const IDLE_AT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Accepts connections until the drain begins. Each runs on one of `io_threads`, and the drain waits for
 /// it: it finishes the requests that have begun and closes. `handler` gets each request with the address
@@ -124,6 +134,7 @@ pub async fn serve<H, F, B>(
 {
     let slots = Arc::new(Semaphore::new(settings.max_connections as usize));
     let mut stopped = pin!(tasks.stopped());
+    let mut pause = ACCEPT_PAUSE;
     loop {
         if slots.available_permits() == 0 {
             metrics.at_limit.inc();
@@ -139,23 +150,30 @@ pub async fn serve<H, F, B>(
             (slot, Ok((stream, peer))) => (slot, stream, peer.ip()),
             (_, Err(error)) => {
                 // Mostly out of file descriptors; accepting again at once would fail again.
-                warn!(%error, pause = ?ACCEPT_PAUSE, "cannot accept a connection; accepting again after a pause");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                metrics.accept_errors.inc();
+                warn!(%error, ?pause, "cannot accept a connection; accepting again after a pause");
+                tokio::select! {
+                    () = &mut stopped => return,
+                    () = tokio::time::sleep(pause) => {}
+                }
+                pause = (pause * 2).min(ACCEPT_PAUSE_MAX);
                 continue;
             }
         };
+        pause = ACCEPT_PAUSE;
         metrics.accepted.inc();
         let open = OpenConnection::new(metrics.connections.clone());
-        let (settings, metrics, handler, tasks) = (
+        let (settings, metrics, handler, tasks, slots) = (
             settings.clone(),
             metrics.clone(),
             handler.clone(),
             tasks.clone(),
+            slots.clone(),
         );
         let tracker = tasks.clone();
         let spawned = io_threads.spawn_connection(stream, move |stream| {
             tracker.track(async move {
-                connection(stream, peer, settings, metrics, handler, tasks).await;
+                connection(stream, peer, settings, metrics, handler, tasks, &slots).await;
                 drop((slot, open));
             })
         });
@@ -172,6 +190,7 @@ async fn connection<H, F, B>(
     metrics: Metrics,
     handler: H,
     tasks: Tasks,
+    slots: &Semaphore,
 ) where
     H: Fn(Request<Incoming>, IpAddr) -> F + Clone + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
@@ -244,6 +263,10 @@ async fn connection<H, F, B>(
             return Poll::Ready(Ok(()));
         }
         if tick.as_mut().poll(cx).is_ready() {
+            let limits = match slots.available_permits() {
+                0 => limits.at_limit(IDLE_AT_LIMIT),
+                _ => limits,
+            };
             match activity.check(observe::now(), &limits) {
                 Verdict::Fine => {}
                 // Told to close at the last look and still open: the client does not react to GOAWAY.

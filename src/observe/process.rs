@@ -48,9 +48,13 @@ pub fn register(registry: &Registry) {
         if let Ok(open) = fs::read_dir("/proc/self/fd") {
             open_fds.set(open.count() as i64 - 1);
         }
-        let limit = getrlimit(Resource::Nofile).current;
-        max_fds.set(limit.map_or(i64::MAX, |limit| limit as i64));
+        max_fds.set(descriptor_limit().map_or(i64::MAX, |limit| limit as i64));
     });
+}
+
+/// File descriptors that the process may open; `None` for no limit.
+pub fn descriptor_limit() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
 }
 
 /// The second field of `/proc/self/statm`, which counts pages. Linux only.

@@ -198,6 +198,21 @@ impl From<relay::Error> for ApiError {
             relay::Error::TimedOut { .. } => {
                 Self::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message)
             }
+            relay::Error::Deadline { .. } => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, "request_timeout", message)
+            }
+            relay::Error::OutOfResources { retry_after, .. } => Self {
+                retry_after: Some(retry_after),
+                ..Self::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "router_out_of_resources",
+                    message,
+                )
+            },
+            relay::Error::CutsConnections => Self {
+                should_retry: Some(false),
+                ..Self::new(StatusCode::BAD_GATEWAY, "engine_connection_cut", message)
+            },
         }
     }
 }

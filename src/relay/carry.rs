@@ -7,10 +7,11 @@ use tracing::{debug, field, warn};
 
 use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
+use super::failure_owner::FailureOwner;
 use super::job::{Error, Job};
 use super::kv_report_request::KvReportRequest;
 use super::metrics::Outcome;
-use super::outcome::{AttemptOutcome, FailedAttempt, FailureOwner, Stage};
+use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use super::plan::{NO_WORKER_RETRY_AFTER, Plan};
 use super::request_count::RequestCount;
 use super::retries::{Attempts, Failure, Step};
@@ -35,6 +36,10 @@ impl Relay {
             plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
         }
         drop(peek);
+        if self.quarantine.refuses(observe::now(), job.original) {
+            warn!(id = %job.id, "request refused; engines cut the connection each time they got its body");
+            return Err(Error::CutsConnections);
+        }
         let count = RequestCount::new(plan.model.clone(), job.api, job.begun);
         self.budget.on_request();
         let deadline = job.begun + self.settings.request_timeout;
@@ -45,9 +50,24 @@ impl Relay {
         let mut last_error = String::new();
         let mut last_worker = None;
         let mut lacks_prefill = false;
+        let mut is_over = false;
+        // The failure that the next attempt is a retry of.
+        let mut retried: Option<(Arc<str>, Failure)> = None;
         loop {
             let now = observe::now();
+            if now >= deadline {
+                is_over = true;
+                break;
+            }
             let may_repeat = attempts.may_repeat_worker();
+            if let Some((worker, failure)) = retried.take() {
+                // A retry that no worker can take must not use up the budget of others.
+                if !self.has_choice(&plan, now, &failed, may_repeat)
+                    || !self.may_retry(&plan, &worker, failure)
+                {
+                    break;
+                }
+            }
             let Some(choice) = self.choose(&plan, now, &failed, may_repeat) else {
                 break;
             };
@@ -71,48 +91,58 @@ impl Relay {
                     // A closed circuit breaker learns the result when the answer ends; for a trial request the
                     // beginning of an answer is enough.
                     let worker = answer.running.worker();
-                    let is_success = !answer.answer.is_failure();
-                    if !is_success || worker.breaker.state() != State::Closed {
-                        plan.model.report_to_breaker(worker, is_success);
+                    if answer.answer.is_failure() {
+                        let (owner, status) = (answer.answer.owner(), answer.answer.head.status);
+                        plan.model
+                            .report_failure(worker, job.client, owner, status.as_str());
+                    } else if worker.breaker.state() != State::Closed {
+                        plan.model.report_success(worker, job.client);
                     }
+                    self.quarantine.on_answer(job.original);
                     return Ok(self.respond(job, &plan, answer, count, deadline));
                 }
                 AttemptOutcome::Failed(attempt) => attempt,
             };
+            self.on_failed_attempt(job, &plan, &choice, &attempt, &mut failed);
+            let step = attempts.on_failure(
+                attempt.failure,
+                attempt.cuts,
+                attempt.is_stale(),
+                fastrand::f64(),
+            );
             let FailedAttempt {
                 stage,
                 failure,
                 error,
                 answer,
-                owner,
+                ..
             } = attempt;
             last_error = error;
             // An error status of the decode engine: it had the KV blocks or tried to fetch them, so another
             // prefill leg would most likely end the same.
             let is_decode_error = stage == Stage::Transfer && answer.is_some();
             refused = answer.or(refused);
-            self.on_failed_attempt(&plan, &choice, stage, owner, &mut failed);
-            let failed_worker = choice.worker_at(stage);
-            last_worker = Some(failed_worker.name.clone());
+            let failed_worker = choice.worker_at(stage).name.clone();
+            last_worker = Some(failed_worker.clone());
             // The fleet may have changed meanwhile.
             self.renew(&mut plan);
-            let step = attempts.on_failure(failure, fastrand::f64());
             match step {
                 _ if is_decode_error
+                    && !attempts.has_cut_enough()
                     && observe::now() < deadline
                     && self.give_up_transfers(&mut failed) =>
                 {
                     debug!(id = %job.id, error = last_error, "attempt failed; trying without a KV transfer");
                 }
-                Step::Retry { after }
-                    if self.may_retry(&plan, failed_worker, failure)
-                        && observe::now() + after < deadline =>
-                {
+                Step::Retry { after } if observe::now() + after < deadline => {
                     debug!(id = %job.id, error = last_error, ?after, "attempt failed; retrying");
+                    // Without a connection nothing was sent, which costs the fleet nothing.
+                    retried = (failure != Failure::Local).then_some((failed_worker, failure));
                     tokio::time::sleep(after).await;
                 }
                 // Costs no more than without a prefill worker, so it is not counted as a retry.
                 _ if stage != Stage::Worker
+                    && !attempts.has_cut_enough()
                     && self.give_up_transfers(&mut failed)
                     && observe::now() < deadline =>
                 {
@@ -121,39 +151,69 @@ impl Relay {
                 Step::Retry { .. } | Step::GiveUp => break,
             }
         }
+        if attempts.cuts() > 0 {
+            self.quarantine
+                .on_cuts(observe::now(), job.original, attempts.cuts());
+        }
         if let Some(refused) = refused {
             return Ok(self.respond(job, &plan, refused, count, deadline));
         }
-        let error = failure_of(&plan, &attempts, lacks_prefill, last_error);
+        is_over |= attempts.last() == Some(Failure::Deadline);
+        let (error, outcome) = match is_over {
+            true => (
+                Error::Deadline {
+                    attempts: attempts.count(),
+                    limit: self.settings.request_timeout,
+                },
+                Outcome::RequestTimeout,
+            ),
+            false => (
+                failure_of(&plan, &attempts, lacks_prefill, last_error),
+                Outcome::WorkerFailed,
+            ),
+        };
         if let Some(summary) = &job.summary {
             summary.update(|it| {
                 it.model = Some(plan.group.model.clone());
                 it.worker = last_worker;
                 it.attempts += attempts.count();
-                it.outcome = Some(Outcome::WorkerFailed.as_str());
+                it.outcome = Some(outcome.as_str());
             });
         }
         // Absent from the line if the client sent none.
         let client_id = job.headers.get("x-request-id").map(field::debug);
         warn!(id = %job.id, client_id, %error, "request failed");
-        count.fail();
+        count.fail(outcome);
         Err(error)
     }
 
-    /// Excludes the workers that failed from further attempts, and reports the failure to its circuit breaker.
+    /// Excludes the workers that failed from further attempts, and reports the failure.
     fn on_failed_attempt(
         &self,
+        job: &Job<'_>,
         plan: &Plan,
         choice: &Choice,
-        stage: Stage,
-        owner: FailureOwner,
+        attempt: &FailedAttempt,
         failed: &mut FailedWorkers,
     ) {
+        let FailedAttempt { stage, owner, .. } = *attempt;
+        let report = |worker: &Worker| {
+            plan.model
+                .report_failure(worker, job.client, owner, &attempt.error);
+        };
+        if attempt.failure == Failure::Local {
+            // Idle connections make room. No worker has failed.
+            report(choice.worker_at(stage));
+            for status in &self.fleet.snapshot().workers {
+                status.worker.pool.close_idle();
+            }
+            return;
+        }
         // A worker that is tried again fails the same request, not another one: it counts once.
         if stage != Stage::Prefill {
             let worker = &choice.worker;
-            if owner == FailureOwner::Worker && !failed.decode.contains(&worker.id) {
-                plan.model.report_to_breaker(worker, false);
+            if stage == Stage::Worker && !failed.decode.contains(&worker.id) {
+                report(worker);
             }
             failed.decode.push(worker.id);
         }
@@ -162,8 +222,8 @@ impl Relay {
         {
             let worker = &prefill.worker;
             let is_new = !failed.prefill.contains(&worker.id);
-            if is_new && owner == FailureOwner::Worker {
-                plan.model.report_to_breaker(worker, false);
+            if is_new {
+                report(worker);
             }
             if is_new
                 && owner == FailureOwner::KvTransfer
@@ -178,10 +238,11 @@ impl Relay {
         }
     }
 
-    fn may_retry(&self, plan: &Plan, failed: &Worker, failure: Failure) -> bool {
+    /// Takes a retry from the budget.
+    fn may_retry(&self, plan: &Plan, failed: &str, failure: Failure) -> bool {
         let may_retry = self.budget.may_retry();
         match may_retry {
-            true => plan.model.families.on_retry(&failed.name, failure),
+            true => plan.model.families.on_retry(failed, failure),
             false => self.metrics.retries_refused.inc(),
         }
         may_retry
@@ -211,9 +272,14 @@ fn failure_of(plan: &Plan, attempts: &Attempts, lacks_prefill: bool, last: Strin
             model: model(),
             retry_after,
         },
-        attempts_made if attempts.has_timed_out() => Error::TimedOut {
-            attempts: attempts_made,
+        _ if attempts.has_cut_enough() => Error::CutsConnections,
+        count => match attempts.last() {
+            Some(Failure::TimedOut) => Error::TimedOut { attempts: count },
+            Some(Failure::Local) => Error::OutOfResources { retry_after, last },
+            _ => Error::Unreachable {
+                attempts: count,
+                last,
+            },
         },
-        attempts => Error::Unreachable { attempts, last },
     }
 }

@@ -153,6 +153,24 @@ impl Relay {
         }
     }
 
+    /// True if [`Relay::choose`] would find a worker for a retry. Changes nothing.
+    pub(super) fn has_choice(
+        &self,
+        plan: &Plan,
+        now: Instant,
+        failed: &FailedWorkers,
+        may_repeat: bool,
+    ) -> bool {
+        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
+        let held = self.held(plan, now, candidates);
+        let again = || FailedWorkers {
+            decode: Excluded::new(),
+            ..failed.clone()
+        };
+        self.choose_once(plan, &held, now, failed).is_some()
+            || may_repeat && self.choose_once(plan, &held, now, &again()).is_some()
+    }
+
     /// Has a worker's circuit breaker admit the request.
     fn admit(&self, plan: &Plan, worker: &Worker, now: Instant) -> bool {
         let is_admitted = worker.breaker.admit(now);

@@ -8,6 +8,7 @@ use super::budget::RetryBudget;
 use super::cached_prefix::Caches;
 use super::model::{ModelSettings, Models};
 use super::prefill_decode::{self, Disaggregation};
+use super::quarantine::SharedQuarantine;
 use super::settings::Settings;
 use super::tokens::Tokens;
 use crate::fleet::registry::Registry;
@@ -30,6 +31,7 @@ pub struct Relay {
     pub(super) models: Models,
     pub(super) tokens: Arc<Tokens>,
     pub(super) budget: RetryBudget,
+    pub(super) quarantine: SharedQuarantine,
     /// `None` if requests are not disaggregated.
     pub(super) prefill_decode: Option<Disaggregation>,
     pub(super) metrics: Metrics,
@@ -49,6 +51,7 @@ impl Relay {
         let families = prefill_decode.as_ref().map(|it| it.families.clone());
         Self {
             budget: RetryBudget::new(&settings),
+            quarantine: SharedQuarantine::new(&settings.advanced, registry),
             settings,
             fleet,
             caches,

@@ -4,14 +4,16 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use http_body::Body;
 use http_body_util::Full;
 use hyper::http::response;
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request};
 use tokio::time::Sleep;
 
+use super::failure_owner::FailureOwner;
 use super::headers;
 use super::job::Job;
 use super::retries::Failure;
@@ -30,19 +32,27 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// True for a status that means a defect of the worker. 501 is a defect of the request, and 503 means that
-    /// the worker is overloaded or starting.
+    /// Whose fault the answer's status is.
+    pub(super) fn owner(&self) -> FailureOwner {
+        FailureOwner::of_status(self.head.status)
+    }
+
+    /// True for a status that means a defect of the worker or of the request.
     pub(super) fn is_failure(&self) -> bool {
-        self.head.status.is_server_error()
-            && !matches!(
-                self.head.status,
-                StatusCode::NOT_IMPLEMENTED | StatusCode::SERVICE_UNAVAILABLE
-            )
+        self.owner() != FailureOwner::Nobody
     }
 }
 
+/// Why there is no answer.
 #[derive(Debug)]
-pub(super) enum Error {
+pub(super) struct Error {
+    kind: ErrorKind,
+    /// The request was sent before, over a pooled connection that broke; the engine may have read it.
+    was_resent: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum ErrorKind {
     Send(client::Error),
     /// The connection broke after the answer's status and headers.
     BrokeOff(hyper::Error),
@@ -51,31 +61,54 @@ pub(super) enum Error {
     TooLong,
 }
 
+impl From<ErrorKind> for Error {
+    fn from(kind: ErrorKind) -> Self {
+        Self {
+            kind,
+            was_resent: false,
+        }
+    }
+}
+
 impl Error {
-    /// True if the engine closed an idle connection just when the router sent a request on it. This does not count
-    /// as a failure of the worker.
-    pub(super) fn is_stale(&self) -> bool {
-        matches!(self, Error::Send(client::Error::Stale(_)))
+    /// Who is to blame, for a request whose time ends at `deadline`.
+    pub(super) fn owner(&self, now: Instant, deadline: Instant) -> FailureOwner {
+        let is_stale = matches!(self.kind, ErrorKind::Send(client::Error::Stale(_)));
+        FailureOwner::of_failure(self.failure(now, deadline), is_stale)
     }
 
-    pub(super) fn failure(&self) -> Failure {
-        match self {
-            Error::Send(client::Error::Connect(_)) => Failure::Connect,
-            Error::Send(client::Error::Stale(_) | client::Error::Broken(_))
-            | Error::BrokeOff(_)
-            | Error::TooLong => Failure::Broken,
-            Error::TimedOut => Failure::TimedOut,
+    /// How many connections broke after the request was sent over them.
+    pub(super) fn cuts(&self) -> u32 {
+        let is_cut = match &self.kind {
+            ErrorKind::Send(error) => error.may_have_been_read(),
+            ErrorKind::BrokeOff(_) => true,
+            ErrorKind::TimedOut | ErrorKind::TooLong => false,
+        };
+        u32::from(is_cut) + u32::from(self.was_resent)
+    }
+
+    /// How the attempt failed, for a request whose time ends at `deadline`.
+    pub(super) fn failure(&self, now: Instant, deadline: Instant) -> Failure {
+        match &self.kind {
+            ErrorKind::Send(error) if error.is_local() => Failure::Local,
+            ErrorKind::Send(client::Error::Connect(_)) => Failure::Connect,
+            ErrorKind::Send(client::Error::Stale(_) | client::Error::Broken(_))
+            | ErrorKind::BrokeOff(_) => Failure::Broken,
+            // A prefill leg's answer; the decode leg would not understand it either.
+            ErrorKind::TooLong => Failure::KvTransfer,
+            ErrorKind::TimedOut if now >= deadline => Failure::Deadline,
+            ErrorKind::TimedOut => Failure::TimedOut,
         }
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Send(error) => error.fmt(f),
-            Error::BrokeOff(error) => write!(f, "connection closed after the headers: {error}"),
-            Error::TimedOut => f.write_str("timed out"),
-            Error::TooLong => f.write_str("the answer is larger than the limit"),
+        match &self.kind {
+            ErrorKind::Send(error) => error.fmt(f),
+            ErrorKind::BrokeOff(error) => write!(f, "connection closed after the headers: {error}"),
+            ErrorKind::TimedOut => f.write_str("timed out"),
+            ErrorKind::TooLong => f.write_str("the answer is larger than the limit"),
         }
     }
 }
@@ -103,6 +136,7 @@ pub(super) async fn attempt(
     worker: &Arc<Worker>,
     mut timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
+    let mut was_resent = false;
     let begin = async {
         let build = || {
             let mut request = Request::new(Full::new(body.clone()));
@@ -123,18 +157,22 @@ pub(super) async fn attempt(
         );
         let answer = match worker.pool.send(build()).await {
             // The engine closed an idle connection. It may have read the request, so a single-use leg fails here.
-            Err(client::Error::Stale(_)) if !is_single_use => worker.pool.send_anew(build()).await,
+            Err(error @ client::Error::Stale(_)) if !is_single_use => {
+                was_resent = error.may_have_been_read();
+                worker.pool.send_anew(build()).await
+            }
             answer => answer,
         };
-        let (head, mut body) = answer.map_err(Error::Send)?.into_parts();
-        let first = next_data(&mut body).await.map_err(Error::BrokeOff)?;
+        let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
+        let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
         Ok((head, body, first))
     };
-    let (head, body, first) = tokio::select! {
+    let begun = tokio::select! {
         biased;
-        begun = begin => begun?,
-        () = &mut timer => return Err(Error::TimedOut),
+        begun = begin => begun,
+        () = &mut timer => Err(ErrorKind::TimedOut),
     };
+    let (head, body, first) = begun.map_err(|kind| Error { kind, was_resent })?;
     Ok(Answer {
         head,
         body,

@@ -9,7 +9,7 @@ use hyper::header::HeaderName;
 use hyper::{HeaderMap, Uri};
 
 use super::summary::SummaryCell;
-use crate::ids::RequestId;
+use crate::ids::{ClientKey, RequestId};
 use crate::prompt::Api;
 
 /// A request with this header gets the routing decision in the same header of its response.
@@ -27,6 +27,9 @@ pub struct Job<'a> {
     pub target: Uri,
     pub headers: &'a HeaderMap,
     pub body: Bytes,
+    /// What the client sent: the same when its SDK sends the request again.
+    pub original: &'a [u8],
+    pub client: ClientKey,
     pub id: RequestId,
     /// When the request's head was received.
     pub begun: Instant,
@@ -55,6 +58,12 @@ pub enum Error {
     Unreachable { attempts: u32, last: String },
     /// The last attempt timed out.
     TimedOut { attempts: u32 },
+    /// The time of the whole request is over.
+    Deadline { attempts: u32, limit: Duration },
+    /// The router had no file descriptor, port or memory for a connection to a worker.
+    OutOfResources { retry_after: Duration, last: String },
+    /// Engines cut the connection when they got the request; it is not sent again.
+    CutsConnections,
 }
 
 impl fmt::Display for Error {
@@ -85,6 +94,18 @@ impl fmt::Display for Error {
             Error::TimedOut { attempts } => {
                 write!(f, "no engine answered in time, in {attempts} attempts")
             }
+            Error::Deadline { attempts, limit } => {
+                write!(
+                    f,
+                    "the request took longer than the {limit:?} that the router allows, in {attempts} attempts"
+                )
+            }
+            Error::OutOfResources { last, .. } => {
+                write!(f, "the router cannot open a connection to an engine now: {last}")
+            }
+            Error::CutsConnections => f.write_str(
+                "engines closed the connection without an answer each time they got this request; it is not sent again",
+            ),
         }
     }
 }

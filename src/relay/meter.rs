@@ -7,11 +7,13 @@ use bytes::Bytes;
 use hyper::StatusCode;
 
 use super::engine_answer::{has_usage, is_token, last_usage};
+use super::failure_owner::FailureOwner;
 use super::metrics::Outcome;
 use super::request_count::RequestCount;
 use super::running::Running;
 use super::summary::SummaryCell;
 use super::worker_series::WorkerSeries;
+use crate::ids::ClientKey;
 
 /// One answer's meter.
 #[derive(Debug)]
@@ -21,6 +23,7 @@ pub(super) struct Meter {
     status: StatusCode,
     running: Running,
     summary: Option<SummaryCell>,
+    client: ClientKey,
     is_events: bool,
     has_token: bool,
     /// When the last piece came.
@@ -37,6 +40,7 @@ impl Meter {
         running: Running,
         is_events: bool,
         summary: Option<SummaryCell>,
+        client: ClientKey,
     ) -> Self {
         Self {
             series: count.model.series.of(running.worker()),
@@ -45,6 +49,7 @@ impl Meter {
             status,
             running,
             summary,
+            client,
             is_events,
             has_token: false,
             bytes: 0,
@@ -83,15 +88,14 @@ impl Meter {
 
     pub(super) fn on_end(&mut self, now: Instant, outcome: Outcome) {
         self.count.end(now, &self.series, self.status, outcome);
-        let is_success = match outcome {
+        let (model, worker) = (&self.count.model, self.running.worker());
+        match FailureOwner::of_outcome(outcome) {
             // A failure's status was reported to the circuit breaker when the answer began.
-            Outcome::Complete => (!self.status.is_server_error()).then_some(true),
-            Outcome::WorkerFailed | Outcome::StreamIdleTimeout => Some(false),
-            Outcome::ClientDisconnected | Outcome::RequestTimeout => None,
-        };
-        let model = &self.count.model;
-        if let Some(is_success) = is_success {
-            model.report_to_breaker(self.running.worker(), is_success);
+            FailureOwner::Nobody if !self.status.is_server_error() => {
+                model.report_success(worker, self.client);
+            }
+            FailureOwner::Nobody | FailureOwner::Client => {}
+            owner => model.report_failure(worker, self.client, owner, outcome.as_str()),
         }
         let usage = self.usage.take().and_then(|data| last_usage(&data));
         if let Some(usage) = &usage {

@@ -7,6 +7,8 @@ use parking_lot::Mutex;
 use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
 use rustc_hash::FxHashSet;
 
+use super::failure_owner::FailureOwner;
+pub(super) use super::request_outcome::Outcome;
 use super::retries::Failure;
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
@@ -21,32 +23,6 @@ pub(super) const NONE: &str = "none";
 const TIME_TO_FIRST_TOKEN_SECONDS: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
 const INTER_TOKEN_LATENCY_SECONDS: &[f64] = &[0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.64, 5.0];
 const REQUEST_SECONDS: &[f64] = &[0.25, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
-
-/// How a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Outcome {
-    /// The whole answer went to the client, whatever its status.
-    Complete,
-    ClientDisconnected,
-    /// No worker answered, or the worker's answer broke off.
-    WorkerFailed,
-    /// The worker sent nothing for `stream_idle_timeout`.
-    StreamIdleTimeout,
-    /// The request took longer than `request_timeout`.
-    RequestTimeout,
-}
-
-impl Outcome {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Outcome::Complete => "complete",
-            Outcome::ClientDisconnected => "client_disconnected",
-            Outcome::WorkerFailed => "worker_failed",
-            Outcome::StreamIdleTimeout => "stream_idle_timeout",
-            Outcome::RequestTimeout => "request_timeout",
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Families {
@@ -64,8 +40,9 @@ pub(super) struct Families {
     /// How many pairs of a model and a worker have series of their own.
     pub(super) worker_series: AtomicUsize,
     retries: IntCounterVec,
+    failures: IntCounterVec,
     breaker_transitions: IntCounterVec,
-    /// Workers with a series in `retries` or `breaker_transitions`.
+    /// Workers with a series in `retries`, `failures` or `breaker_transitions`.
     workers_with_failures: Mutex<FxHashSet<String>>,
 }
 
@@ -133,6 +110,12 @@ impl Families {
                 "Retries, by the worker whose attempt failed and by how it failed.",
                 &["worker", "reason"],
             ),
+            failures: counters(
+                "warmroute_worker_failures_total",
+                "Attempts without an answer, answers with a status of 500, 502 or 504, and answers that broke off, by \
+                 who is to blame: only `worker` counts for the worker's circuit breaker.",
+                &["worker", "owner"],
+            ),
             breaker_transitions: counters(
                 "warmroute_circuit_breaker_transitions_total",
                 "State changes of a worker's circuit breaker; to half-open once for each trial request.",
@@ -144,6 +127,10 @@ impl Families {
 
     pub(super) fn on_retry(&self, worker: &str, failure: Failure) {
         self.count_failure(&self.retries, worker, failure.as_str());
+    }
+
+    pub(super) fn on_failure(&self, worker: &str, owner: FailureOwner) {
+        self.count_failure(&self.failures, worker, owner.as_str());
     }
 
     pub(super) fn on_breaker_transition(&self, worker: &Worker, to: State) {
@@ -165,6 +152,10 @@ impl Families {
             // A label value that never occurred has no series to remove.
             for reason in Failure::REASONS {
                 let _ = self.retries.remove_label_values(&[&*worker, reason]);
+            }
+            for owner in FailureOwner::ALL {
+                let labels = [&*worker, owner.as_str()];
+                let _ = self.failures.remove_label_values(&labels);
             }
             for state in State::ALL {
                 let labels = [&*worker, state.as_str()];

@@ -12,12 +12,14 @@ use prometheus::{IntCounter, IntGauge};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{info, warn};
 
+use super::evidence::SharedEvidence;
+use super::failure_owner::FailureOwner;
 use super::metrics::Families;
 use super::prefill_decode;
 use super::worker_series::SeriesByWorker;
 use crate::fleet::{Snapshot, Worker};
 use crate::http::circuit_breaker::State;
-use crate::ids::Model;
+use crate::ids::{ClientKey, Model};
 use crate::observe::{self, metrics};
 use crate::prompt::PeekedBody;
 use crate::routing::{self, Decision, Reason, rendezvous};
@@ -71,6 +73,7 @@ pub(super) struct Models {
     settings: ModelSettings,
     states: ArcSwap<FxHashMap<Model, Arc<ModelState>>>,
     families: Arc<Families>,
+    evidence: Arc<SharedEvidence>,
     disaggregation: Option<prefill_decode::Families>,
 }
 
@@ -92,6 +95,8 @@ pub(super) struct ModelState {
     pub(super) generation_tokens: IntCounter,
     pub(super) series: SeriesByWorker,
     pub(super) families: Arc<Families>,
+    /// Of all models' workers.
+    evidence: Arc<SharedEvidence>,
     /// `None` if requests are not disaggregated.
     pub(super) disaggregated: Option<prefill_decode::ModelMetrics>,
 }
@@ -106,6 +111,7 @@ impl Models {
             settings,
             states: ArcSwap::default(),
             families: Arc::new(Families::new(registry)),
+            evidence: Arc::default(),
             disaggregation,
         }
     }
@@ -176,6 +182,7 @@ impl Models {
                 .as_ref()
                 .map(|families| prefill_decode::ModelMetrics::new(families, name)),
             families,
+            evidence: self.evidence.clone(),
         }
     }
 }
@@ -213,15 +220,50 @@ impl ModelState {
             .inc_by(u64::from(decision.cached_tokens));
     }
 
-    /// Reports the result of a request to its worker's circuit breaker.
-    pub(super) fn report_to_breaker(&self, worker: &Worker, is_success: bool) {
-        let now = observe::now();
-        if is_success && worker.breaker.on_success(now) {
+    /// Reports a worker's answer to its circuit breaker.
+    pub(super) fn report_success(&self, worker: &Worker, client: ClientKey) {
+        self.evidence.on_success(worker.id, client);
+        if worker.breaker.on_success(observe::now()) {
             info!(worker = %worker.name, "circuit breaker closed; the worker takes requests again");
             self.families.on_breaker_transition(worker, State::Closed);
         }
-        if !is_success && worker.breaker.on_failure(now) {
-            warn!(worker = %worker.name, "circuit breaker open; the worker gets no requests until a trial request succeeds");
+    }
+
+    /// Counts a failure at a worker, and reports it to the worker's circuit breaker if the worker is to blame.
+    pub(super) fn report_failure(
+        &self,
+        worker: &Worker,
+        client: ClientKey,
+        owner: FailureOwner,
+        reason: &str,
+    ) {
+        let now = observe::now();
+        let failures = match owner {
+            FailureOwner::Worker => 1,
+            // The result of a trial request counts whatever it is: the worker has proved nothing yet.
+            FailureOwner::Request if worker.breaker.state() != State::Closed => 1,
+            FailureOwner::Request => {
+                let is_unhealthy = worker.last_probe_error.load().is_some();
+                self.evidence
+                    .on_failure(now, worker.id, client, is_unhealthy)
+            }
+            FailureOwner::Nobody
+            | FailureOwner::Router
+            | FailureOwner::Client
+            | FailureOwner::KvTransfer => 0,
+        };
+        let owner = match failures {
+            0 => owner,
+            _ => FailureOwner::Worker,
+        };
+        self.families.on_failure(&worker.name, owner);
+        let has_opened = (0..failures).any(|_| worker.breaker.on_failure(now));
+        if has_opened {
+            warn!(
+                worker = %worker.name,
+                reason,
+                "circuit breaker open; the worker gets no requests until a trial request succeeds"
+            );
             self.families.on_breaker_transition(worker, State::Open);
         }
     }

@@ -1,11 +1,14 @@
 //! The outcome of one attempt at a worker, or at a prefill and a decode worker. Pure.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::choice::NotDisaggregated;
 use super::exchange;
+use super::failure_owner::FailureOwner;
 use super::retries::Failure;
 use super::running::Running;
+use crate::observe;
 use crate::routing::Decision;
 
 pub(super) enum AttemptOutcome {
@@ -41,6 +44,15 @@ pub(super) struct FailedAttempt {
     /// A retryable answer (503, ...): it goes to the client if no other attempt does better.
     pub(super) answer: Option<AttemptAnswer>,
     pub(super) owner: FailureOwner,
+    /// Connections that broke after the request was sent over them.
+    pub(super) cuts: u32,
+}
+
+impl FailedAttempt {
+    /// True if the worker had closed the idle connection that the attempt used.
+    pub(super) fn is_stale(&self) -> bool {
+        self.failure == Failure::Broken && self.owner == FailureOwner::Nobody
+    }
 }
 
 /// Where an attempt failed.
@@ -54,39 +66,34 @@ pub(super) enum Stage {
     Transfer,
 }
 
-/// Which circuit breaker counts the failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FailureOwner {
-    Nobody,
-    /// That of the worker where the attempt failed.
-    Worker,
-    /// That of KV transfers from the prefill worker.
-    KvTransfer,
-}
-
-impl FailureOwner {
-    fn worker_if(is_owner: bool) -> Self {
-        match is_owner {
-            true => Self::Worker,
-            false => Self::Nobody,
+impl FailedAttempt {
+    /// An exchange without an answer at the worker called `name`, for a request whose time ends at `deadline`.
+    pub(super) fn unanswered(
+        stage: Stage,
+        name: &str,
+        error: &exchange::Error,
+        deadline: Instant,
+    ) -> Self {
+        let now = observe::now();
+        Self {
+            stage,
+            failure: error.failure(now, deadline),
+            error: format!("{name}: {error}"),
+            answer: None,
+            owner: error.owner(now, deadline),
+            cuts: error.cuts(),
         }
     }
 
-    pub(super) fn of(error: &exchange::Error) -> Self {
-        Self::worker_if(!error.is_stale())
-    }
-}
-
-impl FailedAttempt {
     pub(super) fn refused(stage: Stage, failure: Failure, answer: AttemptAnswer) -> Self {
         let name = &answer.running.worker().name;
         Self {
             stage,
             failure,
             error: format!("{name} answered {}", answer.answer.head.status),
-            // 503 is a busy worker; a proxy in front of an engine answers 502 and 504 for a dead one.
-            owner: FailureOwner::worker_if(answer.answer.is_failure()),
+            owner: answer.answer.owner(),
             answer: Some(answer),
+            cuts: 0,
         }
     }
 
@@ -97,6 +104,7 @@ impl FailedAttempt {
             error,
             answer: None,
             owner: FailureOwner::Nobody,
+            cuts: 0,
         }
     }
 }

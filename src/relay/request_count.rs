@@ -35,8 +35,8 @@ impl RequestCount {
     }
 
     /// No worker's answer was passed on.
-    pub(super) fn fail(mut self) {
-        self.count_unanswered(Outcome::WorkerFailed);
+    pub(super) fn fail(mut self, outcome: Outcome) {
+        self.count_unanswered(outcome);
     }
 
     pub(super) fn end(

@@ -84,7 +84,8 @@ impl Relay {
             idle: self.settings.stream_idle_timeout,
             deadline,
         };
-        let meter = Meter::new(count, status, running, is_events, job.summary.clone());
+        let summary = job.summary.clone();
+        let meter = Meter::new(count, status, running, is_events, summary, job.client);
         response.map(|()| {
             stream::relay(
                 body, first, timer, limits, job.api, status, is_events, meter, usage, job.id,

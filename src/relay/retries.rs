@@ -4,17 +4,22 @@
 
 use std::time::Duration;
 
+use super::quarantine::CUTS_MAX;
 use super::settings::Settings;
 
 /// How an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Failure {
+    /// The router had no file descriptor, port or memory for a connection.
+    Local,
     /// No connection to the worker.
     Connect,
-    /// The connection broke before the answer.
+    /// The connection broke after the request was sent and before its answer.
     Broken,
-    /// No answer within the limit.
+    /// No answer within the attempt's time limit.
     TimedOut,
+    /// The time of the whole request, all attempts together, is over.
+    Deadline,
     /// The engine answered with a retryable status (503, ...).
     Refused,
     /// The KV transfer from the prefill to the decode worker failed.
@@ -23,19 +28,23 @@ pub enum Failure {
 
 impl Failure {
     /// Every value of [`Failure::as_str`].
-    pub const REASONS: [&'static str; 5] = [
+    pub const REASONS: [&'static str; 7] = [
+        "router_resources",
         "connect",
         "connection_lost",
         "timeout",
+        "request_timeout",
         "refused",
         "kv_transfer",
     ];
 
     pub fn as_str(self) -> &'static str {
         match self {
+            Failure::Local => "router_resources",
             Failure::Connect => "connect",
             Failure::Broken => "connection_lost",
             Failure::TimedOut => "timeout",
+            Failure::Deadline => "request_timeout",
             Failure::Refused => "refused",
             Failure::KvTransfer => "kv_transfer",
         }
@@ -57,9 +66,13 @@ pub enum Step {
 pub struct Attempts {
     count: u32,
     count_max: u32,
+    /// Connections that broke after the request was sent over them.
+    cuts: u32,
     backoff: Duration,
     backoff_max: Duration,
     last: Option<Failure>,
+    /// The last attempt failed because the worker had closed the idle connection that it used.
+    was_stale: bool,
 }
 
 impl Attempts {
@@ -67,9 +80,11 @@ impl Attempts {
         Self {
             count: 0,
             count_max: settings.max_attempts.max(1),
+            cuts: 0,
             backoff: settings.advanced.backoff,
             backoff_max: settings.advanced.max_backoff,
             last: None,
+            was_stale: false,
         }
     }
 
@@ -81,10 +96,13 @@ impl Attempts {
         self.count
     }
 
-    /// `random` from 0 to 1 spreads the pause over 50 % to 100 % of the backoff.
-    pub fn on_failure(&mut self, failure: Failure, random: f64) -> Step {
+    /// `cuts`: connections that broke after the request was sent over them. `is_stale`: the worker had closed an idle
+    /// connection. `random` from 0 to 1 spreads the pause over 50 % to 100 % of the backoff.
+    pub fn on_failure(&mut self, failure: Failure, cuts: u32, is_stale: bool, random: f64) -> Step {
         self.last = Some(failure);
-        if self.count >= self.count_max {
+        self.was_stale = is_stale;
+        self.cuts += cuts;
+        if self.count >= self.count_max || self.has_cut_enough() || failure == Failure::Deadline {
             return Step::GiveUp;
         }
         let doublings = self.count.saturating_sub(1).min(16);
@@ -97,19 +115,31 @@ impl Attempts {
         }
     }
 
-    /// True if the last attempt timed out.
-    pub fn has_timed_out(&self) -> bool {
-        self.last == Some(Failure::TimedOut)
+    /// How the last attempt failed.
+    pub fn last(&self) -> Option<Failure> {
+        self.last
+    }
+
+    /// Connections that broke after the request was sent over them.
+    pub fn cuts(&self) -> u32 {
+        self.cuts
+    }
+
+    /// True if the request may not be sent once more, because it seems to end the engines that get it.
+    pub fn has_cut_enough(&self) -> bool {
+        self.cuts >= CUTS_MAX
     }
 
     /// True if a worker that failed this request may get it again when there is no other: an unreachable worker may
     /// be restarting, and after a failed KV transfer either worker may be healthy. A worker that refused or timed out
-    /// would do so again.
+    /// would do so again, and one that cut the connection may have ended because of the request.
     pub fn may_repeat_worker(&self) -> bool {
-        matches!(
-            self.last,
-            Some(Failure::Connect | Failure::Broken | Failure::KvTransfer)
-        )
+        match self.last {
+            Some(Failure::Local | Failure::Connect | Failure::KvTransfer) => self.cuts == 0,
+            // The worker most likely never read the request.
+            Some(Failure::Broken) => self.was_stale,
+            Some(Failure::TimedOut | Failure::Deadline | Failure::Refused) | None => false,
+        }
     }
 }
 
@@ -134,7 +164,7 @@ mod tests {
         (0..count)
             .map(|_| {
                 attempts.begin();
-                attempts.on_failure(Failure::Connect, 1.0)
+                attempts.on_failure(Failure::Connect, 0, false, 1.0)
             })
             .collect()
     }
@@ -156,7 +186,7 @@ mod tests {
         let mut attempts = attempts(3);
         attempts.begin();
         assert_eq!(
-            attempts.on_failure(Failure::Broken, 0.0),
+            attempts.on_failure(Failure::Connect, 0, false, 0.0),
             Step::Retry {
                 after: Duration::from_millis(50)
             }
@@ -166,16 +196,50 @@ mod tests {
     #[test]
     fn only_an_unreachable_worker_may_get_the_request_again() {
         for (failure, expected) in [
+            (Failure::Local, true),
             (Failure::Connect, true),
-            (Failure::Broken, true),
+            (Failure::Broken, false),
             (Failure::KvTransfer, true),
             (Failure::TimedOut, false),
             (Failure::Refused, false),
         ] {
             let mut attempts = attempts(3);
             attempts.begin();
-            let _ = attempts.on_failure(failure, 0.5);
+            let cuts = u32::from(failure == Failure::Broken);
+            let _ = attempts.on_failure(failure, cuts, false, 0.5);
             assert_eq!(attempts.may_repeat_worker(), expected, "{failure:?}");
         }
+    }
+
+    #[test]
+    fn a_request_that_cut_two_connections_is_not_sent_again_and_never_to_the_same_worker() {
+        let mut one = attempts(9);
+        one.begin();
+        assert_ne!(one.on_failure(Failure::Broken, 1, false, 0.5), Step::GiveUp);
+        one.begin();
+        assert_ne!(
+            one.on_failure(Failure::Connect, 0, false, 0.5),
+            Step::GiveUp
+        );
+        assert!(!one.may_repeat_worker());
+        one.begin();
+        assert_eq!(one.on_failure(Failure::Broken, 1, false, 0.5), Step::GiveUp);
+        // Once over a pooled connection and once over a new one.
+        let mut both = attempts(9);
+        both.begin();
+        assert_eq!(
+            both.on_failure(Failure::Broken, 2, false, 0.5),
+            Step::GiveUp
+        );
+    }
+
+    #[test]
+    fn a_request_whose_time_is_over_is_not_tried_again() {
+        let mut attempts = attempts(9);
+        attempts.begin();
+        assert_eq!(
+            attempts.on_failure(Failure::Deadline, 0, false, 0.5),
+            Step::GiveUp
+        );
     }
 }

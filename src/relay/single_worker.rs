@@ -8,7 +8,7 @@ use super::choice::Choice;
 use super::core::Relay;
 use super::exchange::{self, RequestKind};
 use super::job::Job;
-use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, FailureOwner, Stage};
+use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
 use super::plan::Plan;
 use super::running::{OptimisticInsert, Running};
 use crate::fleet::in_flight::InFlight;
@@ -79,13 +79,9 @@ impl Relay {
         let answer = match sent {
             Ok(answer) => answer,
             Err(error) => {
-                return AttemptOutcome::Failed(FailedAttempt {
-                    stage: Stage::Worker,
-                    failure: error.failure(),
-                    error: format!("{}: {error}", worker.name),
-                    answer: None,
-                    owner: FailureOwner::Worker,
-                });
+                let failed =
+                    FailedAttempt::unanswered(Stage::Worker, &worker.name, &error, deadline);
+                return AttemptOutcome::Failed(failed);
             }
         };
         if answer.head.status.is_success() {

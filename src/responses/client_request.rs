@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 
 use super::request::CreateRequest;
-use crate::ids::RequestId;
+use crate::ids::{ClientKey, RequestId};
 use crate::openai::error::ApiError;
 use crate::openai::tenant::Admitted;
 use crate::relay::SummaryCell;
@@ -20,6 +20,7 @@ pub(crate) struct ClientRequest<'a> {
     pub(crate) id: RequestId,
     pub(crate) begun: Instant,
     pub(crate) admitted: &'a Admitted,
+    pub(crate) client: ClientKey,
     /// Filled with the figures of the engine's work, for the access log.
     pub(crate) summary: Option<&'a SummaryCell>,
 }
@@ -28,6 +29,9 @@ pub(crate) struct ClientRequest<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestContext<'a> {
     pub(super) headers: &'a HeaderMap,
+    /// What the client sent; the same if its SDK sends the request again.
+    pub(super) original: &'a [u8],
+    pub(super) client: ClientKey,
     pub(super) id: RequestId,
     pub(super) begun: Instant,
     pub(super) summary: Option<&'a SummaryCell>,
@@ -37,6 +41,8 @@ impl ClientRequest<'_> {
     pub(super) fn context(&self) -> RequestContext<'_> {
         RequestContext {
             headers: self.headers,
+            original: &self.body,
+            client: self.client,
             id: self.id,
             begun: self.begun,
             summary: self.summary,

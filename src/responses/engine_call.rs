@@ -43,6 +43,8 @@ impl Responses {
             target: Uri::from_static(path),
             headers: &headers,
             body: body.clone(),
+            original: context.original,
+            client: context.client,
             id: context.id,
             begun: context.begun,
             summary: context.summary.cloned(),

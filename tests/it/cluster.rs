@@ -463,6 +463,11 @@ impl Router {
     }
 
     pub(crate) async fn child(config: &Config) -> Self {
+        Self::child_with_descriptors(config, "$(ulimit -Hn)").await
+    }
+
+    /// `limit`: file descriptors that it may open.
+    async fn child_with_descriptors(config: &Config, limit: &str) -> Self {
         let mut text = reader::to_yaml(config).unwrap();
         // A printed configuration hides its secrets.
         if let [key] = config.responses.state_token.keys.as_slice() {
@@ -472,7 +477,8 @@ impl Router {
         // A thousand connections need more files than a shell allows by default.
         let mut command = Command::new("sh");
         command
-            .args(["-c", r#"ulimit -n "$(ulimit -Hn)"; exec "$0" "$@""#])
+            .arg("-c")
+            .arg(format!(r#"ulimit -n "{limit}"; exec "$0" "$@""#))
             .arg(env!("CARGO_BIN_EXE_warmroute"))
             .args(["serve", "--config"])
             .arg(&file.0);
@@ -577,6 +583,14 @@ impl Cluster {
         let engines = Self::engines_here(engines).await;
         let config = Self::config_of(&engines, change);
         Self::of(engines, Router::child(&config).await).await
+    }
+
+    /// As [`Cluster::with_router_child`], with a router that may open only this many file descriptors.
+    pub(crate) async fn with_few_descriptors(engines: Vec<Settings>, limit: u32) -> Self {
+        let engines = Self::engines_here(engines).await;
+        let config = Self::config_of(&engines, |_| {});
+        let router = Router::child_with_descriptors(&config, &limit.to_string()).await;
+        Self::of(engines, router).await
     }
 
     /// Everything is a process of its own.

@@ -45,6 +45,19 @@ fn unnoticed(config: &mut Config) {
     config.fleet.health.interval = Duration::from_secs(600);
 }
 
+/// The router believes what [`post_from`] says of a client's address.
+fn several_clients(config: &mut Config) {
+    let proxies = vec!["127.0.0.1".to_owned()];
+    config.api.requests.trusted_proxies = proxies.try_into().unwrap();
+}
+
+/// A chat of a client with a number of its own.
+async fn post_from(cluster: &Cluster, client: u8, body: String) -> Answer {
+    let address = format!("198.51.100.{client}");
+    let headers = [("x-forwarded-for", &*address)];
+    client::send(cluster.router.api, "POST", CHAT, &headers, body).await
+}
+
 pub(crate) fn refuse(status: u16) -> Faults {
     Faults {
         refuse: Some(status),
@@ -384,6 +397,7 @@ async fn a_connection_that_closes_under_a_request_costs_nobody_anything() {
 #[tokio::test]
 async fn a_breaker_opens_after_failures_and_closes_once_the_worker_answers_again() {
     let cluster = Cluster::start(vec![fast()], |config| {
+        several_clients(config);
         config.fleet.circuit_breaker.failure_threshold = 3;
         config.fleet.circuit_breaker.open_duration = Duration::from_secs(3);
     })
@@ -395,7 +409,8 @@ async fn a_breaker_opens_after_failures_and_closes_once_the_worker_answers_again
             "closed",
             "{n}"
         );
-        assert_eq!(cluster.post(CHAT, chat("x", 1, false)).await.status, 500);
+        let answer = post_from(&cluster, n, chat("x", 1, false)).await;
+        assert_eq!(answer.status, 500);
     }
     assert_eq!(cluster.worker("w0").await["circuit_breaker"], "open");
     assert_eq!(
@@ -461,6 +476,7 @@ async fn a_request_that_tries_a_worker_again_counts_as_one_failure() {
 #[tokio::test]
 async fn a_worker_whose_streams_keep_breaking_off_is_left_alone() {
     let cluster = Cluster::start(vec![fast()], |config| {
+        several_clients(config);
         config.fleet.circuit_breaker.failure_threshold = 3;
         config.fleet.circuit_breaker.open_duration = Duration::from_secs(600);
     })
@@ -470,8 +486,8 @@ async fn a_worker_whose_streams_keep_breaking_off_is_left_alone() {
         ..Faults::default()
     };
     cluster.engines[0].fault(cut).await;
-    for _ in 0..3 {
-        let answer = cluster.post(CHAT, chat("x", 9, true)).await;
+    for n in 0..3 {
+        let answer = post_from(&cluster, n, chat("x", 9, true)).await;
         assert_eq!(answer.status, 200);
         ends_with_an_error(CHAT, answer.text());
     }
@@ -1164,7 +1180,7 @@ async fn a_request_that_takes_longer_than_allowed_ends_with_an_error() {
     let answer = cluster.post(path, body.clone()).await;
     assert_eq!(
         (answer.status, answer.code()),
-        (504, "engine_timeout".to_owned())
+        (504, "request_timeout".to_owned())
     );
     eventually("the engine was told", async || {
         cluster.engines[0].stats().await.aborted == 4

@@ -15,6 +15,7 @@ mod cluster;
 mod config;
 mod docs;
 mod failures;
+mod fault_isolation;
 mod kv_events;
 mod metrics_reference;
 mod pairs;

@@ -29,6 +29,14 @@ pub(super) struct Limits {
 }
 
 impl Limits {
+    /// The same with no longer idle time than this.
+    pub(super) fn at_limit(self, idle: Duration) -> Self {
+        Self {
+            idle: self.idle.min(idle),
+            ..self
+        }
+    }
+
     /// How often to check: no time-out is noticed later than half its length.
     pub(super) fn look_every(&self) -> Duration {
         (self.head.min(self.idle).min(self.send) / 2).max(Duration::from_millis(10))

@@ -10,7 +10,8 @@ use super::context::{LegContext, PendingTransfer};
 use super::leg_answers::{DecodeFailure, wait_for_first_token};
 use crate::observe;
 use crate::relay::exchange::{self, RequestKind};
-use crate::relay::outcome::{FailedAttempt, FailureOwner, Stage};
+use crate::relay::failure_owner::FailureOwner;
+use crate::relay::outcome::{FailedAttempt, Stage};
 use crate::relay::retries::Failure;
 
 /// How often a waiting decode leg checks whether the prefill worker's engine process is still the same.
@@ -84,13 +85,7 @@ impl LegContext<'_> {
         let name = &self.choice.worker.name;
         let (why, owner) = match failure {
             DecodeFailure::Exchange(error) => {
-                return FailedAttempt {
-                    stage: Stage::Worker,
-                    failure: error.failure(),
-                    owner: FailureOwner::of(&error),
-                    error: format!("{name}: {error}"),
-                    answer: None,
-                };
+                return FailedAttempt::unanswered(Stage::Worker, name, &error, self.deadline);
             }
             DecodeFailure::BeforeFirstToken(why) => (why, FailureOwner::KvTransfer),
             DecodeFailure::PrefillGone => (
@@ -110,6 +105,7 @@ impl LegContext<'_> {
             error: format!("{name}: {why}"),
             answer: None,
             owner,
+            cuts: 0,
         }
     }
 

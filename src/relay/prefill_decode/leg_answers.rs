@@ -27,8 +27,8 @@ pub(super) async fn read_whole(answer: &mut exchange::Answer) -> Result<Bytes, e
     loop {
         let next = tokio::select! {
             biased;
-            next = exchange::next_data(&mut answer.body) => next.map_err(exchange::Error::BrokeOff)?,
-            () = &mut answer.timer => return Err(exchange::Error::TimedOut),
+            next = exchange::next_data(&mut answer.body) => next.map_err(exchange::ErrorKind::BrokeOff)?,
+            () = &mut answer.timer => return Err(exchange::ErrorKind::TimedOut.into()),
         };
         match next {
             None if more.is_empty() => return Ok(whole),
@@ -39,7 +39,7 @@ pub(super) async fn read_whole(answer: &mut exchange::Answer) -> Result<Bytes, e
                 }
                 more.extend_from_slice(&piece);
                 if more.len() > ANSWER_BYTES_MAX {
-                    return Err(exchange::Error::TooLong);
+                    return Err(exchange::ErrorKind::TooLong.into());
                 }
             }
         }
@@ -85,13 +85,16 @@ pub(super) async fn wait_for_first_token(
         let piece = tokio::select! {
             biased;
             piece = exchange::next_data(&mut answer.body) => piece,
-            () = &mut answer.timer => return Err(DecodeFailure::Exchange(exchange::Error::TimedOut)),
+            () = &mut answer.timer => return Err(DecodeFailure::Exchange(exchange::ErrorKind::TimedOut.into())),
         };
         next = match piece {
             Ok(next) => next,
             // vLLM cuts a Responses stream when it could not fetch the blocks; other streams break only with the engine.
             Err(_) if api == Api::Responses => None,
-            Err(error) => return Err(DecodeFailure::Exchange(exchange::Error::BrokeOff(error))),
+            Err(error) => {
+                let error = exchange::ErrorKind::BrokeOff(error).into();
+                return Err(DecodeFailure::Exchange(error));
+            }
         };
     }
 }

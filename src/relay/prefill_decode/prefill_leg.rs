@@ -7,8 +7,9 @@ use super::leg_answers::read_whole;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
 use crate::relay::exchange::{self, RequestKind};
+use crate::relay::failure_owner::FailureOwner;
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
-use crate::relay::outcome::{AttemptAnswer, FailedAttempt, FailureOwner, Stage};
+use crate::relay::outcome::{AttemptAnswer, FailedAttempt, Stage};
 use crate::relay::retries::Failure;
 use crate::relay::running::{OptimisticInsert, Running};
 
@@ -106,7 +107,7 @@ impl LegContext<'_> {
             Err(error) => return self.exchange_failed(&error),
         };
         // The meter sees only the answer of the decode leg.
-        plan.model.report_to_breaker(worker, true);
+        plan.model.report_success(worker, job.client);
         insert.confirm();
         running.on_first_token(observe::now());
         match transfer.end(&whole) {
@@ -128,10 +129,8 @@ impl LegContext<'_> {
 
     fn exchange_failed(&self, error: &exchange::Error) -> PrefillOutcome {
         self.metrics.count_transfer("prefill_failed");
-        let text = format!("{}: {error}", self.prefill.worker.name);
-        PrefillOutcome::Failed(FailedAttempt {
-            owner: FailureOwner::of(error),
-            ..FailedAttempt::at_prefill(error.failure(), text)
-        })
+        let name = &self.prefill.worker.name;
+        let failed = FailedAttempt::unanswered(Stage::Prefill, name, error, self.deadline);
+        PrefillOutcome::Failed(failed)
     }
 }

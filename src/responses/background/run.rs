@@ -18,7 +18,7 @@ use super::run_step::{Step, StopReason, Then};
 use super::runs::RunGuard;
 use super::stored_request::StoredRequest;
 use super::unreadable;
-use crate::ids::RequestId;
+use crate::ids::{ClientKey, RequestId};
 use crate::observe;
 use crate::relay::ServedBy;
 use crate::responses::client_request::RequestContext;
@@ -118,6 +118,8 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
     };
     let context = RequestContext {
         headers: &job.headers,
+        original: request.input(),
+        client: ClientKey::of_tenant(guard.key.tenant),
         id: job.id,
         begun: observe::now(),
         summary: None,

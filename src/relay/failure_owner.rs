@@ -1,0 +1,126 @@
+//! Who is to blame for a failed attempt or for an answer that broke off. The only place that decides it: circuit
+//! breakers, retries, the quarantine and metrics follow. Pure.
+
+use hyper::StatusCode;
+
+use super::request_outcome::Outcome;
+use super::retries::Failure;
+
+/// Who is to blame. Circuit breakers of workers count only [`FailureOwner::Worker`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FailureOwner {
+    /// A worker closed an idle connection just when the router used it, or is busy.
+    Nobody,
+    /// The router had no file descriptor, port or memory left.
+    Router,
+    /// The request's own time was over: the client uploaded slowly, or the answer takes longer than
+    /// `request_timeout`.
+    Client,
+    /// The request, unless [`super::evidence`] speaks against the worker: what breaks one engine breaks the next.
+    Request,
+    /// The worker where the attempt failed.
+    Worker,
+    /// The KV transfers from the prefill worker, which have a circuit breaker of their own.
+    KvTransfer,
+}
+
+impl FailureOwner {
+    /// Every value of [`FailureOwner::as_str`].
+    pub(super) const ALL: [FailureOwner; 6] = [
+        Self::Nobody,
+        Self::Router,
+        Self::Client,
+        Self::Request,
+        Self::Worker,
+        Self::KvTransfer,
+    ];
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Nobody => "nobody",
+            Self::Router => "router",
+            Self::Client => "client",
+            Self::Request => "request",
+            Self::Worker => "worker",
+            Self::KvTransfer => "kv_transfer",
+        }
+    }
+
+    /// Of an attempt without an answer. `is_stale`: the worker closed an idle connection just when the router used it.
+    pub(super) fn of_failure(failure: Failure, is_stale: bool) -> Self {
+        match failure {
+            Failure::Local => Self::Router,
+            Failure::Deadline => Self::Client,
+            Failure::Connect => Self::Worker,
+            Failure::Broken if is_stale => Self::Nobody,
+            Failure::Broken | Failure::TimedOut => Self::Request,
+            Failure::Refused => Self::Nobody,
+            Failure::KvTransfer => Self::KvTransfer,
+        }
+    }
+
+    /// Of an answer with this status. 501 is a property of the request, and 503 means that the worker is overloaded
+    /// or starting; a proxy in front of an engine answers 502 and 504 for a dead one.
+    pub(super) fn of_status(status: StatusCode) -> Self {
+        match status {
+            StatusCode::NOT_IMPLEMENTED | StatusCode::SERVICE_UNAVAILABLE => Self::Nobody,
+            status if status.is_server_error() => Self::Request,
+            _ => Self::Nobody,
+        }
+    }
+
+    /// Of an answer that ended like this.
+    pub(super) fn of_outcome(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Complete => Self::Nobody,
+            Outcome::ClientDisconnected | Outcome::RequestTimeout => Self::Client,
+            Outcome::WorkerFailed | Outcome::StreamIdleTimeout => Self::Request,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_worker_that_takes_no_connection_is_to_blame_without_evidence() {
+        for (failure, expected) in [
+            (Failure::Local, FailureOwner::Router),
+            (Failure::Deadline, FailureOwner::Client),
+            (Failure::Connect, FailureOwner::Worker),
+            (Failure::Broken, FailureOwner::Request),
+            (Failure::TimedOut, FailureOwner::Request),
+            (Failure::Refused, FailureOwner::Nobody),
+            (Failure::KvTransfer, FailureOwner::KvTransfer),
+        ] {
+            assert_eq!(FailureOwner::of_failure(failure, false), expected);
+        }
+        let stale = FailureOwner::of_failure(Failure::Broken, true);
+        assert_eq!(stale, FailureOwner::Nobody);
+    }
+
+    #[test]
+    fn a_busy_worker_and_a_request_that_no_engine_implements_are_no_failures() {
+        for (status, expected) in [
+            (200, FailureOwner::Nobody),
+            (400, FailureOwner::Nobody),
+            (429, FailureOwner::Nobody),
+            (500, FailureOwner::Request),
+            (501, FailureOwner::Nobody),
+            (502, FailureOwner::Request),
+            (503, FailureOwner::Nobody),
+            (504, FailureOwner::Request),
+        ] {
+            let status = StatusCode::from_u16(status).unwrap();
+            assert_eq!(FailureOwner::of_status(status), expected, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_client_that_leaves_or_asks_for_too_much_blames_no_worker() {
+        for outcome in [Outcome::ClientDisconnected, Outcome::RequestTimeout] {
+            assert_eq!(FailureOwner::of_outcome(outcome), FailureOwner::Client);
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! One client, one request or the router itself must not take healthy workers away from everybody else.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use warmroute::config::Config;
+use warmroute::fleet::discovery::WorkerSpec;
+use warmroute::routing::Policy;
+use warmroute::sim::fault::Faults;
+
+use crate::client::{self, Answer, HANG};
+use crate::cluster::{self, Cluster, Router, chat, eventually, fast, unhurried};
+use crate::failures::hang;
+
+const CHAT: &str = "/v1/chat/completions";
+/// Words in a prompt that make a [`ScriptedEngine`] fail.
+const CUT: &str = "cut the connection";
+const BREAK: &str = "answer 500";
+const BUSY: &str = "answer 503";
+
+/// An engine that does what the body of a request says. It keeps its connections open.
+#[derive(Clone, Debug)]
+struct ScriptedEngine {
+    address: SocketAddr,
+    model: &'static str,
+    bodies: Arc<Mutex<Vec<String>>>,
+    /// It answers 500 to everything.
+    is_broken: Arc<AtomicBool>,
+}
+
+impl ScriptedEngine {
+    async fn start(model: &'static str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let engine = Self {
+            address: listener.local_addr().unwrap(),
+            model,
+            bodies: Arc::default(),
+            is_broken: Arc::default(),
+        };
+        let served = engine.clone();
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let engine = served.clone();
+                tokio::spawn(async move { engine.serve(stream).await });
+            }
+        });
+        engine
+    }
+
+    async fn serve(&self, mut stream: TcpStream) -> Option<()> {
+        let mut bytes = Vec::new();
+        loop {
+            let end = loop {
+                if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+                    break end + 4;
+                }
+                read_more(&mut stream, &mut bytes).await?;
+            };
+            let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
+            let mut lengths = head
+                .lines()
+                .filter_map(|line| line.strip_prefix("content-length: "));
+            let length = lengths.next().map_or(0, |length| length.parse().unwrap());
+            while bytes.len() < end + length {
+                read_more(&mut stream, &mut bytes).await?;
+            }
+            let body = String::from_utf8_lossy(&bytes[end..end + length]).into_owned();
+            bytes.drain(..end + length);
+            let (status, page) = self.answer(&head, body)?;
+            let answer = format!(
+                "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{page}",
+                page.len()
+            );
+            stream.write_all(answer.as_bytes()).await.ok()?;
+        }
+    }
+
+    /// `None`: the connection is closed.
+    fn answer(&self, head: &str, body: String) -> Option<(u16, String)> {
+        if head.starts_with("get /v1/models ") {
+            return Some((200, json!({"data": [{"id": self.model}]}).to_string()));
+        }
+        if !head.starts_with("post ") {
+            return Some((200, String::new()));
+        }
+        let has = |words: &str| body.contains(words);
+        let answer = match () {
+            () if has(CUT) => None,
+            () if has(BREAK) || self.is_broken.load(Relaxed) => Some(500),
+            () if has(BUSY) => Some(503),
+            () => Some(200),
+        };
+        self.bodies.lock().push(body);
+        answer.map(|status| (status, "{}".to_owned()))
+    }
+
+    fn seen(&self, words: &str) -> usize {
+        let bodies = self.bodies.lock();
+        bodies.iter().filter(|body| body.contains(words)).count()
+    }
+}
+
+async fn read_more(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> Option<()> {
+    match stream.read_buf(bytes).await {
+        Ok(0) | Err(_) => None,
+        Ok(_) => Some(()),
+    }
+}
+
+/// Scripted engines with a router in front that believes what the test says of its clients' addresses.
+struct Fleet {
+    engines: Vec<ScriptedEngine>,
+    router: Router,
+}
+
+impl Fleet {
+    async fn start(models: &[&'static str], change: impl FnOnce(&mut Config)) -> Self {
+        let mut engines = Vec::new();
+        for model in models {
+            engines.push(ScriptedEngine::start(model).await);
+        }
+        let mut config = cluster::config();
+        config.workers = engines
+            .iter()
+            .enumerate()
+            .map(|(number, engine)| WorkerSpec {
+                url: format!("http://{}", engine.address),
+                name: format!("w{number}"),
+                ..WorkerSpec::default()
+            })
+            .collect();
+        config.routing.policy = Policy::RoundRobin;
+        config.fleet.circuit_breaker.failure_threshold = 3;
+        config.fleet.circuit_breaker.open_duration = Duration::from_secs(600);
+        config.api.requests.trusted_proxies = vec!["127.0.0.1".to_owned()].try_into().unwrap();
+        change(&mut config);
+        let router = Router::here(&config).await;
+        let fleet = Self { engines, router };
+        for number in 0..models.len() {
+            eventually("all are up", async || {
+                fleet.worker(number).await["health"] == "up"
+            })
+            .await;
+        }
+        fleet
+    }
+
+    async fn worker(&self, number: usize) -> serde_json::Value {
+        client::get(self.router.admin, "/fleet").await.json()["workers"][number].take()
+    }
+
+    async fn breakers(&self) -> Vec<String> {
+        let mut states = Vec::new();
+        for number in 0..self.engines.len() {
+            let state = self.worker(number).await["circuit_breaker"].take();
+            states.push(state.as_str().unwrap().to_owned());
+        }
+        states
+    }
+
+    /// A request of the client at this address.
+    async fn post_as(&self, address: &str, body: String) -> Answer {
+        let headers = [("x-forwarded-for", address)];
+        client::send(self.router.api, "POST", CHAT, &headers, body).await
+    }
+
+    fn seen(&self, words: &str) -> usize {
+        self.engines.iter().map(|engine| engine.seen(words)).sum()
+    }
+
+    async fn has_metric(&self, line: &str) -> bool {
+        let page = client::get(self.router.admin, "/metrics").await;
+        page.text().lines().any(|other| other == line)
+    }
+}
+
+const GUILTY: &str = "203.0.113.66";
+const INNOCENT: &str = "198.51.100.7";
+
+#[tokio::test]
+async fn one_clients_bad_requests_take_no_worker_away_from_others() {
+    for words in [BREAK, CUT] {
+        let fleet = Fleet::start(&["sim"; 4], |_| {}).await;
+        for number in 0..40 {
+            let body = chat(&format!("{words} {number}"), 1, false);
+            let status = fleet.post_as(GUILTY, body).await.status;
+            assert_eq!(status, if words == BREAK { 500 } else { 502 });
+        }
+        assert_eq!(fleet.breakers().await, ["closed"; 4], "{words}");
+        for number in 0..20 {
+            let body = chat(&format!("{number}"), 1, false);
+            assert_eq!(fleet.post_as(INNOCENT, body).await.status, 200, "{words}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_fails_several_clients_requests_gets_no_more() {
+    for words in [BREAK, CUT] {
+        let fleet = Fleet::start(&["sim"], |_| {}).await;
+        for number in 0..3 {
+            let address = format!("198.51.100.{number}");
+            fleet
+                .post_as(&address, chat(&format!("{words} {number}"), 1, false))
+                .await;
+        }
+        assert_eq!(fleet.breakers().await, ["open"], "{words}");
+    }
+}
+
+#[tokio::test]
+async fn a_broken_worker_is_found_even_if_all_requests_come_from_one_client() {
+    let fleet = Fleet::start(&["sim"; 3], |_| {}).await;
+    fleet.engines[1].is_broken.store(true, Relaxed);
+    eventually("its circuit breaker opens", async || {
+        for number in 0..6 {
+            fleet
+                .post_as(GUILTY, chat(&format!("{number}"), 1, false))
+                .await;
+        }
+        fleet.breakers().await == ["closed", "open", "closed"]
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_that_ends_engines_reaches_two_at_most_however_often_it_is_sent() {
+    let fleet = Fleet::start(&["sim"; 4], |_| {}).await;
+    // Connections that will be used again.
+    for number in 0..8 {
+        let body = chat(&format!("{number}"), 1, false);
+        assert_eq!(fleet.post_as(INNOCENT, body).await.status, 200);
+    }
+    for attempt in 0..5 {
+        // As an SDK sends it again.
+        let answer = fleet.post_as(GUILTY, chat(CUT, 1, false)).await;
+        assert_eq!(
+            (answer.status, answer.code()),
+            (502, "engine_connection_cut".to_owned())
+        );
+        assert_eq!(answer.header("x-should-retry"), "false", "{attempt}");
+        assert_eq!(fleet.seen(CUT), 2, "{attempt}");
+    }
+    assert!(
+        fleet
+            .has_metric("warmroute_quarantine_refusals_total 4")
+            .await
+    );
+    let answer = fleet.post_as(GUILTY, chat("another one", 1, false)).await;
+    assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
+async fn a_request_that_ends_a_single_engine_is_sent_to_it_twice_at_most() {
+    let fleet = Fleet::start(&["sim"], |_| {}).await;
+    let warm_up = fleet.post_as(INNOCENT, chat("x", 1, false)).await;
+    assert_eq!(warm_up.status, 200);
+    for _ in 0..4 {
+        assert_eq!(fleet.post_as(GUILTY, chat(CUT, 1, false)).await.status, 502);
+    }
+    assert_eq!(fleet.seen(CUT), 2);
+}
+
+#[tokio::test]
+async fn a_stored_response_that_ends_engines_is_remembered_too() {
+    let fleet = Fleet::start(&["sim"; 4], |_| {}).await;
+    let body = json!({"model": "sim", "input": CUT}).to_string();
+    for _ in 0..4 {
+        let answer = client::post(fleet.router.api, "/v1/responses", body.clone()).await;
+        assert_eq!(answer.status, 502, "{}", answer.text());
+        assert_eq!(answer.header("x-should-retry"), "false");
+    }
+    assert_eq!(fleet.seen(CUT), 2);
+}
+
+#[tokio::test]
+async fn a_retry_that_no_worker_can_take_costs_the_others_nothing() {
+    let fleet = Fleet::start(&["lone", "sim", "sim"], |config| {
+        config.requests.advanced.retry_budget_percent = 0;
+        config.requests.advanced.min_retries_per_second = 1;
+    })
+    .await;
+    let lone = json!({"model": "lone", "messages": [{"role": "user", "content": BUSY}]});
+    for _ in 0..50 {
+        assert_eq!(fleet.post_as(GUILTY, lone.to_string()).await.status, 503);
+    }
+    assert!(
+        fleet
+            .has_metric("warmroute_retry_budget_exhausted_total 0")
+            .await
+    );
+    // Each is tried at both workers.
+    for number in 0..5 {
+        let body = chat(&format!("{BUSY} {number}"), 1, false);
+        assert_eq!(fleet.post_as(INNOCENT, body).await.status, 503);
+    }
+    assert_eq!(fleet.seen(&format!("{BUSY} ")), 10);
+}
+
+#[tokio::test]
+async fn a_request_without_time_left_blames_no_worker() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.requests.request_timeout = Duration::from_millis(300);
+        config.fleet.circuit_breaker.failure_threshold = 2;
+    })
+    .await;
+    cluster.engines[0].fault(hang()).await;
+    for _ in 0..4 {
+        let answer = cluster.post(CHAT, chat("x", 1, false)).await;
+        assert_eq!(
+            (answer.status, answer.code()),
+            (504, "request_timeout".to_owned())
+        );
+    }
+    cluster.engines[0].fault(Faults::default()).await;
+    let received = cluster.requests().await;
+    // Uploads that use up the time are not sent at all.
+    for _ in 0..4 {
+        let body = chat("x", 1, false);
+        let mut slow = TcpStream::connect(cluster.router.api).await.unwrap();
+        let head = format!(
+            "POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        slow.write_all(head.as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        slow.write_all(body.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let read = tokio::time::timeout(HANG, slow.read_to_string(&mut answer)).await;
+        read.unwrap().unwrap();
+        assert!(answer.starts_with("HTTP/1.1 504 "), "{answer}");
+    }
+    assert_eq!(cluster.requests().await, received);
+    assert_eq!(cluster.worker("w0").await["circuit_breaker"], "closed");
+    assert_eq!(cluster.post(CHAT, chat("x", 1, false)).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_router_with_few_file_descriptors_blames_no_worker() {
+    let engines = vec![unhurried(); 3];
+    let cluster = Cluster::with_few_descriptors(engines, 128).await;
+    assert!(
+        cluster
+            .router
+            .log()
+            .contains("too few file descriptors for max_connections")
+    );
+    let api = cluster.router.api;
+    let mut clients = JoinSet::new();
+    for client in 0..60 {
+        clients.spawn(async move {
+            for number in 0..5 {
+                let body = chat(&format!("{client} {number}"), 3, false);
+                let answer = client::post(api, CHAT, body).await;
+                assert_eq!(answer.status, 200, "{}", answer.text());
+            }
+        });
+    }
+    while let Some(done) = clients.join_next().await {
+        done.unwrap();
+    }
+    // More requests at a time than descriptors: each needs a connection to an engine.
+    let bodies = (0..200)
+        .map(|number| chat(&format!("{number}"), 20, false))
+        .collect();
+    for (status, text) in client::http2(api, CHAT, bodies).await {
+        let is_told = status == 503 && text.contains("router_out_of_resources");
+        assert!(status == 200 || is_told, "{status} {text}");
+    }
+    let changes = "warmroute_circuit_breaker_transitions_total";
+    assert_eq!(cluster.metric(changes, &[]).await, 0.0);
+    let failures = "warmroute_worker_failures_total";
+    assert_eq!(cluster.metric(failures, &["owner=\"worker\""]).await, 0.0);
+    assert!(cluster.metric(failures, &["owner=\"router\""]).await > 0.0);
+    assert_eq!(cluster.post(CHAT, chat("x", 1, false)).await.status, 200);
+}
