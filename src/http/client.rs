@@ -61,8 +61,12 @@ pub enum Error {
     /// No connection could be opened, so nothing was sent.
     Connect(io::Error),
     /// A pooled connection broke before the response and soon after the request was sent, most likely because the
-    /// server had closed it.
-    Stale(hyper::Error),
+    /// server had closed it. The server may have read the request all the same.
+    Stale {
+        error: hyper::Error,
+        /// How long the connection had been idle.
+        idle: Duration,
+    },
     /// The connection broke after the request was sent and before the response.
     Broken(hyper::Error),
 }
@@ -78,7 +82,7 @@ impl Error {
     pub fn may_have_been_read(&self) -> bool {
         match self {
             Error::Connect(_) => false,
-            Error::Stale(error) | Error::Broken(error) => !error.is_canceled(),
+            Error::Stale { error, .. } | Error::Broken(error) => !error.is_canceled(),
         }
     }
 }
@@ -103,7 +107,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Connect(error) => write!(f, "cannot connect: {error}"),
-            Error::Stale(error) | Error::Broken(error) => {
+            Error::Stale { error, .. } | Error::Broken(error) => {
                 write!(f, "connection closed before the response: {error}")
             }
         }
@@ -161,11 +165,12 @@ impl Pool {
         request: Request<Full<Bytes>>,
     ) -> Result<Response<EngineBody>, Error> {
         match self.take() {
-            Some(connection) => {
+            Some((connection, since)) => {
                 let sent = observe::now();
+                let idle = sent.saturating_duration_since(since);
                 let answer = connection.exchange(request, self).await;
                 answer.map_err(|error| match sent.elapsed() < STALE_WITHIN {
-                    true => Error::Stale(error),
+                    true => Error::Stale { error, idle },
                     false => Error::Broken(error),
                 })
             }
@@ -218,7 +223,7 @@ impl Pool {
             request.body(Full::default())
         };
         let answer = match self.send(build()?).await {
-            Err(Error::Stale(_)) => self.send_anew(build()?).await?,
+            Err(Error::Stale { .. }) => self.send_anew(build()?).await?,
             other => other?,
         };
         let status = answer.status();
@@ -244,7 +249,8 @@ impl Pool {
         }
     }
 
-    fn take(&self) -> Option<Connection> {
+    /// An idle connection, and since when it was idle.
+    fn take(&self) -> Option<(Connection, Instant)> {
         let now = observe::now();
         loop {
             // The most recently used one, so that surplus connections expire.
@@ -254,7 +260,7 @@ impl Pool {
             }
             let mut connection = idle.connection;
             if connection.is_usable() {
-                return Some(connection);
+                return Some((connection, idle.since));
             }
         }
     }

@@ -214,7 +214,7 @@ async fn post(target: Target<'_>, path: &str, body: &Bytes) -> Result<(StatusCod
             .map_err(|_| Error::Failed)
     };
     let response = match target.pool.send(build()?).await {
-        Err(client::Error::Stale(_)) => target.pool.send_anew(build()?).await,
+        Err(client::Error::Stale { .. }) => target.pool.send_anew(build()?).await,
         response => response,
     };
     let response = response.map_err(|_| Error::Failed)?;

@@ -13,6 +13,7 @@ use super::kv_report_request::KvReportRequest;
 use super::metrics::Outcome;
 use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use super::plan::{NO_WORKER_RETRY_AFTER, Plan};
+use super::quarantine::CUTS_MAX;
 use super::request_count::RequestCount;
 use super::retries::{Attempts, Failure, Step};
 use crate::fleet::Worker;
@@ -36,14 +37,15 @@ impl Relay {
             plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
         }
         drop(peek);
-        if self.quarantine.refuses(observe::now(), job.original) {
+        let earlier_cuts = self.quarantine.cuts(observe::now(), job.original);
+        if earlier_cuts >= CUTS_MAX {
             warn!(id = %job.id, "request refused; engines cut the connection each time they got its body");
             return Err(Error::CutsConnections);
         }
         let count = RequestCount::new(plan.model.clone(), job.api, job.begun);
         self.budget.on_request();
         let deadline = job.begun + self.settings.request_timeout;
-        let mut attempts = Attempts::new(&self.settings);
+        let mut attempts = Attempts::new(&self.settings, earlier_cuts);
         let mut failed = FailedWorkers::default();
         // A retryable answer, for the client if no other attempt does better.
         let mut refused = None;
@@ -76,15 +78,14 @@ impl Relay {
                 break;
             }
             attempts.begin();
-            let number = attempts.count();
             let outcome = match &choice.prefill {
                 // Boxed, so that other requests do not carry the state of two legs.
                 Some(Ok(prefill)) => {
-                    let attempt =
-                        self.attempt_disaggregated(job, &plan, &choice, prefill, number, deadline);
+                    let attempt = self
+                        .attempt_disaggregated(job, &plan, &choice, prefill, &attempts, deadline);
                     Box::pin(attempt).await
                 }
-                None | Some(Err(_)) => self.attempt(job, &plan, &choice, number, deadline).await,
+                None | Some(Err(_)) => self.attempt(job, &plan, &choice, &attempts, deadline).await,
             };
             let attempt = match outcome {
                 AttemptOutcome::Answered(answer) => {
@@ -104,12 +105,9 @@ impl Relay {
                 AttemptOutcome::Failed(attempt) => attempt,
             };
             self.on_failed_attempt(job, &plan, &choice, &attempt, &mut failed);
-            let step = attempts.on_failure(
-                attempt.failure,
-                attempt.cuts,
-                attempt.is_stale(),
-                fastrand::f64(),
-            );
+            let is_stale = attempt.is_stale();
+            let step =
+                attempts.on_failure(attempt.failure, attempt.cuts, is_stale, fastrand::f64());
             let FailedAttempt {
                 stage,
                 failure,
@@ -136,8 +134,9 @@ impl Relay {
                 }
                 Step::Retry { after } if observe::now() + after < deadline => {
                     debug!(id = %job.id, error = last_error, ?after, "attempt failed; retrying");
-                    // Without a connection nothing was sent, which costs the fleet nothing.
-                    retried = (failure != Failure::Local).then_some((failed_worker, failure));
+                    // What was not sent, or over a connection that was closed already, costs the fleet nothing.
+                    let is_paid = failure != Failure::Local && !is_stale;
+                    retried = is_paid.then_some((failed_worker, failure));
                     tokio::time::sleep(after).await;
                 }
                 // Costs no more than without a prefill worker, so it is not counted as a retry.
@@ -151,9 +150,9 @@ impl Relay {
                 Step::Retry { .. } | Step::GiveUp => break,
             }
         }
-        if attempts.cuts() > 0 {
-            self.quarantine
-                .on_cuts(observe::now(), job.original, attempts.cuts());
+        let cuts = attempts.cuts() - earlier_cuts;
+        if cuts > 0 {
+            self.quarantine.on_cuts(observe::now(), job.original, cuts);
         }
         if let Some(refused) = refused {
             return Ok(self.respond(job, &plan, refused, count, deadline));

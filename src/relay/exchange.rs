@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body::Body;
@@ -73,7 +73,7 @@ impl From<ErrorKind> for Error {
 impl Error {
     /// Who is to blame, for a request whose time ends at `deadline`.
     pub(super) fn owner(&self, now: Instant, deadline: Instant) -> FailureOwner {
-        let is_stale = matches!(self.kind, ErrorKind::Send(client::Error::Stale(_)));
+        let is_stale = matches!(self.kind, ErrorKind::Send(client::Error::Stale { .. }));
         FailureOwner::of_failure(self.failure(now, deadline), is_stale)
     }
 
@@ -92,7 +92,7 @@ impl Error {
         match &self.kind {
             ErrorKind::Send(error) if error.is_local() => Failure::Local,
             ErrorKind::Send(client::Error::Connect(_)) => Failure::Connect,
-            ErrorKind::Send(client::Error::Stale(_) | client::Error::Broken(_))
+            ErrorKind::Send(client::Error::Stale { .. } | client::Error::Broken(_))
             | ErrorKind::BrokeOff(_) => Failure::Broken,
             // A prefill leg's answer; the decode leg would not understand it either.
             ErrorKind::TooLong => Failure::KvTransfer,
@@ -121,18 +121,20 @@ pub(super) enum RequestKind {
     Leg {
         /// The dp rank that must process it.
         rank: Option<u32>,
-        /// The leg names a KV transfer that can take place only once. An engine that read the leg and then closed
-        /// the connection may already have used the transfer, so the leg is not sent again.
-        is_single_use: bool,
     },
 }
 
-/// Sends a request with `body`, and waits for the first bytes of the answer's body. An idle connection that turns
-/// out to be closed is replaced once.
+/// A server's keep-alive limit is seconds. A connection that was idle for less and breaks was rather cut because of
+/// the request.
+const IDLE_LIMIT_MIN: Duration = Duration::from_secs(1);
+
+/// Sends a request with `body`, and waits for the first bytes of the answer's body. If `may_resend`, an idle connection
+/// that turns out to be closed is replaced once. Not so for a leg that names a KV transfer that can take place only
+/// once, and for a request that has cut a connection before: the engine may have read it.
 pub(super) async fn attempt(
     job: &Job<'_>,
     body: &Bytes,
-    kind: RequestKind,
+    (kind, may_resend): (RequestKind, bool),
     worker: &Arc<Worker>,
     mut timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
@@ -143,21 +145,15 @@ pub(super) async fn attempt(
             *request.method_mut() = Method::POST;
             *request.uri_mut() = job.target.clone();
             *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);
-            if let RequestKind::Leg { rank, .. } = kind {
+            if let RequestKind::Leg { rank } = kind {
                 headers::of_leg(request.headers_mut(), rank);
             }
             request
         };
-        let is_single_use = matches!(
-            kind,
-            RequestKind::Leg {
-                is_single_use: true,
-                ..
-            }
-        );
         let answer = match worker.pool.send(build()).await {
-            // The engine closed an idle connection. It may have read the request, so a single-use leg fails here.
-            Err(error @ client::Error::Stale(_)) if !is_single_use => {
+            Err(ref error @ client::Error::Stale { idle, .. })
+                if !error.may_have_been_read() || may_resend && idle >= IDLE_LIMIT_MIN =>
+            {
                 was_resent = error.may_have_been_read();
                 worker.pool.send_anew(build()).await
             }

@@ -126,18 +126,19 @@ impl SharedQuarantine {
         }
     }
 
-    /// True if the request must not be sent. Counts it.
-    pub(super) fn refuses(&self, now: Instant, body: &[u8]) -> bool {
+    /// How many connections a request with this body has cost. Counts a request that must not be sent because these
+    /// are [`CUTS_MAX`].
+    pub(super) fn cuts(&self, now: Instant, body: &[u8]) -> u32 {
         if !self.may_know(body) {
-            return false;
+            return 0;
         }
         let mut quarantine = self.quarantine.lock();
-        let refuses = quarantine.cuts(now, Fingerprint::of(body)) >= CUTS_MAX;
+        let cuts = quarantine.cuts(now, Fingerprint::of(body));
         self.publish(&quarantine);
-        if refuses {
+        if cuts >= CUTS_MAX {
             self.refused.inc();
         }
-        refuses
+        cuts
     }
 
     /// Connections were cut after the request had been sent over them.
@@ -211,19 +212,19 @@ mod tests {
         let registry = metrics::Registry::default();
         let shared = SharedQuarantine::new(&Retries::default(), &registry);
         let now = observe::now();
-        assert!(!shared.refuses(now, b"x"));
+        assert_eq!(shared.cuts(now, b"x"), 0);
         shared.on_cuts(now, b"x", 1);
-        assert!(!shared.refuses(now, b"x"));
+        assert_eq!(shared.cuts(now, b"x"), 1);
         shared.on_cuts(now, b"x", 1);
-        assert!(shared.refuses(now, b"x"));
-        assert!(!shared.refuses(now, b"y"));
+        assert_eq!(shared.cuts(now, b"x"), CUTS_MAX);
+        assert_eq!(shared.cuts(now, b"y"), 0);
         assert!(
             registry
                 .text()
                 .contains("warmroute_quarantine_refusals_total 1")
         );
         let later = now + Retries::default().quarantine_duration;
-        assert!(!shared.refuses(later, b"x"));
+        assert_eq!(shared.cuts(later, b"x"), 0);
         assert_eq!(shared.filter.load(Relaxed), 0);
     }
 

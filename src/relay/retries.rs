@@ -76,11 +76,12 @@ pub struct Attempts {
 }
 
 impl Attempts {
-    pub fn new(settings: &Settings) -> Self {
+    /// `cuts`: connections that broke before, after the same request was sent over them.
+    pub fn new(settings: &Settings, cuts: u32) -> Self {
         Self {
             count: 0,
             count_max: settings.max_attempts.max(1),
-            cuts: 0,
+            cuts,
             backoff: settings.advanced.backoff,
             backoff_max: settings.advanced.max_backoff,
             last: None,
@@ -149,7 +150,7 @@ mod tests {
     use crate::relay::settings::Retries;
 
     fn attempts(max_attempts: u32) -> Attempts {
-        Attempts::new(&Settings {
+        let settings = Settings {
             max_attempts,
             advanced: Retries {
                 backoff: Duration::from_millis(100),
@@ -157,7 +158,8 @@ mod tests {
                 ..Retries::default()
             },
             ..Settings::default()
-        })
+        };
+        Attempts::new(&settings, 0)
     }
 
     fn steps(attempts: &mut Attempts, count: usize) -> Vec<Step> {

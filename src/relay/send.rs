@@ -24,12 +24,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 impl Relay {
     /// Sends `asking`, a request that asks the engine to report cached blocks. An engine that refuses it gets
-    /// the `plain` request, and is not asked again.
+    /// the `plain` request, and is not asked again. `kind` is as for [`exchange::attempt`].
     pub(super) async fn send_asking(
         &self,
         job: &Job<'_>,
         (asking, plain): (&Bytes, &Bytes),
-        kind: RequestKind,
+        kind: (RequestKind, bool),
         plan: &Plan,
         worker: &Arc<Worker>,
         timer: Pin<Box<Sleep>>,

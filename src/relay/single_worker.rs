@@ -10,6 +10,7 @@ use super::exchange::{self, RequestKind};
 use super::job::Job;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
 use super::plan::Plan;
+use super::retries::Attempts;
 use super::running::{OptimisticInsert, Running};
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
@@ -21,7 +22,7 @@ impl Relay {
         job: &Job<'_>,
         plan: &Plan,
         choice: &Choice,
-        attempts: u32,
+        attempts: &Attempts,
         deadline: Instant,
     ) -> AttemptOutcome {
         let now = observe::now();
@@ -61,19 +62,13 @@ impl Relay {
         let limit = self.attempt_deadline(plan, now).min(deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let body = plan.body.as_ref().unwrap_or(&job.body);
+        let kind = (RequestKind::Whole, attempts.cuts() == 0);
         let sent = match report {
-            None => exchange::attempt(job, body, RequestKind::Whole, worker, timer).await,
+            None => exchange::attempt(job, body, kind, worker, timer).await,
             Some(report) => {
                 let asking = report.put_into(body);
-                self.send_asking(
-                    job,
-                    (&asking, body),
-                    RequestKind::Whole,
-                    plan,
-                    worker,
-                    timer,
-                )
-                .await
+                self.send_asking(job, (&asking, body), kind, plan, worker, timer)
+                    .await
             }
         };
         let answer = match sent {
@@ -92,7 +87,7 @@ impl Relay {
             answer,
             running,
             decision,
-            attempts,
+            attempts: attempts.count(),
             prefill: not_disaggregated.map(Err),
         };
         match refusal {

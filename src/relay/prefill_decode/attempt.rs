@@ -20,7 +20,7 @@ use crate::relay::job::Job;
 use crate::relay::kv_transfer::Legs;
 use crate::relay::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
 use crate::relay::plan::Plan;
-use crate::relay::retries::Failure;
+use crate::relay::retries::{Attempts, Failure};
 use crate::relay::running::{OptimisticInsert, Running};
 
 impl Relay {
@@ -30,7 +30,7 @@ impl Relay {
         plan: &Plan,
         choice: &Choice,
         prefill: &Prefill,
-        attempts: u32,
+        attempts: &Attempts,
         deadline: Instant,
     ) -> AttemptOutcome {
         let (Some(settings), Some(Ok(legs)), Some(metrics)) =
@@ -120,7 +120,7 @@ impl LegContext<'_> {
             answer,
             running,
             decision: choice.decision,
-            attempts: self.attempts,
+            attempts: self.attempts.count(),
             prefill: Some(Ok(
                 self.prefill_leg(status.is_success().then_some(cached_tokens))
             )),

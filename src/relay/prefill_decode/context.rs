@@ -10,6 +10,7 @@ use crate::relay::core::Relay;
 use crate::relay::job::Job;
 use crate::relay::outcome::PrefillLeg;
 use crate::relay::plan::Plan;
+use crate::relay::retries::Attempts;
 
 #[derive(Clone, Copy)]
 pub(super) struct LegContext<'a> {
@@ -20,7 +21,7 @@ pub(super) struct LegContext<'a> {
     pub(super) plan: &'a Plan,
     pub(super) choice: &'a Choice,
     pub(super) prefill: &'a Prefill,
-    pub(super) attempts: u32,
+    pub(super) attempts: &'a Attempts,
     pub(super) deadline: Instant,
 }
 

@@ -34,10 +34,7 @@ impl LegContext<'_> {
         let limit = self.relay.attempt_deadline(plan, now).min(self.deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         // Once fetched, the blocks are freed and may be others' when the leg is sent again.
-        let kind = RequestKind::Leg {
-            rank: None,
-            is_single_use: true,
-        };
+        let kind = (RequestKind::Leg { rank: None }, false);
         let mut answer = pin!(async {
             let mut answer = exchange::attempt(job, &body, kind, &choice.worker, timer)
                 .await

@@ -46,7 +46,7 @@ impl LegContext<'_> {
             settings.connector,
             job.api,
             // Unique for each attempt: the blocks of one must not be found by another.
-            format!("{}-{}", job.id, self.attempts),
+            format!("{}-{}", job.id, self.attempts.count()),
             worker.host(),
             prefill.bootstrap_info.clone(),
             plan.request.seed,
@@ -56,11 +56,10 @@ impl LegContext<'_> {
             Err(error) => return self.no_transfer(error),
         };
         let body = legs.prefill(&transfer);
-        let kind = RequestKind::Leg {
-            rank: transfer.rank(),
-            // An id that the router makes may be sent once only; an id that the engine makes is new each time.
-            is_single_use: settings.connector.needs_bootstrap(),
-        };
+        // An id that the router makes may be sent once only; an id that the engine makes is new each time.
+        let may_resend = !settings.connector.needs_bootstrap() && self.attempts.cuts() == 0;
+        let rank = transfer.rank();
+        let kind = (RequestKind::Leg { rank }, may_resend);
         // The answer to a prefill leg is one token.
         let limit = relay.settings.first_byte_timeout;
         let timer = tokio::time::sleep_until((now + limit).min(self.deadline).into());
@@ -90,7 +89,7 @@ impl LegContext<'_> {
                 answer,
                 running,
                 decision: prefill.decision,
-                attempts: self.attempts,
+                attempts: self.attempts.count(),
                 prefill: Some(Ok(self.prefill_leg(None))),
             };
             let failure = match refusal {

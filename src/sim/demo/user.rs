@@ -61,7 +61,7 @@ async fn ask(router: &Arc<Pool>, body: String) -> Result<Answer, String> {
     let sent = observe::now();
     let response = match router.send(request(router, body.clone())?).await {
         // The engine had closed the pooled connection before it read the request.
-        Err(client::Error::Stale(_)) => router.send_anew(request(router, body)?).await,
+        Err(client::Error::Stale { .. }) => router.send_anew(request(router, body)?).await,
         other => other,
     };
     let response = response.map_err(|error| error.to_string())?;
