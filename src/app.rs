@@ -1,8 +1,8 @@
 //! Wiring: builds every part from the configuration, starts its tasks, and drains them.
 
 pub mod check;
-mod discoveries;
 mod connection_settings;
+mod discoveries;
 mod events;
 pub mod kv_tap;
 mod lost_caches;
