@@ -3,9 +3,11 @@
 //! No I/O, no lock, no clock, and no randomness but the request's seed: the same view gives the same
 //! decision.
 
+mod affinity;
 pub mod cost;
 pub mod pair;
 pub mod policy;
+mod prefix_hash;
 pub mod rendezvous;
 mod types;
 
@@ -13,6 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::policy::decide;
+pub use self::prefix_hash::key as prefix_key;
 pub use self::types::{Cached, Decision, Policy, Reason, Request, State, View};
 
 /// How requests are spread over the workers of their model.
@@ -68,6 +71,15 @@ pub struct Advanced {
     pub random_candidates: u32,
     /// cache_aware: what a token that is cached below the GPU's memory saves of computing it.
     pub tier_credit: TierCredit,
+    /// consistent_hash: a worker with this many times the mean number of requests gets no more; they go to the next
+    /// worker that the key prefers. Workers with fewer than 8 requests are never too busy. 0: no bound.
+    #[schemars(range(min = 0))]
+    pub affinity_load_factor: f64,
+    /// cache_aware, while `peers` are configured and none is heard: among workers whose cost is within this many
+    /// times the prompt's tokens of the lowest, the hash of the prompt's first blocks chooses, so that replicas that
+    /// know nothing of each other send the same prefixes to the same workers. 0: the lowest cost always.
+    #[schemars(range(min = 0))]
+    pub alone_slack: f64,
     /// While the KV events of an engine are incomplete: add `vllm_xargs.kv_cache_report_mode` to requests whose
     /// prompt it may have cached, so that it reports their blocks again. It changes the client's request.
     pub request_cache_reports: bool,
@@ -79,6 +91,8 @@ impl Default for Advanced {
             prefix_candidates: 8,
             random_candidates: 16,
             tier_credit: TierCredit::default(),
+            affinity_load_factor: 1.25,
+            alone_slack: 0.5,
             request_cache_reports: false,
         }
     }

@@ -202,6 +202,14 @@ pub struct ModelAdvanced {
     pub tier_credit: Option<TierCredit>,
     /// As in `routing.advanced`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub affinity_load_factor: Option<f64>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub alone_slack: Option<f64>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub request_cache_reports: Option<bool>,
 }
 
@@ -295,6 +303,10 @@ impl ModelAdvanced {
             prefix_candidates: self.prefix_candidates.unwrap_or(default.prefix_candidates),
             random_candidates: self.random_candidates.unwrap_or(default.random_candidates),
             tier_credit: self.tier_credit.unwrap_or(default.tier_credit),
+            affinity_load_factor: self
+                .affinity_load_factor
+                .unwrap_or(default.affinity_load_factor),
+            alone_slack: self.alone_slack.unwrap_or(default.alone_slack),
             request_cache_reports: self
                 .request_cache_reports
                 .unwrap_or(default.request_cache_reports),

@@ -5,7 +5,7 @@ use std::iter;
 use smallvec::SmallVec;
 
 use super::types::{Cached, Decision, Policy, Reason, Request, State, View};
-use super::{Settings, cost, rendezvous};
+use super::{Settings, affinity, cost, prefix_hash};
 
 /// Chooses a worker. `None` if no worker is usable.
 pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Option<Decision> {
@@ -26,10 +26,7 @@ pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Optio
         }
         Policy::PowerOfTwo => less_loaded_of_two(request, view, &mut draw),
         Policy::ConsistentHash => match request.affinity {
-            Some(key) => {
-                let usable = usable(view).map(|index| (index, view.identity(index)));
-                rendezvous::choose(key, usable).map(|index| (index, Reason::Affinity))
-            }
+            Some(key) => affinity::choose(settings, key, view),
             None => less_loaded_of_two(request, view, &mut draw),
         },
     };
@@ -75,6 +72,17 @@ fn cache_aware(
         (0..view.len()).for_each(|index| search.consider(index));
     }
     let best = search.best?;
+    if let Some(preferred) = prefix_hash::preferred(settings, request, view, best.cost)
+        && preferred.index != best.index
+    {
+        return Some(Decision {
+            worker_index: preferred.index,
+            reason: Reason::PrefixHash,
+            cached_tokens: preferred.cached.tokens(),
+            new_tokens: preferred.new_tokens,
+            cost: preferred.cost,
+        });
+    }
     Some(Decision {
         worker_index: best.index,
         reason: cache_aware_reason(request, best.new_tokens, search.min_new_tokens),
@@ -216,10 +224,6 @@ fn sample<'a, V: View>(
     let takes_all = len <= count as usize;
     let count = if takes_all { len } else { count as usize };
     (0..count).map(move |index| if takes_all { index } else { draw.below(len) })
-}
-
-fn usable(view: &impl View) -> impl Iterator<Item = usize> {
-    (0..view.len()).filter(|index| view.state(*index).is_usable)
 }
 
 fn next_usable(view: &impl View, start: usize) -> Option<usize> {

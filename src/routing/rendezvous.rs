@@ -1,6 +1,11 @@
-//! Rendezvous hashing: session affinity key -> worker, the same on every replica. Pure.
+//! Rendezvous hashing: a key -> workers in the order in which the key prefers them, the same on every replica and
+//! whatever the order in which the workers are listed. Pure.
 
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// So many workers are ordered; a key that finds none of them free goes without a preference.
+const ORDERED_WORKERS: usize = 16;
 
 /// The worker whose hash with the key is highest. A worker that leaves moves only its own keys. `workers` gives
 /// (worker_index, identity).
@@ -9,6 +14,21 @@ pub fn choose(key: u64, workers: impl Iterator<Item = (usize, u64)>) -> Option<u
         .map(|(index, identity)| (weight(key, identity), index))
         .max()
         .map(|(_, index)| index)
+}
+
+/// The workers that a key prefers, the most preferred first, at most 16.
+pub fn order(key: u64, workers: impl Iterator<Item = (usize, u64)>) -> SmallVec<[usize; 16]> {
+    let mut ordered: SmallVec<[(u64, usize); ORDERED_WORKERS + 1]> = SmallVec::new();
+    for (index, identity) in workers {
+        let entry = (weight(key, identity), index);
+        if ordered.len() == ORDERED_WORKERS && ordered.last().is_some_and(|last| entry < *last) {
+            continue;
+        }
+        let position = ordered.partition_point(|before| *before > entry);
+        ordered.insert(position, entry);
+        ordered.truncate(ORDERED_WORKERS);
+    }
+    ordered.into_iter().map(|(_, index)| index).collect()
 }
 
 /// The hash of a key's text.
@@ -52,6 +72,19 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_order_is_that_of_choosing_and_leaving_one_after_the_other(number in any::<u32>(), count in 0u32..40) {
+            let names: Vec<u32> = (0..count).collect();
+            let mut rest = fleet(&names);
+            let key = u64::from(number);
+            let ordered = order(key, rest.iter().copied());
+            prop_assert_eq!(ordered.len(), names.len().min(16));
+            for index in ordered {
+                prop_assert_eq!(choose(key, rest.iter().copied()), Some(index));
+                rest.retain(|(other, _)| *other != index);
+            }
+        }
+
         #[test]
         fn a_worker_that_leaves_moves_only_its_own_keys(number in any::<u32>(), gone in 0usize..6) {
             let all = fleet(&[10, 11, 12, 13, 14, 15]);

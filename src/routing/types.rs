@@ -17,7 +17,7 @@ pub enum Policy {
     LeastLoad,
     /// The one of two random workers with fewer requests in flight.
     PowerOfTwo,
-    /// The worker that the request's key (`hash_on`) hashes to: session affinity.
+    /// The worker that the request's key (`hash_on`) hashes to, unless it has too many requests: session affinity.
     ConsistentHash,
 }
 
@@ -41,6 +41,11 @@ pub struct Request {
     pub prompt_tokens: u32,
     /// The hash of the session affinity key, for consistent_hash.
     pub affinity: Option<u64>,
+    /// The hash of the prompt's first blocks, the same on every replica.
+    pub prefix_key: Option<u64>,
+    /// True while this replica hears of no other, although there are others: they route by `prefix_key` too, so that
+    /// prompts with the same start meet at the same worker.
+    pub is_alone: bool,
     /// The number of the request among its model's, for round_robin.
     pub ticket: u64,
     /// Draws the random sample and breaks ties.
@@ -122,8 +127,13 @@ pub enum Reason {
     LowerCost,
     /// No worker has any of the prompt cached: the lowest cost.
     Cold,
+    /// Nearly as cheap as the cheapest worker, and the one that the hash of the prompt's first blocks prefers: while
+    /// this replica hears of no other.
+    PrefixHash,
     /// The session affinity key hashes to it.
     Affinity,
+    /// The workers that the session affinity key prefers have too many requests.
+    AffinityOverflow,
     /// The next in turn.
     RoundRobin,
     /// Drawn at random.
@@ -133,11 +143,13 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub const ALL: [Reason; 7] = [
+    pub const ALL: [Reason; 9] = [
         Reason::LongestPrefix,
         Reason::LowerCost,
         Reason::Cold,
+        Reason::PrefixHash,
         Reason::Affinity,
+        Reason::AffinityOverflow,
         Reason::RoundRobin,
         Reason::Random,
         Reason::LeastLoad,
@@ -148,7 +160,9 @@ impl Reason {
             Reason::LongestPrefix => "longest_prefix",
             Reason::LowerCost => "lower_cost",
             Reason::Cold => "cold",
+            Reason::PrefixHash => "prefix_hash",
             Reason::Affinity => "affinity",
+            Reason::AffinityOverflow => "affinity_overflow",
             Reason::RoundRobin => "round_robin",
             Reason::Random => "random",
             Reason::LeastLoad => "least_load",

@@ -35,6 +35,12 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
         Reason::Cold => format!(
             "no worker has any of the prompt cached; this one has the lowest cost, with {queued_tokens} queued tokens"
         ),
+        Reason::PrefixHash => format!(
+            "no other replica is heard, so the hash of the prompt's first blocks chose among workers of nearly the lowest cost: {prefix}"
+        ),
+        Reason::AffinityOverflow => format!(
+            "the workers that the session affinity key prefers have too many requests; this one has {requests}"
+        ),
         Reason::Affinity => "the session affinity key hashes to this worker".to_owned(),
         Reason::RoundRobin => "the next worker in round-robin order".to_owned(),
         Reason::Random => "drawn at random".to_owned(),

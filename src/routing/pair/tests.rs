@@ -221,7 +221,7 @@ proptest! {
         ticket in any::<u64>(), affinity in any::<Option<u64>>(), apart in any::<u64>(), policy in 0usize..6,
     ) {
         let may_pair = |from: usize, to: usize| apart.rotate_left((from * 6 + to) as u32) & 1 == 0;
-        let request = Request { prompt_tokens, seed, ticket, affinity };
+        let request = Request { prompt_tokens, seed, ticket, affinity, ..Request::default() };
         let routing = Routing { policy: ALL[policy], ..Routing::default() };
         let (prefillers, decoders) = (table(&prefill, false), table(&decode, false));
         let found = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair);

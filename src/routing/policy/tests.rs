@@ -250,14 +250,89 @@ fn in_a_large_fleet_prefix_owners_are_compared_without_being_sampled() {
     );
 }
 
+/// A replica that knows of no cache and sees loads of its own only.
+fn alone(prefix_key: u64, seed: u64) -> Request {
+    Request {
+        prompt_tokens: 1_000,
+        prefix_key: Some(prefix_key),
+        is_alone: true,
+        seed,
+        ..Request::default()
+    }
+}
+
+#[test]
+fn replicas_that_hear_of_no_other_send_a_prefix_to_the_same_worker() {
+    for prefix_key in 0..50 {
+        let idle = Table::new(&[(true, 0, 0, 0); 8]);
+        let busy = Table::new(&[(true, 3, 450, 0); 8]);
+        let of_seed =
+            |seed, table: &Table| chosen(Policy::CacheAware, &alone(prefix_key, seed), table);
+        let (worker, _) = of_seed(1, &idle).unwrap();
+        for seed in 0..20 {
+            assert_eq!(of_seed(seed, &idle).unwrap().0, worker);
+            assert_eq!(of_seed(seed, &busy).unwrap().0, worker);
+        }
+        // Beyond the slack of half the prompt's tokens the cost decides.
+        let mut table = idle;
+        table.states[worker].queued_tokens = 499;
+        assert_eq!(of_seed(1, &table), Some((worker, Reason::PrefixHash)));
+        table.states[worker].queued_tokens = 501;
+        assert_ne!(of_seed(1, &table).unwrap().0, worker);
+    }
+}
+
+#[test]
+fn a_cached_prefix_beyond_the_slack_is_preferred_to_the_hash_of_the_first_blocks() {
+    for prefix_key in 0..50 {
+        let mut rows = [(true, 0, 0, 0); 40];
+        rows[33] = (true, 9, 2_000, 900);
+        let request = alone(prefix_key, prefix_key);
+        let found = chosen(Policy::CacheAware, &request, &Table::new(&rows));
+        assert_eq!(found, Some((33, Reason::LongestPrefix)));
+    }
+}
+
+#[test]
+fn a_replica_that_hears_of_others_takes_the_lowest_cost() {
+    let mut table = Table::new(&[(true, 0, 1, 0); 8]);
+    table.states[5].queued_tokens = 0;
+    for prefix_key in 0..50 {
+        let request = Request {
+            is_alone: false,
+            ..alone(prefix_key, prefix_key)
+        };
+        assert_eq!(
+            chosen(Policy::CacheAware, &request, &table),
+            Some((5, Reason::Cold))
+        );
+    }
+}
+
 proptest! {
+    /// Alone, the chosen worker's cost is within the slack of the lowest.
+    #[test]
+    fn alone_the_cost_is_within_the_slack(
+        rows in proptest::collection::vec((any::<bool>(), 0u32..9, 0u64..9_000, 0u32..900), 1..16), seed in any::<u64>(), key in any::<u64>(),
+    ) {
+        let table = Table::new(&rows);
+        let settings = with(Policy::CacheAware);
+        let request = alone(key, seed);
+        let lowest = decide(&settings, &Request { is_alone: false, ..request }, &table);
+        let decision = decide(&settings, &request, &table);
+        prop_assert_eq!(decision.is_some(), lowest.is_some());
+        if let (Some(decision), Some(lowest)) = (decision, lowest) {
+            prop_assert!(decision.cost <= lowest.cost + 500.0);
+        }
+    }
+
     #[test]
     fn a_worker_is_chosen_if_any_can_be_used_and_never_one_that_cannot(
         rows in proptest::collection::vec((any::<bool>(), 0u32..9, 0u64..9_000, 0u32..900), 0..100),
         policy in 0usize..6, seed in any::<u64>(), ticket in any::<u64>(), affinity in any::<Option<u64>>(),
     ) {
         let table = Table::new(&rows);
-        let request = Request { prompt_tokens: 1_000, affinity, ticket, seed };
+        let request = Request { prompt_tokens: 1_000, affinity, prefix_key: affinity, is_alone: seed % 2 == 0, ticket, seed };
         let decision = decide(&with(ALL[policy]), &request, &table);
         prop_assert_eq!(decision, decide(&with(ALL[policy]), &request, &table));
         prop_assert_eq!(decision.is_some(), rows.iter().any(|row| row.0));
@@ -295,7 +370,7 @@ proptest! {
         let settings = with(Policy::CacheAware);
         let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
         if let Some(decision) = decide(&settings, &request, &table) {
-            for index in usable(&table) {
+            for index in (0..table.len()).filter(|index| table.states[*index].is_usable) {
                 prop_assert!(decision.cost <= cost::cost(&settings, &request, &table.states[index], &table.cached[index]));
             }
         }
