@@ -45,6 +45,7 @@ use warmroute::kv::subscriber::StatusBoard;
 use warmroute::kv::tokenizer_check::{self, TokenizerCheck};
 use warmroute::kv::unconfirmed::{self, UnconfirmedBlocks};
 use warmroute::observe::metrics;
+use warmroute::peers::routed::RoutedPrompts;
 use warmroute::relay::Caches;
 use warmroute::relay::cached_prefix::CachedPrefixes;
 use warmroute::relay::fleet_view::{FleetView, Task};
@@ -147,20 +148,24 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
         }
     }
     let now = Instant::now();
+    let unconfirmed = UnconfirmedBlocks::new(
+        unconfirmed::Settings::default(),
+        unconfirmed::Metrics::new(&registry),
+        now,
+    );
+    let predicted = Arc::new(PredictedIndex::new(
+        predicted::Settings::default(),
+        predicted::Metrics::new(&registry),
+        now,
+    ));
+    let routed = RoutedPrompts::new(1, predicted.clone(), unconfirmed.clone(), &registry);
     let caches = Caches {
         indexes,
         board: Arc::new(StatusBoard::default()),
-        unconfirmed: UnconfirmedBlocks::new(
-            unconfirmed::Settings::default(),
-            unconfirmed::Metrics::new(&registry),
-            now,
-        ),
-        predicted: Arc::new(PredictedIndex::new(
-            predicted::Settings::default(),
-            predicted::Metrics::new(&registry),
-            now,
-        )),
+        unconfirmed,
+        predicted,
         tokenizer_check: TokenizerCheck::new(tokenizer_check::Settings::default(), &registry).0,
+        routed: Arc::new(routed),
     };
     Fleet {
         group,

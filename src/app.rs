@@ -41,6 +41,7 @@ use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
 use crate::kv::{grpc, zmq};
 use crate::observe::metrics::Registry;
 use crate::observe::{self, process};
+use crate::peers::routed::RoutedPrompts;
 use crate::relay::tokens::Tokens;
 use crate::relay::{Caches, Relay};
 use crate::responses::{self, Mode, Responses};
@@ -116,7 +117,6 @@ impl App {
             config.fleet.advanced.max_workers as usize,
             &config.prefill_decode.topology,
         );
-        let (peers, prepared) = Prepared::new(config, peers_listener, &fleet, &metrics)?;
         let predicted = Arc::new(PredictedIndex::new(
             config.predicted.clone(),
             predicted::Metrics::new(&metrics),
@@ -128,6 +128,14 @@ impl App {
             unconfirmed::Metrics::new(&metrics),
             observe::now(),
         );
+        let routed = Arc::new(RoutedPrompts::new(
+            config.peers.advanced.max_queued_blocks as usize,
+            predicted.clone(),
+            unconfirmed.clone(),
+            &metrics,
+        ));
+        let (peers, prepared) =
+            Prepared::new(config, peers_listener, &fleet, &routed, &metrics)?;
         let board = Arc::new(StatusBoard::default());
         let sources = config.token_sources().map_err(io::Error::other)?;
         let tokens = Tokens::new(&config.tokenization, sources, fastrand::u64(..), &metrics)?;
@@ -149,10 +157,12 @@ impl App {
                 unconfirmed: unconfirmed.clone(),
                 predicted: predicted.clone(),
                 tokenizer_check: tokenizer_check.clone(),
+                routed,
             },
             config.model_settings(),
             &config.prefill_decode,
             tokens,
+            peers.clone(),
             &metrics,
         ));
 
@@ -176,7 +186,7 @@ impl App {
             on_cache_lost: {
                 let (predicted, unconfirmed) = (predicted.clone(), unconfirmed.clone());
                 Arc::new(move |worker| {
-                    predicted.forget(worker);
+                    predicted.forget(observe::now(), worker);
                     unconfirmed.forget(worker);
                 })
             },

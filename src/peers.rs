@@ -16,6 +16,7 @@ mod message;
 mod metrics;
 pub mod numbers;
 pub mod roster;
+pub mod routed;
 mod server;
 mod session;
 pub mod settings;

@@ -12,7 +12,7 @@ use crate::observe;
 use crate::relay::Relay;
 
 /// How often expired predictions are removed while the fleet does not change.
-const EXPIRY_INTERVAL: Duration = Duration::from_secs(30);
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Removes what is recorded about a worker's cache when the worker has left the fleet or its engine has
 /// restarted.
@@ -36,7 +36,7 @@ pub(super) async fn forget(
                 .get(worker)
                 .is_some_and(|before| before != incarnation)
             {
-                predicted.forget(*worker);
+                predicted.forget(observe::now(), *worker);
                 unconfirmed.forget(*worker);
                 relay.forget_pinned(*worker);
             }

@@ -13,6 +13,7 @@ use crate::fleet::registry;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::OffloadThread;
 use crate::observe::metrics::Registry;
+use crate::peers::routed::RoutedPrompts;
 use crate::peers::{self, Peers};
 
 /// How often other replicas are told whether this one is ready.
@@ -44,6 +45,7 @@ impl Prepared {
         config: &Config,
         listener: Option<TcpListener>,
         fleet: &Arc<registry::Registry>,
+        routed: &Arc<RoutedPrompts>,
         metrics: &Registry,
     ) -> io::Result<(Peers, Option<Self>)> {
         let Some(listener) = listener else {
@@ -51,7 +53,7 @@ impl Prepared {
         };
         let address = listener.local_addr()?;
         let settings = config.peers.clone();
-        let peers = Peers::new(&settings, address, fleet.clone(), metrics)?;
+        let peers = Peers::new(&settings, address, fleet.clone(), routed.clone(), metrics)?;
         let prepared = Self {
             listener,
             address,

@@ -1,134 +1,75 @@
-//! What workers without KV events probably have cached: the prompts the router sent there, in the order
-//! of use, limited by the size of the engine's cache and by age.
+//! What workers without KV events probably have cached: the prompts that this router and its peers sent there, in the
+//! order of use, limited by the size of the engine's cache and by age.
 //!
 //! One LRU for each worker decides what is kept. It drops the ends of prompts first, so a worker that
 //! owns a block owns all blocks before it. A map over all workers says who owns a block. Because of
 //! that order the length of a worker's cached prefix is a binary search, without a walk along the
 //! prompt.
 
+mod lru;
+mod metrics;
+mod peers;
+mod settings;
+
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
-use hashlink::LinkedHashMap;
 use parking_lot::Mutex;
-use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxBuildHasher;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use self::lru::{Slot, Use, WorkerLru};
+pub use self::metrics::Metrics;
+pub use self::peers::{Placed, RoutedBlocks};
+pub use self::settings::Settings;
 use super::prefix_owners::{self, PrefixOwners};
 use crate::ids::{Block, BlockHash, WorkerId};
-use crate::observe::metrics::Registry;
-use crate::units::{DurationText, SizeText};
-
-/// Prediction of what workers have cached from the prompts that this router sent them: for workers without KV
-/// events and prompts without token ids.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Settings {
-    /// Bytes of text that make a token, on average.
-    #[schemars(range(min = 0.01))]
-    pub bytes_per_token: f64,
-    /// Tokens that fit into a worker's prefix cache, for engines whose metrics do not say. 400,000 is about what
-    /// an 80 GB GPU has left beside an 8B model.
-    #[schemars(range(min = 1))]
-    pub tokens_per_worker: u64,
-    /// Length of a prompt's first blocks as text. 64 bytes are about 16 tokens of English, the usual block of an
-    /// engine.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "16B", "max" = "8KiB"))]
-    pub block_size: u32,
-    /// A prompt that was not sent again for this long no longer counts as cached.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
-    pub max_age: Duration,
-    /// Blocks of all workers, about 120 bytes each: 240 MB, or 2,000 long conversations on each of 10 workers.
-    #[schemars(range(min = 1))]
-    pub max_blocks: u64,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            bytes_per_token: 4.0,
-            tokens_per_worker: 400_000,
-            block_size: 64,
-            max_age: Duration::from_secs(3_600),
-            max_blocks: 2_000_000,
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    blocks: IntGauge,
-    capacity: IntCounter,
-    memory: IntCounter,
-    age: IntCounter,
-    gone: IntCounter,
-    retracted: IntCounter,
-}
-
-impl Metrics {
-    pub fn new(registry: &Registry) -> Self {
-        let evicted = registry.counters(
-            "warmroute_predicted_evicted_blocks_total",
-            "Blocks no longer predicted to be cached, by reason: the worker's cache is full \
-             (worker_capacity), the router's limit (router_memory), age, the worker restarted or left \
-             (worker_gone), or it did not accept the request (request_not_accepted).",
-            &["reason"],
-        );
-        let of = |reason| evicted.with_label_values(&[reason]);
-        Self {
-            blocks: registry.gauge(
-                "warmroute_predicted_blocks",
-                "Prompt blocks that workers are predicted to have cached.",
-            ),
-            capacity: of("worker_capacity"),
-            memory: of("router_memory"),
-            age: of("age"),
-            gone: of("worker_gone"),
-            retracted: of("request_not_accepted"),
-        }
-    }
-}
 
 /// The predicted blocks of all workers and models.
 #[derive(Debug)]
 pub struct PredictedIndex {
     /// The workers that own a block, sorted.
-    owners: DashMap<BlockHash, SmallVec<[WorkerId; 4]>, FxBuildHasher>,
+    owners: DashMap<BlockHash, Owners, FxBuildHasher>,
     lrus: DashMap<WorkerId, Arc<Mutex<WorkerLru>>, FxBuildHasher>,
     /// The length of `lrus`: asking the map for it would take all of its locks.
     lru_count: AtomicUsize,
+    /// Paths that were shared with the other replicas in this second or before must be sent to them whole, because
+    /// some of them may have missed it.
+    resend_s: AtomicU32,
     settings: Settings,
     metrics: Metrics,
     created: Instant,
 }
 
-/// One worker's blocks, least recently used first.
-#[derive(Debug, Default)]
-struct WorkerLru {
-    blocks: LinkedHashMap<BlockHash, Entry, FxBuildHasher>,
-    tokens: u64,
-    /// Tokens of all prompts so far: the clock of use, which stands still while nothing is used.
-    used_tokens: u64,
-    /// The worker left the fleet; nothing more is recorded.
-    is_closed: bool,
+type Owners = SmallVec<[Owner; 2]>;
+
+/// A worker that owns a block, and the block's place in its LRU, which only the holder of the LRU's lock reads or
+/// writes.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    worker: WorkerId,
+    slot: Slot,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    tokens: u32,
-    /// Seconds since `created` at the last use.
-    used_s: u32,
-    /// The LRU's `used_tokens` at the last use.
-    used_at: u64,
+/// What recording a prompt has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// How many of the prompt's first blocks counted as cached before.
+    pub cached_blocks: usize,
+    /// The blocks that other replicas are to be told: the new ones, or the whole path if they may not know what is
+    /// before it. Empty, at the prompt's end, if they need to know only that it was used. `None` if it was used just
+    /// before.
+    pub news: Option<std::ops::Range<usize>>,
 }
+
+/// A path that was not sent whole for this long is sent whole with its next use, for a replica that has evicted a part
+/// of it earlier than the others.
+const RESEND_AFTER_S: u32 = 600;
+/// So long after a worker's restart every replica has noticed it, and has forgotten its blocks.
+const RESTART_NOTICED_S: u32 = 30;
 
 impl PredictedIndex {
     pub fn new(settings: Settings, metrics: Metrics, now: Instant) -> Self {
@@ -138,6 +79,7 @@ impl PredictedIndex {
             lru_count: AtomicUsize::new(0),
             settings,
             metrics,
+            resend_s: AtomicU32::new(0),
             created: now,
         }
     }
@@ -155,103 +97,86 @@ impl PredictedIndex {
                 return;
             };
             let start = (seed % owners.len().max(1) as u64) as usize;
-            for worker in owners[start..].iter().chain(&owners[..start]) {
-                found.add(*worker, last as u32 + 1);
+            for owner in owners[start..].iter().chain(&owners[..start]) {
+                found.add(owner.worker, last as u32 + 1);
             }
         })
     }
 
     /// How many of a prompt's first blocks one worker has cached.
     pub fn depth(&self, worker: WorkerId, prompt: &[Block]) -> u32 {
-        let is_cached = |block: Block| {
-            self.owners
-                .get(&block.path)
-                .is_some_and(|owners| owners.binary_search(&worker).is_ok())
-        };
-        partition(prompt.len(), |block| is_cached(prompt[block])) as u32
+        let is_cached = |block: usize| self.slot(worker, prompt[block].path).is_some();
+        partition(prompt.len(), is_cached) as u32
     }
 
     /// Counts a prompt as cached by a worker and used now. `capacity_tokens` is the size of the engine's
-    /// cache, 0 if unknown. Returns how many of the prompt's first blocks counted as cached before.
+    /// cache, 0 if unknown.
     pub fn record(
         &self,
         now: Instant,
         worker: WorkerId,
         capacity_tokens: u64,
         prompt: &[Block],
-    ) -> usize {
-        let lru = self.lru(worker);
-        let used_s = self.seconds(now);
-        let capacity_tokens = if capacity_tokens == 0 {
-            self.settings.tokens_per_worker
-        } else {
-            capacity_tokens
-        };
+    ) -> Recorded {
+        let now_s = self.seconds(now);
+        let capacity_tokens = self.capacity(capacity_tokens);
         // The part of a prompt beyond the cache's size must not evict everything else.
         let fitting =
             prompt.partition_point(|block| u64::from(block.end_tokens) <= capacity_tokens);
         let prompt = &prompt[..fitting];
+        let lru = self.lru(worker);
         let lru = &mut *lru.lock();
-        if lru.is_closed || self.is_fresh(lru, prompt, used_s, capacity_tokens) {
-            return prompt.len();
+        let cached_blocks = self.depth(worker, prompt) as usize;
+        let last_cached = cached_blocks
+            .checked_sub(1)
+            .and_then(|last| self.slot(worker, prompt[last].path));
+        let is_whole = cached_blocks == fitting;
+        if lru.is_closed
+            || fitting == 0
+            || is_whole && self.is_fresh(lru, last_cached, now_s, capacity_tokens)
+        {
+            return Recorded {
+                cached_blocks: fitting,
+                news: None,
+            };
         }
-        let mut cached_before = 0;
-        lru.used_tokens += prompt.last().map_or(0, |last| u64::from(last.end_tokens));
-        let used_at = lru.used_tokens;
-        // From the end to the start, so that the end is the least recently used.
-        for (position, block) in prompt.iter().enumerate().rev() {
-            match lru.blocks.to_back(&block.path) {
-                Some(entry) => {
-                    cached_before = cached_before.max(position + 1);
-                    entry.used_s = used_s;
-                    entry.used_at = used_at;
-                }
-                None => {
-                    let before = position
-                        .checked_sub(1)
-                        .map_or(0, |last| prompt[last].end_tokens);
-                    let tokens = block.end_tokens - before;
-                    lru.tokens += u64::from(tokens);
-                    lru.blocks.insert(
-                        block.path,
-                        Entry {
-                            tokens,
-                            used_s,
-                            used_at,
-                        },
-                    );
-                    self.metrics.blocks.inc();
-                    let mut owners = self.owners.entry(block.path).or_default();
-                    if let Err(position) = owners.binary_search(&worker) {
-                        owners.insert(position, worker);
-                    }
-                }
-            }
+        let shared_s = last_cached
+            .map(|slot| lru.node(slot).used.shared_s)
+            .filter(|shared_s| !self.must_resend(lru, *shared_s, now_s));
+        let used = self.next_use(lru, prompt[fitting - 1].end_tokens, now_s, shared_s);
+        let mut before = match cached_blocks {
+            0 => 0,
+            cached => prompt[cached - 1].end_tokens,
+        };
+        let new = prompt[cached_blocks..].iter().map(|block| {
+            let tokens = block.end_tokens.saturating_sub(before);
+            before = block.end_tokens;
+            (block.path, tokens)
+        });
+        self.extend(lru, worker, last_cached, new, used);
+        self.evict(lru, worker, capacity_tokens, now_s);
+        let start = if shared_s.is_some() { cached_blocks } else { 0 };
+        Recorded {
+            cached_blocks,
+            news: Some(start..fitting),
         }
-        self.evict(lru, worker, capacity_tokens, used_s);
-        cached_before
     }
 
     /// Takes back the blocks after `cached_before` that a record added: the worker did not accept the
-    /// request. Another request recorded meanwhile with the same blocks loses them too, which makes the
-    /// prediction colder, not wrong.
+    /// request. Another request recorded meanwhile with the same blocks loses them too, unless it went on after them,
+    /// which makes the prediction colder, not wrong.
     pub fn retract(&self, worker: WorkerId, prompt: &[Block], cached_before: usize) {
-        let Some(lru) = self.lrus.get(&worker).map(|lru| lru.clone()) else {
-            return;
-        };
-        let lru = &mut *lru.lock();
-        for block in prompt.get(cached_before..).unwrap_or_default() {
-            if self.remove(lru, worker, block.path) {
-                self.metrics.retracted.inc();
-            }
-        }
+        let added = prompt.get(cached_before..).unwrap_or_default();
+        let paths = added.iter().rev().map(|block| block.path);
+        self.retract_path(worker, paths);
     }
 
     /// Forgets all blocks of a worker: its process was restarted.
-    pub fn forget(&self, worker: WorkerId) {
-        if let Some(lru) = self.lrus.get(&worker).map(|lru| lru.clone()) {
-            self.clear(&mut lru.lock(), worker);
-        }
+    pub fn forget(&self, now: Instant, worker: WorkerId) {
+        let lru = self.lru(worker);
+        let lru = &mut *lru.lock();
+        self.clear(lru, worker);
+        lru.resend_at_s = self.seconds(now).saturating_add(RESTART_NOTICED_S);
     }
 
     /// Drops workers that left the fleet, and blocks that were not used for long. To be called now and
@@ -280,26 +205,87 @@ impl PredictedIndex {
     pub fn size(&self, worker: WorkerId) -> (usize, u64) {
         self.lrus.get(&worker).map_or((0, 0), |lru| {
             let lru = lru.lock();
-            (lru.blocks.len(), lru.tokens)
+            (lru.len(), lru.tokens())
         })
     }
 
-    /// Whether the whole prompt is cached and was used so recently that its place in the order of use
-    /// would hardly change. A repeated prompt then costs one lookup.
+    /// Adds blocks after a path, and counts all of it as used. The first block of a prompt becomes the most recently
+    /// used one, and its last one the least of them.
+    fn extend(
+        &self,
+        lru: &mut WorkerLru,
+        worker: WorkerId,
+        path: Option<Slot>,
+        new: impl Iterator<Item = (BlockHash, u32)>,
+        used: Use,
+    ) {
+        let (mut parent, mut newer) = (path, None);
+        let mut added = 0;
+        for (path, tokens) in new {
+            let mut owners = self.owners.entry(path).or_default();
+            let Err(position) = position_of(&owners, worker) else {
+                // Two paths with one hash.
+                break;
+            };
+            let slot = lru.insert(path, tokens, parent, newer, used);
+            owners.insert(position, Owner { worker, slot });
+            (parent, newer) = (Some(slot), Some(slot));
+            added += 1;
+        }
+        self.metrics.blocks.add(added);
+        if let Some(path) = path {
+            lru.touch_path(path, used);
+        }
+    }
+
+    /// A use of a path with so many tokens. It is shared now unless `shared_s` says when it was.
+    fn next_use(&self, lru: &mut WorkerLru, tokens: u32, now_s: u32, shared_s: Option<u32>) -> Use {
+        lru.used_tokens += u64::from(tokens);
+        Use {
+            at_s: now_s,
+            at_tokens: lru.used_tokens,
+            shared_s: shared_s.unwrap_or(now_s),
+        }
+    }
+
+    /// Whether a prompt's last block was used so recently that its place in the order of use would hardly change. A
+    /// repeated prompt then costs one lookup.
     fn is_fresh(
         &self,
         lru: &WorkerLru,
-        prompt: &[Block],
+        last: Option<Slot>,
         now_s: u32,
         capacity_tokens: u64,
     ) -> bool {
         const FRESH: u64 = 64;
-        let Some(entry) = prompt.last().and_then(|last| lru.blocks.get(&last.path)) else {
+        let Some(last) = last else {
             return false;
         };
-        let age_s = now_s.saturating_sub(entry.used_s);
-        lru.used_tokens - entry.used_at < capacity_tokens / FRESH
+        let used = lru.node(last).used;
+        let age_s = now_s.saturating_sub(used.at_s);
+        lru.used_tokens - used.at_tokens < capacity_tokens / FRESH
             && u64::from(age_s) <= self.settings.max_age.as_secs() / FRESH
+    }
+
+    /// Whether a path that was shared in a second may have been missed by a replica.
+    fn must_resend(&self, lru: &WorkerLru, shared_s: u32, now_s: u32) -> bool {
+        let missed_restart = lru.resend_at_s <= now_s && shared_s <= lru.resend_at_s;
+        missed_restart
+            || shared_s <= self.resend_s.load(Relaxed)
+            || now_s.saturating_sub(shared_s) > RESEND_AFTER_S
+    }
+
+    fn capacity(&self, reported_tokens: u64) -> u64 {
+        match reported_tokens {
+            0 => self.settings.tokens_per_worker,
+            reported => reported,
+        }
+    }
+
+    fn slot(&self, worker: WorkerId, path: BlockHash) -> Option<Slot> {
+        let owners = self.owners.get(&path)?;
+        let position = position_of(&owners, worker).ok()?;
+        Some(owners[position].slot)
     }
 
     fn lru(&self, worker: WorkerId) -> Arc<Mutex<WorkerLru>> {
@@ -318,44 +304,55 @@ impl PredictedIndex {
         let share = self.settings.max_blocks / self.lru_count.load(Relaxed).max(1) as u64;
         let blocks_max = share.max(1) as usize;
         let old_s = now_s.saturating_sub(self.settings.max_age.as_secs() as u32);
-        while let Some((path, entry)) = lru.blocks.front().map(|(path, entry)| (*path, *entry)) {
-            let reason = if lru.tokens > capacity_tokens {
+        while let Some(oldest) = lru.oldest() {
+            let reason = if lru.tokens() > capacity_tokens {
                 &self.metrics.capacity
-            } else if lru.blocks.len() > blocks_max {
+            } else if lru.len() > blocks_max {
                 &self.metrics.memory
-            } else if entry.used_s < old_s {
+            } else if lru.node(oldest).used.at_s < old_s {
                 &self.metrics.age
             } else {
                 break;
             };
-            self.remove(lru, worker, path);
+            self.remove(lru, worker, oldest);
             reason.inc();
         }
     }
 
     /// The caller holds the LRU's lock throughout, so that no record comes between the LRU and `owners`.
     fn clear(&self, lru: &mut WorkerLru, worker: WorkerId) {
-        self.metrics.gone.inc_by(lru.blocks.len() as u64);
-        while let Some(path) = lru.blocks.front().map(|(path, _)| *path) {
-            self.remove(lru, worker, path);
+        self.metrics.gone.inc_by(lru.len() as u64);
+        while let Some(oldest) = lru.oldest() {
+            self.remove(lru, worker, oldest);
+        }
+        lru.shrink();
+    }
+
+    /// Removes blocks of a worker, given from the end of a path to its start. Stops at one that others follow.
+    fn retract_path(&self, worker: WorkerId, paths: impl Iterator<Item = BlockHash>) {
+        let Some(lru) = self.lrus.get(&worker).map(|lru| lru.clone()) else {
+            return;
+        };
+        let lru = &mut *lru.lock();
+        for path in paths {
+            match self.slot(worker, path) {
+                Some(slot) if lru.has_children(slot) => break,
+                Some(slot) => {
+                    self.remove(lru, worker, slot);
+                    self.metrics.retracted.inc();
+                }
+                None => {}
+            }
         }
     }
 
-    fn remove(&self, lru: &mut WorkerLru, worker: WorkerId, path: BlockHash) -> bool {
-        let Some(entry) = lru.blocks.remove(&path) else {
-            return false;
-        };
-        lru.tokens -= u64::from(entry.tokens);
-        self.remove_owner(path, worker);
+    fn remove(&self, lru: &mut WorkerLru, worker: WorkerId, slot: Slot) {
+        let path = lru.remove(slot).path;
         self.metrics.blocks.dec();
-        true
-    }
-
-    fn remove_owner(&self, path: BlockHash, worker: WorkerId) {
         let dashmap::Entry::Occupied(mut owners) = self.owners.entry(path) else {
             return;
         };
-        if let Ok(position) = owners.get().binary_search(&worker) {
+        if let Ok(position) = position_of(owners.get(), worker) {
             owners.get_mut().remove(position);
         }
         if owners.get().is_empty() {
@@ -374,6 +371,11 @@ impl PredictedIndex {
             .min(Duration::from_secs(u64::from(u32::MAX)))
             .as_secs() as u32
     }
+}
+
+/// The worker's position among the owners, or where it would be inserted.
+fn position_of(owners: &Owners, worker: WorkerId) -> Result<usize, usize> {
+    owners.binary_search_by_key(&worker, |owner| owner.worker)
 }
 
 /// The first index of `0..end` for which `is_cached` is false, given that it is true before and false

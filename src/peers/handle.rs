@@ -13,6 +13,7 @@ use super::discovery;
 use super::handshake::{Identity, InstanceId, Refusal};
 use super::link::{Failure, Link};
 use super::metrics::Metrics;
+use super::routed::RoutedPrompts;
 use super::server::{self, Accept, Call};
 use super::session;
 use super::settings::Settings;
@@ -66,6 +67,7 @@ impl Peers {
         settings: &Settings,
         listen: SocketAddr,
         fleet: Arc<Registry>,
+        routed: Arc<RoutedPrompts>,
         registry: &metrics::Registry,
     ) -> io::Result<Self> {
         let mut random = [0; 16];
@@ -83,7 +85,7 @@ impl Peers {
         };
         let metrics = Metrics::new(registry);
         let advanced = settings.advanced.clone();
-        let state = State::new(observe::now(), identity, advanced, fleet, metrics);
+        let state = State::new(observe::now(), identity, advanced, fleet, routed, metrics);
         let scraped = state.clone();
         registry.on_scrape(move || scraped.update_metrics(observe::now()));
         let trees = OnceLock::new();
@@ -121,8 +123,6 @@ impl Peers {
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
-
-    // ROUTED PROMPTS: `routed(&self) -> &RoutedPrompts` goes here.
 
     /// Tells the others whether this replica takes requests.
     pub fn set_ready(&self, is_ready: bool) {

@@ -55,6 +55,11 @@ impl Numbers {
         number
     }
 
+    /// The number of a worker that has one.
+    pub fn known(&self, key: &WorkerKey) -> Option<u32> {
+        self.by_key.get(key).copied()
+    }
+
     pub fn key(&self, number: u32) -> Option<&WorkerKey> {
         self.keys.get(number as usize)?.as_ref()
     }

@@ -99,6 +99,10 @@ pub struct Advanced {
     /// Workers and ranks that another replica may report; more are ignored and counted.
     #[schemars(range(min = 1, max = 65536))]
     pub max_workers: u32,
+    /// Blocks of prompts that this replica routed and has not told the others of, about 11 bytes each: as many as are
+    /// sent with one report. More are dropped and counted, and sent with the next use of their prompts.
+    #[schemars(range(min = 64, max = 65536))]
+    pub max_queued_blocks: u32,
     /// Size of a message of another replica; one that sends a longer one is disconnected.
     #[serde(with = "SizeText")]
     #[schemars(extend("min" = "64KiB", "max" = "64MiB"))]
@@ -119,6 +123,8 @@ impl Default for Advanced {
             max_backoff: Duration::from_millis(400),
             max_peers: 64,
             max_workers: 8_192,
+            // 800,000 blocks a second: 4,000 prompts of 40,000 tokens of which nothing is cached.
+            max_queued_blocks: 16_384,
             // The state of 8,192 workers takes about 0.5 MiB.
             max_message: 1 << 20,
         }

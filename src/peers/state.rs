@@ -18,13 +18,18 @@ use super::gauges::{Condition, Gauges, WorkerLoad};
 use super::handshake::{Identity, InstanceId, PeerIdentity, Side};
 use super::link::Outgoing;
 use super::load_table::LoadTable;
+use super::message::framed;
 use super::metrics::Metrics;
+use super::numbers::WorkerKey;
 use super::roster::{Admission, Change, Freshness, Peer, Roster, StreamId};
+use super::routed::{RoutedPrompts, RoutedWorker};
 use super::settings::Advanced;
 use super::status::{LoadRow, PeerRow, ReplicaRow, Status};
+use super::wire;
 use super::wire::peer_message::Kind;
 use crate::fleet::registry::Registry;
 use crate::fleet::{Snapshot, Worker};
+use crate::ids::WorkerId;
 
 /// Shared by all streams.
 #[derive(Debug)]
@@ -33,6 +38,7 @@ pub(super) struct State {
     pub(super) settings: Advanced,
     pub(super) metrics: Metrics,
     fleet: Arc<Registry>,
+    routed: Arc<RoutedPrompts>,
     /// Other replicas are expected, and none is heard.
     is_alone: AtomicBool,
     is_ready: AtomicBool,
@@ -81,6 +87,7 @@ impl State {
         identity: Identity,
         settings: Advanced,
         fleet: Arc<Registry>,
+        routed: Arc<RoutedPrompts>,
         metrics: Metrics,
     ) -> Arc<Self> {
         let roster = Roster::new(
@@ -103,6 +110,7 @@ impl State {
             settings,
             metrics,
             fleet,
+            routed,
             is_alone: AtomicBool::new(false),
             is_ready: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
@@ -160,6 +168,8 @@ impl State {
         self.refresh_fleet(now, inner);
         opened.send(&self.metrics, &[], || inner.gauges.whole());
         inner.streams.insert(stream, opened);
+        self.routed.set_heard(true);
+        self.routed.on_missed(now);
         self.update_alone(now, inner);
         self.version.send_modify(|version| *version += 1);
         Ok((stream, end))
@@ -169,6 +179,7 @@ impl State {
     pub(super) fn close(&self, now: Instant, peer: InstanceId, stream: StreamId, reason: &str) {
         let inner = &mut *self.inner.lock();
         inner.streams.remove(&stream);
+        self.routed.set_heard(!inner.streams.is_empty());
         let Some(lost) = inner.roster.on_end(peer, stream) else {
             return;
         };
@@ -202,7 +213,8 @@ impl State {
         bytes: usize,
     ) {
         self.metrics.received.inc_by(bytes as u64);
-        let inner = &mut *self.inner.lock();
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
         if !inner.roster.on_message(now, peer, stream) {
             return;
         }
@@ -219,7 +231,14 @@ impl State {
                 self.refresh_fleet(now, inner);
                 self.apply(inner, applied.is_first);
             }
-            // ROUTED PROMPTS: what another replica routed arrives here; `inner.table.key(peer, number)` names the worker.
+            Some(Kind::Routed(message)) => {
+                self.refresh_fleet(now, inner);
+                let workers = inner.routed_workers(peer, &message);
+                // Blocks are placed without the lock, which pages take too.
+                drop(guard);
+                let worker_of = |number| workers.get(&number).copied();
+                self.routed.apply(now, &message, worker_of);
+            }
             Some(Kind::Hello(_) | Kind::Proof(_)) | None => {}
         }
     }
@@ -241,10 +260,14 @@ impl State {
             messages[count] = message;
             count += 1;
         }
-        // ROUTED PROMPTS: what this replica routed since the last tick is encoded here, with `inner.gauges.numbers`, and
-        // sent after `messages` to the streams that missed nothing.
+        let routed = inner.routed_message(&self.routed);
         for stream in inner.streams.values_mut() {
             stream.send(&self.metrics, &messages[..count], || inner.gauges.whole());
+            if let Some(routed) = &routed
+                && !stream.send_routed(&self.metrics, routed)
+            {
+                self.routed.on_missed(now);
+            }
         }
         for change in inner.roster.on_time(now) {
             match change {
@@ -460,7 +483,57 @@ impl State {
     }
 }
 
+impl Inner {
+    /// What this replica routed since the last report, for all replicas.
+    fn routed_message(&self, routed: &RoutedPrompts) -> Option<Bytes> {
+        let mut numbers: FxHashMap<WorkerId, Option<u32>> = FxHashMap::default();
+        let message = routed.take_message(|id| {
+            *numbers.entry(id).or_insert_with(|| {
+                let mut workers = self.workers.iter();
+                let (address, _) = workers.find(|(_, worker)| worker.id == id)?;
+                self.gauges.numbers.known(&WorkerKey {
+                    address: address.clone(),
+                    rank: None,
+                })
+            })
+        })?;
+        Some(framed(Kind::Routed(message)))
+    }
+
+    /// The workers that a replica's message names, by its numbers.
+    fn routed_workers(
+        &self,
+        peer: InstanceId,
+        message: &wire::RoutedPrompts,
+    ) -> FxHashMap<u32, RoutedWorker> {
+        let prompts = message.prompts.iter().map(|prompt| prompt.number);
+        let unconfirmed = message.unconfirmed.iter().map(|prompt| prompt.number);
+        let mut workers = FxHashMap::default();
+        for number in prompts.chain(unconfirmed) {
+            let Some(key) = self.table.key(peer, number) else {
+                continue;
+            };
+            if let Some(worker) = self.workers.get(&key.address) {
+                workers.entry(number).or_insert(RoutedWorker {
+                    id: worker.id,
+                    cache_tokens: worker.cache_tokens.load(Relaxed),
+                });
+            }
+        }
+        workers
+    }
+}
+
 impl Stream {
+    /// Sends routed prompts. False if there is no room.
+    fn send_routed(&mut self, metrics: &Metrics, message: &Bytes) -> bool {
+        if self.has_missed || self.outgoing.try_send(Ok(message.clone())).is_err() {
+            return false;
+        }
+        metrics.sent.inc_by(message.len() as u64);
+        true
+    }
+
     /// Sends messages, or the whole state if something was missed. What does not fit is missed.
     fn send(&mut self, metrics: &Metrics, messages: &[Bytes], whole: impl FnOnce() -> [Bytes; 2]) {
         let whole = self.has_missed.then(whole);

@@ -24,6 +24,7 @@ use crate::kv::prefix_owners::PrefixOwner;
 use crate::kv::subscriber::{StatusBoard, StatusSnapshot};
 use crate::kv::tokenizer_check::{Subject, TokenizerCheck};
 use crate::kv::unconfirmed::UnconfirmedBlocks;
+use crate::peers::routed::RoutedPrompts;
 use crate::routing::{Cached, TierCredit};
 
 /// What is known of the workers' caches.
@@ -39,6 +40,8 @@ pub struct Caches {
     pub predicted: Arc<PredictedIndex>,
     /// Which engines tokenize like the router.
     pub tokenizer_check: Arc<TokenizerCheck>,
+    /// What the other replicas are told of this one's choices.
+    pub routed: Arc<RoutedPrompts>,
 }
 
 /// The cached prefixes of one prompt, for workers of every role. The longest ones are looked up at

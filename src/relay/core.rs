@@ -14,6 +14,7 @@ use super::tokens::Tokens;
 use crate::fleet::registry::Registry;
 use crate::kv::predicted::PredictedIndex;
 use crate::observe::metrics;
+use crate::peers::Peers;
 
 /// Metrics that are not a model's.
 #[derive(Clone, Debug)]
@@ -34,6 +35,7 @@ pub struct Relay {
     pub(super) quarantine: SharedQuarantine,
     /// `None` if requests are not disaggregated.
     pub(super) prefill_decode: Option<Disaggregation>,
+    pub(super) peers: Peers,
     pub(super) metrics: Metrics,
 }
 
@@ -45,6 +47,7 @@ impl Relay {
         models: ModelSettings,
         prefill_decode: &prefill_decode::Settings,
         tokens: Arc<Tokens>,
+        peers: Peers,
         registry: &metrics::Registry,
     ) -> Self {
         let prefill_decode = Disaggregation::new(prefill_decode, registry);
@@ -58,6 +61,7 @@ impl Relay {
             models: Models::new(models, families, registry),
             prefill_decode,
             tokens,
+            peers,
             metrics: Metrics {
                 retries_refused: registry.counter(
                     "warmroute_retry_budget_exhausted_total",

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use smallvec::SmallVec;
 
-use super::cached_prefix::CachedPrefixes;
+use super::cached_prefix::{CachedPrefixes, Caches};
 use super::core::Relay;
 use super::job::Error;
 use super::kv_report_request::KvReportRequest;
@@ -21,13 +21,17 @@ use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::WorkerId;
 use crate::kv::subscriber::StatusBoard;
 use crate::kv::tokenizer_check::{PromptCheck, PromptSource, TokenizerCheck};
-use crate::kv::unconfirmed::{UnconfirmedBlocks, UnconfirmedPrompt};
+use crate::kv::unconfirmed::UnconfirmedPrompt;
 use crate::prompt::{self, Api, PeekedBody};
 use crate::{kv, routing};
 
 /// The Retry-After of an answer when no worker is usable: about half of the time that health checks take to find a
 /// worker healthy again.
 pub(super) const NO_WORKER_RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// How much of a prompt's start is hashed for replicas that hear of no other. About 1,000 tokens: less is often the
+/// same for all prompts of an application, more differs between the turns of a short conversation.
+const PREFIX_KEY_BYTES: u64 = 4_096;
 
 pub(super) type Excluded = SmallVec<[WorkerId; 4]>;
 
@@ -49,11 +53,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Records that the prompt's blocks will be cached at the chosen worker. Not for a worker with several dp ranks:
-    /// the router does not know which of them gets the request.
+    /// Records here and at the other replicas that the prompt's blocks will be cached at the chosen worker. Not for a
+    /// worker with several dp ranks: the router does not know which of them gets the request.
     pub(super) fn expect(
         &self,
-        unconfirmed: &Arc<UnconfirmedBlocks>,
+        caches: &Caches,
         worker: &Worker,
     ) -> SmallVec<[UnconfirmedPrompt; 1]> {
         let Some(exact) = &self.prompt.exact else {
@@ -63,9 +67,11 @@ impl Plan {
         if place.is_none_or(|place| self.group.event_ranks[*place] != 1) {
             return SmallVec::new();
         }
-        let keys = exact.prefix_keys();
-        keys.map(|keys| unconfirmed.insert(worker.id, keys))
-            .collect()
+        let expect = |keys| {
+            caches.routed.push_unconfirmed(worker.id, keys);
+            caches.unconfirmed.insert(worker.id, keys)
+        };
+        exact.prefix_keys().map(expect).collect()
     }
 
     /// The tokenizer check of a worker that gets the prompt and reports KV events.
@@ -96,6 +102,11 @@ impl Plan {
             && !worker.refuses_reports.load(Relaxed)
             && exact.could_tell_more(worker.id, self.event_ranks(worker));
         asks.then_some(report)
+    }
+
+    /// Whether the worker's KV events report this prompt's blocks.
+    pub(super) fn is_reported_by(&self, worker: &Worker) -> bool {
+        self.prompt.exact.is_some() && self.event_ranks(worker) > 0
     }
 
     fn event_ranks(&self, worker: &Worker) -> u32 {
@@ -152,6 +163,8 @@ impl Relay {
         };
         let legs = self.prefill_decode.is_some();
         let legs = legs.then(|| Legs::of(api, with_ids.as_ref().unwrap_or(body)));
+        // Workers that report what they have cached are known without the other replicas.
+        let is_reported = exact.is_some() && !group.event_ranks.contains(&0);
         // Rounding must not make the prompt shorter than its blocks.
         let in_blocks = blocks.last().map_or(0, |block| block.end_tokens);
         Ok(Plan {
@@ -159,6 +172,8 @@ impl Relay {
             request: routing::Request {
                 prompt_tokens: measure.prompt_tokens.max(in_blocks),
                 affinity: model.affinity(headers, peek),
+                prefix_key: routing::prefix_key(&blocks, first_blocks(&peek.prompt)),
+                is_alone: self.peers.is_alone() && !is_reported,
                 ticket: model.next_ticket(),
                 seed: fastrand::u64(..),
             },
@@ -219,6 +234,20 @@ impl Relay {
             holders_max,
             plan.request.seed,
         )
+    }
+}
+
+/// The number of a prompt's blocks within its first [`PREFIX_KEY_BYTES`]. The same for all prompts that start with
+/// these bytes, and more than a shorter prompt has.
+fn first_blocks(prompt: &prompt::HashedPrompt) -> usize {
+    let mut bytes = 0;
+    let within = prompt.blocks.iter().take_while(|block| {
+        bytes += u64::from(block.bytes);
+        bytes <= PREFIX_KEY_BYTES
+    });
+    match within.count() {
+        count if bytes > PREFIX_KEY_BYTES => count,
+        count => count + 1,
     }
 }
 

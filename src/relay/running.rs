@@ -6,13 +6,15 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use super::cached_prefix::Caches;
+use super::plan::Plan;
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::ids::{Block, WorkerId};
-use crate::kv::predicted::PredictedIndex;
 use crate::kv::subscriber::RepeatReport;
 use crate::kv::tokenizer_check::PromptCheck;
 use crate::kv::unconfirmed::UnconfirmedPrompt;
+use crate::observe;
 
 /// Dropped, it takes back what counts for a running request only.
 #[derive(Debug)]
@@ -62,36 +64,45 @@ impl Running {
     }
 }
 
-/// Optimistic insert: the predicted cache has the prompt's blocks at the worker from the moment of the decision.
-/// Taken back when dropped, unless the worker has begun to answer.
+/// Optimistic insert: the predicted cache, and those of the other replicas, have the prompt's blocks at the worker from
+/// the moment of the decision. Taken back when dropped, unless the worker has begun to answer.
 #[must_use = "dropped, it is taken back"]
 pub(super) struct OptimisticInsert<'a> {
-    predicted: &'a PredictedIndex,
+    caches: &'a Caches,
     worker: WorkerId,
     blocks: &'a [Block],
     held_before: usize,
+    /// The other replicas were told.
+    is_shared: bool,
 }
 
 impl<'a> OptimisticInsert<'a> {
-    pub(super) fn new(
-        predicted: &'a PredictedIndex,
-        now: Instant,
-        worker: &Worker,
-        blocks: &'a [Block],
-    ) -> Self {
-        let held_before = match blocks {
-            [] => 0,
-            _ => {
-                let capacity_tokens = worker.cache_tokens.load(Relaxed);
-                predicted.record(now, worker.id, capacity_tokens, blocks)
-            }
-        };
-        Self {
-            predicted,
+    pub(super) fn new(caches: &'a Caches, now: Instant, worker: &Worker, plan: &'a Plan) -> Self {
+        let mut insert = Self {
+            caches,
             worker: worker.id,
-            blocks,
-            held_before,
+            blocks: &[],
+            held_before: 0,
+            is_shared: false,
+        };
+        let blocks = &plan.prompt.blocks[..];
+        if blocks.is_empty() {
+            return insert;
         }
+        let capacity_tokens = worker.cache_tokens.load(Relaxed);
+        let recorded = caches
+            .predicted
+            .record(now, worker.id, capacity_tokens, blocks);
+        if let Some(news) = recorded.news {
+            insert.blocks = &blocks[..news.end];
+            insert.held_before = recorded.cached_blocks;
+            // What the worker's KV events report, every replica learns from them.
+            insert.is_shared = !plan.is_reported_by(worker);
+            if insert.is_shared {
+                caches.routed.push(now, worker.id, blocks, news);
+            }
+        }
+        insert
     }
 
     pub(super) fn confirm(mut self) {
@@ -101,9 +112,15 @@ impl<'a> OptimisticInsert<'a> {
 
 impl Drop for OptimisticInsert<'_> {
     fn drop(&mut self) {
-        if self.held_before < self.blocks.len() {
-            self.predicted
-                .retract(self.worker, self.blocks, self.held_before);
+        if self.held_before == self.blocks.len() {
+            return;
+        }
+        let (worker, blocks, first) = (self.worker, self.blocks, self.held_before);
+        self.caches.predicted.retract(worker, blocks, first);
+        if self.is_shared {
+            self.caches
+                .routed
+                .retract(observe::now(), worker, blocks, first);
         }
     }
 }

@@ -45,8 +45,7 @@ impl Relay {
             prompt_tokens = request.prompt_tokens,
             "worker chosen"
         );
-        let insert =
-            OptimisticInsert::new(&self.caches.predicted, now, worker, &plan.prompt.blocks);
+        let insert = OptimisticInsert::new(&self.caches, now, worker, plan);
         let in_flight = InFlight::new(
             worker.clone(),
             request.prompt_tokens,
@@ -55,7 +54,7 @@ impl Relay {
         let report = plan.asks(&self.caches.board, worker);
         let running = Running::new(
             in_flight,
-            plan.expect(&self.caches.unconfirmed, worker),
+            plan.expect(&self.caches, worker),
             plan.check(&self.caches.tokenizer_check, now, worker),
             report.map(|_| self.caches.board.expect_repeat_report(worker.id)),
         );

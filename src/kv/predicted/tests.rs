@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::kv::text_block;
 use crate::observe;
+use crate::observe::metrics::Registry;
 
 const TOKENS: u32 = 10;
 
@@ -113,15 +114,21 @@ fn the_router_s_limit_is_shared_by_the_workers() {
 fn blocks_of_a_request_that_was_not_accepted_are_taken_back() {
     let index = index(Settings::default());
     let worker = WorkerId(1);
-    assert_eq!(index.record(index.created, worker, 0, &prompt(&[1, 2])), 0);
-    assert_eq!(
-        index.record(index.created, worker, 0, &prompt(&[1, 2, 3, 4])),
-        2
-    );
+    let cached = |locals: &[u64]| {
+        let recorded = index.record(index.created, worker, 0, &prompt(locals));
+        recorded.cached_blocks
+    };
+    assert_eq!(cached(&[1, 2]), 0);
+    assert_eq!(cached(&[1, 2, 3, 4]), 2);
     index.retract(worker, &prompt(&[1, 2, 3, 4]), 2);
     assert_eq!(index.depth(worker, &prompt(&[1, 2, 3, 4])), 2);
     assert_eq!(index.size(worker), (2, 20));
-    assert_eq!(index.record(index.created, worker, 0, &prompt(&[1, 2])), 2);
+    assert_eq!(cached(&[1, 2]), 2);
+    // Another request went on after the block 3 before the first was refused.
+    assert_eq!(cached(&[1, 2, 3]), 2);
+    assert_eq!(cached(&[1, 2, 3, 4]), 3);
+    index.retract(worker, &prompt(&[1, 2, 3]), 2);
+    assert_eq!(index.depth(worker, &prompt(&[1, 2, 3, 4])), 4);
 }
 
 #[test]
@@ -178,9 +185,9 @@ fn a_forgotten_worker_leaves_nothing() {
     let index = index(Settings::default());
     index.record(index.created, WorkerId(1), 0, &prompt(&[1, 2]));
     index.record(index.created, WorkerId(2), 0, &prompt(&[1]));
-    index.forget(WorkerId(1));
+    index.forget(index.created, WorkerId(1));
     assert_eq!(depths(&index, &prompt(&[1, 2])), [(2, 1)]);
-    index.forget(WorkerId(2));
+    index.forget(index.created, WorkerId(2));
     assert!(index.owners.is_empty());
     assert_eq!(index.metrics.blocks.get(), 0);
 }
@@ -209,7 +216,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Forget { worker } => {
-                    index.forget(WorkerId(worker));
+                    index.forget(index.created, WorkerId(worker));
                     model.remove(&worker);
                 }
                 Step::Record { worker, prompt: locals } => {

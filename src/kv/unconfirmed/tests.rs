@@ -11,6 +11,7 @@ fn unconfirmed(max_blocks: u64) -> (Arc<UnconfirmedBlocks>, Instant) {
     let now = observe::now();
     let settings = Settings {
         grace_period: Duration::from_millis(1_000),
+        peer_lifetime: Duration::from_secs(10),
         max_blocks,
     };
     let metrics = Metrics::new(&Registry::default());
@@ -57,6 +58,36 @@ fn a_request_that_its_worker_did_not_accept_leaves_nothing_behind() {
     assert_eq!(blocks.depth(now, A, &prompt("abc")), 2);
     drop(second);
     assert!(is_empty(&blocks));
+}
+
+#[test]
+fn a_prompt_that_another_replica_routed_counts_for_a_while() {
+    let (blocks, now) = unconfirmed(100);
+    let paths: Vec<u64> = prompt("system one").iter().map(|key| key.path.0).collect();
+    blocks.insert_routed(now, A, &paths);
+    let other = prompt("system two");
+    let depth = |now| blocks.depth(now, A, &other);
+    assert_eq!(depth(now), 7);
+    assert_eq!(depth(now + seconds(9)), 7);
+    assert_eq!(depth(now + seconds(10)), 0);
+    // An own request that was not accepted leaves what another replica's counts for.
+    blocks.insert_routed(now + seconds(5), A, &paths);
+    drop(blocks.insert(A, &other));
+    assert_eq!(depth(now + seconds(14)), 7);
+    blocks.remove_expired(now + seconds(15));
+    assert!(is_empty(&blocks));
+    blocks.insert_routed(now, A, &paths);
+    blocks.forget(A);
+    assert!(is_empty(&blocks));
+}
+
+#[test]
+fn what_other_replicas_routed_finds_no_more_room_than_own_prompts() {
+    let (blocks, now) = unconfirmed(4);
+    let paths: Vec<u64> = prompt("abcdef").iter().map(|key| key.path.0).collect();
+    blocks.insert_routed(now, A, &paths);
+    assert_eq!(blocks.depth(now, A, &prompt("abcdef")), 4);
+    assert_eq!(blocks.metrics.rejected.get(), 2);
 }
 
 #[test]

@@ -170,8 +170,8 @@ impl LegContext<'_> {
             info!(worker = %prefill.worker.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
         }
         let worker = &choice.worker;
-        OptimisticInsert::new(&relay.caches.predicted, now, worker, &plan.prompt.blocks).confirm();
-        for coming in plan.expect(&relay.caches.unconfirmed, worker) {
+        OptimisticInsert::new(&relay.caches, now, worker, plan).confirm();
+        for coming in plan.expect(&relay.caches, worker) {
             coming.on_first_token(now);
         }
     }

@@ -31,14 +31,13 @@ impl LegContext<'_> {
             ..
         } = *self;
         let worker = &prefill.worker;
-        let insert =
-            OptimisticInsert::new(&relay.caches.predicted, now, worker, &plan.prompt.blocks);
+        let insert = OptimisticInsert::new(&relay.caches, now, worker, plan);
         let tokens = plan.request.prompt_tokens;
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
         let report = plan.asks(&relay.caches.board, worker);
         let mut running = Running::new(
             InFlight::new(worker.clone(), tokens, cached_tokens),
-            plan.expect(&relay.caches.unconfirmed, worker),
+            plan.expect(&relay.caches, worker),
             plan.check(&relay.caches.tokenizer_check, now, worker),
             report.map(|_| relay.caches.board.expect_repeat_report(worker.id)),
         );
