@@ -44,7 +44,7 @@ pub struct Settings {
     #[serde(skip)]
     trace: PathBuf,
 
-    /// Configuration file whose `routing` and `predicted` settings are used. Default: their defaults.
+    /// Configuration file whose `routing`, `predicted` and `unconfirmed` settings are used. Default: their defaults.
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
@@ -104,9 +104,19 @@ pub struct Settings {
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     routers: u32,
 
-    /// Delay of load reports between router replicas. Default: replicas report nothing to each other.
+    /// Time between two reports of a router replica to the others. Default: replicas report nothing to each other, so
+    /// each routes as one that hears of no other.
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
     sync_ms: Option<u64>,
+
+    /// What replicas report. Default: load and routed prompts with the predicted index, load with the exact one.
+    #[arg(long, value_name = "WHAT", value_enum)]
+    share: Option<Shared>,
+
+    /// Route as a replica that hears of no other (`routing.advanced.alone_slack`). Default: with several routers that
+    /// report nothing.
+    #[arg(long, value_name = "BOOL")]
+    alone: Option<bool>,
 
     /// Random seed; the same seed gives the same results.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
@@ -121,6 +131,16 @@ pub struct Settings {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     plot: Option<PathBuf>,
+}
+
+/// What router replicas report to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+enum Shared {
+    /// Their loads.
+    Load,
+    /// Their loads, and the blocks of the prompts that they routed.
+    Routed,
 }
 
 /// Replays the trace with each policy, prints the table and writes the requested files.
@@ -181,10 +201,13 @@ fn replay(
         policy,
         routing: config.routing.clone(),
         predicted: config.predicted.clone(),
+        unconfirmed: config.kv_events.advanced.unconfirmed.clone(),
         cache_index: settings.cache_index,
         predicts_on_route: !settings.no_predict_on_route,
         workers: settings.workers as usize,
         cache_tokens: settings.cache_tokens,
+        shares_routed: settings.shares_routed(),
+        is_alone: settings.is_alone(),
     };
     let outcome = run::run(jobs, settings.fleet(), &router, started, |computed| {
         if computed.is_multiple_of(PROGRESS_INTERVAL) {
@@ -255,8 +278,22 @@ impl Settings {
             decode: Duration::from_millis(self.decode_ms),
             event_lag: Duration::from_millis(self.event_lag_ms),
             routers: self.routers as usize,
-            sync_lag: self.sync_ms.map(Duration::from_millis),
+            sync_interval: self.sync_ms.map(Duration::from_millis),
         }
+    }
+
+    fn shares_routed(&self) -> bool {
+        let default = match self.cache_index {
+            CacheIndexKind::Exact => Shared::Load,
+            CacheIndexKind::Predicted => Shared::Routed,
+        };
+        let is_shared = self.share.unwrap_or(default) == Shared::Routed;
+        is_shared && self.routers > 1 && self.sync_ms.is_some()
+    }
+
+    fn is_alone(&self) -> bool {
+        let hears_none = self.routers > 1 && self.sync_ms.is_none();
+        self.alone.unwrap_or(hears_none)
     }
 
     fn cache_blocks(&self) -> usize {

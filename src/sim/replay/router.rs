@@ -1,11 +1,15 @@
 //! A router of a replay: the load counters of each worker, a cache index, and the router's own decision code over both.
 
+mod cached_tokens;
+mod load;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
 
+use self::cached_tokens::{CachedTokens, tie_breaker};
+use self::load::Load;
 use super::formula::Candidate;
 use super::policy::ComparedPolicy;
 use super::reported::ReportedIndex;
@@ -26,9 +30,21 @@ pub(super) enum CacheIndexKind {
     Predicted,
 }
 
+/// Blocks whose hash a router prefers a worker by while it hears of no other: about 1,000 tokens.
+const PREFIX_KEY_BLOCKS: usize = 2;
+
 #[derive(Debug)]
 pub(super) struct Router {
-    loads: Vec<Load>,
+    /// Of its own requests.
+    own: Vec<Load>,
+    /// Of the other replicas' requests, as they last reported.
+    peers: Vec<Load>,
+    /// Of its own requests, as it last reported.
+    reported: Vec<Load>,
+    /// Its own requests since the last report and their workers, if routed prompts are shared.
+    routed: Vec<(usize, usize)>,
+    shares_routed: bool,
+    is_alone: bool,
     in_flight: FxHashMap<usize, InFlight>,
     cache_index: CacheIndex,
     routing: routing::Settings,
@@ -48,16 +64,6 @@ enum CacheIndex {
     Predicted(Box<PredictedIndex>),
 }
 
-/// The counters of `fleet::load`.
-#[derive(Clone, Copy, Debug, Default)]
-struct Load {
-    requests: u32,
-    queued_tokens: u64,
-    decode_tokens: u64,
-    /// Prompt tokens of all requests, for the formulas of other routers.
-    active_tokens: u64,
-}
-
 #[derive(Debug)]
 struct InFlight {
     worker: usize,
@@ -66,7 +72,15 @@ struct InFlight {
     is_computed: bool,
 }
 
-/// Progress of a request, which a router counts for its own requests and gets in load reports for those of replicas.
+/// What a router reports to the other replicas: its loads that changed, as absolute values, and what it routed.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    /// Worker, its load in the report before, its load now.
+    loads: Vec<(usize, Load, Load)>,
+    routed: Vec<(usize, usize)>,
+}
+
+/// Progress of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RequestEvent {
     Chosen { worker: usize, uncached_tokens: u32 },
@@ -78,11 +92,16 @@ pub(super) struct Settings {
     pub(super) policy: ComparedPolicy,
     pub(super) routing: routing::Settings,
     pub(super) predicted: predicted::Settings,
+    pub(super) unconfirmed: unconfirmed::Settings,
     pub(super) cache_index: CacheIndexKind,
     /// With the exact index: blocks count as cached as soon as a worker is chosen.
     pub(super) predicts_on_route: bool,
     pub(super) workers: usize,
     pub(super) cache_tokens: u64,
+    /// Replicas share the prompts that they routed, beside their loads.
+    pub(super) shares_routed: bool,
+    /// There are other replicas, and none is heard.
+    pub(super) is_alone: bool,
 }
 
 impl Router {
@@ -98,12 +117,17 @@ impl Router {
             CacheIndexKind::Exact => CacheIndex::Exact {
                 unconfirmed: settings.predicts_on_route.then(|| {
                     let metrics = unconfirmed::Metrics::new(&registry);
-                    UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics, epoch)
+                    UnconfirmedBlocks::new(settings.unconfirmed.clone(), metrics, epoch)
                 }),
             },
         };
         Self {
-            loads: vec![Load::default(); settings.workers],
+            own: vec![Load::default(); settings.workers],
+            peers: vec![Load::default(); settings.workers],
+            reported: vec![Load::default(); settings.workers],
+            routed: Vec::new(),
+            shares_routed: settings.shares_routed,
+            is_alone: settings.is_alone,
             in_flight: FxHashMap::default(),
             cache_index,
             routing: settings.policy.routing(&settings.routing),
@@ -125,53 +149,49 @@ impl Router {
             prompt_tokens: job.input_tokens,
             // Traces have no session keys; the first block of a prompt is the nearest thing.
             affinity: job.blocks.first().map(|first| first.path.0),
+            prefix_key: routing::prefix_key(&job.blocks, PREFIX_KEY_BLOCKS),
+            is_alone: self.is_alone,
             ticket: self.tickets,
             seed: job.seed,
         };
         self.tickets += 1;
         let cached = self.cached(now, job, reported);
+        let seen = self.own.iter().zip(&self.peers);
+        let loads: Vec<Load> = seen.map(|(own, peers)| own.plus(peers)).collect();
         let worker = match self.policy {
             ComparedPolicy::Router(_) => {
                 let view = FleetView {
-                    loads: &self.loads,
+                    loads: &loads,
                     cached: &cached,
                 };
                 routing::decide(&self.routing, &request, &view)?.worker_index
             }
             ComparedPolicy::Model(formula) => {
-                formula.choose(job.input_tokens, &self.candidates(&cached, job))?
+                formula.choose(job.input_tokens, &candidates(&loads, &cached, job))?
             }
         };
         let uncached_tokens = job.input_tokens.saturating_sub(cached.tokens(worker));
         Some((worker, uncached_tokens))
     }
 
-    /// Counts the progress of a request, of its own or of a replica.
+    /// Counts the progress of one of its own requests.
     pub(super) fn apply(&mut self, now: Duration, number: usize, job: &Job, event: RequestEvent) {
-        let at = self.epoch + now;
         match event {
             RequestEvent::Chosen {
                 worker,
                 uncached_tokens,
             } => {
-                let load = &mut self.loads[worker];
+                if self.shares_routed {
+                    self.routed.push((number, worker));
+                }
+                let load = &mut self.own[worker];
                 load.requests += 1;
                 load.queued_tokens += u64::from(uncached_tokens);
                 load.active_tokens += u64::from(job.input_tokens);
-                let id = WorkerId(worker as u32);
-                let coming = match &self.cache_index {
-                    CacheIndex::Exact { unconfirmed } => unconfirmed
-                        .as_ref()
-                        .map(|it| it.insert(id, &job.prefix_keys)),
-                    CacheIndex::Predicted(predicted) => {
-                        predicted.record(at, id, self.cache_tokens, &job.blocks);
-                        None
-                    }
-                };
                 let request = InFlight {
                     worker,
                     uncached_tokens,
-                    coming,
+                    coming: self.count_cached(now, worker, job),
                     is_computed: false,
                 };
                 self.in_flight.insert(number, request);
@@ -181,24 +201,73 @@ impl Router {
                     return;
                 };
                 request.is_computed = true;
-                let load = &mut self.loads[request.worker];
+                let load = &mut self.own[request.worker];
                 load.queued_tokens -= u64::from(request.uncached_tokens);
                 load.decode_tokens += u64::from(job.input_tokens);
                 if let Some(coming) = request.coming.take() {
-                    coming.on_first_token(at);
+                    coming.on_first_token(self.epoch + now);
                 }
             }
             RequestEvent::Ended => {
                 let Some(request) = self.in_flight.remove(&number) else {
                     return;
                 };
-                let load = &mut self.loads[request.worker];
+                let load = &mut self.own[request.worker];
                 load.requests -= 1;
                 load.active_tokens -= u64::from(job.input_tokens);
                 match request.is_computed {
                     true => load.decode_tokens -= u64::from(job.input_tokens),
                     false => load.queued_tokens -= u64::from(request.uncached_tokens),
                 }
+            }
+        }
+    }
+
+    /// What changed since the last report.
+    pub(super) fn report(&mut self) -> Report {
+        let loads = self.own.iter().zip(&mut self.reported).enumerate();
+        let changed = loads.filter(|(_, (own, reported))| own != reported);
+        Report {
+            loads: changed
+                .map(|(worker, (own, reported))| (worker, std::mem::replace(reported, *own), *own))
+                .collect(),
+            routed: std::mem::take(&mut self.routed),
+        }
+    }
+
+    /// Counts what another replica reported.
+    pub(super) fn on_report(&mut self, now: Duration, jobs: &[Job], report: &Report) {
+        for (worker, before, load) in &report.loads {
+            self.peers[*worker].replace(before, load);
+        }
+        for (number, worker) in &report.routed {
+            let (job, id) = (&jobs[*number], WorkerId(*worker as u32));
+            match &self.cache_index {
+                CacheIndex::Exact { unconfirmed } => {
+                    if let Some(unconfirmed) = unconfirmed {
+                        let paths: Vec<u64> =
+                            job.prefix_keys.iter().map(|key| key.path.0).collect();
+                        unconfirmed.insert_routed(self.epoch + now, id, &paths);
+                    }
+                }
+                CacheIndex::Predicted(_) => {
+                    let _ = self.count_cached(now, *worker, job);
+                }
+            }
+        }
+    }
+
+    /// Counts a prompt's blocks as cached by the worker that was chosen for it.
+    fn count_cached(&self, now: Duration, worker: usize, job: &Job) -> Option<UnconfirmedPrompt> {
+        let id = WorkerId(worker as u32);
+        match &self.cache_index {
+            CacheIndex::Exact { unconfirmed } => {
+                let unconfirmed = unconfirmed.as_ref()?;
+                Some(unconfirmed.insert(id, &job.prefix_keys))
+            }
+            CacheIndex::Predicted(predicted) => {
+                predicted.record(self.epoch + now, id, self.cache_tokens, &job.blocks);
+                None
             }
         }
     }
@@ -242,90 +311,19 @@ impl Router {
             }
         }
     }
-
-    fn candidates(&self, cached: &CachedTokens<'_>, job: &Job) -> Vec<Candidate> {
-        let loads = self.loads.iter().enumerate();
-        loads
-            .map(|(worker_index, load)| Candidate {
-                requests: load.requests,
-                queued_tokens: load.queued_tokens,
-                active_tokens: load.active_tokens,
-                cached_tokens: cached.tokens(worker_index),
-                tie: tie_breaker(job.seed, worker_index),
-            })
-            .collect()
-    }
 }
 
-/// The cached tokens of one prompt, by worker.
-enum CachedTokens<'a> {
-    Exact {
-        tokens: Vec<u32>,
-        holders: SmallVec<[usize; 8]>,
-    },
-    /// The workers with the longest cached prefix are known; others are looked up on demand.
-    Predicted {
-        index: &'a PredictedIndex,
-        job: &'a Job,
-        holders: SmallVec<[usize; 8]>,
-        max_cached_elsewhere: usize,
-    },
-}
-
-impl<'a> CachedTokens<'a> {
-    fn exact(tokens: Vec<u32>, holders_max: usize, seed: u64) -> Self {
-        let mut holders: SmallVec<[usize; 8]> = (0..tokens.len())
-            .filter(|worker| tokens[*worker] > 0)
-            .collect();
-        let order = |worker: &usize| (u32::MAX - tokens[*worker], tie_breaker(seed, *worker));
-        if holders.len() > holders_max && holders_max > 0 {
-            holders.select_nth_unstable_by_key(holders_max - 1, order);
-        }
-        holders.truncate(holders_max);
-        CachedTokens::Exact { tokens, holders }
-    }
-
-    fn predicted(index: &'a PredictedIndex, job: &'a Job, holders_max: usize) -> Self {
-        let overlap = index.overlap(&job.blocks, holders_max, job.seed);
-        let max_cached_elsewhere = match overlap.last() {
-            Some(last) if overlap.len() == holders_max => last.blocks as usize,
-            _ => 0,
-        };
-        CachedTokens::Predicted {
-            index,
-            job,
-            holders: overlap.iter().map(|it| it.worker.0 as usize).collect(),
-            max_cached_elsewhere,
-        }
-    }
-
-    fn holders(&self) -> &[usize] {
-        match self {
-            CachedTokens::Exact { holders, .. } | CachedTokens::Predicted { holders, .. } => {
-                holders
-            }
-        }
-    }
-
-    fn tokens(&self, worker_index: usize) -> u32 {
-        match self {
-            CachedTokens::Exact { tokens, .. } => tokens[worker_index],
-            CachedTokens::Predicted {
-                index,
-                job,
-                holders,
-                max_cached_elsewhere,
-            } => {
-                let blocks = if holders.contains(&worker_index) {
-                    &job.blocks[..]
-                } else {
-                    &job.blocks[..*max_cached_elsewhere]
-                };
-                let depth = index.depth(WorkerId(worker_index as u32), blocks);
-                tokens_of(&job.blocks, depth as usize)
-            }
-        }
-    }
+fn candidates(loads: &[Load], cached: &CachedTokens<'_>, job: &Job) -> Vec<Candidate> {
+    let loads = loads.iter().enumerate();
+    loads
+        .map(|(worker_index, load)| Candidate {
+            requests: load.requests,
+            queued_tokens: load.queued_tokens,
+            active_tokens: load.active_tokens,
+            cached_tokens: cached.tokens(worker_index),
+            tie: tie_breaker(job.seed, worker_index),
+        })
+        .collect()
 }
 
 /// The view of the fleet that a routing decision gets.
@@ -360,12 +358,4 @@ impl View for FleetView<'_> {
     fn cached(&self, worker_index: usize) -> Cached {
         Cached::in_gpu(self.cached.tokens(worker_index))
     }
-}
-
-/// A pseudo-random number per request and worker, so that ties do not always go to the same worker.
-fn tie_breaker(seed: u64, worker_index: usize) -> u64 {
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    bytes[8..].copy_from_slice(&(worker_index as u64).to_le_bytes());
-    xxhash_rust::xxh3::xxh3_64(&bytes)
 }

@@ -23,8 +23,8 @@ pub(super) struct Fleet {
     pub(super) decode: Duration,
     pub(super) event_lag: Duration,
     pub(super) routers: usize,
-    /// Delay of load reports between replicas; `None` if there are none.
-    pub(super) sync_lag: Option<Duration>,
+    /// Time between two reports of a replica to the others; `None` if there are none.
+    pub(super) sync_interval: Option<Duration>,
 }
 
 /// Measurements of a replay.
@@ -56,10 +56,9 @@ enum Event {
         request: usize,
         change: CacheChange,
     },
-    /// A router's load report reaches the other replicas.
-    LoadReport {
-        request: usize,
-        event: RequestEvent,
+    /// A router reports what changed to the other replicas.
+    Report {
+        router: usize,
     },
     Expire,
 }
@@ -70,6 +69,8 @@ struct Run<'a> {
     events: World<Event>,
     engines: Vec<EngineModel>,
     routers: Vec<Router>,
+    /// By router: its next report is scheduled.
+    is_report_due: Vec<bool>,
     exact_index: ReportedIndex,
     outcome: Outcome,
     unfinished: usize,
@@ -92,6 +93,7 @@ pub(super) fn run(
         routers: (0..fleet.routers)
             .map(|_| Router::new(settings, born))
             .collect(),
+        is_report_due: vec![false; fleet.routers],
         exact_index: ReportedIndex::new(fleet.workers, fleet.block_tokens, workload::root()),
         outcome: Outcome {
             times_to_first_token: vec![Duration::ZERO; jobs.len()],
@@ -139,11 +141,12 @@ impl Run<'_> {
                 request,
                 change,
             } => self.exact_index.apply(worker, &self.jobs[request], &change),
-            Event::LoadReport { request, event } => {
-                let job = &self.jobs[request];
-                for (index, router) in self.routers.iter_mut().enumerate() {
-                    if index != job.router {
-                        router.apply(now, request, job, event);
+            Event::Report { router } => {
+                self.is_report_due[router] = false;
+                let report = self.routers[router].report();
+                for (other, replica) in self.routers.iter_mut().enumerate() {
+                    if other != router {
+                        replica.on_report(now, self.jobs, &report);
                     }
                 }
             }
@@ -201,17 +204,29 @@ impl Run<'_> {
         }
     }
 
-    /// Reports a request's progress: to its own router at once, to the other replicas with their delay.
+    /// Counts a request's progress at its own router, whose next report then says so.
     fn report(&mut self, now: Duration, request: usize, event: RequestEvent) {
         let job = &self.jobs[request];
         self.routers[job.router].apply(now, request, job, event);
-        if let Some(lag) = self.fleet.sync_lag
+        if let Some(interval) = self.fleet.sync_interval
             && self.routers.len() > 1
+            && !std::mem::replace(&mut self.is_report_due[job.router], true)
         {
-            self.events
-                .set(now + lag, Event::LoadReport { request, event });
+            let at = next_tick(now, interval, job.router, self.routers.len());
+            let router = job.router;
+            self.events.set(at, Event::Report { router });
         }
     }
+}
+
+/// The time of a replica's next report. The replicas' ticks are spread over the interval.
+fn next_tick(now: Duration, interval: Duration, router: usize, routers: usize) -> Duration {
+    if interval.is_zero() {
+        return now;
+    }
+    let phase = interval.mul_f64(router as f64 / routers as f64);
+    let since = now.saturating_sub(phase).as_nanos() / interval.as_nanos();
+    phase + interval * (since as u32 + 1)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::kv::predicted;
+use crate::kv::{predicted, unconfirmed};
 use crate::observe;
 use crate::routing::{self, Policy};
 use crate::sim::replay::formula::Formula;
@@ -21,7 +21,7 @@ fn fleet() -> Fleet {
         decode: Duration::from_millis(50),
         event_lag: Duration::ZERO,
         routers: 1,
-        sync_lag: None,
+        sync_interval: None,
     }
 }
 
@@ -34,10 +34,13 @@ fn settings(
         policy,
         routing: routing::Settings::default(),
         predicted: predicted::Settings::default(),
+        unconfirmed: unconfirmed::Settings::default(),
         cache_index,
         predicts_on_route: true,
         workers: fleet.workers,
         cache_tokens: fleet.cache_blocks as u64 * 10,
+        shares_routed: true,
+        is_alone: false,
     }
 }
 
@@ -156,14 +159,15 @@ proptest! {
 
     /// Replicas that exchange load reports without delay decide as one router.
     #[test]
-    fn without_a_delay_several_routers_decide_as_one(trace in trace(), predicts in any::<bool>(), formula in any::<bool>()) {
-        let cache_index = if predicts { CacheIndexKind::Predicted } else { CacheIndexKind::Exact };
+    fn without_a_delay_several_routers_decide_as_one(trace in trace(), formula in any::<bool>()) {
+        // With events, replicas know of each other's prompts only for a while.
+        let cache_index = CacheIndexKind::Predicted;
         let policy = if formula { ComparedPolicy::Model(Formula::DynamoDefault) } else { CACHE_AWARE };
         // Distinct times: simultaneous load reports may arrive in any order.
         let trace: Vec<_> = trace.iter().zip(0..).map(|(it, index)| (it.0 * 60 + index, it.1, it.2)).collect();
         let several = jobs(&trace, 3);
         let one: Vec<Job> = several.iter().cloned().map(|job| Job { router: 0, ..job }).collect();
-        let synced = Fleet { routers: 3, sync_lag: Some(Duration::ZERO), ..fleet() };
+        let synced = Fleet { routers: 3, sync_interval: Some(Duration::ZERO), ..fleet() };
         let several = outcome_of(&several, synced, policy, cache_index);
         let one = outcome_of(&one, fleet(), policy, cache_index);
         prop_assert_eq!(several.times_to_first_token, one.times_to_first_token);

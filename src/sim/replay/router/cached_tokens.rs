@@ -1,0 +1,86 @@
+//! How much of a prompt each worker has cached, as a router of a replay knows it. Pure.
+
+use smallvec::SmallVec;
+
+use crate::ids::WorkerId;
+use crate::kv::predicted::PredictedIndex;
+use crate::sim::replay::workload::{Job, tokens_of};
+
+/// The cached tokens of one prompt, by worker.
+pub(super) enum CachedTokens<'a> {
+    Exact {
+        tokens: Vec<u32>,
+        holders: SmallVec<[usize; 8]>,
+    },
+    /// The workers with the longest cached prefix are known; others are looked up on demand.
+    Predicted {
+        index: &'a PredictedIndex,
+        job: &'a Job,
+        holders: SmallVec<[usize; 8]>,
+        max_cached_elsewhere: usize,
+    },
+}
+
+impl<'a> CachedTokens<'a> {
+    pub(super) fn exact(tokens: Vec<u32>, holders_max: usize, seed: u64) -> Self {
+        let mut holders: SmallVec<[usize; 8]> = (0..tokens.len())
+            .filter(|worker| tokens[*worker] > 0)
+            .collect();
+        let order = |worker: &usize| (u32::MAX - tokens[*worker], tie_breaker(seed, *worker));
+        if holders.len() > holders_max && holders_max > 0 {
+            holders.select_nth_unstable_by_key(holders_max - 1, order);
+        }
+        holders.truncate(holders_max);
+        CachedTokens::Exact { tokens, holders }
+    }
+
+    pub(super) fn predicted(index: &'a PredictedIndex, job: &'a Job, holders_max: usize) -> Self {
+        let overlap = index.overlap(&job.blocks, holders_max, job.seed);
+        let max_cached_elsewhere = match overlap.last() {
+            Some(last) if overlap.len() == holders_max => last.blocks as usize,
+            _ => 0,
+        };
+        CachedTokens::Predicted {
+            index,
+            job,
+            holders: overlap.iter().map(|it| it.worker.0 as usize).collect(),
+            max_cached_elsewhere,
+        }
+    }
+
+    pub(super) fn holders(&self) -> &[usize] {
+        match self {
+            CachedTokens::Exact { holders, .. } | CachedTokens::Predicted { holders, .. } => {
+                holders
+            }
+        }
+    }
+
+    pub(super) fn tokens(&self, worker_index: usize) -> u32 {
+        match self {
+            CachedTokens::Exact { tokens, .. } => tokens[worker_index],
+            CachedTokens::Predicted {
+                index,
+                job,
+                holders,
+                max_cached_elsewhere,
+            } => {
+                let blocks = if holders.contains(&worker_index) {
+                    &job.blocks[..]
+                } else {
+                    &job.blocks[..*max_cached_elsewhere]
+                };
+                let depth = index.depth(WorkerId(worker_index as u32), blocks);
+                tokens_of(&job.blocks, depth as usize)
+            }
+        }
+    }
+}
+
+/// A pseudo-random number per request and worker, so that ties do not always go to the same worker.
+pub(super) fn tie_breaker(seed: u64, worker_index: usize) -> u64 {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    bytes[8..].copy_from_slice(&(worker_index as u64).to_le_bytes());
+    xxhash_rust::xxh3::xxh3_64(&bytes)
+}

@@ -1,0 +1,31 @@
+//! The load of a worker in a replay. Pure.
+
+/// The counters of `fleet::load`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Load {
+    pub(super) requests: u32,
+    pub(super) queued_tokens: u64,
+    pub(super) decode_tokens: u64,
+    /// Prompt tokens of all requests, for the formulas of other routers.
+    pub(super) active_tokens: u64,
+}
+
+impl Load {
+    /// What a decision sees: its own requests and the other replicas'.
+    pub(super) fn plus(self, peers: &Load) -> Self {
+        Self {
+            requests: self.requests + peers.requests,
+            queued_tokens: self.queued_tokens + peers.queued_tokens,
+            decode_tokens: self.decode_tokens + peers.decode_tokens,
+            active_tokens: self.active_tokens + peers.active_tokens,
+        }
+    }
+
+    /// Counts `now` of one replica where `before` was counted.
+    pub(super) fn replace(&mut self, before: &Load, now: &Load) {
+        self.requests = self.requests - before.requests + now.requests;
+        self.queued_tokens = self.queued_tokens - before.queued_tokens + now.queued_tokens;
+        self.decode_tokens = self.decode_tokens - before.decode_tokens + now.decode_tokens;
+        self.active_tokens = self.active_tokens - before.active_tokens + now.active_tokens;
+    }
+}
