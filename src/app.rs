@@ -134,8 +134,7 @@ impl App {
             unconfirmed.clone(),
             &metrics,
         ));
-        let (peers, prepared) =
-            Prepared::new(config, peers_listener, &fleet, &routed, &metrics)?;
+        let (peers, prepared) = Prepared::new(config, peers_listener, &fleet, &routed, &metrics)?;
         let board = Arc::new(StatusBoard::default());
         let sources = config.token_sources().map_err(io::Error::other)?;
         let tokens = Tokens::new(&config.tokenization, sources, fastrand::u64(..), &metrics)?;

@@ -25,6 +25,7 @@ mod proxy;
 mod redis_server;
 mod replica_simulation;
 mod responses;
+mod routed_prompts;
 mod routing;
 mod simulation;
 mod store_contract;

@@ -11,7 +11,7 @@ use crate::client;
 use crate::cluster::{Engine, Router, chat, config, eventually, unhurried, within};
 
 /// A replica of a fleet.
-fn replica(engines: &[Engine], others: &[&Router]) -> Config {
+pub(crate) fn replica(engines: &[Engine], others: &[&Router]) -> Config {
     let mut config = config();
     config.workers = engines.iter().map(Engine::listed).collect();
     config.responses.mode = Mode::PassThrough;
@@ -24,7 +24,7 @@ fn replica(engines: &[Engine], others: &[&Router]) -> Config {
     config
 }
 
-async fn fleet_page(router: &Router) -> Value {
+pub(crate) async fn fleet_page(router: &Router) -> Value {
     client::get(router.admin, "/fleet").await.json()
 }
 
@@ -36,7 +36,7 @@ async fn states(router: &Router) -> Vec<String> {
     states.collect()
 }
 
-async fn are_connected(routers: &[&Router]) {
+pub(crate) async fn are_connected(routers: &[&Router]) {
     for router in routers {
         eventually("the replicas are connected", async || {
             let states = states(router).await;
