@@ -189,6 +189,7 @@ impl App {
                     unconfirmed.forget(worker);
                 })
             },
+            trees: None,
         };
         let kv_events = OffloadThread::start("kv-events")?;
         let following = events::follow(

@@ -6,6 +6,7 @@
 //!   (workers without KV events, by [`text_block`] hashes).
 //! - Events: connections to engines ([`zmq`], [`grpc`]), decoding ([`msgpack`], [`protobuf`]) into [`event`],
 //!   gaps and replays ([`stream`]), [`event_filter`], and [`subscriber`], which applies events to the index.
+//! - Warm start: a replica that joins late takes another's trees over ([`tree_copies`]).
 
 pub mod block;
 pub mod event;
@@ -22,5 +23,6 @@ pub mod stream;
 pub mod subscriber;
 pub mod text_block;
 pub mod tokenizer_check;
+pub mod tree_copies;
 pub mod unconfirmed;
 pub mod zmq;

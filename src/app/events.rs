@@ -81,6 +81,9 @@ pub(super) async fn follow(
                 name: workers
                     .get(&wanted.worker)
                     .map_or_else(|| "".into(), |worker| worker.name.clone()),
+                address: workers
+                    .get(&wanted.worker)
+                    .map_or_else(|| "".into(), |worker| worker.pool.address().into()),
                 rank: wanted.rank,
                 model: wanted.model.clone(),
             };
@@ -217,6 +220,7 @@ mod tests {
             metrics: subscriber::Metrics::new(&registry),
             settings: stream::Settings::default(),
             on_cache_lost: Arc::new(|_| {}),
+            trees: None,
         };
         let metrics = Metrics {
             zmq: zmq::Metrics::new(&registry),

@@ -136,6 +136,8 @@ impl Follower {
     fn step(&mut self, step: Step<Batch>, source: &mut impl Source) {
         let rank = self.feed.rank();
         match step {
+            // A bridge has no replicas to ask.
+            Step::RequestPeerTree | Step::TakePeerTree => {}
             Step::RequestReplay { first } => {
                 debug!(rank, first, "requesting a replay");
                 source.replay(first);

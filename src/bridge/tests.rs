@@ -208,6 +208,7 @@ impl Router {
         };
         for step in steps {
             match step {
+                Step::RequestPeerTree | Step::TakePeerTree => {}
                 Step::RequestReplay { first } => self.source.replay(first),
                 Step::Clear(_) => {
                     self.clears += 1;

@@ -15,6 +15,10 @@ pub struct ChainRoot(pub u64);
 #[repr(transparent)]
 pub struct LocalHash(pub u64);
 
+/// Of all hashes here and in [`super::text_block`]. Replicas give each other's hashes a meaning only where this
+/// is equal; it changes when one of them gives another value.
+pub const HASH_VERSION: u32 = 1;
+
 /// The seed that vLLM-style routers share for block hashes.
 const SEED: u64 = 1337;
 
@@ -83,6 +87,13 @@ impl PathHash {
         Self(from.wrapping_add(local.0.wrapping_mul(MULTIPLIERS[position])))
     }
 
+    /// The local hash of the block at `depth` whose path hash follows this one: undoes [`PathHash::step`].
+    pub fn local_before(self, next: Self, depth: u32) -> LocalHash {
+        let position = depth as usize % SEGMENT_BLOCKS;
+        let from = if position == 0 { self.mixed() } else { self.0 };
+        LocalHash(next.0.wrapping_sub(from).wrapping_mul(INVERSES[position]))
+    }
+
     /// The path hashes of the first and of the last of up to 16 blocks that start a segment.
     #[inline]
     pub fn segment(self, locals: &[LocalHash]) -> (Self, Self) {
@@ -124,6 +135,22 @@ const MULTIPLIERS: [u64; SEGMENT_BLOCKS] = {
         at += 1;
     }
     multipliers
+};
+
+/// The inverses of [`MULTIPLIERS`] modulo 2^64, by Newton's iteration: each step doubles the bits that are right.
+const INVERSES: [u64; SEGMENT_BLOCKS] = {
+    let mut inverses = MULTIPLIERS;
+    let mut at = 0;
+    while at < SEGMENT_BLOCKS {
+        let mut steps = 0;
+        while steps < 6 {
+            let product = MULTIPLIERS[at].wrapping_mul(inverses[at]);
+            inverses[at] = inverses[at].wrapping_mul(2u64.wrapping_sub(product));
+            steps += 1;
+        }
+        at += 1;
+    }
+    inverses
 };
 
 /// The 128-bit product, folded to 64 bits.
@@ -197,6 +224,12 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_step_can_be_undone(path in any::<u64>(), local in any::<u64>(), depth in 0u32..64) {
+            let (path, local) = (PathHash(path), LocalHash(local));
+            prop_assert_eq!(path.local_before(path.step(local, depth), depth), local);
+        }
+
         #[test]
         fn a_segment_gives_the_same_paths_as_its_single_steps(root in any::<u64>(), locals in proptest::collection::vec(any::<u64>(), 1..=SEGMENT_BLOCKS)) {
             let locals: Vec<LocalHash> = locals.into_iter().map(LocalHash).collect();

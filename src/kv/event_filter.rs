@@ -126,6 +126,13 @@ pub enum TreeImpact {
     Unknown,
 }
 
+/// What was learned from one engine process's events, needed to understand later ones, for another replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LearnedFacts {
+    pub groups: Vec<(u32, bool)>,
+    pub media: Vec<Box<str>>,
+}
+
 /// What was learned from one engine process's events, needed to understand later ones.
 #[derive(Debug, Default)]
 pub struct EventFilter {
@@ -145,6 +152,30 @@ impl EventFilter {
         self.groups.clear();
         self.block_size = None;
         self.media.clear();
+    }
+
+    pub fn learned(&self) -> LearnedFacts {
+        let mut learned = LearnedFacts {
+            groups: self
+                .groups
+                .iter()
+                .map(|(group, is_kept)| (*group, *is_kept))
+                .collect(),
+            media: self.media.iter().cloned().collect(),
+        };
+        learned.groups.sort_unstable();
+        learned.media.sort_unstable();
+        learned
+    }
+
+    /// Replaces what was learned by what another replica learned from the same process.
+    pub fn relearn(&mut self, block_size: NonZeroU32, learned: &LearnedFacts) {
+        self.forget();
+        self.block_size = Some(block_size);
+        self.groups
+            .extend(learned.groups.iter().copied().take(MAX_LEARNED));
+        self.media
+            .extend(learned.media.iter().cloned().take(MAX_LEARNED));
     }
 
     /// The block size of the first accepted store.

@@ -8,6 +8,7 @@
 //! everything before it.
 
 mod budget;
+mod copied;
 mod interner;
 mod lookup;
 mod members;
@@ -21,15 +22,18 @@ mod race_point;
 mod shared;
 mod simd;
 mod tree;
+mod tree_copy;
 mod tree_slots;
 mod types;
 mod writer;
 
 pub(super) use self::budget::MemoryBudget;
+pub use self::copied::{CopiedBlocks, CopiedRun};
 pub use self::metrics::IndexKey;
 pub(super) use self::metrics::Metrics;
 pub use self::prefix_index::PrefixIndex;
 pub use self::tree::Tree;
+pub use self::tree_copy::{CopyCursor, GraftCursor};
 pub use self::types::{CopyReport, NewBlock, Parent, RankPrefix, TreeBlock, UnknownParent};
 
 #[cfg(test)]

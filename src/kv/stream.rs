@@ -9,19 +9,22 @@
 
 mod buffer;
 mod digests;
+mod peer_tree;
 mod replay;
 mod transitions;
 mod types;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use buffer::ReorderBuffer;
 use digests::DigestWindow;
 pub use types::{
-    Counts, ResyncReason, Sequenced, Settings, State, StateReason, Step, Steps, SuspectReason,
+    Counts, PeerTree, PeerTreeRefusal, ResyncReason, Sequenced, Settings, State, StateReason, Step,
+    Steps, SuspectReason,
 };
 
-/// A replay request is sent at most this often; without a response the tree is cleared.
+/// A replay request is sent at most this often without a response that brings new batches; then the tree is
+/// cleared.
 const MAX_ATTEMPTS: u32 = 2;
 /// How often live batches and replays of one connection may be of different processes (the last batches of
 /// a dying process cause that) before its replays are ignored.
@@ -59,7 +62,18 @@ pub struct EventStream<T> {
     /// The process at the other end of this connection.
     connected_incarnation: Option<String>,
     last_input_at: Instant,
+    peer_trees: PeerTrees,
     counts: Counts,
+}
+
+/// Whether other replicas are asked for their trees.
+#[derive(Clone, Copy, Debug, Default)]
+struct PeerTrees {
+    /// How long batches wait for one; `None` if there are no other replicas.
+    timeout: Option<Duration>,
+    is_requested: bool,
+    /// Trees that the engine did not confirm on this connection.
+    unconfirmed: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +84,9 @@ enum Phase {
     InitialReplay { request: ReplayRequest },
     /// Batches are applied as they come.
     Live,
+    /// The engine cannot replay what came before its first live batch, so batches wait for another replica's
+    /// tree: one that a waiting batch confirms.
+    AwaitingPeerTree { deadline: Instant },
     /// The last applied batch and all after it were requested, to verify the process or to fill a gap.
     Verifying {
         suspicion: SuspectReason,
@@ -81,7 +98,7 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct ReplayRequest {
     deadline: Instant,
-    /// How often it was sent.
+    /// How often it was sent since it last brought new batches.
     attempts: u32,
 }
 
@@ -124,15 +141,24 @@ impl<T> EventStream<T> {
             incarnation: None,
             connected_incarnation: None,
             last_input_at: now,
+            peer_trees: PeerTrees::default(),
             counts: Counts::default(),
         }
+    }
+
+    /// Asks other replicas for what the engine does not replay. Batches that cannot be replayed wait for an answer for
+    /// up to `timeout`.
+    #[must_use]
+    pub fn with_peer_trees(mut self, timeout: Duration) -> Self {
+        self.peer_trees.timeout = Some(timeout);
+        self
     }
 
     pub fn state(&self) -> State {
         match self.phase {
             _ if self.last.is_none() => State::Cold,
             Phase::Disconnected { since } => State::Stale { since },
-            Phase::InitialReplay { .. } => State::Cold,
+            Phase::InitialReplay { .. } | Phase::AwaitingPeerTree { .. } => State::Cold,
             Phase::Verifying {
                 suspicion,
                 since,
@@ -157,6 +183,16 @@ impl<T> EventStream<T> {
     /// Whether the first replay, which shows what the process caches, is not complete yet.
     pub fn is_initial_replay(&self) -> bool {
         matches!(self.phase, Phase::InitialReplay { .. })
+    }
+
+    /// Whether no more is to be known soon than is known now: nobody is asked for what the process caches.
+    pub fn is_settled(&self) -> bool {
+        let is_asking = match self.phase {
+            Phase::InitialReplay { .. } | Phase::AwaitingPeerTree { .. } => true,
+            Phase::Verifying { suspicion, .. } => suspicion.suspects_restart(),
+            Phase::Live | Phase::Disconnected { .. } => false,
+        };
+        !is_asking && !self.peer_trees.is_requested
     }
 
     pub fn reason(&self) -> StateReason {
@@ -209,6 +245,7 @@ impl<T> EventStream<T> {
         self.replay_unavailable = false;
         self.has_replayed = false;
         self.identity_conflicts = 0;
+        self.peer_trees.unconfirmed = 0;
         self.last_input_at = now;
         match (self.last, same_incarnation) {
             (None, _) => self.start_initial_replay(now, 1, &mut steps),
@@ -265,6 +302,11 @@ impl<T> EventStream<T> {
             Phase::InitialReplay { .. } if self.last.is_none() => {
                 self.start_initial_replay(now, 1, &mut steps);
             }
+            // What waits may be the old process's.
+            Phase::AwaitingPeerTree { .. } => {
+                self.buffer.clear();
+                self.phase = Phase::Live;
+            }
             _ if self.last.is_none() => {}
             Phase::InitialReplay { .. } | Phase::Live | Phase::Verifying { .. }
                 if self.can_replay =>
@@ -292,7 +334,9 @@ impl<T> EventStream<T> {
                 self.finish_replay(now, false, &mut steps);
                 self.accept(frame, true, &mut steps);
             }
-            Phase::InitialReplay { .. } => self.buffer_batch(frame),
+            Phase::InitialReplay { .. } | Phase::AwaitingPeerTree { .. } => {
+                self.buffer_batch(frame)
+            }
             Phase::Verifying { suspicion, .. } if suspicion.suspects_restart() => {
                 self.buffer_batch(frame)
             }
@@ -307,6 +351,7 @@ impl<T> EventStream<T> {
             Phase::InitialReplay { request } | Phase::Verifying { request, .. } => {
                 Some(request.deadline)
             }
+            Phase::AwaitingPeerTree { deadline } => Some(deadline),
             Phase::Live if self.verifies_on_silence() => {
                 Some(self.last_input_at + self.settings.verify_interval)
             }
@@ -330,26 +375,14 @@ impl<T> EventStream<T> {
         if self.next_timeout().is_none_or(|at| now < at) {
             return steps;
         }
+        if self.request_rest(now, &mut steps) {
+            return steps;
+        }
         match self.phase {
             Phase::Disconnected { .. } => {}
+            Phase::AwaitingPeerTree { .. } => self.stop_waiting(now, &mut steps),
             Phase::Live if self.last.is_none() => self.start_initial_replay(now, 1, &mut steps),
             Phase::Live => self.verify(now, SuspectReason::Silence, now, &mut steps),
-            Phase::InitialReplay { mut request } if request.attempts < MAX_ATTEMPTS => {
-                self.send_request(now, &mut request, &mut steps);
-                self.phase = Phase::InitialReplay { request };
-            }
-            Phase::Verifying {
-                suspicion,
-                since,
-                mut request,
-            } if request.attempts < MAX_ATTEMPTS => {
-                self.send_request(now, &mut request, &mut steps);
-                self.phase = Phase::Verifying {
-                    suspicion,
-                    since,
-                    request,
-                };
-            }
             // It has never answered, so the silence proves nothing.
             Phase::Verifying {
                 suspicion: SuspectReason::Silence,

@@ -7,15 +7,18 @@ mod apply;
 mod entry;
 mod log_once;
 mod metrics;
+mod peer_trees;
 mod rate;
 mod report;
 mod status;
 mod status_board;
+mod take_over;
+mod tree_request;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tracing::debug;
 
 use super::event::Batch;
@@ -23,6 +26,7 @@ use super::event_filter::TreeImpact;
 use super::indexes::PrefixIndexes;
 use super::source::{Source, SourceEvent};
 use super::stream::{self, EventStream, ResyncReason, State, Step, Steps};
+use super::tree_copies::{FetchedTree, TreeSource};
 use crate::ids::{Model, WorkerId};
 use crate::observe;
 use apply::{BatchEffect, RankTree};
@@ -30,9 +34,11 @@ pub use entry::RepeatReport;
 use log_once::LogOnce;
 use metrics::Meters;
 pub use metrics::Metrics;
+use peer_trees::{Fetching, MAX_TREE_REQUESTS, PeerTrees};
 pub use status::{Status, TreeState};
 use status_board::RankStatus;
 pub use status_board::{StatusBoard, StatusSnapshot, WorkerCache};
+use tree_request::TreeRequest;
 
 /// Blocks applied before the task yields its thread: about a tenth of a millisecond of work.
 const BLOCKS_PER_TURN: u64 = 1_024;
@@ -50,6 +56,8 @@ pub struct Subject {
     pub worker: WorkerId,
     /// For logs and metrics.
     pub name: Arc<str>,
+    /// `HOST:PORT`: what other replicas know the worker by.
+    pub address: Arc<str>,
     pub rank: u32,
     pub model: Model,
 }
@@ -62,6 +70,8 @@ pub struct Shared {
     pub metrics: Metrics,
     pub settings: stream::Settings,
     pub on_cache_lost: OnCacheLost,
+    /// Other replicas, if there are any.
+    pub trees: Option<Arc<dyn TreeSource>>,
 }
 
 /// Called when a worker has lost its cache or may have: its process restarted, or it cleared the cache.
@@ -100,6 +110,8 @@ pub async fn run(
             }
             // Before the timer: if this process was paused, events that arrived meanwhile come first.
             event = source.next() => Some(Input::Source(event)),
+            fetched = peer_trees::fetched(&mut task.fetching) => Some(Input::PeerTree(fetched)),
+            Some(wanted) = task.copies.recv() => Some(Input::CopyTree(wanted)),
             () = sleep => Some(Input::Timer),
         };
         if let Some(input) = input {
@@ -114,6 +126,10 @@ enum Input {
     /// The health checks saw the worker go down or its process restart.
     RestartSignal,
     Timer,
+    /// What other replicas had.
+    PeerTree(Option<FetchedTree>),
+    /// Another replica wants this tree.
+    CopyTree(TreeRequest),
 }
 
 struct Task {
@@ -123,6 +139,13 @@ struct Task {
     status: RankStatus,
     meters: Meters,
     on_cache_lost: OnCacheLost,
+    trees: Option<Arc<dyn TreeSource>>,
+    /// Requests of other replicas for this tree.
+    copies: mpsc::Receiver<TreeRequest>,
+    fetching: Option<Fetching>,
+    peer_trees: PeerTrees,
+    /// Where the tree is from, as last reported.
+    origin: String,
     state: State,
     state_since: Instant,
     /// Since when the status board is out of date.
@@ -141,16 +164,32 @@ impl Task {
             name,
             rank,
             model,
+            ..
         } = subject.clone();
         let meters = shared.metrics.of(&name, rank);
-        let status = shared.board.register(now, worker, &name, rank, &model);
+        let (requests, copies) = mpsc::channel(MAX_TREE_REQUESTS);
+        let status = shared.board.register(
+            now,
+            worker,
+            Status::new(name.to_string(), rank, model.to_string()),
+            requests,
+        );
+        let mut stream = EventStream::new(shared.settings, now);
+        if let Some(trees) = &shared.trees {
+            stream = stream.with_peer_trees(trees.timeout());
+        }
         let task = Self {
             subject,
-            stream: EventStream::new(shared.settings, now),
+            stream,
             tree: RankTree::new(shared.indexes, model, worker, rank),
             status,
             meters,
             on_cache_lost: shared.on_cache_lost,
+            trees: shared.trees,
+            copies,
+            fetching: None,
+            peer_trees: PeerTrees::default(),
+            origin: String::new(),
             state: State::Cold,
             state_since: now,
             unreported_since: None,
@@ -184,6 +223,11 @@ impl Task {
                 self.check_eviction(now);
                 self.stream.on_timeout(now)
             }
+            Input::PeerTree(fetched) => self.on_peer_tree(now, fetched),
+            Input::CopyTree(request) => {
+                request.answer(self.copy_tree().await);
+                Steps::new()
+            }
         };
         if !is_timer || !steps.is_empty() {
             self.unreported_since.get_or_insert(now);
@@ -205,6 +249,7 @@ impl Task {
                 self.status.set_connected();
                 self.status.update(|report| report.status.connected = true);
                 self.meters.connected.set(1);
+                self.peer_trees.refused.clear();
                 self.stream
                     .on_connected(now, incarnation.as_deref(), can_replay)
             }
@@ -271,10 +316,13 @@ impl Task {
                 } => self.apply(&payload, is_live).await,
                 Step::Clear(reason) => self.clear(reason),
                 Step::RequestReplay { first } => source.replay(first),
+                Step::RequestPeerTree => self.fetch_peer_tree(),
+                Step::TakePeerTree => self.take_peer_tree().await,
             }
         }
         // ... and one that starts to count does so after all of them.
         self.set_state(self.stream.state());
+        self.note_origin();
     }
 
     async fn apply(&mut self, batch: &Batch, is_live: bool) {
@@ -310,6 +358,7 @@ impl Task {
     }
 
     fn clear(&mut self, reason: ResyncReason) {
+        self.peer_trees.note_clear(reason, self.trees.as_deref());
         self.tree.clear();
         self.status.entry().on_cleared();
         self.meters.resync(reason);
@@ -322,7 +371,9 @@ impl Task {
 
     fn set_state(&mut self, state: State) {
         self.tree.set_visible(state.counts_in_routing());
-        self.status.entry().set_state(state);
+        self.status
+            .entry()
+            .set_state(state, self.stream.is_settled());
     }
 }
 

@@ -1,6 +1,7 @@
 //! The index against the plainest model of it, step by step.
 
 mod concurrent;
+mod copied;
 mod interleaved;
 mod memory_limit;
 mod model;

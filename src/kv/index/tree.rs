@@ -62,6 +62,14 @@ impl Tree {
             .read(|_, shared| shared.slots.set_visible(slot, is_visible));
     }
 
+    pub(super) fn index(&self) -> &PrefixIndex {
+        &self.index
+    }
+
+    pub(super) fn slot(&self) -> Slot {
+        self.slot
+    }
+
     /// Blocks in each tier.
     pub fn blocks(&self) -> [u64; Tier::COUNT] {
         self.index.read(|writer, _| {

@@ -4,6 +4,7 @@
 
 mod add_owner;
 mod copies;
+mod copy;
 mod evict;
 mod fork_filter;
 mod list;

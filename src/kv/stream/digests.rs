@@ -64,6 +64,14 @@ impl DigestWindow {
         length > 0 && sequence.checked_sub(self.first) == Some(length - 1)
     }
 
+    /// The digest of `sequence`, if that is the last one remembered.
+    pub(super) fn last(&self, sequence: u64) -> Option<u128> {
+        self.digests
+            .back()
+            .copied()
+            .filter(|_| self.ends_with(sequence))
+    }
+
     pub(super) fn clear(&mut self) {
         self.digests.clear();
     }

@@ -34,7 +34,7 @@ impl<T> EventStream<T> {
             return steps;
         }
         let Some(last) = self.last else {
-            if matches!(self.phase, Phase::Live) {
+            if matches!(self.phase, Phase::Live | Phase::AwaitingPeerTree { .. }) {
                 // The request was abandoned, but a late replay is better than none.
                 let request = ReplayRequest {
                     deadline: now + self.timeout(),
@@ -56,6 +56,11 @@ impl<T> EventStream<T> {
             }
         } else if self.response.is_same_process {
             if !follows(last, frame.sequence) {
+                // The engine dropped batches between those that it sent, as vLLM does beyond the 1,000 that
+                // its socket queues. It still has them.
+                if self.request_rest(now, &mut steps) {
+                    return steps;
+                }
                 self.counts.gaps += 1;
                 self.clear(ResyncReason::Gap, &mut steps);
                 self.await_replay_end();
@@ -64,7 +69,9 @@ impl<T> EventStream<T> {
         } else {
             match self.phase {
                 // A response to an abandoned request; it may be of any process.
-                Phase::Live | Phase::Disconnected { .. } => self.counts.unexpected_batches += 1,
+                Phase::Live | Phase::AwaitingPeerTree { .. } | Phase::Disconnected { .. } => {
+                    self.counts.unexpected_batches += 1
+                }
                 // The replay begins after the last applied batch: those in between are gone, and the
                 // process cannot be verified. But it is all that the engine still has.
                 Phase::InitialReplay { .. } | Phase::Verifying { .. } => {
@@ -89,7 +96,7 @@ impl<T> EventStream<T> {
         let response = std::mem::take(&mut self.response);
         let has_more = response.is_same_process && self.last != response.last_at_request;
         match self.phase {
-            Phase::Disconnected { .. } | Phase::Live => {}
+            Phase::Disconnected { .. } | Phase::Live | Phase::AwaitingPeerTree { .. } => {}
             // An earlier replay broke off, and this one does not connect to it.
             Phase::InitialReplay { .. } if self.last.is_some() && !response.is_same_process => {
                 self.resync(now, ResyncReason::Unverified, MAX_ATTEMPTS, &mut steps);
@@ -100,6 +107,7 @@ impl<T> EventStream<T> {
                     self.failed_replays = 0;
                 }
                 self.finish_replay(now, has_more, &mut steps);
+                self.want_peer_tree(&mut steps);
             }
             Phase::Verifying { .. } if response.is_same_process || self.last.is_none() => {
                 self.counts.verifications_passed += 1;
@@ -115,6 +123,9 @@ impl<T> EventStream<T> {
     pub fn on_replay_failed(&mut self, now: Instant) -> Steps<T> {
         let mut steps = Steps::new();
         self.last_input_at = now;
+        if self.made_progress() && self.request_rest(now, &mut steps) {
+            return steps;
+        }
         if matches!(
             self.phase,
             Phase::InitialReplay { .. } | Phase::Verifying { .. }

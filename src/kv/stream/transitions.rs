@@ -10,6 +10,9 @@ use super::{
 };
 use crate::kv::source::SnapshotChunk;
 
+/// A pause of this part of the replay time-out within a response means that its rest was dropped.
+const PAUSE_IN_RESPONSE: u32 = 4;
+
 impl<T> EventStream<T> {
     /// Handles a live batch while nothing indicates a restart.
     pub(super) fn apply_live(&mut self, now: Instant, frame: Sequenced<T>, steps: &mut Steps<T>) {
@@ -18,7 +21,8 @@ impl<T> EventStream<T> {
                 // Earlier batches were missed while the connection was being made.
                 self.start_initial_replay(now, 1, steps);
             } else {
-                self.accept(frame, true, steps);
+                self.buffer_batch(frame);
+                self.drain_buffer(now, true, steps);
             }
             return;
         };
@@ -72,6 +76,10 @@ impl<T> EventStream<T> {
         while let Some((sequence, digest)) = self.buffer.first().map(|it| (it.sequence, it.digest))
         {
             let is_chunk = self.buffer.first().is_some_and(|it| it.snapshot.is_some());
+            let misses_some = self.last.is_none() && sequence > 0 && !is_chunk;
+            if misses_some && self.await_peer_tree(now, steps) {
+                return;
+            }
             match self.last {
                 Some(last) if sequence <= last && !is_chunk => {
                     if self.digests.compare(sequence, digest) == DigestMatch::Different {
@@ -266,10 +274,47 @@ impl<T> EventStream<T> {
         steps.push(Step::RequestReplay { first });
     }
 
+    /// Whether the pending request brought a batch that was not known before.
+    pub(super) fn made_progress(&self) -> bool {
+        self.last.is_some() && self.last != self.response.last_at_request
+    }
+
+    /// The response to the pending request broke off or lacks batches: requests again from the last
+    /// applied batch on. Returns false if the last [`MAX_ATTEMPTS`] requests brought nothing new; a request
+    /// that brought something does not count, so that a long history comes in as many responses as it takes.
+    pub(super) fn request_rest(&mut self, now: Instant, steps: &mut Steps<T>) -> bool {
+        let made_progress = self.made_progress();
+        let (Phase::InitialReplay { mut request } | Phase::Verifying { mut request, .. }) =
+            self.phase
+        else {
+            return false;
+        };
+        if made_progress {
+            request.attempts = 0;
+            self.counts.replays_continued += 1;
+        }
+        if request.attempts >= MAX_ATTEMPTS {
+            return false;
+        }
+        self.send_request(now, &mut request, steps);
+        if let Phase::InitialReplay { request: pending }
+        | Phase::Verifying {
+            request: pending, ..
+        } = &mut self.phase
+        {
+            *pending = request;
+        }
+        true
+    }
+
     /// The response is of another process than the tree.
     pub(super) fn on_other_process(&mut self, now: Instant, steps: &mut Steps<T>) {
         self.counts.verifications_failed += 1;
-        self.resync(now, ResyncReason::EngineRestarted, 1, steps);
+        let reason = match self.resync_reason() {
+            ResyncReason::PeerTree => ResyncReason::PeerTree,
+            _ => ResyncReason::EngineRestarted,
+        };
+        self.resync(now, reason, 1, steps);
     }
 
     /// Live batches and the replay are of different processes; one of the connections will end soon.
@@ -299,13 +344,14 @@ impl<T> EventStream<T> {
         self.response = ReplayResponse::default();
         self.replay_unavailable = !self.has_replayed;
         match self.phase {
-            Phase::Disconnected { .. } | Phase::Live => {}
+            Phase::Disconnected { .. } | Phase::Live | Phase::AwaitingPeerTree { .. } => {}
             Phase::InitialReplay { .. } => {
                 // The missing half of the response may remove blocks of the received half.
                 if self.last.is_some() {
                     self.clear(ResyncReason::Unverified, steps);
                 }
                 self.finish_replay(now, false, steps);
+                self.want_peer_tree(steps);
             }
             Phase::Verifying { .. } => {
                 self.counts.verifications_failed += 1;
@@ -323,9 +369,13 @@ impl<T> EventStream<T> {
         }
     }
 
-    /// A response that makes progress gets its time-out anew.
+    /// A response that makes progress gets its time-out anew: a shorter one, because an engine sends the
+    /// batches of a response without a pause, and asking again keeps those that came.
     pub(super) fn extend_deadline(&mut self, now: Instant) {
-        let deadline = now + self.timeout();
+        let deadline = match self.made_progress() {
+            true => now + self.timeout() / PAUSE_IN_RESPONSE,
+            false => now + self.timeout(),
+        };
         if let Phase::InitialReplay { request } | Phase::Verifying { request, .. } = &mut self.phase
         {
             request.deadline = deadline;
@@ -346,10 +396,15 @@ impl<T> EventStream<T> {
                 suspicion: SuspectReason::Gap,
                 ..
             } => ResyncReason::Gap,
-            Phase::Verifying { .. } | Phase::InitialReplay { .. } | Phase::Live => {
-                ResyncReason::Unverified
-            }
-            Phase::Disconnected { .. } => ResyncReason::Unverified,
+            Phase::Verifying {
+                suspicion: SuspectReason::PeerTree,
+                ..
+            } => ResyncReason::PeerTree,
+            Phase::Verifying { .. }
+            | Phase::InitialReplay { .. }
+            | Phase::AwaitingPeerTree { .. }
+            | Phase::Live
+            | Phase::Disconnected { .. } => ResyncReason::Unverified,
         }
     }
 
@@ -366,6 +421,9 @@ impl<T> EventStream<T> {
     pub(super) fn clear_keeping_sequence(&mut self, reason: ResyncReason, steps: &mut Steps<T>) {
         if self.last.is_some() {
             steps.push(Step::Clear(reason));
+        }
+        if reason == ResyncReason::PeerTree {
+            self.peer_trees.unconfirmed += 1;
         }
         self.is_complete = false;
         if let Some(progress) = &mut self.snapshot {

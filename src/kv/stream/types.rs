@@ -80,6 +80,56 @@ pub enum Step<T> {
     RequestReplay {
         first: u64,
     },
+    /// Ask another replica for its copy of the tree, then call `on_peer_tree` or `on_no_peer_tree`.
+    RequestPeerTree,
+    /// Replace the tree by the other replica's.
+    TakePeerTree,
+}
+
+/// Where another replica's copy of the tree stands in the rank's stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerTree {
+    /// The last batch applied to it, and the digest of that batch.
+    pub sequence: u64,
+    pub digest: u128,
+    /// Whether it has all blocks that the engine cached then.
+    pub is_complete: bool,
+    /// The engine's process, if its source names it.
+    pub incarnation: Option<String>,
+}
+
+/// Why another replica's copy of a tree is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PeerTreeRefusal {
+    /// All blocks are known by now.
+    NotNeeded,
+    Disconnected,
+    /// Its source names another process of the engine.
+    OtherIncarnation,
+    /// The engine's batch of that number is another one, so the tree is of another process.
+    OtherDigest,
+    /// The engine has not shown its batch of that number, and cannot be asked for it.
+    Unconfirmed,
+}
+
+impl PeerTreeRefusal {
+    pub const ALL: [PeerTreeRefusal; 5] = [
+        PeerTreeRefusal::NotNeeded,
+        PeerTreeRefusal::Disconnected,
+        PeerTreeRefusal::OtherIncarnation,
+        PeerTreeRefusal::OtherDigest,
+        PeerTreeRefusal::Unconfirmed,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PeerTreeRefusal::NotNeeded => "not_needed",
+            PeerTreeRefusal::Disconnected => "disconnected",
+            PeerTreeRefusal::OtherIncarnation => "other_incarnation",
+            PeerTreeRefusal::OtherDigest => "other_digest",
+            PeerTreeRefusal::Unconfirmed => "unconfirmed",
+        }
+    }
 }
 
 pub type Steps<T> = SmallVec<[Step<T>; 2]>;
@@ -104,10 +154,12 @@ pub enum ResyncReason {
     UnknownRemoval,
     /// A snapshot follows.
     Snapshot,
+    /// The engine did not confirm the tree that another replica gave.
+    PeerTree,
 }
 
 impl ResyncReason {
-    pub const ALL: [ResyncReason; 9] = [
+    pub const ALL: [ResyncReason; 10] = [
         ResyncReason::Gap,
         ResyncReason::Disconnected,
         ResyncReason::SequenceRegressed,
@@ -117,6 +169,7 @@ impl ResyncReason {
         ResyncReason::Undecodable,
         ResyncReason::UnknownRemoval,
         ResyncReason::Snapshot,
+        ResyncReason::PeerTree,
     ];
 
     /// Whether the engine may have restarted, and so lost its cache.
@@ -125,7 +178,8 @@ impl ResyncReason {
             ResyncReason::Gap
             | ResyncReason::Undecodable
             | ResyncReason::UnknownRemoval
-            | ResyncReason::Snapshot => false,
+            | ResyncReason::Snapshot
+            | ResyncReason::PeerTree => false,
             ResyncReason::Disconnected
             | ResyncReason::SequenceRegressed
             | ResyncReason::EngineRestarted
@@ -145,6 +199,7 @@ impl ResyncReason {
             ResyncReason::Undecodable => "undecodable",
             ResyncReason::UnknownRemoval => "unknown_removal",
             ResyncReason::Snapshot => "snapshot",
+            ResyncReason::PeerTree => "peer_tree",
         }
     }
 }
@@ -164,6 +219,8 @@ pub enum SuspectReason {
     SequenceRegressed,
     /// The health checks saw the worker go down or restart.
     RestartSignal,
+    /// The tree is another replica's.
+    PeerTree,
 }
 
 impl SuspectReason {
@@ -173,7 +230,8 @@ impl SuspectReason {
             SuspectReason::Gap | SuspectReason::Silence | SuspectReason::SameIncarnation => false,
             SuspectReason::Reconnected
             | SuspectReason::SequenceRegressed
-            | SuspectReason::RestartSignal => true,
+            | SuspectReason::RestartSignal
+            | SuspectReason::PeerTree => true,
         }
     }
 
@@ -185,6 +243,7 @@ impl SuspectReason {
             SuspectReason::Reconnected => "reconnected",
             SuspectReason::SequenceRegressed => "regressed",
             SuspectReason::RestartSignal => "restart_signal",
+            SuspectReason::PeerTree => "peer_tree",
         }
     }
 }
@@ -227,6 +286,8 @@ pub enum StateReason {
     /// The engine no longer keeps the earlier batches.
     HistoryTruncated,
     Snapshot,
+    /// Another replica's tree, which the engine confirmed.
+    PeerTree,
     /// The snapshot says that it is incomplete, or its last chunk is missing.
     PartialSnapshot,
     /// Some blocks could not be added to the tree, or the index evicted them.
@@ -243,6 +304,7 @@ impl StateReason {
             StateReason::FullReplay => "full_replay",
             StateReason::HistoryTruncated => "history_truncated",
             StateReason::Snapshot => "snapshot",
+            StateReason::PeerTree => "peer_tree",
             StateReason::PartialSnapshot => "partial_snapshot",
             StateReason::Incomplete => "incomplete",
             StateReason::Disconnected => "disconnected",
@@ -260,6 +322,8 @@ pub struct Counts {
     pub duplicates: u64,
     /// Replay requests of any kind.
     pub replays_requested: u64,
+    /// Of those, requests for the rest of a response that broke off or had holes.
+    pub replays_continued: u64,
     pub verifications_started: u64,
     pub verifications_passed: u64,
     pub verifications_failed: u64,
@@ -267,6 +331,8 @@ pub struct Counts {
     pub dropped_batches: u64,
     /// Replayed batches without a request, and batches outside of a connection.
     pub unexpected_batches: u64,
+    /// Other replicas' trees that were taken over, whether or not the engine confirmed them.
+    pub peer_trees: u64,
     /// Times that live batches and a replay were of different processes.
     pub identity_conflicts: u64,
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::ids::{Model, WorkerId};
 use crate::kv::event::{Batch, EngineHash, Event, Tier};
 use crate::kv::event_filter::{
-    EventFilter, IgnoredReason, TreeChange, TreeImpact, impact_of_store,
+    EventFilter, IgnoredReason, LearnedFacts, TreeChange, TreeImpact, impact_of_store,
 };
 use crate::kv::index::{CopyReport, Parent, Tree};
 use crate::kv::indexes::PrefixIndexes;
@@ -159,6 +159,32 @@ impl RankTree {
                 TreeImpact::None
             }
         }
+    }
+
+    /// Replaces the tree by an empty one for another replica's blocks, of a process about which these facts were
+    /// learned.
+    pub(super) fn begin_graft(&mut self, block_size: NonZeroU32, learned: &LearnedFacts) {
+        self.clear();
+        self.filter.relearn(block_size, learned);
+        if self
+            .tree
+            .as_ref()
+            .is_some_and(|(size, _)| *size == block_size)
+        {
+            return;
+        }
+        let index = self.indexes.index(&self.model, block_size);
+        let mut tree = index.add_tree(self.worker, self.rank);
+        tree.set_visible(self.counts_in_routing);
+        self.tree = Some((block_size, tree));
+    }
+
+    pub(super) fn tree_mut(&mut self) -> Option<&mut Tree> {
+        self.tree.as_mut().map(|(_, tree)| tree)
+    }
+
+    pub(super) fn learned(&self) -> LearnedFacts {
+        self.filter.learned()
     }
 
     /// Whether the index evicted blocks of this tree, to stay within its memory bound, since the last call.

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 
 use super::rate::Rate;
 use super::status::Status;
+use super::tree_request::TreeRequest;
 use crate::kv::event::{Batch, Event};
 use crate::kv::index::CopyReport;
 use crate::kv::stream::State;
@@ -34,6 +36,10 @@ pub(super) struct RankEntry {
     /// How often the tree was cleared.
     pub(super) clears: AtomicU64,
     pub(super) records_stores: AtomicBool,
+    /// All is known that is to be known soon: nobody is being asked for what the rank caches.
+    pub(super) is_settled: AtomicBool,
+    /// Requests of other replicas for the tree.
+    pub(super) tree_requests: mpsc::Sender<TreeRequest>,
     pub(super) report: Mutex<Report>,
     repeat_reports: Mutex<RepeatReports>,
 }
@@ -60,13 +66,19 @@ struct RepeatReports {
 }
 
 impl RankEntry {
-    pub(super) fn new(now: Instant, status: Status) -> Self {
+    pub(super) fn new(
+        now: Instant,
+        status: Status,
+        tree_requests: mpsc::Sender<TreeRequest>,
+    ) -> Self {
         Self {
             is_live: AtomicBool::new(false),
             is_partial: AtomicBool::new(false),
             was_connected: AtomicBool::new(false),
             clears: AtomicU64::new(0),
             records_stores: AtomicBool::new(false),
+            is_settled: AtomicBool::new(false),
+            tree_requests,
             report: Mutex::new(Report {
                 status,
                 state_since: now,
@@ -78,7 +90,8 @@ impl RankEntry {
         }
     }
 
-    pub(super) fn set_state(&self, state: State) {
+    pub(super) fn set_state(&self, state: State, is_settled: bool) {
+        self.is_settled.store(is_settled, Relaxed);
         self.is_live.store(matches!(state, State::Live), Relaxed);
         self.is_partial
             .store(matches!(state, State::Partial), Relaxed);

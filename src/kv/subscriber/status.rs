@@ -17,6 +17,9 @@ pub struct Status {
     pub state: &'static str,
     pub reason: &'static str,
     pub state_age_s: f64,
+    /// Where the tree is from: `engine replay` (all batches from the engine's first on), `engine snapshot`,
+    /// `peer NAME` (another replica's tree), or `events` since this router joined.
+    pub tree_from: Option<String>,
     pub connected: bool,
     /// Why the last connection ended.
     pub disconnect_reason: Option<String>,
@@ -62,6 +65,7 @@ impl Status {
             state: State::Cold.as_str(),
             reason: StateReason::Starting.as_str(),
             state_age_s: 0.0,
+            tree_from: None,
             connected: false,
             disconnect_reason: None,
             replay_error: None,

@@ -8,11 +8,14 @@ use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
 use rustc_hash::FxHashMap;
+use tokio::sync::mpsc;
 
 use super::entry::{RankEntry, RepeatReport, Report};
 use super::status::{Status, TreeState};
+use super::tree_request::TreeRequest;
 use crate::ids::WorkerId;
 use crate::kv::tokenizer_check::difference::ReportedTokens;
+use crate::kv::tree_copies::{NoTree, TreeCopy};
 
 type Entries = FxHashMap<WorkerId, Vec<Arc<RankEntry>>>;
 
@@ -119,6 +122,37 @@ impl StatusBoard {
         trees
     }
 
+    /// A copy of a rank's tree, for another replica.
+    pub async fn copy_tree(
+        &self,
+        worker: WorkerId,
+        rank: u32,
+        model: &str,
+    ) -> Result<TreeCopy, NoTree> {
+        let ranks = self.ranks(worker);
+        let mut ranks = ranks.iter();
+        let entry = ranks.find(|entry| {
+            let status = &entry.report.lock().status;
+            status.rank == rank && status.model == model
+        });
+        let entry = entry.ok_or(NoTree::UnknownRank)?;
+        let (request, answer) = TreeRequest::new();
+        entry
+            .tree_requests
+            .try_send(request)
+            .map_err(|_| NoTree::Busy)?;
+        // The subscriber may end meanwhile.
+        answer.await.unwrap_or(Err(NoTree::UnknownRank))
+    }
+
+    /// How many ranks have a subscriber, and of how many all is known that is to be known soon.
+    pub fn settled(&self) -> (usize, usize) {
+        let entries = self.entries.load();
+        let ranks = entries.values().flatten();
+        let is_settled = |rank: &&Arc<RankEntry>| rank.is_settled.load(Relaxed);
+        (ranks.clone().count(), ranks.filter(is_settled).count())
+    }
+
     /// Whether the tree of some rank is partial: used by routing, but not known to be complete.
     pub fn is_partial(&self, worker: WorkerId) -> bool {
         let entries = self.entries.load();
@@ -175,12 +209,10 @@ impl StatusBoard {
         self: &Arc<Self>,
         now: Instant,
         worker: WorkerId,
-        name: &str,
-        rank: u32,
-        model: &str,
+        status: Status,
+        requests: mpsc::Sender<TreeRequest>,
     ) -> RankStatus {
-        let status = Status::new(name.to_owned(), rank, model.to_owned());
-        let entry = Arc::new(RankEntry::new(now, status));
+        let entry = Arc::new(RankEntry::new(now, status, requests));
         self.never_connected.fetch_add(1, Relaxed);
         self.entries.rcu(|entries| {
             let mut entries = Entries::clone(entries);

@@ -123,6 +123,7 @@ fn subject() -> Subject {
     Subject {
         worker: WORKER,
         name: "http://a:1".into(),
+        address: "a:1".into(),
         rank: 0,
         model: "m".into(),
     }
@@ -135,6 +136,7 @@ fn shared(indexes: Arc<PrefixIndexes>, registry: &Registry) -> Shared {
         metrics: Metrics::new(registry),
         settings: stream::Settings::default(),
         on_cache_lost: Arc::new(|_| {}),
+        trees: None,
     }
 }
 

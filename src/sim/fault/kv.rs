@@ -1,6 +1,6 @@
 //! Faults of a simulated engine's KV events. Batches are counted from the moment at which the faults are set. Pure.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +75,11 @@ pub struct KvFaults {
     /// Stop each replay after n batches, without the end marker; with 0, replay requests are not answered.
     #[arg(long = "fault-kv-replay-stop-after", value_name = "BATCHES")]
     pub replay_stop_after: Option<usize>,
+
+    /// Leave as many batches out of each replay after every n batches that it sends. vLLM does so, and loses the end
+    /// marker, beyond the 1,000 messages that its socket queues.
+    #[arg(long = "fault-kv-replay-drop-after", value_name = "BATCHES")]
+    pub replay_drop_after: Option<NonZeroUsize>,
 }
 
 /// What the faults do to one batch.
@@ -98,8 +103,21 @@ pub struct ReplayFate {
     pub skip: usize,
     /// How many of the remaining batches are sent.
     pub take: usize,
+    /// After this many of them as many are left out, and so on.
+    pub drop_after: Option<NonZeroUsize>,
     /// Whether the end marker is sent.
     pub ends: bool,
+}
+
+impl ReplayFate {
+    /// Whether the batch at a position is sent.
+    pub fn sends(&self, position: usize) -> bool {
+        let Some(position) = position.checked_sub(self.skip) else {
+            return false;
+        };
+        let is_dropped = |after: NonZeroUsize| position / after % 2 == 1;
+        position < self.take && !self.drop_after.is_some_and(is_dropped)
+    }
 }
 
 impl KvFaults {
@@ -127,7 +145,11 @@ impl KvFaults {
         ReplayFate {
             skip: batches - last,
             take: self.replay_stop_after.unwrap_or(usize::MAX).min(last),
-            ends: self.replay_stop_after.is_none(),
+            drop_after: self.replay_drop_after,
+            ends: self.replay_stop_after.is_none()
+                && self
+                    .replay_drop_after
+                    .is_none_or(|after| last <= after.get()),
         }
     }
 }
@@ -190,7 +212,12 @@ mod tests {
             replay_last: Some(3),
             ..KvFaults::default()
         };
-        let replay = |skip, take, ends| ReplayFate { skip, take, ends };
+        let replay = |skip, take, ends| ReplayFate {
+            skip,
+            take,
+            drop_after: None,
+            ends,
+        };
         assert_eq!(faults.replay(10), replay(7, 3, true));
         assert_eq!(faults.replay(2), replay(0, 2, true));
         let faults = KvFaults {
@@ -199,5 +226,22 @@ mod tests {
         };
         assert_eq!(faults.replay(10), replay(7, 1, false));
         assert_eq!(faults.replay(0), replay(0, 0, false));
+    }
+
+    #[test]
+    fn a_replay_longer_than_the_socket_queues_has_holes_and_no_end() {
+        let faults = KvFaults {
+            replay_drop_after: NonZeroUsize::new(2),
+            replay_last: Some(7),
+            ..KvFaults::default()
+        };
+        let sent = |batches| {
+            let replay = faults.replay(batches);
+            let sent: Vec<usize> = (0..batches).filter(|at| replay.sends(*at)).collect();
+            (sent, replay.ends)
+        };
+        assert_eq!(sent(2), (vec![0, 1], true));
+        assert_eq!(sent(3), (vec![0, 1], false));
+        assert_eq!(sent(8), (vec![1, 2, 5, 6], false));
     }
 }

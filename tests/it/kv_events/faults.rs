@@ -1,6 +1,7 @@
 //! Events that are lost, repeated, late, garbled or cut off: what is believed is always held.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::time::Duration;
 
 use serde_json::Value;
 use warmroute::kv::stream::Settings as Stream;
@@ -8,8 +9,9 @@ use warmroute::sim::fault::Faults;
 use warmroute::sim::fault::kv::KvFaults;
 use warmroute::sim::worker::{Settings, publisher};
 
-use super::followed::{Followed, Last, Prompt, Wire, held, scored, small, stale};
-use crate::cluster::{Engine, eventually, telling};
+use super::followed::{self, Followed, Last, Prompt, Wire, held, over_zmq, scored, small, stale};
+use crate::client;
+use crate::cluster::{Engine, Router, eventually, telling};
 
 /// How it stands with a cache after the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -414,4 +416,49 @@ async fn without_a_replay_a_lost_batch_or_connection_forgets_all() {
             assert_eq!(followed.status(0, 0).await["state"], "partial");
         }
     }
+}
+
+/// vLLM's replay socket drops what it cannot queue: batches in between, and the end.
+#[tokio::test]
+async fn a_router_started_beside_a_busy_engine_ends_live_though_long_replays_are_cut() {
+    let engine = Engine::here("w0", telling()).await;
+    for family in 0..60 {
+        Prompt::new(family, 40).to(&engine).await;
+    }
+    let followed = Followed::of(Wire::Zmq, vec![engine], |_| {}).await;
+    faults(
+        &followed,
+        KvFaults {
+            replay_drop_after: NonZeroUsize::new(8),
+            cut: true,
+            ..KvFaults::default()
+        },
+    )
+    .await;
+    // The second router has never had a whole replay.
+    let mut config = followed::quick();
+    config.workers = vec![over_zmq(followed.engine(0))];
+    let late = Router::here(&config).await;
+    let busy = async {
+        for family in 60.. {
+            Prompt::new(family, 40).to(followed.engine(0)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let mut last = Last::default();
+    let is_live = eventually("all is known in the end", async || {
+        let page = client::get(late.admin, "/kv").await.json();
+        let rank = &page["ranks"][0];
+        last.0 = format!("{rank:#}");
+        rank["state"] == "live" && rank["last_sequence"].as_u64() > Some(60)
+    });
+    tokio::select! {
+        () = busy => unreachable!("there is always another"),
+        () = is_live => {}
+    }
+    let page = client::get(late.admin, "/kv").await.json();
+    let rank = &page["ranks"][0];
+    assert_eq!(rank["reason"], "full_replay");
+    assert_eq!(rank["resyncs"], serde_json::json!({}));
+    assert!(rank["replays_continued"].as_u64() >= Some(7), "{rank:#}");
 }

@@ -15,6 +15,20 @@ struct Play {
     applied: Vec<Payload>,
     asked: Vec<u64>,
     resets: Vec<ResyncReason>,
+    tree_requests: u32,
+    trees_taken: u32,
+}
+
+const PEER_TREE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A whole tree of a process, up to a batch.
+fn tree(process: u64, sequence: u64) -> PeerTree {
+    PeerTree {
+        sequence,
+        digest: frame(process, sequence).digest,
+        is_complete: true,
+        incarnation: None,
+    }
 }
 
 fn frame(process: u64, sequence: u64) -> Sequenced<Payload> {
@@ -48,7 +62,28 @@ impl Play {
             applied: Vec::new(),
             asked: Vec::new(),
             resets: Vec::new(),
+            tree_requests: 0,
+            trees_taken: 0,
         }
+    }
+
+    /// One that has other replicas to ask.
+    fn with_peers() -> Self {
+        let mut play = Self::new();
+        play.stream =
+            EventStream::new(Settings::default(), play.now).with_peer_trees(PEER_TREE_TIMEOUT);
+        play
+    }
+
+    fn tree(&mut self, tree: &PeerTree) -> Result<(), PeerTreeRefusal> {
+        let steps = self.stream.on_peer_tree(self.now, tree)?;
+        self.took(steps);
+        Ok(())
+    }
+
+    fn no_tree(&mut self) {
+        let steps = self.stream.on_no_peer_tree(self.now);
+        self.took(steps);
     }
 
     /// One that has joined process 0 at its first batch and followed it up to `last`.
@@ -70,6 +105,11 @@ impl Play {
                     self.resets.push(reason);
                 }
                 Step::RequestReplay { first } => self.asked.push(first),
+                Step::RequestPeerTree => self.tree_requests += 1,
+                Step::TakePeerTree => {
+                    self.applied.clear();
+                    self.trees_taken += 1;
+                }
             }
         }
     }
@@ -554,6 +594,103 @@ fn half_an_answer_counts_for_nothing() {
     );
 }
 
+/// vLLM's replay socket queues 1,000 messages and drops the rest, the end too.
+#[test]
+fn a_long_history_is_asked_for_in_as_many_responses_as_it_takes() {
+    let mut play = Play::new();
+    play.connect(None);
+    let batches = |first: u64| (first..(first + 1_000).min(5_001)).map(|it| frame(0, it));
+    for first in [0, 999, 1_998, 2_997, 3_996] {
+        assert_eq!(play.asked.last(), Some(&first));
+        batches(first).for_each(|batch| play.replay(batch));
+        assert_eq!(play.state(), "cold");
+        play.wait();
+    }
+    // What is left fits, so the end comes, too.
+    assert_eq!(play.asked, [0, 999, 1_998, 2_997, 3_996, 4_995]);
+    play.response(0, 4_995..=5_000);
+    assert_eq!(play.state(), "live");
+    assert_eq!(play.stream.reason(), StateReason::FullReplay);
+    assert_eq!(play.numbers(), (0..=5_000).collect::<Vec<_>>());
+    assert!(play.resets.is_empty());
+    assert_eq!(play.stream.counts().replays_continued, 5);
+}
+
+#[test]
+fn a_hole_in_a_response_is_asked_for_at_once() {
+    let mut play = Play::new();
+    play.connect(None);
+    for sequence in [0, 1, 2, 6] {
+        play.replay(frame(0, sequence));
+    }
+    assert_eq!(play.asked, [0, 2]);
+    play.response(0, 2..=9);
+    assert_eq!((play.state(), play.resets.len()), ("live", 0));
+    assert_eq!(play.numbers(), (0..=9).collect::<Vec<_>>());
+    // The same while it is verified.
+    play.lose();
+    play.connect(None);
+    for sequence in [9, 10, 13] {
+        play.replay(frame(0, sequence));
+    }
+    assert_eq!(
+        (play.asked[2..].to_vec(), play.state()),
+        (vec![9, 10], "stale")
+    );
+    play.response(0, 10..=13);
+    assert_eq!((play.state(), play.resets.len()), ("live", 0));
+}
+
+#[test]
+fn a_hole_that_stays_is_asked_for_twice_and_then_what_comes_after_it_is_all_there_is() {
+    let mut play = Play::new();
+    play.connect(None);
+    for sequence in [0, 1, 5] {
+        play.replay(frame(0, sequence));
+    }
+    for _ in 0..2 {
+        play.replay(frame(0, 1));
+        play.replay(frame(0, 5));
+    }
+    assert_eq!(play.asked, [0, 1, 1]);
+    play.response(0, [6]);
+    assert_eq!((play.state(), play.numbers()), ("partial", vec![5, 6]));
+    assert_eq!(play.resets, [ResyncReason::Gap]);
+}
+
+#[test]
+fn tries_without_progress_are_counted_and_those_with_it_are_not() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.replay(frame(0, 0));
+    for last in 1..9 {
+        play.wait();
+        play.replay(frame(0, last - 1));
+        play.replay(frame(0, last));
+    }
+    assert!(play.resets.is_empty());
+    // A response that breaks off after something new is continued as well.
+    play.fail();
+    assert_eq!(play.asked.last(), Some(&8));
+    play.wait();
+    assert_eq!((play.asked.len(), play.resets.len()), (11, 0));
+    play.wait();
+    assert_eq!(play.resets, [ResyncReason::Unverified]);
+}
+
+#[test]
+fn a_response_that_pauses_is_asked_again_sooner_than_one_that_has_not_begun() {
+    let timeout = Settings::default().replay_timeout;
+    let mut play = Play::new();
+    play.connect(None);
+    assert_eq!(play.stream.next_timeout(), Some(play.now + timeout));
+    play.replay(frame(0, 0));
+    play.replay(frame(0, 1));
+    assert_eq!(play.stream.next_timeout(), Some(play.now + timeout / 4));
+    play.wait();
+    assert_eq!(play.stream.next_timeout(), Some(play.now + timeout));
+}
+
 #[test]
 fn a_list_is_live_when_its_last_part_has_come() {
     let mut play = Play::new();
@@ -667,4 +804,233 @@ fn the_largest_number_is_a_number_too() {
     play.connect_deaf();
     play.say(0, [u64::MAX - 1, u64::MAX, 0, u64::MAX, 1]);
     assert_eq!(play.state(), "partial");
+}
+
+#[test]
+fn a_history_that_does_not_reach_back_is_asked_of_another_replica_and_a_whole_one_is_not() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 0..=4);
+    assert_eq!((play.state(), play.tree_requests), ("live", 0));
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.end();
+    assert_eq!(play.tree_requests, 0, "nothing was ever published");
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    assert_eq!((play.state(), play.tree_requests), ("partial", 1));
+    assert!(!play.stream.is_settled());
+    let mut play = Play::new();
+    play.connect(None);
+    play.response(0, 5..=9);
+    assert_eq!((play.state(), play.tree_requests), ("partial", 0));
+    assert!(play.stream.is_settled());
+}
+
+#[test]
+fn a_tree_counts_once_the_engine_has_repeated_its_last_batch() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    play.say(0, [10]);
+    assert_eq!(play.tree(&tree(0, 8)), Ok(()));
+    assert_eq!((play.state(), play.trees_taken), ("stale", 1));
+    assert_eq!(play.asked, [0, 8]);
+    play.say(0, [11]);
+    play.response(0, 8..=11);
+    assert_eq!((play.state(), play.numbers()), ("live", vec![9, 10, 11]));
+    assert_eq!(play.stream.reason(), StateReason::PeerTree);
+    assert!(play.resets.is_empty() && play.stream.is_settled());
+    // What it gives on is as good.
+    assert_eq!(play.stream.peer_tree(), Some(tree(0, 11)));
+}
+
+/// The other replica may have seen more of the engine than this one.
+#[test]
+fn a_tree_may_be_ahead_of_what_was_heard() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    assert_eq!(play.tree(&tree(0, 12)), Ok(()));
+    play.say(0, [10, 11, 12, 13]);
+    play.response(0, 12..=12);
+    assert_eq!((play.state(), play.numbers()), ("live", vec![13]));
+}
+
+#[test]
+fn a_tree_with_another_digest_changes_nothing() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    assert_eq!(play.tree(&tree(1, 8)), Err(PeerTreeRefusal::OtherDigest));
+    assert_eq!(
+        (play.state(), play.numbers()),
+        ("partial", (5..=9).collect())
+    );
+    // The next replica's is taken.
+    assert_eq!(play.tree(&tree(0, 7)), Ok(()));
+    play.response(0, 7..=9);
+    assert_eq!((play.state(), play.numbers()), ("live", vec![8, 9]));
+}
+
+#[test]
+fn a_tree_that_the_engine_does_not_confirm_is_forgotten_and_the_replay_is_asked_for_again() {
+    let mut play = Play::with_peers();
+    for asked in 1..=3 {
+        if asked == 1 {
+            play.connect(None);
+            play.response(0, 5_005..=5_009);
+        }
+        assert_eq!(play.tree_requests, asked);
+        // It ends before what is known here.
+        assert_eq!(play.tree(&tree(1, 20)), Ok(()));
+        play.replay(frame(0, 20));
+        assert_eq!(play.resets.len(), asked as usize);
+        assert_eq!(play.resets.last(), Some(&ResyncReason::PeerTree));
+        assert_eq!((play.state(), play.asked.last()), ("cold", Some(&0)));
+        play.response(0, 5_005..=5_009);
+        assert_eq!(play.state(), "partial");
+    }
+    assert_eq!(play.tree_requests, 3, "then no other is asked for");
+    play.lose();
+    play.connect(None);
+    play.response(0, 6_005..=6_009);
+    assert_eq!(play.tree_requests, 4, "until the next connection");
+}
+
+#[test]
+fn an_engine_that_restarts_while_a_tree_comes_is_found_out() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    play.lose();
+    assert_eq!(play.tree(&tree(0, 9)), Err(PeerTreeRefusal::Disconnected));
+    play.connect(None);
+    // The tree is of the process before, like what is known here.
+    assert_eq!(play.tree(&tree(0, 9)), Ok(()));
+    play.end();
+    assert_eq!(play.resets, [ResyncReason::PeerTree]);
+    play.response(1, 0..=3);
+    assert_eq!((play.state(), play.applied.len()), ("live", 4));
+    assert_eq!(
+        play.tree(&tree(1, 2)),
+        Err(PeerTreeRefusal::NotNeeded),
+        "all is known now"
+    );
+}
+
+#[test]
+fn a_tree_of_another_incarnation_is_refused_before_anything_is_asked() {
+    let mut play = Play::with_peers();
+    play.connect(Some("b"));
+    play.response(0, 5..=9);
+    let of = |incarnation: &str| PeerTree {
+        incarnation: Some(incarnation.to_owned()),
+        ..tree(0, 9)
+    };
+    assert_eq!(play.tree(&of("a")), Err(PeerTreeRefusal::OtherIncarnation));
+    assert_eq!(play.tree(&of("b")), Ok(()));
+}
+
+#[test]
+fn without_a_replay_batches_wait_for_a_tree_that_one_of_them_confirms() {
+    let mut play = Play::with_peers();
+    play.connect_deaf();
+    play.say(0, [20, 21, 22]);
+    assert_eq!((play.state(), play.applied.len()), ("cold", 0));
+    assert_eq!(play.tree_requests, 1);
+    // Before all that waits: the engine has not shown that batch.
+    assert_eq!(play.tree(&tree(0, 19)), Err(PeerTreeRefusal::Unconfirmed));
+    assert_eq!(play.tree(&tree(1, 21)), Err(PeerTreeRefusal::OtherDigest));
+    assert_eq!(play.tree(&tree(0, 21)), Ok(()));
+    assert_eq!((play.state(), play.numbers()), ("live", vec![22]));
+    play.say(0, [23]);
+    assert_eq!(play.state(), "live");
+}
+
+#[test]
+fn without_a_replay_a_hole_after_the_tree_is_a_gap() {
+    let mut play = Play::with_peers();
+    play.connect_deaf();
+    play.say(0, [20, 21, 23]);
+    assert_eq!(play.tree(&tree(0, 21)), Ok(()));
+    assert_eq!((play.state(), play.numbers()), ("partial", vec![23]));
+    assert_eq!(play.resets, [ResyncReason::Gap]);
+}
+
+#[test]
+fn batches_wait_no_longer_than_the_timeout_and_not_a_second_time() {
+    for nobody_has_one in [false, true] {
+        let mut play = Play::with_peers();
+        play.connect_deaf();
+        play.say(0, [20]);
+        assert_eq!(
+            play.stream.next_timeout(),
+            Some(play.now + PEER_TREE_TIMEOUT)
+        );
+        assert!(!play.stream.is_settled());
+        match nobody_has_one {
+            true => play.no_tree(),
+            false => play.wait(),
+        }
+        assert_eq!((play.state(), play.numbers()), ("partial", vec![20]));
+        play.say(0, [21, 23]);
+        assert_eq!((play.state(), play.numbers()), ("partial", vec![23]));
+        assert_eq!(play.tree_requests, 1);
+    }
+}
+
+#[test]
+fn a_batch_that_is_the_engines_first_waits_for_nobody() {
+    let mut play = Play::with_peers();
+    play.connect_deaf();
+    play.say(0, [0, 1]);
+    assert_eq!((play.state(), play.tree_requests), ("live", 0));
+}
+
+#[test]
+fn who_replays_nothing_though_it_should_is_followed_by_what_waits() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.wait();
+    play.say(0, [20, 21]);
+    play.wait();
+    assert_eq!((play.state(), play.tree_requests), ("cold", 1));
+    assert_eq!(play.tree(&tree(0, 20)), Ok(()));
+    assert_eq!((play.state(), play.numbers()), ("live", vec![21]));
+}
+
+#[test]
+fn a_tree_that_is_not_whole_is_partial_here_too() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    let partial = PeerTree {
+        is_complete: false,
+        ..tree(0, 9)
+    };
+    assert_eq!(play.tree(&partial), Ok(()));
+    play.response(0, 9..=9);
+    assert_eq!(play.state(), "partial");
+    assert_eq!(play.stream.peer_tree(), Some(partial));
+}
+
+#[test]
+fn what_does_not_count_here_is_given_to_nobody() {
+    let mut play = Play::new();
+    assert_eq!(play.stream.peer_tree(), None);
+    play.connect(None);
+    play.replay(frame(0, 0));
+    assert_eq!(play.stream.peer_tree(), None);
+    play.end();
+    assert_eq!(play.stream.peer_tree(), Some(tree(0, 0)));
+    play.lose();
+    assert_eq!(play.stream.peer_tree(), None);
+    // The engine could not confirm a list by its number.
+    let mut play = Play::new();
+    play.connect(None);
+    play.replay(chunk(40, 0, 1, 0));
+    play.end();
+    assert_eq!((play.state(), play.stream.peer_tree()), ("live", None));
 }

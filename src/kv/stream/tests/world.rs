@@ -54,12 +54,16 @@ pub(super) struct Make {
     pub(super) has_deaf_spells: bool,
     /// Batches kept for replays.
     pub(super) kept: u64,
+    /// An answer has no more batches than this, and then no end; or all but some, and then no end.
+    pub(super) answer_max: Option<usize>,
     /// An answer is the start of a new live stream.
     pub(super) is_one_stream: bool,
     pub(super) has_snapshots: bool,
     pub(super) has_epoch: bool,
     /// Half an old answer may come before a new one.
     pub(super) is_sloppy: bool,
+    /// Other replicas give their trees, asked or not.
+    pub(super) has_peers: bool,
     /// Of a hundred: batches lost, repeated, swapped, unreadable; answers spoilt.
     pub(super) lost: u8,
     pub(super) repeated: u8,
@@ -94,6 +98,9 @@ pub(super) struct World {
     faults: bool,
     in_deaf_spell: bool,
     pub(super) stream: EventStream<Payload>,
+    tree_requested: bool,
+    /// Another replica's tree: of which process, after which batch, and what is in it.
+    offered: Option<(usize, u64, BTreeSet<u8>)>,
     tree: BTreeMap<usize, BTreeSet<u8>>,
     /// The last batch applied of each process since all was forgotten.
     applied: BTreeMap<usize, u64>,
@@ -113,10 +120,12 @@ impl World {
             is_deaf: random.u8(..8) == 0,
             has_deaf_spells: random.u8(..4) == 0,
             kept: [3, 10, 1_000, 1_000][random.usize(..4)],
+            answer_max: [None, None, Some(3), Some(20)][random.usize(..4)],
             is_one_stream,
             has_snapshots: random.bool(),
             has_epoch: is_one_stream && random.bool(),
             is_sloppy: random.u8(..4) == 0,
+            has_peers: random.bool(),
             lost,
             repeated,
             swapped: if is_one_stream { 0 } else { swapped },
@@ -136,6 +145,9 @@ impl World {
         };
         let mut stream = EventStream::new(settings, now);
         stream.digests = DigestWindow::new(make.digests_max);
+        if make.has_peers {
+            stream = stream.with_peer_trees(Duration::from_secs(10));
+        }
         Self {
             make,
             random,
@@ -146,6 +158,8 @@ impl World {
             faults: true,
             in_deaf_spell: false,
             stream,
+            tree_requested: false,
+            offered: None,
             tree: BTreeMap::new(),
             applied: BTreeMap::new(),
             last_applied: None,
@@ -159,6 +173,57 @@ impl World {
 
     fn alive(&self) -> usize {
         self.processes.len() - 1
+    }
+
+    /// Another replica gives what it has: of this process or one before, newer or older than what is known here, whole
+    /// or in part; or nobody has anything.
+    fn offer(&mut self) {
+        self.tree_requested = false;
+        let alive = self.alive();
+        let process = match self.random.u8(..3) {
+            0 => self.random.usize(..=alive),
+            _ => alive,
+        };
+        let count = self.processes[process].count();
+        if count == 0 || self.random.u8(..5) == 0 {
+            self.log.push("no tree".to_owned());
+            return self.no_tree();
+        }
+        let index = count - 1 - self.random.u64(..count.min(12));
+        let frame = &self.processes[process].frames[index as usize];
+        let mut held = self.processes[process].held_after(index).clone();
+        let is_complete = self.random.bool();
+        if !is_complete {
+            held.pop_first();
+        }
+        let tree = PeerTree {
+            sequence: index,
+            digest: frame.digest,
+            is_complete,
+            incarnation: self.make.has_epoch.then(|| process.to_string()),
+        };
+        self.log
+            .push(format!("tree of {process}:{index}, whole: {is_complete}"));
+        self.offered = Some((process, index, held));
+        match self.stream.on_peer_tree(self.now, &tree) {
+            Ok(steps) => self.done(steps),
+            Err(refusal) => {
+                self.log.push(format!("  refused: {}", refusal.as_str()));
+                // The next replica's may come.
+                self.tree_requested = self.random.bool();
+                if !self.tree_requested {
+                    self.no_tree();
+                }
+            }
+        }
+    }
+
+    fn no_tree(&mut self) {
+        let steps = self.stream.on_no_peer_tree(self.now);
+        // Otherwise nothing was heard, and so nothing can be known better than before.
+        if !steps.is_empty() {
+            self.done(steps);
+        }
     }
 
     /// Anything that can happen, happens.
@@ -178,6 +243,8 @@ impl World {
             }
             97 => self.cut(),
             98 => self.restart(),
+            99 if self.make.has_peers => self.offer(),
+            _ if self.make.has_peers && self.tree_requested => self.offer(),
             _ => self.now += Duration::from_millis(self.random.u64(..2_000)),
         }
     }
@@ -426,8 +493,15 @@ impl World {
             .cloned()
             .map(SourceEvent::Replayed)
             .collect();
-        said.push(SourceEvent::End);
-        if spoils {
+        match make.answer_max {
+            Some(max) if said.len() > max => {
+                // What did not fit into the socket's queue, or some of it, and the end.
+                let until = [said.len(), max + 2][usize::from(how % 2)].min(said.len());
+                said.drain(max..until);
+            }
+            Some(_) | None => said.push(SourceEvent::End),
+        }
+        if spoils && !said.is_empty() {
             let place = self.random.usize(..said.len());
             match how {
                 0 => said.truncate(place),
@@ -439,7 +513,7 @@ impl World {
                     said.truncate(place);
                     said.push(SourceEvent::Failed);
                 }
-                3 if said.len() > 1 => {
+                3 if said.len() > 2 => {
                     said.remove(place.min(said.len() - 2));
                 }
                 _ => said.clear(),
@@ -458,6 +532,16 @@ impl World {
                     held.extend(&payload.stored);
                     self.applied.insert(payload.process, payload.index);
                     self.last_applied = Some((payload.process, payload.index));
+                }
+                Step::RequestPeerTree => {
+                    self.log.push("  ask for a tree".to_owned());
+                    self.tree_requested = true;
+                }
+                Step::TakePeerTree => {
+                    let (process, index, held) = self.offered.clone().expect("one was offered");
+                    self.tree = BTreeMap::from([(process, held)]);
+                    self.applied = BTreeMap::from([(process, index)]);
+                    self.last_applied = Some((process, index));
                 }
                 Step::Clear(reason) => {
                     self.log.push(format!("  clear: {}", reason.as_str()));
@@ -606,6 +690,9 @@ impl World {
             }
         }
         self.witness();
+        if std::mem::take(&mut self.tree_requested) {
+            self.no_tree();
+        }
         self.tick();
     }
 

@@ -91,9 +91,10 @@ impl Log {
     pub(super) fn replay(&self, first: u64) -> Replayed {
         let wanted = self.buffer.iter().filter(|batch| batch.sequence >= first);
         let replay = self.faults.replay(wanted.clone().count());
-        let batches = wanted.skip(replay.skip).take(replay.take).cloned();
+        let batches = wanted.enumerate();
+        let batches = batches.filter(|(position, _)| replay.sends(*position));
         Replayed {
-            batches: batches.collect(),
+            batches: batches.map(|(_, batch)| batch.clone()).collect(),
             ends: replay.ends,
         }
     }

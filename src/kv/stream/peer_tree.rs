@@ -1,0 +1,137 @@
+//! Another replica's copy of the tree, for what the engine does not replay any more.
+//!
+//! A copy is worth nothing until the engine itself shows that it published the copy's last batch: it replays that
+//! batch byte for byte, or the batch is among those that wait here. The first is the verification after a lost
+//! connection, so a copy is taken over as a tree that has just been connected again: routing does not use it yet, and
+//! the replay that verifies it also brings the batches after it.
+
+use std::time::Instant;
+
+use super::digests::DigestMatch;
+use super::types::{PeerTree, PeerTreeRefusal, State, StateReason, Step, Steps, SuspectReason};
+use super::{EventStream, Phase};
+
+/// After this many trees on one connection that the engine did not confirm, no other is asked for.
+const MAX_UNCONFIRMED: u32 = 3;
+
+impl<T> EventStream<T> {
+    /// Where the tree stands in the stream, for another replica. `None` if the tree does not count in routing, or if
+    /// the engine could not confirm it.
+    pub fn peer_tree(&self) -> Option<PeerTree> {
+        let last = self.last?;
+        if !self.state().counts_in_routing() || self.snapshot.is_some() {
+            return None;
+        }
+        Some(PeerTree {
+            sequence: last,
+            digest: self.digests.last(last)?,
+            is_complete: self.is_complete,
+            incarnation: self.incarnation.clone(),
+        })
+    }
+
+    /// Another replica gave its tree, which the caller keeps ready. If it is refused, the caller may ask the next one
+    /// or call [`EventStream::on_no_peer_tree`].
+    pub fn on_peer_tree(
+        &mut self,
+        now: Instant,
+        tree: &PeerTree,
+    ) -> Result<Steps<T>, PeerTreeRefusal> {
+        if self.state() == State::Live {
+            return Err(PeerTreeRefusal::NotNeeded);
+        }
+        let incarnations = self.connected_incarnation.as_ref();
+        let mut incarnations = incarnations.zip(tree.incarnation.as_ref()).into_iter();
+        if incarnations.any(|(connected, of_tree)| connected != of_tree) {
+            return Err(PeerTreeRefusal::OtherIncarnation);
+        }
+        let mut steps = Steps::new();
+        match self.phase {
+            Phase::Disconnected { .. } => return Err(PeerTreeRefusal::Disconnected),
+            Phase::AwaitingPeerTree { .. } => {
+                match self.buffer.digest(tree.sequence) {
+                    Some(digest) if digest == tree.digest => {}
+                    Some(_) => return Err(PeerTreeRefusal::OtherDigest),
+                    None => return Err(PeerTreeRefusal::Unconfirmed),
+                }
+                self.take_peer_tree(tree, &mut steps);
+                // The batches up to the tree's are in it; the rest follows it.
+                self.finish_replay(now, false, &mut steps);
+            }
+            _ if self.cannot_replay() => return Err(PeerTreeRefusal::Unconfirmed),
+            Phase::Live | Phase::InitialReplay { .. } | Phase::Verifying { .. } => {
+                if self.digests.compare(tree.sequence, tree.digest) == DigestMatch::Different {
+                    return Err(PeerTreeRefusal::OtherDigest);
+                }
+                self.take_peer_tree(tree, &mut steps);
+                self.verify(now, SuspectReason::PeerTree, now, &mut steps);
+            }
+        }
+        Ok(steps)
+    }
+
+    /// No replica has a tree that can be used.
+    pub fn on_no_peer_tree(&mut self, now: Instant) -> Steps<T> {
+        let mut steps = Steps::new();
+        self.peer_trees.is_requested = false;
+        if matches!(self.phase, Phase::AwaitingPeerTree { .. }) {
+            self.stop_waiting(now, &mut steps);
+        }
+        steps
+    }
+
+    fn take_peer_tree(&mut self, tree: &PeerTree, steps: &mut Steps<T>) {
+        self.peer_trees.is_requested = false;
+        self.counts.peer_trees += 1;
+        steps.push(Step::TakePeerTree);
+        self.snapshot = None;
+        self.regressed = None;
+        self.digests.clear();
+        self.digests.remember(tree.sequence, tree.digest);
+        self.last = Some(tree.sequence);
+        self.is_complete = tree.is_complete;
+        self.reason = StateReason::PeerTree;
+    }
+
+    /// The engine replayed all it has, and that does not reach back to its first batch.
+    pub(super) fn want_peer_tree(&mut self, steps: &mut Steps<T>) {
+        let is_wanted = matches!(self.phase, Phase::Live | Phase::Verifying { .. })
+            && self.last.is_some()
+            && !self.is_complete
+            && self.snapshot.is_none()
+            && !self.cannot_replay();
+        if is_wanted {
+            self.request_peer_tree(steps);
+        }
+    }
+
+    /// The first batch is not the engine's first, and the engine cannot replay those before: waits for a tree, if
+    /// there is anybody to ask.
+    pub(super) fn await_peer_tree(&mut self, now: Instant, steps: &mut Steps<T>) -> bool {
+        if !self.cannot_replay() || !self.request_peer_tree(steps) {
+            return false;
+        }
+        let timeout = self.peer_trees.timeout.unwrap_or_default();
+        self.phase = Phase::AwaitingPeerTree {
+            deadline: now + timeout,
+        };
+        true
+    }
+
+    fn request_peer_tree(&mut self, steps: &mut Steps<T>) -> bool {
+        let trees = &mut self.peer_trees;
+        let may_ask = trees.timeout.is_some() && trees.unconfirmed < MAX_UNCONFIRMED;
+        if may_ask && !std::mem::replace(&mut trees.is_requested, true) {
+            steps.push(Step::RequestPeerTree);
+        }
+        may_ask
+    }
+
+    /// Goes on with the batches that wait, as without other replicas.
+    pub(super) fn stop_waiting(&mut self, now: Instant, steps: &mut Steps<T>) {
+        // Not asked again on this connection.
+        self.peer_trees.unconfirmed = MAX_UNCONFIRMED;
+        self.last_input_at = now;
+        self.finish_replay(now, false, steps);
+    }
+}

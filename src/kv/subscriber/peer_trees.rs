@@ -1,0 +1,57 @@
+//! What a subscriber notes of other replicas' trees of its rank.
+
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::kv::stream::ResyncReason;
+use crate::kv::tree_copies::{FetchedTree, TreeOutcome, TreeSource};
+
+/// Requests of other replicas that wait for this tree. One replica asks once.
+pub(super) const MAX_TREE_REQUESTS: usize = 8;
+
+pub(super) type Fetching = Pin<Box<dyn Future<Output = Option<FetchedTree>> + Send>>;
+
+#[derive(Debug, Default)]
+pub(super) struct PeerTrees {
+    /// A tree that the stream is about to take.
+    pub(super) ready: Option<FetchedTree>,
+    /// The tree that the engine is asked to confirm.
+    pub(super) unconfirmed: Option<Unconfirmed>,
+    /// Replicas whose tree was refused on this connection.
+    pub(super) refused: Vec<Arc<str>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Unconfirmed {
+    pub(super) peer: Arc<str>,
+    pub(super) blocks: u64,
+    /// When it was taken.
+    pub(super) began: Instant,
+}
+
+impl PeerTrees {
+    /// The tree was cleared: if it was another replica's, the engine did not confirm it.
+    pub(super) fn note_clear(&mut self, reason: ResyncReason, trees: Option<&dyn TreeSource>) {
+        let Some(tree) = self.unconfirmed.take() else {
+            return;
+        };
+        if reason == ResyncReason::PeerTree {
+            self.refused.push(tree.peer);
+        }
+        if let Some(trees) = trees {
+            trees.report(TreeOutcome::NotConfirmed);
+        }
+    }
+}
+
+/// The answer to the request, if there is one.
+pub(super) async fn fetched(fetching: &mut Option<Fetching>) -> Option<FetchedTree> {
+    let Some(future) = fetching else {
+        return pending().await;
+    };
+    let fetched = future.await;
+    *fetching = None;
+    fetched
+}

@@ -1,0 +1,162 @@
+//! Another replica's copy of the tree, and copies of this one for others.
+
+use std::time::Instant;
+
+use tracing::{debug, info, warn};
+
+use super::peer_trees::Unconfirmed;
+use super::{BLOCKS_PER_TURN, Task};
+use crate::kv::event::Batch;
+use crate::kv::index::{CopiedBlocks, GraftCursor};
+use crate::kv::stream::{State, StateReason, Steps};
+use crate::kv::tree_copies::{FetchedTree, NoTree, TreeCopy, TreeOutcome, WantedTree};
+use crate::observe;
+
+impl Task {
+    pub(super) fn fetch_peer_tree(&mut self) {
+        let Some(trees) = &self.trees else {
+            return;
+        };
+        let tree = self.tree.tree();
+        self.fetching = Some(trees.fetch(WantedTree {
+            worker: self.subject.name.clone(),
+            address: self.subject.address.clone(),
+            rank: self.subject.rank,
+            model: self.subject.model.clone(),
+            block_size: tree.map(|(size, _)| *size),
+            known_blocks: tree.map_or(0, |(_, tree)| tree.len()),
+            refused: self.peer_trees.refused.clone(),
+        }));
+    }
+
+    pub(super) fn on_peer_tree(
+        &mut self,
+        now: Instant,
+        fetched: Option<FetchedTree>,
+    ) -> Steps<Batch> {
+        let Some(fetched) = fetched else {
+            debug!(
+                worker = %self.subject.name,
+                rank = self.subject.rank,
+                "no other replica has a tree of this rank"
+            );
+            return self.stream.on_no_peer_tree(now);
+        };
+        let peer = fetched.peer.clone();
+        match self.stream.on_peer_tree(now, &fetched.copy.position) {
+            Ok(steps) => {
+                self.peer_trees.ready = Some(fetched);
+                steps
+            }
+            Err(reason) => {
+                warn!(
+                    worker = %self.subject.name,
+                    rank = self.subject.rank,
+                    %peer,
+                    reason = reason.as_str(),
+                    "the tree of another replica is not taken over"
+                );
+                if let Some(trees) = &self.trees {
+                    trees.report(TreeOutcome::Refused(reason));
+                }
+                self.peer_trees.refused.push(peer);
+                self.fetch_peer_tree();
+                Steps::new()
+            }
+        }
+    }
+
+    pub(super) async fn take_peer_tree(&mut self) {
+        let Some(FetchedTree { peer, copy }) = self.peer_trees.ready.take() else {
+            return;
+        };
+        let began = observe::now();
+        self.status.entry().on_cleared();
+        self.tree.begin_graft(copy.block_size, &copy.learned);
+        let mut cursor = GraftCursor::default();
+        while let Some(tree) = self.tree.tree_mut()
+            && tree.graft_next(&mut cursor, BLOCKS_PER_TURN as usize, &copy.blocks)
+        {
+            tokio::task::yield_now().await;
+        }
+        if copy.blocks.orphans + cursor.missing > 0 || self.tree.take_evicted() {
+            self.stream.on_incomplete();
+        }
+        self.peer_trees.unconfirmed = Some(Unconfirmed {
+            peer,
+            blocks: copy.blocks.len() as u64,
+            began,
+        });
+    }
+
+    /// Says where the tree is from, once that is certain.
+    pub(super) fn note_origin(&mut self) {
+        let state = self.stream.state();
+        if !state.counts_in_routing() {
+            return;
+        }
+        if let Some(tree) = self.peer_trees.unconfirmed.take() {
+            let Unconfirmed {
+                peer,
+                blocks,
+                began,
+            } = tree;
+            let took = observe::now().saturating_duration_since(began);
+            info!(
+                worker = %self.subject.name,
+                rank = self.subject.rank,
+                %peer,
+                blocks,
+                is_complete = state == State::Live,
+                "the tree of another replica is taken over; the engine confirmed it"
+            );
+            if let Some(trees) = &self.trees {
+                trees.report(TreeOutcome::Taken { blocks, took });
+            }
+            self.set_origin(format!("peer {peer}"));
+            return;
+        }
+        let origin = match self.stream.reason() {
+            StateReason::FullReplay => "engine replay",
+            StateReason::Snapshot | StateReason::PartialSnapshot => "engine snapshot",
+            // Some blocks less, but still the same tree.
+            StateReason::PeerTree | StateReason::Incomplete => return,
+            StateReason::Starting
+            | StateReason::HistoryTruncated
+            | StateReason::Disconnected
+            | StateReason::Suspect(_)
+            | StateReason::Resync(_) => "events",
+        };
+        if self.origin != origin {
+            self.set_origin(origin.to_owned());
+        }
+    }
+
+    fn set_origin(&mut self, origin: String) {
+        self.origin.clone_from(&origin);
+        self.status
+            .update(|report| report.status.tree_from = Some(origin));
+    }
+
+    /// A copy of the tree for another replica. Lookups go on, and so do the events of other ranks; this rank's wait.
+    pub(super) async fn copy_tree(&mut self) -> Result<TreeCopy, NoTree> {
+        let mut position = self.stream.peer_tree().ok_or(NoTree::Cold)?;
+        let (block_size, tree) = self.tree.tree().ok_or(NoTree::Cold)?;
+        let mut blocks = CopiedBlocks::default();
+        let mut cursor = tree.begin_copy();
+        while tree.copy_next(&mut cursor, BLOCKS_PER_TURN as usize, &mut blocks) {
+            tokio::task::yield_now().await;
+        }
+        // An empty tree would look like knowledge.
+        if blocks.is_empty() {
+            return Err(NoTree::Cold);
+        }
+        position.is_complete &= blocks.orphans == 0;
+        Ok(TreeCopy {
+            position,
+            block_size: *block_size,
+            learned: self.tree.learned(),
+            blocks,
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! Copies of ranks' trees between replicas, as the two ends see them: a subscriber gives its own, and asks a
+//! [`TreeSource`] for another replica's. How they travel is not known here.
+
+use std::fmt;
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::event_filter::LearnedFacts;
+use super::index::CopiedBlocks;
+use super::stream::{PeerTree, PeerTreeRefusal};
+use crate::ids::Model;
+
+/// A rank's tree at one position of its stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TreeCopy {
+    pub position: PeerTree,
+    pub block_size: NonZeroU32,
+    pub learned: LearnedFacts,
+    pub blocks: CopiedBlocks,
+}
+
+/// Why a replica gives no copy of its tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoTree {
+    /// It does not follow the rank, or another model's.
+    UnknownRank,
+    /// Its own tree is empty, or does not count in routing.
+    Cold,
+    /// It makes too many copies already.
+    Busy,
+}
+
+impl NoTree {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            NoTree::UnknownRank => "unknown_rank",
+            NoTree::Cold => "cold",
+            NoTree::Busy => "busy",
+        }
+    }
+}
+
+/// A rank whose tree is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedTree {
+    /// The worker's name, for logs.
+    pub worker: Arc<str>,
+    /// `HOST:PORT`, as every replica knows the worker.
+    pub address: Arc<str>,
+    pub rank: u32,
+    pub model: Model,
+    /// If it is known already.
+    pub block_size: Option<NonZeroU32>,
+    /// A tree that is not complete is worth having if it has more blocks than this.
+    pub known_blocks: u64,
+    /// Replicas whose tree was refused.
+    pub refused: Vec<Arc<str>>,
+}
+
+/// Another replica's tree.
+#[derive(Clone, Debug)]
+pub struct FetchedTree {
+    /// The replica's name.
+    pub peer: Arc<str>,
+    pub copy: TreeCopy,
+}
+
+/// What became of a tree that was fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreeOutcome {
+    /// The engine confirmed it.
+    Taken {
+        blocks: u64,
+        took: Duration,
+    },
+    Refused(PeerTreeRefusal),
+    /// It was taken over, and then the engine did not confirm it.
+    NotConfirmed,
+}
+
+/// Other replicas that may have a rank's tree.
+pub trait TreeSource: fmt::Debug + Send + Sync {
+    /// Asks the replicas one after the other, in random order. `None` if none of them has a tree that can be used.
+    fn fetch(
+        &self,
+        wanted: WantedTree,
+    ) -> Pin<Box<dyn Future<Output = Option<FetchedTree>> + Send>>;
+
+    /// Says what became of a tree that was fetched.
+    fn report(&self, outcome: TreeOutcome);
+
+    /// How long batches that cannot be replayed wait for a tree.
+    fn timeout(&self) -> Duration;
+}
