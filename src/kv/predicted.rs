@@ -6,6 +6,7 @@
 //! that order the length of a worker's cached prefix is a binary search, without a walk along the
 //! prompt.
 
+mod copy;
 mod lru;
 mod metrics;
 mod peers;
@@ -21,6 +22,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 use smallvec::SmallVec;
 
+pub use self::copy::PredictedBlock;
 use self::lru::{Slot, Use, WorkerLru};
 pub use self::metrics::Metrics;
 pub use self::peers::{Placed, RoutedBlocks};
@@ -366,8 +368,10 @@ impl PredictedIndex {
             .map_or(0, |owners| owners.len())
     }
 
+    /// Counted from before the start, because another replica's blocks may be as old as that.
     fn seconds(&self, now: Instant) -> u32 {
         now.saturating_duration_since(self.created)
+            .saturating_add(self.settings.max_age)
             .min(Duration::from_secs(u64::from(u32::MAX)))
             .as_secs() as u32
     }

@@ -33,7 +33,7 @@ pub(super) struct WorkerLru {
 /// When a path was used and shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Use {
-    /// Seconds since the index was created.
+    /// The second, as `PredictedIndex::seconds` counts.
     pub(super) at_s: u32,
     /// The LRU's `used_tokens`.
     pub(super) at_tokens: u64,
@@ -92,6 +92,12 @@ impl WorkerLru {
     /// The least recently used block, which no other one follows.
     pub(super) fn oldest(&self) -> Option<Slot> {
         (self.oldest != NONE).then_some(self.oldest)
+    }
+
+    /// All blocks, the most recently used first.
+    pub(super) fn newest_first(&self) -> impl Iterator<Item = Slot> {
+        let some = |slot: Slot| (slot != NONE).then_some(slot);
+        std::iter::successors(some(self.newest), move |slot| some(self.node(*slot).older))
     }
 
     pub(super) fn parent(&self, slot: Slot) -> Option<Slot> {

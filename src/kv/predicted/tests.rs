@@ -247,3 +247,54 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_copy_predicts_the_same_in_the_same_order_of_use_and_ages_on() {
+    let settings = Settings {
+        max_age: Duration::from_secs(100),
+        ..Settings::default()
+    };
+    let (source, copy) = (index(settings.clone()), index(settings));
+    let worker = WorkerId(1);
+    let at = |seconds| source.created + Duration::from_secs(seconds);
+    source.record(at(1), worker, 0, &prompt(&[1, 2, 3]));
+    source.record(at(60), worker, 0, &prompt(&[1, 9]));
+    let blocks = source.copy(at(90), worker, 100);
+    assert_eq!(blocks.len(), 4);
+    assert_eq!((blocks[0].age_s, blocks[3].age_s), (30, 89));
+    // What it recorded itself counts as used later, and is not counted twice.
+    let now = copy.created;
+    let own = WorkerId(5);
+    copy.record(now, own, 0, &prompt(&[1, 7]));
+    assert_eq!(copy.import(now, own, 0, &blocks), 3);
+    assert_eq!(copy.import(now, own, 0, &blocks), 0);
+    assert_eq!(copy.size(own), (5, 50));
+    for known in [[1, 2, 3].as_slice(), &[1, 9], &[1, 7]] {
+        assert_eq!(copy.depth(own, &prompt(known)) as usize, known.len());
+    }
+    let later = now + Duration::from_secs(12);
+    copy.remove_expired(later, |_| true);
+    assert_eq!(copy.depth(own, &prompt(&[1, 2, 3])), 1);
+    assert_eq!(copy.depth(own, &prompt(&[1, 9])), 2);
+    // The least recently used ones go first, the end of a prompt before its start.
+    copy.import(now, own, 0, &blocks);
+    copy.record(now, own, 30, &prompt(&[1, 7]));
+    assert_eq!(copy.depth(own, &prompt(&[1, 7])), 2);
+    assert_eq!(copy.depth(own, &prompt(&[1, 2, 3])), 1);
+}
+
+#[test]
+fn a_copy_that_is_cut_off_has_no_block_without_those_before_it() {
+    let (source, copy) = (index(Settings::default()), index(Settings::default()));
+    let worker = WorkerId(1);
+    source.record(source.created, worker, 0, &prompt(&[1, 2, 3]));
+    source.record(source.created, worker, 0, &prompt(&[1, 4, 5]));
+    for max in 0..=5 {
+        copy.forget(copy.created, worker);
+        let blocks = source.copy(source.created, worker, max);
+        copy.import(copy.created, worker, 0, &blocks);
+        let (a, b) = (prompt(&[1, 2, 3]), prompt(&[1, 4, 5]));
+        let known = copy.depth(worker, &a).max(1) + copy.depth(worker, &b) - 1;
+        assert_eq!(known as usize, max);
+    }
+}

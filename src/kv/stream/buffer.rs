@@ -61,6 +61,16 @@ impl<T> ReorderBuffer<T> {
         self.bytes
     }
 
+    /// Moves the batches out.
+    pub(super) fn take(&mut self) -> Self {
+        let empty = Self {
+            frames: BTreeMap::new(),
+            bytes: 0,
+            ..*self
+        };
+        std::mem::replace(self, empty)
+    }
+
     pub(super) fn clear(&mut self) {
         self.frames.clear();
         self.bytes = 0;

@@ -25,6 +25,8 @@ impl<T> EventStream<T> {
             self.on_identity_conflict(now, &mut steps);
             return steps;
         }
+        // The live batches that wait go on from here, so whatever else the response has is not needed.
+        let meets_live = frame.snapshot.is_none() && self.buffer.digest(frame.sequence).is_some();
         if let Some(chunk) = frame.snapshot {
             if chunk.index == 0 {
                 self.await_replay_end();
@@ -44,6 +46,7 @@ impl<T> EventStream<T> {
             }
             self.response.is_same_process = true;
             self.accept(frame, false, &mut steps);
+            self.end_if(meets_live, now, &mut steps);
             return steps;
         };
         let has_anchor = self.digests.ends_with(last);
@@ -56,6 +59,11 @@ impl<T> EventStream<T> {
             }
         } else if self.response.is_same_process {
             if !follows(last, frame.sequence) {
+                if matches!(self.phase, Phase::Live) {
+                    // The rest of a response that is not needed any more.
+                    self.counts.unexpected_batches += 1;
+                    return steps;
+                }
                 // The engine dropped batches between those that it sent, as vLLM does beyond the 1,000 that
                 // its socket queues. It still has them.
                 if self.request_rest(now, &mut steps) {
@@ -66,6 +74,7 @@ impl<T> EventStream<T> {
                 self.await_replay_end();
             }
             self.accept(frame, false, &mut steps);
+            self.end_if(meets_live, now, &mut steps);
         } else {
             match self.phase {
                 // A response to an abandoned request; it may be of any process.
@@ -81,10 +90,17 @@ impl<T> EventStream<T> {
                     self.await_replay_end();
                     self.response.is_same_process = true;
                     self.accept(frame, false, &mut steps);
+                    self.end_if(meets_live, now, &mut steps);
                 }
             }
         }
         steps
+    }
+
+    fn end_if(&mut self, meets_live: bool, now: Instant, steps: &mut Steps<T>) {
+        if meets_live {
+            steps.extend(self.on_replay_end(now));
+        }
     }
 
     pub fn on_replay_end(&mut self, now: Instant) -> Steps<T> {

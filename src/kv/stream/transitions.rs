@@ -289,7 +289,10 @@ impl<T> EventStream<T> {
         else {
             return false;
         };
+        let mut waiting = None;
         if made_progress {
+            // Of the process that the response is of, or the response shows that they are not.
+            waiting = Some(self.buffer.take());
             request.attempts = 0;
             self.counts.replays_continued += 1;
         }
@@ -297,6 +300,9 @@ impl<T> EventStream<T> {
             return false;
         }
         self.send_request(now, &mut request, steps);
+        if let Some(waiting) = waiting {
+            self.buffer = waiting;
+        }
         if let Phase::InitialReplay { request: pending }
         | Phase::Verifying {
             request: pending, ..

@@ -183,10 +183,11 @@ fn a_join_asks_from_the_first_and_counts_once_the_answer_has_ended() {
     play.connect(None);
     assert_eq!(play.asked, [0]);
     play.say(0, [3, 4]);
-    for sequence in 0..=3 {
+    for sequence in 0..=2 {
         play.replay(frame(0, sequence));
         assert_eq!(play.state(), "cold");
     }
+    play.replay(frame(0, 3));
     play.end();
     assert_eq!(play.state(), "live");
     assert_eq!(play.numbers(), [0, 1, 2, 3, 4]);
@@ -639,6 +640,39 @@ fn a_hole_in_a_response_is_asked_for_at_once() {
     );
     play.response(0, 10..=13);
     assert_eq!((play.state(), play.resets.len()), ("live", 0));
+}
+
+/// However fast the engine publishes: no response would ever have its end.
+#[test]
+fn a_response_that_meets_the_live_batches_needs_no_end() {
+    let mut play = Play::new();
+    play.connect(None);
+    play.say(0, 6..=9);
+    for sequence in 0..=3 {
+        play.replay(frame(0, sequence));
+    }
+    play.wait();
+    assert_eq!(play.asked, [0, 3]);
+    for sequence in 3..=6 {
+        play.replay(frame(0, sequence));
+    }
+    assert_eq!((play.state(), play.numbers()), ("live", (0..=9).collect()));
+    // What else it has is no news, and its holes are no gaps.
+    for sequence in [7, 8, 12] {
+        play.replay(frame(0, sequence));
+    }
+    play.end();
+    play.say(0, [10, 11]);
+    assert_eq!((play.state(), play.numbers()), ("live", (0..=11).collect()));
+    assert!(play.resets.is_empty() && play.asked.len() == 2);
+    // Live batches of another process are not what the response goes on with.
+    let mut play = Play::new();
+    play.connect(None);
+    play.say(1, [2]);
+    for sequence in 0..=2 {
+        play.replay(frame(0, sequence));
+    }
+    assert_eq!(play.resets, [ResyncReason::EngineRestarted]);
 }
 
 #[test]
