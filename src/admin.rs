@@ -137,7 +137,10 @@ impl AdminServer {
 
     async fn ready(&self) -> Response<http::Body> {
         match self.readiness.check().await {
-            Ok(()) => text(StatusCode::OK, "ready\n"),
+            Ok(()) => match self.readiness.detail() {
+                None => text(StatusCode::OK, "ready\n"),
+                Some(detail) => text(StatusCode::OK, format!("ready; {detail}\n")),
+            },
             Err(missing) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{missing}\n")),
         }
     }

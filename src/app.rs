@@ -9,6 +9,7 @@ mod lost_caches;
 pub mod metrics_reference;
 pub mod process_setup;
 mod sharing;
+mod warm_start;
 
 use std::future::Future;
 use std::io;
@@ -22,6 +23,7 @@ use tracing::{info, warn};
 
 use self::discoveries::Discoveries;
 use self::sharing::{Prepared, Sharing};
+use self::warm_start::Start;
 use crate::admin::{AdminServer, KvPages, Readiness, ResponsesPage};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
@@ -176,6 +178,7 @@ impl App {
             tasks.clone(),
         ));
         watch_pairs(config, &fleet, &tasks);
+        let start = Start::new(&config.peers, &peers, &fleet, &board, &predicted, &metrics);
         let shared = subscriber::Shared {
             indexes: indexes.clone(),
             board: board.clone(),
@@ -189,7 +192,7 @@ impl App {
                     unconfirmed.forget(worker);
                 })
             },
-            trees: None,
+            trees: start.trees(),
         };
         let kv_events = OffloadThread::start("kv-events")?;
         let following = events::follow(
@@ -226,7 +229,12 @@ impl App {
         let stateful = config.responses.mode == Mode::Stateful;
         let needs_store = stateful && !config.responses.advanced.ready_without_store;
         let required_store = needs_store.then(|| store.clone());
-        let readiness = Arc::new(Readiness::new(relay.clone(), required_store, tasks.clone()));
+        let readiness = Arc::new(Readiness::new(
+            relay.clone(),
+            required_store,
+            tasks.clone(),
+            start.status(),
+        ));
         let admin_server = AdminServer::new(
             relay.clone(),
             peers.clone(),
@@ -254,6 +262,7 @@ impl App {
         ));
         let sharing = prepared.map(|prepared| prepared.start(peers.clone(), readiness, &tasks));
         let sharing = sharing.transpose()?;
+        tasks.spawn_until_stopped_on(kv_events.runtime(), start.run());
         let handler = admin_server.clone();
         // A registry of its own: the connection metrics are about the API's clients.
         admin_tasks.spawn(server::serve(

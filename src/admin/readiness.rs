@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::http::drain::Tasks;
+use crate::peers::warm_start::{WarmStartStatus, Warmth};
 use crate::relay::Relay;
 use crate::store::{self, ResponseStore};
 
@@ -13,6 +14,8 @@ pub struct Readiness {
     /// The store of responses, if a router without it is not ready.
     store: Option<Arc<dyn ResponseStore>>,
     tasks: Tasks,
+    /// Whether other replicas' knowledge is still being taken over.
+    start: Arc<WarmStartStatus>,
 }
 
 impl fmt::Debug for Readiness {
@@ -22,12 +25,23 @@ impl fmt::Debug for Readiness {
 }
 
 impl Readiness {
-    pub fn new(relay: Arc<Relay>, store: Option<Arc<dyn ResponseStore>>, tasks: Tasks) -> Self {
+    pub fn new(
+        relay: Arc<Relay>,
+        store: Option<Arc<dyn ResponseStore>>,
+        tasks: Tasks,
+        start: Arc<WarmStartStatus>,
+    ) -> Self {
         Self {
             relay,
             store,
             tasks,
+            start,
         }
+    }
+
+    /// What operators should know of a router that is ready: that it started cold.
+    pub fn detail(&self) -> Option<Warmth> {
+        Some(self.start.get()).filter(|warmth| warmth.is_cold())
     }
 
     /// Checks it now. An error names what is missing.
@@ -37,6 +51,9 @@ impl Readiness {
         }
         if !self.relay.fleet().snapshot().is_ready() {
             return Err("no healthy worker");
+        }
+        if self.start.get().is_warming() {
+            return Err("warming up: taking over what other replicas know of the workers' caches");
         }
         // Asks the store: a store that nobody uses would not be known to be down.
         match &self.store {

@@ -17,7 +17,7 @@ use crate::peers::routed::RoutedPrompts;
 use crate::peers::{self, Peers};
 
 /// How often other replicas are told whether this one is ready.
-const READINESS_INTERVAL: Duration = Duration::from_millis(500);
+const READINESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for the last report and for the ends of the streams.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 

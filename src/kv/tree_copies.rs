@@ -56,7 +56,7 @@ pub struct WantedTree {
     pub block_size: Option<NonZeroU32>,
     /// A tree that is not complete is worth having if it has more blocks than this.
     pub known_blocks: u64,
-    /// Replicas whose tree was refused.
+    /// Where a tree was refused.
     pub refused: Vec<Arc<str>>,
 }
 
@@ -65,6 +65,8 @@ pub struct WantedTree {
 pub struct FetchedTree {
     /// The replica's name.
     pub peer: Arc<str>,
+    /// Where it was asked: what it is known by when it is not to be asked again.
+    pub source: Arc<str>,
     pub copy: TreeCopy,
 }
 
@@ -74,7 +76,6 @@ pub enum TreeOutcome {
     /// The engine confirmed it.
     Taken {
         blocks: u64,
-        took: Duration,
     },
     Refused(PeerTreeRefusal),
     /// It was taken over, and then the engine did not confirm it.

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use tokio::net::TcpListener;
@@ -33,7 +33,12 @@ pub struct Peers(Option<Arc<Shared>>);
 struct Shared {
     state: Arc<State>,
     trees: OnceLock<TreeHandler>,
+    /// Until when other replicas are expected though no address is known yet; `None` if none are listed.
+    expected_until: Option<Instant>,
 }
+
+/// A DNS name that has not been resolved by then is not waited for.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
 
 /// Serves the call by which a replica that starts copies trees, until it ends.
 #[derive(Clone)]
@@ -88,8 +93,12 @@ impl Peers {
         let state = State::new(observe::now(), identity, advanced, fleet, routed, metrics);
         let scraped = state.clone();
         registry.on_scrape(move || scraped.update_metrics(observe::now()));
-        let trees = OnceLock::new();
-        Ok(Self(Some(Arc::new(Shared { state, trees }))))
+        let is_listed = !settings.discovery.is_empty();
+        Ok(Self(Some(Arc::new(Shared {
+            state,
+            trees: OnceLock::new(),
+            expected_until: is_listed.then(|| observe::now() + FIRST_LOOK),
+        }))))
     }
 
     /// Accepts and connects other replicas until the drain of `tasks`, which should come last: a draining replica
@@ -143,6 +152,20 @@ impl Peers {
         let now = observe::now();
         let shared = self.0.as_ref();
         shared.map_or_else(Vec::new, |shared| shared.state.ready_peers(now))
+    }
+
+    /// Whether another replica may soon be known to be ready that is not yet.
+    pub fn may_become_ready(&self) -> bool {
+        let Some(shared) = &self.0 else {
+            return false;
+        };
+        let is_unlooked = || {
+            let is_early = shared
+                .expected_until
+                .is_some_and(|until| observe::now() < until);
+            is_early && !shared.state.has_addresses()
+        };
+        shared.state.may_become_ready() || is_unlooked()
     }
 
     /// Calls another replica for its trees.

@@ -92,6 +92,12 @@ impl LoadTable {
         self.peers.entry(peer).or_default().sequence = None;
     }
 
+    /// Whether a replica's first report on its stream has come.
+    pub fn has_reported(&self, peer: InstanceId) -> bool {
+        let load = self.peers.get(&peer);
+        load.is_some_and(|load| load.sequence.is_some())
+    }
+
     pub fn on_names(&mut self, peer: InstanceId, names: &wire::WorkerNames) -> Applied {
         let mut applied = Applied::default();
         for name in &names.workers {

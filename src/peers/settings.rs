@@ -10,7 +10,7 @@ use crate::secret::Secret;
 use crate::units::{DurationText, SizeText};
 
 /// Replicas of this router that share what they know: the load that each has at the workers. Off unless `listen` is set.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// Address and port for other replicas, such as `:9701` (all addresses) or `127.0.0.1:9701`. Empty: this router
@@ -25,8 +25,27 @@ pub struct Settings {
     pub secret: Secret,
     /// This replica's name in logs and on `/fleet`. Empty: the host's name.
     pub name: String,
+    /// How long a starting replica is not ready (`/readyz`) because it takes over what other replicas know of the
+    /// workers' caches. Then it serves, and says that it serves cold. With no other replica ready it does not wait.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s", "max" = "10m"))]
+    pub warm_start_timeout: Duration,
     /// Settings for experts.
     pub advanced: Advanced,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            listen: String::new(),
+            discovery: Vec::new(),
+            secret: Secret::default(),
+            name: String::new(),
+            // Trees of 160 workers come in about a second; longer than this an old replica need not wait to be replaced.
+            warm_start_timeout: Duration::from_secs(10),
+            advanced: Advanced::default(),
+        }
+    }
 }
 
 /// One source of other replicas' addresses.

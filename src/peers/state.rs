@@ -239,7 +239,11 @@ impl State {
                 let worker_of = |number| workers.get(&number).copied();
                 self.routed.apply(now, &message, worker_of);
             }
-            Some(Kind::Hello(_) | Kind::Proof(_)) | None => {}
+            // Handshakes and trees have their own places.
+            Some(
+                Kind::Hello(_) | Kind::Proof(_) | Kind::TreeRequest(_) | Kind::TreeChunk(_),
+            )
+            | None => {}
         }
     }
 
@@ -337,6 +341,21 @@ impl State {
         };
         let ready = inner.roster.peers().filter(is_asked);
         ready.filter_map(|peer| peer.address.clone()).collect()
+    }
+
+    /// Whether a replica may soon be known to be ready: an address was not tried yet, or a connected replica has not
+    /// reported.
+    pub(super) fn may_become_ready(&self) -> bool {
+        let inner = self.inner.lock();
+        let mut addresses = inner.addresses.values();
+        let mut peers = inner.roster.peers();
+        addresses.any(|state| *state == AddressState::Connecting)
+            || peers.any(|peer| !inner.table.has_reported(peer.identity.id))
+    }
+
+    /// Whether any listed address was looked at.
+    pub(super) fn has_addresses(&self) -> bool {
+        !self.inner.lock().addresses.is_empty()
     }
 
     pub(super) fn status(&self, now: Instant) -> Status {

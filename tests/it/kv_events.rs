@@ -10,3 +10,5 @@ mod tap;
 mod tiers;
 mod tokenizer_check;
 mod workers;
+
+pub(crate) use self::followed::over_zmq;

@@ -33,3 +33,4 @@ mod stub;
 mod tenants;
 mod tokens;
 mod vocabulary;
+mod warm_start;

@@ -3,7 +3,6 @@
 use std::future::{Future, pending};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::kv::stream::ResyncReason;
 use crate::kv::tree_copies::{FetchedTree, TreeOutcome, TreeSource};
@@ -19,16 +18,15 @@ pub(super) struct PeerTrees {
     pub(super) ready: Option<FetchedTree>,
     /// The tree that the engine is asked to confirm.
     pub(super) unconfirmed: Option<Unconfirmed>,
-    /// Replicas whose tree was refused on this connection.
+    /// Where a tree was refused, on this connection.
     pub(super) refused: Vec<Arc<str>>,
 }
 
 #[derive(Debug)]
 pub(super) struct Unconfirmed {
     pub(super) peer: Arc<str>,
+    pub(super) source: Arc<str>,
     pub(super) blocks: u64,
-    /// When it was taken.
-    pub(super) began: Instant,
 }
 
 impl PeerTrees {
@@ -38,7 +36,7 @@ impl PeerTrees {
             return;
         };
         if reason == ResyncReason::PeerTree {
-            self.refused.push(tree.peer);
+            self.refused.push(tree.source);
         }
         if let Some(trees) = trees {
             trees.report(TreeOutcome::NotConfirmed);

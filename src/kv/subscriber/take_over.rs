@@ -10,7 +10,6 @@ use crate::kv::event::Batch;
 use crate::kv::index::{CopiedBlocks, GraftCursor};
 use crate::kv::stream::{State, StateReason, Steps};
 use crate::kv::tree_copies::{FetchedTree, NoTree, TreeCopy, TreeOutcome, WantedTree};
-use crate::observe;
 
 impl Task {
     pub(super) fn fetch_peer_tree(&mut self) {
@@ -42,7 +41,7 @@ impl Task {
             );
             return self.stream.on_no_peer_tree(now);
         };
-        let peer = fetched.peer.clone();
+        let (peer, source) = (fetched.peer.clone(), fetched.source.clone());
         match self.stream.on_peer_tree(now, &fetched.copy.position) {
             Ok(steps) => {
                 self.peer_trees.ready = Some(fetched);
@@ -59,7 +58,7 @@ impl Task {
                 if let Some(trees) = &self.trees {
                     trees.report(TreeOutcome::Refused(reason));
                 }
-                self.peer_trees.refused.push(peer);
+                self.peer_trees.refused.push(source);
                 self.fetch_peer_tree();
                 Steps::new()
             }
@@ -67,10 +66,9 @@ impl Task {
     }
 
     pub(super) async fn take_peer_tree(&mut self) {
-        let Some(FetchedTree { peer, copy }) = self.peer_trees.ready.take() else {
+        let Some(FetchedTree { peer, source, copy }) = self.peer_trees.ready.take() else {
             return;
         };
-        let began = observe::now();
         self.status.entry().on_cleared();
         self.tree.begin_graft(copy.block_size, &copy.learned);
         let mut cursor = GraftCursor::default();
@@ -84,8 +82,8 @@ impl Task {
         }
         self.peer_trees.unconfirmed = Some(Unconfirmed {
             peer,
+            source,
             blocks: copy.blocks.len() as u64,
-            began,
         });
     }
 
@@ -96,12 +94,7 @@ impl Task {
             return;
         }
         if let Some(tree) = self.peer_trees.unconfirmed.take() {
-            let Unconfirmed {
-                peer,
-                blocks,
-                began,
-            } = tree;
-            let took = observe::now().saturating_duration_since(began);
+            let Unconfirmed { peer, blocks, .. } = tree;
             info!(
                 worker = %self.subject.name,
                 rank = self.subject.rank,
@@ -111,7 +104,7 @@ impl Task {
                 "the tree of another replica is taken over; the engine confirmed it"
             );
             if let Some(trees) = &self.trees {
-                trees.report(TreeOutcome::Taken { blocks, took });
+                trees.report(TreeOutcome::Taken { blocks });
             }
             self.set_origin(format!("peer {peer}"));
             return;

@@ -250,7 +250,7 @@ fn everywhere(settings: Settings) -> Settings {
     }
 }
 
-pub(super) fn over_zmq(engine: &Engine) -> WorkerSpec {
+pub(crate) fn over_zmq(engine: &Engine) -> WorkerSpec {
     let first = &engine.events[0];
     let replay = first.replay.map(|at| format!("tcp://{at}"));
     WorkerSpec {

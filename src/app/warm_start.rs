@@ -1,0 +1,199 @@
+//! The start of a replica that has others: what they know is taken over before this one says that it is ready, for as
+//! long as `peers.warm_start_timeout` allows.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use prometheus::{GaugeVec, IntGaugeVec};
+use tracing::{info, warn};
+
+use crate::fleet::Snapshot;
+use crate::fleet::registry::Registry;
+use crate::kv::predicted::PredictedIndex;
+use crate::kv::subscriber::StatusBoard;
+use crate::kv::tree_copies::TreeSource;
+use crate::observe;
+use crate::observe::metrics;
+use crate::peers::give_trees::TreeGiver;
+use crate::peers::take_trees::TreeTaker;
+use crate::peers::warm_start::{End, Progress, WarmStart, WarmStartStatus, Warmth};
+use crate::peers::{self, Peers, TreeMetrics};
+
+/// How often it is looked how far the start has come.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The metrics of the start.
+#[derive(Clone, Debug)]
+struct Metrics {
+    state: IntGaugeVec,
+    seconds: GaugeVec,
+}
+
+impl Metrics {
+    fn new(registry: &metrics::Registry) -> Self {
+        let metrics = Self {
+            state: registry.gauges(
+                "warmroute_warm_start_state",
+                "1 for how this router started: alone (no other replicas), warming (not ready yet), warm (knows what other \
+                 replicas know), nobody_ready, or timed_out (serves cold).",
+                &["state"],
+            ),
+            seconds: registry.real_gauges(
+                "warmroute_warm_start_seconds",
+                "Time until this router knew what other replicas know, or waited no longer for it.",
+                &[],
+            ),
+        };
+        metrics.set(Warmth::Alone);
+        metrics
+    }
+
+    fn set(&self, warmth: Warmth) {
+        for other in Warmth::ALL {
+            let gauge = self.state.with_label_values(&[other.as_str()]);
+            gauge.set(i64::from(other == warmth));
+        }
+    }
+}
+
+/// What the start takes over, and from whom.
+#[derive(Clone, Debug)]
+pub(super) struct Start {
+    fleet: Arc<Registry>,
+    board: Arc<StatusBoard>,
+    predicted: Arc<PredictedIndex>,
+    peers: Peers,
+    taker: TreeTaker,
+    status: Arc<WarmStartStatus>,
+    metrics: Metrics,
+    timeout: Duration,
+}
+
+impl Start {
+    /// With other replicas, the router is not ready from now on until [`Start::run`] has ended.
+    pub(super) fn new(
+        settings: &peers::Settings,
+        peers: &Peers,
+        fleet: &Arc<Registry>,
+        board: &Arc<StatusBoard>,
+        predicted: &Arc<PredictedIndex>,
+        registry: &metrics::Registry,
+    ) -> Self {
+        let trees = TreeMetrics::new(registry);
+        let giver = TreeGiver::new(
+            fleet.clone(),
+            board.clone(),
+            predicted.clone(),
+            trees.clone(),
+        );
+        peers.serve_trees(giver.handler());
+        let timeout = settings.warm_start_timeout;
+        let start = Self {
+            fleet: fleet.clone(),
+            board: board.clone(),
+            predicted: predicted.clone(),
+            peers: peers.clone(),
+            taker: TreeTaker::new(peers.clone(), timeout, trees),
+            status: Arc::default(),
+            metrics: Metrics::new(registry),
+            timeout,
+        };
+        if peers.is_on() {
+            start.set(Warmth::Warming);
+        }
+        start
+    }
+
+    /// Where subscribers get other replicas' trees.
+    pub(super) fn trees(&self) -> Option<Arc<dyn TreeSource>> {
+        let taker = || Arc::new(self.taker.clone()) as Arc<dyn TreeSource>;
+        self.peers.is_on().then(taker)
+    }
+
+    pub(super) fn status(&self) -> Arc<WarmStartStatus> {
+        self.status.clone()
+    }
+
+    fn set(&self, warmth: Warmth) {
+        self.status.set(warmth);
+        self.metrics.set(warmth);
+    }
+
+    /// Runs until the start has ended, and then until the predicted blocks have come.
+    pub(super) async fn run(self) {
+        if !self.peers.is_on() {
+            return;
+        }
+        let began = observe::now();
+        let start = WarmStart::new(began, self.timeout);
+        let mut progress = Progress::default();
+        let mut predicted = pin!(self.take_predicted());
+        loop {
+            tokio::select! {
+                () = &mut predicted, if !progress.has_predicted => progress.has_predicted = true,
+                () = tokio::time::sleep(LOOK_INTERVAL) => {}
+            }
+            self.look(&mut progress);
+            if let Some(end) = start.end(observe::now(), &progress) {
+                self.on_end(began, end, &progress);
+                break;
+            }
+        }
+        if !progress.has_predicted {
+            predicted.await;
+        }
+    }
+
+    async fn take_predicted(&self) {
+        let mut changes = self.fleet.changes();
+        while !is_known(&self.fleet.snapshot()) {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+        let fleet = self.fleet.snapshot().clone();
+        self.taker.take_predicted(&fleet, &self.predicted).await;
+    }
+
+    fn look(&self, progress: &mut Progress) {
+        let has_ready = !self.peers.ready_peers().is_empty();
+        progress.has_peers = has_ready || self.peers.may_become_ready();
+        progress.had_ready_peer |= has_ready;
+        let fleet = self.fleet.snapshot();
+        progress.is_fleet_known = is_known(&fleet);
+        let followed = fleet.workers.iter();
+        let followed = followed.filter(|status| status.facts.base.is_some());
+        let expected: usize = followed.map(|status| status.event_endpoints().len()).sum();
+        let (ranks, settled) = self.board.settled();
+        // A rank that was just found has no subscriber yet.
+        progress.ranks = ranks.max(expected);
+        progress.settled_ranks = settled;
+    }
+
+    fn on_end(&self, began: Instant, end: End, progress: &Progress) {
+        let took = observe::now().saturating_duration_since(began);
+        let seconds = self.metrics.seconds.with_label_values::<&str>(&[]);
+        seconds.set(took.as_secs_f64());
+        let warmth = Warmth::Ended(end);
+        self.set(warmth);
+        let Progress {
+            ranks,
+            settled_ranks,
+            ..
+        } = *progress;
+        match end {
+            End::Warm | End::NobodyReady => {
+                info!(?took, ranks, state = warmth.as_str(), "start: {warmth}");
+            }
+            End::TimedOut => {
+                warn!(?took, ranks, settled_ranks, "serving cold: {warmth}");
+            }
+        }
+    }
+}
+
+/// Whether every worker was asked what it serves.
+fn is_known(fleet: &Snapshot) -> bool {
+    !fleet.workers.is_empty() && !fleet.has_unprobed_workers()
+}

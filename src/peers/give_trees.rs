@@ -1,0 +1,146 @@
+//! Gives this replica's trees to others: one at a time, whoever asks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::handle::TreeHandler;
+use super::link::{Failure, Link};
+use super::message::framed;
+use super::tree_metrics::TreeMetrics;
+use super::tree_wire;
+use super::wire::TreeRequest;
+use super::wire::peer_message::Kind;
+use crate::fleet::Worker;
+use crate::fleet::registry::Registry;
+use crate::kv::predicted::{PredictedBlock, PredictedIndex};
+use crate::kv::subscriber::StatusBoard;
+use crate::kv::tree_copies::{NoTree, TreeCopy};
+use crate::observe;
+
+/// A replica that asks for nothing, or takes nothing, for this long is disconnected.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Of one worker: about what 800,000 tokens take.
+const MAX_PREDICTED_BLOCKS: usize = 50_000;
+
+/// What this replica knows of the workers' caches.
+#[derive(Clone, Debug)]
+pub struct TreeGiver {
+    fleet: Arc<Registry>,
+    board: Arc<StatusBoard>,
+    predicted: Arc<PredictedIndex>,
+    metrics: TreeMetrics,
+    turn: Arc<Semaphore>,
+}
+
+impl TreeGiver {
+    pub fn new(
+        fleet: Arc<Registry>,
+        board: Arc<StatusBoard>,
+        predicted: Arc<PredictedIndex>,
+        metrics: TreeMetrics,
+    ) -> Self {
+        Self {
+            fleet,
+            board,
+            predicted,
+            metrics,
+            turn: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    pub fn handler(self) -> TreeHandler {
+        TreeHandler::new(move |link| {
+            let giver = self.clone();
+            Box::pin(async move { giver.serve(link).await })
+        })
+    }
+
+    async fn serve(&self, mut link: Link) {
+        loop {
+            let received = timeout(PATIENCE, link.receive()).await;
+            let Ok(Ok(Some((Some(Kind::TreeRequest(request)), _)))) = received else {
+                return;
+            };
+            let Ok(_turn) = self.turn.acquire().await else {
+                return;
+            };
+            let outcome = match self.give(&link, &request).await {
+                Ok(outcome) => outcome,
+                Err(failure) => {
+                    debug!(peer = %link.peer.name, %failure, "a replica stopped reading a tree");
+                    self.count("failed");
+                    return;
+                }
+            };
+            self.count(outcome);
+        }
+    }
+
+    fn count(&self, outcome: &str) {
+        self.metrics.given.with_label_values(&[outcome]).inc();
+    }
+
+    async fn give(&self, link: &Link, request: &TreeRequest) -> Result<&'static str, Failure> {
+        if request.worker.is_empty() {
+            self.give_predicted(link).await?;
+            return Ok("predicted");
+        }
+        match self.copy(request).await {
+            Ok(copy) => {
+                for chunk in tree_wire::chunks(&copy) {
+                    send(link, Kind::TreeChunk(chunk)).await?;
+                }
+                Ok("given")
+            }
+            Err(reason) => {
+                send(link, Kind::TreeChunk(tree_wire::refusal(reason))).await?;
+                Ok(reason.as_str())
+            }
+        }
+    }
+
+    async fn copy(&self, request: &TreeRequest) -> Result<TreeCopy, NoTree> {
+        let worker = self.worker(&request.worker).ok_or(NoTree::UnknownRank)?;
+        self.board
+            .copy_tree(worker.id, request.rank, &request.model)
+            .await
+    }
+
+    fn worker(&self, address: &str) -> Option<Arc<Worker>> {
+        let snapshot = self.fleet.snapshot();
+        let mut workers = snapshot.workers.iter().map(|status| &status.worker);
+        workers
+            .find(|worker| worker.pool.address() == address)
+            .cloned()
+    }
+
+    async fn give_predicted(&self, link: &Link) -> Result<(), Failure> {
+        let snapshot = self.fleet.snapshot().clone();
+        let of_worker = |worker: &Arc<Worker>| -> (Arc<str>, Vec<PredictedBlock>) {
+            let blocks = self
+                .predicted
+                .copy(observe::now(), worker.id, MAX_PREDICTED_BLOCKS);
+            (worker.pool.address().into(), blocks)
+        };
+        let workers = snapshot
+            .workers
+            .iter()
+            .map(|status| of_worker(&status.worker));
+        for chunk in tree_wire::predicted_chunks(workers) {
+            send(link, Kind::TreeChunk(chunk)).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn send(link: &Link, kind: Kind) -> Result<(), Failure> {
+    // Lets this replica's reports of load go in between.
+    tokio::task::yield_now().await;
+    timeout(PATIENCE, link.send(framed(kind)))
+        .await
+        .map_err(|_| Failure::Lost("it takes nothing".to_owned()))?
+}

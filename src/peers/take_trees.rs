@@ -1,0 +1,341 @@
+//! Copies trees of other replicas: from each of them one at a time, in random order.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tracing::{debug, info};
+
+use super::handle::Peers;
+use super::link::{Failure, Link};
+use super::message::framed;
+use super::tree_metrics::TreeMetrics;
+use super::tree_wire::{self, ArrivingTree, Expected, Unusable};
+use super::wire::TreeRequest;
+use super::wire::peer_message::Kind;
+use crate::fleet::Snapshot;
+use crate::kv::predicted::PredictedIndex;
+use crate::kv::tree_copies::{FetchedTree, TreeOutcome, TreeSource, WantedTree};
+use crate::observe;
+
+/// A replica that sends nothing for this long is not waited for. It serves one request at a time, so others may be
+/// served before.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// For one tree, whoever gives it. What a slow network does not bring until then, KV events bring with time.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often it is looked whether a replica is ready.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// Of one tree: 64 million tokens, in 64 MiB.
+const MAX_BLOCKS: u64 = 4_000_000;
+
+/// Asks other replicas for their trees.
+#[derive(Clone, Debug)]
+pub struct TreeTaker(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    peers: Peers,
+    metrics: TreeMetrics,
+    timeout: Duration,
+    sources: Mutex<FxHashMap<Arc<str>, Arc<Slot>>>,
+}
+
+/// One replica that gives trees.
+#[derive(Debug)]
+struct Slot {
+    turn: Semaphore,
+    /// Trees that wait for their turn.
+    waiting: AtomicUsize,
+    /// A stream that the next one uses.
+    link: Mutex<Option<Link>>,
+}
+
+enum NotTaken {
+    Failure(Failure),
+    Unusable(Unusable),
+}
+
+impl NotTaken {
+    /// The metric label.
+    fn as_str(&self) -> String {
+        match self {
+            NotTaken::Failure(_) => "unreachable".to_owned(),
+            // What the other replica says is one of few words; anything else must not make a series each.
+            NotTaken::Unusable(Unusable::Refused(reason)) => match reason.as_str() {
+                "cold" | "unknown_rank" | "busy" => reason.clone(),
+                _ => "refused".to_owned(),
+            },
+            NotTaken::Unusable(unusable) => unusable.as_str().to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for NotTaken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotTaken::Failure(failure) => fmt::Display::fmt(failure, f),
+            NotTaken::Unusable(unusable) => write!(f, "{unusable:?}"),
+        }
+    }
+}
+
+impl From<Failure> for NotTaken {
+    fn from(failure: Failure) -> Self {
+        NotTaken::Failure(failure)
+    }
+}
+
+impl From<Unusable> for NotTaken {
+    fn from(unusable: Unusable) -> Self {
+        NotTaken::Unusable(unusable)
+    }
+}
+
+impl TreeTaker {
+    /// `timeout`: how long batches of KV events wait for a tree at most.
+    pub fn new(peers: Peers, timeout: Duration, metrics: TreeMetrics) -> Self {
+        Self(Arc::new(Shared {
+            peers,
+            metrics,
+            timeout,
+            sources: Mutex::default(),
+        }))
+    }
+
+    /// Takes over what another replica predicts. Returns its name, if there was one.
+    pub async fn take_predicted(
+        &self,
+        fleet: &Snapshot,
+        predicted: &PredictedIndex,
+    ) -> Option<Arc<str>> {
+        for source in self.sources().await {
+            match self.ask_predicted(&source, fleet, predicted).await {
+                Ok((peer, blocks)) => {
+                    info!(%peer, blocks, "predicted blocks of another replica are taken over");
+                    self.0.metrics.predicted_blocks.inc_by(blocks as u64);
+                    return Some(peer);
+                }
+                Err(why) => debug!(%source, reason = %why, "no predicted blocks"),
+            }
+        }
+        None
+    }
+
+    /// The replicas to ask, in random order; waits until there is one or none is to be expected.
+    async fn sources(&self) -> Vec<Arc<str>> {
+        loop {
+            let mut ready = self.0.peers.ready_peers();
+            if !ready.is_empty() || !self.0.peers.may_become_ready() {
+                fastrand::shuffle(&mut ready);
+                return ready;
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    async fn ask_all(&self, wanted: WantedTree) -> Option<FetchedTree> {
+        let metrics = &self.0.metrics;
+        for source in self.sources().await {
+            if wanted.refused.contains(&source) {
+                continue;
+            }
+            match self.ask(&source, &wanted).await {
+                Ok(tree) => return Some(tree),
+                Err(why) => {
+                    debug!(worker = %wanted.worker, rank = wanted.rank, %source, reason = %why, "no tree from this replica");
+                    metrics.taken.with_label_values(&[&why.as_str()]).inc();
+                }
+            }
+        }
+        None
+    }
+
+    async fn ask(&self, source: &Arc<str>, wanted: &WantedTree) -> Result<FetchedTree, NotTaken> {
+        let slot = self.slot(source);
+        let _turn = slot.wait().await;
+        let mut link = self.link(&slot, source).await?;
+        let began = observe::now();
+        let request = TreeRequest {
+            worker: wanted.address.to_string(),
+            rank: wanted.rank,
+            model: wanted.model.to_string(),
+        };
+        link.send(framed(Kind::TreeRequest(request))).await?;
+        let mut arriving = ArrivingTree::new(Expected {
+            block_size: wanted.block_size,
+            known_blocks: wanted.known_blocks,
+            max_blocks: MAX_BLOCKS,
+        });
+        loop {
+            let chunk = self.chunk(&mut link).await?;
+            let is_last = chunk.is_last;
+            match arriving.take(chunk) {
+                Ok(None) => {}
+                Ok(Some(copy)) => {
+                    let took = observe::now().saturating_duration_since(began);
+                    self.0.metrics.seconds.observe(took.as_secs_f64());
+                    let peer = link.peer.name.clone();
+                    slot.keep(link);
+                    let source = source.clone();
+                    return Ok(FetchedTree { peer, source, copy });
+                }
+                Err(unusable) => {
+                    // Otherwise more of what is not wanted would come; it ends with the stream.
+                    if is_last {
+                        slot.keep(link);
+                    }
+                    return Err(unusable.into());
+                }
+            }
+        }
+    }
+
+    async fn ask_predicted(
+        &self,
+        source: &Arc<str>,
+        fleet: &Snapshot,
+        predicted: &PredictedIndex,
+    ) -> Result<(Arc<str>, usize), NotTaken> {
+        let slot = self.slot(source);
+        let _turn = slot.wait().await;
+        let mut link = self.link(&slot, source).await?;
+        link.send(framed(Kind::TreeRequest(TreeRequest::default())))
+            .await?;
+        let mut added = 0;
+        loop {
+            let chunk = self.chunk(&mut link).await?;
+            for (address, blocks) in tree_wire::predicted(&chunk)? {
+                let mut workers = fleet.workers.iter().map(|status| &status.worker);
+                let Some(worker) = workers.find(|worker| worker.pool.address() == address) else {
+                    continue;
+                };
+                let capacity = worker.cache_tokens.load(Relaxed);
+                added += predicted.import(observe::now(), worker.id, capacity, &blocks);
+            }
+            if chunk.is_last {
+                let peer = link.peer.name.clone();
+                slot.keep(link);
+                return Ok((peer, added));
+            }
+        }
+    }
+
+    async fn chunk(&self, link: &mut Link) -> Result<super::wire::TreeChunk, NotTaken> {
+        let received = timeout(PATIENCE, link.receive()).await;
+        let received = received.map_err(|_| Failure::Lost("it sends nothing".to_owned()))??;
+        match received {
+            Some((Some(Kind::TreeChunk(chunk)), bytes)) => {
+                self.0.metrics.bytes.inc_by(bytes as u64);
+                Ok(chunk)
+            }
+            Some(_) => Err(Unusable::Malformed("not a chunk").into()),
+            None => Err(Failure::Lost("it has closed the stream".to_owned()).into()),
+        }
+    }
+
+    fn slot(&self, source: &Arc<str>) -> Arc<Slot> {
+        let mut sources = self.0.sources.lock();
+        if sources.len() >= MAX_SOURCES {
+            sources.retain(|_, slot| slot.waiting.load(Relaxed) > 0);
+        }
+        let slot = sources.entry(source.clone()).or_insert_with(|| {
+            Arc::new(Slot {
+                turn: Semaphore::new(1),
+                waiting: AtomicUsize::new(0),
+                link: Mutex::default(),
+            })
+        });
+        slot.clone()
+    }
+
+    async fn link(&self, slot: &Slot, source: &str) -> Result<Link, Failure> {
+        let kept = slot.link.lock().take();
+        match kept {
+            Some(link) => Ok(link),
+            None => self.0.peers.call_for_trees(source).await,
+        }
+    }
+}
+
+/// Replicas come and go; this many are remembered.
+const MAX_SOURCES: usize = 64;
+
+/// A turn at one replica.
+struct Turn<'a> {
+    slot: &'a Slot,
+    _permit: tokio::sync::SemaphorePermit<'a>,
+}
+
+impl Slot {
+    async fn wait(&self) -> Option<Turn<'_>> {
+        self.waiting.fetch_add(1, Relaxed);
+        let waiting = Waiting(self);
+        let permit = self.turn.acquire().await.ok()?;
+        std::mem::forget(waiting);
+        Some(Turn {
+            slot: self,
+            _permit: permit,
+        })
+    }
+
+    /// Keeps a stream for the next tree, if one waits for it.
+    fn keep(&self, link: Link) {
+        if self.waiting.load(Relaxed) > 1 {
+            *self.link.lock() = Some(link);
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.slot.waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Counted as waiting until it has its turn or gives up.
+struct Waiting<'a>(&'a Slot);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+impl TreeSource for TreeTaker {
+    fn fetch(
+        &self,
+        wanted: WantedTree,
+    ) -> Pin<Box<dyn Future<Output = Option<FetchedTree>> + Send>> {
+        let taker = self.clone();
+        Box::pin(async move {
+            timeout(FETCH_TIMEOUT, taker.ask_all(wanted))
+                .await
+                .unwrap_or(None)
+        })
+    }
+
+    fn report(&self, outcome: TreeOutcome) {
+        let metrics = &self.0.metrics;
+        let label = match outcome {
+            TreeOutcome::Taken { blocks } => {
+                metrics.blocks.inc_by(blocks);
+                "taken"
+            }
+            TreeOutcome::Refused(reason) => reason.as_str(),
+            TreeOutcome::NotConfirmed => "not_confirmed",
+        };
+        metrics.taken.with_label_values(&[label]).inc();
+    }
+
+    fn timeout(&self) -> Duration {
+        self.0.timeout
+    }
+}

@@ -1,0 +1,524 @@
+//! Trees and predicted blocks as messages between replicas. Pure. Nothing that arrives is trusted to be well formed.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use super::wire;
+use crate::ids::BlockHash;
+use crate::kv::block::{ChainRoot, HASH_VERSION, LocalHash};
+use crate::kv::event::{EngineHash, Tier};
+use crate::kv::event_filter::LearnedFacts;
+use crate::kv::index::{CopiedBlocks, CopiedRun, NewBlock, Parent};
+use crate::kv::predicted::PredictedBlock;
+use crate::kv::stream::PeerTree;
+use crate::kv::tree_copies::{NoTree, TreeCopy};
+
+/// Upper bound on a chunk's size, so that the load reports of a slow network do not wait long for one.
+pub const MAX_CHUNK_BYTES: usize = 256 << 10;
+
+/// The rest of a chunk: its head, tags and lengths.
+const CHUNK_REST: usize = 16 << 10;
+const RUN_BYTES: usize = 8 + 5;
+const BLOCK_BYTES: usize = 16;
+/// A position and three counts, of up to five bytes each.
+const COPIES_BYTES: usize = 20;
+const PREDICTED_BYTES: usize = 8 + 8 + 5 + 5;
+/// A worker's address, at most, with its tags.
+const WORKER_BYTES: usize = 300;
+
+/// What is wrong with a chunk, or with its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed(pub &'static str);
+
+/// Why another replica's answer is of no use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    Malformed(&'static str),
+    /// It has no tree of that rank.
+    Refused(String),
+    /// Its hashes are of another version.
+    HashVersion(u32),
+    /// The tree is of blocks of another size.
+    BlockSize(u32),
+    /// Neither complete nor larger than what is known already.
+    NotBetter,
+    /// More blocks than this replica takes.
+    TooLarge,
+}
+
+impl Unusable {
+    /// The metric label.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Unusable::Malformed(_) => "malformed",
+            Unusable::Refused(_) => "refused",
+            Unusable::HashVersion(_) => "hash_version",
+            Unusable::BlockSize(_) => "block_size",
+            Unusable::NotBetter => "not_better",
+            Unusable::TooLarge => "too_large",
+        }
+    }
+}
+
+impl From<Malformed> for Unusable {
+    fn from(Malformed(what): Malformed) -> Self {
+        Unusable::Malformed(what)
+    }
+}
+
+/// What a tree must be to be of use.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Expected {
+    pub block_size: Option<NonZeroU32>,
+    /// A tree that is not complete must have more blocks.
+    pub known_blocks: u64,
+    pub max_blocks: u64,
+}
+
+pub fn refusal(reason: NoTree) -> wire::TreeChunk {
+    wire::TreeChunk {
+        refusal: reason.as_str().to_owned(),
+        ..last()
+    }
+}
+
+fn last() -> wire::TreeChunk {
+    wire::TreeChunk {
+        is_last: true,
+        hash_version: HASH_VERSION,
+        ..wire::TreeChunk::default()
+    }
+}
+
+/// A tree as chunks.
+pub fn chunks(copy: &TreeCopy) -> Vec<wire::TreeChunk> {
+    let blocks = &copy.blocks;
+    let mut chunks = Vec::new();
+    let mut chunk = wire::TreeChunk {
+        head: Some(head(copy)),
+        hash_version: HASH_VERSION,
+        ..wire::TreeChunk::default()
+    };
+    let mut bytes = CHUNK_REST;
+    let mut copies = blocks.copies.iter().peekable();
+    let mut first = 0;
+    for run in &blocks.runs {
+        let end = first + run.len as usize;
+        // A run of any length fits: it is at most as long as a page of the index.
+        let most = RUN_BYTES + run.len as usize * (BLOCK_BYTES + COPIES_BYTES);
+        if bytes + most > MAX_CHUNK_BYTES {
+            let full = std::mem::replace(&mut chunk, last());
+            chunks.push(wire::TreeChunk {
+                is_last: false,
+                ..full
+            });
+            bytes = CHUNK_REST;
+        }
+        bytes += RUN_BYTES + run.len as usize * BLOCK_BYTES;
+        let (parent, begins) = match run.parent {
+            Parent::Root(root) => (root.0, 1),
+            Parent::Block(name) => (name.0, 0),
+        };
+        chunk.runs.push(run.len << 1 | begins);
+        chunk.parents.push(parent);
+        while let Some((position, counts)) =
+            copies.next_if(|(position, _)| (*position as usize) < end)
+        {
+            let position = chunk.names.len() + *position as usize - first;
+            chunk.copies.push(position as u32);
+            chunk.copies.extend(counts);
+            bytes += COPIES_BYTES;
+        }
+        let of_run = &blocks.blocks[first..end];
+        chunk.names.extend(of_run.iter().map(|block| block.name.0));
+        chunk
+            .locals
+            .extend(of_run.iter().map(|block| block.local.0));
+        first = end;
+    }
+    chunks.push(wire::TreeChunk {
+        is_last: true,
+        ..chunk
+    });
+    chunks
+}
+
+fn head(copy: &TreeCopy) -> wire::TreeHead {
+    let group = |(number, is_kept): &(u32, bool)| wire::CacheGroup {
+        number: *number,
+        is_kept: *is_kept,
+    };
+    wire::TreeHead {
+        block_size: copy.block_size.get(),
+        sequence: copy.position.sequence,
+        digest: copy.position.digest.to_be_bytes().to_vec(),
+        is_complete: copy.position.is_complete,
+        incarnation: copy.position.incarnation.clone(),
+        blocks: copy.blocks.len() as u64,
+        groups: copy.learned.groups.iter().map(group).collect(),
+        ignored_media: copy.learned.media.iter().map(|it| it.to_string()).collect(),
+    }
+}
+
+/// A tree while its chunks arrive.
+#[derive(Debug)]
+pub struct ArrivingTree {
+    expected: Expected,
+    copy: Option<TreeCopy>,
+}
+
+impl ArrivingTree {
+    pub fn new(expected: Expected) -> Self {
+        Self {
+            expected,
+            copy: None,
+        }
+    }
+
+    /// Takes the next chunk. Returns the tree with the last one.
+    pub fn take(&mut self, chunk: wire::TreeChunk) -> Result<Option<TreeCopy>, Unusable> {
+        if !chunk.refusal.is_empty() {
+            return Err(Unusable::Refused(chunk.refusal));
+        }
+        if chunk.hash_version != HASH_VERSION {
+            return Err(Unusable::HashVersion(chunk.hash_version));
+        }
+        if let Some(head) = &chunk.head {
+            self.copy = Some(self.begin(head)?);
+        }
+        let copy = self.copy.as_mut().ok_or(Malformed("no head"))?;
+        add_blocks(&mut copy.blocks, &chunk)?;
+        if copy.blocks.len() as u64 > self.expected.max_blocks {
+            return Err(Unusable::TooLarge);
+        }
+        if !chunk.is_last {
+            return Ok(None);
+        }
+        // A tree without blocks would look like knowledge.
+        match self.copy.take() {
+            Some(copy) if !copy.blocks.is_empty() => Ok(Some(copy)),
+            Some(_) | None => Err(Malformed("no blocks").into()),
+        }
+    }
+
+    fn begin(&self, head: &wire::TreeHead) -> Result<TreeCopy, Unusable> {
+        let expected = &self.expected;
+        let block_size = NonZeroU32::new(head.block_size).ok_or(Malformed("block size 0"))?;
+        if expected.block_size.is_some_and(|known| known != block_size) {
+            return Err(Unusable::BlockSize(head.block_size));
+        }
+        if !head.is_complete && head.blocks <= expected.known_blocks {
+            return Err(Unusable::NotBetter);
+        }
+        if head.blocks > expected.max_blocks {
+            return Err(Unusable::TooLarge);
+        }
+        let digest = <[u8; 16]>::try_from(head.digest.as_slice());
+        let digest = digest.map_err(|_| Malformed("digest"))?;
+        Ok(TreeCopy {
+            position: PeerTree {
+                sequence: head.sequence,
+                digest: u128::from_be_bytes(digest),
+                is_complete: head.is_complete,
+                incarnation: head.incarnation.clone(),
+            },
+            block_size,
+            learned: LearnedFacts {
+                groups: head
+                    .groups
+                    .iter()
+                    .map(|it| (it.number, it.is_kept))
+                    .collect(),
+                media: head.ignored_media.iter().map(|it| (**it).into()).collect(),
+            },
+            blocks: CopiedBlocks::default(),
+        })
+    }
+}
+
+fn add_blocks(blocks: &mut CopiedBlocks, chunk: &wire::TreeChunk) -> Result<(), Malformed> {
+    let lengths = chunk.runs.iter().map(|run| u64::from(run >> 1));
+    let is_consistent = chunk.runs.len() == chunk.parents.len()
+        && chunk.names.len() == chunk.locals.len()
+        && lengths.clone().all(|length| length > 0)
+        && lengths.sum::<u64>() == chunk.names.len() as u64
+        && chunk.copies.len().is_multiple_of(1 + Tier::COUNT);
+    if !is_consistent {
+        return Err(Malformed("runs and blocks do not match"));
+    }
+    let start = blocks.blocks.len() as u32;
+    let mut after = None;
+    for noted in chunk.copies.chunks_exact(1 + Tier::COUNT) {
+        let position = noted[0];
+        if position as usize >= chunk.names.len() || after.is_some_and(|after| position <= after) {
+            return Err(Malformed("copies are not in order"));
+        }
+        after = Some(position);
+        let counts = [noted[1], noted[2], noted[3]];
+        if counts == [0; Tier::COUNT] {
+            return Err(Malformed("a block without copies"));
+        }
+        blocks.copies.push((start + position, counts));
+    }
+    let runs = chunk.runs.iter().zip(&chunk.parents);
+    blocks.runs.extend(runs.map(|(run, parent)| CopiedRun {
+        parent: match run & 1 {
+            1 => Parent::Root(ChainRoot(*parent)),
+            _ => Parent::Block(EngineHash(*parent)),
+        },
+        len: run >> 1,
+    }));
+    let pairs = chunk.names.iter().zip(&chunk.locals);
+    blocks.blocks.extend(pairs.map(|(name, local)| NewBlock {
+        name: EngineHash(*name),
+        local: LocalHash(*local),
+    }));
+    Ok(())
+}
+
+/// Predicted blocks of workers as chunks.
+pub fn predicted_chunks(
+    workers: impl Iterator<Item = (Arc<str>, Vec<PredictedBlock>)>,
+) -> impl Iterator<Item = wire::TreeChunk> {
+    const BLOCKS: usize = (MAX_CHUNK_BYTES - CHUNK_REST - WORKER_BYTES) / PREDICTED_BYTES;
+    let of_worker = |(worker, blocks): (Arc<str>, Vec<PredictedBlock>)| {
+        let parts: Vec<wire::TreeChunk> = blocks
+            .chunks(BLOCKS)
+            .map(|blocks| wire::TreeChunk {
+                predicted: vec![wire::PredictedBlocks {
+                    worker: worker.to_string(),
+                    paths: blocks.iter().map(|block| block.path.0).collect(),
+                    parents: blocks
+                        .iter()
+                        .map(|block| block.parent.map_or(0, |parent| parent.0))
+                        .collect(),
+                    tokens: blocks.iter().map(|block| block.tokens).collect(),
+                    ages_s: blocks.iter().map(|block| block.age_s).collect(),
+                }],
+                is_last: false,
+                ..last()
+            })
+            .collect();
+        parts
+    };
+    workers.flat_map(of_worker).chain(std::iter::once(last()))
+}
+
+/// The predicted blocks in a chunk, by worker.
+pub fn predicted(chunk: &wire::TreeChunk) -> Result<Vec<(&str, Vec<PredictedBlock>)>, Unusable> {
+    if !chunk.refusal.is_empty() {
+        return Err(Unusable::Refused(chunk.refusal.clone()));
+    }
+    if chunk.hash_version != HASH_VERSION {
+        return Err(Unusable::HashVersion(chunk.hash_version));
+    }
+    let mut all = Vec::new();
+    for part in &chunk.predicted {
+        let count = part.paths.len();
+        let lengths = [part.parents.len(), part.tokens.len(), part.ages_s.len()];
+        if lengths != [count; 3] {
+            return Err(Unusable::Malformed("predicted blocks"));
+        }
+        let blocks = (0..count).map(|at| PredictedBlock {
+            path: BlockHash(part.paths[at]),
+            parent: (part.parents[at] != 0).then_some(BlockHash(part.parents[at])),
+            tokens: part.tokens[at],
+            age_s: part.ages_s[at],
+        });
+        all.push((part.worker.as_str(), blocks.collect()));
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use prost::Message;
+
+    use super::*;
+
+    fn copy(runs: &[(u32, bool, u8)]) -> TreeCopy {
+        let mut blocks = CopiedBlocks::default();
+        for (at, (len, begins, copies)) in runs.iter().enumerate() {
+            let parent = match begins {
+                true => Parent::Root(ChainRoot(at as u64)),
+                false => Parent::Block(EngineHash(at as u64 * 7)),
+            };
+            blocks.runs.push(CopiedRun { parent, len: *len });
+            for _ in 0..*len {
+                let position = blocks.blocks.len() as u32;
+                match copies % 4 {
+                    0 => {}
+                    1 => blocks.copies.push((position, [0, 1, 0])),
+                    2 => blocks.copies.push((position, [3, 0, u32::MAX])),
+                    _ if position % 3 == 0 => blocks.copies.push((position, [2, 1, 1])),
+                    _ => {}
+                }
+                blocks.blocks.push(NewBlock {
+                    name: EngineHash(u64::from(position) << 7),
+                    local: LocalHash(u64::from(position).wrapping_mul(0x9e37_79b9)),
+                });
+            }
+        }
+        TreeCopy {
+            position: PeerTree {
+                sequence: 77,
+                digest: 1 << 100,
+                is_complete: true,
+                incarnation: Some("a".to_owned()),
+            },
+            block_size: NonZeroU32::new(16).unwrap(),
+            learned: LearnedFacts {
+                groups: vec![(0, true), (3, false)],
+                media: vec!["TAPE".into()],
+            },
+            blocks,
+        }
+    }
+
+    fn expected() -> Expected {
+        Expected {
+            max_blocks: 1 << 20,
+            ..Expected::default()
+        }
+    }
+
+    fn take_all(expected: Expected, chunks: Vec<wire::TreeChunk>) -> Result<TreeCopy, Unusable> {
+        let mut arriving = ArrivingTree::new(expected);
+        for chunk in chunks {
+            if let Some(copy) = arriving.take(chunk)? {
+                return Ok(copy);
+            }
+        }
+        Err(Unusable::Malformed("no last chunk"))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn a_tree_arrives_as_it_was_in_chunks_that_are_not_too_large(
+            runs in proptest::collection::vec((1u32..=16, any::<bool>(), any::<u8>()), 1..4_000),
+        ) {
+            let copy = copy(&runs);
+            let chunks = chunks(&copy);
+            for chunk in &chunks {
+                prop_assert!(chunk.encoded_len() <= MAX_CHUNK_BYTES);
+            }
+            prop_assert_eq!(take_all(expected(), chunks), Ok(copy));
+        }
+
+        #[test]
+        fn foreign_bytes_are_refused_and_nothing_else_happens(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            runs in proptest::collection::vec(0u32..40, 0..6),
+            parents in proptest::collection::vec(any::<u64>(), 0..6),
+            names in proptest::collection::vec(any::<u64>(), 0..40),
+            locals in proptest::collection::vec(any::<u64>(), 0..40),
+            copies in proptest::collection::vec(0u32..40, 0..9),
+        ) {
+            if let Ok(chunk) = wire::TreeChunk::decode(bytes.as_slice()) {
+                let _ = ArrivingTree::new(expected()).take(chunk.clone());
+                let _ = predicted(&chunk);
+            }
+            let head = chunks(&copy(&[(1, true, 0)])).remove(0).head;
+            let chunk = wire::TreeChunk { head, runs, parents, names, locals, copies, ..last() };
+            if let Ok(Some(copy)) = ArrivingTree::new(expected()).take(chunk) {
+                let blocks: u32 = copy.blocks.runs.iter().map(|run| run.len).sum();
+                prop_assert_eq!(blocks as usize, copy.blocks.len());
+                let positions = copy.blocks.copies.iter().map(|(position, _)| *position);
+                prop_assert!(positions.is_sorted());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_of_no_use_is_refused_by_its_first_chunk() {
+        let whole = copy(&[(3, true, 0), (2, false, 1)]);
+        let with = |change: fn(&mut wire::TreeChunk)| {
+            let mut chunks = chunks(&whole);
+            change(&mut chunks[0]);
+            chunks
+        };
+        let head = |chunk: &mut wire::TreeChunk| chunk.head.clone().unwrap();
+        assert_eq!(
+            take_all(expected(), with(|chunk| chunk.hash_version += 1)),
+            Err(Unusable::HashVersion(HASH_VERSION + 1))
+        );
+        let other_size = Expected {
+            block_size: NonZeroU32::new(32),
+            ..expected()
+        };
+        assert_eq!(
+            take_all(other_size, chunks(&whole)),
+            Err(Unusable::BlockSize(16))
+        );
+        assert_eq!(
+            take_all(expected(), vec![refusal(NoTree::Cold)]),
+            Err(Unusable::Refused("cold".to_owned()))
+        );
+        let small = Expected {
+            max_blocks: 4,
+            ..Expected::default()
+        };
+        assert_eq!(take_all(small, chunks(&whole)), Err(Unusable::TooLarge));
+        // It says less than it sends.
+        let mut liar = chunks(&whole);
+        liar[0].head = Some(wire::TreeHead {
+            blocks: 1,
+            ..head(&mut liar[0])
+        });
+        assert_eq!(take_all(small, liar), Err(Unusable::TooLarge));
+        let mut partial = whole.clone();
+        partial.position.is_complete = false;
+        let knows = |known_blocks| Expected {
+            known_blocks,
+            ..expected()
+        };
+        assert_eq!(
+            take_all(knows(5), chunks(&partial)),
+            Err(Unusable::NotBetter)
+        );
+        assert_eq!(take_all(knows(4), chunks(&partial)), Ok(partial));
+        assert_eq!(take_all(knows(5), chunks(&whole)), Ok(whole));
+    }
+
+    #[test]
+    fn an_empty_tree_is_no_knowledge() {
+        let empty = chunks(&copy(&[]));
+        assert_eq!(
+            take_all(expected(), empty),
+            Err(Unusable::Malformed("no blocks"))
+        );
+    }
+
+    #[test]
+    fn predicted_blocks_arrive_as_they_were() {
+        let blocks = |count: u32| -> Vec<PredictedBlock> {
+            let block = |at| PredictedBlock {
+                path: BlockHash(u64::from(at) << 40),
+                parent: (at % 3 > 0).then_some(BlockHash(u64::from(at) << 20)),
+                tokens: at,
+                age_s: u32::MAX - at,
+            };
+            (0..count).map(block).collect()
+        };
+        let workers: Vec<(Arc<str>, Vec<PredictedBlock>)> =
+            vec![("a:1".into(), blocks(40_000)), ("b:2".into(), blocks(3))];
+        let chunks: Vec<_> = predicted_chunks(workers.clone().into_iter()).collect();
+        let mut arrived: Vec<(String, Vec<PredictedBlock>)> = Vec::new();
+        for chunk in &chunks {
+            assert!(chunk.encoded_len() <= MAX_CHUNK_BYTES);
+            for (worker, blocks) in predicted(chunk).unwrap() {
+                match arrived.last_mut() {
+                    Some((last, all)) if last == worker => all.extend(blocks),
+                    _ => arrived.push((worker.to_owned(), blocks)),
+                }
+            }
+        }
+        assert!(chunks.last().unwrap().is_last);
+        for ((worker, blocks), (arrived, all)) in workers.iter().zip(&arrived) {
+            assert_eq!((&**worker, blocks), (arrived.as_str(), all));
+        }
+    }
+}
