@@ -240,9 +240,7 @@ impl State {
                 self.routed.apply(now, &message, worker_of);
             }
             // Handshakes and trees have their own places.
-            Some(
-                Kind::Hello(_) | Kind::Proof(_) | Kind::TreeRequest(_) | Kind::TreeChunk(_),
-            )
+            Some(Kind::Hello(_) | Kind::Proof(_) | Kind::TreeRequest(_) | Kind::TreeChunk(_))
             | None => {}
         }
     }
