@@ -2,18 +2,17 @@
 //! log, errors. Never sees a worker.
 
 mod access_log;
+mod body;
 pub mod dry_run;
+mod head_check;
 mod models;
 mod request_id;
 
-use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt;
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use prometheus::IntCounterVec;
@@ -23,6 +22,7 @@ use serde_json::json;
 use tracing::debug;
 
 use self::access_log::{AccessLine, LoggedBody};
+use self::body::BodyBudget;
 use crate::admin::Readiness;
 use crate::http::client::origin_form;
 use crate::http::client_address::TrustedProxies;
@@ -44,6 +44,11 @@ pub struct Settings {
     /// A request with a larger body is answered with 413. 64 MiB are millions of tokens, or a dozen images.
     #[serde(with = "SizeText")]
     pub max_body: u64,
+    /// Memory for the bodies of all clients' requests together, from their first byte until an engine has begun to
+    /// answer. Beyond it new requests are answered with 503, except those whose body has up to 64 KiB. 1 GiB is 16
+    /// bodies of the largest size.
+    #[serde(with = "SizeText")]
+    pub max_total_body: u64,
     /// A request without a byte of its body for this long is refused; the whole body may take 10 times as long.
     #[serde(with = "DurationText")]
     pub body_timeout: Duration,
@@ -56,6 +61,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             max_body: 64 << 20,
+            max_total_body: 1 << 30,
             body_timeout: Duration::from_secs(30),
             trusted_proxies: TrustedProxies::default(),
         }
@@ -70,6 +76,7 @@ pub struct ApiServer {
     responses: Arc<Responses>,
     relay: Arc<Relay>,
     readiness: Arc<Readiness>,
+    bodies: BodyBudget,
     errors: IntCounterVec,
 }
 
@@ -144,6 +151,7 @@ impl ApiServer {
             &["status", "code"],
         );
         Arc::new(Self {
+            bodies: BodyBudget::new(settings.max_total_body, registry),
             settings,
             tenants: Tenants::new(tenants, registry),
             responses,
@@ -211,6 +219,7 @@ impl ApiServer {
         client_id: &HeaderValue,
         mut line: Option<&mut AccessLine>,
     ) -> Result<Response<http::Body>, ApiError> {
+        head_check::check(&request)?;
         let admitted = self.tenants.admit(request.headers())?;
         if let Some(line) = &mut line {
             line.tenant = Some(admitted.name.clone());
@@ -266,7 +275,7 @@ impl ApiServer {
             ..
         } = caller;
         let (head, body) = request.into_parts();
-        let body = read(body, &self.settings).await?;
+        let (body, _reserved) = body::read(body, &self.settings, &self.bodies).await?;
         debug!(
             %id, client_id = ?client_id, tenant = %admitted.tenant, ?endpoint, bytes = body.len(),
             "request"
@@ -298,7 +307,7 @@ impl ApiServer {
             ..
         } = caller;
         let (head, body) = request.into_parts();
-        let body = read(body, &self.settings).await?;
+        let (body, _reserved) = body::read(body, &self.settings, &self.bodies).await?;
         debug!(
             %id, client_id = ?client_id, tenant = %admitted.tenant, api = api.as_str(),
             bytes = body.len(), "request"
@@ -345,81 +354,6 @@ fn health(readiness: Result<(), &'static str>) -> Response<http::Body> {
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(CONTENT_TYPE, json);
     response
-}
-
-/// A whole body may take this many times the time-out between two of its pieces, so that a client cannot
-/// keep a request open with a byte now and then.
-const TOTAL_TIMEOUTS: u32 = 10;
-
-/// Reads the whole body: a decision needs the prompt, and a retry all of it.
-async fn read(mut body: Incoming, settings: &Settings) -> Result<Bytes, ApiError> {
-    let max = settings.max_body;
-    let announced = body.size_hint().lower();
-    if announced > max {
-        return Err(ApiError::too_large(max));
-    }
-    // A client may announce a length and send nothing: no more than this is allocated before bytes come.
-    const MAX_RESERVED: u64 = 1 << 20;
-    let mut whole = BytesMut::new();
-    let mut first = Bytes::new();
-    let limit = settings.body_timeout;
-    let total = limit.saturating_mul(TOTAL_TIMEOUTS);
-    // When the body first had to be waited for. A body that is complete at once needs no clock.
-    let mut begun = None;
-    loop {
-        let frame = match poll_once(body.frame()).await {
-            Ok(ready) => ready,
-            Err(_) => {
-                let now = observe::now();
-                let left = total.saturating_sub(now - *begun.get_or_insert(now));
-                tokio::time::timeout(limit.min(left), body.frame())
-                    .await
-                    .map_err(|_| match left < limit {
-                        true => ApiError::endless_body(total),
-                        false => ApiError::slow_body(settings.body_timeout.as_millis() as u64),
-                    })?
-            }
-        };
-        let Some(frame) = frame else { break };
-        let data = match frame
-            .map_err(|error| ApiError::broken_body(&error))?
-            .into_data()
-        {
-            Ok(data) => data,
-            Err(_) => continue,
-        };
-        if (whole.len() + first.len() + data.len()) as u64 > max {
-            return Err(ApiError::too_large(max));
-        }
-        // Most bodies are one piece, which is not copied.
-        if first.is_empty() && whole.is_empty() {
-            first = data;
-            if body.is_end_stream() {
-                break;
-            }
-            continue;
-        }
-        if whole.is_empty() {
-            whole.reserve(announced.min(MAX_RESERVED) as usize);
-            whole.extend_from_slice(&first);
-            first = Bytes::new();
-        }
-        whole.extend_from_slice(&data);
-    }
-    Ok(if whole.is_empty() {
-        first
-    } else {
-        whole.freeze()
-    })
-}
-
-/// Polls a future once: a body that is complete already needs no timer.
-async fn poll_once<F: Future + Unpin>(mut future: F) -> Result<F::Output, ()> {
-    std::future::poll_fn(|cx| match std::pin::Pin::new(&mut future).poll(cx) {
-        std::task::Poll::Ready(ready) => std::task::Poll::Ready(Ok(ready)),
-        std::task::Poll::Pending => std::task::Poll::Ready(Err(())),
-    })
-    .await
 }
 
 #[cfg(test)]

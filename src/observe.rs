@@ -133,3 +133,11 @@ pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
     };
     Ok(LogGuard(()))
 }
+/// The first characters of what a client sent, as many as a message may show of it.
+pub fn shortened(text: &str) -> &str {
+    const CHARS_MAX: usize = 100;
+    match text.char_indices().nth(CHARS_MAX) {
+        Some((end, _)) => &text[..end],
+        None => text,
+    }
+}

@@ -8,6 +8,7 @@ use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, Response, StatusCode};
 use serde_json::json;
 
+use crate::observe::shortened;
 use crate::{http, prompt, relay};
 
 /// Tells OpenAI's SDKs whether to retry; they check it before the status.
@@ -55,7 +56,7 @@ impl ApiError {
         Self::new(
             StatusCode::NOT_FOUND,
             "unknown_url",
-            format!("unknown request URL: {method} {path}"),
+            format!("unknown request URL: {method} {}", shortened(path)),
         )
     }
 
@@ -71,6 +72,41 @@ impl ApiError {
     pub fn too_large(max: u64) -> Self {
         let message = format!("the request body is larger than {max} bytes");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    }
+
+    /// The bodies of all clients have used up their memory.
+    pub fn bodies_full() -> Self {
+        let message =
+            "the router holds as many request bodies as its memory allows; try again later";
+        Self {
+            retry_after: Some(Duration::from_secs(1)),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "router_overloaded",
+                message,
+            )
+        }
+    }
+
+    pub fn transfer_coding() -> Self {
+        let message = "the only transfer coding of a request body may be `chunked`";
+        Self::new(
+            StatusCode::NOT_IMPLEMENTED,
+            "unsupported_transfer_coding",
+            message,
+        )
+    }
+
+    pub fn content_encoding(encoding: &str) -> Self {
+        let message = format!(
+            "a request body cannot be compressed (`{}`)",
+            shortened(encoding)
+        );
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_content_encoding",
+            message,
+        )
     }
 
     /// Not 408: SDKs would retry, and send the same body as slowly again.
@@ -113,7 +149,7 @@ impl ApiError {
     }
 
     pub fn unknown_model(name: &str) -> Self {
-        let message = format!("the model `{name}` does not exist");
+        let message = format!("the model `{}` does not exist", shortened(name));
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
     }
 

@@ -23,7 +23,7 @@ use crate::kv::subscriber::StatusBoard;
 use crate::kv::tokenizer_check::{PromptCheck, PromptSource, TokenizerCheck};
 use crate::kv::unconfirmed::UnconfirmedPrompt;
 use crate::prompt::{self, Api, PeekedBody};
-use crate::{kv, routing};
+use crate::{kv, observe, routing};
 
 /// The Retry-After of an answer when no worker is usable: about half of the time that health checks take to find a
 /// worker healthy again.
@@ -290,14 +290,14 @@ fn no_group(fleet: &Snapshot, model: Option<&str>) -> Error {
         Some(_) if fleet.has_unprobed_workers() => {}
         Some(model) => {
             return Error::UnknownModel {
-                model: model.to_owned(),
+                model: observe::shortened(model).to_owned(),
                 known,
             };
         }
         None => return Error::NoModel { known },
     }
     Error::NoWorker {
-        model: model.unwrap_or_default().to_owned(),
+        model: observe::shortened(model.unwrap_or_default()).to_owned(),
         retry_after: NO_WORKER_RETRY_AFTER,
     }
 }
