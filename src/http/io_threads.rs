@@ -81,6 +81,15 @@ impl IoThreads {
         Ok(Self(Arc::new(threads?)))
     }
 
+    /// One thread for connections that must not delay those on the I/O threads. It counts as none of these.
+    pub fn single(name: &str) -> io::Result<Self> {
+        let thread = IoThread {
+            thread: RuntimeThread::start(name.to_owned(), 0)?,
+            connections: Arc::default(),
+        };
+        Ok(Self(Arc::new(vec![thread])))
+    }
+
     pub fn count(&self) -> usize {
         self.0.len()
     }

@@ -49,7 +49,8 @@ pub struct Settings {
     /// and should be first, so that they send no request into a connection that is being closed.
     #[serde(with = "DurationText")]
     pub idle_timeout: Duration,
-    /// A connection is closed if its client takes no byte of a waiting response for this long.
+    /// A connection is closed, and an HTTP/2 stream reset, if the client takes no byte of a waiting response for
+    /// this long.
     #[serde(with = "DurationText")]
     pub send_timeout: Duration,
     /// Requests at a time on one HTTP/2 connection.
@@ -81,6 +82,7 @@ pub struct Metrics {
     at_limit: IntCounter,
     accept_errors: IntCounter,
     closed: IntCounterVec,
+    reset: IntCounter,
 }
 
 impl Metrics {
@@ -105,6 +107,11 @@ impl Metrics {
                 "Client connections that the router closed, by reason: idle, header_timeout, send_timeout, \
                  proxy_header (missing or malformed).",
                 &["reason"],
+            ),
+            reset: registry.counter(
+                "warmroute_http2_streams_reset_total",
+                "HTTP/2 streams that the router reset because their client took no byte of a waiting response for the \
+                 send time-out. Other streams of the connection go on.",
             ),
         }
     }
@@ -226,7 +233,11 @@ async fn connection<H, F, B>(
             async move { Ok::<_, Infallible>(response.await.map(|body| BusyBody { body, busy })) }
         }
     });
-    let mut builder = auto::Builder::new(Executor(tasks.clone()));
+    let mut builder = auto::Builder::new(Executor {
+        tasks: tasks.clone(),
+        activity: activity.clone(),
+        reset: metrics.reset.clone(),
+    });
     // Our own limits cover head and idle time without a timer for each request.
     builder.http1().header_read_timeout(None);
     builder
@@ -267,6 +278,7 @@ async fn connection<H, F, B>(
                 0 => limits.at_limit(IDLE_AT_LIMIT),
                 _ => limits,
             };
+            activity.end_stalled_streams(observe::now(), &limits);
             match activity.check(observe::now(), &limits) {
                 Verdict::Fine => {}
                 // Told to close at the last look and still open: the client does not react to GOAWAY.
@@ -299,14 +311,26 @@ async fn connection<H, F, B>(
 
 /// Runs HTTP/2 streams as tasks that the drain waits for.
 #[derive(Clone)]
-struct Executor(Tasks);
+struct Executor {
+    tasks: Tasks,
+    activity: Arc<Activity>,
+    reset: IntCounter,
+}
 
 impl<F> hyper::rt::Executor<F> for Executor
 where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, task: F) {
-        self.0.spawn(task);
+        let Some(watch) = self.activity.take_newest_stream() else {
+            return self.tasks.spawn(task);
+        };
+        let reset = self.reset.clone();
+        self.tasks.spawn(async move {
+            if watch.run(task).await {
+                reset.inc();
+            }
+        });
     }
 }
 

@@ -4,17 +4,19 @@
 //! blocked write), and one timer per connection checks the record now and then. A timer for each request
 //! would cost more.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::mem;
-use std::pin::Pin;
-use std::sync::Arc;
+use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::Version;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -71,20 +73,82 @@ pub(super) struct Activity {
     /// The number of the current period. A period is half a send time-out; `check` begins the next one.
     period: AtomicU32,
     period_began_ms: AtomicU64,
-    /// HTTP/2 response bodies with a frame that waits for the client's flow-control window, by the period
-    /// in which the frame came. The socket stays writable meanwhile, so `blocked_ms` cannot show this.
-    window_waits: [AtomicU32; PERIODS],
+    /// The HTTP/2 streams, ended ones among them until the next clean-up.
+    streams: Mutex<Streams>,
 }
 
-/// Two complete periods (a whole send time-out), the current one, and the one before, which [`Activity::check`] reads.
-const PERIODS: usize = 4;
+/// A stream that has waited since this many periods before the current one has waited for longer than a send time-out:
+/// two complete periods, and parts of the first one.
+const PERIODS: u32 = 3;
+
+#[derive(Debug, Default)]
+struct Streams {
+    all: Vec<Weak<StreamWatch>>,
+    /// When there are this many, ended ones are removed.
+    clean_up_at: usize,
+    /// The stream of the request that began last, until its task is started.
+    newest: Option<Arc<StreamWatch>>,
+}
+
+/// Whether one HTTP/2 stream's client takes its response. The socket stays writable while the client's flow-control
+/// window is closed, so `blocked_ms` cannot show this.
+#[derive(Debug, Default)]
+pub(super) struct StreamWatch {
+    /// One more than the period in which hyper took a frame that still waits for the client's window; 0 for none.
+    waiting_since: AtomicU32,
+    is_stalled: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl StreamWatch {
+    /// Runs a stream's task until it ends or the stream stalls. Dropping the task resets the stream alone. True if it
+    /// stalled.
+    pub(super) async fn run(self: Arc<Self>, task: impl Future<Output = ()>) -> bool {
+        let mut task = pin!(task);
+        let mut has_waker = false;
+        poll_fn(|cx| {
+            if !has_waker {
+                // Once is enough: a task keeps its waker.
+                has_waker = true;
+                *self.waker.lock() = Some(cx.waker().clone());
+            }
+            if self.is_stalled.load(Relaxed) {
+                return Poll::Ready(true);
+            }
+            task.as_mut().poll(cx).map(|()| false)
+        })
+        .await
+    }
+
+    fn is_stalled(&self, period: u32) -> bool {
+        let since = self.waiting_since.load(Relaxed);
+        since != 0 && period.wrapping_sub(since - 1) >= PERIODS
+    }
+
+    fn end(&self) {
+        self.is_stalled.store(true, Relaxed);
+        if let Some(waker) = self.waker.lock().take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Streams {
+    fn add(&mut self, watch: &Arc<StreamWatch>) {
+        if self.all.len() >= self.clean_up_at {
+            self.all.retain(|watch| watch.strong_count() > 0);
+            self.clean_up_at = (2 * self.all.len()).max(64);
+        }
+        self.all.push(Arc::downgrade(watch));
+        self.newest = Some(watch.clone());
+    }
+}
 
 /// Marks a request as running until it is dropped.
 pub(super) struct Busy {
     activity: Arc<Activity>,
-    http2: bool,
-    /// Set from when hyper takes a frame of the body until it asks for the next one: the index in `window_waits`.
-    window_wait: Option<usize>,
+    /// Of an HTTP/2 request.
+    stream: Option<Arc<StreamWatch>>,
 }
 
 impl Activity {
@@ -98,21 +162,46 @@ impl Activity {
             blocked_ms: AtomicU64::new(0),
             period: AtomicU32::new(0),
             period_began_ms: AtomicU64::new(0),
-            window_waits: Default::default(),
+            streams: Mutex::default(),
         }
     }
 
     pub(super) fn begin(self: &Arc<Self>, version: Version) -> Busy {
         self.requests.fetch_add(1, Relaxed);
         self.in_head.store(false, Relaxed);
-        let http2 = version == Version::HTTP_2;
-        if http2 {
+        let stream = (version == Version::HTTP_2).then(|| {
             self.http2.store(true, Relaxed);
-        }
+            let watch = Arc::new(StreamWatch::default());
+            self.streams.lock().add(&watch);
+            watch
+        });
         Busy {
             activity: self.clone(),
-            http2,
-            window_wait: None,
+            stream,
+        }
+    }
+
+    /// The stream of the request that began last. hyper starts a stream's task at once after it has called the
+    /// service.
+    pub(super) fn take_newest_stream(&self) -> Option<Arc<StreamWatch>> {
+        self.streams.lock().newest.take()
+    }
+
+    /// Begins the next period when it is time, and ends the streams whose clients have granted no window for longer
+    /// than the send time-out.
+    pub(super) fn end_stalled_streams(&self, now: Instant, limits: &Limits) {
+        let now_ms = self.ms(now);
+        let began_ms = self.period_began_ms.load(Relaxed);
+        if now_ms.saturating_sub(began_ms) <= limits.send.as_millis() as u64 / 2 {
+            return;
+        }
+        let period = self.period.load(Relaxed).wrapping_add(1);
+        self.period_began_ms.store(now_ms, Relaxed);
+        self.period.store(period, Relaxed);
+        let streams = self.streams.lock();
+        let watches = streams.all.iter().filter_map(Weak::upgrade);
+        for watch in watches.filter(|watch| watch.is_stalled(period)) {
+            watch.end();
         }
     }
 
@@ -120,9 +209,6 @@ impl Activity {
         let now_ms = self.ms(now);
         let blocked_ms = self.blocked_ms.load(Relaxed);
         if blocked_ms != 0 && now_ms.saturating_sub(blocked_ms) > limits.send.as_millis() as u64 {
-            return Verdict::NotReading;
-        }
-        if self.is_window_closed(now_ms, limits) {
             return Verdict::NotReading;
         }
         if self.requests.load(Relaxed) > 0 {
@@ -143,23 +229,11 @@ impl Activity {
         }
     }
 
-    /// Whether a frame has waited for the client's window for longer than the send time-out. Begins the
-    /// next period when it is time.
-    fn is_window_closed(&self, now_ms: u64, limits: &Limits) -> bool {
-        let began_ms = self.period_began_ms.load(Relaxed);
-        if now_ms.saturating_sub(began_ms) <= limits.send.as_millis() as u64 / 2 {
-            return false;
+    fn on_read(&self, bytes: &[u8]) {
+        // The first bytes of an HTTP/2 connection, which has no head of its own.
+        if bytes.starts_with(b"PRI ") {
+            self.http2.store(true, Relaxed);
         }
-        let period = self.period.load(Relaxed).wrapping_add(1);
-        self.period_began_ms.store(now_ms, Relaxed);
-        self.period.store(period, Relaxed);
-        // A frame that has waited since the period before the last two complete ones has waited for longer than the
-        // time-out. This period's slot is the next to be reused.
-        let oldest = period.wrapping_add(1) as usize % PERIODS;
-        self.window_waits[oldest].load(Relaxed) > 0
-    }
-
-    fn on_read(&self) {
         if self.requests.load(Relaxed) == 0 && !self.in_head.load(Relaxed) {
             self.since_ms.store(self.ms(observe::now()), Relaxed);
             self.in_head.store(true, Relaxed);
@@ -183,18 +257,17 @@ impl Activity {
 
 impl Busy {
     /// hyper took a frame of the response body. Over HTTP/1 the socket itself shows whether the client reads.
-    pub(super) fn on_frame(&mut self) {
-        if self.http2 && self.window_wait.is_none() {
-            let period = self.activity.period.load(Relaxed) as usize % PERIODS;
-            self.activity.window_waits[period].fetch_add(1, Relaxed);
-            self.window_wait = Some(period);
+    pub(super) fn on_frame(&self) {
+        if let Some(stream) = &self.stream {
+            let period = self.activity.period.load(Relaxed);
+            stream.waiting_since.store(period.wrapping_add(1), Relaxed);
         }
     }
 
     /// hyper asks for the next frame, so it has sent the last one.
-    pub(super) fn on_poll(&mut self) {
-        if let Some(period) = self.window_wait.take() {
-            self.activity.window_waits[period].fetch_sub(1, Relaxed);
+    pub(super) fn on_poll(&self) {
+        if let Some(stream) = &self.stream {
+            stream.waiting_since.store(0, Relaxed);
         }
     }
 }
@@ -240,13 +313,13 @@ impl AsyncRead for Watched {
             let mut early = mem::take(&mut self.early);
             buffer.put_slice(&early.split_to(early.len().min(buffer.remaining())));
             self.early = early;
-            self.activity.on_read();
+            self.activity.on_read(buffer.filled());
             return Poll::Ready(Ok(()));
         }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
         if buffer.filled().len() > before {
-            self.activity.on_read();
+            self.activity.on_read(&buffer.filled()[before..]);
         }
         read
     }
@@ -310,7 +383,7 @@ mod tests {
     #[test]
     fn a_request_head_that_has_begun_must_end_within_its_own_timeout() {
         let activity = Activity::new(observe::now());
-        activity.on_read();
+        activity.on_read(b"GET ");
         assert_eq!(after(&activity, 9), Verdict::Fine);
         assert_eq!(after(&activity, 12), Verdict::SlowHead);
     }
@@ -318,7 +391,7 @@ mod tests {
     #[test]
     fn a_running_request_is_never_idle() {
         let activity = Arc::new(Activity::new(observe::now()));
-        activity.on_read();
+        activity.on_read(b"GET ");
         let busy = activity.begin(Version::HTTP_11);
         assert_eq!(after(&activity, 3600), Verdict::Fine);
         drop(busy);
@@ -338,36 +411,53 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_the_clients_window_never_admits_ends_the_connection() {
-        let activity = Arc::new(Activity::new(observe::now()));
-        let mut busy = activity.begin(Version::HTTP_2);
-        busy.on_frame();
-        let verdicts: Vec<Verdict> = (1..5).map(|look| after(&activity, 16 * look)).collect();
-        assert_eq!(verdicts[..2], [Verdict::Fine; 2]);
-        assert_eq!(verdicts[2], Verdict::NotReading);
+    fn an_http2_connection_before_its_first_request_has_the_idle_limit() {
+        let activity = Activity::new(observe::now());
+        activity.on_read(b"PRI * HTTP/2.0\r\n");
+        assert_eq!(after(&activity, 60), Verdict::Fine);
+        assert_eq!(after(&activity, 61), Verdict::Idle);
+    }
+
+    fn look(activity: &Activity, seconds: u64) {
+        activity.end_stalled_streams(activity.opened + Duration::from_secs(seconds), &LIMITS);
+    }
+
+    fn is_ended(busy: &Busy) -> bool {
+        busy.stream.as_ref().unwrap().is_stalled.load(Relaxed)
     }
 
     #[test]
-    fn a_body_that_is_polled_again_or_dropped_is_not_waiting() {
+    fn only_the_stream_whose_window_stays_closed_ends() {
         let activity = Arc::new(Activity::new(observe::now()));
-        let mut busy = activity.begin(Version::HTTP_2);
-        for look in 1..20 {
-            busy.on_poll();
-            busy.on_frame();
-            assert_eq!(after(&activity, 16 * look), Verdict::Fine);
+        let stalled = activity.begin(Version::HTTP_2);
+        let healthy = activity.begin(Version::HTTP_2);
+        let silent = activity.begin(Version::HTTP_2);
+        stalled.on_frame();
+        for number in 1..4 {
+            assert!(!is_ended(&stalled), "{number}");
+            healthy.on_poll();
+            healthy.on_frame();
+            look(&activity, 16 * number);
         }
-        let other = activity.begin(Version::HTTP_2);
-        drop(busy);
-        for look in 20..40 {
-            assert_eq!(after(&activity, 16 * look), Verdict::Fine);
+        assert!(is_ended(&stalled));
+        assert!(!is_ended(&healthy) && !is_ended(&silent));
+        assert_eq!(after(&activity, 48), Verdict::Fine);
+    }
+
+    #[test]
+    fn streams_that_have_ended_are_not_kept() {
+        let activity = Arc::new(Activity::new(observe::now()));
+        for _ in 0..10_000 {
+            drop(activity.begin(Version::HTTP_2));
+            drop(activity.take_newest_stream());
         }
-        drop(other);
+        assert!(activity.streams.lock().all.len() <= 64);
     }
 
     #[test]
     fn over_http1_only_the_socket_shows_whether_the_client_reads() {
         let activity = Arc::new(Activity::new(observe::now()));
-        let mut busy = activity.begin(Version::HTTP_11);
+        let busy = activity.begin(Version::HTTP_11);
         busy.on_frame();
         for look in 1..20 {
             assert_eq!(after(&activity, 16 * look), Verdict::Fine);
