@@ -3,7 +3,8 @@
 #
 #     OPENAI_BASE_URL=http://localhost:8080/v1 sh curl.sh
 #
-# MODEL is the model to use. With ADMIN_URL, the address of the admin listener, it also calls /explain.
+# MODEL is the model to use. With ADMIN_URL, the address of the admin listener, it also calls /explain; ADMIN_TOKEN is
+# its token, if it has one.
 
 set -eu
 
@@ -40,10 +41,10 @@ ask "$base/responses" -d '{
 
 if [ -n "${ADMIN_URL:-}" ]; then
     echo '# what each worker would cost for a request like the first'
-    ask "$ADMIN_URL/explain" -d '{
+    ask -H "authorization: Bearer ${ADMIN_TOKEN:-}" "$ADMIN_URL/explain" -d '{
       "model": "'"$model"'",
       "messages": [{"role": "user", "content": "What is a radix tree, in a sentence?"}]
     }'
     echo '# the fleet'
-    ask "$ADMIN_URL/fleet"
+    ask -H "authorization: Bearer ${ADMIN_TOKEN:-}" "$ADMIN_URL/fleet"
 fi

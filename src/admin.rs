@@ -1,12 +1,14 @@
 //! The operator's pages, on a listener of their own: metrics, health, fleet, explain, drain.
 
 mod fleet;
+mod guard;
 mod kv;
 mod pairs;
 mod readiness;
 mod responses;
 mod worker_metrics;
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,21 +17,28 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::json;
 
+use self::guard::Guard;
 pub use self::kv::KvPages;
 pub use self::readiness::Readiness;
 pub use self::responses::ResponsesPage;
 use self::worker_metrics::WorkerMetrics;
+use crate::http::io_threads::OffloadThread;
 use crate::observe::metrics::Registry;
 use crate::peers::Peers;
 use crate::prompt::{self, Api};
 use crate::relay::Relay;
+use crate::secret::Secret;
 use crate::{http, observe};
 
 /// The page at `/`.
 const PATHS: &str = "\
+With `admin.token`, all but the first four need `Authorization: Bearer TOKEN`.
+
+GET  /                    this page
 GET  /metrics             Prometheus metrics
 GET  /healthz             200 while the process lives
 GET  /readyz              200 while a worker can take requests (and the response store is up, if it is required)
@@ -47,14 +56,27 @@ POST /undrain?worker=NAME send it requests again
 pub struct AdminServer {
     relay: Arc<Relay>,
     peers: Peers,
-    kv: KvPages,
+    kv: Arc<KvPages>,
     responses: ResponsesPage,
     registry: Registry,
     worker_metrics: WorkerMetrics,
+    /// One scrape at a time: each sets the gauges of all workers anew.
+    scraping: Mutex<()>,
+    guard: Guard,
+    /// Lists blocks, which takes as long as there are many.
+    listing: OffloadThread,
     readiness: Arc<Readiness>,
     is_drain_requested: AtomicBool,
     drain_requested: tokio::sync::Notify,
     body_bytes_max: usize,
+}
+
+/// Who may use the pages, and for how large a body.
+#[derive(Clone, Copy, Debug)]
+pub struct Access<'a> {
+    /// Empty: no token is asked for.
+    pub token: &'a Secret,
+    pub body_bytes_max: u64,
 }
 
 impl AdminServer {
@@ -65,20 +87,23 @@ impl AdminServer {
         responses: ResponsesPage,
         registry: Registry,
         readiness: Arc<Readiness>,
-        body_bytes_max: u64,
-    ) -> Arc<Self> {
-        Arc::new(Self {
+        access: Access<'_>,
+    ) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
             worker_metrics: WorkerMetrics::new(&registry),
+            scraping: Mutex::new(()),
+            guard: Guard::new(access.token),
+            listing: OffloadThread::start("admin-pages")?,
             relay,
             peers,
-            kv,
+            kv: Arc::new(kv),
             responses,
             registry,
             readiness,
             is_drain_requested: AtomicBool::new(false),
             drain_requested: tokio::sync::Notify::new(),
-            body_bytes_max: usize::try_from(body_bytes_max).unwrap_or(usize::MAX),
-        })
+            body_bytes_max: usize::try_from(access.body_bytes_max).unwrap_or(usize::MAX),
+        }))
     }
 
     /// Resolves when an operator has asked the process to drain.
@@ -91,6 +116,19 @@ impl AdminServer {
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<http::Body> {
         let path = request.uri().path().to_owned();
         let query = request.uri().query().unwrap_or_default().to_owned();
+        let checked = self
+            .guard
+            .check(request.method(), request.uri(), request.headers());
+        if let Err(refusal) = checked {
+            let mut response = refuse(refusal.status(), refusal.message());
+            if refusal.status() == StatusCode::UNAUTHORIZED {
+                let scheme = HeaderValue::from_static("Bearer");
+                response
+                    .headers_mut()
+                    .insert(header::WWW_AUTHENTICATE, scheme);
+            }
+            return response;
+        }
         if let Some(refusal) = refuse_unknown_parameter(request.method(), &path, &query) {
             return refusal;
         }
@@ -104,7 +142,7 @@ impl AdminServer {
                 answer(StatusCode::OK, &page)
             }
             (&Method::GET, "/kv") => answer(StatusCode::OK, &self.kv.page(observe::now())),
-            (&Method::GET, "/kv/blocks") => self.blocks(&query),
+            (&Method::GET, "/kv/blocks") => self.blocks(&query).await,
             (&Method::GET, "/responses") => answer(StatusCode::OK, &self.responses.page().await),
             (&Method::POST, "/explain") => self.explain(request, &query).await,
             (&Method::POST, "/drain") => match parameter(&query, "worker") {
@@ -146,8 +184,12 @@ impl AdminServer {
     }
 
     fn metrics(&self) -> Response<http::Body> {
-        self.worker_metrics.update(&self.relay, observe::now());
-        let mut response = text(StatusCode::OK, self.registry.text());
+        let page = {
+            let _scraping = self.scraping.lock();
+            self.worker_metrics.update(&self.relay, observe::now());
+            self.registry.text()
+        };
+        let mut response = text(StatusCode::OK, page);
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         response.headers_mut().insert(header::CONTENT_TYPE, kind);
         response
@@ -199,7 +241,7 @@ impl AdminServer {
         }
     }
 
-    fn blocks(&self, query: &str) -> Response<http::Body> {
+    async fn blocks(&self, query: &str) -> Response<http::Body> {
         let rank = parameter(query, "rank").unwrap_or_else(|| "0".to_owned());
         let (Some(name), Ok(rank)) = (parameter(query, "worker"), rank.parse()) else {
             return refuse(
@@ -207,14 +249,22 @@ impl AdminServer {
                 "name a worker, and a rank if it has several: /kv/blocks?worker=NAME&rank=0",
             );
         };
-        let snapshot = self.relay.fleet().snapshot();
-        let worker = snapshot.workers.iter().map(|status| &status.worker);
-        let mut worker = worker.filter(|worker| *worker.name == *name);
-        let blocks = worker
-            .next()
-            .and_then(|worker| self.kv.blocks(observe::now(), worker.id, &name, rank));
-        match blocks {
-            Some(blocks) => answer(StatusCode::OK, &blocks),
+        let id = {
+            let snapshot = self.relay.fleet().snapshot();
+            let mut workers = snapshot.workers.iter().map(|status| &status.worker);
+            let found = workers.find(|worker| *worker.name == *name);
+            found.map(|worker| worker.id)
+        };
+        let kv = self.kv.clone();
+        let list = {
+            let name = name.clone();
+            move || {
+                let blocks = kv.blocks(observe::now(), id?, &name, rank)?;
+                Some(answer(StatusCode::OK, &blocks))
+            }
+        };
+        match self.listing.run(list).await.flatten() {
+            Some(blocks) => blocks,
             None => refuse(
                 StatusCode::NOT_FOUND,
                 &format!(

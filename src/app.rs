@@ -3,6 +3,7 @@
 pub mod check;
 mod connection_settings;
 mod discoveries;
+mod drain;
 mod events;
 pub mod kv_tap;
 mod lost_caches;
@@ -19,12 +20,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tracing::{info, warn};
+use tracing::info;
 
 use self::discoveries::Discoveries;
 use self::sharing::{Prepared, Sharing};
 use self::warm_start::Start;
-use crate::admin::{AdminServer, KvPages, Readiness, ResponsesPage};
+use crate::admin::{Access, AdminServer, KvPages, Readiness, ResponsesPage};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
 use crate::config::{Config, listen_address};
@@ -50,9 +51,6 @@ use crate::responses::{self, Mode, Responses};
 use crate::state_token::KeyRing;
 use crate::store::{self, ResponseStore};
 
-/// Time for operators' pages that are being sent when the drain is over.
-const ADMIN_DRAIN: Duration = Duration::from_millis(500);
-
 /// A running router.
 #[derive(Debug)]
 pub struct App {
@@ -65,6 +63,8 @@ pub struct App {
     admin_server: Arc<AdminServer>,
     /// For the reference of metrics.
     metrics: Registry,
+    readiness: Arc<Readiness>,
+    drain_delay: Duration,
     drain_timeout: Duration,
     /// With other replicas, if there are any.
     sharing: Option<Sharing>,
@@ -242,16 +242,20 @@ impl App {
             responses_page(config, store, responses.clone()),
             metrics.clone(),
             readiness.clone(),
-            config.api.requests.max_body,
-        );
+            Access {
+                token: &config.admin.token,
+                body_bytes_max: config.api.requests.max_body,
+            },
+        )?;
         let api_server = ApiServer::new(
             config.api.requests.clone(),
-            &config.tenants,
+            &config.salted_tenants(),
             responses,
             relay,
             readiness.clone(),
             &metrics,
         );
+        connection_settings::warn_of_shared_caches(config);
         tasks.spawn(server::serve(
             api,
             connection_settings::new(config),
@@ -260,7 +264,8 @@ impl App {
             io_threads.clone(),
             tasks.clone(),
         ));
-        let sharing = prepared.map(|prepared| prepared.start(peers.clone(), readiness, &tasks));
+        let sharing =
+            prepared.map(|prepared| prepared.start(peers.clone(), readiness.clone(), &tasks));
         let sharing = sharing.transpose()?;
         tasks.spawn_until_stopped_on(kv_events.runtime(), start.run());
         let handler = admin_server.clone();
@@ -273,7 +278,8 @@ impl App {
             },
             server::Metrics::new(&Registry::default()),
             move |request, _| handler.clone().handle(request),
-            io_threads.clone(),
+            // Pages of megabytes must not delay requests.
+            IoThreads::single("admin")?,
             admin_tasks.clone(),
         ));
         let peers_address = sharing.as_ref().map(Sharing::address);
@@ -287,6 +293,8 @@ impl App {
             fleet,
             admin_server,
             metrics,
+            readiness,
+            drain_delay: config.api.drain_delay,
             drain_timeout: config.api.drain_timeout,
             sharing,
             _io_threads: io_threads,
@@ -315,26 +323,6 @@ impl App {
     pub async fn drain_requested(&self) {
         self.admin_server.drain_requested().await;
     }
-
-    /// Stops accepting, lets running requests finish within the drain timeout, and aborts the rest.
-    pub async fn drain(&self) {
-        info!(timeout = ?self.drain_timeout, "draining: no new connections, running requests finish");
-        if let Some(sharing) = &self.sharing {
-            sharing.begin_drain();
-        }
-        match self.tasks.drain(self.drain_timeout).await {
-            0 => info!("drained"),
-            aborted => warn!(
-                aborted,
-                "drain timeout is over; connections and tasks were aborted"
-            ),
-        }
-        // The last request has ended, which the other replicas are still told.
-        if let Some(sharing) = &self.sharing {
-            sharing.end().await;
-        }
-        self.admin_tasks.drain(ADMIN_DRAIN).await;
-    }
 }
 
 /// Without tenants all clients are one tenant, to which the limit of the replica applies.
@@ -354,7 +342,7 @@ fn responses_page(
     let counted = responses.clone();
     // Numbers and names always serialize.
     let counts = move || serde_json::to_value(counted.counts()).unwrap_or_default();
-    let dry_run = Arc::new(DryRun::new(responses, &config.tenants));
+    let dry_run = Arc::new(DryRun::new(responses, &config.salted_tenants()));
     let dry_run =
         move |api, tenant: Option<String>, body| -> Pin<Box<dyn Future<Output = _> + Send>> {
             let dry_run = dry_run.clone();

@@ -275,6 +275,8 @@ async fn serve(config: &Config) -> io::Result<()> {
         stopped = stop_signal() => stopped?,
         () = app.drain_requested() => {}
     }
+    app.announce_drain(async { drop(stop_signal().await) })
+        .await;
     app.drain().await;
     Ok(())
 }

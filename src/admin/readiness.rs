@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::http::drain::Tasks;
 use crate::peers::warm_start::{WarmStartStatus, Warmth};
@@ -16,6 +18,8 @@ pub struct Readiness {
     tasks: Tasks,
     /// Whether other replicas' knowledge is still being taken over.
     start: Arc<WarmStartStatus>,
+    /// The router still takes requests, but wants no more of them.
+    is_draining: AtomicBool,
 }
 
 impl fmt::Debug for Readiness {
@@ -36,6 +40,7 @@ impl Readiness {
             store,
             tasks,
             start,
+            is_draining: AtomicBool::new(false),
         }
     }
 
@@ -44,9 +49,14 @@ impl Readiness {
         Some(self.start.get()).filter(|warmth| warmth.is_cold())
     }
 
+    /// From now on the router is not ready.
+    pub fn begin_drain(&self) {
+        self.is_draining.store(true, Relaxed);
+    }
+
     /// Checks it now. An error names what is missing.
     pub async fn check(&self) -> Result<(), &'static str> {
-        if self.tasks.is_stopping() {
+        if self.is_draining.load(Relaxed) || self.tasks.is_stopping() {
             return Err("draining");
         }
         if !self.relay.fleet().snapshot().is_ready() {

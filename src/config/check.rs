@@ -29,6 +29,11 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
     for (key, error) in tenant::check(&config.tenants) {
         reader.problem(&format!("tenants{key}"), error);
     }
+    let salt_key = &config.tenant_salt_key;
+    if !salt_key.is_empty() && salt_key.expose().len() < SECRET_BYTES_MIN {
+        let message = format!("must have at least {SECRET_BYTES_MIN} characters");
+        reader.problem("tenant_salt_key", message);
+    }
     for (key, error) in config.responses.check() {
         reader.problem(&format!("responses.{key}"), error);
     }
@@ -37,6 +42,9 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
     }
     token_sources::check(config, reader);
 }
+
+/// A secret of 16 random characters cannot be guessed over a network.
+const SECRET_BYTES_MIN: usize = 16;
 
 fn check_listeners(config: &Config, reader: &mut Reader) {
     let api = listen_address(&config.api.listen);
@@ -50,13 +58,28 @@ fn check_listeners(config: &Config, reader: &mut Reader) {
         let message = "is the address of `api.listen` or `admin.listen`; give it another port";
         reader.problem("peers.listen", message);
     }
-    for (path, listen) in [("api.listen", api), ("admin.listen", admin)] {
+    for (path, listen) in [("api.listen", &api), ("admin.listen", &admin)] {
         if let Err(error) = listen {
             reader.problem(path, error);
         }
     }
+    let admin = admin.ok();
     if is_same {
         reader.problem("admin.listen", "is the API's address; give it another port");
+    }
+    let token = &config.admin.token;
+    let is_loopback = admin.is_none_or(|address| address.ip().to_canonical().is_loopback());
+    if !is_loopback && token.is_empty() {
+        let message = format!(
+            "`{}` can be reached from other hosts, whose users could drain workers and see prompts: set `admin.token` \
+             (such as `file:/run/secrets/admin-token`; probes and Prometheus do not need it), or listen on 127.0.0.1",
+            config.admin.listen
+        );
+        reader.problem("admin.listen", message);
+    }
+    if !token.is_empty() && token.expose().len() < SECRET_BYTES_MIN {
+        let message = format!("must have at least {SECRET_BYTES_MIN} characters");
+        reader.problem("admin.token", message);
     }
 }
 

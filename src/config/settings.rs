@@ -15,6 +15,7 @@ use crate::kv::{grpc, indexes, predicted, stream, tokenizer_check, unconfirmed, 
 use crate::openai::tenant::TenantSpec;
 use crate::relay::{self, ModelSettings, PerModel};
 use crate::routing::{self, Policy, TierCredit};
+use crate::secret::Secret;
 use crate::units::DurationText;
 use crate::{api, observe, peers, responses};
 
@@ -54,6 +55,10 @@ pub struct Config {
     /// Who may send requests, by key. Without tenants no key is asked for, what clients send is passed on, and
     /// all stored responses belong to everybody.
     pub tenants: Vec<TenantSpec>,
+    /// Gives every tenant without a `cache_salt` one that is made of its name and this key, so that no tenant can find
+    /// out what others have cached. The same for all replicas, at least 16 characters: text, `${NAME}` or
+    /// `file:/path`. Empty: none.
+    pub tenant_salt_key: Secret,
     /// Replicas of this router that share what they know.
     pub peers: peers::Settings,
     /// The Responses API.
@@ -74,8 +79,13 @@ pub struct Api {
     /// Address and port for clients, such as `:8080` (all addresses), `127.0.0.1:8080` or `localhost:8080`. It
     /// speaks HTTP/1.1, and HTTP/2 without TLS to clients that begin with it.
     pub listen: String,
-    /// After SIGTERM or `POST /drain` running requests may take this long. Kubernetes kills after 30 s, which
-    /// leaves a few seconds to spare.
+    /// After SIGTERM or `POST /drain` the router is not ready any more, but takes requests for this long, until load
+    /// balancers have noticed. A second signal ends the wait.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub drain_delay: Duration,
+    /// After `drain_delay` running requests may take this long. Both and 5 s to spare are to fit into the pod's
+    /// `terminationGracePeriodSeconds`, which is 30 s by default.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub drain_timeout: Duration,
@@ -89,7 +99,9 @@ impl Default for Api {
     fn default() -> Self {
         Self {
             listen: ":8080".to_owned(),
-            drain_timeout: Duration::from_secs(25),
+            // Endpoints of Kubernetes follow readiness within a second or two.
+            drain_delay: Duration::from_secs(5),
+            drain_timeout: Duration::from_secs(20),
             requests: api::Settings::default(),
             advanced: server::Settings::default(),
         }
@@ -101,14 +113,18 @@ impl Default for Api {
 #[serde(default)]
 pub struct Admin {
     /// Address and port for operators. Only this host by default, since its pages drain workers and show how
-    /// prompts are routed: use an address that your probes and Prometheus reach, and nobody else.
+    /// prompts are routed. Any other address needs `token`.
     pub listen: String,
+    /// What operators send as `authorization: Bearer ...`: text, `${NAME}` or `file:/path`, at least 16 characters.
+    /// With it all pages but `/`, `/healthz`, `/readyz` and `/metrics` need it. Empty: none is asked for.
+    pub token: Secret,
 }
 
 impl Default for Admin {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:9090".to_owned(),
+            token: Secret::default(),
         }
     }
 }
@@ -264,6 +280,14 @@ impl Config {
             workers.map(|worker| worker.member(&list.defaults))
         });
         short.chain(listed).filter_map(Result::ok).collect()
+    }
+
+    /// The tenants with their salts.
+    pub fn salted_tenants(&self) -> Vec<TenantSpec> {
+        let tenants = self.tenants.iter().cloned();
+        tenants
+            .map(|tenant| tenant.salted(&self.tenant_salt_key))
+            .collect()
     }
 
     pub fn model_settings(&self) -> ModelSettings {

@@ -4,6 +4,7 @@
 //! of the keys there are.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use hyper::{HeaderMap, header};
@@ -31,6 +32,27 @@ pub struct TenantSpec {
     /// other tenants, who could otherwise find out by timing what this tenant asked. Empty: none.
     #[serde(default)]
     pub cache_salt: Secret,
+}
+
+impl TenantSpec {
+    /// The tenant with a salt made of its name and `key`, unless it has one or the key is empty.
+    #[must_use]
+    pub fn salted(mut self, key: &Secret) -> Self {
+        if self.cache_salt.is_empty() && !key.is_empty() {
+            // A key of a fixed length at the start: no two pairs of key and name are hashed as the same bytes.
+            let digest = Sha256::new()
+                .chain_update("warmroute cache salt v1\0")
+                .chain_update(Sha256::digest(key.expose()))
+                .chain_update(&self.name)
+                .finalize();
+            let hex = digest.iter().fold(String::new(), |mut hex, byte| {
+                let _ = write!(hex, "{byte:02x}");
+                hex
+            });
+            self.cache_salt = Secret::new(hex);
+        }
+        self
+    }
 }
 
 const NAME_BYTES_MAX: usize = 64;
@@ -272,6 +294,24 @@ mod tests {
             page.contains("warmroute_tenant_requests_total{tenant=\"a\"} 2"),
             "{page}"
         );
+    }
+
+    #[test]
+    fn one_key_gives_each_tenant_a_salt_of_its_own() {
+        let key = Secret::new("0123456789abcdef");
+        let salt = |name: &str, key: &Secret| tenant(name, &["k"]).salted(key).cache_salt;
+        assert_ne!(salt("a", &key), salt("b", &key));
+        assert_eq!(salt("a", &key), salt("a", &key));
+        assert_ne!(
+            salt("a", &key),
+            salt("a", &Secret::new("another key of 16"))
+        );
+        assert!(salt("a", &Secret::default()).is_empty());
+        let own = TenantSpec {
+            cache_salt: Secret::new("own"),
+            ..tenant("a", &["k"])
+        };
+        assert_eq!(own.salted(&key).cache_salt, Secret::new("own"));
     }
 
     #[test]

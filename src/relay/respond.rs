@@ -26,10 +26,8 @@ impl Relay {
         count: RequestCount,
         deadline: Instant,
     ) -> Response<Body> {
-        let decision = job
-            .headers
-            .contains_key(DECISION)
-            .then(|| decision_header(plan, &answer));
+        let is_asked = self.settings.decision_header && job.headers.contains_key(DECISION);
+        let decision = is_asked.then(|| decision_header(plan, &answer));
         if let Some(summary) = &job.summary {
             summary.update(|summary| {
                 summary.model = Some(plan.group.model.clone());

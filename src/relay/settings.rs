@@ -29,6 +29,9 @@ pub struct Settings {
     /// From the header of the client's request to the end of the response, all attempts together.
     #[serde(with = "DurationText")]
     pub request_timeout: Duration,
+    /// Requests with the header `x-warmroute-decision` get the worker, the cached tokens and the cost of their decision
+    /// in the same header of the response.
+    pub decision_header: bool,
     /// Settings for experts.
     pub advanced: Retries,
 }
@@ -42,6 +45,7 @@ impl Default for Settings {
             response_timeout: Duration::from_secs(600),
             stream_idle_timeout: Duration::from_secs(60),
             request_timeout: Duration::from_secs(1_800),
+            decision_header: true,
             advanced: Retries::default(),
         }
     }

@@ -540,6 +540,7 @@ pub(crate) fn config() -> Config {
     let mut config = Config::default();
     "127.0.0.1:0".clone_into(&mut config.api.listen);
     "127.0.0.1:0".clone_into(&mut config.admin.listen);
+    config.api.drain_delay = Duration::ZERO;
     config.fleet.health.interval = Duration::from_millis(50);
     config.requests.advanced.min_retries_per_second = 1_000;
     config.log.format = warmroute::observe::Format::Json;

@@ -361,6 +361,18 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &["admin.listen: is the API's address"],
     );
     check(
+        &minimal("admin: {listen: ':9090'}"),
+        &["c.yaml:2:17: admin.listen: `:9090` can be reached from other hosts"],
+    );
+    check(
+        &minimal("admin: {listen: ':9090', token: short}"),
+        &["admin.token: must have at least 16 characters"],
+    );
+    check(
+        &minimal("tenant_salt_key: short"),
+        &["tenant_salt_key: must have at least 16 characters"],
+    );
+    check(
         &minimal("responses: {store: disk}"),
         &["responses.store: expected `memory` or a map of keys and values, found `disk`"],
     );

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http_body_util::BodyExt;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -695,7 +696,7 @@ async fn a_client_that_takes_nothing_for_too_long_is_cut_off() {
 }
 
 #[tokio::test]
-async fn an_http2_client_that_grants_no_window_is_cut_off() {
+async fn an_http2_stream_that_gets_no_window_ends_alone() {
     let stub = Stub::endless().await;
     let router = stub
         .router(|config| config.api.advanced.send_timeout = Duration::from_millis(300))
@@ -706,20 +707,36 @@ async fn an_http2_client_that_grants_no_window_is_cut_off() {
             .await
             .unwrap();
     let driver = tokio::spawn(driver);
-    let request = hyper::Request::post(format!("http://{}{CHAT}", router.api))
-        .header("content-type", "application/json")
-        .body(chat("x", 1, true))
-        .unwrap();
-    // The connection is read all the while; the answer's body, which is held here, is not.
-    let answer = sender.send_request(request).await.unwrap();
-    assert_eq!(answer.status(), 200);
-    let cut = tokio::time::timeout(HANG, driver).await;
-    let _ = cut.expect("the connection is closed");
-    eventually("the engine was told", async || stub.open() == 0).await;
-    let page = client::get(router.admin, "/metrics").await;
-    let line = "warmroute_connections_closed_total{reason=\"send_timeout\"} 1";
-    assert!(page.text().contains(line), "{}", page.text());
-    drop(answer);
+    let request = || {
+        hyper::Request::post(format!("http://{}{CHAT}", router.api))
+            .header("content-type", "application/json")
+            .body(chat("x", 1, true))
+            .unwrap()
+    };
+    // The connection is read all the while; this answer's body is not.
+    let stalled = sender.send_request(request()).await.unwrap();
+    assert_eq!(stalled.status(), 200);
+    let mut read = sender.send_request(request()).await.unwrap().into_body();
+    let reset = "warmroute_http2_streams_reset_total 1";
+    let is_reset = async || {
+        let page = client::get(router.admin, "/metrics").await;
+        page.text().contains(reset)
+    };
+    let begun = std::time::Instant::now();
+    while !is_reset().await {
+        assert!(begun.elapsed() < HANG, "the stalled stream was not reset");
+        for _ in 0..10 {
+            read.frame().await.unwrap().unwrap();
+        }
+    }
+    eventually("only its engine was told", async || stub.open() == 1).await;
+    for _ in 0..100 {
+        read.frame().await.unwrap().unwrap();
+    }
+    let another = sender.send_request(request()).await.unwrap();
+    assert_eq!(another.status(), 200);
+    assert!(!driver.is_finished());
+    drop((stalled, another));
 }
 
 #[tokio::test]
@@ -817,6 +834,44 @@ async fn a_router_that_is_told_to_stop_finishes_what_it_has() {
         })
         .await;
         assert_eq!(status.unwrap().code(), Some(0), "{}", cluster.router.log());
+    }
+}
+
+#[tokio::test]
+async fn a_router_that_drains_takes_requests_until_load_balancers_have_noticed() {
+    for hurries in [false, true] {
+        let mut cluster = Cluster::with_router_child(vec![fast()], |config| {
+            config.api.drain_delay = Duration::from_secs(if hurries { 600 } else { 2 });
+        })
+        .await;
+        cluster.router.child.as_ref().unwrap().signal("TERM");
+        eventually("it is not ready", async || {
+            cluster.admin("/readyz").await.status == 503
+        })
+        .await;
+        for number in 0..20 {
+            let answer = cluster
+                .post(CHAT, chat(&format!("{number}"), 1, false))
+                .await;
+            assert_eq!(answer.status, 200, "{number}");
+        }
+        if hurries {
+            cluster.router.child.as_ref().unwrap().signal("TERM");
+        }
+        let api = cluster.router.api;
+        eventually(
+            "new connections are refused",
+            async || match client::try_open(api, "GET", "/v1/models", &[], "").await {
+                Ok(answer) => {
+                    assert_eq!(answer.status, 200);
+                    false
+                }
+                Err(_) => true,
+            },
+        )
+        .await;
+        let child = cluster.router.child.as_mut().unwrap();
+        eventually("the router ends", async || child.ended().is_some()).await;
     }
 }
 

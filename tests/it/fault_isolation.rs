@@ -13,7 +13,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use warmroute::config::Config;
 use warmroute::fleet::discovery::WorkerSpec;
+use warmroute::openai::tenant::TenantSpec;
 use warmroute::routing::Policy;
+use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 
 use crate::client::{self, Answer, HANG};
@@ -382,4 +384,226 @@ async fn a_router_with_few_file_descriptors_blames_no_worker() {
     assert_eq!(cluster.metric(failures, &["owner=\"worker\""]).await, 0.0);
     assert!(cluster.metric(failures, &["owner=\"router\""]).await > 0.0);
     assert_eq!(cluster.post(CHAT, chat("x", 1, false)).await.status, 200);
+}
+
+#[tokio::test]
+async fn large_bodies_beyond_their_memory_are_refused_and_small_ones_go_on() {
+    let fleet = Fleet::start(&["sim"], |config| {
+        config.api.requests.max_total_body = 3 << 20;
+    })
+    .await;
+    let body = chat(&"x".repeat(900 << 10), 1, false);
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let (most, rest) = body.split_at(body.len() - 10);
+    let mut uploads = Vec::new();
+    for _ in 0..3 {
+        let mut upload = TcpStream::connect(fleet.router.api).await.unwrap();
+        upload.write_all(head.as_bytes()).await.unwrap();
+        upload.write_all(most.as_bytes()).await.unwrap();
+        uploads.push(upload);
+    }
+    let held = 3 << 20;
+    eventually("three bodies are held", async || {
+        fleet
+            .has_metric(&format!("warmroute_request_body_bytes {held}"))
+            .await
+    })
+    .await;
+    let refused = fleet.post_as(GUILTY, body.clone()).await;
+    assert_eq!(
+        (refused.status, refused.code()),
+        (503, "router_overloaded".to_owned())
+    );
+    assert_eq!(refused.header("retry-after"), "1");
+    let small = fleet.post_as(INNOCENT, chat("x", 1, false)).await;
+    assert_eq!(small.status, 200);
+    for mut upload in uploads {
+        upload.write_all(rest.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let read = tokio::time::timeout(HANG, upload.read_to_string(&mut answer)).await;
+        read.unwrap().unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+    eventually("their memory is free", async || {
+        fleet.has_metric("warmroute_request_body_bytes 0").await
+    })
+    .await;
+    assert_eq!(fleet.post_as(GUILTY, body).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_key_salts_every_tenants_prompts() {
+    let fleet = Fleet::start(&["sim"], |config| {
+        config.tenant_salt_key = Secret::new("0123456789abcdef");
+        config.tenants = ["a", "b"]
+            .map(|name| TenantSpec {
+                name: name.to_owned(),
+                keys: vec![Secret::new(format!("sk-{name}"))],
+                ..TenantSpec::default()
+            })
+            .into();
+    })
+    .await;
+    for key in ["Bearer sk-a", "Bearer sk-b"] {
+        let headers = [("authorization", key)];
+        let body = chat("x", 1, false);
+        let answer = client::send(fleet.router.api, "POST", CHAT, &headers, body).await;
+        assert_eq!(answer.status, 200);
+    }
+    let bodies = fleet.engines[0].bodies.lock().clone();
+    let salts = bodies.iter().map(|body| {
+        let body: serde_json::Value = serde_json::from_str(body).unwrap();
+        body["cache_salt"].as_str().unwrap().to_owned()
+    });
+    let salts: Vec<String> = salts.collect();
+    assert_eq!(salts.len(), 2);
+    assert_ne!(salts[0], salts[1]);
+}
+
+#[tokio::test]
+async fn the_decision_header_can_be_switched_off() {
+    let fleet = Fleet::start(&["sim"], |config| config.requests.decision_header = false).await;
+    let headers = [("x-warmroute-decision", "1")];
+    let body = chat("x", 1, false);
+    let answer = client::send(fleet.router.api, "POST", CHAT, &headers, body).await;
+    assert_eq!(
+        (answer.status, answer.header("x-warmroute-decision")),
+        (200, "")
+    );
+}
+
+#[tokio::test]
+async fn what_a_client_sends_comes_back_shortened() {
+    let fleet = Fleet::start(&["sim"], |_| {}).await;
+    let name = "m".repeat(1 << 20);
+    let body = json!({"model": name, "messages": []}).to_string();
+    let answer = fleet.post_as(GUILTY, body).await;
+    assert_eq!(
+        (answer.status, answer.code()),
+        (404, "model_not_found".to_owned())
+    );
+    assert!(answer.body.len() < 400, "{}", answer.body.len());
+}
+
+#[tokio::test]
+async fn operators_pages_want_their_token_and_probes_do_not() {
+    const TOKEN: &str = "an-operators-token";
+    let fleet = Fleet::start(&["sim"], |_| {}).await;
+    let mut config = cluster::config();
+    config.workers = vec![WorkerSpec {
+        url: format!("http://{}", fleet.engines[0].address),
+        ..WorkerSpec::default()
+    }];
+    config.admin.token = Secret::new(TOKEN);
+    let router = Router::here(&config).await;
+    let bearer = format!("Bearer {TOKEN}");
+    let ask = async |method: &str, path: &str, headers: &[(&str, &str)]| {
+        client::send(router.admin, method, path, headers, "")
+            .await
+            .status
+    };
+    for path in ["/", "/healthz", "/metrics"] {
+        assert_eq!(ask("GET", path, &[]).await, 200, "{path}");
+    }
+    for path in ["/fleet", "/kv", "/responses"] {
+        assert_eq!(ask("GET", path, &[]).await, 401, "{path}");
+        assert_eq!(
+            ask("GET", path, &[("authorization", &bearer)]).await,
+            200,
+            "{path}"
+        );
+    }
+    assert_eq!(ask("POST", "/drain?worker=w0", &[]).await, 401);
+    let cross_site = [
+        ("authorization", &*bearer),
+        ("origin", "https://example.com"),
+    ];
+    assert_eq!(ask("POST", "/drain?worker=w0", &cross_site).await, 403);
+    // Without a token a browser's page of another site changes nothing either.
+    let cross_site = [("sec-fetch-site", "cross-site")];
+    let admin = fleet.router.admin;
+    let answer = client::send(admin, "POST", "/drain", &cross_site, "").await;
+    assert_eq!(answer.status, 403);
+}
+
+#[tokio::test]
+async fn every_scrape_has_all_workers_whoever_else_scrapes() {
+    let fleet = Fleet::start(&["sim"; 12], |_| {}).await;
+    let admin = fleet.router.admin;
+    let mut scrapers = JoinSet::new();
+    for _ in 0..8 {
+        scrapers.spawn(async move {
+            for _ in 0..40 {
+                let page = client::get(admin, "/metrics").await;
+                let up = page
+                    .text()
+                    .lines()
+                    .filter(|line| line.starts_with("warmroute_worker_up{"));
+                assert_eq!(up.count(), 12);
+            }
+        });
+    }
+    while let Some(done) = scrapers.join_next().await {
+        done.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_worker_without_models_is_reported_with_the_reason() {
+    let stub = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = stub.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = stub.accept().await.unwrap();
+            tokio::spawn(async move {
+                let mut bytes = Vec::new();
+                while !bytes.ends_with(b"\r\n\r\n") {
+                    if read_more(&mut stream, &mut bytes).await.is_none() {
+                        return;
+                    }
+                }
+                let status = match bytes.starts_with(b"GET /v1/models ") {
+                    true => "401 Unauthorized",
+                    false => "200 OK",
+                };
+                let answer =
+                    format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                let _ = stream.write_all(answer.as_bytes()).await;
+            });
+        }
+    });
+    let mut config = cluster::config();
+    config.workers = [format!("http://{address}"), "http://127.0.0.1:1".to_owned()]
+        .map(WorkerSpec::from)
+        .into();
+    let router = Router::child(&config).await;
+    let line_with = |text: &str| {
+        let log = router.log();
+        log.lines()
+            .find(|line| line.contains(text))
+            .map(str::to_owned)
+    };
+    let mut lines = Vec::new();
+    eventually("both are reported", async || {
+        lines = ["lists no models", "worker is down"]
+            .iter()
+            .filter_map(|it| line_with(it))
+            .collect();
+        lines.len() == 2
+    })
+    .await;
+    assert!(
+        lines[0].contains("/v1/models answered 401") && lines[0].contains("WARN"),
+        "{}",
+        lines[0]
+    );
+    assert!(
+        lines[1].contains("\"reason\":\"cannot connect: "),
+        "{}",
+        lines[1]
+    );
+    assert!(line_with("worker is up\"").is_none(), "{}", router.log());
 }

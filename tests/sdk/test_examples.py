@@ -36,7 +36,11 @@ class Configurations(unittest.TestCase):
     def test_every_example_configuration_is_accepted(self):
         configurations = sorted(set(EXAMPLES.rglob("*.yaml")) - {EXAMPLES / "workers.yaml"})
         self.assertTrue(configurations)
-        given = {"WARMROUTE_STATE_KEY": STATE_TOKEN_KEY, "ADDRESS": "127.0.0.2"}
+        given = {
+            "WARMROUTE_STATE_KEY": STATE_TOKEN_KEY,
+            "WARMROUTE_ADMIN_TOKEN": STATE_TOKEN_KEY,
+            "ADDRESS": "127.0.0.2",
+        }
         for path in configurations:
             with self.subTest(path.name):
                 done = run(BINARY, "check", "--config", path, **given)

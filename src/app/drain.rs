@@ -1,0 +1,47 @@
+//! Ends a router in order: not ready, still serving, finishing.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::App;
+
+/// Time for operators' pages that are being sent when the drain is over.
+const ADMIN_DRAIN: Duration = Duration::from_millis(500);
+
+impl App {
+    /// Is not ready any more, but goes on for `drain_delay` or until `hurry` resolves: load balancers still send
+    /// requests until they have noticed.
+    pub async fn announce_drain(&self, hurry: impl Future<Output = ()>) {
+        self.readiness.begin_drain();
+        if self.drain_delay.is_zero() {
+            return;
+        }
+        info!(delay = ?self.drain_delay, "not ready any more; new requests are taken until the delay is over");
+        tokio::select! {
+            () = tokio::time::sleep(self.drain_delay) => {}
+            () = hurry => {}
+        }
+    }
+
+    /// Stops accepting, lets running requests finish within the drain timeout, and aborts the rest.
+    pub async fn drain(&self) {
+        info!(timeout = ?self.drain_timeout, "draining: no new connections, running requests finish");
+        if let Some(sharing) = &self.sharing {
+            sharing.begin_drain();
+        }
+        match self.tasks.drain(self.drain_timeout).await {
+            0 => info!("drained"),
+            aborted => warn!(
+                aborted,
+                "drain timeout is over; connections and tasks were aborted"
+            ),
+        }
+        // The last request has ended, which the other replicas are still told.
+        if let Some(sharing) = &self.sharing {
+            sharing.end().await;
+        }
+        self.admin_tasks.drain(ADMIN_DRAIN).await;
+    }
+}
