@@ -261,6 +261,13 @@ impl ApiServer {
         }
     }
 
+    fn body_limits(&self) -> body::Limits {
+        body::Limits {
+            max: self.settings.max_body,
+            timeout: self.settings.body_timeout,
+        }
+    }
+
     async fn respond(
         &self,
         endpoint: &Endpoint,
@@ -275,7 +282,7 @@ impl ApiServer {
             ..
         } = caller;
         let (head, body) = request.into_parts();
-        let (body, _reserved) = body::read(body, &self.settings, &self.bodies).await?;
+        let (body, _reserved) = body::read(body, self.body_limits(), &self.bodies).await?;
         debug!(
             %id, client_id = ?client_id, tenant = %admitted.tenant, ?endpoint, bytes = body.len(),
             "request"
@@ -307,7 +314,7 @@ impl ApiServer {
             ..
         } = caller;
         let (head, body) = request.into_parts();
-        let (body, _reserved) = body::read(body, &self.settings, &self.bodies).await?;
+        let (body, _reserved) = body::read(body, self.body_limits(), &self.bodies).await?;
         debug!(
             %id, client_id = ?client_id, tenant = %admitted.tenant, api = api.as_str(),
             bytes = body.len(), "request"

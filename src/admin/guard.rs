@@ -177,7 +177,7 @@ mod tests {
         }
         check("", &Method::GET, "/metrics", rebound, Ok(()));
         check("", &Method::GET, "/kv", &[("host", "LOCALHOST")], Ok(()));
-        check("", &Method::GET, "/kv", &[("host", "::1")], Ok(()));
+        check("", &Method::GET, "/kv", &[("host", "[::1]")], Ok(()));
     }
 
     #[test]

@@ -4,13 +4,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use prometheus::IntCounter;
 
-use super::Settings;
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
@@ -102,13 +102,25 @@ impl Drop for Reservation<'_> {
     }
 }
 
+/// The limits of one body.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Its size in bytes.
+    pub(super) max: u64,
+    /// The time between two of its pieces.
+    pub(super) timeout: Duration,
+}
+
 /// Reads the whole body: a decision needs the prompt, and a retry all of it.
 pub(super) async fn read<'a>(
     mut body: Incoming,
-    settings: &Settings,
+    limits: Limits,
     budget: &'a BodyBudget,
 ) -> Result<(Bytes, Reservation<'a>), ApiError> {
-    let max = settings.max_body;
+    let Limits {
+        max,
+        timeout: limit,
+    } = limits;
     let announced = body.size_hint().lower();
     if announced > max {
         return Err(ApiError::too_large(max));
@@ -122,7 +134,6 @@ pub(super) async fn read<'a>(
     const MAX_RESERVED: u64 = 1 << 20;
     let mut whole = BytesMut::new();
     let mut first = Bytes::new();
-    let limit = settings.body_timeout;
     let total = limit.saturating_mul(TOTAL_TIMEOUTS);
     // When the body first had to be waited for. A body that is complete at once needs no clock.
     let mut begun = None;
@@ -136,7 +147,7 @@ pub(super) async fn read<'a>(
                     .await
                     .map_err(|_| match left < limit {
                         true => ApiError::endless_body(total),
-                        false => ApiError::slow_body(settings.body_timeout.as_millis() as u64),
+                        false => ApiError::slow_body(limit.as_millis() as u64),
                     })?
             }
         };

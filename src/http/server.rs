@@ -109,7 +109,7 @@ impl Metrics {
                 &["reason"],
             ),
             reset: registry.counter(
-                "warmroute_http2_streams_reset_total",
+                "warmroute_streams_reset_total",
                 "HTTP/2 streams that the router reset because their client took no byte of a waiting response for the \
                  send time-out. Other streams of the connection go on.",
             ),

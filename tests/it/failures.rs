@@ -717,7 +717,7 @@ async fn an_http2_stream_that_gets_no_window_ends_alone() {
     let stalled = sender.send_request(request()).await.unwrap();
     assert_eq!(stalled.status(), 200);
     let mut read = sender.send_request(request()).await.unwrap().into_body();
-    let reset = "warmroute_http2_streams_reset_total 1";
+    let reset = "warmroute_streams_reset_total 1";
     let is_reset = async || {
         let page = client::get(router.admin, "/metrics").await;
         page.text().contains(reset)
