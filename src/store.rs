@@ -19,13 +19,14 @@ pub mod redis;
 mod response_store;
 mod settings;
 mod status;
+mod token;
 
 use std::io;
 use std::sync::Arc;
 
 pub use self::cancel::{Notice, NoticeCursor};
 pub use self::conversation::{
-    Claim, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page, PutOutcome,
+    Claim, Commit, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page, PutOutcome,
 };
 pub use self::error::Error;
 pub use self::history::{History, HistoryLimits, Turn, Turns};

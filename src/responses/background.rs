@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! create ─▶ record (queued, owned here) ─▶ run: engine ─▶ events ─▶ store ─▶ readers, on any replica
-//! owner: heartbeat (lease lost: stop all), notices (stop one), scan (take over orphans)
+//! owner: heartbeat, notices (stop one), scan (take over orphans), ends (written again if the store lost them)
 //! ```
 
 mod cancel;
@@ -12,6 +12,8 @@ mod metrics;
 mod owner;
 pub mod read_position;
 mod reader;
+pub mod recent_ends;
+mod repeat_ends;
 mod run;
 mod run_phase;
 pub mod run_state;

@@ -19,6 +19,8 @@ const RENEWALS: u32 = 3;
 /// A held lock. Dropping it unlocks the conversation.
 #[derive(Debug)]
 pub(super) struct ConversationLock {
+    key: ConversationKey,
+    token: IdempotencyToken,
     end: oneshot::Sender<End>,
 }
 
@@ -31,6 +33,10 @@ enum End {
     Release {
         done: oneshot::Sender<()>,
     },
+    /// Somebody else continues it with its token.
+    Leave {
+        done: oneshot::Sender<()>,
+    },
 }
 
 /// Acquires the lock, or says why it is not available.
@@ -40,7 +46,24 @@ pub(super) async fn acquire(
     lease: Duration,
     tasks: &Tasks,
 ) -> Result<Result<ConversationLock, LockOutcome>, store::Error> {
-    let token = IdempotencyToken(fastrand::u64(..));
+    resume(
+        store,
+        key,
+        IdempotencyToken(fastrand::u64(..)),
+        lease,
+        tasks,
+    )
+    .await
+}
+
+/// Continues the lock that was acquired with this token, unless another response has taken it since.
+pub(super) async fn resume(
+    store: &Arc<dyn ResponseStore>,
+    key: ConversationKey,
+    token: IdempotencyToken,
+    lease: Duration,
+    tasks: &Tasks,
+) -> Result<Result<ConversationLock, LockOutcome>, store::Error> {
     let claim = Claim { token, lease };
     let (end, ending) = oneshot::channel();
     // Spawned first: if the caller is dropped while the lock is being acquired, the task releases it.
@@ -51,7 +74,7 @@ pub(super) async fn acquire(
         return Ok(Err(lock));
     }
     let _ = acquired.send(());
-    Ok(Ok(ConversationLock { end }))
+    Ok(Ok(ConversationLock { key, token, end }))
 }
 
 async fn hold(
@@ -84,6 +107,10 @@ async fn hold(
             let _ = done.send(());
             return;
         }
+        Ok(End::Leave { done }) => {
+            let _ = done.send(());
+            return;
+        }
         Err(_) => {
             unlock(&store, key, claim.token).await;
             return;
@@ -97,7 +124,12 @@ async fn hold(
     let _ = done.send(put);
 }
 
-async fn unlock(store: &Arc<dyn ResponseStore>, key: ConversationKey, token: IdempotencyToken) {
+/// Unlocks the conversation if the token holds its lock.
+pub(super) async fn unlock(
+    store: &Arc<dyn ResponseStore>,
+    key: ConversationKey,
+    token: IdempotencyToken,
+) {
     if let Err(error) = retry::until_known(|| store.unlock(key, token)).await {
         debug!(conversation_id = %key.id, %error, "conversation not unlocked; its lease expires");
     }
@@ -115,6 +147,22 @@ impl ConversationLock {
             return Err(gone());
         }
         is_done.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    pub(super) fn key(&self) -> ConversationKey {
+        self.key
+    }
+
+    pub(super) fn token(&self) -> IdempotencyToken {
+        self.token
+    }
+
+    /// Stops renewing the lock without unlocking: it goes on for another holder of the token, or until its lease ends.
+    pub(super) async fn leave(self) {
+        let (done, is_done) = oneshot::channel();
+        if self.end.send(End::Leave { done }).is_ok() {
+            let _ = is_done.await;
+        }
     }
 
     /// Unlocks the conversation and waits for it, so that a client that retries after an error finds it unlocked.

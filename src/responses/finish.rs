@@ -225,7 +225,7 @@ impl Finisher {
         }
     }
 
-    pub(super) async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), NotStored> {
+    async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), NotStored> {
         // A failed response leaves nothing in the conversation.
         if !outcome.status.is_continuable() {
             return Ok(());
@@ -233,6 +233,16 @@ impl Finisher {
         let Some(lock) = self.conversation.take() else {
             return Ok(());
         };
+        let items = self.conversation_items(outcome);
+        match lock.commit(items).await {
+            Ok(PutOutcome::Done) => Ok(()),
+            Ok(put) => Err(NotStored::NotAdded(put)),
+            Err(error) => Err(NotStored::Store(error)),
+        }
+    }
+
+    /// What the conversation gets: new input and output.
+    pub(super) fn conversation_items(&mut self, outcome: &Outcome) -> Vec<Item> {
         let output = std::str::from_utf8(&outcome.output).ok();
         let output = output.and_then(members::list).unwrap_or_default();
         let output = output.into_iter().filter_map(|raw| {
@@ -242,11 +252,6 @@ impl Finisher {
                 json: Bytes::copy_from_slice(raw.as_bytes()),
             })
         });
-        let items = self.new_items.drain(..).chain(output).collect();
-        match lock.commit(items).await {
-            Ok(PutOutcome::Done) => Ok(()),
-            Ok(put) => Err(NotStored::NotAdded(put)),
-            Err(error) => Err(NotStored::Store(error)),
-        }
+        self.new_items.drain(..).chain(output).collect()
     }
 }

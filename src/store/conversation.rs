@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::record::IdempotencyToken;
+use super::keys::ConversationKey;
+use super::token::IdempotencyToken;
 
 /// How many idempotency tokens a conversation remembers, of additions and of commits each. A write repeated
 /// after more others than this is applied again.
@@ -39,6 +40,16 @@ pub enum PutOutcome {
     /// Only of a commit: the caller does not hold the lock (its lease has expired, and another response took
     /// the lock). Nothing was written.
     Unlocked,
+}
+
+/// The items that a background response leaves in its conversation, written together with its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// Has the root and the tenant of the response.
+    pub conversation: ConversationKey,
+    /// Of the lock, which this ends.
+    pub token: IdempotencyToken,
+    pub items: Vec<Item>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

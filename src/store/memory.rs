@@ -19,6 +19,7 @@ mod values;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tracing::warn;
 
 pub use self::settings::Settings;
 pub use self::store::{Clock, Memory};
@@ -124,7 +125,21 @@ impl ResponseStore for Memory {
     ) -> StoreFuture<'_, WriteOutcome> {
         self.on_response(Op::Finalize, key, move |shard, now| {
             self.check_size(response::content_size(&end.content) + end.delta_table.len())?;
-            Ok(shard.finalize(now, key, fence, end))
+            let commit = end.commit.clone();
+            let outcome = shard.finalize(now, key, fence, end);
+            if let Some(commit) = commit
+                && outcome == WriteOutcome::Done
+            {
+                let (conversation, max) = (commit.conversation, self.keep.max_record);
+                let put = shard.change_conversation(now, conversation, |found| {
+                    found.commit(commit.token, commit.items, max)
+                });
+                if put != Some(Ok(PutOutcome::Done)) {
+                    let conversation_id = conversation.id;
+                    warn!(response_id = %key.id, %conversation_id, ?put, "background response stored but not added to its conversation");
+                }
+            }
+            Ok(outcome)
         })
     }
 

@@ -1,25 +1,15 @@
 //! A stored response, and the arguments and outcomes of the operations on it.
 
-use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::conversation::Commit;
 use super::log::EventBatch;
 use super::ownership::{FencingToken, Owner};
 use super::status::Status;
+pub use super::token::IdempotencyToken;
 use crate::ids::{Model, ResponseId};
-
-/// A random number for a write that must not be applied twice. A write repeated with the same token, because
-/// its reply was lost, returns what the first one did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct IdempotencyToken(pub u64);
-
-impl fmt::Display for IdempotencyToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
 
 /// Where the response was computed: routes a continuation to the same worker if its KV cache is not known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,6 +116,9 @@ pub struct Finalization {
     /// Where each delta event ends in the final output, so that the events can be reproduced after the log has
     /// expired. The store does not interpret it.
     pub delta_table: Bytes,
+    /// Added to its conversation in the same write. If the conversation does not accept the items, the response ends
+    /// all the same.
+    pub commit: Option<Commit>,
 }
 
 /// The arguments of a cancel.

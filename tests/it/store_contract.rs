@@ -187,6 +187,7 @@ fn kept_as(retention: Retention) -> NewRecord {
 
 fn ending(status: Status) -> Finalization {
     Finalization {
+        commit: None,
         token: token(),
         status,
         content: Content {

@@ -1,6 +1,7 @@
 //! Cancelling from any replica: sets the status in the record first; the owner gets a notice and stops its run.
 
 use super::log::CANCELLED;
+use super::recent_ends::EndWrite;
 use crate::observe;
 use crate::openai::error::ApiError;
 use crate::responses::object::with_member;
@@ -26,6 +27,9 @@ impl Responses {
             CancelOutcome::Done { .. } => {
                 self.metrics.on_end(Status::Cancelled);
                 self.background.on_cancelled(key, requested);
+                let output = None;
+                let write = EndWrite::Cancelled { cancel, output };
+                self.background.on_end_written(key, write);
                 let took = observe::now().saturating_duration_since(requested);
                 self.background
                     .metrics

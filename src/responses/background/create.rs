@@ -16,6 +16,7 @@ use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::responses::client_request::ClientRequest;
+use crate::responses::conversation_lock::ConversationLock;
 use crate::responses::history::Access;
 use crate::responses::http_response::json;
 use crate::responses::http_response::set_body_headers;
@@ -51,8 +52,13 @@ impl Responses {
         let is_in_conversation = history.conversation.is_some();
         let prepared = self.prepare(create, history, &reader, true, create.store);
         let ready = prepared.await.and_then(|prepared| {
-            let is_portable = prepared.client_state.is_none() && !is_in_conversation;
-            self.admit_background(request, create, prepared, is_portable, tenant)
+            let has_state = prepared.client_state.is_some();
+            let is_portable = !has_state && !is_in_conversation;
+            let token = lock
+                .as_ref()
+                .filter(|_| !has_state)
+                .map(ConversationLock::token);
+            self.admit_background(request, create, prepared, is_portable, token, tenant)
         });
         let (record, mut job, guard) = match ready {
             Ok(ready) => ready,
@@ -98,19 +104,26 @@ impl Responses {
         create: &CreateRequest<'_>,
         mut prepared: PreparedResponse,
         is_portable: bool,
+        lock: Option<IdempotencyToken>,
         tenant: Tenant,
     ) -> Result<(NewRecord, Job, RunGuard), ApiError> {
         let salt = request.salt(create)?;
         let input = std::mem::take(&mut prepared.input);
         let meta = prepared.meta();
         let stored = StoredRequest::new(create, &meta, salt, is_portable, input);
-        let stored = stored.ok_or_else(|| ApiError::wrong_value("input", "it cannot be stored"))?;
+        let mut stored =
+            stored.ok_or_else(|| ApiError::wrong_value("input", "it cannot be stored"))?;
         let response =
             ResponseTemplate::new(create, &meta, Ids::of(prepared.id)).running(Status::Queued);
         let key = ResponseKey {
             tenant,
             id: prepared.id,
         };
+        let input = prepared.new_input.json();
+        let new_items = prepared.take_new_items();
+        if let Some(token) = lock {
+            stored.in_conversation(token, &new_items);
+        }
         let fence = FencingToken::first(self.background.owner());
         let guard = self
             .background
@@ -123,7 +136,7 @@ impl Responses {
                 model: (&*create.model).into(),
                 worker: None,
             },
-            input: prepared.new_input.json(),
+            input,
             content: Content {
                 response: response.into(),
                 output: b"[]".as_slice().into(),
@@ -142,7 +155,7 @@ impl Responses {
             request: stored,
             headers: request.headers.clone(),
             id: request.id,
-            new_items: prepared.take_new_items(),
+            new_items,
             conversation: None,
             client_state: prepared.client_state.take(),
         };

@@ -19,6 +19,7 @@ pub(super) struct Metrics {
     pub(super) event_bytes: IntCounter,
     pub(super) leases_expired: IntCounter,
     pub(super) restarted: IntCounter,
+    pub(super) ends_repeated: IntCounter,
 }
 
 impl Metrics {
@@ -72,6 +73,10 @@ impl Metrics {
             event_bytes: registry.counter(
                 "warmroute_background_event_bytes_total",
                 "Bytes of stored events of background responses.",
+            ),
+            ends_repeated: registry.counter(
+                "warmroute_background_ends_repeated_total",
+                "Ends of background responses that were stored again because the store had lost them in a failover.",
             ),
             restarted: registry.counter(
                 "warmroute_background_restarted_total",

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
+use super::repeat_ends;
 use super::run::{self, Job};
 use super::run_state::RunState;
 use super::run_step::StopReason;
@@ -63,7 +64,7 @@ impl Background {
     }
 
     /// Sleeps; only briefly while the process stops.
-    async fn pause(&self, pause: Duration) {
+    pub(super) async fn pause(&self, pause: Duration) {
         tokio::select! {
             () = sleep(pause) => {}
             () = self.tasks.stopped() => sleep(pause.min(NOTICES_INTERVAL / 5)).await,
@@ -80,7 +81,8 @@ impl Responses {
         tokio::join!(
             send_heartbeats(&self),
             read_notices(&self),
-            scan_for_orphans(&self)
+            scan_for_orphans(&self),
+            repeat_ends::run(&self)
         );
         let owner = self.background.owner();
         if let Err(error) = self.store.end_lease(owner).await {
@@ -186,9 +188,20 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
         };
         // A run may have ended without storing an end; no other replica scans for it while its owner lives.
         let strays = responses.store.untracked(by, running, ORPHANS_MAX).await;
+        let mut strays = strays.unwrap_or_default();
+        // Or the store has lost its end in a failover.
+        let ended = strays.iter().filter_map(|(key, _)| {
+            let write = background.recent_ends.lock().find(*key)?;
+            Some((*key, write))
+        });
+        let ended: Vec<_> = ended.collect();
+        strays.retain(|(key, _)| !ended.iter().any(|(ended, _)| ended == key));
+        for (key, write) in ended {
+            repeat_ends::repeat(responses, key, &write).await;
+        }
         let to_hand_back = {
             let mut table = background.table.lock();
-            table.on_strays(by, &strays.unwrap_or_default());
+            table.on_strays(by, &strays);
             table.to_hand_back()
         };
         for (key, fence) in to_hand_back {
@@ -250,7 +263,7 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     let request = StoredRequest::read(&request);
     let orphan_state = OrphanState {
         status: adopted.status,
-        is_portable: request.as_ref().is_some_and(|request| request.is_portable),
+        is_portable: request.as_ref().is_some_and(StoredRequest::may_move),
         streams: adopted.streams,
         stored: adopted.last_event.map_or(0, |last| last + 1),
         attempts: adopted.attempts,

@@ -2,66 +2,47 @@
 
 mod encoder;
 mod engine_stream;
+mod in_conversation;
+mod job;
+mod stopping;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::HeaderMap;
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use self::encoder::{EndOfRun, EventEncoder};
 use self::engine_stream::EngineStream;
+pub(super) use self::job::Job;
+use self::stopping::{lease_lost, stopped};
+use super::log::CANCELLED;
+use super::recent_ends::EndWrite;
 use super::run_step::{Step, StopReason, Then};
 use super::runs::RunGuard;
 use super::stored_request::StoredRequest;
 use super::unreadable;
-use crate::ids::{ClientKey, RequestId};
+use crate::ids::ClientKey;
 use crate::observe;
 use crate::relay::ServedBy;
 use crate::responses::client_request::RequestContext;
-use crate::responses::client_state::ClientState;
-use crate::responses::conversation_lock::ConversationLock;
 use crate::responses::finish::Finisher;
 use crate::responses::item::Ids;
+use crate::responses::object::with_member;
 use crate::responses::outcome::Outcome;
 use crate::responses::request::CreateRequest;
 use crate::responses::service::Responses;
 use crate::responses::template::ResponseTemplate;
-use crate::store::{self, CancelledOutput, Item, Status, WriteOutcome};
+use crate::store::{
+    self, Cancellation, CancelledOutput, Commit, IdempotencyToken, Status, WriteOutcome,
+};
 
 /// Pause before a step is repeated because the store was unreachable. The run's time limit bounds the retries.
 const STORE_PAUSE: Duration = Duration::from_millis(200);
 /// Bytes of stored events per read.
 const READ_BYTES: u64 = 1 << 20;
-
-/// What a run needs besides its record.
-#[derive(Debug)]
-pub(super) struct Job {
-    pub(super) request: StoredRequest,
-    /// The client's headers; empty after a take-over.
-    pub(super) headers: HeaderMap,
-    pub(super) id: RequestId,
-    /// The new input items, if a conversation gets them.
-    pub(super) new_items: Vec<Item>,
-    pub(super) conversation: Option<ConversationLock>,
-    pub(super) client_state: Option<ClientState>,
-}
-
-impl Job {
-    pub(super) fn taken_over(request: StoredRequest) -> Self {
-        Self {
-            request,
-            headers: HeaderMap::new(),
-            id: RequestId::new(fastrand::u128(..)),
-            new_items: Vec::new(),
-            conversation: None,
-            client_state: None,
-        }
-    }
-}
 
 /// Spawns a run on the client's I/O thread. The drain waits for it; when the drain is over the run fails or is released.
 pub(super) fn spawn(responses: Arc<Responses>, job: Job, guard: RunGuard) {
@@ -82,6 +63,8 @@ struct Runner<'a> {
     encoder: EventEncoder,
     finisher: Finisher,
     end: Option<EndOfRun>,
+    /// What the conversation gets, once the end is known.
+    commit: Option<Commit>,
 }
 
 async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
@@ -115,6 +98,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         encoder: EventEncoder::new(template, responses.event_options(), signer),
         finisher,
         end: None,
+        commit: None,
     };
     let context = RequestContext {
         headers: &job.headers,
@@ -127,7 +111,10 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
     tokio::select! {
         biased;
         reason = stopped(&responses, &guard) => guard.run.state.lock().on_stop(reason),
-        () = runner.generate(&create, &request, &name, &context) => {}
+        () = async {
+            runner.resume_conversation(&request).await;
+            runner.generate(&create, &request, &name, &context).await;
+        } => {}
     }
     // Dropping `generate` has closed the connection to the engine.
     if let Some(requested) = guard.run.cancel_requested.get() {
@@ -149,47 +136,23 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         let stopped = &responses.background.metrics.stopped;
         stopped.with_label_values(&[reason.as_str()]).inc();
     }
-    if let Some(lock) = runner.finisher.conversation.take() {
-        lock.release().await;
-    }
-}
-
-/// Resolves when the run must stop generating.
-async fn stopped(responses: &Responses, guard: &RunGuard) -> StopReason {
-    let mut stop = guard.run.stop.subscribe();
-    let requested = async {
-        match stop.wait_for(Option::is_some).await {
-            Ok(reason) => (*reason).unwrap_or(StopReason::LeaseLost),
-            Err(_) => StopReason::LeaseLost,
-        }
-    };
-    let drained = async {
-        responses.tasks.stopped().await;
-        // A run that no engine has begun is released at once; the others have until the end of the drain.
-        let is_begun = guard.run.state.lock().is_begun();
-        if is_begun {
-            responses.tasks.aborted().await;
-        }
-        StopReason::Draining
-    };
-    let limit = responses.background.settings.run_timeout;
-    tokio::select! {
-        biased;
-        reason = requested => reason,
-        reason = drained => reason,
-        () = sleep(limit) => StopReason::TimeLimit,
-    }
-}
-
-/// Resolves when another replica owns the response.
-async fn lease_lost(guard: &RunGuard) {
-    let mut stop = guard.run.stop.subscribe();
-    let _ = stop
-        .wait_for(|reason| *reason == Some(StopReason::LeaseLost))
-        .await;
+    let is_given_up = guard.run.state.lock().is_given_up();
+    let lock = runner.finisher.conversation.take();
+    in_conversation::leave(&responses, is_given_up, lock, runner.commit.take()).await;
 }
 
 impl Runner<'_> {
+    /// After a take-over: continues the lock of the conversation.
+    async fn resume_conversation(&mut self, request: &StoredRequest) {
+        if self.finisher.conversation.is_none()
+            && let Some((lock, items)) =
+                in_conversation::resume(self.responses, self.guard, request).await
+        {
+            self.finisher.conversation = Some(lock);
+            self.finisher.new_items = items;
+        }
+    }
+
     fn next(&self) -> Step {
         self.guard.run.state.lock().next()
     }
@@ -331,17 +294,25 @@ impl Runner<'_> {
                     Then::Continue
                 }
                 Step::Finalize(batch) => {
+                    if let Some(end) = self.end.as_ref().filter(|_| self.commit.is_none()) {
+                        let outcome = &end.outcome;
+                        self.commit = in_conversation::commit(&mut self.finisher, outcome).await;
+                    }
                     let Some(end) = &self.end else {
                         warn!(response_id = %key.id, "background response has no end to store; another replica takes it over");
                         return;
                     };
-                    let end = end.finalization(batch, &self.finisher);
-                    let result = store.finalize(key, fence, end).await;
+                    let end = end.finalization(batch, self.commit.clone(), &self.finisher);
+                    let result = store.finalize(key, fence, end.clone()).await;
+                    if result == Ok(WriteOutcome::Done) {
+                        let write = EndWrite::Finalized(fence, end);
+                        self.responses.background.on_end_written(key, write);
+                    }
                     if let Err(error) = &result {
                         warn!(response_id = %key.id, %error, "end of a background response not stored");
                     }
                     let then = state.lock().on_finalized(&result);
-                    self.on_finalized(&result).await;
+                    self.on_finalized(&result);
                     then
                 }
                 Step::ReadCancelled => {
@@ -353,14 +324,22 @@ impl Runner<'_> {
                     });
                     state.lock().on_record(&result)
                 }
+                Step::CancelAgain => {
+                    let result = store.cancel(key, cancellation(&response)).await;
+                    state.lock().on_cancelled_again(&result)
+                }
                 Step::StorePartial => {
                     let partial = partial.get_or_insert_with(|| {
                         let response = std::mem::take(&mut response);
                         self.encoder.partial_output(&state.lock(), response)
                     });
                     let result = store.finalize_cancelled(key, fence, partial.clone()).await;
-                    if let Err(error) = &result {
-                        warn!(response_id = %key.id, %error, "partial output of a cancelled response not stored");
+                    match &result {
+                        Ok(WriteOutcome::Done) => self.on_cancelled_stored(partial.clone()),
+                        Ok(_) => {}
+                        Err(error) => {
+                            warn!(response_id = %key.id, %error, "partial output of a cancelled response not stored");
+                        }
                     }
                     state.lock().on_partial_stored(&result)
                 }
@@ -383,19 +362,34 @@ impl Runner<'_> {
         }
     }
 
-    /// The end is stored: wakes the readers here and appends the response to its conversation.
-    async fn on_finalized(&mut self, result: &Result<WriteOutcome, store::Error>) {
+    /// The output of a cancelled response is stored.
+    fn on_cancelled_stored(&self, output: CancelledOutput) {
+        let write = EndWrite::Cancelled {
+            cancel: cancellation(&output.content.response),
+            output: Some((self.guard.run.fence, output)),
+        };
+        let background = &self.responses.background;
+        background.on_end_written(self.guard.key, write);
+    }
+
+    /// The end is stored: wakes the readers here.
+    fn on_finalized(&mut self, result: &Result<WriteOutcome, store::Error>) {
         if *result != Ok(WriteOutcome::Done) {
             return;
         }
+        self.commit = None;
         self.guard.run.updates.send_modify(|count| *count += 1);
-        let Some(end) = self.end.take() else {
-            return;
-        };
-        self.responses.metrics.on_end(end.outcome.status);
-        if let Err(error) = self.finisher.add_to_conversation(&end.outcome).await {
-            let response_id = self.guard.key.id;
-            warn!(%response_id, %error, "background response stored but not added to its conversation");
+        if let Some(end) = self.end.take() {
+            self.responses.metrics.on_end(end.outcome.status);
         }
+    }
+}
+
+/// A cancel of a response whose cancel was lost. `response`: its object, without output.
+fn cancellation(response: &[u8]) -> Cancellation {
+    Cancellation {
+        token: IdempotencyToken(fastrand::u64(..)),
+        response: with_member(response, "status", "\"cancelled\"").into(),
+        event: CANCELLED.into(),
     }
 }

@@ -3,6 +3,7 @@
 // Error messages of failed responses, for clients.
 pub(super) const STOPPED: &str = "The router that ran this response was stopped.";
 pub(super) const TOO_LONG: &str = "The response took too long.";
+pub(super) const CONVERSATION_LOST: &str = "The replica that ran this response was lost, and its conversation was continued by another response.";
 pub(super) const REFUSED: &str = "The response could not be stored.";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub(super) enum Phase {
     FinalizingWithoutOutput,
     /// The response was cancelled; its record is to be read.
     ReadingCancelled,
+    /// The store lost the cancel, in a failover: the response is to be cancelled again.
+    CancellingAgain,
     /// The output that readers had received before the cancel is to be stored.
     StoringPartial,
     /// The response is to be released in the store, so that another replica can take it over.

@@ -16,7 +16,7 @@
 use bytes::Bytes;
 
 use super::log::{self, Log};
-use super::run_phase::{Phase, REFUSED, STOPPED, TOO_LONG};
+use super::run_phase::{CONVERSATION_LOST, Phase, REFUSED, STOPPED, TOO_LONG};
 use super::run_step::{FIRST_EVENTS, Step, StopReason, Tail, Then};
 use crate::store::{self, EventBatch, LoggedEvents, Status, WriteOutcome};
 
@@ -35,6 +35,8 @@ pub struct RunState {
     /// The final event of a response that fails without output.
     short: Option<EventBatch>,
     stop_reason: Option<StopReason>,
+    /// Whether another replica has the response now, or any may take it.
+    is_given_up: bool,
 }
 
 impl RunState {
@@ -49,6 +51,7 @@ impl RunState {
             log: Log::after(stored),
             short: None,
             stop_reason: None,
+            is_given_up: false,
         }
     }
 
@@ -95,6 +98,7 @@ impl RunState {
                 number: self.log.stored(),
             },
             Phase::ReadingCancelled => Step::ReadCancelled,
+            Phase::CancellingAgain => Step::CancelAgain,
             Phase::StoringPartial => Step::StorePartial,
             Phase::Releasing => Step::Release,
             Phase::Over { .. } => Step::Done,
@@ -157,7 +161,10 @@ impl RunState {
     pub fn on_stop(&mut self, reason: StopReason) {
         self.phase = match (self.phase, reason) {
             (Phase::Over { .. }, _) => return,
-            (_, StopReason::LeaseLost) => Phase::Over { is_complete: false },
+            (_, StopReason::LeaseLost) => {
+                self.is_given_up = true;
+                Phase::Over { is_complete: false }
+            }
             (
                 Phase::Generating | Phase::ReadingStored { reason: Some(_) },
                 StopReason::Cancelled,
@@ -289,50 +296,6 @@ impl RunState {
         Then::Continue
     }
 
-    /// The record of a response that should be cancelled: its status and the number of its last event.
-    pub fn on_record(
-        &mut self,
-        result: &Result<Option<(Status, Option<u64>)>, store::Error>,
-    ) -> Then {
-        if self.phase != Phase::ReadingCancelled {
-            return Then::Continue;
-        }
-        match result {
-            Ok(Some((Status::Cancelled, last))) => {
-                // The last number is the cancel's own.
-                let is_here = self.log.rewind(last.and_then(|last| last.checked_sub(1)));
-                self.phase = match is_here || !self.streams {
-                    true => Phase::StoringPartial,
-                    // Another replica stored the events.
-                    false => Phase::ReadingStored { reason: None },
-                };
-            }
-            // The store lost the cancel, and this run has stopped: let a replica start the response again.
-            Ok(Some((Status::Queued | Status::InProgress, _))) => self.phase = Phase::Releasing,
-            Ok(_) => self.leave(),
-            Err(error) => return self.later(error),
-        }
-        Then::Continue
-    }
-
-    pub fn on_partial_stored(&mut self, result: &Result<WriteOutcome, store::Error>) -> Then {
-        match result {
-            Ok(_) => self.leave(),
-            Err(error) => return self.later(error),
-        }
-        Then::Continue
-    }
-
-    pub fn on_released(&mut self, result: &Result<WriteOutcome, store::Error>) -> Then {
-        match result {
-            // It was cancelled before the release.
-            Ok(WriteOutcome::Terminal(Status::Cancelled)) => self.phase = Phase::ReadingCancelled,
-            Ok(_) => self.leave(),
-            Err(error) => return self.later(error),
-        }
-        Then::Continue
-    }
-
     /// Retries a step if a retry can help. The driver bounds the retries.
     fn later(&mut self, error: &store::Error) -> Then {
         if error.retry_after().is_some() {
@@ -364,6 +327,7 @@ impl RunState {
 
     fn on_lost(&mut self) {
         self.stop_reason = Some(StopReason::LeaseLost);
+        self.is_given_up = true;
         self.leave();
     }
 
@@ -397,6 +361,20 @@ impl RunState {
         self.streams
     }
 
+    /// Whether another replica has the response now, or any may take it.
+    pub fn is_given_up(&self) -> bool {
+        self.is_given_up
+    }
+
+    /// Its conversation was continued by another response, so this one cannot run.
+    pub fn on_conversation_lost(&mut self) {
+        if self.phase == Phase::Generating {
+            self.phase = Phase::Failing {
+                reason: CONVERSATION_LOST,
+            };
+        }
+    }
+
     /// Why the run stopped early, if it did.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason
@@ -412,5 +390,6 @@ impl RunState {
     }
 }
 
+mod after_cancel;
 #[cfg(test)]
 mod tests;

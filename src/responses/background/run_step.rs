@@ -61,6 +61,8 @@ pub enum Step {
     Finalize(Option<EventBatch>),
     /// Read the record, whose status should be cancelled.
     ReadCancelled,
+    /// Cancel the response again, whose cancel the store has lost.
+    CancelAgain,
     /// Store the output of a cancelled response: what its readers have received.
     StorePartial,
     /// Give up ownership, so that any replica may take the response over.

@@ -9,6 +9,7 @@ use serde::Serialize;
 use tokio::sync::{Notify, watch};
 
 use super::metrics::Metrics;
+use super::recent_ends::{EndWrite, RecentEnds};
 use super::run_state::RunState;
 use super::run_step::StopReason;
 use super::run_table::{Bounds, RunRefusal, RunTable};
@@ -36,6 +37,8 @@ pub(in crate::responses) struct Background {
     /// Wakes the heartbeat task: a run was added, so the lease may have to be renewed.
     pub(super) wakes: Notify,
     pub(super) table: Mutex<RunTable<Arc<Run>>>,
+    /// The ends that were written here in the last minute.
+    pub(super) recent_ends: Mutex<RecentEnds>,
     pub(super) metrics: Metrics,
     pub(super) tasks: Tasks,
 }
@@ -126,6 +129,7 @@ impl Background {
             registered: watch::Sender::new(false),
             wakes: Notify::new(),
             table: Mutex::new(table),
+            recent_ends: Mutex::default(),
             metrics: Metrics::new(registry),
             tasks,
         })
@@ -220,6 +224,11 @@ impl Background {
                 ApiError::too_many_background(max, retry_after)
             }
         }
+    }
+
+    /// An end was written here. It is repeated should the store lose it.
+    pub(super) fn on_end_written(&self, key: ResponseKey, write: EndWrite) {
+        self.recent_ends.lock().push(observe::now(), key, write);
     }
 
     pub(super) fn count_refusal(&self, reason: &str) {

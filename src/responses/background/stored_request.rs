@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 use crate::responses::members::put;
 use crate::responses::request::CreateRequest;
 use crate::responses::template::ResponseMeta;
+use crate::store::{IdempotencyToken, Item};
 
 /// Stored until the response ends. Does not contain the client's headers, which have its API key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -18,13 +19,25 @@ pub(super) struct StoredRequest {
     store: bool,
     /// The JSON member that separates the tenant's prefix cache from other tenants'.
     pub(super) salt: Option<String>,
-    /// Whether another replica can run it: no conversation lock and no client state, which only the first
+    /// Whether another replica can run it without more: no conversation, and no client state, which only the first
     /// replica has.
     pub(super) is_portable: bool,
+    /// The lock of its conversation, which goes with the response. Then `is_portable` is false, so that replicas of
+    /// releases that do not know this field leave it alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lock: Option<StoredLock>,
     /// The client's body without its input.
     client: Box<RawValue>,
     /// The whole list of items for the engine.
     input: Box<RawValue>,
+}
+
+/// What the conversation of a response needs at its end.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct StoredLock {
+    token: u64,
+    /// The new input items: id and JSON.
+    items: Vec<(String, Box<RawValue>)>,
 }
 
 impl StoredRequest {
@@ -48,9 +61,39 @@ impl StoredRequest {
             store: meta.store,
             salt: salt.map(str::to_owned),
             is_portable,
+            lock: None,
             client: raw(client)?,
             input: raw(input)?,
         })
+    }
+
+    /// The response runs in a conversation that is locked with this token, and that gets these items.
+    pub(super) fn in_conversation(&mut self, token: IdempotencyToken, items: &[Item]) {
+        let raw = |item: &Item| {
+            let json = String::from_utf8(item.json.to_vec()).ok()?;
+            Some((item.id.to_string(), RawValue::from_string(json).ok()?))
+        };
+        let items: Option<Vec<_>> = items.iter().map(raw).collect();
+        self.lock = items.map(|items| StoredLock {
+            token: token.0,
+            items,
+        });
+    }
+
+    /// The token of its conversation's lock, and the items that the conversation gets, for another replica.
+    pub(super) fn conversation(&self) -> Option<(&str, IdempotencyToken, Vec<Item>)> {
+        let (lock, conversation) = (self.lock.as_ref()?, self.conversation.as_deref()?);
+        let item = |(id, json): &(String, Box<RawValue>)| Item {
+            id: id.as_str().into(),
+            json: Bytes::copy_from_slice(json.get().as_bytes()),
+        };
+        let items = lock.items.iter().map(item).collect();
+        Some((conversation, IdempotencyToken(lock.token), items))
+    }
+
+    /// Whether any replica can run it.
+    pub(super) fn may_move(&self) -> bool {
+        self.is_portable || self.lock.is_some()
     }
 
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
@@ -108,5 +151,30 @@ mod tests {
         );
         assert_eq!(read.meta("resp_1").previous, Some("resp_0"));
         assert!(StoredRequest::read(b"{}").is_none());
+        assert!(read.may_move() && read.conversation().is_none());
+    }
+
+    #[test]
+    fn the_lock_of_a_conversation_goes_with_the_response() {
+        let body = br#"{"model":"m","input":"hi","background":true}"#;
+        let create = CreateRequest::read(body).unwrap();
+        let meta = ResponseMeta {
+            id: "resp_1",
+            created_at: 7,
+            previous: None,
+            conversation: Some("conv_1"),
+            store: true,
+        };
+        let mut stored = StoredRequest::new(&create, &meta, None, false, b"[1]".to_vec()).unwrap();
+        assert!(!stored.may_move());
+        let items = [Item {
+            id: "msg_1".into(),
+            json: Bytes::from_static(br#"{"id":"msg_1"}"#),
+        }];
+        stored.in_conversation(IdempotencyToken(9), &items);
+        let read = StoredRequest::read(&stored.write()).unwrap();
+        assert!(read.may_move() && !read.is_portable);
+        let expected = ("conv_1", IdempotencyToken(9), items.to_vec());
+        assert_eq!(read.conversation(), Some(expected));
     }
 }

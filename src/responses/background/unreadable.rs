@@ -83,6 +83,7 @@ fn failed(record: Record, token: IdempotencyToken) -> Finalization {
         }
     });
     Finalization {
+        commit: None,
         token,
         status: Status::Failed,
         content: Content {

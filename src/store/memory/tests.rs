@@ -103,6 +103,7 @@ fn running(bytes: usize) -> NewRecord {
 
 fn ending() -> Finalization {
     Finalization {
+        commit: None,
         token: IdempotencyToken(2),
         status: Status::Completed,
         content: Content::default(),

@@ -1,5 +1,7 @@
 //! The operations on running background responses: start, append, finalize, cancel, and reading their events.
 
+use tracing::warn;
+
 use super::client::Redis;
 use super::reply::write_hint;
 use super::request::Kind;
@@ -74,15 +76,36 @@ impl Redis {
             Some(batch) => call.number(batch.first).number(batch.last).arg(batch.bytes),
             None => call.arg("").arg("").arg(""),
         };
+        let mut committed = None;
+        if let Some(commit) = &end.commit {
+            let (with_items, items) = self.commit_in(call, commit).await?;
+            (call, committed) = (with_items, Some((commit, items)));
+        } else {
+            call = call.arg("");
+        }
         call = call
             .field("hi", write_hint(&end.hint))
             .field("ol", content.output.len() as u64);
         for (name, packed) in values {
             call = call.field(name, packed.field);
         }
-        let outcome = self.call(Kind::Write, call).await?.write_outcome()?;
+        let mut reply = self.call(Kind::Write, call).await?;
+        let outcome = reply.write_outcome()?;
+        let put = match outcome {
+            WriteOutcome::Done => reply.word()?,
+            _ => String::new(),
+        };
         if outcome == WriteOutcome::Done {
             self.unindex(Some(fence.owner), key);
+        }
+        if let Some((commit, items)) = committed
+            && put != "ok"
+        {
+            if outcome == WriteOutcome::Done && put != "again" {
+                let conversation_id = commit.conversation.id;
+                warn!(response_id = %key.id, %conversation_id, put, "background response stored but not added to its conversation");
+            }
+            self.drop_items(items);
         }
         Ok(outcome)
     }

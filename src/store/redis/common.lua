@@ -140,3 +140,60 @@ local function finish(v, rec, events, status, token, ttl, ephemeral_ttl, log_ttl
   expire(rec, v.rt == 'e' and ephemeral_ttl or ttl)
   redis.call('PEXPIRE', events, log_ttl)
 end
+
+-- Adds items to a conversation, which create, add and commit do; put_items.lua has its form. The items are three
+-- arguments each, id, bytes and value, in ARGV from `from` to `to`.
+-- Returns ok, or again if it was applied before
+local function put_items(keys, how, token, ttl, bytes_max, object, tokens_max, from, to)
+  -- A token has a fixed length, and there is one space between two.
+  local function remembered(tokens)
+    local all = token .. (tokens and ' ' .. tokens or '')
+    return string.sub(all, 1, tonumber(tokens_max) * (#token + 1) - 1)
+  end
+  local v = redis.call('HMGET', keys[1], 'v', 'tk', 'la', 'lc', 'lk', 'by', 'nx')
+  if is_newer(v[1]) then
+    return {'newer', v[1]}
+  end
+  if how == 'create' then
+    if v[1] then
+      return {v[2] == token and 'again' or 'exists'}
+    end
+  elseif not v[1] then
+    return {'gone'}
+  elseif string.find(how == 'add' and v[3] or how == 'commit' and v[4] or '', token, 1, true) then
+    return {'again'}
+  elseif how == 'commit' and v[5] ~= token then
+    return {'unlocked'}
+  end
+  local bytes = tonumber(v[6] or '0')
+  local seen = {}
+  for at = from, to, 3 do
+    if seen[ARGV[at]] or redis.call('HEXISTS', keys[2], 'i:' .. ARGV[at]) == 1 then
+      return {'taken', ARGV[at]}
+    end
+    seen[ARGV[at]] = true
+    bytes = bytes + tonumber(ARGV[at + 1])
+  end
+  if bytes > tonumber(bytes_max) then
+    return {'too_large', tostring(bytes)}
+  end
+  local position = tonumber(v[7] or '0')
+  for at = from, to, 3 do
+    redis.call('HSET', keys[2], 'i:' .. ARGV[at], ARGV[at + 1] .. ':' .. ARGV[at + 2])
+    redis.call('ZADD', keys[3], position, ARGV[at])
+    position = position + 1
+  end
+  redis.call('HSET', keys[1], 'by', string.format('%.0f', bytes), 'nx', position)
+  if how == 'create' then
+    redis.call('HSET', keys[1], 'v', VERSION, 'tk', token, 'ob', object)
+  elseif how == 'add' then
+    redis.call('HSET', keys[1], 'la', remembered(v[3]))
+  else
+    redis.call('HSET', keys[1], 'lc', remembered(v[4]))
+    redis.call('HDEL', keys[1], 'lk', 'lu')
+  end
+  for _, key in ipairs(keys) do
+    expire(key, ttl)
+  end
+  return {'ok'}
+end

@@ -3,16 +3,26 @@
 use bytes::Bytes;
 
 use super::client::Redis;
-use super::packed::{BATCH_BYTES, Field};
+use super::packed::{BATCH_BYTES, Field, Packed};
 use super::reply::{Reply, malformed};
 use super::request::{Kind, Request};
 use super::scripts::{Arg, Call, Name};
 use super::values::REREADS_MAX;
 use crate::store::conversation::{Order, TOKENS_MAX};
 use crate::store::{
-    Claim, ConversationKey, Error, IdempotencyToken, Item, ItemOutcome, ItemsOutcome, LockOutcome,
-    NewConversation, Page, PutOutcome,
+    Claim, Commit, ConversationKey, Error, IdempotencyToken, Item, ItemOutcome, ItemsOutcome,
+    LockOutcome, NewConversation, Page, PutOutcome,
 };
+
+/// Items that one read of a conversation goes through: well below a millisecond of Redis.
+const ITEMS_AT_A_TIME: u32 = 1_000;
+
+/// Items that are packed, their pieces written, and not yet part of a conversation.
+pub(super) struct PreparedItems {
+    packed: Vec<Packed>,
+    item_values: String,
+    pieces: Vec<String>,
+}
 
 /// The operation that adds items to a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +83,51 @@ impl Redis {
         items: Vec<Item>,
         object: impl Into<Arg>,
     ) -> Result<PutOutcome, Error> {
+        let prepared = self.prepare_items(key, kind, &items).await?;
+        let call = self
+            .call_about(Name::PUT_ITEMS, key)
+            .arg(kind.as_str())
+            .arg(token.to_string())
+            .number(self.keep.conversations.as_millis() as u64)
+            .number(self.keep.max_record)
+            .arg(object)
+            .number(TOKENS_MAX as u64);
+        let call = with_items(call, &items, &prepared);
+        let mut reply = match self.call(Kind::Write, call).await {
+            Ok(reply) => reply,
+            Err(error) => {
+                // If the items may have been written, their pieces must stay.
+                if !matches!(error, Error::Unknown { .. }) {
+                    self.drop_items(prepared);
+                }
+                return Err(error);
+            }
+        };
+        let put = match reply.word()?.as_str() {
+            "ok" => return Ok(PutOutcome::Done),
+            // The stored items use the pieces of the first write.
+            "again" => Ok(PutOutcome::Done),
+            "gone" => Ok(PutOutcome::Gone),
+            "taken" => Ok(PutOutcome::Taken(reply.word()?.into())),
+            "unlocked" => Ok(PutOutcome::Unlocked),
+            "exists" => Err(Error::Exists),
+            "too_large" => Err(Error::TooLarge {
+                bytes: reply.count()?,
+                max: self.keep.max_record,
+            }),
+            other => Err(reply.unexpected(other)),
+        };
+        self.drop_items(prepared);
+        put
+    }
+
+    /// Packs items and writes the pieces of large ones.
+    async fn prepare_items(
+        &self,
+        key: ConversationKey,
+        kind: PutKind,
+        items: &[Item],
+    ) -> Result<PreparedItems, Error> {
         let [conversation, item_values, _] = self.keys.conversation(key);
         let values = items.iter().map(|item| item.json.clone()).collect();
         let packed = self.pack_all(values).await?;
@@ -96,47 +151,35 @@ impl Redis {
                 }
             }
         }
-        let mut call = self
-            .call_about(Name::PUT_ITEMS, key)
-            .arg(kind.as_str())
-            .arg(token.to_string())
+        Ok(PreparedItems {
+            packed,
+            item_values,
+            pieces,
+        })
+    }
+
+    /// Adds the items of a commit to a call of the script that ends their response.
+    pub(super) async fn commit_in(
+        &self,
+        call: Call,
+        commit: &Commit,
+    ) -> Result<(Call, PreparedItems), Error> {
+        let prepared = self
+            .prepare_items(commit.conversation, PutKind::Commit, &commit.items)
+            .await?;
+        let call = call
+            .keys(self.keys.conversation(commit.conversation))
+            .number(commit.items.len() as u64)
+            .arg(commit.token.to_string())
             .number(self.keep.conversations.as_millis() as u64)
             .number(self.keep.max_record)
-            .arg(object)
             .number(TOKENS_MAX as u64);
-        for (item, packed) in items.iter().zip(packed) {
-            let bytes = item.id.len() + item.json.len();
-            call = call
-                .arg(item.id.as_bytes().to_vec())
-                .number(bytes as u64)
-                .arg(packed.field);
-        }
-        let mut reply = match self.call(Kind::Write, call).await {
-            Ok(reply) => reply,
-            Err(error) => {
-                // If the items may have been written, their pieces must stay.
-                if !matches!(error, Error::Unknown { .. }) {
-                    self.delete_pieces(item_values, pieces);
-                }
-                return Err(error);
-            }
-        };
-        let put = match reply.word()?.as_str() {
-            "ok" => return Ok(PutOutcome::Done),
-            // The stored items use the pieces of the first write.
-            "again" => Ok(PutOutcome::Done),
-            "gone" => Ok(PutOutcome::Gone),
-            "taken" => Ok(PutOutcome::Taken(reply.word()?.into())),
-            "unlocked" => Ok(PutOutcome::Unlocked),
-            "exists" => Err(Error::Exists),
-            "too_large" => Err(Error::TooLarge {
-                bytes: reply.count()?,
-                max: self.keep.max_record,
-            }),
-            other => Err(reply.unexpected(other)),
-        };
-        self.delete_pieces(item_values, pieces);
-        put
+        Ok((with_items(call, &commit.items, &prepared), prepared))
+    }
+
+    /// Deletes the pieces of items that did not become part of a conversation.
+    pub(super) fn drop_items(&self, items: PreparedItems) {
+        self.delete_pieces(items.item_values, items.pieces);
     }
 
     /// Deletes pieces that no item uses.
@@ -231,7 +274,7 @@ impl Redis {
                 .call_about(Name::ITEMS, key)
                 .arg(which)
                 .arg(after)
-                .number(left.into())
+                .number(left.min(ITEMS_AT_A_TIME).into())
                 .arg(match page.order {
                     Order::OldestFirst => "asc",
                     Order::NewestFirst => "desc",
@@ -351,4 +394,16 @@ impl Redis {
             .await?;
         Ok(())
     }
+}
+
+/// Adds id, size and value of each item to the arguments.
+fn with_items(mut call: Call, items: &[Item], prepared: &PreparedItems) -> Call {
+    for (item, packed) in items.iter().zip(&prepared.packed) {
+        let bytes = item.id.len() + item.json.len();
+        call = call
+            .arg(item.id.as_bytes().to_vec())
+            .number(bytes as u64)
+            .arg(packed.field.clone());
+    }
+    call
 }

@@ -1,9 +1,13 @@
--- Ends a response, unless it has ended: status, content, delta table and last events.
--- KEYS record, log; ARGV owner, fencing number, token, status, TTL, TTL of ephemeral responses, TTL of the log (ms),
--- maximum bytes of a log, first, last, batch (first '' for none), then fields and values
+-- Ends a response, unless it has ended: status, content, delta table and last events; and commits its items to the
+-- conversation that it has locked.
+-- KEYS record, log, and those of the conversation; ARGV owner, fencing number, token, status, TTL, TTL of ephemeral responses, TTL of the log (ms),
+-- maximum bytes of a log, first, last, batch (first '' for none), number of items ('' for no conversation; else
+-- followed by token of the lock, TTL and maximum bytes of a conversation, how many tokens are remembered, and id, bytes
+-- and value of each item), then fields and values
+-- Returns ok and the outcome of the commit
 local v = load(KEYS[1], ARGV[1], ARGV[2])
 if v.st and v.ft == ARGV[3] and not is_newer(v.v) then
-  return {'ok'}
+  return {'ok', 'again'}
 end
 local refused = refusal(v)
 if refused then
@@ -19,7 +23,12 @@ if ARGV[9] ~= '' then
 end
 drop_pieces(KEYS[1], 're')
 drop_pieces(KEYS[1], 'ou')
-redis.call('HSET', KEYS[1], unpack(ARGV, 12))
+local fields_at, put = 13, {'ok'}
+if ARGV[12] ~= '' then
+  fields_at = 17 + 3 * tonumber(ARGV[12])
+  put = put_items({KEYS[3], KEYS[4], KEYS[5]}, 'commit', ARGV[13], ARGV[14], ARGV[15], '', ARGV[16], 17, fields_at - 1)
+end
+redis.call('HSET', KEYS[1], unpack(ARGV, fields_at))
 drop_request(KEYS[1])
 finish(v, KEYS[1], KEYS[2], ARGV[4], ARGV[3], ARGV[5], ARGV[6], ARGV[7])
-return {'ok'}
+return {'ok', put[1]}

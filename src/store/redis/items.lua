@@ -30,8 +30,8 @@ if ARGV[2] ~= '' then
   end
   from = rank + 1
 end
-local limit = ARGV[1] == 'all' and -1 or tonumber(ARGV[3])
-local to = limit == -1 and -1 or from + limit - 1
+local limit = tonumber(ARGV[3])
+local to = from + limit - 1
 local ids = limit == 0 and {} or redis.call(newest_first and 'ZREVRANGE' or 'ZRANGE', KEYS[3], from, to)
 local found, bytes, count = {'ok', '0'}, 0, 0
 for _, id in ipairs(ids) do

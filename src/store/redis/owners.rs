@@ -11,17 +11,21 @@ use super::scripts::{Call, Name};
 use crate::store::{Error, FencingToken, Owner, ResponseKey};
 
 impl Redis {
-    /// Notes that the owner is alive in the list of owners, which is what scans go through. A failure is ignored: in
-    /// a cluster this key may lie on a node that is down while the owner's lease does not, and a server that is full
-    /// refuses it although the owner is listed already. The next heartbeat repeats it.
+    /// Changes the list of owners, which is what scans go through. A failure is ignored: in a cluster this key may lie
+    /// on a node that is down while the owner's lease does not, and a server that is full refuses it although the
+    /// owner is listed already. The next heartbeat repeats it.
+    async fn send_to_owners(&self, request: Request) {
+        match self.is_cluster() {
+            true => self.send_detached(request),
+            false => drop(self.execute(Kind::Write, request).await),
+        }
+    }
+
     async fn note_alive(&self, owner: Owner) {
         let call = Call::new(Name::SEEN)
             .key(self.keys.owners())
             .arg(owner.to_string());
-        match self.is_cluster() {
-            true => self.send_detached(Request::Script(call)),
-            false => drop(self.execute(Kind::Write, Request::Script(call)).await),
-        }
+        self.send_to_owners(Request::Script(call)).await;
     }
 
     pub(super) async fn renew_lease(
@@ -159,7 +163,13 @@ impl Redis {
         note.arg(self.keys.running(Some(fence.owner)))
             .arg(member(key));
         self.execute(Kind::Write, Request::Command(note)).await?;
-        self.note_alive(fence.owner).await;
+        // Scans must find this owner, whether a heartbeat of it came or not.
+        let mut list = redis::cmd("ZADD");
+        list.arg(self.keys.owners())
+            .arg("NX")
+            .arg(0)
+            .arg(fence.owner.to_string());
+        self.send_to_owners(Request::Command(list)).await;
         Ok(())
     }
 

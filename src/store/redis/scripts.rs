@@ -249,7 +249,7 @@ mod tests {
         for (name, file) in places {
             assert_eq!(ALL[name.0].file, file);
         }
-        assert_eq!(ALL.len(), 17);
+        assert_eq!(ALL.len(), 19);
     }
 
     #[test]

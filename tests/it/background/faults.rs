@@ -299,6 +299,53 @@ async fn an_engine_crash_fails_what_was_seen_and_the_others_run_again() {
     );
 }
 
+/// Keeps copies of all keys of responses and owners; `restore` puts them back, as a failover to a copy does that has
+/// not received the latest writes.
+fn snapshot(redis: &Server) -> Vec<String> {
+    let names: Vec<String> = ["wr:r:*", "wr:e:*", "wr:q:*"]
+        .iter()
+        .flat_map(|pattern| {
+            let found = redis.cli(&["--scan", "--pattern", pattern]);
+            found.lines().map(str::to_owned).collect::<Vec<_>>()
+        })
+        .collect();
+    for name in &names {
+        redis.cli(&["copy", name, &format!("copy:{name}"), "replace"]);
+    }
+    names
+}
+
+fn restore(redis: &Server, names: &[String]) {
+    for name in names {
+        redis.cli(&["copy", &format!("copy:{name}"), name, "replace"]);
+    }
+}
+
+#[tokio::test]
+async fn an_end_that_the_store_lost_in_a_failover_is_stored_again() {
+    let fleet = Fleet::new(unhurried()).await;
+    let one = polled(&fleet, 60).await;
+    let (mut live, seen, two) = begun(&fleet, 60, "output_text.delta").await;
+    let (mut cancelled, _, three) = begun(&fleet, 3_000, "output_text.delta").await;
+    fleet.runs(3).await;
+    let before = snapshot(&fleet.redis);
+    let told = rest(&mut live, seen).await;
+    let ends = [fleet.end(&one).await, fleet.end(&two).await];
+    assert_eq!(cancel(&fleet.routers[1], &three).await.status, 200);
+    let _ = cancelled.rest().await;
+    fleet.runs(0).await;
+    restore(&fleet.redis, &before);
+    for (response, end) in [&one, &two].into_iter().zip(ends) {
+        assert_eq!(fleet.end(response).await, end);
+    }
+    let routers: Vec<_> = fleet.routers.iter().collect();
+    assert_eq!(replayed(&routers, &two).await, told);
+    let last = fleet.end(&three).await;
+    assert_eq!(last["status"], "cancelled");
+    fleet.runs(0).await;
+    assert_eq!(fleet.engine.generated().await, 3);
+}
+
 /// All keys of responses in Redis.
 fn kept(redis: &Server) -> Vec<String> {
     let names = redis.cli(&["keys", "wr:[re]:*"]);

@@ -156,10 +156,20 @@ pub(super) async fn begun(places: &Places, body: &Value) -> Open {
 
 /// Reads a stream to its end and resumes it at another router if it breaks off. Empty if it broke off before the
 /// response id.
-pub(super) async fn followed(places: &Places, mut live: Open) -> Vec<(String, Value)> {
+pub(super) async fn followed(places: &Places, live: Open) -> Vec<(String, Value)> {
+    followed_after(places, live, String::new()).await
+}
+
+/// As [`followed`], of a stream that has begun with this text.
+pub(super) async fn followed_after(
+    places: &Places,
+    mut live: Open,
+    mut begun: String,
+) -> Vec<(String, Value)> {
     let mut seen: Vec<(String, Value)> = Vec::new();
     loop {
         let (text, _) = live.rest().await;
+        let text = std::mem::take(&mut begun) + &text;
         let whole = text.strip_suffix(END);
         seen.extend(part(whole.unwrap_or(&text), seen.len() as u64));
         let Some((_, first)) = seen.first() else {

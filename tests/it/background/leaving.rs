@@ -57,6 +57,40 @@ async fn at_the_end_of_the_drain_runs_without_output_are_released_and_others_fai
     fleet.runs(0).await;
 }
 
+#[tokio::test]
+async fn a_response_in_a_conversation_goes_on_elsewhere_and_its_lock_with_it() {
+    for signal in ["KILL", "TERM"] {
+        let fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
+            config.api.drain_timeout = Duration::from_millis(500);
+        })
+        .await;
+        let made = client::post(fleet.routers[1].api, "/v1/conversations", "{}").await;
+        let conversation = made.json()["id"].clone();
+        let in_it = json!({"conversation": conversation});
+        let one = create(&fleet.routers[0], &ask(150, in_it.clone())).await;
+        eventually("it has begun", async || {
+            get(&fleet.routers[1], &one).await["status"] == "in_progress"
+        })
+        .await;
+        fleet.routers[0].child.as_ref().unwrap().signal(signal);
+        let others = [&fleet.routers[1], &fleet.routers[2]];
+        let last = end(&others, &one).await;
+        assert_eq!(
+            (&last["status"], &last["usage"]["output_tokens"]),
+            (&json!("incomplete"), &json!(150)),
+            "{signal}: {last}"
+        );
+        // Its items came with its end, and the conversation is free.
+        let path = format!("/v1/conversations/{}/items", conversation.as_str().unwrap());
+        let items = client::get(fleet.routers[1].api, &path).await.json();
+        assert_eq!(items["data"].as_array().unwrap().len(), 2, "{items}");
+        let two = create(&fleet.routers[2], &ask(3, in_it)).await;
+        assert_eq!(end(&others, &two).await["status"], "incomplete");
+        let items = client::get(fleet.routers[1].api, &path).await.json();
+        assert_eq!(items["data"].as_array().unwrap().len(), 4, "{items}");
+    }
+}
+
 /// Sends requests one after the other until told to stop. Returns the acknowledged responses.
 async fn load(places: Places, streams: bool, is_over: Arc<AtomicBool>) -> Vec<(Value, usize)> {
     let mut acknowledged = Vec::new();

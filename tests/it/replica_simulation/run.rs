@@ -11,7 +11,8 @@ use warmroute::responses::background::run_state::RunState;
 use warmroute::responses::background::run_step::{Step, StopReason, Then};
 use warmroute::store::record::Content;
 use warmroute::store::{
-    CancelledOutput, FencingToken, Finalization, IdempotencyToken, ResponseKey, RoutingHint, Status,
+    Cancellation, CancelledOutput, FencingToken, Finalization, IdempotencyToken, ResponseKey,
+    RoutingHint, Status,
 };
 
 /// An output of the engine.
@@ -144,6 +145,7 @@ impl Run {
                         key,
                         fence,
                         Box::new(Finalization {
+                            commit: None,
                             token: end.token,
                             status: end.status,
                             content: Content::default(),
@@ -154,6 +156,7 @@ impl Run {
                     )
                 }
                 Step::ReadCancelled => StoreRequest::Get(key),
+                Step::CancelAgain => StoreRequest::Cancel(key, cancellation(self.serial)),
                 Step::StorePartial => {
                     let told = self.state.log().stored_text();
                     let told = told.filter(|_| self.state.streams());
@@ -212,10 +215,19 @@ impl Run {
                 });
                 self.state.on_record(&said.map_err(Clone::clone))
             }
+            (Step::CancelAgain, StoreReply::Cancelled(said)) => self.state.on_cancelled_again(said),
             (Step::StorePartial, StoreReply::Write(said)) => self.state.on_partial_stored(said),
             (Step::Release, StoreReply::Write(said)) => self.state.on_released(said),
             _ => Then::Continue,
         }
+    }
+}
+
+fn cancellation(serial: u64) -> Cancellation {
+    Cancellation {
+        token: IdempotencyToken(serial),
+        response: b"{}".as_slice().into(),
+        event: log::CANCELLED.into(),
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use warmroute::store::conversation::Order;
 use warmroute::store::{
-    Claim, Error, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page, PutOutcome,
+    Claim, Commit, Error, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page,
+    PutOutcome, WriteOutcome,
 };
 
 use super::*;
@@ -331,6 +332,84 @@ async fn one_response_at_a_time_has_the_lock() {
         b.unlock(key, mine).await.unwrap();
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_background_response_ends_and_commits_in_one_write() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_conversation_key();
+        a.create_conversation(key, new(items(0..2))).await.unwrap();
+        let response = || ResponseKey {
+            tenant: key.tenant,
+            id: ResponseId::new(key.id.root(), fastrand::u128(..)),
+        };
+        let (one, two) = (response(), response());
+        let claim = Claim {
+            token: token(),
+            lease: LEASE,
+        };
+        assert_eq!(a.lock(key, claim).await, Ok(LockOutcome::Locked));
+        let large = Item {
+            id: "large".into(),
+            json: (0..3 << 20).map(|_| fastrand::u8(..)).collect(),
+        };
+        let end = |items: Vec<Item>| Finalization {
+            commit: Some(Commit {
+                conversation: key,
+                token: claim.token,
+                items,
+            }),
+            ..ending(Status::Completed)
+        };
+        for key in [one, two] {
+            a.create(key, queued()).await.unwrap();
+        }
+        let whole = end(vec![item(2), large.clone()]);
+        // Not with an outdated token.
+        let late = FencingToken { number: 7, ..FENCE };
+        let refused = a.finalize(one, late, whole.clone()).await;
+        assert_eq!(refused, Ok(WriteOutcome::Fenced));
+        assert_eq!(b.all_items(key, 1 << 30).await, Ok(found(items(0..2))));
+        for _ in 0..2 {
+            let ended = a.finalize(one, FENCE, whole.clone()).await;
+            assert_eq!(ended, Ok(WriteOutcome::Done));
+        }
+        let mut expected = items(0..3);
+        expected.push(large);
+        assert_eq!(b.all_items(key, 1 << 30).await, Ok(found(expected.clone())));
+        // It is unlocked, so this one ends without adding anything.
+        let ended = a.finalize(two, FENCE, end(vec![item(9)])).await;
+        assert_eq!(ended, Ok(WriteOutcome::Done));
+        assert_eq!(b.all_items(key, 1 << 30).await, Ok(found(expected)));
+        let record = b.get(two).await.unwrap().unwrap();
+        assert_eq!(record.status, Status::Completed);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_large_conversation_is_read_a_thousand_items_at_a_time() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let key = new_conversation_key();
+    store
+        .create_conversation(key, new(items(0..2)))
+        .await
+        .unwrap();
+    for from in (2..4_500).step_by(500) {
+        let more = items(from..(from + 500).min(4_500));
+        let put = store.add_items(key, token(), more).await;
+        assert_eq!(put, Ok(PutOutcome::Done));
+    }
+    // The script is known there from now on.
+    assert_eq!(
+        store.all_items(key, 1 << 30).await,
+        Ok(found(items(0..4_500)))
+    );
+    let listening = server.listen().await;
+    let all = store.all_items(key, 1 << 30).await;
+    assert_eq!(all, Ok(found(items(0..4_500))));
+    assert_eq!(listening.commands().await, ["evalsha"; 5]);
 }
 
 #[tokio::test]

@@ -13,7 +13,9 @@ use crate::responses::finish::{FinalResponse, Finisher};
 use crate::responses::outcome::Outcome;
 use crate::responses::template::ResponseTemplate;
 use crate::store::record::Content;
-use crate::store::{CancelledOutput, EventBatch, Finalization, IdempotencyToken, RoutingHint};
+use crate::store::{
+    CancelledOutput, Commit, EventBatch, Finalization, IdempotencyToken, RoutingHint,
+};
 
 /// The marker that readers get after the final event. It is not stored: it is not an event.
 const DONE: &[u8] = b"data: [DONE]\n\n";
@@ -207,9 +209,11 @@ impl EndOfRun {
     pub(super) fn finalization(
         &self,
         batch: Option<EventBatch>,
+        commit: Option<Commit>,
         finisher: &Finisher,
     ) -> Finalization {
         Finalization {
+            commit,
             token: self.token,
             status: self.outcome.status,
             content: Content {

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::store::CancelOutcome;
 
 fn event(number: u64) -> Vec<u8> {
     format!("event: e\ndata: {number}\n\n").into_bytes()
@@ -126,7 +127,7 @@ fn a_cancel_after_a_take_over_keeps_the_stored_events() {
 }
 
 #[test]
-fn a_cancel_that_the_store_lost_releases_the_response() {
+fn a_cancel_that_the_store_lost_is_repeated() {
     let mut state = streaming(3);
     state.on_stop(StopReason::Cancelled);
     assert_eq!(state.next(), Step::ReadCancelled);
@@ -134,7 +135,32 @@ fn a_cancel_that_the_store_lost_releases_the_response() {
         state.on_record(&Ok(Some((Status::InProgress, Some(2))))),
         Then::Continue
     );
-    assert_eq!(state.next(), Step::Release);
+    assert_eq!(state.next(), Step::CancelAgain);
+    let slow = Err(store::Error::Unavailable {
+        retry_after: Duration::from_secs(1),
+        reason: "down".into(),
+    });
+    assert_eq!(state.on_cancelled_again(&slow), Then::RetryLater);
+    let done = Ok(CancelOutcome::Done {
+        was: Status::InProgress,
+        owner: None,
+    });
+    assert_eq!(state.on_cancelled_again(&done), Then::Continue);
+    assert_eq!(state.next(), Step::ReadCancelled);
+}
+
+#[test]
+fn an_engine_that_is_lost_before_output_was_seen_is_followed_by_another() {
+    let mut state = RunState::new(true, 0);
+    state.on_events(&event(0));
+    state.on_begun();
+    assert!(state.restart());
+    assert_eq!((state.next(), state.log().made()), (Step::ReadEngine, 0));
+    let mut seen = streaming(4);
+    assert!(!seen.restart());
+    let mut polled = RunState::new(false, 0);
+    polled.on_events(&event(0));
+    assert!(polled.restart());
 }
 
 #[test]
