@@ -83,6 +83,14 @@ unit: ## Only the unit tests.
 it: redis ## Only the integration tests.
 	$(CARGO) test --locked --test it
 
+CHAOS_SECONDS ?= 600
+CHAOS_SEEDS ?= 1
+
+.PHONY: chaos
+chaos: redis ## Routers, Redis and engines killed and paused at random: CHAOS_SECONDS for each of CHAOS_SEEDS (1,2,3).
+	WARMROUTE_CHAOS_SECONDS=$(CHAOS_SECONDS) WARMROUTE_CHAOS_SEEDS=$(CHAOS_SEEDS) \
+	    $(CARGO) test --locked --test it -- background::chaos --nocapture
+
 # With the binary that the tests of cargo use. The limit only ends what hangs.
 .PHONY: sdk
 sdk: redis $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node, against the router; the examples.

@@ -229,12 +229,9 @@ impl App {
         let stateful = config.responses.mode == Mode::Stateful;
         let needs_store = stateful && !config.responses.advanced.ready_without_store;
         let required_store = needs_store.then(|| store.clone());
-        let readiness = Arc::new(Readiness::new(
-            relay.clone(),
-            required_store,
-            tasks.clone(),
-            start.status(),
-        ));
+        let readiness =
+            Readiness::new(relay.clone(), required_store, tasks.clone(), start.status());
+        let readiness = Arc::new(readiness.warning_of(store.clone()));
         let admin_server = AdminServer::new(
             relay.clone(),
             peers.clone(),

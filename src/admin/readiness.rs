@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::http::drain::Tasks;
-use crate::peers::warm_start::{WarmStartStatus, Warmth};
+use crate::peers::warm_start::WarmStartStatus;
 use crate::relay::Relay;
 use crate::store::{self, ResponseStore};
 
@@ -20,6 +20,8 @@ pub struct Readiness {
     start: Arc<WarmStartStatus>,
     /// The router still takes requests, but wants no more of them.
     is_draining: AtomicBool,
+    /// Told of with the answer, whether it is required or not.
+    warns_of: Option<Arc<dyn ResponseStore>>,
 }
 
 impl fmt::Debug for Readiness {
@@ -41,12 +43,27 @@ impl Readiness {
             tasks,
             start,
             is_draining: AtomicBool::new(false),
+            warns_of: None,
         }
     }
 
-    /// What operators should know of a router that is ready: that it started cold.
-    pub fn detail(&self) -> Option<Warmth> {
-        Some(self.start.get()).filter(|warmth| warmth.is_cold())
+    /// Tells of what is wrong with the settings of this store.
+    pub fn warning_of(mut self, store: Arc<dyn ResponseStore>) -> Self {
+        self.warns_of = Some(store);
+        self
+    }
+
+    /// What operators should know of a router that is ready: that it started cold, or what may lose responses.
+    pub fn detail(&self) -> Option<String> {
+        let warmth = Some(self.start.get()).filter(|warmth| warmth.is_cold());
+        let warning = self.warns_of.as_ref().map(|store| store.health().warning);
+        let warning = warning.filter(|warning| !warning.is_empty());
+        let details: Vec<String> = warmth
+            .map(|it| it.to_string())
+            .into_iter()
+            .chain(warning)
+            .collect();
+        (!details.is_empty()).then(|| details.join("; "))
     }
 
     /// From now on the router is not ready.

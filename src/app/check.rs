@@ -1,5 +1,6 @@
-//! `check --live`: probes every worker, and with `--transfer` tries KV transfers between them.
+//! `check --live`: probes every worker and the store of responses, and with `--transfer` tries KV transfers between them.
 
+mod store_check;
 mod transfer_check;
 
 use std::collections::BTreeSet;
@@ -37,6 +38,7 @@ pub async fn run(config: &Config, checks_transfer: bool, out: &mut impl Write) -
     let snapshot = fleet.snapshot().clone();
     table(&snapshot, &wrong, out)?;
     is_good &= wrong.is_empty() && !snapshot.workers.is_empty();
+    is_good &= store_check::run(config, out).await?;
     let Some(connector) = settings.connector else {
         if checks_transfer {
             writeln!(

@@ -154,7 +154,7 @@ impl Meters {
             ),
             breaker: registry.gauge(
                 "warmroute_store_circuit_breaker_state",
-                "State of the circuit breaker of Redis: 0 closed, 1 half-open, 2 open.",
+                "State of the circuit breaker of Redis: 0 closed, 1 half-open, 2 open; in a cluster the worst of its nodes.",
             ),
             may_evict: registry.gauge(
                 "warmroute_store_may_evict",

@@ -12,6 +12,7 @@
 
 mod background;
 mod breaker;
+mod breakers;
 mod client;
 mod conversations;
 mod executor;

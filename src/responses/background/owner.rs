@@ -78,6 +78,12 @@ impl Responses {
         if self.settings.mode != Mode::Stateful {
             return;
         }
+        if self.settings.store.redis.is_none() {
+            info!(
+                "stored responses and conversations are in the memory of this process and end with it (set \
+                 responses.store.redis to keep them)"
+            );
+        }
         tokio::join!(
             send_heartbeats(&self),
             read_notices(&self),

@@ -1,4 +1,4 @@
-//! The circuit breaker of Redis: the machine of `http::circuit_breaker`, shared by all operations of the store.
+//! A circuit breaker of Redis: the machine of `http::circuit_breaker`, shared by all operations on one server.
 //!
 //! Any reply of Redis closes this breaker, also a reply to an operation that was sent before it opened: Redis is one
 //! server, and a reply shows that it works.
@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use prometheus::IntGauge;
 
 use super::settings;
 use crate::http::circuit_breaker::{self, State};
@@ -19,7 +18,6 @@ pub(super) struct RedisBreaker {
     machine: Mutex<circuit_breaker::CircuitBreaker>,
     /// True if nothing has failed since the last reply. Then no operation locks the machine.
     is_healthy: AtomicBool,
-    state_gauge: IntGauge,
 }
 
 fn closed(settings: &settings::CircuitBreaker) -> circuit_breaker::CircuitBreaker {
@@ -27,12 +25,11 @@ fn closed(settings: &settings::CircuitBreaker) -> circuit_breaker::CircuitBreake
 }
 
 impl RedisBreaker {
-    pub(super) fn new(settings: &settings::CircuitBreaker, state_gauge: IntGauge) -> Self {
+    pub(super) fn new(settings: &settings::CircuitBreaker) -> Self {
         Self {
             settings: settings.clone(),
             machine: Mutex::new(closed(settings)),
             is_healthy: AtomicBool::new(true),
-            state_gauge,
         }
     }
 
@@ -54,7 +51,6 @@ impl RedisBreaker {
             return Err(wait);
         }
         machine.admit(now);
-        self.publish(machine.state());
         Ok(())
     }
 
@@ -66,7 +62,6 @@ impl RedisBreaker {
         let mut machine = self.machine.lock();
         let before = std::mem::replace(&mut *machine, closed(&self.settings));
         self.is_healthy.store(true, Release);
-        self.publish(machine.state());
         before.state() != State::Closed
     }
 
@@ -77,12 +72,7 @@ impl RedisBreaker {
         self.is_healthy.store(false, Release);
         let before = machine.state();
         let opened = machine.on_failure(now);
-        self.publish(machine.state());
         opened.then_some(before)
-    }
-
-    fn publish(&self, state: State) {
-        self.state_gauge.set(state.number().into());
     }
 }
 
@@ -96,7 +86,7 @@ mod tests {
             failure_threshold,
             open_duration: Duration::from_millis(100),
         };
-        RedisBreaker::new(&settings, IntGauge::new("state", "of the test").unwrap())
+        RedisBreaker::new(&settings)
     }
 
     #[test]
@@ -134,10 +124,7 @@ mod tests {
         let breaker = breaker(1);
         assert!(breaker.on_failure(now).is_some());
         assert!(breaker.on_success());
-        assert_eq!(
-            (breaker.state(), breaker.state_gauge.get()),
-            (State::Closed, 0)
-        );
+        assert_eq!(breaker.state(), State::Closed);
         assert_eq!(breaker.admit(now), Ok(()));
     }
 }

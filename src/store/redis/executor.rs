@@ -13,13 +13,13 @@ use redis::Value;
 use tokio::time::timeout_at;
 use tracing::{info, warn};
 
-use super::breaker::RedisBreaker;
+use super::breakers::Breakers;
 use super::failure::{
     BUSY_RETRY, Failure, classify, is_script_missing, server_failure, unavailable, unknown,
 };
 use super::link::{Connection, Link, SHARED};
 use super::request::{Kind, Request};
-use super::settings::Settings;
+use super::settings::{Mode, Settings};
 use crate::http::circuit_breaker::State;
 use crate::observe;
 use crate::store::Error;
@@ -37,7 +37,7 @@ const BYTES_PER_MS: u64 = 12_500;
 #[derive(Debug)]
 pub(super) struct Executor {
     link: Arc<Link>,
-    breaker: RedisBreaker,
+    breakers: Breakers,
     in_flight: AtomicU32,
     max_in_flight: u32,
     read_timeout: Duration,
@@ -53,7 +53,11 @@ impl Executor {
     pub(super) fn new(link: Arc<Link>, settings: &Settings, meters: Meters) -> Self {
         Self {
             link,
-            breaker: RedisBreaker::new(&settings.advanced.circuit_breaker, meters.breaker.clone()),
+            breakers: Breakers::new(
+                &settings.advanced.circuit_breaker,
+                settings.mode == Mode::Cluster,
+                meters.breaker.clone(),
+            ),
             in_flight: AtomicU32::new(0),
             max_in_flight: settings.advanced.max_in_flight,
             read_timeout: settings.advanced.read_timeout,
@@ -71,7 +75,7 @@ impl Executor {
         let since = self.started.elapsed().as_millis() as u64;
         last_reply != 0
             && since.saturating_sub(last_reply) < FRESH.as_millis() as u64
-            && self.breaker.is_healthy()
+            && self.breakers.is_healthy()
     }
 
     pub(super) fn in_flight(&self) -> u32 {
@@ -79,7 +83,7 @@ impl Executor {
     }
 
     pub(super) fn breaker(&self) -> State {
-        self.breaker.state()
+        self.breakers.state()
     }
 
     pub(super) fn last_failure(&self) -> Arc<str> {
@@ -96,8 +100,8 @@ impl Executor {
         let _in_flight = self
             .enter()
             .ok_or_else(|| unavailable(BUSY_RETRY, "too many operations are waiting for Redis"))?;
-        self.breaker
-            .admit(observe::now())
+        self.breakers
+            .admit(request, observe::now())
             // Clients' smallest unit is a second.
             .map_err(|wait| unavailable(wait.max(BUSY_RETRY), &self.last_failure()))?;
         let timeout = match kind {
@@ -122,7 +126,7 @@ impl Executor {
                 result = first;
             }
         }
-        self.account(&result);
+        self.account(request, &result);
         result.map_err(|failure| match (kind, failure.error) {
             // A read has no unknown outcome.
             (
@@ -217,10 +221,10 @@ impl Executor {
         }
     }
 
-    fn account(&self, result: &Result<Value, Failure>) {
+    fn account(&self, request: &Request, result: &Result<Value, Failure>) {
         match result {
             Err(failure) if failure.is_server_failure => {
-                let opened_from = self.breaker.on_failure(observe::now());
+                let opened_from = self.breakers.on_failure(request, observe::now());
                 *self.last_failure.lock() = failure.error.to_string().into();
                 // Failed trials repeat while Redis is away; one warning is enough.
                 if opened_from == Some(State::Closed) {
@@ -236,7 +240,7 @@ impl Executor {
             }
             // Redis replied.
             Ok(_) | Err(_) => {
-                if self.breaker.on_success() {
+                if self.breakers.on_success(request) {
                     info!("circuit breaker of Redis closed; Redis replies again");
                 }
                 let since = self.started.elapsed().as_millis() as u64 + 1;

@@ -17,6 +17,19 @@ pub(super) enum Request {
 }
 
 impl Request {
+    /// The first key, which tells the node of a cluster; empty for a command without one.
+    pub(super) fn first_key(&self) -> &[u8] {
+        match self {
+            Self::Command(command) | Self::Bulk { command, .. } => {
+                match command.args_iter().nth(1) {
+                    Some(redis::Arg::Simple(key)) => key,
+                    _ => &[],
+                }
+            }
+            Self::Script(call) => call.first_key().as_bytes(),
+        }
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Command(_) => 0,

@@ -178,6 +178,10 @@ impl Call {
         self.reply_bytes.saturating_add(args as u64)
     }
 
+    pub(super) fn first_key(&self) -> &str {
+        self.keys.first().map_or("", String::as_str)
+    }
+
     pub(super) fn key(mut self, key: impl Into<String>) -> Self {
         self.keys.push(key.into());
         self
