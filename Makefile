@@ -74,6 +74,7 @@ cargo-test: redis
 .PHONY: redis
 redis:
 	@.ci/redis-server
+	@.ci/faketime
 
 .PHONY: unit
 unit: ## Only the unit tests.

@@ -249,3 +249,6 @@ impl Accept for Acceptor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

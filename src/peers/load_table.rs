@@ -281,3 +281,6 @@ fn replace(
     }
     changed.insert(address.clone());
 }
+
+#[cfg(test)]
+mod tests;

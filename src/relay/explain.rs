@@ -6,7 +6,7 @@ mod types;
 use bytes::Bytes;
 use hyper::HeaderMap;
 
-use self::types::{DisaggregationExplained, Excluded, Tokens, Tree};
+use self::types::{DisaggregationExplained, Excluded, LoadShare, LoadShares, Tokens, Tree};
 pub use self::types::{Explanation, Score};
 use super::cached_prefix;
 use super::choice::{FailedWorkers, NotDisaggregated};
@@ -150,6 +150,19 @@ impl Relay {
             circuit_breaker: breaker,
             requests: state.requests,
             queued_tokens: state.queued_tokens,
+            load: LoadShares {
+                own: LoadShare {
+                    requests: worker.load.own_requests(),
+                    queued_tokens: worker.load.own_queued_tokens(),
+                    decode_tokens: worker.load.own_decode_tokens(),
+                },
+                peers: LoadShare {
+                    requests: worker.load.peers_requests(),
+                    queued_tokens: worker.load.peers_queued_tokens(),
+                    decode_tokens: worker.load.peers_decode_tokens(),
+                },
+                foreign_requests: worker.load.foreign_requests(),
+            },
             decode_tokens: state.decode_tokens,
             cached,
             cached_tokens: cached.tokens(),

@@ -463,14 +463,23 @@ impl Router {
     }
 
     pub(crate) async fn child(config: &Config) -> Self {
+<<<<<<< HEAD
         Self::child_with_descriptors(config, "$(ulimit -Hn)").await
     }
 
     /// `limit`: file descriptors that it may open.
     async fn child_with_descriptors(config: &Config, limit: &str) -> Self {
+=======
+        Self::child_with(config, &[]).await
+    }
+
+    /// As [`Router::child`], with environment variables.
+    pub(crate) async fn child_with(config: &Config, environment: &[(&str, &str)]) -> Self {
+>>>>>>> d9485b8 (wip)
         let mut text = reader::to_yaml(config).unwrap();
         // A printed configuration hides its secrets.
-        if let [key] = config.responses.state_token.keys.as_slice() {
+        let keys = config.responses.state_token.keys.iter();
+        if let Some(key) = keys.chain([&config.peers.secret]).find(|it| !it.is_empty()) {
             text = text.replace("***", key.expose());
         }
         let file = Removed::new(&text);
@@ -481,7 +490,8 @@ impl Router {
             .arg(format!(r#"ulimit -n "{limit}"; exec "$0" "$@""#))
             .arg(env!("CARGO_BIN_EXE_warmroute"))
             .args(["serve", "--config"])
-            .arg(&file.0);
+            .arg(&file.0)
+            .envs(environment.iter().copied());
         let mut child = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
         let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines();
         let log: Arc<Mutex<String>> = Arc::default();

@@ -33,7 +33,8 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
             format!("lowest cost: {prefix}{}", best_cached.unwrap_or_default())
         }
         Reason::Cold => format!(
-            "no worker has any of the prompt cached; this one has the lowest cost, with {queued_tokens} queued tokens"
+            "no worker has any of the prompt cached; this one has the lowest cost, with {queued_tokens} queued tokens{}",
+            of_peers(chosen.load.peers.queued_tokens)
         ),
         Reason::PrefixHash => format!(
             "no other replica is heard, so the hash of the prompt's first blocks chose among workers of nearly the lowest cost: {prefix}"
@@ -44,12 +45,23 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
         Reason::Affinity => "the session affinity key hashes to this worker".to_owned(),
         Reason::RoundRobin => "the next worker in round-robin order".to_owned(),
         Reason::Random => "drawn at random".to_owned(),
-        Reason::LeastLoad => format!("fewest requests in flight: {requests}"),
+        Reason::LeastLoad => format!(
+            "fewest requests in flight: {requests}{}",
+            of_peers(chosen.load.peers.requests.into())
+        ),
     };
     if !chosen.is_trusted {
         text += "; its cache is predicted, because its engine's tokens differ from the router's (tokenizer mismatch)";
     }
     text
+}
+
+/// How much of a load other replicas have.
+fn of_peers(count: u64) -> String {
+    match count {
+        0 => String::new(),
+        count => format!(" ({count} of other replicas)"),
+    }
 }
 
 /// Why a request has no prefill leg.
@@ -78,6 +90,7 @@ mod tests {
     use super::*;
     use crate::http::circuit_breaker::State;
     use crate::relay::cached_prefix::PrefixSource;
+    use crate::relay::explain::types::{LoadShare, LoadShares};
     use crate::routing::cost::Terms;
 
     fn score(worker: &str, cached: Cached, queued_tokens: u64) -> Score {
@@ -89,6 +102,7 @@ mod tests {
             requests: 3,
             queued_tokens,
             decode_tokens: 0,
+            load: LoadShares::default(),
             cached,
             cached_tokens: cached.tokens(),
             known_by: PrefixSource::Exact,
@@ -139,6 +153,17 @@ mod tests {
             Reason::LeastLoad,
             &[score("a", gpu(0), 0)],
             "fewest requests in flight: 3",
+        );
+        let mut shared = score("a", gpu(0), 12);
+        shared.load.peers = LoadShare {
+            requests: 2,
+            queued_tokens: 7,
+            decode_tokens: 0,
+        };
+        check(
+            Reason::LeastLoad,
+            &[shared],
+            "fewest requests in flight: 3 (2 of other replicas)",
         );
     }
 

@@ -67,6 +67,8 @@ pub struct Score {
     pub requests: u32,
     pub queued_tokens: u64,
     pub decode_tokens: u64,
+    /// Whose the load is.
+    pub load: LoadShares,
     /// The cached prefix by tier.
     pub cached: Cached,
     /// Length of the cached prefix in all tiers.
@@ -81,6 +83,24 @@ pub struct Score {
     pub new_tokens: u32,
     pub cost: f64,
     pub cost_terms: Terms,
+}
+
+/// A worker's load by who has it there.
+#[derive(Debug, Default, Serialize)]
+pub struct LoadShares {
+    /// This router.
+    pub own: LoadShare,
+    /// Other replicas of the router.
+    pub peers: LoadShare,
+    /// Requests of others that the engine reports.
+    pub foreign_requests: u32,
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct LoadShare {
+    pub requests: u32,
+    pub queued_tokens: u64,
+    pub decode_tokens: u64,
 }
 
 /// The tree of one dp rank.

@@ -1,0 +1,225 @@
+//! Replicas that tell each other their load, over real sockets in one process.
+//!
+//! Budget: one replica beside 29 others, each with 500 requests/s at 20 workers, at most 3 % of a core for its thread;
+//! with 8 replicas in a full mesh a request at one is seen by the others within 50 ms (p99). Numbers are printed, with the
+//! median of three rounds: `cargo bench --bench peers`.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a bench prints, and waits in real time"
+)]
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use warmroute::fleet::discovery::{WorkerDefaults, WorkerSpec};
+use warmroute::fleet::in_flight::InFlight;
+use warmroute::fleet::registry::Registry;
+use warmroute::fleet::{Worker, circuit_breaker};
+use warmroute::http::client;
+use warmroute::http::drain::Tasks;
+use warmroute::http::io_threads::OffloadThread;
+use warmroute::observe::metrics;
+use warmroute::peers::settings::PeerDiscovery;
+use warmroute::peers::{Peers, Settings};
+
+const WORKERS: usize = 20;
+
+struct Replica {
+    peers: Peers,
+    address: SocketAddr,
+    workers: Vec<Arc<Worker>>,
+    running: VecDeque<InFlight>,
+}
+
+impl Replica {
+    fn start(runtime: &Handle, listed: Vec<String>) -> Self {
+        let fleet = Registry::new(
+            client::Settings::default(),
+            circuit_breaker::Settings::default(),
+            1_000,
+            "",
+        );
+        let url = |worker| WorkerSpec::from(format!("http://10.0.0.{worker}:8000"));
+        let defaults = WorkerDefaults::default();
+        let members = (0..WORKERS).map(|worker| url(worker).member(&defaults).unwrap());
+        fleet.set_members("static", members.collect());
+        let workers = fleet.snapshot().workers.iter();
+        let workers = workers.map(|status| status.worker.clone()).collect();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let settings = Settings {
+            listen: address.to_string(),
+            discovery: vec![PeerDiscovery::Static(listed)],
+            ..Settings::default()
+        };
+        let peers = Peers::new(&settings, address, fleet, &metrics::Registry::default()).unwrap();
+        let running = peers.clone();
+        drop(runtime.spawn(async move {
+            let listener = TcpListener::from_std(listener).unwrap();
+            running.run(settings, listener, Tasks::default()).await;
+        }));
+        Self {
+            peers,
+            address,
+            workers,
+            running: VecDeque::new(),
+        }
+    }
+
+    /// A request begins; one has its first token, and one ends.
+    fn step(&mut self) {
+        let worker = self.workers[fastrand::usize(..WORKERS)].clone();
+        self.running.push_back(InFlight::new(worker, 2_000, 500));
+        let decoding = self.running.len().saturating_sub(50);
+        if let Some(request) = self.running.get_mut(decoding) {
+            request.on_first_token();
+        }
+        if self.running.len() > 250 {
+            self.running.pop_front();
+        }
+    }
+
+    fn connected(&self) -> usize {
+        let status = self.peers.status(Instant::now()).unwrap();
+        status.peers.iter().filter(|it| it.state == "connected").count()
+    }
+}
+
+/// CPU time of a runtime's only thread.
+fn cpu_time(runtime: &Handle) -> Duration {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    drop(runtime.spawn(async move {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        let time = Duration::new(time.tv_sec as u64, time.tv_nsec as u32);
+        sender.send(time).unwrap();
+    }));
+    receiver.recv().unwrap()
+}
+
+fn wait(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+fn median(mut values: [f64; 3]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[1]
+}
+
+/// One replica beside 29 others; only its own thread is measured.
+fn share_of_a_core() {
+    const OTHERS: usize = 29;
+    let (own, other) = (
+        OffloadThread::start("own").unwrap(),
+        OffloadThread::start("others").unwrap(),
+    );
+    let subject = Replica::start(own.runtime(), Vec::new());
+    let listed = vec![subject.address.to_string()];
+    let start = |_| Replica::start(other.runtime(), listed.clone());
+    let mut replicas: Vec<Replica> = (0..OTHERS).map(start).collect();
+    wait("all are connected", || subject.connected() == OTHERS);
+    replicas.push(subject);
+    let mut rounds = [0.0; 3];
+    for share in &mut rounds {
+        let (begun, used) = (Instant::now(), cpu_time(own.runtime()));
+        let mut requests = 0_u32;
+        while begun.elapsed() < Duration::from_secs(10) {
+            // 500 a second at each.
+            let due = (begun.elapsed().as_secs_f64() * 500.0) as u32;
+            while requests < due {
+                replicas.iter_mut().for_each(Replica::step);
+                requests += 1;
+            }
+            sleep(Duration::from_millis(1));
+        }
+        let used = cpu_time(own.runtime()) - used;
+        *share = used.as_secs_f64() / begun.elapsed().as_secs_f64() * 100.0;
+    }
+    println!(
+        "30 replicas x 500 requests/s at {WORKERS} workers: {:.2} % of a core (rounds {rounds:.2?})",
+        median(rounds)
+    );
+    // What was measured is right.
+    let expected: u32 = replicas[..OTHERS].iter().map(|it| it.running.len() as u32).sum();
+    let subject = &replicas[OTHERS];
+    wait("the sums are the truth", || {
+        let seen: u32 = subject.workers.iter().map(|it| it.load.peers_requests()).sum();
+        seen == expected
+    });
+}
+
+/// The time from a request at one replica until each of seven others counts it.
+fn lag() {
+    const REPLICAS: usize = 8;
+    let threads: Vec<OffloadThread> = (0..REPLICAS)
+        .map(|number| OffloadThread::start(&format!("replica-{number}")).unwrap())
+        .collect();
+    let mut replicas: Vec<Replica> = Vec::new();
+    for thread in &threads {
+        let listed = replicas.iter().map(|it| it.address.to_string()).collect();
+        replicas.push(Replica::start(thread.runtime(), listed));
+    }
+    wait("all are connected", || {
+        replicas.iter().all(|it| it.connected() == REPLICAS - 1)
+    });
+    let mut rounds = [0.0; 3];
+    let mut all = Vec::new();
+    for p99 in &mut rounds {
+        let mut lags = Vec::new();
+        for _ in 0..100 {
+            let (from, worker) = (fastrand::usize(..REPLICAS), fastrand::usize(..WORKERS));
+            let before: Vec<u32> = replicas
+                .iter()
+                .map(|it| it.workers[worker].load.peers_requests())
+                .collect();
+            let begun = Instant::now();
+            let request = InFlight::new(replicas[from].workers[worker].clone(), 1_000, 0);
+            let mut unseen: Vec<usize> = (0..REPLICAS).filter(|it| *it != from).collect();
+            while !unseen.is_empty() {
+                unseen.retain(|it| {
+                    let is_seen =
+                        replicas[*it].workers[worker].load.peers_requests() > before[*it];
+                    if is_seen {
+                        lags.push(begun.elapsed().as_secs_f64() * 1_000.0);
+                    }
+                    !is_seen
+                });
+                sleep(Duration::from_micros(200));
+            }
+            drop(request);
+            sleep(Duration::from_millis(60 + fastrand::u64(..20)));
+        }
+        lags.sort_by(f64::total_cmp);
+        *p99 = lags[lags.len() * 99 / 100];
+        all.extend(lags);
+    }
+    all.sort_by(f64::total_cmp);
+    println!(
+        "lag at 8 replicas: p50 {:.1} ms, p99 {:.1} ms (rounds {rounds:.1?}), max {:.1} ms",
+        all[all.len() / 2],
+        median(rounds),
+        all[all.len() - 1]
+    );
+}
+
+fn main() {
+    // Under `cargo test --benches` it is only built.
+    if std::env::args().any(|argument| argument == "--test") {
+        return;
+    }
+    share_of_a_core();
+    lag();
+}

@@ -1,0 +1,200 @@
+//! A replica over a real socket, and what others may send it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::*;
+use crate::fleet::Worker;
+use crate::fleet::registry::tests::registry;
+use crate::http::grpc::frame;
+use crate::peers::message::framed;
+use crate::peers::wire::peer_message::Kind;
+use crate::secret::Secret;
+
+struct Replica {
+    peers: Peers,
+    address: String,
+    worker: Arc<Worker>,
+    metrics: metrics::Registry,
+    tasks: Tasks,
+}
+
+async fn replica(others: &[&Replica]) -> Replica {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let fleet = registry(&["a", "b"]);
+    let worker = fleet.snapshot().workers[0].worker.clone();
+    let metrics = metrics::Registry::default();
+    let listed = others.iter().map(|other| other.address.clone()).collect();
+    let settings = Settings {
+        listen: address.to_string(),
+        discovery: vec![super::super::settings::PeerDiscovery::Static(listed)],
+        ..Settings::default()
+    };
+    let peers = Peers::new(&settings, address, fleet, &metrics).unwrap();
+    let tasks = Tasks::default();
+    tasks.spawn(peers.clone().run(settings, listener, tasks.clone()));
+    Replica {
+        peers,
+        address: address.to_string(),
+        worker,
+        metrics,
+        tasks,
+    }
+}
+
+/// Somebody who speaks the protocol.
+fn stranger(id: u128) -> Identity {
+    Identity {
+        id: InstanceId::new(id),
+        name: "stranger".into(),
+        release: "9.9.9".into(),
+        port: 0,
+        secret: Secret::default(),
+    }
+}
+
+async fn dial(replica: &Replica, id: u128) -> Link {
+    let settings = Settings::default().advanced;
+    let link = client::connect(&replica.address, wire::SYNC, &stranger(id), &settings);
+    link.await.unwrap()
+}
+
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..2_000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("not within 10 s: {what}");
+}
+
+fn names() -> Bytes {
+    let name = |number, address: &str| wire::WorkerName {
+        number,
+        address: address.to_owned(),
+        rank: None,
+    };
+    framed(Kind::Workers(wire::WorkerNames {
+        workers: vec![name(0, "a.test:8000"), name(1, "elsewhere:8000")],
+    }))
+}
+
+fn report(sequence: u64, requests: u32) -> wire::LoadReport {
+    let load = |number| wire::WorkerLoad {
+        number,
+        requests,
+        queued_tokens: 100,
+        decode_tokens: 0,
+    };
+    wire::LoadReport {
+        sequence,
+        is_whole: true,
+        workers: vec![load(0), load(1)],
+        is_ready: true,
+        ..wire::LoadReport::default()
+    }
+}
+
+#[tokio::test]
+async fn a_later_release_and_another_fleet_are_no_error() {
+    let replica = replica(&[]).await;
+    let link = dial(&replica, 1).await;
+    link.send(names()).await.unwrap();
+    // A field that this release does not know, inside the report and beside it.
+    let mut report = report(1, 3).encode_to_vec();
+    report.extend([0x98, 0x06, 0x01]);
+    let mut message = vec![0x22, report.len() as u8];
+    message.extend(&report);
+    message.extend([0x98, 0x06, 0x01]);
+    link.send(frame(&message)).await.unwrap();
+    // A kind of message that it does not know.
+    link.send(frame(&[0x92, 0x03, 0x01, 0x00])).await.unwrap();
+    eventually("the load is seen", || replica.worker.load.requests() == 3).await;
+    assert_eq!(replica.worker.load.queued_tokens(), 100);
+    let status = replica.peers.status(observe::now()).unwrap();
+    let peer = &status.peers[0];
+    assert_eq!((peer.state, peer.unknown_workers), ("connected", 1));
+    assert_eq!(peer.release.as_deref(), Some("9.9.9"));
+    let text = replica.metrics.text();
+    assert!(text.contains("warmroute_peer_unknown_workers 1"), "{text}");
+    assert!(text.contains("warmroute_peers{state=\"connected\"} 1"));
+    // One without a port of its own is asked for nothing.
+    assert_eq!(replica.peers.ready_peers(), [""; 0].map(Arc::from));
+    drop(link);
+    eventually("its load is gone", || replica.worker.load.requests() == 0).await;
+}
+
+#[tokio::test]
+async fn a_malformed_message_ends_the_stream_and_nothing_else() {
+    let replica = replica(&[]).await;
+    let good = dial(&replica, 1).await;
+    good.send(names()).await.unwrap();
+    good.send(framed(Kind::Load(report(1, 1)))).await.unwrap();
+    let bad = dial(&replica, 2).await;
+    bad.send(names()).await.unwrap();
+    bad.send(framed(Kind::Load(report(1, 5)))).await.unwrap();
+    eventually("both are seen", || replica.worker.load.requests() == 6).await;
+    bad.send(frame(&[0x22, 0xff, 0xff])).await.unwrap();
+    eventually("its load is gone", || replica.worker.load.requests() == 1).await;
+    drop(good);
+}
+
+#[tokio::test]
+async fn replicas_that_dial_each_other_keep_one_stream() {
+    let first = replica(&[]).await;
+    let second = replica(&[&first]).await;
+    // The first learns the second's address later, and dials it too.
+    let settings = Settings::default().advanced;
+    let _request = crate::fleet::in_flight::InFlight::new(second.worker.clone(), 70, 0);
+    eventually("the load is seen", || first.worker.load.requests() == 1).await;
+    let Some(shared) = first.peers.0.clone() else { unreachable!() };
+    let identity = &shared.state.identity;
+    for _ in 0..3 {
+        let link = client::connect(&second.address, wire::SYNC, identity, &settings);
+        let address = Some(Arc::from(&*second.address));
+        let session = session::run(
+            shared.state.clone(),
+            link.await.unwrap(),
+            address,
+            first.tasks.clone(),
+        );
+        first.tasks.spawn(session);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let count = |replica: &Replica| {
+            let status = replica.peers.status(observe::now()).unwrap();
+            status.peers.iter().filter(|it| it.state == "connected").count()
+        };
+        eventually("one stream", || {
+            count(&first) == 1 && count(&second) == 1 && first.worker.load.requests() == 1
+        })
+        .await;
+    }
+    assert_eq!(first.peers.status(observe::now()).unwrap().peers.len(), 1);
+}
+
+#[tokio::test]
+async fn a_ready_replica_can_be_asked_for_trees() {
+    let first = replica(&[]).await;
+    let second = replica(&[&first]).await;
+    second.peers.set_ready(true);
+    eventually("it is ready", || {
+        *first.peers.ready_peers() == [Arc::from(&*second.address)]
+    })
+    .await;
+    let address = first.peers.ready_peers().remove(0);
+    // Nobody serves trees there yet.
+    let mut link = first.peers.call_for_trees(&address).await.unwrap();
+    assert!(matches!(link.receive().await, Err(Failure::RefusedByPeer(_))));
+    second.peers.serve_trees(TreeHandler::new(|link| {
+        Box::pin(async move {
+            let _ = link.send(names()).await;
+        })
+    }));
+    let mut link = first.peers.call_for_trees(&address).await.unwrap();
+    assert!(matches!(link.receive().await, Ok(Some((Some(Kind::Workers(_)), _)))));
+    assert!(matches!(link.receive().await, Ok(None)));
+}

@@ -1,0 +1,421 @@
+//! The table alone, and with the gauges of several replicas over a network that loses, doubles and reorders.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use bytes::Bytes;
+use prost::Message;
+use proptest::prelude::*;
+
+use super::*;
+use crate::observe;
+use crate::peers::gauges::{Condition, Gauges};
+use crate::peers::wire::peer_message::Kind;
+
+const HEARTBEAT: Duration = Duration::from_millis(250);
+
+fn id(number: u128) -> InstanceId {
+    InstanceId::new(number)
+}
+
+fn load(requests: u64, queued_tokens: u64, decode_tokens: u64) -> WorkerLoad {
+    WorkerLoad {
+        requests,
+        queued_tokens,
+        decode_tokens,
+    }
+}
+
+fn names(workers: &[(u32, &str, Option<u32>)]) -> wire::WorkerNames {
+    let workers = workers.iter().map(|(number, address, rank)| wire::WorkerName {
+        number: *number,
+        address: (*address).to_owned(),
+        rank: *rank,
+    });
+    wire::WorkerNames {
+        workers: workers.collect(),
+    }
+}
+
+fn report(sequence: u64, is_whole: bool, requests: &[(u32, u32)]) -> wire::LoadReport {
+    let workers = requests.iter().map(|(number, requests)| wire::WorkerLoad {
+        number: *number,
+        requests: *requests,
+        ..wire::WorkerLoad::default()
+    });
+    wire::LoadReport {
+        sequence,
+        is_whole,
+        workers: workers.collect(),
+        ..wire::LoadReport::default()
+    }
+}
+
+#[test]
+fn reports_of_several_replicas_add_up_and_end_with_them() {
+    let mut table = LoadTable::new(100);
+    for peer in [1, 2] {
+        table.on_stream(id(peer));
+        table.on_names(id(peer), &names(&[(0, "a:1", None), (7, "b:1", None)]));
+        table.on_report(id(peer), &report(1, true, &[(0, 3), (7, 1)]));
+    }
+    assert_eq!(table.sum("a:1"), load(6, 0, 0));
+    assert_eq!(table.load(id(1), "b:1"), load(1, 0, 0));
+    table.on_report(id(1), &report(2, false, &[(0, 0)]));
+    assert_eq!((table.sum("a:1"), table.sum("b:1")), (load(3, 0, 0), load(2, 0, 0)));
+    table.remove(id(2));
+    assert_eq!((table.sum("a:1"), table.sum("b:1")), (load(0, 0, 0), load(1, 0, 0)));
+    let changed: BTreeMap<_, _> = table.take_changed().collect();
+    assert_eq!(changed[&Arc::from("b:1")], load(1, 0, 0));
+    assert_eq!(table.take_changed().count(), 0);
+}
+
+#[test]
+fn nothing_counts_before_a_whole_report_and_old_ones_are_ignored() {
+    let mut table = LoadTable::new(100);
+    let peer = id(1);
+    table.on_stream(peer);
+    table.on_names(peer, &names(&[(0, "a:1", None), (1, "b:1", None)]));
+    table.on_report(peer, &report(4, false, &[(0, 9)]));
+    assert_eq!(table.sum("a:1"), load(0, 0, 0));
+    assert!(table.on_report(peer, &report(5, true, &[(0, 1), (1, 1)])).is_first);
+    for old in [report(4, false, &[(0, 9)]), report(5, false, &[(0, 9)]), report(3, true, &[])] {
+        table.on_report(peer, &old);
+        assert_eq!(table.sum("a:1"), load(1, 0, 0));
+    }
+    // Workers that a whole report does not name have no load.
+    table.on_report(peer, &report(6, true, &[(1, 2)]));
+    assert_eq!((table.sum("a:1"), table.sum("b:1")), (load(0, 0, 0), load(2, 0, 0)));
+    // A new stream: the former load counts until its first report.
+    table.on_stream(peer);
+    assert_eq!(table.sum("b:1"), load(2, 0, 0));
+    table.on_report(peer, &report(1, true, &[]));
+    assert_eq!(table.sum("b:1"), load(0, 0, 0));
+}
+
+#[test]
+fn ranks_add_up_unless_the_whole_worker_is_reported_too() {
+    let mut table = LoadTable::new(100);
+    let peer = id(1);
+    table.on_names(peer, &names(&[(0, "a:1", Some(0)), (1, "a:1", Some(1)), (2, "a:1", None)]));
+    table.on_report(peer, &report(1, true, &[(0, 1), (1, 2)]));
+    assert_eq!(table.sum("a:1"), load(3, 0, 0));
+    table.on_report(peer, &report(2, false, &[(2, 4)]));
+    assert_eq!(table.sum("a:1"), load(4, 0, 0));
+    table.on_report(peer, &report(3, false, &[(0, 0), (1, 0), (2, 0)]));
+    assert_eq!(table.sum("a:1"), load(0, 0, 0));
+    assert!(table.peers[&peer].by_address.is_empty());
+}
+
+#[test]
+fn a_number_that_is_given_to_another_worker_takes_its_load_along() {
+    let mut table = LoadTable::new(100);
+    let peer = id(1);
+    table.on_names(peer, &names(&[(0, "a:1", None)]));
+    table.on_report(peer, &report(1, true, &[(0, 5)]));
+    table.on_names(peer, &names(&[(0, "b:1", None)]));
+    assert_eq!((table.sum("a:1"), table.sum("b:1")), (load(0, 0, 0), load(0, 0, 0)));
+    table.on_report(peer, &report(2, false, &[(0, 5)]));
+    assert_eq!(table.sum("b:1"), load(5, 0, 0));
+}
+
+#[test]
+fn what_is_beyond_the_limits_is_ignored_and_counted() {
+    let mut table = LoadTable::new(2);
+    let peer = id(1);
+    let many = names(&[(0, "a:1", None), (1, "b:1", None), (2, "c:1", None)]);
+    assert_eq!(table.on_names(peer, &many).ignored, 1);
+    let long = "x".repeat(1_000);
+    assert_eq!(table.on_names(peer, &names(&[(1, &long, None)])).ignored, 1);
+    let all = report(1, true, &[(0, u32::MAX), (2, 1), (9, 1)]);
+    assert_eq!(table.on_report(peer, &all).ignored, 2);
+    assert_eq!(table.sum("a:1"), load(MAX_REQUESTS.into(), 0, 0));
+    assert_eq!(table.unknown_workers(peer, |address| address == "a:1"), 1);
+}
+
+/// One replica that reports, and its stream to the table.
+struct Replica {
+    id: InstanceId,
+    gauges: Gauges,
+    /// Worker -> what it has there.
+    truth: BTreeMap<Arc<str>, WorkerLoad>,
+    /// Messages on their way.
+    on_the_way: Vec<Bytes>,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A replica's load at a worker becomes this.
+    Load { replica: usize, worker: u8, load: (u8, u16, u16) },
+    /// All report; this many milliseconds pass.
+    Tick { ms: u16 },
+    /// The message at this place of a replica's queue arrives (and stays, if doubled).
+    Arrive { replica: usize, place: u8, doubled: bool },
+    /// The message at this place is lost.
+    Lose { replica: usize, place: u8 },
+    /// The stream ends and begins anew.
+    Reconnect { replica: usize },
+    /// The process is replaced by another one.
+    Restart { replica: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let replica = 0..3_usize;
+    prop_oneof![
+        4 => (replica.clone(), 0..5_u8, any::<(u8, u16, u16)>())
+            .prop_map(|(replica, worker, load)| Step::Load { replica, worker, load }),
+        4 => (1..400_u16).prop_map(|ms| Step::Tick { ms }),
+        4 => (replica.clone(), 0..4_u8, any::<bool>())
+            .prop_map(|(replica, place, doubled)| Step::Arrive { replica, place, doubled }),
+        2 => (replica.clone(), 0..4_u8).prop_map(|(replica, place)| Step::Lose { replica, place }),
+        1 => replica.clone().prop_map(|replica| Step::Reconnect { replica }),
+        1 => replica.prop_map(|replica| Step::Restart { replica }),
+    ]
+}
+
+struct World {
+    now: Instant,
+    replicas: Vec<Replica>,
+    table: LoadTable,
+    /// What routing was last given.
+    written: BTreeMap<Arc<str>, WorkerLoad>,
+    ids: u128,
+}
+
+impl World {
+    fn new() -> Self {
+        let now = observe::now();
+        let mut world = Self {
+            now,
+            replicas: Vec::new(),
+            table: LoadTable::new(100),
+            written: BTreeMap::new(),
+            ids: 0,
+        };
+        for _ in 0..3 {
+            let replica = world.replica();
+            world.replicas.push(replica);
+        }
+        (0..3).for_each(|replica| world.connect(replica));
+        world
+    }
+
+    fn replica(&mut self) -> Replica {
+        self.ids += 1;
+        Replica {
+            id: id(self.ids),
+            gauges: Gauges::new(self.now, HEARTBEAT),
+            truth: BTreeMap::new(),
+            on_the_way: Vec::new(),
+        }
+    }
+
+    fn connect(&mut self, replica: usize) {
+        let replica = &mut self.replicas[replica];
+        self.table.on_stream(replica.id);
+        replica.on_the_way = replica.gauges.whole().into();
+    }
+
+    fn tick(&mut self, ms: u16) {
+        self.now += Duration::from_millis(ms.into());
+        for replica in &mut self.replicas {
+            let loads = replica.truth.iter().map(|(address, load)| (address, *load));
+            let report = replica.gauges.report(self.now, Condition::default(), loads);
+            replica.on_the_way.extend(report.names);
+            replica.on_the_way.extend(report.load);
+        }
+    }
+
+    fn deliver(&mut self, peer: InstanceId, framed: &Bytes) {
+        match wire::PeerMessage::decode(framed.slice(5..)).unwrap().kind {
+            Some(Kind::Workers(names)) => {
+                self.table.on_names(peer, &names);
+            }
+            Some(Kind::Load(report)) => {
+                self.table.on_report(peer, &report);
+            }
+            other => panic!("{other:?}"),
+        }
+        self.written.extend(self.table.take_changed());
+    }
+
+    fn apply(&mut self, step: Step) {
+        match step {
+            Step::Load { replica, worker, load: (requests, queued, decode) } => {
+                let load = load(requests.into(), queued.into(), decode.into());
+                let address = format!("w{worker}:1").into();
+                self.replicas[replica].truth.insert(address, load);
+            }
+            Step::Tick { ms } => self.tick(ms),
+            Step::Arrive { replica, place, doubled } => {
+                let peer = &mut self.replicas[replica];
+                let (id, place) = (peer.id, usize::from(place));
+                let Some(message) = peer.on_the_way.get(place).cloned() else { return };
+                if !doubled {
+                    peer.on_the_way.remove(place);
+                }
+                self.deliver(id, &message);
+            }
+            Step::Lose { replica, place } => {
+                let messages = &mut self.replicas[replica].on_the_way;
+                if usize::from(place) < messages.len() {
+                    messages.remove(place.into());
+                }
+            }
+            Step::Reconnect { replica } => self.connect(replica),
+            Step::Restart { replica } => {
+                self.table.remove(self.replicas[replica].id);
+                self.written.extend(self.table.take_changed());
+                self.replicas[replica] = self.replica();
+                self.connect(replica);
+            }
+        }
+    }
+
+    /// Messages flow again, in order: those on their way, and what a second brings.
+    fn settle(&mut self) {
+        // A stream on which names were lost is no stream of ours: it ends, and the next one tells them.
+        (0..3).for_each(|replica| self.connect(replica));
+        for _ in 0..5 {
+            self.tick(250);
+            for replica in 0..3 {
+                let peer = self.replicas[replica].id;
+                for message in std::mem::take(&mut self.replicas[replica].on_the_way) {
+                    self.deliver(peer, &message);
+                }
+            }
+        }
+    }
+
+    fn check(&self) {
+        for worker in 0..5 {
+            let address: Arc<str> = format!("w{worker}:1").into();
+            let mut expected = WorkerLoad::default();
+            for replica in &self.replicas {
+                let truth = replica.truth.get(&address).copied().unwrap_or_default();
+                expected = exchange(expected, WorkerLoad::default(), truth);
+            }
+            assert_eq!(self.table.sum(&address), expected, "{address}");
+            let written = self.written.get(&address).copied().unwrap_or_default();
+            assert_eq!(written, expected, "{address} as routing sees it");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn once_messages_flow_the_sums_equal_the_truth(
+        steps in proptest::collection::vec(step(), 0..120),
+    ) {
+        let mut world = World::new();
+        for step in steps {
+            world.apply(step);
+        }
+        world.settle();
+        world.check();
+    }
+
+    #[test]
+    fn lost_reports_are_healed_by_the_next_whole_one_on_the_same_stream(
+        loads in proptest::collection::vec((0..5_u8, any::<(u8, u16, u16)>()), 1..40),
+        lost in proptest::collection::vec(any::<bool>(), 40),
+    ) {
+        let mut world = World::new();
+        // Every worker is named before anything is lost.
+        for worker in 0..5 {
+            world.apply(Step::Load { replica: 0, worker, load: (1, 1, 1) });
+        }
+        world.tick(20);
+        let first = std::mem::take(&mut world.replicas[0].on_the_way);
+        first.iter().for_each(|message| world.deliver(id(1), message));
+        for ((worker, load), is_lost) in loads.into_iter().zip(lost) {
+            world.apply(Step::Load { replica: 0, worker, load });
+            world.tick(20);
+            for message in std::mem::take(&mut world.replicas[0].on_the_way) {
+                if !is_lost {
+                    world.deliver(id(1), &message);
+                }
+            }
+        }
+        for _ in 0..5 {
+            world.tick(250);
+            for message in std::mem::take(&mut world.replicas[0].on_the_way) {
+                world.deliver(id(1), &message);
+            }
+        }
+        world.check();
+    }
+
+    #[test]
+    fn foreign_messages_never_panic(
+        messages in proptest::collection::vec(
+            (any::<bool>(), any::<u64>(), any::<bool>(), proptest::collection::vec(
+                (0..6_u32, 0..3_u8, proptest::option::of(0..2_u32), any::<(u32, u64, u64)>()), 0..6)),
+            0..40,
+        ),
+    ) {
+        let mut table = LoadTable::new(4);
+        for (is_names, sequence, is_whole, workers) in messages {
+            if is_names {
+                let workers = workers.iter().map(|(number, address, rank, _)| wire::WorkerName {
+                    number: *number,
+                    address: format!("w{address}"),
+                    rank: *rank,
+                });
+                table.on_names(id(1), &wire::WorkerNames { workers: workers.collect() });
+            } else {
+                let workers = workers.iter().map(|(number, _, _, load)| wire::WorkerLoad {
+                    number: *number,
+                    requests: load.0,
+                    queued_tokens: load.1,
+                    decode_tokens: load.2,
+                });
+                let report = wire::LoadReport {
+                    sequence,
+                    is_whole,
+                    workers: workers.collect(),
+                    ..wire::LoadReport::default()
+                };
+                table.on_report(id(1), &report);
+            }
+        }
+        table.remove(id(1));
+        prop_assert!(table.sums.is_empty());
+    }
+}
+
+#[test]
+fn workers_and_replicas_that_come_and_go_for_an_hour_leave_nothing_behind() {
+    let mut now = observe::now();
+    let mut table = LoadTable::new(2_000);
+    let mut gauges = Gauges::new(now, HEARTBEAT);
+    let mut peer = id(0);
+    let mut largest = 0;
+    // Every second another set of 20 workers, every minute another process.
+    for second in 0..3_600_u32 {
+        now += Duration::from_secs(1);
+        if second % 60 == 0 {
+            table.remove(peer);
+            peer = id(second.into());
+            gauges = Gauges::new(now, HEARTBEAT);
+            table.on_stream(peer);
+        }
+        let address = |worker: u32| Arc::<str>::from(format!("10.0.0.{worker}:{second}"));
+        let workers: Vec<_> = (0..20).map(address).collect();
+        let loads = workers.iter().map(|address| (address, load(1, 100, 10)));
+        let report = gauges.report(now, Condition::default(), loads);
+        for message in report.names.into_iter().chain(report.load) {
+            match wire::PeerMessage::decode(message.slice(5..)).unwrap().kind {
+                Some(Kind::Workers(names)) => assert_eq!(table.on_names(peer, &names).ignored, 0),
+                Some(Kind::Load(report)) => assert_eq!(table.on_report(peer, &report).ignored, 0),
+                other => panic!("{other:?}"),
+            }
+        }
+        table.take_changed().for_each(drop);
+        gauges.forget(now, |address| workers.iter().any(|it| **it == *address));
+        largest = largest.max(table.sums.len() + table.peers[&peer].by_address.len());
+        assert!(table.peers[&peer].workers.len() <= 2_000);
+    }
+    assert_eq!(table.peers.len(), 1);
+    assert!(largest <= 2 * 40, "{largest}");
+}
