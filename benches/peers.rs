@@ -52,7 +52,8 @@ impl Replica {
         let defaults = WorkerDefaults::default();
         let members = (0..WORKERS).map(|worker| url(worker).member(&defaults).unwrap());
         fleet.set_members("static", members.collect());
-        let workers = fleet.snapshot().workers.iter();
+        let snapshot = fleet.snapshot().clone();
+        let workers = snapshot.workers.iter();
         let workers = workers.map(|status| status.worker.clone()).collect();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -91,7 +92,11 @@ impl Replica {
 
     fn connected(&self) -> usize {
         let status = self.peers.status(Instant::now()).unwrap();
-        status.peers.iter().filter(|it| it.state == "connected").count()
+        status
+            .peers
+            .iter()
+            .filter(|it| it.state == "connected")
+            .count()
     }
 }
 
@@ -153,10 +158,17 @@ fn share_of_a_core() {
         median(rounds)
     );
     // What was measured is right.
-    let expected: u32 = replicas[..OTHERS].iter().map(|it| it.running.len() as u32).sum();
+    let expected: u32 = replicas[..OTHERS]
+        .iter()
+        .map(|it| it.running.len() as u32)
+        .sum();
     let subject = &replicas[OTHERS];
     wait("the sums are the truth", || {
-        let seen: u32 = subject.workers.iter().map(|it| it.load.peers_requests()).sum();
+        let seen: u32 = subject
+            .workers
+            .iter()
+            .map(|it| it.load.peers_requests())
+            .sum();
         seen == expected
     });
 }
@@ -190,8 +202,7 @@ fn lag() {
             let mut unseen: Vec<usize> = (0..REPLICAS).filter(|it| *it != from).collect();
             while !unseen.is_empty() {
                 unseen.retain(|it| {
-                    let is_seen =
-                        replicas[*it].workers[worker].load.peers_requests() > before[*it];
+                    let is_seen = replicas[*it].workers[worker].load.peers_requests() > before[*it];
                     if is_seen {
                         lags.push(begun.elapsed().as_secs_f64() * 1_000.0);
                     }

@@ -94,14 +94,17 @@ async fn requests_of_others(router: &Router) -> u64 {
     let page = fleet_page(router).await;
     let workers = page["workers"].as_array().unwrap().iter();
     let loads = workers.filter_map(|worker| worker["peers"].as_array());
-    let requests = loads.flatten().map(|load| load["requests"].as_u64().unwrap());
+    let requests = loads
+        .flatten()
+        .map(|load| load["requests"].as_u64().unwrap());
     requests.sum()
 }
 
 async fn sees(router: &Router, requests: u64) {
-    eventually(&format!("{requests} requests of others are seen"), async || {
-        requests_of_others(router).await == requests
-    })
+    eventually(
+        &format!("{requests} requests of others are seen"),
+        async || requests_of_others(router).await == requests,
+    )
     .await;
 }
 
@@ -226,12 +229,19 @@ async fn a_stopped_replica_is_stale_then_dropped_and_comes_back() {
     let stopped = Instant::now();
     eventually("it is stale", async || states(other).await == ["stale"]).await;
     println!("a stopped replica was stale after {:?}", stopped.elapsed());
-    assert_eq!(requests_of_others(other).await, 1, "its last load still counts");
+    assert_eq!(
+        requests_of_others(other).await,
+        1,
+        "its last load still counts"
+    );
     eventually("its load is gone", async || {
         requests_of_others(other).await == 0
     })
     .await;
-    println!("a stopped replica was dropped after {:?}", stopped.elapsed());
+    println!(
+        "a stopped replica was dropped after {:?}",
+        stopped.elapsed()
+    );
     let alone = fleet_page(other).await["replica"]["is_alone"].clone();
     assert_eq!(alone, true);
     signal(&routers[0], "CONT");
@@ -279,11 +289,18 @@ async fn another_secret_is_refused_and_said() {
     let mut config = beside(&engines, &[&first]);
     secret(&mut config, "another secret, mistyped");
     let stranger = Router::child(&config).await;
-    eventually("it is refused", async || states(&stranger).await == ["refused"]).await;
+    eventually("it is refused", async || {
+        states(&stranger).await == ["refused"]
+    })
+    .await;
     let page = fleet_page(&stranger).await;
     let error = page["peers"][0]["error"].as_str().unwrap();
     assert!(error.contains("`peers.secret` differs"), "{error}");
-    assert!(stranger.log().contains("replica not used"), "{}", stranger.log());
+    assert!(
+        stranger.log().contains("replica not used"),
+        "{}",
+        stranger.log()
+    );
     assert!(!stranger.log().contains("mistyped"));
     let refused = metric(&first, "warmroute_peer_refused_total{reason=\"secret\"}").await;
     assert!(refused.unwrap() >= 1.0);
@@ -299,9 +316,8 @@ async fn another_secret_is_refused_and_said() {
 async fn replicas_are_replaced_one_by_one_and_nothing_is_lost() {
     let engines = [Engine::here("w0", unhurried()).await];
     let addresses = addresses(3);
-    let start = async |place: usize| {
-        Router::child(&replica(&engines, &addresses[place], &addresses)).await
-    };
+    let start =
+        async |place: usize| Router::child(&replica(&engines, &addresses[place], &addresses)).await;
     let mut routers = vec![start(0).await, start(1).await, start(2).await];
     for place in 0..3 {
         are_connected(&routers.iter().collect::<Vec<_>>()).await;
@@ -374,7 +390,10 @@ async fn eight_processes_know_each_others_load() {
         })
         .await;
     }
-    println!("load of a killed replica gone from seven after {:?}", killed.elapsed());
+    println!(
+        "load of a killed replica gone from seven after {:?}",
+        killed.elapsed()
+    );
 }
 
 #[tokio::test]

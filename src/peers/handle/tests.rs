@@ -58,7 +58,8 @@ fn stranger(id: u128) -> Identity {
 
 async fn dial(replica: &Replica, id: u128) -> Link {
     let settings = Settings::default().advanced;
-    let link = client::connect(&replica.address, wire::SYNC, &stranger(id), &settings);
+    let identity = stranger(id);
+    let link = client::connect(&replica.address, wire::SYNC, &identity, &settings);
     link.await.unwrap()
 }
 
@@ -151,7 +152,9 @@ async fn replicas_that_dial_each_other_keep_one_stream() {
     let settings = Settings::default().advanced;
     let _request = crate::fleet::in_flight::InFlight::new(second.worker.clone(), 70, 0);
     eventually("the load is seen", || first.worker.load.requests() == 1).await;
-    let Some(shared) = first.peers.0.clone() else { unreachable!() };
+    let Some(shared) = first.peers.0.clone() else {
+        unreachable!()
+    };
     let identity = &shared.state.identity;
     for _ in 0..3 {
         let link = client::connect(&second.address, wire::SYNC, identity, &settings);
@@ -166,7 +169,11 @@ async fn replicas_that_dial_each_other_keep_one_stream() {
         tokio::time::sleep(Duration::from_millis(50)).await;
         let count = |replica: &Replica| {
             let status = replica.peers.status(observe::now()).unwrap();
-            status.peers.iter().filter(|it| it.state == "connected").count()
+            status
+                .peers
+                .iter()
+                .filter(|it| it.state == "connected")
+                .count()
         };
         eventually("one stream", || {
             count(&first) == 1 && count(&second) == 1 && first.worker.load.requests() == 1
@@ -188,13 +195,19 @@ async fn a_ready_replica_can_be_asked_for_trees() {
     let address = first.peers.ready_peers().remove(0);
     // Nobody serves trees there yet.
     let mut link = first.peers.call_for_trees(&address).await.unwrap();
-    assert!(matches!(link.receive().await, Err(Failure::RefusedByPeer(_))));
+    assert!(matches!(
+        link.receive().await,
+        Err(Failure::RefusedByPeer(_))
+    ));
     second.peers.serve_trees(TreeHandler::new(|link| {
         Box::pin(async move {
             let _ = link.send(names()).await;
         })
     }));
     let mut link = first.peers.call_for_trees(&address).await.unwrap();
-    assert!(matches!(link.receive().await, Ok(Some((Some(Kind::Workers(_)), _)))));
+    assert!(matches!(
+        link.receive().await,
+        Ok(Some((Some(Kind::Workers(_)), _)))
+    ));
     assert!(matches!(link.receive().await, Ok(None)));
 }

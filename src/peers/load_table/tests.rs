@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use bytes::Bytes;
-use prost::Message;
 use proptest::prelude::*;
+use prost::Message;
 
 use super::*;
 use crate::observe;
@@ -27,11 +27,13 @@ fn load(requests: u64, queued_tokens: u64, decode_tokens: u64) -> WorkerLoad {
 }
 
 fn names(workers: &[(u32, &str, Option<u32>)]) -> wire::WorkerNames {
-    let workers = workers.iter().map(|(number, address, rank)| wire::WorkerName {
-        number: *number,
-        address: (*address).to_owned(),
-        rank: *rank,
-    });
+    let workers = workers
+        .iter()
+        .map(|(number, address, rank)| wire::WorkerName {
+            number: *number,
+            address: (*address).to_owned(),
+            rank: *rank,
+        });
     wire::WorkerNames {
         workers: workers.collect(),
     }
@@ -62,9 +64,15 @@ fn reports_of_several_replicas_add_up_and_end_with_them() {
     assert_eq!(table.sum("a:1"), load(6, 0, 0));
     assert_eq!(table.load(id(1), "b:1"), load(1, 0, 0));
     table.on_report(id(1), &report(2, false, &[(0, 0)]));
-    assert_eq!((table.sum("a:1"), table.sum("b:1")), (load(3, 0, 0), load(2, 0, 0)));
+    assert_eq!(
+        (table.sum("a:1"), table.sum("b:1")),
+        (load(3, 0, 0), load(2, 0, 0))
+    );
     table.remove(id(2));
-    assert_eq!((table.sum("a:1"), table.sum("b:1")), (load(0, 0, 0), load(1, 0, 0)));
+    assert_eq!(
+        (table.sum("a:1"), table.sum("b:1")),
+        (load(0, 0, 0), load(1, 0, 0))
+    );
     let changed: BTreeMap<_, _> = table.take_changed().collect();
     assert_eq!(changed[&Arc::from("b:1")], load(1, 0, 0));
     assert_eq!(table.take_changed().count(), 0);
@@ -78,14 +86,25 @@ fn nothing_counts_before_a_whole_report_and_old_ones_are_ignored() {
     table.on_names(peer, &names(&[(0, "a:1", None), (1, "b:1", None)]));
     table.on_report(peer, &report(4, false, &[(0, 9)]));
     assert_eq!(table.sum("a:1"), load(0, 0, 0));
-    assert!(table.on_report(peer, &report(5, true, &[(0, 1), (1, 1)])).is_first);
-    for old in [report(4, false, &[(0, 9)]), report(5, false, &[(0, 9)]), report(3, true, &[])] {
+    assert!(
+        table
+            .on_report(peer, &report(5, true, &[(0, 1), (1, 1)]))
+            .is_first
+    );
+    for old in [
+        report(4, false, &[(0, 9)]),
+        report(5, false, &[(0, 9)]),
+        report(3, true, &[]),
+    ] {
         table.on_report(peer, &old);
         assert_eq!(table.sum("a:1"), load(1, 0, 0));
     }
     // Workers that a whole report does not name have no load.
     table.on_report(peer, &report(6, true, &[(1, 2)]));
-    assert_eq!((table.sum("a:1"), table.sum("b:1")), (load(0, 0, 0), load(2, 0, 0)));
+    assert_eq!(
+        (table.sum("a:1"), table.sum("b:1")),
+        (load(0, 0, 0), load(2, 0, 0))
+    );
     // A new stream: the former load counts until its first report.
     table.on_stream(peer);
     assert_eq!(table.sum("b:1"), load(2, 0, 0));
@@ -97,7 +116,10 @@ fn nothing_counts_before_a_whole_report_and_old_ones_are_ignored() {
 fn ranks_add_up_unless_the_whole_worker_is_reported_too() {
     let mut table = LoadTable::new(100);
     let peer = id(1);
-    table.on_names(peer, &names(&[(0, "a:1", Some(0)), (1, "a:1", Some(1)), (2, "a:1", None)]));
+    table.on_names(
+        peer,
+        &names(&[(0, "a:1", Some(0)), (1, "a:1", Some(1)), (2, "a:1", None)]),
+    );
     table.on_report(peer, &report(1, true, &[(0, 1), (1, 2)]));
     assert_eq!(table.sum("a:1"), load(3, 0, 0));
     table.on_report(peer, &report(2, false, &[(2, 4)]));
@@ -114,7 +136,10 @@ fn a_number_that_is_given_to_another_worker_takes_its_load_along() {
     table.on_names(peer, &names(&[(0, "a:1", None)]));
     table.on_report(peer, &report(1, true, &[(0, 5)]));
     table.on_names(peer, &names(&[(0, "b:1", None)]));
-    assert_eq!((table.sum("a:1"), table.sum("b:1")), (load(0, 0, 0), load(0, 0, 0)));
+    assert_eq!(
+        (table.sum("a:1"), table.sum("b:1")),
+        (load(0, 0, 0), load(0, 0, 0))
+    );
     table.on_report(peer, &report(2, false, &[(0, 5)]));
     assert_eq!(table.sum("b:1"), load(5, 0, 0));
 }
@@ -146,11 +171,19 @@ struct Replica {
 #[derive(Clone, Debug)]
 enum Step {
     /// A replica's load at a worker becomes this.
-    Load { replica: usize, worker: u8, load: (u8, u16, u16) },
+    Load {
+        replica: usize,
+        worker: u8,
+        load: (u8, u16, u16),
+    },
     /// All report; this many milliseconds pass.
     Tick { ms: u16 },
     /// The message at this place of a replica's queue arrives (and stays, if doubled).
-    Arrive { replica: usize, place: u8, doubled: bool },
+    Arrive {
+        replica: usize,
+        place: u8,
+        doubled: bool,
+    },
     /// The message at this place is lost.
     Lose { replica: usize, place: u8 },
     /// The stream ends and begins anew.
@@ -241,16 +274,26 @@ impl World {
 
     fn apply(&mut self, step: Step) {
         match step {
-            Step::Load { replica, worker, load: (requests, queued, decode) } => {
+            Step::Load {
+                replica,
+                worker,
+                load: (requests, queued, decode),
+            } => {
                 let load = load(requests.into(), queued.into(), decode.into());
                 let address = format!("w{worker}:1").into();
                 self.replicas[replica].truth.insert(address, load);
             }
             Step::Tick { ms } => self.tick(ms),
-            Step::Arrive { replica, place, doubled } => {
+            Step::Arrive {
+                replica,
+                place,
+                doubled,
+            } => {
                 let peer = &mut self.replicas[replica];
                 let (id, place) = (peer.id, usize::from(place));
-                let Some(message) = peer.on_the_way.get(place).cloned() else { return };
+                let Some(message) = peer.on_the_way.get(place).cloned() else {
+                    return;
+                };
                 if !doubled {
                     peer.on_the_way.remove(place);
                 }

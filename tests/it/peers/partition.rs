@@ -27,7 +27,9 @@ impl Proxy {
                 tokio::spawn(async move {
                     // A connection that is opened while the network is cut is answered by nobody.
                     until_whole(&mut cut.clone()).await;
-                    let Ok(accepted) = TcpStream::connect(to).await else { return };
+                    let Ok(accepted) = TcpStream::connect(to).await else {
+                        return;
+                    };
                     let _ = (dialed.set_nodelay(true), accepted.set_nodelay(true));
                     let (from_dialer, to_dialer) = dialed.into_split();
                     let (from_acceptor, to_acceptor) = accepted.into_split();
