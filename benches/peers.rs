@@ -27,7 +27,10 @@ use warmroute::fleet::{Worker, circuit_breaker};
 use warmroute::http::client;
 use warmroute::http::drain::Tasks;
 use warmroute::http::io_threads::OffloadThread;
+use warmroute::kv::predicted::{self, PredictedIndex};
+use warmroute::kv::unconfirmed::{self, UnconfirmedBlocks};
 use warmroute::observe::metrics;
+use warmroute::peers::routed::RoutedPrompts;
 use warmroute::peers::settings::PeerDiscovery;
 use warmroute::peers::{Peers, Settings};
 
@@ -63,7 +66,19 @@ impl Replica {
             discovery: vec![PeerDiscovery::Static(listed)],
             ..Settings::default()
         };
-        let peers = Peers::new(&settings, address, fleet, &metrics::Registry::default()).unwrap();
+        let (registry, now) = (metrics::Registry::default(), Instant::now());
+        let predicted = PredictedIndex::new(
+            predicted::Settings::default(),
+            predicted::Metrics::new(&registry),
+            now,
+        );
+        let unconfirmed = UnconfirmedBlocks::new(
+            unconfirmed::Settings::default(),
+            unconfirmed::Metrics::new(&registry),
+            now,
+        );
+        let routed = RoutedPrompts::new(1_000, Arc::new(predicted), unconfirmed, &registry);
+        let peers = Peers::new(&settings, address, fleet, Arc::new(routed), &registry).unwrap();
         let running = peers.clone();
         drop(runtime.spawn(async move {
             let listener = TcpListener::from_std(listener).unwrap();

@@ -4,6 +4,7 @@
 //! Replicas share state, never events: a report that is lost, late or doubled is healed by the next one. Nothing here is
 //! asked on a request's path; a replica without peers routes by what it knows itself.
 
+mod addresses;
 mod client;
 mod connection;
 mod discovery;
@@ -27,7 +28,9 @@ pub mod take_trees;
 mod tree_metrics;
 pub mod tree_wire;
 pub mod warm_start;
+mod streams;
 pub mod wire;
+mod workers;
 
 pub use self::handle::{Peers, Serving, TreeHandler};
 pub use self::message::framed;

@@ -75,7 +75,7 @@ pub struct Advanced {
     /// worker that the key prefers. Workers with fewer than 8 requests are never too busy. 0: no bound.
     #[schemars(range(min = 0))]
     pub affinity_load_factor: f64,
-    /// cache_aware, while `peers` are configured and none is heard: among workers whose cost is within this many
+    /// cache_aware, while `peers` are configured and none is connected: among workers whose cost is within this many
     /// times the prompt's tokens of the lowest, the hash of the prompt's first blocks chooses, so that replicas that
     /// know nothing of each other send the same prefixes to the same workers. 0: the lowest cost always.
     #[schemars(range(min = 0))]

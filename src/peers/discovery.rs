@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info, warn};
 
+use super::addresses::AddressState;
 use super::client;
 use super::handshake::Refusal;
 use super::link::Failure;
 use super::session;
 use super::settings::{DnsPeers, PeerDiscovery};
-use super::state::{AddressState, State};
+use super::state::State;
 use super::wire;
 use crate::http::drain::Tasks;
 use crate::http::keyed_tasks::KeyedTasks;

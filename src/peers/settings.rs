@@ -118,7 +118,7 @@ pub struct Advanced {
     /// Workers and ranks that another replica may report; more are ignored and counted.
     #[schemars(range(min = 1, max = 65536))]
     pub max_workers: u32,
-    /// Blocks of prompts that this replica routed and has not told the others of, about 11 bytes each: as many as are
+    /// Blocks of prompts that this replica routed and has not sent to the others, about 11 bytes each: as many as are
     /// sent with one report. More are dropped and counted, and sent with the next use of their prompts.
     #[schemars(range(min = 64, max = 65536))]
     pub max_queued_blocks: u32,

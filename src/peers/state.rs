@@ -1,35 +1,31 @@
 //! What the streams of this replica share: its gauges, the other replicas and their load, and how to reach each stream.
 //! Everything happens on the thread of the replicas; pages read it now and then.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::gauges::{Condition, Gauges, WorkerLoad};
+use super::addresses::{AddressState, Addresses};
+use super::gauges::{Condition, Gauges};
 use super::handshake::{Identity, InstanceId, PeerIdentity, Side};
 use super::link::Outgoing;
 use super::load_table::LoadTable;
-use super::message::framed;
 use super::metrics::Metrics;
-use super::numbers::WorkerKey;
 use super::roster::{Admission, Change, Freshness, Peer, Roster, StreamId};
-use super::routed::{RoutedPrompts, RoutedWorker};
+use super::routed::RoutedPrompts;
 use super::settings::Advanced;
-use super::status::{LoadRow, PeerRow, ReplicaRow, Status};
-use super::wire;
+use super::status::{self, LoadRow, ReplicaRow, Status};
+use super::streams::Streams;
 use super::wire::peer_message::Kind;
+use super::workers::Workers;
 use crate::fleet::registry::Registry;
-use crate::fleet::{Snapshot, Worker};
-use crate::ids::WorkerId;
 
 /// Shared by all streams.
 #[derive(Debug)]
@@ -53,32 +49,11 @@ struct Inner {
     gauges: Gauges,
     roster: Roster,
     table: LoadTable,
-    streams: BTreeMap<StreamId, Stream>,
-    addresses: BTreeMap<Arc<str>, AddressState>,
-    snapshot: Arc<Snapshot>,
-    workers: FxHashMap<Arc<str>, Arc<Worker>>,
-}
-
-/// The sending half of a stream.
-#[derive(Debug)]
-struct Stream {
-    outgoing: Outgoing,
-    /// A report did not fit, so the next one must be whole.
-    has_missed: bool,
-    end: CancellationToken,
-}
-
-/// How a listed address is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum AddressState {
-    Connecting,
-    /// This replica's own.
-    Itself,
-    Connected(InstanceId),
-    NotListening,
-    Lost(String),
-    /// One side does not accept the other.
-    Refused(String),
+    streams: Streams,
+    addresses: Addresses,
+    /// Another replica has been connected before.
+    was_heard: bool,
+    workers: Workers,
 }
 
 impl State {
@@ -101,10 +76,10 @@ impl State {
                 gauges: Gauges::new(now, settings.heartbeat_interval),
                 roster,
                 table: LoadTable::new(settings.max_workers as usize),
-                streams: BTreeMap::new(),
-                addresses: BTreeMap::new(),
-                snapshot: Arc::default(),
-                workers: FxHashMap::default(),
+                streams: Streams::default(),
+                addresses: Addresses::default(),
+                was_heard: false,
+                workers: Workers::default(),
             }),
             identity: Arc::new(identity),
             settings,
@@ -147,9 +122,7 @@ impl State {
                 stream
             }
             Admission::Replaces { stream, former } => {
-                if let Some(former) = inner.streams.remove(&former) {
-                    former.end.cancel();
-                }
+                inner.streams.retire(now, former);
                 stream
             }
             Admission::Duplicate => return Err("it is connected by another stream"),
@@ -159,15 +132,12 @@ impl State {
             }
         };
         inner.table.on_stream(peer.id);
-        let end = CancellationToken::new();
-        let mut opened = Stream {
-            outgoing: outgoing.clone(),
-            has_missed: true,
-            end: end.clone(),
-        };
         self.refresh_fleet(now, inner);
-        opened.send(&self.metrics, &[], || inner.gauges.whole());
-        inner.streams.insert(stream, opened);
+        let whole = || inner.gauges.whole();
+        let end = inner
+            .streams
+            .open(stream, outgoing.clone(), &self.metrics, whole);
+        inner.was_heard = true;
         self.routed.set_heard(true);
         self.routed.on_missed(now);
         self.update_alone(now, inner);
@@ -178,7 +148,7 @@ impl State {
     /// A stream has ended, for whatever reason.
     pub(super) fn close(&self, now: Instant, peer: InstanceId, stream: StreamId, reason: &str) {
         let inner = &mut *self.inner.lock();
-        inner.streams.remove(&stream);
+        inner.streams.remove(stream);
         self.routed.set_heard(!inner.streams.is_empty());
         let Some(lost) = inner.roster.on_end(peer, stream) else {
             return;
@@ -233,7 +203,7 @@ impl State {
             }
             Some(Kind::Routed(message)) => {
                 self.refresh_fleet(now, inner);
-                let workers = inner.routed_workers(peer, &message);
+                let workers = inner.workers.routed_workers(&inner.table, peer, &message);
                 // Blocks are placed without the lock, which pages take too.
                 drop(guard);
                 let worker_of = |number| workers.get(&number).copied();
@@ -253,8 +223,7 @@ impl State {
             is_ready: self.is_ready.load(Relaxed),
             is_draining: self.is_draining.load(Relaxed),
         };
-        let workers = inner.workers.iter();
-        let loads = workers.map(|(address, worker)| (address, own_load(worker)));
+        let loads = inner.workers.own_loads();
         let report = inner.gauges.report(now, condition, loads);
         let mut messages: [Bytes; 2] = Default::default();
         let mut count = 0;
@@ -262,15 +231,17 @@ impl State {
             messages[count] = message;
             count += 1;
         }
-        let routed = inner.routed_message(&self.routed);
-        for stream in inner.streams.values_mut() {
-            stream.send(&self.metrics, &messages[..count], || inner.gauges.whole());
-            if let Some(routed) = &routed
-                && !stream.send_routed(&self.metrics, routed)
-            {
-                self.routed.on_missed(now);
-            }
+        let routed = inner
+            .workers
+            .routed_message(&self.routed, &inner.gauges.numbers);
+        let whole = || inner.gauges.whole();
+        inner.streams.send(&self.metrics, &messages[..count], whole);
+        if let Some(routed) = routed
+            && !inner.streams.send_once(&self.metrics, &routed)
+        {
+            self.routed.on_missed(now);
         }
+        inner.streams.end_retired(now);
         for change in inner.roster.on_time(now) {
             match change {
                 Change::BecameStale(id) => {
@@ -279,13 +250,9 @@ impl State {
                 }
                 Change::HeardAgain(id) => {
                     let name = inner.roster.peer(id).map(|peer| &*peer.identity.name);
-                    info!(peer = name, %id, "replica is heard again");
+                    info!(peer = name, %id, "replica is connected again");
                 }
-                Change::Dead(_, stream) => {
-                    if let Some(stream) = inner.streams.get(&stream) {
-                        stream.end.cancel();
-                    }
-                }
+                Change::Dead(_, stream) => inner.streams.end(stream),
             }
         }
         self.update_alone(now, inner);
@@ -307,13 +274,13 @@ impl State {
 
     /// Lets a stream end once what is queued is sent.
     pub(super) fn end_sending(&self, stream: StreamId) {
-        self.inner.lock().streams.remove(&stream);
+        self.inner.lock().streams.remove(stream);
     }
 
     /// Keeps only the listed addresses.
     pub(super) fn set_addresses(&self, now: Instant, listed: impl Fn(&str) -> bool) {
         let inner = &mut *self.inner.lock();
-        inner.addresses.retain(|address, _| listed(address));
+        inner.addresses.keep(listed);
         self.update_alone(now, inner);
     }
 
@@ -325,7 +292,7 @@ impl State {
         state: AddressState,
     ) -> Option<AddressState> {
         let inner = &mut *self.inner.lock();
-        let former = inner.addresses.insert(address.clone(), state);
+        let former = inner.addresses.set(address, state);
         self.update_alone(now, inner);
         former
     }
@@ -358,49 +325,23 @@ impl State {
 
     pub(super) fn status(&self, now: Instant) -> Status {
         let inner = self.inner.lock();
-        let peers = inner.roster.peers().map(|peer| {
-            let id = peer.identity.id;
-            PeerRow {
-                name: Some(peer.identity.name.to_string()),
-                instance_id: Some(id.to_string()),
-                address: peer.address.as_deref().map(str::to_owned),
-                state: match inner.roster.freshness(now, peer) {
-                    Freshness::Connected => "connected",
-                    Freshness::Stale => "stale",
-                },
-                error: None,
-                release: Some(peer.identity.release.to_string()),
-                is_ready: peer.is_ready,
-                is_draining: peer.is_draining,
-                age_ms: Some(millis(now.saturating_duration_since(peer.heard_at))),
-                lag_ms: Some(millis(self.lag(now, &inner, peer))),
-                unknown_workers: self.unknown(&inner, id),
-            }
-        });
-        let mut peers: Vec<PeerRow> = peers.collect();
-        for (address, state) in &inner.addresses {
-            let (state, error) = match state {
-                AddressState::Connected(_) | AddressState::Itself => continue,
-                AddressState::Connecting => ("unreachable", None),
-                AddressState::NotListening => {
-                    ("unreachable", Some("nothing listens there".to_owned()))
-                }
-                AddressState::Lost(reason) => ("unreachable", Some(reason.clone())),
-                AddressState::Refused(reason) => ("refused", Some(reason.clone())),
-            };
-            peers.push(PeerRow {
-                address: Some(address.to_string()),
-                state,
-                error,
-                ..PeerRow::default()
-            });
-        }
+        let is_listed = |address: &str| inner.workers.is_listed(address);
+        let rows = status::rows(
+            now,
+            &inner.roster,
+            &inner.table,
+            &inner.addresses,
+            is_listed,
+        );
         let replica = ReplicaRow {
             name: self.identity.name.to_string(),
             instance_id: self.identity.id.to_string(),
             is_alone: self.is_alone(),
         };
-        Status { replica, peers }
+        Status {
+            replica,
+            peers: rows,
+        }
     }
 
     /// What each other replica has at a worker.
@@ -427,46 +368,25 @@ impl State {
             gauge.set(count.count() as i64);
         }
         self.metrics.lag.reset();
-        let mut unknown = 0;
-        let inner = self.inner.lock();
-        for peer in inner.roster.peers() {
-            let lag = self.metrics.lag.with_label_values(&[&*peer.identity.name]);
-            let seconds = self.lag(now, &inner, peer).as_secs_f64();
-            lag.set(lag.get().max(seconds));
-            unknown += self.unknown(&inner, peer.identity.id);
+        for peer in &status.peers {
+            if let (Some(name), Some(lag)) = (&peer.name, peer.lag_ms) {
+                let gauge = self.metrics.lag.with_label_values(&[name]);
+                gauge.set(gauge.get().max(lag as f64 / 1_000.0));
+            }
         }
+        let unknown = status.peers.iter().map(|peer| peer.unknown_workers);
+        let unknown: usize = unknown.sum();
         self.metrics.unknown_workers.set(unknown as i64);
-    }
-
-    /// Age of the newest state of a replica.
-    fn lag(&self, now: Instant, inner: &Inner, peer: &Peer) -> Duration {
-        let age = inner.table.age(peer.identity.id);
-        now.saturating_duration_since(peer.heard_at) + age
-    }
-
-    fn unknown(&self, inner: &Inner, peer: InstanceId) -> usize {
-        let is_listed = |address: &str| inner.workers.contains_key(address);
-        inner.table.unknown_workers(peer, is_listed)
     }
 
     /// Takes over a change of the fleet: who its workers are, and what others have there.
     fn refresh_fleet(&self, now: Instant, inner: &mut Inner) {
-        let snapshot = self.fleet.snapshot();
-        if Arc::ptr_eq(&snapshot, &inner.snapshot) {
-            return;
-        }
-        inner.snapshot = snapshot.clone();
-        let workers = inner.snapshot.workers.iter().map(|status| {
-            let worker = &status.worker;
-            (Arc::from(worker.pool.address()), worker.clone())
-        });
-        inner.workers = workers.collect();
-        let workers = &inner.workers;
-        inner
-            .gauges
-            .forget(now, |address| workers.contains_key(address));
-        for (address, worker) in workers {
-            set_peers(worker, inner.table.sum(address));
+        if inner.workers.refresh(&self.fleet) {
+            let workers = &inner.workers;
+            inner
+                .gauges
+                .forget(now, |address| workers.is_listed(address));
+            workers.set_all(&inner.table);
         }
     }
 
@@ -474,121 +394,20 @@ impl State {
     /// engines had reported as foreign.
     fn apply(&self, inner: &mut Inner, is_first: bool) {
         for (address, sum) in inner.table.take_changed() {
-            if let Some(worker) = inner.workers.get(&address) {
-                set_peers(worker, sum);
-                if is_first {
-                    worker.load.recount_foreign();
-                }
-            }
+            inner.workers.set(&address, sum, is_first);
         }
     }
 
     fn update_alone(&self, now: Instant, inner: &Inner) {
-        // Where nothing listens there is no replica, and a replica is not cut off from itself.
-        let is_expected = |state: &AddressState| {
-            !matches!(state, AddressState::Itself | AddressState::NotListening)
-        };
         let is_fresh = |peer: &Peer| inner.roster.freshness(now, peer) == Freshness::Connected;
         let is_alone =
-            inner.addresses.values().any(is_expected) && !inner.roster.peers().any(is_fresh);
-        if self.is_alone.swap(is_alone, Relaxed) != is_alone {
+            inner.addresses.are_replicas_expected() && !inner.roster.peers().any(is_fresh);
+        // A start is no loss.
+        if self.is_alone.swap(is_alone, Relaxed) != is_alone && inner.was_heard {
             match is_alone {
-                true => warn!("no other replica is heard; routing without their load"),
-                false => info!("not cut off from other replicas"),
+                true => warn!("no other replica is connected; routing without them"),
+                false => info!("another replica is connected, or none is expected"),
             }
         }
     }
-}
-
-impl Inner {
-    /// What this replica routed since the last report, for all replicas.
-    fn routed_message(&self, routed: &RoutedPrompts) -> Option<Bytes> {
-        let mut numbers: FxHashMap<WorkerId, Option<u32>> = FxHashMap::default();
-        let message = routed.take_message(|id| {
-            *numbers.entry(id).or_insert_with(|| {
-                let mut workers = self.workers.iter();
-                let (address, _) = workers.find(|(_, worker)| worker.id == id)?;
-                self.gauges.numbers.known(&WorkerKey {
-                    address: address.clone(),
-                    rank: None,
-                })
-            })
-        })?;
-        Some(framed(Kind::Routed(message)))
-    }
-
-    /// The workers that a replica's message names, by its numbers.
-    fn routed_workers(
-        &self,
-        peer: InstanceId,
-        message: &wire::RoutedPrompts,
-    ) -> FxHashMap<u32, RoutedWorker> {
-        let prompts = message.prompts.iter().map(|prompt| prompt.number);
-        let unconfirmed = message.unconfirmed.iter().map(|prompt| prompt.number);
-        let mut workers = FxHashMap::default();
-        for number in prompts.chain(unconfirmed) {
-            let Some(key) = self.table.key(peer, number) else {
-                continue;
-            };
-            if let Some(worker) = self.workers.get(&key.address) {
-                workers.entry(number).or_insert(RoutedWorker {
-                    id: worker.id,
-                    cache_tokens: worker.cache_tokens.load(Relaxed),
-                });
-            }
-        }
-        workers
-    }
-}
-
-impl Stream {
-    /// Sends routed prompts. False if there is no room.
-    fn send_routed(&mut self, metrics: &Metrics, message: &Bytes) -> bool {
-        if self.has_missed || self.outgoing.try_send(Ok(message.clone())).is_err() {
-            return false;
-        }
-        metrics.sent.inc_by(message.len() as u64);
-        true
-    }
-
-    /// Sends messages, or the whole state if something was missed. What does not fit is missed.
-    fn send(&mut self, metrics: &Metrics, messages: &[Bytes], whole: impl FnOnce() -> [Bytes; 2]) {
-        let whole = self.has_missed.then(whole);
-        let messages = match &whole {
-            Some(whole) => &whole[..],
-            None => messages,
-        };
-        if self.outgoing.capacity() < messages.len() {
-            if !self.has_missed {
-                self.has_missed = true;
-                metrics.skipped.inc();
-            }
-            return;
-        }
-        self.has_missed = false;
-        for message in messages {
-            metrics.sent.inc_by(message.len() as u64);
-            // Fails only if the stream has ended, which its own task notices.
-            let _ = self.outgoing.try_send(Ok(message.clone()));
-        }
-    }
-}
-
-fn own_load(worker: &Worker) -> WorkerLoad {
-    WorkerLoad {
-        requests: worker.load.own_requests().into(),
-        queued_tokens: worker.load.own_queued_tokens(),
-        decode_tokens: worker.load.own_decode_tokens(),
-    }
-}
-
-fn set_peers(worker: &Worker, sum: WorkerLoad) {
-    let requests = u32::try_from(sum.requests).unwrap_or(u32::MAX);
-    worker
-        .load
-        .set_peers(requests, sum.queued_tokens, sum.decode_tokens);
-}
-
-fn millis(duration: Duration) -> u64 {
-    duration.as_millis() as u64
 }

@@ -1,6 +1,12 @@
-//! What pages show of other replicas.
+//! What pages show of other replicas. Pure.
+
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+
+use super::addresses::Addresses;
+use super::load_table::LoadTable;
+use super::roster::{Freshness, Roster};
 
 /// This replica and the others.
 #[derive(Debug, Serialize)]
@@ -52,4 +58,48 @@ pub struct LoadRow {
     pub requests: u64,
     pub queued_tokens: u64,
     pub decode_tokens: u64,
+}
+
+/// The other replicas: those that are connected, then the addresses at which one is expected and not connected.
+pub(super) fn rows(
+    now: Instant,
+    roster: &Roster,
+    table: &LoadTable,
+    addresses: &Addresses,
+    is_listed: impl Fn(&str) -> bool,
+) -> Vec<PeerRow> {
+    let connected = roster.peers().map(|peer| {
+        let id = peer.identity.id;
+        let silent = now.saturating_duration_since(peer.heard_at);
+        PeerRow {
+            name: Some(peer.identity.name.to_string()),
+            instance_id: Some(id.to_string()),
+            address: peer.address.as_deref().map(str::to_owned),
+            state: match roster.freshness(now, peer) {
+                Freshness::Connected => "connected",
+                Freshness::Stale => "stale",
+            },
+            error: None,
+            release: Some(peer.identity.release.to_string()),
+            is_ready: peer.is_ready,
+            is_draining: peer.is_draining,
+            age_ms: Some(millis(silent)),
+            lag_ms: Some(millis(silent + table.age(id))),
+            unknown_workers: table.unknown_workers(id, &is_listed),
+        }
+    });
+    let expected = addresses.iter().filter_map(|(address, state)| {
+        let (state, error) = state.shown()?;
+        Some(PeerRow {
+            address: Some(address.to_string()),
+            state,
+            error,
+            ..PeerRow::default()
+        })
+    });
+    connected.chain(expected).collect()
+}
+
+fn millis(duration: Duration) -> u64 {
+    duration.as_millis() as u64
 }

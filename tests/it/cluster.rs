@@ -463,19 +463,16 @@ impl Router {
     }
 
     pub(crate) async fn child(config: &Config) -> Self {
-<<<<<<< HEAD
-        Self::child_with_descriptors(config, "$(ulimit -Hn)").await
-    }
-
-    /// `limit`: file descriptors that it may open.
-    async fn child_with_descriptors(config: &Config, limit: &str) -> Self {
-=======
-        Self::child_with(config, &[]).await
+        Self::child_with(config, "$(ulimit -Hn)", &[]).await
     }
 
     /// As [`Router::child`], with environment variables.
-    pub(crate) async fn child_with(config: &Config, environment: &[(&str, &str)]) -> Self {
->>>>>>> d9485b8 (wip)
+    pub(crate) async fn child_in(config: &Config, environment: &[(&str, &str)]) -> Self {
+        Self::child_with(config, "$(ulimit -Hn)", environment).await
+    }
+
+    /// `limit`: file descriptors that it may open.
+    async fn child_with(config: &Config, limit: &str, environment: &[(&str, &str)]) -> Self {
         let mut text = reader::to_yaml(config).unwrap();
         // A printed configuration hides its secrets.
         let keys = config.responses.state_token.keys.iter();
@@ -600,7 +597,7 @@ impl Cluster {
     pub(crate) async fn with_few_descriptors(engines: Vec<Settings>, limit: u32) -> Self {
         let engines = Self::engines_here(engines).await;
         let config = Self::config_of(&engines, |_| {});
-        let router = Router::child_with_descriptors(&config, &limit.to_string()).await;
+        let router = Router::child_with(&config, &limit.to_string(), &[]).await;
         Self::of(engines, router).await
     }
 

@@ -16,13 +16,8 @@ use self::partition::Proxy;
 use crate::client;
 use crate::cluster::{Engine, Router, chat, config, eventually, unhurried, within};
 
-<<<<<<< HEAD
-/// A replica of a fleet.
-pub(crate) fn replica(engines: &[Engine], others: &[&Router]) -> Config {
-=======
 /// A replica that listens at `listen` and knows others by `listed`.
-fn replica(engines: &[Engine], listen: &str, listed: &[String]) -> Config {
->>>>>>> d9485b8 (wip)
+fn listening_at(engines: &[Engine], listen: &str, listed: &[String]) -> Config {
     let mut config = config();
     config.workers = engines.iter().map(Engine::listed).collect();
     config.responses.mode = Mode::PassThrough;
@@ -34,13 +29,10 @@ fn replica(engines: &[Engine], listen: &str, listed: &[String]) -> Config {
     config
 }
 
-<<<<<<< HEAD
-pub(crate) async fn fleet_page(router: &Router) -> Value {
-=======
 /// A replica at a free port that knows `others`.
-fn beside(engines: &[Engine], others: &[&Router]) -> Config {
+pub(crate) fn replica(engines: &[Engine], others: &[&Router]) -> Config {
     let others = others.iter().map(|other| other.peers.unwrap().to_string());
-    replica(engines, "127.0.0.1:0", &others.collect::<Vec<_>>())
+    listening_at(engines, "127.0.0.1:0", &others.collect::<Vec<_>>())
 }
 
 /// Addresses that are free now, one for each replica.
@@ -56,14 +48,13 @@ async fn processes(engines: &[Engine], count: usize) -> Vec<Router> {
     let addresses = addresses(count);
     let mut routers = Vec::new();
     for address in &addresses {
-        routers.push(Router::child(&replica(engines, address, &addresses)).await);
+        routers.push(Router::child(&listening_at(engines, address, &addresses)).await);
     }
     are_connected(&routers.iter().collect::<Vec<_>>()).await;
     routers
 }
 
-async fn fleet_page(router: &Router) -> Value {
->>>>>>> d9485b8 (wip)
+pub(crate) async fn fleet_page(router: &Router) -> Value {
     client::get(router.admin, "/fleet").await.json()
 }
 
@@ -130,8 +121,8 @@ fn signal(router: &Router, name: &str) {
 #[tokio::test]
 async fn the_load_of_one_replica_is_seen_at_the_other() {
     let engines = [Engine::here("w0", unhurried()).await];
-    let first = Router::here(&beside(&engines, &[])).await;
-    let second = Router::here(&beside(&engines, &[&first])).await;
+    let first = Router::here(&replica(&engines, &[])).await;
+    let second = Router::here(&replica(&engines, &[&first])).await;
     are_connected(&[&first, &second]).await;
     let stream = hold(&first).await;
     sees(&second, 1).await;
@@ -158,10 +149,10 @@ async fn least_load_avoids_the_workers_that_other_replicas_use() {
     let least_load = |config: &mut Config| {
         config.routing.policy = warmroute::routing::Policy::LeastLoad;
     };
-    let mut config = beside(&engines, &[]);
+    let mut config = replica(&engines, &[]);
     least_load(&mut config);
     let first = Router::here(&config).await;
-    let mut config = beside(&engines, &[&first]);
+    let mut config = replica(&engines, &[&first]);
     least_load(&mut config);
     let second = Router::here(&config).await;
     are_connected(&[&first, &second]).await;
@@ -254,10 +245,10 @@ async fn a_stopped_replica_is_stale_then_dropped_and_comes_back() {
 #[tokio::test]
 async fn a_partition_drops_the_load_and_healing_brings_it_back() {
     let engines = [Engine::here("w0", unhurried()).await];
-    let first = Router::here(&beside(&engines, &[])).await;
+    let first = Router::here(&replica(&engines, &[])).await;
     let proxy = Proxy::start(first.peers.unwrap()).await;
     let listed = [proxy.address.to_string()];
-    let second = Router::here(&replica(&engines, "127.0.0.1:0", &listed)).await;
+    let second = Router::here(&listening_at(&engines, "127.0.0.1:0", &listed)).await;
     are_connected(&[&first, &second]).await;
     let (_a, _b) = (hold(&first).await, hold(&second).await);
     let both = [&first, &second];
@@ -283,10 +274,10 @@ async fn a_partition_drops_the_load_and_healing_brings_it_back() {
 async fn another_secret_is_refused_and_said() {
     let engines = [Engine::here("w0", unhurried()).await];
     let secret = |config: &mut Config, secret: &str| config.peers.secret = Secret::new(secret);
-    let mut config = beside(&engines, &[]);
+    let mut config = replica(&engines, &[]);
     secret(&mut config, "the secret of the fleet");
     let first = Router::here(&config).await;
-    let mut config = beside(&engines, &[&first]);
+    let mut config = replica(&engines, &[&first]);
     secret(&mut config, "another secret, mistyped");
     let stranger = Router::child(&config).await;
     eventually("it is refused", async || {
@@ -296,17 +287,13 @@ async fn another_secret_is_refused_and_said() {
     let page = fleet_page(&stranger).await;
     let error = page["peers"][0]["error"].as_str().unwrap();
     assert!(error.contains("`peers.secret` differs"), "{error}");
-    assert!(
-        stranger.log().contains("replica not used"),
-        "{}",
-        stranger.log()
-    );
+    eventually("it says so", async || stranger.log().contains("replica not used")).await;
     assert!(!stranger.log().contains("mistyped"));
     let refused = metric(&first, "warmroute_peer_refused_total{reason=\"secret\"}").await;
     assert!(refused.unwrap() >= 1.0);
     assert_eq!(states(&first).await, [""; 0]);
     // The right one, beside it.
-    let mut config = beside(&engines, &[&first]);
+    let mut config = replica(&engines, &[&first]);
     secret(&mut config, "the secret of the fleet");
     let second = Router::child(&config).await;
     are_connected(&[&first, &second]).await;
@@ -316,8 +303,9 @@ async fn another_secret_is_refused_and_said() {
 async fn replicas_are_replaced_one_by_one_and_nothing_is_lost() {
     let engines = [Engine::here("w0", unhurried()).await];
     let addresses = addresses(3);
-    let start =
-        async |place: usize| Router::child(&replica(&engines, &addresses[place], &addresses)).await;
+    let start = async |place: usize| {
+        Router::child(&listening_at(&engines, &addresses[place], &addresses)).await
+    };
     let mut routers = vec![start(0).await, start(1).await, start(2).await];
     for place in 0..3 {
         are_connected(&routers.iter().collect::<Vec<_>>()).await;
@@ -356,13 +344,13 @@ async fn a_replica_whose_clock_is_an_hour_off_is_as_good_as_any() {
         return println!("SKIPPED: faketime is not installed");
     }
     let engines = [Engine::here("w0", unhurried()).await];
-    let first = Router::here(&beside(&engines, &[])).await;
+    let first = Router::here(&replica(&engines, &[])).await;
     let environment = [
         ("LD_PRELOAD", FAKETIME),
         ("FAKETIME", "+1h"),
         ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
     ];
-    let second = Router::child_with(&beside(&engines, &[&first]), &environment).await;
+    let second = Router::child_in(&replica(&engines, &[&first]), &environment).await;
     are_connected(&[&first, &second]).await;
     let (_a, _b) = (hold(&first).await, hold(&second).await);
     for router in [&first, &second] {
@@ -400,7 +388,7 @@ async fn eight_processes_know_each_others_load() {
 async fn a_replica_that_is_not_there_makes_nobody_alone() {
     let engines = [Engine::here("w0", unhurried()).await];
     let gone: SocketAddr = addresses(1)[0].parse().unwrap();
-    let router = Router::here(&replica(&engines, "127.0.0.1:0", &[gone.to_string()])).await;
+    let router = Router::here(&listening_at(&engines, "127.0.0.1:0", &[gone.to_string()])).await;
     eventually("it is not alone", async || {
         fleet_page(&router).await["replica"]["is_alone"] == false
     })

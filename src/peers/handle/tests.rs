@@ -9,6 +9,8 @@ use super::*;
 use crate::fleet::Worker;
 use crate::fleet::registry::tests::registry;
 use crate::http::grpc::frame;
+use crate::kv::predicted::{self, PredictedIndex};
+use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
 use crate::peers::message::framed;
 use crate::peers::wire::peer_message::Kind;
 use crate::secret::Secret;
@@ -33,7 +35,7 @@ async fn replica(others: &[&Replica]) -> Replica {
         discovery: vec![super::super::settings::PeerDiscovery::Static(listed)],
         ..Settings::default()
     };
-    let peers = Peers::new(&settings, address, fleet, &metrics).unwrap();
+    let peers = Peers::new(&settings, address, fleet, routed(), &metrics).unwrap();
     let tasks = Tasks::default();
     tasks.spawn(peers.clone().run(settings, listener, tasks.clone()));
     Replica {
@@ -43,6 +45,22 @@ async fn replica(others: &[&Replica]) -> Replica {
         metrics,
         tasks,
     }
+}
+
+fn routed() -> Arc<RoutedPrompts> {
+    let (metrics, now) = (metrics::Registry::default(), observe::now());
+    let predicted = PredictedIndex::new(
+        predicted::Settings::default(),
+        predicted::Metrics::new(&metrics),
+        now,
+    );
+    let unconfirmed = UnconfirmedBlocks::new(
+        unconfirmed::Settings::default(),
+        unconfirmed::Metrics::new(&metrics),
+        now,
+    );
+    let routed = RoutedPrompts::new(100, Arc::new(predicted), unconfirmed, &metrics);
+    Arc::new(routed)
 }
 
 /// Somebody who speaks the protocol.

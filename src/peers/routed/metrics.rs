@@ -33,7 +33,7 @@ impl Metrics {
             ),
             dropped: registry.counter(
                 "warmroute_peer_routed_blocks_dropped_total",
-                "Blocks of routed prompts that other replicas were not told of, because too many waited for the next \
+                "Blocks of routed prompts that other replicas were not sent, because too many waited for the next \
                  report.",
             ),
             new: of("new"),

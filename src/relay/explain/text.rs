@@ -37,7 +37,7 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
             of_peers(chosen.load.peers.queued_tokens)
         ),
         Reason::PrefixHash => format!(
-            "no other replica is heard, so the hash of the prompt's first blocks chose among workers of nearly the lowest cost: {prefix}"
+            "no other replica is connected, so the hash of the prompt's first blocks chose among workers of nearly the lowest cost: {prefix}"
         ),
         Reason::AffinityOverflow => format!(
             "the workers that the session affinity key prefers have too many requests; this one has {requests}"
