@@ -45,6 +45,14 @@ impl Addresses {
         self.0.insert(address.clone(), state)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &AddressState> {
+        self.0.values()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &AddressState)> {
         self.0.iter()
     }
