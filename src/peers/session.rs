@@ -9,6 +9,7 @@ use super::handshake::InstanceId;
 use super::link::{Failure, Link, ReceivingHalf};
 use super::roster::StreamId;
 use super::state::State;
+use super::streams::RETIRE_AFTER;
 use crate::http::drain::Tasks;
 use crate::observe;
 
@@ -23,6 +24,11 @@ pub(super) async fn run(state: Arc<State>, link: Link, address: Option<Arc<str>>
     let (stream, end) = match opened {
         Ok(opened) => opened,
         Err(reason) => {
+            // The other side may take this stream for the replica's until it has seen the other one.
+            tokio::select! {
+                () = tokio::time::sleep(RETIRE_AFTER) => {}
+                () = tasks.stopped() => {}
+            }
             let _ = outgoing.send(Err(Status::aborted(reason))).await;
             return;
         }

@@ -10,9 +10,9 @@ use super::link::Outgoing;
 use super::metrics::Metrics;
 use super::roster::StreamId;
 
-/// A replaced stream stays open for this long: the other side may not have seen the new one yet, and would take the end
+/// A replaced stream, or a second one, stays open for this long: the other side may not have seen the new one yet, and would take the end
 /// of the former one for the replica's end.
-const RETIRE_AFTER: Duration = Duration::from_secs(1);
+pub(super) const RETIRE_AFTER: Duration = Duration::from_secs(1);
 /// Replaced streams beyond this number end at once.
 const MAX_RETIRED: usize = 64;
 

@@ -196,7 +196,7 @@ async fn the_load_of_a_killed_replica_is_gone_at_once() {
         println!("load of a killed replica gone after {:?}", killed.elapsed());
     }
     let lost = metric(&routers[1], "warmroute_peer_lost_total{reason=\"closed\"}").await;
-    assert_eq!(lost, Some(1.0));
+    assert_eq!(lost, Some(1.0), "{}", routers[1].log());
     eventually("its loss is said", async || {
         routers[1].log().contains("replica lost")
     })
