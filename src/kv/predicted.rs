@@ -75,13 +75,15 @@ const RESTART_NOTICED_S: u32 = 30;
 
 impl PredictedIndex {
     pub fn new(settings: Settings, metrics: Metrics, now: Instant) -> Self {
+        // As `seconds` counts. What is shared in the first second is sent whole again.
+        let start_s = u32::try_from(settings.max_age.as_secs()).unwrap_or(u32::MAX);
         Self {
             owners: DashMap::default(),
             lrus: DashMap::default(),
             lru_count: AtomicUsize::new(0),
             settings,
             metrics,
-            resend_s: AtomicU32::new(0),
+            resend_s: AtomicU32::new(start_s),
             created: now,
         }
     }
