@@ -32,3 +32,5 @@ pub mod config;
 pub mod app;
 
 pub mod sim;
+
+pub mod cli;

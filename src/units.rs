@@ -34,6 +34,27 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| expected())
 }
 
+/// A duration such as `250ms` as whole milliseconds, at most a year: for arguments of the command line.
+pub fn parse_milliseconds(text: &str) -> Result<u64, String> {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3_600);
+    let duration = parse_duration(text)?;
+    if duration > YEAR {
+        return Err("expected at most `365d`".to_owned());
+    }
+    if duration.subsec_nanos() % 1_000_000 != 0 {
+        return Err("expected whole milliseconds".to_owned());
+    }
+    Ok(duration.as_millis() as u64)
+}
+
+/// The same, for a duration that must not be 0.
+pub fn parse_nonzero_milliseconds(text: &str) -> Result<u64, String> {
+    match parse_milliseconds(text)? {
+        0 => Err("expected at least `1ms`".to_owned()),
+        millis => Ok(millis),
+    }
+}
+
 /// `64MiB`, `4KiB`, `10MB`; of bare numbers only 0.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let expected = || "expected a size such as `64MiB` or `4KiB`".to_owned();
@@ -162,6 +183,18 @@ mod tests {
         for wrong in ["30", "", "s", "-1s", "30 parsecs", "1.5"] {
             check(wrong, None);
         }
+    }
+
+    #[test]
+    fn an_argument_is_whole_milliseconds_of_at_most_a_year() {
+        assert_eq!(parse_milliseconds("1m 250ms"), Ok(60_250));
+        assert_eq!(parse_milliseconds("365d"), Ok(31_536_000_000));
+        assert_eq!(parse_milliseconds("0s"), Ok(0));
+        for wrong in ["366d", "1us", "250"] {
+            assert!(parse_milliseconds(wrong).is_err(), "{wrong}");
+        }
+        assert!(parse_nonzero_milliseconds("0s").is_err());
+        assert_eq!(parse_nonzero_milliseconds("1ms"), Ok(1));
     }
 
     #[test]

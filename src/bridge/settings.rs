@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::kv::zmq::{Endpoint, Target};
+use crate::units::parse_nonzero_milliseconds;
 
 /// Serve one engine's KV events over gRPC, to any number of routers.
 ///
@@ -56,12 +57,12 @@ pub struct Settings {
     pub subscribers_max: usize,
 
     /// A subscriber that reads nothing for this long although data is waiting is disconnected.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 30_000, value_parser = milliseconds())]
+    #[arg(long = "send-timeout", value_name = "DURATION", default_value = "30s", value_parser = parse_nonzero_milliseconds)]
     pub send_timeout_ms: u64,
 
     /// After this long without events, ask the engine to replay its last batch, which a restarted one cannot
     /// do. Needs --replay.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 10_000, value_parser = milliseconds())]
+    #[arg(long = "silence", value_name = "DURATION", default_value = "10s", value_parser = parse_nonzero_milliseconds)]
     pub silence_ms: u64,
 }
 
@@ -100,11 +101,6 @@ impl Settings {
         };
         Ok((0..self.ranks).map(target).collect())
     }
-}
-
-/// Parses a duration: not 0, which would be a busy loop, and at most a year, so that clocks do not overflow.
-fn milliseconds() -> clap::builder::RangedU64ValueParser {
-    clap::value_parser!(u64).range(1..=365 * 24 * 3_600_000)
 }
 
 fn endpoint(text: &str) -> Result<Endpoint, String> {
@@ -175,12 +171,12 @@ mod tests {
                 "0 is not in 1..=1024",
             ),
             (
-                "--zmq tcp://h:1 --listen 127.0.0.1:0 --silence-ms 0",
-                "0 is not in 1..=31536000000",
+                "--zmq tcp://h:1 --listen 127.0.0.1:0 --silence 0s",
+                "expected at least `1ms`",
             ),
             (
-                "--zmq tcp://h:1 --listen 127.0.0.1:0 --send-timeout-ms 31536000001",
-                "is not in 1..=31536000000",
+                "--zmq tcp://h:1 --listen 127.0.0.1:0 --send-timeout 366d",
+                "expected at most `365d`",
             ),
             (
                 "--zmq tcp://h:1 --replay tcp://h:2 --listen 127.0.0.1:0 --ranks 2",

@@ -87,10 +87,12 @@ impl Families {
                 "Time between two pieces of a streamed answer.",
                 INTER_TOKEN_LATENCY_SECONDS,
             ),
-            duration: histograms(
+            // Not by worker: the time to the first token and the inter-token latency say which worker is slow.
+            duration: registry.histograms(
                 "warmroute_request_duration_seconds",
                 "Time from the head of a request to the end of its answer.",
                 REQUEST_SECONDS,
+                &["model"],
             ),
             prompt_tokens: model_metrics(
                 "warmroute_prompt_tokens_total",

@@ -1,4 +1,5 @@
-//! The demo: the same conversations on two fresh fleets of simulated engines, and a table that compares them.
+//! The demo: the same conversations at the same time on two fresh fleets of simulated engines, and a table that
+//! compares them.
 //!
 //! By default it compares the policies round_robin and cache_aware. With `--disaggregated` it compares engines
 //! that do everything with a fleet of prefill and decode engines.
@@ -23,7 +24,7 @@ use crate::http::client::{self, Pool};
 use crate::http::drain::{Tasks, stop_signal};
 use crate::observe;
 use crate::routing::Policy;
-use crate::sim::progress::Progress;
+use crate::sim::progress::{Bars, Progress};
 use crate::sim::report::{self, Outcome, Tally};
 
 /// How often the progress display is updated.
@@ -51,7 +52,7 @@ pub async fn run(settings: Settings) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs both sides and prints their comparison. The second deployment is still running afterwards.
+/// Runs both sides at the same time and prints their comparison. The second deployment is still running afterwards.
 async fn compare(settings: &Settings) -> io::Result<Deployment> {
     let is_disaggregated = settings.disaggregated;
     if is_disaggregated && settings.deployment.workers < 2 {
@@ -69,9 +70,15 @@ async fn compare(settings: &Settings) -> io::Result<Deployment> {
         ],
     };
     eprintln!("{}", messages::introduction(settings));
-    let (before, deployment) = measure(settings, baseline, Ports::Ephemeral).await?;
-    deployment.stop().await;
-    let (after, deployment) = measure(settings, contender, Ports::Default).await?;
+    // At the same time, so that whatever else keeps this machine busy affects both alike.
+    let bars = Bars::default();
+    let (before, after) = tokio::join!(
+        measure(settings, baseline, Ports::Ephemeral, &bars),
+        measure(settings, contender, Ports::Default, &bars),
+    );
+    bars.end();
+    let ((before, other), (after, deployment)) = (before?, after?);
+    other.stop().await;
 
     let outcomes = [before, after];
     let table = report::table(&outcomes);
@@ -94,10 +101,11 @@ async fn measure(
     settings: &Settings,
     (name, topology): (&'static str, Topology),
     ports: Ports,
+    bars: &Bars,
 ) -> io::Result<(Outcome, Deployment)> {
     let deployment = Deployment::start(&settings.deployment, topology, ports).await?;
     let started = observe::now();
-    let mut progress = Progress::start(started, name, settings.workload.requests());
+    let mut progress = Progress::start(bars, started, name, settings.workload.requests());
     let tally = run_users(&settings.workload, &deployment, |tally| {
         let now = observe::now();
         progress.show(now, tally.requests(), || {

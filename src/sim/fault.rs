@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use self::kv::KvFaults;
 use self::transfer::TransferFaults;
+use crate::units::parse_milliseconds;
 
 /// In JSON, an absent fault is off.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,19 +46,21 @@ pub struct Faults {
     #[arg(long = "fault-stop-at-once")]
     pub stop_at_once: bool,
 
-    /// Delay every inference request by this long before the engine gets it, in milliseconds.
+    /// Delay every inference request by this long before the engine gets it.
     #[arg(
-        long = "fault-slow-first-ms",
-        value_name = "MILLISECONDS",
-        default_value_t = 0
+        long = "fault-slow-first",
+        value_name = "DURATION",
+        default_value = "0s",
+        value_parser = parse_milliseconds
     )]
     pub slow_first_ms: u64,
 
-    /// Delay /tokenize and the render endpoints by this long, in milliseconds.
+    /// Delay /tokenize and the render endpoints by this long.
     #[arg(
-        long = "fault-slow-tokens-ms",
-        value_name = "MILLISECONDS",
-        default_value_t = 0
+        long = "fault-slow-tokens",
+        value_name = "DURATION",
+        default_value = "0s",
+        value_parser = parse_milliseconds
     )]
     pub slow_tokens_ms: u64,
 

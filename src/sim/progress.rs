@@ -3,13 +3,27 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 /// Time between two progress lines when standard error is not a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The width of the bar is chosen so that the longest message of `warmroute demo` fits in 80 columns.
 const TEMPLATE: &str = "{prefix} [{bar:16}] {pos:>4}/{len}  {msg}";
+
+/// The bars of runs that may run at the same time, one below the other.
+#[derive(Debug, Default)]
+pub(super) struct Bars(MultiProgress);
+
+impl Bars {
+    /// After the last run has finished.
+    pub(super) fn end(self) {
+        if std::io::stderr().is_terminal() {
+            // The bars leave the cursor at the end of the last line.
+            eprintln!();
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Progress {
@@ -25,17 +39,15 @@ enum Display {
 }
 
 impl Progress {
-    pub(super) fn start(now: Instant, name: &str, requests: u64) -> Self {
+    pub(super) fn start(bars: &Bars, now: Instant, name: &str, requests: u64) -> Self {
         let display = if std::io::stderr().is_terminal() {
             let style = ProgressStyle::with_template(TEMPLATE)
                 .unwrap_or_else(|_| ProgressStyle::default_bar())
                 .progress_chars("=> ");
-            let target = ProgressDrawTarget::stderr();
-            Display::Bar(
-                ProgressBar::with_draw_target(Some(requests), target)
-                    .with_prefix(name.to_owned())
-                    .with_style(style),
-            )
+            let bar = ProgressBar::new(requests)
+                .with_prefix(format!("{name:<11}"))
+                .with_style(style);
+            Display::Bar(bars.0.add(bar))
         } else {
             Display::Lines {
                 next_line: now + LINE_INTERVAL,
@@ -68,8 +80,6 @@ impl Progress {
                 bar.set_position(done);
                 // Not `finish`, which would fill the bar even if requests are missing.
                 bar.abandon_with_message(message);
-                // The bar leaves the cursor at the end of its line.
-                eprintln!();
             }
             Display::Lines { .. } => self.line(done, &message),
         }

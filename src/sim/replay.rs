@@ -31,9 +31,10 @@ use self::workload::{Job, WorkloadSettings};
 use crate::config::Config;
 use crate::observe;
 use crate::routing::Policy;
-use crate::sim::progress::Progress;
+use crate::sim::progress::{Bars, Progress};
 use crate::sim::report;
 use crate::sim::trace::{self, Entry};
+use crate::units::parse_milliseconds;
 
 /// Requests between two updates of the progress display.
 const PROGRESS_INTERVAL: usize = 64;
@@ -69,7 +70,7 @@ pub struct Settings {
     prefill_tokens_per_second: f64,
 
     /// Inter-token latency.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 25, value_parser = clap::value_parser!(u64).range(0..=60_000))]
+    #[arg(long = "decode-time", value_name = "DURATION", default_value = "25ms", value_parser = parse_milliseconds)]
     decode_ms: u64,
 
     /// Speed-up of the arrivals: with 2, requests arrive twice as fast as recorded.
@@ -85,7 +86,7 @@ pub struct Settings {
     block_tokens: NonZeroU32,
 
     /// Delay each arrival by a random time up to this, for traces with rounded timestamps.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
+    #[arg(long = "jitter", value_name = "DURATION", default_value = "0s", value_parser = parse_milliseconds)]
     jitter_ms: u64,
 
     /// The cache index that cached prefixes are looked up in.
@@ -93,7 +94,7 @@ pub struct Settings {
     cache_index: CacheIndexKind,
 
     /// Delay of KV events.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
+    #[arg(long = "event-lag", value_name = "DURATION", default_value = "10ms", value_parser = parse_milliseconds)]
     event_lag_ms: u64,
 
     /// With the exact index: count blocks as cached when KV events report them, not as soon as a worker is chosen.
@@ -106,7 +107,7 @@ pub struct Settings {
 
     /// Time between two reports of a router replica to the others. Default: replicas report nothing to each other, so
     /// each routes as one that hears of no other.
-    #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
+    #[arg(long = "sync-interval", value_name = "DURATION", value_parser = parse_milliseconds)]
     sync_ms: Option<u64>,
 
     /// What replicas report. Default: load and routed prompts with the predicted index, load with the exact one.
@@ -196,7 +197,8 @@ fn replay(
     let names = ComparedPolicy::ALL.iter().map(|policy| policy.name());
     let width = names.map(str::len).max().unwrap_or(0);
     let name = format!("{:width$}", policy.name());
-    let mut progress = Progress::start(started, &name, jobs.len() as u64);
+    let bars = Bars::default();
+    let mut progress = Progress::start(&bars, started, &name, jobs.len() as u64);
     let router = router::Settings {
         policy,
         routing: config.routing.clone(),
@@ -221,6 +223,7 @@ fn replay(
         jobs.len() as u64,
         format!("cached {cached}  TTFT mean {mean}"),
     );
+    bars.end();
     result
 }
 

@@ -19,6 +19,7 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["app"],
     &["sim"],
+    &["cli"],
 ];
 
 #[test]

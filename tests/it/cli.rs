@@ -45,7 +45,7 @@ fn wrong_arguments_are_a_usage_error() {
         &["serve"],
         &["serve", "--config"],
         &["check", "--nonsense"],
-        &["sim", "--decode-ms", "soon"],
+        &["sim", "--decode-time", "soon"],
         &["replay"],
         &["replay", "trace", "--policies", "cache_aware,fastest"],
         &["replay", "trace", "--speed", "0"],

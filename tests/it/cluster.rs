@@ -176,7 +176,7 @@ impl Engine {
         command
             .arg("sim")
             .args(["--listen", &settings.listen.to_string()])
-            .args(["--decode-ms", &settings.decode_ms.to_string()])
+            .args(["--decode-time", &format!("{}ms", settings.decode_ms)])
             .args([
                 "--prefill-tokens-per-second",
                 &settings.prefill_tokens_per_second.to_string(),
@@ -365,8 +365,8 @@ fn transfer_arguments(settings: &Settings) -> Vec<String> {
     let lease = transfer
         .lease_ms
         .iter()
-        .map(|ms| format!("--kv-transfer-lease-ms={ms}"));
-    let connect = format!("--kv-transfer-connect-ms={}", transfer.connect_ms);
+        .map(|ms| format!("--kv-transfer-lease={ms}ms"));
+    let connect = format!("--kv-transfer-connect-timeout={}ms", transfer.connect_ms);
     role.chain(connector)
         .chain(lease)
         .chain([connect])

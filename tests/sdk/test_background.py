@@ -15,7 +15,7 @@ ENDS = ("response.completed", "response.incomplete", "response.failed")
 class WithThree(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster(replicas=3, engine_arguments=("--decode-ms", "20"))
+        cls.cluster = Cluster(replicas=3, engine_arguments=("--decode-time", "20ms"))
         cls.addClassCleanup(cls.cluster.close)
         cls.sdk = Replicas(cls.cluster)
         cls.addClassCleanup(cls.sdk.close)
@@ -129,7 +129,7 @@ class Stream(WithThree):
         self.assertEqual(self.text(whole), final.output_text)
 
     def test_after_its_router_is_killed_the_sent_output_remains(self):
-        arguments = ("--decode-ms", "20")
+        arguments = ("--decode-time", "20ms")
         lease = {"duration": "2s", "heartbeat_interval": "300ms", "scan_interval": "200ms"}
         with Cluster(replicas=3, engine_arguments=arguments, store={"lease": lease}) as cluster:
             sdk = Replicas(cluster)

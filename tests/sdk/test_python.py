@@ -193,7 +193,7 @@ class LostEngines(unittest.TestCase):
                 impatient.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
 
     def test_a_chat_whose_engine_dies_is_an_error_and_ends(self):
-        with Cluster(engines=1, engine_arguments=("--decode-ms", "50")) as cluster, client(cluster) as impatient:
+        with Cluster(engines=1, engine_arguments=("--decode-time", "50ms")) as cluster, client(cluster) as impatient:
             chunks = impatient.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=2000, stream=True)
             for _ in range(5):
                 next(chunks)
@@ -206,7 +206,7 @@ class LostEngines(unittest.TestCase):
             self.assertLess(time.monotonic() - begun, 5)
 
     def test_a_response_whose_engine_dies_has_failed(self):
-        with Cluster(engines=1, engine_arguments=("--decode-ms", "50")) as cluster, client(cluster) as impatient:
+        with Cluster(engines=1, engine_arguments=("--decode-time", "50ms")) as cluster, client(cluster) as impatient:
             events = impatient.responses.create(
                 model=MODEL, input="Hello there", max_output_tokens=2000, stream=True
             )
@@ -219,7 +219,7 @@ class LostEngines(unittest.TestCase):
             self.assertEqual(numbers, list(range(len(numbers))))
 
     def test_a_router_that_is_asked_to_stop_finishes_its_streams(self):
-        with Cluster(engine_arguments=("--decode-ms", "10")) as cluster, client(cluster) as impatient:
+        with Cluster(engine_arguments=("--decode-time", "10ms")) as cluster, client(cluster) as impatient:
             chunks = impatient.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=50, stream=True)
             next(chunks)
             cluster.router.process.terminate()

@@ -520,7 +520,7 @@ class Conversations(WithReplicas):
 
 class ConversationLocks(unittest.TestCase):
     def test_a_conversation_has_one_running_response(self):
-        with Cluster(replicas=2, engine_arguments=("--decode-ms", "50")) as cluster:
+        with Cluster(replicas=2, engine_arguments=("--decode-time", "50ms")) as cluster:
             sdk = Replicas(cluster)
             self.addCleanup(sdk.close)
             made = sdk.conversations.create()
@@ -756,7 +756,7 @@ class Protocol(WithReplicas):
 
 class Disconnects(unittest.TestCase):
     def test_a_disconnected_client_stops_the_engine_and_nothing_is_stored(self):
-        with Cluster(replicas=2, engine_arguments=("--decode-ms", "50")) as cluster:
+        with Cluster(replicas=2, engine_arguments=("--decode-time", "50ms")) as cluster:
             sdk = Replicas(cluster)
             self.addCleanup(sdk.close)
             stream = sdk.create(HELLO, stream=True, max_output_tokens=1000)
@@ -774,7 +774,7 @@ class Disconnects(unittest.TestCase):
                     sdk.responses.retrieve(created.id)
 
     def test_a_stream_whose_engine_dies_fails(self):
-        arguments = ("--decode-ms", "50")
+        arguments = ("--decode-time", "50ms")
         with Cluster(engines=1, replicas=2, engine_arguments=arguments) as cluster:
             sdk = Replicas(cluster)
             self.addCleanup(sdk.close)
@@ -832,7 +832,7 @@ class LostStore(unittest.TestCase):
             self.assertEqual(sdk.create("Two").status, "completed")
 
     def test_a_stream_that_could_not_be_stored_says_so_in_its_final_event(self):
-        with Cluster(replicas=2, engine_arguments=("--decode-ms", "50")) as cluster:
+        with Cluster(replicas=2, engine_arguments=("--decode-time", "50ms")) as cluster:
             sdk = Replicas(cluster)
             self.addCleanup(sdk.close)
             stream = sdk.create(HELLO, stream=True, max_output_tokens=30)
@@ -846,7 +846,7 @@ class LostStore(unittest.TestCase):
             self.assertTrue(last.output_text)
 
     def test_an_unstored_answer_is_not_retried_by_the_sdk(self):
-        with Cluster(replicas=2, engine_arguments=("--decode-ms", "100")) as cluster:
+        with Cluster(replicas=2, engine_arguments=("--decode-time", "100ms")) as cluster:
             sdk = Replicas(cluster, max_retries=2)
             self.addCleanup(sdk.close)
             failed = []

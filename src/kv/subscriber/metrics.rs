@@ -17,6 +17,10 @@ use crate::observe::metrics::Registry;
 const LAG_SECONDS: &[f64] = &[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0,
 ];
+/// Ranks with series of their own. Those beyond share counters with the labels `worker="other", rank="other"`, and
+/// have no gauges, which do not add up.
+const RANKS_MAX: usize = 1_000;
+const OTHER: &str = "other";
 const STATES: [&str; 4] = ["cold", "partial", "live", "stale"];
 const VERIFICATIONS: [&str; 2] = ["passed", "failed"];
 
@@ -42,16 +46,70 @@ struct Families {
     verifications: IntCounterVec,
     dropped_batches: IntCounterVec,
     lag: HistogramVec,
-    /// Subscribers by worker and rank; two while one replaces another.
+    ranks_without_series: IntGauge,
+    /// Subscribers by worker and rank, of those with series; two while one replaces another.
     users: Mutex<FxHashMap<(Arc<str>, u32), u32>>,
+    /// The same families for the gauges of other ranks. They are never scraped.
+    unscraped: Option<Arc<Families>>,
 }
 
 impl Metrics {
     pub fn new(registry: &Registry) -> Self {
+        let unscraped = Arc::new(Families::new(&Registry::default(), None));
+        Self(Arc::new(Families::new(registry, Some(unscraped))))
+    }
+
+    pub(super) fn of(&self, worker: &Arc<str>, rank: u32) -> Meters {
+        let families = &self.0;
+        let has_series = {
+            let mut users = families.users.lock();
+            let key = (worker.clone(), rank);
+            let has_series = users.len() < RANKS_MAX || users.contains_key(&key);
+            if has_series {
+                *users.entry(key).or_default() += 1;
+            }
+            has_series
+        };
+        let (worker, rank_text) = match has_series {
+            true => (worker.clone(), rank.to_string()),
+            false => (OTHER.into(), OTHER.to_owned()),
+        };
+        if !has_series {
+            families.ranks_without_series.inc();
+        }
+        let unscraped = families.unscraped.as_ref().filter(|_| !has_series);
+        let gauges = unscraped.unwrap_or(families).clone();
+        let labels: &[&str] = &[&worker, &rank_text];
+        let of_tier = |tier: Tier| [&*worker, &*rank_text, tier.as_str()];
+        Meters {
+            blocks: Tier::ALL.map(|tier| gauges.blocks.with_label_values(&of_tier(tier))),
+            connected: gauges.connected.with_label_values(labels),
+            last_sequence: gauges.last_sequence.with_label_values(labels),
+            memory_bytes: gauges.memory_bytes.with_label_values(labels),
+            last_lag: gauges.last_lag.with_label_values(labels),
+            batches: families.batches.with_label_values(labels),
+            events: families.events.with_label_values(labels),
+            stored: families.stored.with_label_values(labels),
+            removed: families.removed.with_label_values(labels),
+            lag: families.lag.with_label_values::<&str>(&[]),
+            ignored: FxHashMap::default(),
+            counted: Counts::default(),
+            families: families.clone(),
+            gauges,
+            has_series,
+            rank,
+            worker,
+            rank_text,
+        }
+    }
+}
+
+impl Families {
+    fn new(registry: &Registry, unscraped: Option<Arc<Self>>) -> Self {
         let counters = |name, help| registry.counters(name, help, &["worker", "rank"]);
         let by = |name, help, label| registry.counters(name, help, &["worker", "rank", label]);
         let gauges = |name, help, label| registry.gauges(name, help, &["worker", "rank", label]);
-        Self(Arc::new(Families {
+        Self {
             state: gauges(
                 "warmroute_kv_state",
                 "1 for the current state of the router's knowledge of a rank's cache: cold, partial, live or stale.",
@@ -129,46 +187,12 @@ impl Metrics {
                 // Without a rank label: the buckets of a whole fleet would dominate the exposition.
                 &[],
             ),
+            ranks_without_series: registry.gauge(
+                "warmroute_kv_ranks_without_series",
+                "Ranks with KV events beyond the first 1,000, which have no series of their own.",
+            ),
             users: Mutex::default(),
-        }))
-    }
-
-    pub(super) fn of(&self, worker: &Arc<str>, rank: u32) -> Meters {
-        let families = self.0.clone();
-        *families
-            .users
-            .lock()
-            .entry((worker.clone(), rank))
-            .or_default() += 1;
-        let rank_text = rank.to_string();
-        let labels: &[&str] = &[worker, &rank_text];
-        let with = |last| [&**worker, &*rank_text, last];
-        Meters {
-            blocks: Tier::ALL.map(|tier| families.blocks.with_label_values(&with(tier.as_str()))),
-            connected: families.connected.with_label_values(labels),
-            last_sequence: families.last_sequence.with_label_values(labels),
-            memory_bytes: families.memory_bytes.with_label_values(labels),
-            last_lag: families.last_lag.with_label_values(labels),
-            batches: families.batches.with_label_values(labels),
-            events: families.events.with_label_values(labels),
-            stored: families.stored.with_label_values(labels),
-            removed: families.removed.with_label_values(labels),
-            unknown: families.unknown.with_label_values(labels),
-            gaps: families.gaps.with_label_values(labels),
-            passed: families
-                .verifications
-                .with_label_values(&with(VERIFICATIONS[0])),
-            failed: families
-                .verifications
-                .with_label_values(&with(VERIFICATIONS[1])),
-            dropped_batches: families.dropped_batches.with_label_values(labels),
-            lag: families.lag.with_label_values::<&str>(&[]),
-            ignored: FxHashMap::default(),
-            counted: Counts::default(),
-            worker: worker.clone(),
-            rank,
-            rank_text,
-            families,
+            unscraped,
         }
     }
 }
@@ -185,25 +209,24 @@ pub(super) struct Meters {
     pub(super) events: IntCounter,
     pub(super) stored: IntCounter,
     pub(super) removed: IntCounter,
-    pub(super) unknown: IntCounter,
     lag: Histogram,
-    gaps: IntCounter,
-    passed: IntCounter,
-    failed: IntCounter,
-    dropped_batches: IntCounter,
     ignored: FxHashMap<IgnoredReason, IntCounter>,
     /// The stream's counts as last added to the counters.
     counted: Counts,
+    /// The label values.
     worker: Arc<str>,
-    rank: u32,
     rank_text: String,
+    rank: u32,
+    has_series: bool,
     families: Arc<Families>,
+    /// The families of the gauges.
+    gauges: Arc<Families>,
 }
 
 impl Meters {
     pub(super) fn state(&self, state: &str) {
         for other in STATES {
-            self.families
+            self.gauges
                 .state
                 .with_label_values(&[&*self.worker, &*self.rank_text, other])
                 .set(i64::from(other == state));
@@ -240,19 +263,39 @@ impl Meters {
 
     pub(super) fn counts(&mut self, counts: Counts) {
         let before = std::mem::replace(&mut self.counted, counts);
-        self.gaps.inc_by(counts.gaps - before.gaps);
-        self.passed
-            .inc_by(counts.verifications_passed - before.verifications_passed);
-        self.failed
-            .inc_by(counts.verifications_failed - before.verifications_failed);
-        self.dropped_batches
-            .inc_by(counts.dropped_batches - before.dropped_batches);
+        let families = &self.families;
+        self.add(&families.gaps, &[], counts.gaps - before.gaps);
+        let passed = counts.verifications_passed - before.verifications_passed;
+        self.add(&families.verifications, &[VERIFICATIONS[0]], passed);
+        let failed = counts.verifications_failed - before.verifications_failed;
+        self.add(&families.verifications, &[VERIFICATIONS[1]], failed);
+        let dropped = counts.dropped_batches - before.dropped_batches;
+        self.add(&families.dropped_batches, &[], dropped);
+    }
+
+    pub(super) fn unknown(&self, count: u64) {
+        self.add(&self.families.unknown, &[], count);
+    }
+
+    /// Adds to a counter of events that are rare: its series begins with the first one, since each series is a line
+    /// of `/metrics` for each rank.
+    fn add(&self, family: &IntCounterVec, last: &[&str], count: u64) {
+        if count == 0 {
+            return;
+        }
+        let mut labels = vec![&*self.worker, &*self.rank_text];
+        labels.extend(last);
+        family.with_label_values(&labels).inc_by(count);
     }
 }
 
 impl Drop for Meters {
     fn drop(&mut self) {
         let families = &self.families;
+        if !self.has_series {
+            families.ranks_without_series.dec();
+            return;
+        }
         let mut users = families.users.lock();
         if let Some(left) = users.get_mut(&(self.worker.clone(), self.rank)) {
             *left -= 1;
@@ -298,5 +341,77 @@ impl Drop for Meters {
         for reason in ResyncReason::ALL {
             let _ = families.resyncs.remove_label_values(&with(reason.as_str()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All series that the KV events of one rank can have.
+    fn rank(metrics: &Metrics, worker: &str, rank: u32) -> Meters {
+        let mut meters = metrics.of(&worker.into(), rank);
+        meters.unknown(1);
+        meters.counts(Counts {
+            gaps: 1,
+            verifications_passed: 1,
+            ..Counts::default()
+        });
+        meters.state("live");
+        meters.last_sequence(Some(1_000_000));
+        meters.lag(0.0123);
+        meters.blocks[0].set(12_345);
+        meters.memory_bytes.set(123_456_789);
+        meters.batches.inc_by(1_000_000);
+        meters.events.inc_by(10_000_000);
+        meters.ignored(IgnoredReason::ALL[0]);
+        meters.resync(ResyncReason::ALL[0]);
+        meters
+    }
+
+    fn lines_of(registry: &Registry, worker: &str) -> usize {
+        let label = format!("worker=\"{worker}\"");
+        let text = registry.text();
+        text.lines().filter(|line| line.contains(&label)).count()
+    }
+
+    #[test]
+    fn the_series_of_a_rank_are_removed_with_its_last_subscriber() {
+        let registry = Registry::default();
+        let metrics = Metrics::new(&registry);
+        let stays = rank(&metrics, "stays", 0);
+        let (before, after) = (rank(&metrics, "gone", 0), rank(&metrics, "gone", 0));
+        drop(before);
+        assert!(lines_of(&registry, "gone") > 10);
+        drop(after);
+        assert_eq!(lines_of(&registry, "gone"), 0);
+        assert!(lines_of(&registry, "stays") > 10);
+        drop(stays);
+    }
+
+    /// `/metrics` is to stay below 8 MB with 1,000 workers, whatever their number of ranks.
+    #[test]
+    fn the_kv_metrics_of_1000_workers_take_less_than_2_5_mb() {
+        let registry = Registry::default();
+        let metrics = Metrics::new(&registry);
+        let ranks: Vec<Meters> = (0..RANKS_MAX as u32 + 200)
+            .map(|n| {
+                let number = n / 2;
+                let worker = format!("vllm-llama-70b-{number:04}.inference.svc.cluster.local:8000");
+                rank(&metrics, &worker, n % 2)
+            })
+            .collect();
+        let bytes = registry.text().len();
+        assert!(bytes < 2_500_000, "{bytes}");
+        // The last 200 share what counts; their gauges are nowhere.
+        let text = registry.text();
+        let is = |line: &str| assert!(text.lines().any(|found| found == line), "{line}");
+        is(r#"warmroute_kv_batches_total{rank="other",worker="other"} 200000000"#);
+        is("warmroute_kv_ranks_without_series 200");
+        assert!(!text.contains(r#"warmroute_kv_connected{rank="other"#));
+        drop(ranks);
+        let left = registry.text();
+        assert!(left.contains("warmroute_kv_ranks_without_series 0"));
+        assert!(!left.contains("vllm-llama"));
     }
 }

@@ -18,7 +18,7 @@ impl Task {
         meters.events.inc_by(effect.events);
         meters.stored.inc_by(effect.stored);
         meters.removed.inc_by(effect.removed);
-        meters.unknown.inc_by(effect.unknown_removals);
+        meters.unknown(effect.unknown_removals);
         for reason in &effect.ignored {
             meters.ignored(*reason);
         }

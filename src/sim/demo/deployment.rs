@@ -16,6 +16,7 @@ use crate::http::drain::Tasks;
 use crate::relay::prefill_decode;
 use crate::routing::{self, Policy};
 use crate::sim::worker;
+use crate::units::parse_milliseconds;
 
 pub(super) const MODEL: &str = "sim";
 
@@ -35,8 +36,13 @@ pub(super) struct Settings {
     #[arg(long, value_name = "TOKENS", default_value_t = number(16_000))]
     pub(super) prefill_tokens_per_second: NonZeroU32,
 
-    /// Duration of a decode step, which generates one token for every running request, in milliseconds.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 10)]
+    /// Duration of a decode step, which generates one token for every running request.
+    #[arg(
+        long = "decode-time",
+        value_name = "DURATION",
+        default_value = "10ms",
+        value_parser = parse_milliseconds
+    )]
     pub(super) decode_ms: u64,
 
     /// Size of an engine's prefix cache, in blocks of 16 tokens; 8,192 with --disaggregated, where the decode

@@ -17,12 +17,12 @@ pub(super) fn introduction(settings: &Settings) -> String {
     let engines = settings.deployment.workers;
     let fleets = match settings.disaggregated {
         false => format!(
-            "on {} fresh simulated engines behind a fresh router",
+            "to two routers, each in front of {} fresh simulated engines",
             number(engines)
         ),
         true => format!(
-            "behind a fresh router: first on {} simulated engines that do everything,\n\
-             then on {} prefill engines and {} decode engines",
+            "to two routers: one in front of {} simulated engines that do everything,\n\
+             one in front of {} prefill engines and {} decode engines",
             number(engines),
             number(engines / 2),
             number(engines - engines / 2),
@@ -31,7 +31,7 @@ pub(super) fn introduction(settings: &Settings) -> String {
     format!(
         "{} users in {} groups; the users of a group share a system prompt of {} tokens.\n\
          {} conversations per user, {} turns per conversation, {} requests in all (seed {}).\n\
-         All requests are sent twice, {fleets}.\n",
+         All requests are sent at the same time {fleets}.\n",
         number(workload.users),
         number(workload.groups.min(workload.users)),
         number(workload.system_tokens),

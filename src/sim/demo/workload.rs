@@ -10,6 +10,8 @@ use fastrand::Rng;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::units::parse_nonzero_milliseconds;
+
 /// Bytes per token, both in the simulated tokenizer and in the router's estimate.
 const TOKEN_BYTES: usize = 4;
 const WORDS: [&str; 32] = [
@@ -79,14 +81,14 @@ pub(super) struct Settings {
     )]
     pub(super) answer_tokens: u32,
 
-    /// Average time between an answer and the next question, in milliseconds; 1,500 with --disaggregated. Real
-    /// users take longer.
+    /// Average time between an answer and the next question; 1500ms with --disaggregated. Real users take
+    /// longer.
     #[arg(
-        long,
-        value_name = "MILLISECONDS",
-        default_value_t = 300,
-        default_value_if("disaggregated", "true", "1500"),
-        value_parser = clap::value_parser!(u64).range(1..=60_000),
+        long = "reading-time",
+        value_name = "DURATION",
+        default_value = "300ms",
+        default_value_if("disaggregated", "true", "1500ms"),
+        value_parser = parse_nonzero_milliseconds,
     )]
     pub(super) reading_ms: u64,
 

@@ -4,6 +4,8 @@ use std::num::{NonZeroU64, NonZeroUsize};
 
 use serde::{Deserialize, Serialize};
 
+use crate::units::parse_milliseconds;
+
 /// In JSON, an absent fault is off.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -40,11 +42,12 @@ pub struct KvFaults {
     )]
     pub garble_next: u64,
 
-    /// Delay each batch by this long, in milliseconds. Replays are not delayed.
+    /// Delay each batch by this long. Replays are not delayed.
     #[arg(
-        long = "fault-kv-delay-ms",
-        value_name = "MILLISECONDS",
-        default_value_t = 0
+        long = "fault-kv-delay",
+        value_name = "DURATION",
+        default_value = "0s",
+        value_parser = parse_milliseconds
     )]
     pub delay_ms: u64,
 

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::units::parse_milliseconds;
+
 /// Set by command-line arguments, or by `POST /sim/faults` in JSON, where a fault that is left out is off.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -10,8 +12,12 @@ pub struct TransferFaults {
     #[arg(long = "fault-no-params")]
     pub no_params: bool,
 
-    /// Fail the transfer of every decode leg after this many milliseconds, with an engine error.
-    #[arg(long = "fault-transfer-fails-ms", value_name = "MILLISECONDS")]
+    /// Fail the transfer of every decode leg after this long, with an engine error.
+    #[arg(
+        long = "fault-transfer-fails-after",
+        value_name = "DURATION",
+        value_parser = parse_milliseconds
+    )]
     pub transfer_fails_ms: Option<u64>,
 
     /// Never finish the transfer of any decode leg.

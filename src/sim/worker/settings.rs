@@ -9,6 +9,7 @@ use super::publisher::settings as publisher;
 use super::transfer::settings as transfer;
 use crate::sim::fault::Faults;
 use crate::sim::{default_arguments, engine};
+use crate::units::parse_milliseconds;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Settings {
@@ -37,8 +38,13 @@ pub struct Settings {
     #[arg(long, value_name = "TOKENS", default_value_t = number(20_000))]
     pub prefill_tokens_per_second: NonZeroU32,
 
-    /// Duration of a decode step, which generates one token for every running request, in milliseconds.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 20)]
+    /// Duration of a decode step, which generates one token for every running request.
+    #[arg(
+        long = "decode-time",
+        value_name = "DURATION",
+        default_value = "20ms",
+        value_parser = parse_milliseconds
+    )]
     pub decode_ms: u64,
 
     /// Maximum tokens computed in one step; longer prompts are computed in chunks.

@@ -43,7 +43,7 @@ impl Bridge {
         let mut arguments = vec![
             format!("--zmq=tcp://{}", first.events),
             format!("--ranks={}", engine.events.len()),
-            "--silence-ms=400".to_owned(),
+            "--silence=400ms".to_owned(),
         ];
         arguments.extend(first.replay.map(|at| format!("--replay=tcp://{at}")));
         Self::start("127.0.0.1:0", arguments).expect("some port is free")

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::sim::default_arguments;
+use crate::units::parse_milliseconds;
 
 // Without this, clap makes a group of the same name as the outer arguments' group.
 #[derive(clap::Args, Clone, Debug)]
@@ -31,15 +32,20 @@ pub struct Settings {
     pub bootstrap: Option<SocketAddr>,
 
     /// How long a prefill engine keeps blocks for a decode engine to fetch, and how long a Mooncake decode engine
-    /// waits for them, in milliseconds. By default as in vLLM: 30,000 for NIXL, 480,000 for Mooncake.
-    #[arg(long = "kv-transfer-lease-ms", value_name = "MILLISECONDS")]
+    /// waits for them. By default as in vLLM: 30s for NIXL, 480s for Mooncake.
+    #[arg(
+        long = "kv-transfer-lease",
+        value_name = "DURATION",
+        value_parser = parse_milliseconds
+    )]
     pub lease_ms: Option<u64>,
 
-    /// How long a NIXL decode engine tries to connect to the prefill engine, in milliseconds.
+    /// How long a NIXL decode engine tries to connect to the prefill engine. The default is vLLM's.
     #[arg(
-        long = "kv-transfer-connect-ms",
-        value_name = "MILLISECONDS",
-        default_value_t = CONNECT_MS
+        long = "kv-transfer-connect-timeout",
+        value_name = "DURATION",
+        default_value = "5s",
+        value_parser = parse_milliseconds
     )]
     pub connect_ms: u64,
 
@@ -52,8 +58,6 @@ pub struct Settings {
     pub tokens_per_second: NonZeroU32,
 }
 
-/// vLLM's timeout of a NIXL handshake.
-const CONNECT_MS: u64 = 5_000;
 /// 200 Gbit/s, with 128 KiB per token as in a model of 8 billion parameters.
 const TOKENS_PER_SECOND: NonZeroU32 = NonZeroU32::new(190_000).expect("it is not zero");
 

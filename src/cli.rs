@@ -1,0 +1,315 @@
+//! The command line: arguments -> a router, a check, a demo, a replay, one simulated engine, or a tap. It is part of
+//! the library because whatever first polls a future compiles it: from `main.rs`, all of the router was compiled after
+//! everything else, on its own.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use tokio::runtime;
+
+use crate::app::{App, check, kv_tap, metrics_reference, process_setup};
+use crate::config::reader::{self, Problems};
+use crate::config::{Config, Flags, reference};
+use crate::http::drain::stop_signal;
+use crate::kv::zmq;
+use crate::{bridge, observe, sim};
+
+/// Codes of sysexits.h, which service managers know.
+const USAGE: u8 = 64;
+const BAD_CONFIGURATION: u8 = 78;
+
+/// A KV-cache-aware load balancer for LLM engines: each request goes to the worker with the longest cached prefix
+/// of its prompt, unless that worker is too busy.
+#[derive(Parser)]
+#[command(version, max_term_width = 100, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the router.
+    Serve(Configuration),
+    /// Print the configuration with all its defaults, or everything that is wrong with it.
+    Check {
+        #[command(flatten)]
+        configuration: Configuration,
+        /// Ask every worker for its health and models instead, and print the answers. Exit code 1 if something is
+        /// wrong.
+        #[arg(long)]
+        live: bool,
+        /// Also transfer the KV cache of a short prompt from each prefill worker to a decode worker, and compare the
+        /// text with what the decode worker generates alone.
+        #[arg(long, requires = "live")]
+        transfer: bool,
+    },
+    /// Print the reference or the JSON Schema of the configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Compare two routing policies on simulated engines; needs no GPU and no configuration.
+    Demo(sim::demo::Settings),
+    Bridge(bridge::Settings),
+    /// Run one simulated engine, which speaks vLLM's HTTP API and has a prefix cache.
+    Sim(Box<sim::worker::Settings>),
+    /// Replay a recorded request trace in virtual time and compare routing policies.
+    Replay(Box<sim::replay::Settings>),
+    /// Look at engines' KV events.
+    #[command(subcommand)]
+    Kv(Kv),
+    /// Describe the metrics.
+    #[command(subcommand)]
+    Metrics(Metrics),
+}
+
+#[derive(Subcommand)]
+enum Metrics {
+    /// Print a Markdown page of every metric: type, labels, meaning.
+    Reference,
+}
+
+/// Where the configuration comes from: a file, flags, or both.
+#[derive(Args)]
+struct Configuration {
+    /// The configuration, a YAML file. `warmroute config reference` describes its keys.
+    #[arg(long, value_name = "FILE", env = "WARMROUTE_CONFIG")]
+    config: Option<PathBuf>,
+    /// A worker, such as http://10.0.0.11:8000; may be repeated. Added to those of the file.
+    #[arg(long = "worker", value_name = "URL")]
+    workers: Vec<String>,
+    /// Address and port for clients, such as :8080; instead of `api.listen`.
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<String>,
+    /// Address and port for operators, such as 127.0.0.1:9090; instead of `admin.listen`.
+    #[arg(long, value_name = "ADDRESS")]
+    admin_listen: Option<String>,
+    /// Address and port for other replicas of this router, such as :9701; instead of `peers.listen`.
+    #[arg(long, value_name = "ADDRESS")]
+    peers_listen: Option<String>,
+    /// Another replica, such as 10.0.0.2:9701; may be repeated. Added to those of the file.
+    #[arg(long = "peer", value_name = "ADDRESS")]
+    peers: Vec<String>,
+}
+
+impl Configuration {
+    fn load(self) -> Result<Config, Problems> {
+        let flags = Flags {
+            workers: self.workers,
+            listen: self.listen,
+            admin_listen: self.admin_listen,
+            peers_listen: self.peers_listen,
+            peers: self.peers,
+        };
+        Config::load_with(self.config.as_deref(), flags)
+    }
+}
+
+impl Arguments {
+    /// Refuses a command that neither a file nor a flag gives workers.
+    fn check(self) -> Result<Self, clap::Error> {
+        let (name, configuration) = match &self.command {
+            Command::Serve(configuration) => ("serve", configuration),
+            Command::Check { configuration, .. } => ("check", configuration),
+            _ => return Ok(self),
+        };
+        if configuration.config.is_some() || !configuration.workers.is_empty() {
+            return Ok(self);
+        }
+        let mut command = Self::command();
+        command.build();
+        let command = command.find_subcommand_mut(name).expect("is one of ours");
+        let message = "give --config FILE (or WARMROUTE_CONFIG), or --worker URL";
+        Err(command.error(ErrorKind::MissingRequiredArgument, message))
+    }
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Print every key with its type, its default and what it does, as Markdown.
+    Reference,
+    /// Print the JSON Schema, by which editors complete and check configuration files.
+    Schema,
+}
+
+#[derive(Subcommand)]
+enum Kv {
+    /// Print one engine's KV events as they come.
+    Tap {
+        /// Where it publishes, as tcp://HOST:PORT.
+        #[arg(long, value_name = "ENDPOINT")]
+        zmq: zmq::Endpoint,
+        /// Where it can be asked for what it published before; that is shown first.
+        #[arg(long, value_name = "ENDPOINT")]
+        replay: Option<zmq::Endpoint>,
+        /// What topics must begin with.
+        #[arg(long, default_value = "")]
+        topic: String,
+        /// One JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Does what the arguments of this process say.
+pub fn run() -> ExitCode {
+    process_setup::prepare();
+    let arguments = match Arguments::try_parse().and_then(Arguments::check) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+        }
+    };
+    let prints = !matches!(arguments.command, Command::Serve(_) | Command::Bridge(_));
+    let done = match arguments.command {
+        Command::Serve(configuration) => with_config(configuration.load(), |config| {
+            let _flush = observe::start_logging(&config.log)?;
+            block_on(serve(&config))
+        }),
+        Command::Check {
+            configuration,
+            live: false,
+            transfer: _,
+        } => with_config(configuration.load(), |config| {
+            let yaml = reader::to_yaml(&config).map_err(io::Error::other)?;
+            io::stdout().write_all(yaml.as_bytes())
+        }),
+        Command::Check {
+            configuration,
+            live: true,
+            transfer,
+        } => {
+            let mut is_good = false;
+            let checked = with_config(configuration.load(), |config| {
+                block_on(async {
+                    is_good = check::run(&config, transfer, &mut io::stdout()).await?;
+                    Ok(())
+                })
+            });
+            match checked {
+                Ok(ExitCode::SUCCESS) if !is_good => Ok(ExitCode::FAILURE),
+                checked => checked,
+            }
+        }
+        Command::Config(command) => print(&match command {
+            ConfigCommand::Reference => reference::markdown(),
+            ConfigCommand::Schema => reference::schema(),
+        }),
+        Command::Demo(settings) => block_on(sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
+        Command::Bridge(settings) => match settings.targets() {
+            Err(problem) => {
+                eprintln!("warmroute bridge: {problem}; see --help");
+                Ok(ExitCode::from(USAGE))
+            }
+            Ok(_) => {
+                let logging = observe::start_logging(&observe::Settings::default());
+                logging
+                    .and_then(|_flush| block_on(bridge::run(settings)))
+                    .map(|()| ExitCode::SUCCESS)
+            }
+        },
+        Command::Sim(settings) => block_on(simulate(*settings)).map(|()| ExitCode::SUCCESS),
+        Command::Kv(Kv::Tap {
+            zmq,
+            replay,
+            topic,
+            json,
+        }) => {
+            let target = zmq::Target {
+                endpoint: zmq,
+                topic,
+                replay,
+            };
+            block_on(tap(target, json)).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Metrics(Metrics::Reference) => block_on(async {
+            let page = metrics_reference::page().await?;
+            io::stdout().write_all(page.as_bytes())
+        })
+        .map(|()| ExitCode::SUCCESS),
+        Command::Replay(settings) => match &settings.config {
+            Some(path) => with_config(Config::load(path), |config| {
+                sim::replay::run(&settings, &config)
+            }),
+            None => sim::replay::run(&settings, &Config::default()).map(|()| ExitCode::SUCCESS),
+        },
+    };
+    done.unwrap_or_else(|error| {
+        // The reader of the output wants no more of it, as in `warmroute config schema | head`.
+        if !(prints && error.kind() == io::ErrorKind::BrokenPipe) {
+            eprintln!("warmroute: {error}");
+        }
+        ExitCode::FAILURE
+    })
+}
+
+/// Does something with a configuration, or prints what is wrong with it.
+fn with_config(
+    loaded: Result<Config, Problems>,
+    then: impl FnOnce(Config) -> io::Result<()>,
+) -> io::Result<ExitCode> {
+    match loaded {
+        Ok(config) => then(config).map(|()| ExitCode::SUCCESS),
+        Err(problems) => {
+            eprintln!("{}", problems.to_string().trim_end());
+            Ok(ExitCode::from(BAD_CONFIGURATION))
+        }
+    }
+}
+
+fn print(text: &str) -> io::Result<ExitCode> {
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Connections are carried by threads of their own; this one accepts, probes, and waits.
+fn block_on(task: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+    runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(task)
+}
+
+async fn serve(config: &Config) -> io::Result<()> {
+    let app = App::bind(config).await?;
+    tokio::select! {
+        stopped = stop_signal() => stopped?,
+        () = app.drain_requested() => {}
+    }
+    app.announce_drain(async { drop(stop_signal().await) })
+        .await;
+    app.drain().await;
+    Ok(())
+}
+
+async fn simulate(settings: sim::worker::Settings) -> io::Result<()> {
+    let worker = sim::worker::bind(settings).await?;
+    let mut stdout = io::stdout();
+    writeln!(stdout, "listening on http://{}", worker.addr())?;
+    for (rank, bound) in worker.handle().kv_events().iter().enumerate() {
+        write!(stdout, "KV events of rank {rank} on tcp://{}", bound.events)?;
+        match bound.replay {
+            Some(replay) => writeln!(stdout, ", replays on tcp://{replay}")?,
+            None => writeln!(stdout)?,
+        }
+    }
+    if let Some(bootstrap) = worker.handle().bootstrap() {
+        writeln!(stdout, "bootstrap on http://{bootstrap}")?;
+    }
+    worker
+        .run(async {
+            let _ = stop_signal().await;
+        })
+        .await;
+    Ok(())
+}
+
+async fn tap(target: zmq::Target, json: bool) -> io::Result<()> {
+    tokio::select! {
+        ended = kv_tap::run(target, json) => ended,
+        stopped = stop_signal() => stopped,
+    }
+}
