@@ -26,6 +26,7 @@ use self::body::BodyBudget;
 use crate::admin::Readiness;
 use crate::http::client::origin_form;
 use crate::http::client_address::TrustedProxies;
+use crate::http::drain::Tasks;
 use crate::ids::{ClientKey, RequestId};
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
@@ -77,6 +78,7 @@ pub struct ApiServer {
     relay: Arc<Relay>,
     readiness: Arc<Readiness>,
     bodies: BodyBudget,
+    tasks: Tasks,
     errors: IntCounterVec,
 }
 
@@ -143,6 +145,7 @@ impl ApiServer {
         responses: Arc<Responses>,
         relay: Arc<Relay>,
         readiness: Arc<Readiness>,
+        tasks: Tasks,
         registry: &Registry,
     ) -> Arc<Self> {
         let errors = registry.counters(
@@ -157,6 +160,7 @@ impl ApiServer {
             responses,
             relay,
             readiness,
+            tasks,
             errors,
         })
     }
@@ -178,8 +182,8 @@ impl ApiServer {
             .settings
             .trusted_proxies
             .client_of(peer, request.headers());
-        let mut line =
-            access_log::is_on().then(|| Box::new(AccessLine::begin(&request, id, client)));
+        let mut line = access_log::is_on()
+            .then(|| Box::new(AccessLine::begin(&request, id, client, self.tasks.clone())));
         let (echo, answer) = match request_id::of_client(request.headers()) {
             Ok(client_id) => {
                 if let Some(line) = &mut line {

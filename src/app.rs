@@ -28,13 +28,14 @@ use self::warm_start::Start;
 use crate::admin::{Access, AdminServer, KvPages, Readiness, ResponsesPage};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
-use crate::config::{Config, listen_address};
+use crate::config::Config;
 use crate::fleet::discovery::static_list::StaticList;
 use crate::fleet::discovery::{self, Discovery};
 use crate::fleet::kv_transfer::{Connector, watch};
 use crate::fleet::{probe, registry};
 use crate::http::drain::Tasks;
 use crate::http::io_threads::{IoThreads, OffloadThread};
+use crate::http::listen_address::listen_address;
 use crate::http::server;
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::{self, PredictedIndex};
@@ -250,6 +251,7 @@ impl App {
             responses,
             relay,
             readiness.clone(),
+            tasks.clone(),
             &metrics,
         );
         connection_settings::warn_of_shared_caches(config);

@@ -16,7 +16,7 @@ pub use self::flags::Flags;
 use self::reader::{Outside, Problems, Reader};
 pub use self::settings::{
     Admin, Api, Config, Fleet, FleetAdvanced, KvEvents, KvEventsAdvanced, ModelAdvanced,
-    ModelOverride, Runtime, listen_address,
+    ModelOverride, Runtime,
 };
 pub use self::token_sources::Unreadable;
 pub use self::tokenizer::{From, Loaded, Tokenizer};

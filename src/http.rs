@@ -8,6 +8,7 @@ pub mod drain;
 pub mod grpc;
 pub mod io_threads;
 pub mod keyed_tasks;
+pub mod listen_address;
 pub mod proxy_protocol;
 pub mod server;
 pub mod sse;

@@ -13,6 +13,7 @@ use hyper::header::HeaderValue;
 use hyper::{Method, StatusCode, Uri};
 use tracing::{Level, enabled, info};
 
+use crate::http::drain::Tasks;
 use crate::http::{self, BodyError};
 use crate::ids::RequestId;
 use crate::observe::{self, ACCESS_LOG};
@@ -39,6 +40,7 @@ pub(super) struct AccessLine {
     bytes: u64,
     /// Whether the whole response was sent.
     is_sent: bool,
+    tasks: Tasks,
     /// Worker, model, tokens and times, which the relay fills in while it forwards the request.
     pub(super) summary: SummaryCell,
 }
@@ -49,7 +51,12 @@ pub(super) fn is_on() -> bool {
 }
 
 impl AccessLine {
-    pub(super) fn begin<B>(request: &hyper::Request<B>, id: RequestId, client: IpAddr) -> Self {
+    pub(super) fn begin<B>(
+        request: &hyper::Request<B>,
+        id: RequestId,
+        client: IpAddr,
+        tasks: Tasks,
+    ) -> Self {
         Self {
             began: observe::now(),
             method: request.method().clone(),
@@ -63,6 +70,7 @@ impl AccessLine {
             error_code: None,
             bytes: 0,
             is_sent: false,
+            tasks,
             summary: SummaryCell::default(),
         }
     }
@@ -79,12 +87,17 @@ impl Drop for AccessLine {
             (Some(outcome), _) if outcome != COMPLETE => outcome,
             (_, Some(_)) => "error",
             _ if self.is_sent => COMPLETE,
-            _ => "client_disconnected",
+            _ => DISCONNECTED,
+        };
+        // A connection that the drain closed looks like one that the client closed.
+        let outcome = match outcome {
+            DISCONNECTED if self.tasks.is_aborted() => "drain_timeout",
+            outcome => outcome,
         };
         info!(
             target: ACCESS_LOG,
             method = self.method.as_str(),
-            path = self.uri.path(),
+            path = shortened(self.uri.path()),
             model = summary.model.as_deref(),
             tenant = self.tenant.as_deref(),
             worker = summary.worker.as_deref(),
@@ -102,15 +115,23 @@ impl Drop for AccessLine {
             retries = summary.attempts.saturating_sub(1),
             client = %self.client,
             id = self.id.as_str(),
-            client_request_id = self.client_request_id.as_ref().and_then(text),
+            client_request_id = self.client_request_id.as_ref().and_then(text).map(shortened),
             trace_id = self.traceparent.as_ref().and_then(text).and_then(trace_id),
             "request"
         );
     }
 }
 
+/// Bounds what a client can write into a line: paths and ids of requests are at most some tens of bytes.
+const MAX_TEXT_BYTES: usize = 2_048;
 /// The outcome of a response that was sent completely.
 const COMPLETE: &str = "complete";
+const DISCONNECTED: &str = "client_disconnected";
+
+/// A text of the client's, up to [`MAX_TEXT_BYTES`].
+fn shortened(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
+}
 
 fn text(value: &HeaderValue) -> Option<&str> {
     value.to_str().ok()
@@ -200,6 +221,13 @@ impl Drop for LoggedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_path_is_cut_between_characters() {
+        assert_eq!(shortened("/v1/models"), "/v1/models");
+        let long = format!("/{}", "\u{e9}".repeat(MAX_TEXT_BYTES));
+        assert_eq!(shortened(&long).len(), MAX_TEXT_BYTES - 1);
+    }
 
     #[test]
     fn a_traceparent_that_is_not_valid_has_no_trace_id() {

@@ -3,10 +3,12 @@
 mod store_check;
 mod transfer_check;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use super::discoveries::Discoveries;
@@ -36,9 +38,11 @@ pub async fn run(config: &Config, checks_transfer: bool, out: &mut impl Write) -
     let mut is_good = list(config, &fleet, out).await?;
     let wrong = ask_all(config, &fleet).await;
     let snapshot = fleet.snapshot().clone();
-    table(&snapshot, &wrong, out)?;
+    let kv_events = kv_events(&snapshot, config.fleet.health.timeout).await;
+    table(&snapshot, &wrong, &kv_events, out)?;
     is_good &= wrong.is_empty() && !snapshot.workers.is_empty();
     is_good &= store_check::run(config, out).await?;
+    is_good &= kv_events.values().all(Result::is_ok);
     let Some(connector) = settings.connector else {
         if checks_transfer {
             writeln!(
@@ -138,14 +142,55 @@ async fn ask_all(config: &Config, fleet: &Arc<Registry>) -> Vec<(WorkerId, Strin
     wrong
 }
 
+/// What is known of each worker's KV events, or which of its ports cannot be connected to.
+async fn kv_events(
+    snapshot: &Snapshot,
+    limit: Duration,
+) -> BTreeMap<WorkerId, Result<String, String>> {
+    let mut found = BTreeMap::new();
+    let is_up = |status: &&Status| status.health == Health::Up;
+    for status in snapshot.workers.iter().filter(is_up) {
+        let endpoints = status.event_endpoints();
+        let Some((_, first)) = endpoints.first() else {
+            continue;
+        };
+        let ranks = match endpoints.len() {
+            1 => String::new(),
+            ranks => format!(", {ranks} ranks"),
+        };
+        let mut result = Ok(format!("{}{ranks}", first.address()));
+        for (rank, endpoint) in &endpoints {
+            let address = endpoint.address();
+            let connecting = TcpStream::connect(address.trim_start_matches("tcp://"));
+            let problem = match tokio::time::timeout(limit, connecting).await {
+                Ok(Ok(_)) => continue,
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "no connection in time".to_owned(),
+            };
+            result = Err(format!("rank {rank}, {address}: {problem}"));
+            break;
+        }
+        found.insert(status.worker.id, result);
+    }
+    found
+}
+
 fn table(
     snapshot: &Snapshot,
     wrong: &[(WorkerId, String)],
+    kv_events: &BTreeMap<WorkerId, Result<String, String>>,
     out: &mut impl Write,
 ) -> io::Result<()> {
     let mut rows = vec![
         [
-            "worker", "address", "role", "model", "version", "block", "health",
+            "worker",
+            "address",
+            "role",
+            "model",
+            "version",
+            "block",
+            "KV events",
+            "health",
         ]
         .map(str::to_owned),
     ];
@@ -168,6 +213,11 @@ fn table(
                 .facts
                 .block_size
                 .map_or_else(unknown, |size| size.to_string()),
+            match kv_events.get(&worker.id) {
+                None => "none".to_owned(),
+                Some(Ok(address)) => address.clone(),
+                Some(Err(why)) => format!("FAILED: {why}"),
+            },
             match why {
                 Some((_, why)) => format!("down: {why}"),
                 None => status.health.to_string(),

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use crate::http::listen_address::listen_address;
 use crate::kv::zmq::{Endpoint, Target};
 use crate::units::parse_nonzero_milliseconds;
 
@@ -27,7 +28,7 @@ pub struct Settings {
     pub topic: String,
 
     /// Address to serve on; port 0 takes a free one.
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = listen_address)]
     pub listen: SocketAddr,
 
     /// Number of data-parallel ranks of the engine. Rank r uses the ports of --zmq and --replay plus r.

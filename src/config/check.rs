@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 
 use super::discovery::{DiscoveryEntry, no_connector};
 use super::reader::Reader;
-use super::settings::{Config, listen_address};
+use super::settings::Config;
 use super::token_sources;
 use super::tokenizer::Tokenizer;
 use crate::fleet::discovery::{WorkerDefaults, WorkerSpec};
 use crate::fleet::{Member, Role};
+use crate::http::listen_address::listen_address;
 use crate::observe;
 use crate::openai::tenant;
 use crate::relay::KeySource;

@@ -1,6 +1,5 @@
 //! The keys of the configuration, with their defaults; each part has its own settings.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -336,18 +335,4 @@ impl ModelAdvanced {
                 .unwrap_or(default.request_cache_reports),
         }
     }
-}
-
-/// The address of a listener: `:8080` is all addresses, `localhost:8080` this host.
-pub fn listen_address(listen: &str) -> Result<SocketAddr, String> {
-    let full = match listen.rsplit_once(':') {
-        Some(("", port)) => format!("0.0.0.0:{port}"),
-        Some(("localhost", port)) => format!("127.0.0.1:{port}"),
-        _ => listen.to_owned(),
-    };
-    full.parse().map_err(|_| {
-        format!(
-            "`{listen}` is not an address and port such as `:8080`, `127.0.0.1:8080` or `localhost:8080`"
-        )
-    })
 }

@@ -253,6 +253,14 @@ fn split(address: &str) -> Result<(String, u16), String> {
 }
 
 impl Endpoint {
+    /// Where the KV events come from: `tcp://host:port`, or `host:port` of a gRPC service.
+    pub fn address(&self) -> &str {
+        match self {
+            Endpoint::Zmq { publisher, .. } => publisher,
+            Endpoint::Grpc { address } => address,
+        }
+    }
+
     /// Replaces `*` and other wildcard addresses by the worker's host, since connecting to them would reach the router's
     /// own host.
     pub fn with_host(&self, worker_host: &str) -> Self {

@@ -8,7 +8,7 @@ use hyper::HeaderMap;
 
 use self::types::{DisaggregationExplained, Excluded, LoadShare, LoadShares, Tokens, Tree};
 pub use self::types::{Explanation, Score};
-use super::cached_prefix;
+use super::cached_prefix::{self, PrefixSource};
 use super::choice::{FailedWorkers, NotDisaggregated};
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
@@ -143,6 +143,12 @@ impl Relay {
                 state,
             }
         };
+        let trees: Vec<Tree> = trees.map(tree).collect();
+        let is_cold = !trees.is_empty() && trees.iter().all(|tree| tree.state.state == "cold");
+        let known_by = match view.held().source(in_group) {
+            PrefixSource::Exact if is_cold => PrefixSource::Unknown,
+            source => source,
+        };
         Score {
             worker: worker.name.to_string(),
             is_usable: state.is_usable,
@@ -166,8 +172,8 @@ impl Relay {
             decode_tokens: state.decode_tokens,
             cached,
             cached_tokens: cached.tokens(),
-            known_by: view.held().source(in_group),
-            trees: trees.map(tree).collect(),
+            known_by,
+            trees,
             is_trusted: view.held().is_trusted(in_group),
             new_tokens,
             cost: terms.sum(),

@@ -157,6 +157,21 @@ async fn a_client_that_disconnects_has_a_line() {
 }
 
 #[tokio::test]
+async fn a_stream_that_the_drain_cuts_is_not_said_to_have_lost_its_client() {
+    let cluster = logged(unhurried(), |config| {
+        config.api.drain_timeout = std::time::Duration::from_millis(300);
+    })
+    .await;
+    let mut stream = cluster
+        .open(CHAT, &chat("tell me a story", 3_000, true))
+        .await;
+    stream.until("data: ").await;
+    cluster.router.child.as_ref().unwrap().signal("TERM");
+    let line = line(&cluster).await;
+    assert_eq!(line["outcome"], "drain_timeout", "{line}");
+}
+
+#[tokio::test]
 async fn the_access_log_can_be_turned_off() {
     let cluster = logged(fast(), |config| config.log.access = false).await;
     for _ in 0..3 {
@@ -291,20 +306,22 @@ async fn the_health_check_on_the_api_port_needs_no_key() {
 
 #[tokio::test]
 async fn a_log_that_nobody_reads_stops_no_request() {
+    const REQUESTS: usize = 2_500;
     let cluster = logged(fast(), |_| {}).await;
     cluster.router.read_log(false);
-    // The pipe takes 64 KiB, the queue 4 MiB: 6 MB of lines are more than both.
+    // The pipe takes 64 KiB, the queue 4 MiB; a line has the first 2,048 bytes of its path, so 2,500 are more than
+    // both.
     let path = format!("/{}", "x".repeat(60_000));
-    for _ in 0..100 {
+    for _ in 0..REQUESTS {
         assert_eq!(cluster.get(&path).await.status, 404);
     }
     let dropped = cluster
         .metric("warmroute_log_lines_dropped_total", &[])
         .await;
-    assert!((1.0..100.0).contains(&dropped), "{dropped}");
+    assert!((1.0..REQUESTS as f64).contains(&dropped), "{dropped}");
     cluster.router.read_log(true);
     eventually("what was queued is written", async || {
-        lines(&cluster).len() == 100 - dropped as usize
+        lines(&cluster).len() == REQUESTS - dropped as usize
     })
     .await;
     assert_eq!(cluster.post(CHAT, chat("hi", 1, false)).await.status, 200);

@@ -338,6 +338,8 @@ fn template_arguments_of_any_kind_are_read() {
 #[test]
 fn each_mistake_has_its_message_with_path_and_line() {
     check("", &["workers: there are no workers"]);
+    check("worker: [http://a:1]", &["did you mean `workers`?"]);
+    check("discover: []", &["did you mean `discovery`?"]);
     check("api: [", &["c.yaml:1:"]);
     check(
         &minimal("polcy: 1"),

@@ -93,7 +93,13 @@ impl<'a> Converter<'a> {
                 (None, _) => {
                     let names = known.iter().map(|(name, _)| name.as_str());
                     let hint = match nearest(&entry.key, names) {
-                        Some(near) => format!("; did you mean `{near}`?"),
+                        Some(near) => {
+                            // Its value is under the wrong name, so its default is not to be checked.
+                            if !entries.iter().any(|entry| entry.key == near) {
+                                self.within(&step(near), |this| this.places.fail(&this.path));
+                            }
+                            format!("; did you mean `{near}`?")
+                        }
                         // One of several kinds, whose names are few.
                         None if maps.len() > 1 => format!("; expected {}", one_of(&maps)),
                         None => String::new(),

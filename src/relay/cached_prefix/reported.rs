@@ -21,6 +21,9 @@ pub enum PrefixSource {
     /// What the worker was sent: its KV events do not reach the router, the prompt's tokens are not known,
     /// or the engine tokenizes differently.
     Predicted,
+    /// Nothing: KV events of the worker are followed, but none has come yet, so nothing counts as cached. Only
+    /// explanations say so.
+    Unknown,
 }
 
 /// A rank's prefix in tokens.

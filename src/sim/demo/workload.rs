@@ -31,14 +31,8 @@ pub(super) struct Settings {
     #[arg(long, value_name = "GROUPS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub(super) groups: u32,
 
-    /// Conversations per user, one after the other; 2 with --disaggregated.
-    #[arg(
-        long,
-        value_name = "CONVERSATIONS",
-        default_value_t = 3,
-        default_value_if("disaggregated", "true", "2"),
-        value_parser = clap::value_parser!(u32).range(1..=1_000),
-    )]
+    /// Conversations per user, one after the other.
+    #[arg(long, value_name = "CONVERSATIONS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub(super) conversations: u32,
 
     /// Questions per conversation; 4 with --disaggregated.

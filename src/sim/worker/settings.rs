@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::publisher::settings as publisher;
 use super::transfer::settings as transfer;
+use crate::http::listen_address::listen_address;
 use crate::sim::fault::Faults;
 use crate::sim::{default_arguments, engine};
 use crate::units::parse_milliseconds;
@@ -14,7 +15,7 @@ use crate::units::parse_milliseconds;
 #[derive(clap::Args, Clone, Debug)]
 pub struct Settings {
     /// Address to listen on; port 0 takes a free one.
-    #[arg(long, value_name = "ADDRESS", default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))]
+    #[arg(long, value_name = "ADDRESS", default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), value_parser = listen_address)]
     pub listen: SocketAddr,
 
     /// Name of a served model. May be repeated: the first is the base model, the others are LoRA adapters of it,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use crate::http::listen_address::listen_address;
 use crate::sim::default_arguments;
 use crate::units::parse_milliseconds;
 
@@ -28,7 +29,7 @@ pub struct Settings {
     pub connector: Option<Connector>,
 
     /// Address of a Mooncake prefill engine's bootstrap server; by default a free port on the listen address.
-    #[arg(long = "bootstrap", value_name = "ADDRESS")]
+    #[arg(long = "bootstrap", value_name = "ADDRESS", value_parser = listen_address)]
     pub bootstrap: Option<SocketAddr>,
 
     /// How long a prefill engine keeps blocks for a decode engine to fetch, and how long a Mooncake decode engine
