@@ -1,5 +1,5 @@
-//! Any bytes as what a peer says over ZMTP, in pieces; its messages as published batches and as answers.
-//! However the bytes are cut, the same is heard, and no more is kept than a message may have.
+//! Any bytes as what a peer sends over ZMTP, in pieces; its messages as published batches and as replays. However
+//! the bytes are cut, the same messages are read, and no more is buffered than a message may have.
 
 #![no_main]
 
@@ -30,12 +30,12 @@ fuzz_target!(|bytes: &[u8]| {
         });
     }
     all.extend(bytes);
-    let whole = hear(role.clone(), &all, usize::MAX);
-    let pieces = hear(role, &all, 1 + usize::from(choice >> 2));
+    let whole = read(role.clone(), &all, usize::MAX);
+    let pieces = read(role, &all, 1 + usize::from(choice >> 2));
     assert_eq!(whole, pieces);
 });
 
-fn hear(role: Role, bytes: &[u8], piece: usize) -> (Vec<PeerMessage>, Option<ProtocolError>) {
+fn read(role: Role, bytes: &[u8], piece: usize) -> (Vec<PeerMessage>, Option<ProtocolError>) {
     let bounds = Bounds {
         message_bytes_max: 4_096,
         parts_max: 6,
@@ -43,24 +43,24 @@ fn hear(role: Role, bytes: &[u8], piece: usize) -> (Vec<PeerMessage>, Option<Pro
     let mut out = BytesMut::new();
     let mut input = BytesMut::new();
     let mut session = Session::new(role, bounds, &mut out);
-    let mut message = Vec::new();
+    let mut messages = Vec::new();
     for piece in bytes.chunks(piece.min(bytes.len().max(1))) {
         input.extend_from_slice(piece);
         loop {
             match session.read(&mut input, &mut out) {
                 Ok(None) => break,
-                Ok(Some(one)) => {
-                    if let PeerMessage::Message(parts) = &one {
+                Ok(Some(message)) => {
+                    if let PeerMessage::Message(parts) = &message {
                         assert!(parts.len() <= bounds.parts_max);
                         assert!(parts.iter().map(Bytes::len).sum::<usize>() <= 4_096);
                         let _ = frame::live(parts);
                         let _ = frame::replay_message(parts);
                     }
-                    message.push(one);
+                    messages.push(message);
                 }
-                Err(error) => return (message, Some(error)),
+                Err(error) => return (messages, Some(error)),
             }
         }
     }
-    (message, None)
+    (messages, None)
 }

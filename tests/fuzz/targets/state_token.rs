@@ -17,8 +17,8 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     };
     let settings = Settings {
-        bytes_max: 64 << 10,
-        plain_bytes_max: 64 << 10,
+        max_size: 64 << 10,
+        max_plain_size: 64 << 10,
         ..Settings::default()
     };
     let key_ring = KeyRing::new(settings, [7; 32], &Registry::default()).expect("good settings");
