@@ -40,6 +40,10 @@ pub struct Relay {
 }
 
 impl Relay {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is another part of the router, named once"
+    )]
     pub fn new(
         settings: Settings,
         fleet: Arc<Registry>,

@@ -110,9 +110,9 @@ pub struct Settings {
     #[arg(long = "sync-interval", value_name = "DURATION", value_parser = parse_milliseconds)]
     sync_ms: Option<u64>,
 
-    /// What replicas report. Default: load and routed prompts with the predicted index, load with the exact one.
-    #[arg(long, value_name = "WHAT", value_enum)]
-    share: Option<Shared>,
+    /// What replicas report.
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "routed")]
+    share: Shared,
 
     /// Route as a replica that hears of no other (`routing.advanced.alone_slack`). Default: with several routers that
     /// report nothing.
@@ -286,11 +286,7 @@ impl Settings {
     }
 
     fn shares_routed(&self) -> bool {
-        let default = match self.cache_index {
-            CacheIndexKind::Exact => Shared::Load,
-            CacheIndexKind::Predicted => Shared::Routed,
-        };
-        let is_shared = self.share.unwrap_or(default) == Shared::Routed;
+        let is_shared = self.share == Shared::Routed;
         is_shared && self.routers > 1 && self.sync_ms.is_some()
     }
 
