@@ -24,11 +24,11 @@ mod session;
 pub mod settings;
 mod state;
 pub mod status;
+mod streams;
 pub mod take_trees;
 mod tree_metrics;
 pub mod tree_wire;
 pub mod warm_start;
-mod streams;
 pub mod wire;
 mod workers;
 

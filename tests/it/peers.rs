@@ -287,7 +287,10 @@ async fn another_secret_is_refused_and_said() {
     let page = fleet_page(&stranger).await;
     let error = page["peers"][0]["error"].as_str().unwrap();
     assert!(error.contains("`peers.secret` differs"), "{error}");
-    eventually("it says so", async || stranger.log().contains("replica not used")).await;
+    eventually("it says so", async || {
+        stranger.log().contains("replica not used")
+    })
+    .await;
     assert!(!stranger.log().contains("mistyped"));
     let refused = metric(&first, "warmroute_peer_refused_total{reason=\"secret\"}").await;
     assert!(refused.unwrap() >= 1.0);
