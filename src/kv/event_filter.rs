@@ -175,7 +175,7 @@ impl EventFilter {
         self.groups
             .extend(learned.groups.iter().copied().take(MAX_LEARNED));
         self.media
-            .extend(learned.media.iter().cloned().take(MAX_LEARNED));
+            .extend(learned.media.iter().take(MAX_LEARNED).cloned());
     }
 
     /// The block size of the first accepted store.

@@ -351,7 +351,7 @@ mod tests {
                     0 => {}
                     1 => blocks.copies.push((position, [0, 1, 0])),
                     2 => blocks.copies.push((position, [3, 0, u32::MAX])),
-                    _ if position % 3 == 0 => blocks.copies.push((position, [2, 1, 1])),
+                    _ if position.is_multiple_of(3) => blocks.copies.push((position, [2, 1, 1])),
                     _ => {}
                 }
                 blocks.blocks.push(NewBlock {
