@@ -140,6 +140,7 @@ async fn share(size: Size, through: Through) -> (f64, Duration) {
     (share, took)
 }
 
+#[expect(clippy::print_stdout, reason = "the shares that it measures")]
 async fn compare(size: Size) -> [f64; 3] {
     let mut shares = [0.0; 3];
     let cases = [Through::Warm, Through::Late, Through::Alone];
