@@ -71,6 +71,8 @@ struct Run<'a> {
     routers: Vec<Router>,
     /// By router: its next report is scheduled.
     is_report_due: Vec<bool>,
+    /// By router: the time of its last report.
+    reported_at: Vec<Option<Duration>>,
     exact_index: ReportedIndex,
     outcome: Outcome,
     unfinished: usize,
@@ -94,6 +96,7 @@ pub(super) fn run(
             .map(|_| Router::new(settings, born))
             .collect(),
         is_report_due: vec![false; fleet.routers],
+        reported_at: vec![None; fleet.routers],
         exact_index: ReportedIndex::new(fleet.workers, fleet.block_tokens, workload::root()),
         outcome: Outcome {
             times_to_first_token: vec![Duration::ZERO; jobs.len()],
@@ -143,6 +146,7 @@ impl Run<'_> {
             } => self.exact_index.apply(worker, &self.jobs[request], &change),
             Event::Report { router } => {
                 self.is_report_due[router] = false;
+                self.reported_at[router] = Some(now);
                 let report = self.routers[router].report();
                 for (other, replica) in self.routers.iter_mut().enumerate() {
                     if other != router {
@@ -212,12 +216,22 @@ impl Run<'_> {
             && self.routers.len() > 1
             && !std::mem::replace(&mut self.is_report_due[job.router], true)
         {
-            let at = next_tick(now, interval, job.router, self.routers.len());
             let router = job.router;
+            let earliest = self.reported_at[router].map_or(Duration::ZERO, |at| at + interval);
+            let look = interval / LOOKS_PER_REPORT;
+            let at = next_tick(
+                now.max(earliest.saturating_sub(look)),
+                look,
+                router,
+                self.routers.len(),
+            );
             self.events.set(at, Event::Report { router });
         }
     }
 }
+
+/// A replica looks this often within the interval of its reports whether there is something to report.
+const LOOKS_PER_REPORT: u32 = 4;
 
 /// The time of a replica's next report. The replicas' ticks are spread over the interval.
 fn next_tick(now: Duration, interval: Duration, router: usize, routers: usize) -> Duration {
