@@ -89,6 +89,11 @@ impl RoutedPrompts {
         }
     }
 
+    /// Whether something waits for the next message.
+    pub fn has_queued(&self) -> bool {
+        self.queue.has_queued()
+    }
+
     /// A replica may have missed what was sent until now: it has just connected, or could not take a message.
     pub fn on_missed(&self, now: Instant) {
         self.predicted.resend_paths(now);

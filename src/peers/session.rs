@@ -7,6 +7,7 @@ use tonic::Status;
 
 use super::handshake::InstanceId;
 use super::link::{Failure, Link, ReceivingHalf};
+use super::pace::Pace;
 use super::roster::StreamId;
 use super::state::State;
 use super::streams::RETIRE_AFTER;
@@ -109,16 +110,21 @@ impl Drop for Ending {
 /// Reports to the other replicas while there are any.
 pub(super) async fn report(state: Arc<State>) {
     let mut changes = state.changes();
-    let mut ticks = tokio::time::interval(state.settings.report_interval);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut pace = Pace::new(observe::now(), state.settings.report_interval);
+    let mut looks = tokio::time::interval(pace.look_interval());
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         while !state.has_streams() {
             if changes.changed().await.is_err() {
                 return;
             }
         }
-        ticks.tick().await;
-        state.tick(observe::now());
+        looks.tick().await;
+        let now = observe::now();
+        if pace.is_due(now, state.has_routed()) {
+            let is_sent = state.tick(now);
+            pace.on_report(now, is_sent);
+        }
     }
 }
 

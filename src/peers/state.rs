@@ -216,7 +216,8 @@ impl State {
     }
 
     /// Reports to all streams what changed, and looks for replicas that fell silent.
-    pub(super) fn tick(&self, now: Instant) {
+    /// True if there was something to report.
+    pub(super) fn tick(&self, now: Instant) -> bool {
         let inner = &mut *self.inner.lock();
         self.refresh_fleet(now, inner);
         let condition = Condition {
@@ -234,6 +235,7 @@ impl State {
         let routed = inner
             .workers
             .routed_message(&self.routed, &inner.gauges.numbers);
+        let is_sent = count > 0 || routed.is_some();
         let whole = || inner.gauges.whole();
         inner.streams.send(&self.metrics, &messages[..count], whole);
         if let Some(routed) = routed
@@ -256,6 +258,12 @@ impl State {
             }
         }
         self.update_alone(now, inner);
+        is_sent
+    }
+
+    /// Whether a request was routed that the others do not know of yet.
+    pub(super) fn has_routed(&self) -> bool {
+        self.routed.has_queued()
     }
 
     /// True while there is somebody to report to.

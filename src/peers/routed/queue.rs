@@ -1,6 +1,8 @@
 //! The queue of routed prompts for the next report. Pure.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::Mutex;
 
@@ -15,6 +17,7 @@ pub(super) struct Queue {
     shards: [Mutex<Batch>; SHARDS],
     /// Blocks and prompts of a shard.
     max_shard: usize,
+    has_queued: AtomicBool,
 }
 
 /// Prompts, in flat lists so that none of them needs an allocation of its own.
@@ -51,6 +54,7 @@ impl Queue {
         Self {
             shards: Default::default(),
             max_shard: (max_queued / SHARDS).max(1),
+            has_queued: AtomicBool::new(false),
         }
     }
 
@@ -100,8 +104,14 @@ impl Queue {
         })
     }
 
+    /// Whether there is something to take.
+    pub(super) fn has_queued(&self) -> bool {
+        self.has_queued.load(Relaxed)
+    }
+
     /// Takes everything.
     pub(super) fn take(&self) -> impl Iterator<Item = Batch> {
+        self.has_queued.store(false, Relaxed);
         let shards = self.shards.iter();
         shards
             .map(|shard| std::mem::take(&mut *shard.lock()))
@@ -122,6 +132,10 @@ impl Queue {
         }
         batch.headers.push(header);
         fill(batch);
+        // Only the first request since the last message writes what all threads read.
+        if !self.has_queued() {
+            self.has_queued.store(true, Relaxed);
+        }
         true
     }
 }
