@@ -208,7 +208,10 @@ async fn check_exact_cached_tokens(cluster: &Cluster, model: &str) {
                 false => 0,
             };
             assert_eq!(row["cached_tokens"], expected, "{path}, {body}: {page:#}");
-            assert_eq!(row["known_by"], "exact", "{path}: {page:#}");
+            // An engine that has not reported any event yet may be one that reports none.
+            let known_by = row["known_by"].as_str().unwrap();
+            let is_first = known_by == "unknown" && expected == 0;
+            assert!(known_by == "exact" || is_first, "{path}: {page:#}");
         }
         let (answer, decided) = cluster.post_decided(path, &body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
