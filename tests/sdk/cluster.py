@@ -162,7 +162,6 @@ class Cluster:
         try:
             if replicas > 1:
                 self.redis = self.keep(Redis(self.directory.name))
-                config["replicas"] = replicas
                 config["responses"] = {
                     "store": {"redis": self.redis.url, **(store or {})},
                     "state_token": {"keys": [STATE_TOKEN_KEY]},

@@ -39,6 +39,7 @@ class Configurations(unittest.TestCase):
         given = {
             "WARMROUTE_STATE_KEY": STATE_TOKEN_KEY,
             "WARMROUTE_ADMIN_TOKEN": STATE_TOKEN_KEY,
+            "PEERS_SECRET": STATE_TOKEN_KEY,
             "ADDRESS": "127.0.0.2",
         }
         for path in configurations:
