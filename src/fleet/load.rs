@@ -4,9 +4,12 @@ pub mod ranks;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+
+/// A replica reports a request within this time, usually within 20 ms; an engine may report it before.
+const PEER_REPORT_DELAY: Duration = Duration::from_millis(100);
 
 /// One worker's load. Everything that a routing decision reads is in one cache line, because with a thousand
 /// workers each line is a cache miss. Nothing else that is written often shares the line.
@@ -109,6 +112,16 @@ impl Load {
         let beyond_own = self.reported.beyond_own.load(Relaxed);
         let foreign = beyond_own.saturating_sub(self.peers_requests());
         self.foreign_requests.fetch_min(foreign, Relaxed);
+    }
+
+    /// As [`Self::recount_foreign`], if the engine's report is so new that another replica's report of the same requests
+    /// may have come after it.
+    pub fn recount_new_foreign(&self, now: Instant) {
+        let is_new =
+            |report: LoadReport| now.saturating_duration_since(report.at) < PEER_REPORT_DELAY;
+        if self.reported().is_some_and(is_new) {
+            self.recount_foreign();
+        }
     }
 
     /// Requests sent to the worker since it joined.
@@ -229,6 +242,22 @@ mod tests {
         // Another replica's next request is no foreign one that ended.
         load.set_peers(4, 0, 0);
         assert_eq!(load.requests(), 7);
+    }
+
+    #[test]
+    fn a_request_that_the_engine_reports_before_its_replica_is_not_counted_twice() {
+        let load = Load::default();
+        let report = reported(1);
+        load.report(report);
+        assert_eq!(load.requests(), 1);
+        load.set_peers(1, 0, 0);
+        load.recount_new_foreign(report.at + Duration::from_millis(20));
+        assert_eq!((load.foreign_requests(), load.requests()), (0, 1));
+        // Much later, a replica's request is a new one.
+        load.report(reported(3));
+        load.set_peers(2, 0, 0);
+        load.recount_new_foreign(report.at + Duration::from_secs(2));
+        assert_eq!((load.foreign_requests(), load.requests()), (2, 4));
     }
 
     #[test]

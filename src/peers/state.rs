@@ -154,7 +154,7 @@ impl State {
             return;
         };
         inner.table.remove(peer);
-        self.apply(inner, false);
+        self.apply(now, inner, false);
         let name = &lost.identity.name;
         match lost.is_draining {
             true => {
@@ -199,7 +199,7 @@ impl State {
                 let (is_ready, is_draining) = (report.is_ready, report.is_draining);
                 inner.roster.set_condition(peer, is_ready, is_draining);
                 self.refresh_fleet(now, inner);
-                self.apply(inner, applied.is_first);
+                self.apply(now, inner, applied.is_first);
             }
             Some(Kind::Routed(message)) => {
                 self.refresh_fleet(now, inner);
@@ -394,15 +394,15 @@ impl State {
             inner
                 .gauges
                 .forget(now, |address| workers.is_listed(address));
-            workers.set_all(&inner.table);
+            workers.set_all(now, &inner.table);
         }
     }
 
     /// Writes changed sums to where routing reads them. `is_first`: a replica has just connected, whose requests the
     /// engines had reported as foreign.
-    fn apply(&self, inner: &mut Inner, is_first: bool) {
+    fn apply(&self, now: Instant, inner: &mut Inner, is_first: bool) {
         for (address, sum) in inner.table.take_changed() {
-            inner.workers.set(&address, sum, is_first);
+            inner.workers.set(now, &address, sum, is_first);
         }
     }
 

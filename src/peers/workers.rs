@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
@@ -58,23 +59,24 @@ impl Workers {
     }
 
     /// Writes what the others have at each worker to where routing reads it.
-    pub(super) fn set_all(&self, table: &LoadTable) {
+    pub(super) fn set_all(&self, now: Instant, table: &LoadTable) {
         for address in self.by_address.keys() {
-            self.set(address, table.sum(address), false);
+            self.set(now, address, table.sum(address), false);
         }
     }
 
     /// The same for one worker. `is_first`: a replica has just connected, whose requests the engines had reported as
     /// foreign.
-    pub(super) fn set(&self, address: &str, sum: WorkerLoad, is_first: bool) {
+    pub(super) fn set(&self, now: Instant, address: &str, sum: WorkerLoad, is_first: bool) {
         let Some(worker) = self.by_address.get(address) else {
             return;
         };
         let requests = u32::try_from(sum.requests).unwrap_or(u32::MAX);
         let load = &worker.load;
         load.set_peers(requests, sum.queued_tokens, sum.decode_tokens);
-        if is_first {
-            load.recount_foreign();
+        match is_first {
+            true => load.recount_foreign(),
+            false => load.recount_new_foreign(now),
         }
     }
 
