@@ -1,5 +1,5 @@
 //! Lookup and decision: who holds this prompt, and who gets the request; with the real index, fleet and
-//! view. Every worker tells its events, holds a system prompt that all requests share, and conversations of
+//! view. Every worker publishes its events, holds a system prompt that all requests share, and conversations of
 //! its own.
 //!
 //! Bars: a decision, the lookup aside, costs at most 1.3 times as much with 1,000 workers as with 10; lookup
@@ -10,14 +10,14 @@
 //!
 //! | | 10 workers | 100 | 1,000 | 4,000 |
 //! |---|---|---|---|---|
-//! | decision, somebody holds the conversation, ns | 109 | 121 | 136 | - |
-//! | decision, nobody holds anything, ns | 72 | 229 | 228 | - |
+//! | decision, a worker has the conversation, ns | 109 | 121 | 136 | - |
+//! | decision, no worker has any of it, ns | 72 | 229 | 228 | - |
 //! | lookup of 2,100 tokens, the first 1,024 held by all, us | 0.60 | 2.0 | 11.7 | 40 |
 //! | tokens to worker, 2,100 tokens, us | 1.9 | - | 11.8 | - |
 //! | tokens to worker, 131,124 tokens, us | 41 | 45 (64 workers) | - | - |
 //!
-//! 1,000 workers beside 10 at the same moment: 1.23 times as much where somebody holds the prompt (1.18 to
-//! 1.28 over the runs; 1.40 while others were drawn also where none of them could win). Where nobody holds
+//! 1,000 workers beside 10 at the same moment: 1.23 times as much where a worker has the prompt (1.18 to
+//! 1.28 over the runs; 1.40 while others were drawn also where none of them could win). Where no worker has
 //! any of it, 3.2 times: 10 workers are looked at in their order, of more than 16 as many are drawn, and a
 //! processor cannot guess which of those will be the least busy. That does not grow with the fleet: 100 and
 //! 1,000 cost the same.
@@ -239,13 +239,13 @@ fn decision(criterion: &mut Criterion) {
                     let at = (number % 64) as usize;
                     let held = fleet.held(&asked[at], now, number);
                     let view = fleet.view(&held, now);
-                    let begun = Instant::now();
+                    let started = Instant::now();
                     for draw in 0..DECISIONS {
                         let seed = number << 8 | draw;
                         let request = request(&prompts[at], seed);
                         black_box(routing::decide(&fleet.settings, &request, &view));
                     }
-                    spent += begun.elapsed();
+                    spent += started.elapsed();
                 }
                 spent / DECISIONS as u32
             });
@@ -264,13 +264,13 @@ fn decision(criterion: &mut Criterion) {
 
 /// 10 workers beside 1,000, turn and turn about: on a machine that others use, too, times are only to be
 /// compared with those of the same moment.
-#[expect(clippy::print_stdout, reason = "a bench tells what it measured")]
+#[expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 fn beside(_: &mut Criterion) {
     const ROUNDS: u64 = 20_000;
     let sizes = [10, 100, 1_000];
     let fleets = sizes.map(|workers| fleet(workers, 2_048));
     let warm = sizes.map(|workers| prompts(workers, 2_100));
-    // Nobody holds any of it.
+    // No worker has any of it.
     let cold = sizes.map(|_| (0..64).map(|at| (at..2_100 + at).rev().collect()).collect());
     for (which, prompts) in [("warm", warm), ("cold", cold)] {
         let spent = spend(&fleets, &prompts, ROUNDS);
@@ -301,12 +301,12 @@ fn spend(fleets: &[Fleet; 3], prompts: &[Vec<Vec<u32>>; 3], rounds: u64) -> [Vec
             let prompt = fleet.prompt(tokens);
             let held = fleet.held(&prompt, now, round);
             let view = fleet.view(&held, now);
-            let begun = Instant::now();
+            let started = Instant::now();
             for draw in 0..DECISIONS {
                 let request = request(tokens, round << 8 | draw);
                 black_box(routing::decide(&fleet.settings, &request, &view));
             }
-            let nanoseconds = begun.elapsed().as_nanos() as f64;
+            let nanoseconds = started.elapsed().as_nanos() as f64;
             spent[place].push(nanoseconds / DECISIONS as f64);
         }
     }

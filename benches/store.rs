@@ -58,11 +58,11 @@ fn main() {
             create(&store, number);
         }
         let empty = reads(&store, 1_000);
-        let begun = Instant::now();
+        let started = Instant::now();
         for number in 1_000..RESPONSES {
             create(&store, number);
         }
-        let each = begun.elapsed() / (RESPONSES - 1_000) as u32;
+        let each = started.elapsed() / (RESPONSES - 1_000) as u32;
         let report = now(store.report()).unwrap().details;
         let grown = resident() - before;
         let counted = report["bytes"].as_u64().unwrap();
@@ -135,9 +135,9 @@ fn reads(store: &Arc<Memory>, count: u64) -> (std::time::Duration, std::time::Du
     let mut spent = Vec::with_capacity(READS);
     for _ in 0..READS {
         let key = key(random.u64(0..count));
-        let begun = Instant::now();
+        let started = Instant::now();
         black_box(now(store.get(key)).unwrap());
-        spent.push(begun.elapsed());
+        spent.push(started.elapsed());
     }
     is_over.store(true, Relaxed);
     writer.join().unwrap();

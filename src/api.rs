@@ -45,7 +45,7 @@ pub struct Settings {
     /// A request with a larger body is answered with 413. 64 MiB are millions of tokens, or a dozen images.
     #[serde(with = "SizeText")]
     pub max_body: u64,
-    /// Memory for the bodies of all clients' requests together, from their first byte until an engine has begun to
+    /// Memory for the bodies of all clients' requests together, from their first byte until an engine has started to
     /// answer. Beyond it new requests are answered with 503, except those whose body has up to 64 KiB. 1 GiB is 16
     /// bodies of the largest size.
     #[serde(with = "SizeText")]
@@ -278,7 +278,7 @@ impl ApiServer {
         request: Request<Incoming>,
         caller: Caller<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let begun = observe::now();
+        let started = observe::now();
         let Caller {
             admitted,
             id,
@@ -296,7 +296,7 @@ impl ApiServer {
             query: head.uri.query().unwrap_or_default(),
             body,
             id,
-            begun,
+            started,
             admitted,
             client: caller.client,
             summary: caller.summary,
@@ -310,7 +310,7 @@ impl ApiServer {
         request: Request<Incoming>,
         caller: Caller<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let begun = observe::now();
+        let started = observe::now();
         let Caller {
             admitted,
             id,
@@ -342,7 +342,7 @@ impl ApiServer {
             original: &original,
             client: caller.client,
             id,
-            begun,
+            started,
             summary: caller.summary.cloned(),
         };
         Ok(self.relay.run(&job, peek).await?)

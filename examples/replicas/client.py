@@ -5,7 +5,7 @@
     RESOLVE=127.0.0.2,127.0.0.3,127.0.0.4 python client.py
 
 All routers have one name, as pods behind a headless Service have. RESOLVE has that name's addresses; without it
-the system's resolver is asked. Kill the router that is being read (up.sh tells its process): the text goes on.
+the system's resolver is asked. Kill the router that is being read (up.sh prints its process): the text goes on.
 """
 
 import itertools
@@ -77,7 +77,7 @@ def follow(id: str, after: int):
             except openai.APIConnectionError:
                 pass
             except Exception as error:
-                # A stream that breaks off tells it in the words of the HTTP library below.
+                # A stream that breaks off raises an exception of the HTTP library below.
                 if not type(error).__module__.startswith("httpx"):
                     raise
         print(f"\n[broke off after event {after}; going on]", flush=True)

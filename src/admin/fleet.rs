@@ -1,4 +1,4 @@
-//! `GET /fleet`: workers, models and pairs, read from the snapshot when somebody asks.
+//! `GET /fleet`: workers, models and pairs, read from the snapshot for each request.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -46,7 +46,7 @@ impl Refusal {
 /// Checks requests before their pages do.
 #[derive(Debug)]
 pub(super) struct Guard {
-    /// The digest of the token: comparing digests takes a time that tells nothing about the token.
+    /// The digest of the token: comparing digests takes a time that reveals nothing about the token.
     token: Option<[u8; 32]>,
 }
 

@@ -20,7 +20,7 @@ pub struct Readiness {
     start: Arc<WarmStartStatus>,
     /// The router still takes requests, but wants no more of them.
     is_draining: AtomicBool,
-    /// Told of with the answer, whether it is required or not.
+    /// The store whose warning is part of the answer, whether the store is required or not.
     warns_of: Option<Arc<dyn ResponseStore>>,
 }
 
@@ -47,7 +47,7 @@ impl Readiness {
         }
     }
 
-    /// Tells of what is wrong with the settings of this store.
+    /// Adds what is wrong with the settings of this store to the answers.
     pub fn warning_of(mut self, store: Arc<dyn ResponseStore>) -> Self {
         self.warns_of = Some(store);
         self
@@ -82,7 +82,7 @@ impl Readiness {
         if self.start.get().is_warming() {
             return Err("warming up: taking over what other replicas know of the workers' caches");
         }
-        // Asks the store: a store that nobody uses would not be known to be down.
+        // Asks the store: a store without requests would not be known to be down.
         match &self.store {
             Some(store) => match store.admit().await {
                 Ok(()) => Ok(()),

@@ -25,7 +25,7 @@ const SMALL_BYTES: u64 = 64 << 10;
 /// The budget is used in steps of this size.
 const STEP_BYTES: u64 = 256 << 10;
 
-/// The memory that bodies take, from the first byte until an engine has begun to answer.
+/// The memory that bodies take, from the first byte until an engine has started to answer.
 #[derive(Debug)]
 pub(super) struct BodyBudget {
     max: u64,
@@ -38,7 +38,7 @@ impl BodyBudget {
         let used = Arc::new(AtomicU64::new(0));
         let gauge = registry.gauge(
             "warmroute_request_body_bytes",
-            "Memory of request bodies larger than 64 KiB that no engine has begun to answer.",
+            "Memory of request bodies larger than 64 KiB that no engine has started to answer.",
         );
         let read = used.clone();
         registry.on_scrape(move || gauge.set(read.load(Relaxed) as i64));
@@ -136,13 +136,13 @@ pub(super) async fn read<'a>(
     let mut first = Bytes::new();
     let total = limit.saturating_mul(TOTAL_TIMEOUTS);
     // When the body first had to be waited for. A body that is complete at once needs no clock.
-    let mut begun = None;
+    let mut started = None;
     loop {
         let frame = match poll_once(body.frame()).await {
             Ok(ready) => ready,
             Err(_) => {
                 let now = observe::now();
-                let left = total.saturating_sub(now - *begun.get_or_insert(now));
+                let left = total.saturating_sub(now - *started.get_or_insert(now));
                 tokio::time::timeout(limit.min(left), body.frame())
                     .await
                     .map_err(|_| match left < limit {

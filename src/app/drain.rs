@@ -38,7 +38,7 @@ impl App {
                 "drain timeout is over; connections and tasks were aborted"
             ),
         }
-        // The last request has ended, which the other replicas are still told.
+        // The last request has ended: one more report to the other replicas.
         if let Some(sharing) = &self.sharing {
             sharing.end().await;
         }

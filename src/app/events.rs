@@ -168,9 +168,9 @@ async fn subscribe(
         }
         Endpoint::Grpc { address } => {
             let source = Grpc::new(address, wanted.rank, settings.grpc, metrics.grpc);
-            let source = source.with_load(move |told| {
+            let source = source.with_load(move |load_report| {
                 let now = observe::now();
-                load.report(now, reported(now, &told));
+                load.report(now, reported(now, &load_report));
             });
             subscriber::run(source, subject, shared, restart_signal).await;
         }

@@ -16,7 +16,7 @@ use crate::observe::metrics::Registry;
 use crate::peers::routed::RoutedPrompts;
 use crate::peers::{self, Peers};
 
-/// How often other replicas are told whether this one is ready.
+/// How often this replica announces to the others whether it is ready.
 const READINESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for the last report and for the ends of the streams.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -80,10 +80,10 @@ impl Prepared {
                 Err(error) => tracing::error!(%error, "cannot listen for other replicas"),
             }
         });
-        let told = peers.clone();
+        let announced = peers.clone();
         tasks.spawn_until_stopped(async move {
             loop {
-                told.set_ready(readiness.check().await.is_ok());
+                announced.set_ready(readiness.check().await.is_ok());
                 tokio::time::sleep(READINESS_INTERVAL).await;
             }
         });
@@ -101,7 +101,7 @@ impl Sharing {
         self.address
     }
 
-    /// The other replicas are told from now on that this one drains. It goes on reporting.
+    /// Announces to the other replicas that this one drains. It goes on reporting.
     pub(super) fn begin_drain(&self) {
         self.peers.set_draining();
     }

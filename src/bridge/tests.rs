@@ -1,4 +1,4 @@
-//! The bridge and our own source over real sockets, with an engine that does as it is told.
+//! The bridge and our own source over real sockets, with an engine that obeys the test.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl Engine {
         let _ = state.wire.send(SourceEvent::Live(frame));
     }
 
-    /// A batch that nobody can read.
+    /// A batch that cannot be decoded.
     fn garble(&self) {
         let mut state = self.0.lock();
         state.batches.push(batch(Vec::new()));

@@ -143,7 +143,7 @@ impl CircuitBreaker {
 /// A circuit breaker that concurrent requests share.
 #[derive(Debug)]
 pub struct SharedBreaker {
-    /// False if the machine is closed, without failures and without a pause: then nobody takes its lock.
+    /// False if the machine is closed, without failures and without a pause: then requests do not take its lock.
     is_active: AtomicBool,
     machine: Mutex<CircuitBreaker>,
 }

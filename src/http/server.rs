@@ -125,7 +125,7 @@ const ACCEPT_PAUSE_MAX: Duration = Duration::from_secs(1);
 const IDLE_AT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Accepts connections until the drain begins. Each runs on one of `io_threads`, and the drain waits for
-/// it: it finishes the requests that have begun and closes. `handler` gets each request with the address
+/// it: it finishes the requests that have started and closes. `handler` gets each request with the address
 /// of its connection's other end.
 pub async fn serve<H, F, B>(
     listener: TcpListener,
@@ -281,7 +281,7 @@ async fn connection<H, F, B>(
             activity.end_stalled_streams(observe::now(), &limits);
             match activity.check(observe::now(), &limits) {
                 Verdict::Fine => {}
-                // Told to close at the last look and still open: the client does not react to GOAWAY.
+                // GOAWAY was sent at the last look and the connection is still open: the client does not react to GOAWAY.
                 Verdict::Idle if is_closing => return Poll::Ready(Ok(())),
                 Verdict::Idle => {
                     is_closing = true;

@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::metrics::Registry;
 use super::{log_lines_dropped, unix_ms};
 
-/// Registers the metrics. They are read when somebody scrapes them.
+/// Registers the metrics. They are read at each scrape.
 pub fn register(registry: &Registry) {
     let info = registry.gauges(
         "warmroute_build_info",

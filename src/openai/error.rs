@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::observe::shortened;
 use crate::{http, prompt, relay};
 
-/// Tells OpenAI's SDKs whether to retry; they check it before the status.
+/// Makes OpenAI's SDKs retry or not to retry; they check it before the status.
 pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// An error response that the router itself writes.

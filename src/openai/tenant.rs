@@ -1,6 +1,6 @@
 //! Whose request it is: the key in `authorization: Bearer ...` -> a tenant.
 //!
-//! Only digests of keys are kept. A key is found by its digest, so the time that takes tells nothing
+//! Only digests of keys are kept. A key is found by its digest, so the time that takes reveals nothing
 //! of the keys there are.
 
 use std::collections::BTreeMap;
@@ -86,7 +86,7 @@ pub fn check(listed: &[TenantSpec]) -> Vec<(String, String)> {
         if tenant.keys.is_empty() {
             wrong(
                 ".keys".to_owned(),
-                "has none; nobody could use it".to_owned(),
+                "has none, so no client could use it".to_owned(),
             );
         }
         for (number, key) in tenant.keys.iter().enumerate() {
@@ -153,10 +153,10 @@ pub struct Salt {
     pub field: String,
 }
 
-/// Everybody who may ask for anything.
+/// The clients that may send requests.
 #[derive(Debug)]
 pub enum Tenants {
-    /// Nobody is asked who it is.
+    /// Clients need no key.
     One(Admitted),
     /// By the digest of a key.
     Known(FxHashMap<KeyDigest, Admitted>),

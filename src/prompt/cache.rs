@@ -78,7 +78,7 @@ pub struct VocabularyId(pub u32);
 pub struct Cache {
     shards: Box<[Mutex<Shard>]>,
     max_shard_bytes: usize,
-    /// Random for each process, so that nobody can prepare texts with the same hash.
+    /// Random for each process, so that no client can prepare texts with the same hash.
     seed: u64,
     metrics: Metrics,
 }

@@ -91,7 +91,7 @@ const RENDER_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_RENDER_UNAVAILABLE: usize = 4_096;
 
 impl EngineTokenizer {
-    /// `seed` must be random for each process, so that nobody can prepare bodies with the same hash.
+    /// `seed` must be random for each process, so that no client can prepare bodies with the same hash.
     pub fn new(settings: Settings, seed: u64) -> Self {
         Self {
             permits: Semaphore::new(settings.max_requests as usize),

@@ -40,7 +40,7 @@ pub struct Caches {
     pub predicted: Arc<PredictedIndex>,
     /// Which engines tokenize like the router.
     pub tokenizer_check: Arc<TokenizerCheck>,
-    /// What the other replicas are told of this one's choices.
+    /// Announces this replica's choices to the other replicas.
     pub routed: Arc<RoutedPrompts>,
 }
 

@@ -42,9 +42,9 @@ impl Relay {
             warn!(id = %job.id, "request refused; engines cut the connection each time they got its body");
             return Err(Error::CutsConnections);
         }
-        let count = RequestCount::new(plan.model.clone(), job.api, job.begun);
+        let count = RequestCount::new(plan.model.clone(), job.api, job.started);
         self.budget.on_request();
-        let deadline = job.begun + self.settings.request_timeout;
+        let deadline = job.started + self.settings.request_timeout;
         let mut attempts = Attempts::new(&self.settings, earlier_cuts);
         let mut failed = FailedWorkers::default();
         // A retryable answer, for the client if no other attempt does better.

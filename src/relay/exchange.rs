@@ -39,7 +39,7 @@ impl Answer {
 
     /// True for a status that means a defect of the worker or of the request.
     pub(super) fn is_failure(&self) -> bool {
-        self.owner() != FailureOwner::Nobody
+        self.owner() != FailureOwner::Unattributed
     }
 }
 
@@ -163,12 +163,12 @@ pub(super) async fn attempt(
         let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
         Ok((head, body, first))
     };
-    let begun = tokio::select! {
+    let result = tokio::select! {
         biased;
-        begun = begin => begun,
+        result = begin => result,
         () = &mut timer => Err(ErrorKind::TimedOut),
     };
-    let (head, body, first) = begun.map_err(|kind| Error { kind, was_resent })?;
+    let (head, body, first) = result.map_err(|kind| Error { kind, was_resent })?;
     Ok(Answer {
         head,
         body,

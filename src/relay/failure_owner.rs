@@ -10,7 +10,7 @@ use super::retries::Failure;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureOwner {
     /// A worker closed an idle connection just when the router used it, or is busy.
-    Nobody,
+    Unattributed,
     /// The router had no file descriptor, port or memory left.
     Router,
     /// The request's own time was over: the client uploaded slowly, or the answer takes longer than
@@ -27,7 +27,7 @@ pub(super) enum FailureOwner {
 impl FailureOwner {
     /// Every value of [`FailureOwner::as_str`].
     pub(super) const ALL: [FailureOwner; 6] = [
-        Self::Nobody,
+        Self::Unattributed,
         Self::Router,
         Self::Client,
         Self::Request,
@@ -37,7 +37,7 @@ impl FailureOwner {
 
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            Self::Nobody => "nobody",
+            Self::Unattributed => "none",
             Self::Router => "router",
             Self::Client => "client",
             Self::Request => "request",
@@ -52,9 +52,9 @@ impl FailureOwner {
             Failure::Local => Self::Router,
             Failure::Deadline => Self::Client,
             Failure::Connect => Self::Worker,
-            Failure::Broken if is_stale => Self::Nobody,
+            Failure::Broken if is_stale => Self::Unattributed,
             Failure::Broken | Failure::TimedOut => Self::Request,
-            Failure::Refused => Self::Nobody,
+            Failure::Refused => Self::Unattributed,
             Failure::KvTransfer => Self::KvTransfer,
         }
     }
@@ -63,16 +63,16 @@ impl FailureOwner {
     /// or starting; a proxy in front of an engine answers 502 and 504 for a dead one.
     pub(super) fn of_status(status: StatusCode) -> Self {
         match status {
-            StatusCode::NOT_IMPLEMENTED | StatusCode::SERVICE_UNAVAILABLE => Self::Nobody,
+            StatusCode::NOT_IMPLEMENTED | StatusCode::SERVICE_UNAVAILABLE => Self::Unattributed,
             status if status.is_server_error() => Self::Request,
-            _ => Self::Nobody,
+            _ => Self::Unattributed,
         }
     }
 
     /// Of an answer that ended like this.
     pub(super) fn of_outcome(outcome: Outcome) -> Self {
         match outcome {
-            Outcome::Complete => Self::Nobody,
+            Outcome::Complete => Self::Unattributed,
             Outcome::ClientDisconnected | Outcome::RequestTimeout => Self::Client,
             Outcome::WorkerFailed | Outcome::StreamIdleTimeout => Self::Request,
         }
@@ -91,25 +91,25 @@ mod tests {
             (Failure::Connect, FailureOwner::Worker),
             (Failure::Broken, FailureOwner::Request),
             (Failure::TimedOut, FailureOwner::Request),
-            (Failure::Refused, FailureOwner::Nobody),
+            (Failure::Refused, FailureOwner::Unattributed),
             (Failure::KvTransfer, FailureOwner::KvTransfer),
         ] {
             assert_eq!(FailureOwner::of_failure(failure, false), expected);
         }
         let stale = FailureOwner::of_failure(Failure::Broken, true);
-        assert_eq!(stale, FailureOwner::Nobody);
+        assert_eq!(stale, FailureOwner::Unattributed);
     }
 
     #[test]
     fn a_busy_worker_and_a_request_that_no_engine_implements_are_no_failures() {
         for (status, expected) in [
-            (200, FailureOwner::Nobody),
-            (400, FailureOwner::Nobody),
-            (429, FailureOwner::Nobody),
+            (200, FailureOwner::Unattributed),
+            (400, FailureOwner::Unattributed),
+            (429, FailureOwner::Unattributed),
             (500, FailureOwner::Request),
-            (501, FailureOwner::Nobody),
+            (501, FailureOwner::Unattributed),
             (502, FailureOwner::Request),
-            (503, FailureOwner::Nobody),
+            (503, FailureOwner::Unattributed),
             (504, FailureOwner::Request),
         ] {
             let status = StatusCode::from_u16(status).unwrap();

@@ -65,7 +65,7 @@ impl<'a> FleetView<'a> {
         self.range.start + index
     }
 
-    /// True if decode workers can be told where to fetch KV blocks from a prefill worker.
+    /// True if decode workers accept the address from which to fetch KV blocks from a prefill worker.
     pub(super) fn is_bootstrap_known(&self, index: usize) -> bool {
         match self.task {
             Task::Prefill(connector, api) if connector.needs_bootstrap() => {

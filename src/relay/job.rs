@@ -32,7 +32,7 @@ pub struct Job<'a> {
     pub client: ClientKey,
     pub id: RequestId,
     /// When the request's head was received.
-    pub begun: Instant,
+    pub started: Instant,
     /// Receives worker, tokens and times for the access log, if there is one.
     pub summary: Option<SummaryCell>,
 }

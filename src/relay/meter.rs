@@ -44,7 +44,7 @@ impl Meter {
     ) -> Self {
         Self {
             series: count.model.series.of(running.worker()),
-            last: count.begun,
+            last: count.started,
             count,
             status,
             running,
@@ -72,7 +72,7 @@ impl Meter {
         } else if is_token(self.count.api(), data) {
             self.has_token = true;
             self.last = now;
-            let waited = now.saturating_duration_since(self.count.begun);
+            let waited = now.saturating_duration_since(self.count.started);
             self.series
                 .time_to_first_token
                 .observe(waited.as_secs_f64());
@@ -91,10 +91,10 @@ impl Meter {
         let (model, worker) = (&self.count.model, self.running.worker());
         match FailureOwner::of_outcome(outcome) {
             // A failure's status was reported to the circuit breaker when the answer began.
-            FailureOwner::Nobody if !self.status.is_server_error() => {
+            FailureOwner::Unattributed if !self.status.is_server_error() => {
                 model.report_success(worker, self.client);
             }
-            FailureOwner::Nobody | FailureOwner::Client => {}
+            FailureOwner::Unattributed | FailureOwner::Client => {}
             owner => model.report_failure(worker, self.client, owner, outcome.as_str()),
         }
         let usage = self.usage.take().and_then(|data| last_usage(&data));

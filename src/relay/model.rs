@@ -247,7 +247,7 @@ impl ModelState {
                 self.evidence
                     .on_failure(now, worker.id, client, is_unhealthy)
             }
-            FailureOwner::Nobody
+            FailureOwner::Unattributed
             | FailureOwner::Router
             | FailureOwner::Client
             | FailureOwner::KvTransfer => 0,

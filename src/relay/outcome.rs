@@ -51,7 +51,7 @@ pub(super) struct FailedAttempt {
 impl FailedAttempt {
     /// True if the worker had closed the idle connection that the attempt used.
     pub(super) fn is_stale(&self) -> bool {
-        self.failure == Failure::Broken && self.owner == FailureOwner::Nobody
+        self.failure == Failure::Broken && self.owner == FailureOwner::Unattributed
     }
 }
 
@@ -103,7 +103,7 @@ impl FailedAttempt {
             failure,
             error,
             answer: None,
-            owner: FailureOwner::Nobody,
+            owner: FailureOwner::Unattributed,
             cuts: 0,
         }
     }

@@ -14,18 +14,18 @@ use crate::prompt::Api;
 #[derive(Debug)]
 pub(super) struct RequestCount {
     pub(super) model: Arc<ModelState>,
-    pub(super) begun: Instant,
+    pub(super) started: Instant,
     api: Api,
     is_counted: bool,
 }
 
 impl RequestCount {
-    pub(super) fn new(model: Arc<ModelState>, api: Api, begun: Instant) -> Self {
+    pub(super) fn new(model: Arc<ModelState>, api: Api, started: Instant) -> Self {
         model.in_flight.inc();
         Self {
             model,
             api,
-            begun,
+            started,
             is_counted: false,
         }
     }
@@ -49,7 +49,7 @@ impl RequestCount {
         if std::mem::replace(&mut self.is_counted, true) {
             return;
         }
-        let took = now.saturating_duration_since(self.begun);
+        let took = now.saturating_duration_since(self.started);
         series.duration.observe(took.as_secs_f64());
         series.count(self.api, status, outcome);
     }

@@ -65,14 +65,14 @@ impl Running {
 }
 
 /// Optimistic insert: the predicted cache, and those of the other replicas, have the prompt's blocks at the worker from
-/// the moment of the decision. Taken back when dropped, unless the worker has begun to answer.
+/// the moment of the decision. Taken back when dropped, unless the worker has started to answer.
 #[must_use = "dropped, it is taken back"]
 pub(super) struct OptimisticInsert<'a> {
     caches: &'a Caches,
     worker: WorkerId,
     blocks: &'a [Block],
     held_before: usize,
-    /// The other replicas were told.
+    /// The other replicas know of it.
     is_shared: bool,
 }
 

@@ -200,7 +200,7 @@ impl Relayed {
             let Some(engine) = &mut self.engine else {
                 return Poll::Ready(Read::End(batch.take()));
             };
-            // Where the length is known, nobody polls for an end that has been reached.
+            // Where the length is known, hyper does not poll for an end that has been reached.
             if engine.is_end_stream() {
                 return Poll::Ready(Read::End(batch.take()));
             }

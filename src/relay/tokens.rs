@@ -137,7 +137,7 @@ struct EngineCall<'a> {
 }
 
 impl Tokens {
-    /// `seed` must be random for each process, so that nobody can prepare texts with the same hash.
+    /// `seed` must be random for each process, so that no client can prepare texts with the same hash.
     pub fn new(
         settings: &Settings,
         sources: impl IntoIterator<Item = (String, Source)>,

@@ -18,7 +18,7 @@ pub(crate) struct ClientRequest<'a> {
     pub(crate) query: &'a str,
     pub(crate) body: Bytes,
     pub(crate) id: RequestId,
-    pub(crate) begun: Instant,
+    pub(crate) started: Instant,
     pub(crate) admitted: &'a Admitted,
     pub(crate) client: ClientKey,
     /// Filled with the figures of the engine's work, for the access log.
@@ -33,7 +33,7 @@ pub(super) struct RequestContext<'a> {
     pub(super) original: &'a [u8],
     pub(super) client: ClientKey,
     pub(super) id: RequestId,
-    pub(super) begun: Instant,
+    pub(super) started: Instant,
     pub(super) summary: Option<&'a SummaryCell>,
 }
 
@@ -44,7 +44,7 @@ impl ClientRequest<'_> {
             original: &self.body,
             client: self.client,
             id: self.id,
-            begun: self.begun,
+            started: self.started,
             summary: self.summary,
         }
     }

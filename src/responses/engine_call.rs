@@ -46,7 +46,7 @@ impl Responses {
             original: context.original,
             client: context.client,
             id: context.id,
-            begun: context.begun,
+            started: context.started,
             summary: context.summary.cloned(),
         };
         let answer = self.relay.run(&job, peek).await?;

@@ -76,7 +76,7 @@ impl Responses {
         reader: &StateReader<'_>,
         access: Access,
     ) -> Result<History, ApiError> {
-        let begun = observe::now();
+        let started = observe::now();
         let history = match parent {
             Parent::None => return Ok(History::new(Root(fastrand::u64(..)))),
             Parent::ClientHeld(response) => {
@@ -90,7 +90,7 @@ impl Responses {
             Parent::Response(id) => self.chain(id, reader.tenant).await?,
             Parent::Conversation(id) => self.conversation(id, reader.tenant, access).await?,
         };
-        let took = observe::now().saturating_duration_since(begun);
+        let took = observe::now().saturating_duration_since(started);
         self.metrics.on_history_read(took.as_secs_f64());
         Ok(history)
     }

@@ -72,7 +72,7 @@ pub enum Mode {
     /// The router: every replica serves every stored response, and engines see one complete request at a time.
     #[default]
     Stateful,
-    /// The engines or nobody: `/v1/responses` passes byte for byte, and its other paths do not exist.
+    /// The engines, or none: `/v1/responses` passes byte for byte, and its other paths do not exist.
     PassThrough,
 }
 

@@ -180,8 +180,8 @@ mod tests {
     }
 
     impl Clock {
-        fn at(&self, begun: Instant, world_ms: u64) -> Instant {
-            begun + Duration::from_millis(self.offset_ms + world_ms * self.rate / 1_000)
+        fn at(&self, started: Instant, world_ms: u64) -> Instant {
+            started + Duration::from_millis(self.offset_ms + world_ms * self.rate / 1_000)
         }
     }
 
@@ -237,13 +237,13 @@ mod tests {
             store in clock(),
             events in proptest::collection::vec(event(), 0..120),
         ) {
-            let begun = observe::now();
+            let started = observe::now();
             let settings = Settings::default();
             let mut world_ms = 0;
             let mut contenders: Vec<Contender> = clocks
                 .iter()
                 .map(|clock| Contender {
-                    lease: Lease::new(clock.at(begun, 0), &settings),
+                    lease: Lease::new(clock.at(started, 0), &settings),
                     runs: false,
                     is_sent: false,
                     is_renewed: false,
@@ -252,7 +252,7 @@ mod tests {
                 .collect();
             let mut owner: Option<usize> = None;
             for (at, event) in events {
-                let (now, stored) = (clocks[at].at(begun, world_ms), store.at(begun, world_ms));
+                let (now, stored) = (clocks[at].at(started, world_ms), store.at(started, world_ms));
                 let one = &mut contenders[at];
                 let step = match event {
                     Event::Pass(ms) => {
@@ -294,7 +294,7 @@ mod tests {
                     Step::Wait => {}
                 }
                 let holders = contenders.iter().zip(&clocks).filter(|(one, clock)| {
-                    one.runs && one.lease.is_held(clock.at(begun, world_ms))
+                    one.runs && one.lease.is_held(clock.at(started, world_ms))
                 });
                 prop_assert!(holders.count() <= 1);
             }
@@ -303,21 +303,21 @@ mod tests {
 
     #[test]
     fn a_reply_after_the_lease_has_ended_renews_nothing() {
-        let begun = observe::now();
-        let mut lease = Lease::new(begun, &Settings::default());
-        assert_eq!(lease.on_timeout(begun), Step::SendHeartbeat);
-        assert_eq!(lease.on_timeout(begun), Step::Wait);
-        let _ = lease.on_heartbeat(begun + Duration::from_secs(11));
-        assert!(!lease.is_held(begun + Duration::from_secs(11)));
+        let started = observe::now();
+        let mut lease = Lease::new(started, &Settings::default());
+        assert_eq!(lease.on_timeout(started), Step::SendHeartbeat);
+        assert_eq!(lease.on_timeout(started), Step::Wait);
+        let _ = lease.on_heartbeat(started + Duration::from_secs(11));
+        assert!(!lease.is_held(started + Duration::from_secs(11)));
     }
 
     #[test]
     fn an_owner_that_cannot_renew_learns_it_once_and_keeps_sending_heartbeats() {
-        let begun = observe::now();
-        let at = |seconds| begun + Duration::from_secs(seconds);
-        let mut lease = Lease::new(begun, &Settings::default());
-        assert_eq!(lease.on_timeout(begun), Step::SendHeartbeat);
-        assert_eq!(lease.on_heartbeat(begun), Step::Wait);
+        let started = observe::now();
+        let at = |seconds| started + Duration::from_secs(seconds);
+        let mut lease = Lease::new(started, &Settings::default());
+        assert_eq!(lease.on_timeout(started), Step::SendHeartbeat);
+        assert_eq!(lease.on_heartbeat(started), Step::Wait);
         assert!(lease.is_held(at(9)));
         assert_eq!(lease.on_timeout(at(3)), Step::SendHeartbeat);
         assert_eq!(lease.on_failure(at(4)), Step::Wait);
@@ -329,11 +329,11 @@ mod tests {
 
     #[test]
     fn a_new_run_makes_the_next_heartbeat_early() {
-        let begun = observe::now();
-        let at = |ms| begun + Duration::from_millis(ms);
-        let mut lease = Lease::new(begun, &Settings::default());
-        assert_eq!(lease.on_timeout(begun), Step::SendHeartbeat);
-        assert_eq!(lease.on_heartbeat(begun), Step::Wait);
+        let started = observe::now();
+        let at = |ms| started + Duration::from_millis(ms);
+        let mut lease = Lease::new(started, &Settings::default());
+        assert_eq!(lease.on_timeout(started), Step::SendHeartbeat);
+        assert_eq!(lease.on_heartbeat(started), Step::Wait);
         lease.expedite_heartbeat(at(20));
         assert_eq!(lease.next_timeout(), at(100));
         assert_eq!(lease.on_timeout(at(20)), Step::Wait);
@@ -342,11 +342,11 @@ mod tests {
 
     #[test]
     fn an_owner_paused_longer_than_its_lease_learns_it() {
-        let begun = observe::now();
-        let at = |seconds| begun + Duration::from_secs(seconds);
-        let mut lease = Lease::new(begun, &Settings::default());
-        assert_eq!(lease.on_timeout(begun), Step::SendHeartbeat);
-        assert_eq!(lease.on_heartbeat(begun), Step::Wait);
+        let started = observe::now();
+        let at = |seconds| started + Duration::from_secs(seconds);
+        let mut lease = Lease::new(started, &Settings::default());
+        assert_eq!(lease.on_timeout(started), Step::SendHeartbeat);
+        assert_eq!(lease.on_heartbeat(started), Step::Wait);
         assert_eq!(lease.on_timeout(at(9)), Step::SendHeartbeat);
         // Paused at 9 s with a heartbeat pending; the reply is read at 18 s, within that heartbeat's lease.
         assert_eq!(lease.on_heartbeat(at(18)), Step::Expired);

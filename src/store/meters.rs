@@ -180,13 +180,13 @@ impl Meters {
         op: Op,
         operation: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        let begun = observe::now();
+        let started = observe::now();
         let result = operation.await;
-        self.count(op, begun, &result);
+        self.count(op, started, &result);
         result
     }
 
-    fn count<T: Outcome>(&self, op: Op, begun: Instant, result: &Result<T, Error>) {
+    fn count<T: Outcome>(&self, op: Op, started: Instant, result: &Result<T, Error>) {
         let outcome = match result {
             Ok(value) => value.outcome(),
             Err(error) => error.as_str(),
@@ -204,7 +204,7 @@ impl Meters {
             let (_, name) = OPS[index];
             self.ops.with_label_values(&[name, outcome]).inc();
         }
-        let spent = observe::now().saturating_duration_since(begun);
+        let spent = observe::now().saturating_duration_since(started);
         self.seconds[index].observe(spent.as_secs_f64());
     }
 }

@@ -62,9 +62,9 @@ pub enum Takeover {
 pub struct TakenOver {
     pub fence: FencingToken,
     pub status: Status,
-    /// How often it was started, including this run. A run counts once an engine has begun it.
+    /// How often it was started, including this run. A run counts once an engine has started it.
     pub attempts: u32,
-    /// How many of its owners were lost, whether their runs had begun or not.
+    /// How many of its owners were lost, whether their runs had started or not.
     pub lost_owners: u32,
     pub streams: bool,
     pub last_event: Option<u64>,

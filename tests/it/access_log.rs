@@ -1,4 +1,4 @@
-//! The access log, client addresses, the health check on the API port, and a log that nobody reads.
+//! The access log, client addresses, the health check on the API port, and a log without a reader.
 
 use std::time::Duration;
 
@@ -88,13 +88,13 @@ async fn a_stream_has_its_line_when_it_ends() {
     let mut body: Value = serde_json::from_str(&chat("tell me a story", 20, true)).unwrap();
     body["stream_options"] = json!({"include_usage": true});
     let mut stream = cluster.open(CHAT, &body.to_string()).await;
-    let begun = stream.until("data: ").await;
+    let first = stream.until("data: ").await;
     assert_eq!(lines(&cluster), [] as [Value; 0]);
     let (rest, is_whole) = stream.rest().await;
     assert!(is_whole);
     let line = line(&cluster).await;
     assert_eq!(line["outcome"], "complete", "{line}");
-    assert_eq!(line["bytes"], begun.len() + rest.len(), "{line}");
+    assert_eq!(line["bytes"], first.len() + rest.len(), "{line}");
     assert_eq!(line["generation_tokens"], 20, "{line}");
     let (first, all) = (&line["ttft_ms"], &line["duration_ms"]);
     assert!(first.as_f64().unwrap() < all.as_f64().unwrap(), "{line}");
@@ -293,7 +293,7 @@ async fn the_health_check_on_the_api_port_needs_no_key() {
     );
     assert_eq!(cluster.post("/health", "").await.status, 401);
     cluster.engines[0].kill().await;
-    eventually("nobody is left", async || {
+    eventually("no client is left", async || {
         cluster.get("/health").await.status == 503
     })
     .await;

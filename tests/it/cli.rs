@@ -234,9 +234,9 @@ fn a_port_in_use_is_told_with_its_key() {
         ));
         let output = warmroute(&["serve", "--config", file.0.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(1));
-        let told = text(&output.stderr);
-        assert!(told.contains(&format!("{key}.listen")), "{told}");
-        assert!(told.contains(&taken.to_string()), "{told}");
+        let errors = text(&output.stderr);
+        assert!(errors.contains(&format!("{key}.listen")), "{errors}");
+        assert!(errors.contains(&taken.to_string()), "{errors}");
     }
 }
 

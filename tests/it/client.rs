@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// No answer takes this long; it only tells a hang from an answer.
+/// No answer takes this long; it only separates a hang from an answer.
 pub(crate) const HANG: Duration = Duration::from_secs(30);
 
 /// A whole answer.
@@ -51,7 +51,7 @@ impl Answer {
     }
 }
 
-/// Whether an answer tells of an error, as a router or as an engine writes it.
+/// Whether an answer contains an error, as a router or as an engine writes it.
 pub(crate) fn has_error(text: &str) -> bool {
     text.contains("\"error\":{") || text.contains("\"error\": {")
 }

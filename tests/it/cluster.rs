@@ -31,9 +31,9 @@ pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool)
 
 /// As [`eventually`], for what the router promises within a time.
 pub(crate) async fn within(limit: Duration, what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !holds().await {
-        assert!(begun.elapsed() < limit, "not within {limit:?}: {what}");
+        assert!(started.elapsed() < limit, "not within {limit:?}: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -47,7 +47,7 @@ pub(crate) fn fast() -> Settings {
     }
 }
 
-/// As [`fast`], and it tells what its cache holds.
+/// As [`fast`], and it publishes KV events.
 pub(crate) fn telling() -> Settings {
     Settings {
         kv: publisher::Settings::loopback(),
@@ -97,7 +97,7 @@ pub(crate) struct Engine {
     pub(crate) events: Vec<BoundEndpoints>,
     /// What it does of a request; all of it, if it has no connector.
     role: Role,
-    /// Where it tells decode engines who it is, if they ask for that.
+    /// Where decode engines learn its id, if they ask for that.
     bootstrap: Option<SocketAddr>,
     is_killed: bool,
     process: Process,
@@ -247,7 +247,7 @@ impl Engine {
         }
     }
 
-    /// What a rank holds, and how far it has told of it.
+    /// What a rank has cached, and how much of that it has published.
     pub(crate) async fn cache_contents(&self, rank: usize) -> CacheContents {
         match &self.process {
             Process::Here { handle, .. } => handle.cache_contents(rank),
@@ -322,7 +322,7 @@ impl Engine {
         };
         let is_here = matches!(self.process, Process::Here { .. });
         let mut started = None;
-        // Somebody's outgoing connection may have the port for a moment.
+        // Another process' outgoing connection may have the port for a moment.
         eventually("the port is free again", async || {
             started = match is_here {
                 true => Self::try_here(&self.name, settings.clone()).await,
@@ -533,7 +533,7 @@ impl Router {
     }
 }
 
-/// The addresses in a log line, if it is the one that tells of them.
+/// The addresses in a log line, if it is the one that has them.
 fn listening(line: &str) -> Option<(SocketAddr, SocketAddr, Option<SocketAddr>)> {
     let line: Value = serde_json::from_str(line).ok()?;
     let fields = &line["fields"];

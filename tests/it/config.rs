@@ -672,8 +672,8 @@ fn a_role_needs_a_connector_and_is_told_how_to_write_one() {
     for (place, role) in [(0, "prefill"), (1, "decode")] {
         let path = format!("workers[{place}].role");
         assert!(problems.contains(&path), "{problems}");
-        let told = format!("`{role}` needs a connector");
-        assert!(problems.contains(&told), "{problems}");
+        let problem = format!("`{role}` needs a connector");
+        assert!(problems.contains(&problem), "{problems}");
     }
     assert!(
         problems.contains("prefill_decode: {connector: nixl}"),

@@ -166,10 +166,10 @@ async fn what_fails_everywhere_is_told_as_what_it_is() {
         }
         for (path, body, stream) in kinds(3) {
             let answer = cluster.post(path, body.clone()).await;
-            let told = answer.text();
+            let text = answer.text();
             assert_eq!(
                 answer.status, status,
-                "{name}, {path}, stream {stream}: {told}"
+                "{name}, {path}, stream {stream}: {text}"
             );
             match code {
                 Some(code) => assert_eq!(answer.code(), code, "{name}, {path}"),
@@ -180,7 +180,7 @@ async fn what_fails_everywhere_is_told_as_what_it_is() {
                         // The same words in the shape that its clients know.
                         let said = |answer: &Answer| answer.json()["error"]["message"].clone();
                         assert_eq!(said(&answer), said(&direct), "{name}, {path}");
-                        assert!(answer.code().parse::<u16>().is_err(), "{told}");
+                        assert!(answer.code().parse::<u16>().is_err(), "{text}");
                         continue;
                     }
                     assert_eq!(answer.body, direct.body, "{name}, {path}");
@@ -266,17 +266,17 @@ async fn a_worker_killed_in_mid_stream_ends_its_streams_with_an_error() {
     let mut open = Vec::new();
     for (path, body) in generating(3_000, true) {
         let mut stream = cluster.open(path, &body).await;
-        let mut begun = stream.until("\n\n").await;
+        let mut started = stream.until("\n\n").await;
         for _ in 0..3 {
-            begun += &stream.until("\n\n").await;
+            started += &stream.until("\n\n").await;
         }
-        open.push((path, stream, begun));
+        open.push((path, stream, started));
     }
     cluster.engines[0].kill().await;
-    for (path, mut stream, begun) in open {
+    for (path, mut stream, started) in open {
         let (rest, whole) = stream.rest().await;
         assert!(whole, "{path}: {rest}");
-        ends_with_an_error(path, &(begun + &rest));
+        ends_with_an_error(path, &(started + &rest));
     }
 }
 
@@ -316,9 +316,9 @@ async fn a_worker_killed_before_the_first_byte_costs_a_retry_and_not_the_answer(
     cluster.engines[0].kill().await;
     for (path, stream, asked) in running {
         let answer = asked.await.unwrap();
-        let told = answer.text();
-        assert_eq!(answer.status, 200, "{path}, stream {stream}: {told}");
-        assert!(!client::has_error(told), "{told}");
+        let text = answer.text();
+        assert_eq!(answer.status, 200, "{path}, stream {stream}: {text}");
+        assert!(!client::has_error(text), "{text}");
     }
     let broken = ["reason=\"connection_lost\""];
     let retries = cluster.metric("warmroute_retries_total", &broken).await;
@@ -464,8 +464,8 @@ async fn a_request_that_tries_a_worker_again_counts_as_one_failure() {
         assert_eq!(answer.status, 502, "request {n}");
         // The third request's first try opens the breaker.
         let (tries, expected) = if n < 3 { (3, "closed") } else { (1, "open") };
-        let told = format!("in {tries} attempts");
-        assert!(answer.text().contains(&told), "{}", answer.text());
+        let attempts = format!("in {tries} attempts");
+        assert!(answer.text().contains(&attempts), "{}", answer.text());
         assert_eq!(
             cluster.worker("w0").await["circuit_breaker"],
             expected,
@@ -653,14 +653,17 @@ async fn a_client_that_does_not_read_holds_up_its_engine_and_nobody_else() {
     let held = stub.taken();
     assert!(held < 64 << 20, "{held} bytes taken");
 
-    // Somebody who reads gets more than that, from the same engine, meanwhile.
+    // A client that reads gets more than that, from the same engine, meanwhile.
     let mut eager = client::open(router.api, "POST", CHAT, &[], body).await;
     let mut got = 0;
     while got < 4 << 20 {
         got += eager.next().await.unwrap().unwrap().len();
     }
     drop(eager);
-    eventually("the engine was told", async || stub.open() == 1).await;
+    eventually("the engine has closed the request", async || {
+        stub.open() == 1
+    })
+    .await;
 
     let mut answer = vec![0; 1 << 20];
     let mut read = 0;
@@ -669,7 +672,10 @@ async fn a_client_that_does_not_read_holds_up_its_engine_and_nobody_else() {
         read += next.unwrap().unwrap();
     }
     drop(lazy);
-    eventually("the engine was told", async || stub.open() == 0).await;
+    eventually("the engine has closed the request", async || {
+        stub.open() == 0
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -722,14 +728,17 @@ async fn an_http2_stream_that_gets_no_window_ends_alone() {
         let page = client::get(router.admin, "/metrics").await;
         page.text().contains(reset)
     };
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     while !is_reset().await {
-        assert!(begun.elapsed() < HANG, "the stalled stream was not reset");
+        assert!(started.elapsed() < HANG, "the stalled stream was not reset");
         for _ in 0..10 {
             read.frame().await.unwrap().unwrap();
         }
     }
-    eventually("only its engine was told", async || stub.open() == 1).await;
+    eventually("only its engine has closed the request", async || {
+        stub.open() == 1
+    })
+    .await;
     for _ in 0..100 {
         read.frame().await.unwrap().unwrap();
     }
@@ -915,7 +924,7 @@ async fn what_runs_longer_than_the_drain_may_take_is_cut() {
         let (text, _) = stream.rest().await;
         assert!(!text.contains("\"finish_reason\":\"length\""), "{text}");
     }
-    eventually("the engine was told", async || {
+    eventually("the engine has closed the request", async || {
         cluster.engines[0].stats().await.aborted == 5
     })
     .await;
@@ -1136,7 +1145,7 @@ async fn a_worker_that_comes_up_later_is_found() {
         router: Router::here(&config).await,
         engines: Vec::new(),
     };
-    // Nobody knows yet what the worker serves: that is not the client's mistake.
+    // No model list of the worker has come yet: that is not the client's mistake.
     for body in [chat("x", 1, false), r#"{"messages":[]}"#.to_owned()] {
         let answer = cluster.post(CHAT, body).await;
         assert_eq!(
@@ -1237,7 +1246,7 @@ async fn a_request_that_takes_longer_than_allowed_ends_with_an_error() {
         (answer.status, answer.code()),
         (504, "request_timeout".to_owned())
     );
-    eventually("the engine was told", async || {
+    eventually("the engine has closed the request", async || {
         cluster.engines[0].stats().await.aborted == 4
     })
     .await;

@@ -238,9 +238,9 @@ async fn a_prefill_worker_whose_bootstrap_server_is_silent_is_no_pair() {
         prefill("p0", Connector::Mooncake).await,
         decode("d0", Connector::Mooncake).await,
     );
-    let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
+    let closed = SocketAddr::from(([127, 0, 0, 1], 9));
     let mut hidden = prefill("p0", Connector::Mooncake).await;
-    hidden.bootstrap = Some(nobody);
+    hidden.bootstrap = Some(closed);
     let (printed, code) = check(
         &configured("mooncake", &[&hidden, &d0]),
         &["--live", "--transfer"],
@@ -253,7 +253,7 @@ async fn a_prefill_worker_whose_bootstrap_server_is_silent_is_no_pair() {
     );
     assert_eq!(hidden.kv_transfers().prefill_legs, 0);
 
-    // The router learns it, tells it, and forgets it with the process.
+    // The router learns it, shows it, and forgets it with the process.
     let config = Config::parse("c", &configured("mooncake", &[&p0, &d0])).unwrap();
     let router = Router::here(&config).await;
     let fleet = async || -> Value {

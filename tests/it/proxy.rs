@@ -90,7 +90,7 @@ async fn an_answer_is_the_engines_byte_for_byte_whole_and_streamed() {
                 if through.body == direct.body {
                     break;
                 }
-                // Another second's answer tells another time, and perhaps another cached prompt.
+                // Another second's answer has another time, and perhaps another cached prompt.
                 tries += 1;
                 assert!(tries < 5, "{}\n{}", through.text(), direct.text());
             }

@@ -38,7 +38,7 @@ impl Server {
     pub(crate) async fn with(arguments: &[&str], entry: &[&str]) -> Self {
         loop {
             let mut server = Self::prepared(arguments, entry);
-            // Somebody else may have taken a port that was free before.
+            // Another process may have taken a port that was free before.
             if server.has_begun().await {
                 return server;
             }
@@ -141,7 +141,7 @@ impl Server {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// What clients send from now on until the returned is asked; what scripts do is not told.
+    /// What clients send from now on until the returned is asked; what scripts do is not part of it.
     pub(crate) async fn listen(&self) -> Listening<'_> {
         let file = self.directory.join("monitor");
         let child = Command::new("redis-cli")
@@ -165,7 +165,7 @@ impl Server {
         assert!(sent.success());
     }
 
-    /// Connections stay open, and nobody answers on them.
+    /// Connections stay open, without an answer.
     pub(crate) fn pause(&self) {
         self.signal("-STOP");
     }
@@ -197,13 +197,16 @@ impl Listening<'_> {
     /// The names of the commands, in lower case.
     pub(crate) async fn commands(self) -> Vec<String> {
         self.server.cli(&["echo", "the end"]);
-        eventually("all is heard", async || self.text().contains("\"the end\"")).await;
+        eventually("all has arrived", async || {
+            self.text().contains("\"the end\"")
+        })
+        .await;
         let text = self.text();
-        let told = text
+        let commands = text
             .lines()
             .filter(|line| line.contains('[') && !line.contains(" lua]"));
         let name = |line: &str| line.split('"').nth(1).unwrap_or_default().to_lowercase();
-        let mut names: Vec<String> = told.map(name).collect();
+        let mut names: Vec<String> = commands.map(name).collect();
         // The last is our own.
         names.pop();
         names

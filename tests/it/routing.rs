@@ -171,7 +171,7 @@ async fn a_draining_worker_finishes_what_it_has_and_gets_nothing_new() {
         (warm, "longest_prefix")
     );
 
-    let unknown = cluster.post_admin("/drain?worker=nobody", "").await;
+    let unknown = cluster.post_admin("/drain?worker=unknown", "").await;
     assert_eq!(unknown.status, 404);
     assert_eq!(cluster.post_admin("/undrain", "").await.status, 400);
     for misspelt in [

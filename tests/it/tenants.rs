@@ -249,7 +249,7 @@ async fn explain_respects_cache_salts_and_stored_responses() {
         .await
         .json();
     let next = json!({"model": "sim", "input": "more", "previous_response_id": made["id"]});
-    for (tenant, status) in [("b", 200), ("a", 400), ("nobody", 400)] {
+    for (tenant, status) in [("b", 200), ("a", 400), ("unknown", 400)] {
         let explain = format!("/explain?path={path}&tenant={tenant}");
         let answer = cluster.post_admin(&explain, &next.to_string()).await;
         assert_eq!(answer.status, status, "{tenant} {}", answer.text());

@@ -109,13 +109,13 @@ const checks = {
     const asked = await create("What is the weather like?", { tools: [weather] });
     const call = asked.output.at(-1);
     const output = { type: "function_call_output", call_id: call.call_id, output: "Rain." };
-    const told = await create([output], { tools: [weather], previous_response_id: asked.id });
-    assert.ok(told.output_text);
+    const answer = await create([output], { tools: [weather], previous_response_id: asked.id });
+    assert.ok(answer.output_text);
     const branches = await Promise.all(
-      [0, 1, 2, 3].map((number) => create(`Branch ${number}`, { previous_response_id: told.id })),
+      [0, 1, 2, 3].map((number) => create(`Branch ${number}`, { previous_response_id: answer.id })),
     );
     assert.equal(new Set(branches.map((branch) => branch.id)).size, 4);
-    for (const branch of branches) assert.equal(branch.previous_response_id, told.id);
+    for (const branch of branches) assert.equal(branch.previous_response_id, answer.id);
     const expected = { param: "input" };
     await refused(() => create("Never mind.", { previous_response_id: asked.id }), OpenAI.BadRequestError, expected);
   },

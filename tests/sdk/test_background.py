@@ -29,7 +29,7 @@ class WithThree(unittest.TestCase):
             self.assertEqual(status, 200, text)
 
     def running(self):
-        """On all routers, whether an engine has begun it or not."""
+        """On all routers, whether an engine has started it or not."""
         samples = [self.cluster.metric("warmroute_background_running", router) for router in self.cluster.routers]
         return sum(value for each in samples for _, value in each)
 
@@ -98,7 +98,7 @@ class Stream(WithThree):
         self.assertEqual(self.text(events), last.output_text)
         self.assertEqual(last.usage.output_tokens, 100)
         self.assertEqual(self.sdk.responses.retrieve(id), last)
-        # Told again from the beginning, and from the middle, when it is over.
+        # Sent again from the beginning, and from the middle, when it is over.
         for _ in self.cluster.routers:
             self.assertEqual(list(self.sdk.responses.retrieve(id, stream=True)), events)
             rest = self.sdk.responses.retrieve(id, stream=True, starting_after=40)
@@ -153,7 +153,7 @@ class Stream(WithThree):
             for client in others:
                 self.assertEqual(client.responses.retrieve(id), last)
                 again = lambda: client.responses.retrieve(unseen.id)
-                eventually("what nobody saw runs again", lambda: again().status not in RUNNING)
+                eventually("what no client saw runs again", lambda: again().status not in RUNNING)
                 self.assertEqual(again().usage.output_tokens, 40)
 
 
@@ -172,7 +172,7 @@ class Cancel(WithThree):
         created = self.begin(1000)
         self.assertEqual(self.sdk.responses.retrieve(created.id).status, "queued")
         self.cancelled(created.id)
-        eventually("its router has heard of it", lambda: self.running() == 0)
+        eventually("its router knows of it", lambda: self.running() == 0)
         self.fault()
         # No engine works for it when it could.
         self.assertEqual(self.sdk.create(HELLO, max_output_tokens=60).usage.output_tokens, 60)

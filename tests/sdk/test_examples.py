@@ -125,7 +125,7 @@ class Replicas(unittest.TestCase):
 
     @classmethod
     def free_ports(cls, count):
-        """Of those that nobody has at any of the addresses."""
+        """Of those that none of the replicas has at any of the addresses."""
         with contextlib.ExitStack() as held:
             ports = []
             while len(ports) < count:

@@ -84,7 +84,7 @@ class Answers(WithCluster):
         self.assertEqual(numbers, list(range(len(numbers))))
 
     def test_embeddings(self):
-        # The SDK asks for base64 unless told otherwise, and decodes it.
+        # The SDK asks for base64 by default, and decodes it.
         for options in ({}, {"encoding_format": "float"}):
             answer = self.client.embeddings.create(model=MODEL, input=["one", "two"], **options)
             self.assertEqual([item.index for item in answer.data], [0, 1])
@@ -174,14 +174,14 @@ class LostEngines(unittest.TestCase):
                 engine.kill()
             eventually("the router has noticed", lambda: not cluster.is_ready())
             before = sum(value for _, value in cluster.metric("warmroute_requests_total"))
-            begun = time.monotonic()
+            started = time.monotonic()
             with self.assertRaises(openai.InternalServerError) as caught:
                 patient.chat.completions.create(model=MODEL, messages=HELLO)
             self.assertEqual(caught.exception.status_code, 503)
             self.assertEqual(caught.exception.code, "no_healthy_worker")
             # The router says when to come back, and it is soon.
             self.assertEqual(caught.exception.response.headers["retry-after"], "1")
-            self.assertLess(time.monotonic() - begun, CALL_LIMIT_S)
+            self.assertLess(time.monotonic() - started, CALL_LIMIT_S)
             after = sum(value for _, value in cluster.metric("warmroute_requests_total"))
             self.assertEqual(after - before, 3)
 
@@ -198,12 +198,12 @@ class LostEngines(unittest.TestCase):
             for _ in range(5):
                 next(chunks)
             cluster.engines[0].kill()
-            begun = time.monotonic()
+            started = time.monotonic()
             with self.assertRaises(openai.APIError) as caught:
                 for _ in chunks:
                     pass
             self.assertEqual(caught.exception.code, "engine_stream_broken")
-            self.assertLess(time.monotonic() - begun, 5)
+            self.assertLess(time.monotonic() - started, 5)
 
     def test_a_response_whose_engine_dies_has_failed(self):
         with Cluster(engines=1, engine_arguments=("--decode-time", "50ms")) as cluster, client(cluster) as impatient:

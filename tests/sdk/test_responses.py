@@ -354,17 +354,17 @@ class Continue(WithReplicas):
                 output = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
                 options = {"tools": [WEATHER], "previous_response_id": asked.id}
                 if streamed:
-                    told = list(self.sdk.create([output], stream=True, **options))[-1].response
+                    answer = list(self.sdk.create([output], stream=True, **options))[-1].response
                 else:
-                    told = self.sdk.create([output], **options)
-                self.assertEqual(told.status, "completed")
-                self.assertTrue(told.output_text)
-                thanks = self.sdk.create("Thanks.", previous_response_id=told.id)
+                    answer = self.sdk.create([output], **options)
+                self.assertEqual(answer.status, "completed")
+                self.assertTrue(answer.output_text)
+                thanks = self.sdk.create("Thanks.", previous_response_id=answer.id)
                 history = [
                     user("What is the weather like?"),
                     {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments},
                     output,
-                    {"role": "assistant", "content": told.output_text},
+                    {"role": "assistant", "content": answer.output_text},
                     user("Thanks."),
                 ]
                 self.assertEqual(thanks.output_text, self.sdk.create(history, store=False).output_text)
@@ -412,7 +412,7 @@ class Continue(WithReplicas):
         for text in texts:
             whole = self.sdk.create([*start, user(text)], store=False)
             self.assertEqual(answers[text].output_text, whole.output_text)
-        # Nobody's branch changed the stem.
+        # No branch changed the stem.
         self.assertEqual(self.sdk.responses.retrieve(root.id), root)
 
     def test_a_deleted_ancestor_is_an_error(self):
@@ -512,8 +512,8 @@ class Conversations(WithReplicas):
         made = self.sdk.conversations.create()
         asked = self.sdk.create("What is the weather like?", conversation=made.id, tools=[WEATHER])
         output = {"type": "function_call_output", "call_id": asked.output[-1].call_id, "output": "Rain."}
-        told = self.sdk.create([output], conversation=made.id, tools=[WEATHER])
-        self.assertTrue(told.output_text)
+        answer = self.sdk.create([output], conversation=made.id, tools=[WEATHER])
+        self.assertTrue(answer.output_text)
         types = [item.type for item in self.sdk.conversations.items.list(made.id, order="asc")]
         self.assertEqual(types, ["message", "function_call", "function_call_output", "message"])
 
@@ -596,8 +596,8 @@ class StateTokens(WithReplicas):
         call = asked.output[0]
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
         previous = {"previous_response": asked.model_dump(mode="json")}
-        told = self.sdk.create([output], tools=[WEATHER], extra_body=previous, **self.OPTIONS)
-        self.assertTrue(told.output_text)
+        answer = self.sdk.create([output], tools=[WEATHER], extra_body=previous, **self.OPTIONS)
+        self.assertTrue(answer.output_text)
 
     def test_from_a_state_token_to_a_stored_response(self):
         first = self.sdk.create("One", **self.OPTIONS)
@@ -666,8 +666,8 @@ class Tenants(unittest.TestCase):
         tenants = [{"name": "a", "keys": ["sk-a"], "cache_salt": "one"}, {"name": "b", "keys": ["sk-b"]}]
         cls.cluster = Cluster(replicas=2, config={"tenants": tenants})
         cls.addClassCleanup(cls.cluster.close)
-        cls.a, cls.b, cls.nobody = (Replicas(cls.cluster, key) for key in ("sk-a", "sk-b", "sk-c"))
-        for sdk in (cls.a, cls.b, cls.nobody):
+        cls.a, cls.b, cls.stranger = (Replicas(cls.cluster, key) for key in ("sk-a", "sk-b", "sk-c"))
+        for sdk in (cls.a, cls.b, cls.stranger):
             cls.addClassCleanup(sdk.close)
 
     def refusal(self, error, call, *arguments, **options):
@@ -677,10 +677,10 @@ class Tenants(unittest.TestCase):
 
     def test_an_unknown_key_gets_nothing(self):
         for call in (
-            lambda: self.nobody.create(HELLO),
-            lambda: self.nobody.responses.retrieve("resp_x"),
-            lambda: self.nobody.conversations.create(),
-            lambda: self.nobody.models.list(),
+            lambda: self.stranger.create(HELLO),
+            lambda: self.stranger.responses.retrieve("resp_x"),
+            lambda: self.stranger.conversations.create(),
+            lambda: self.stranger.models.list(),
         ):
             self.assertEqual(self.refusal(openai.AuthenticationError, call).code, "invalid_api_key")
 
@@ -690,7 +690,7 @@ class Tenants(unittest.TestCase):
         unknown = "resp_" + "f" * 48
 
         def same(call):
-            """The refusals of what is another's and of what nobody has differ in the id alone."""
+            """The refusals of what is another's and of what does not exist differ in the id alone."""
             mine, none = (self.refusal(openai.APIStatusError, call, id) for id in (theirs.id, unknown))
             self.assertEqual(mine.status_code, none.status_code)
             self.assertEqual(json.dumps(mine.body).replace(theirs.id, unknown), json.dumps(none.body))

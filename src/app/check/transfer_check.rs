@@ -74,7 +74,7 @@ pub(super) async fn run(
     )
     .map_err(|why| why.to_string())?;
     let received_before = probe::received_tokens(decode, limit).await;
-    let begun = observe::now();
+    let started = observe::now();
 
     let rank = transfer.rank();
     let first = post(prefill, legs.prefill(&transfer), id, rank, limit)
@@ -86,7 +86,7 @@ pub(super) async fn run(
     let second = post(decode, legs.decode(result.params), id, None, limit)
         .await
         .map_err(|why| format!("decode: {why}"))?;
-    let took = observe::now().saturating_duration_since(begun);
+    let took = observe::now().saturating_duration_since(started);
     let transferred = text(&second).ok_or("decode: the answer is no completion")?;
 
     let alone = post(decode, body("alone"), id, None, limit)

@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-/// Nobody reads more; the rest is counted.
+/// Problems listed; the rest is counted.
 const MAX_PROBLEMS: usize = 100;
 
-/// A longer message contains a value that somebody pasted; its start says enough.
+/// A longer message contains a value that was pasted; its start is enough.
 const MAX_MESSAGE_CHARS: usize = 400;
 
 /// Line and column, both from one, the column in characters.

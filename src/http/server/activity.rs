@@ -1,6 +1,6 @@
 //! What one connection is doing, seen from its reads and writes, and whether that takes too long.
 //!
-//! A connection records only changes (the first byte of a request head, a request begun or ended, a
+//! A connection records only changes (the first byte of a request head, a request started or ended, a
 //! blocked write), and one timer per connection checks the record now and then. A timer for each request
 //! would cost more.
 

@@ -85,7 +85,7 @@ impl ResponseCache {
     }
 }
 
-/// A hash of everything in a request that determines its prompt. `seed` is random for each process, so that nobody
+/// A hash of everything in a request that determines its prompt. `seed` is random for each process, so that no client
 /// can prepare bodies with the same hash.
 pub(super) fn key(seed: u64, model: &str, api: Api, body: &[u8]) -> u128 {
     let mut hasher = Xxh3::with_seed(seed);

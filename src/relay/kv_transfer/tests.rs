@@ -202,16 +202,16 @@ fn an_answer_that_hands_nothing_over_is_told_apart() {
     assert_eq!(end(Connector::Mooncake, &stopped), TransferError::Stopped);
     assert_eq!(end(Connector::Mooncake, "{}"), TransferError::Stopped);
     assert_eq!(end(Connector::Mooncake, "<html>"), TransferError::Malformed);
-    let nobody = Transfer::begin(Connector::Mooncake, Api::Chat, String::new(), "h", None, 0);
-    assert_eq!(nobody.unwrap_err(), TransferError::NoBootstrap);
+    let without = Transfer::begin(Connector::Mooncake, Api::Chat, String::new(), "h", None, 0);
+    assert_eq!(without.unwrap_err(), TransferError::NoBootstrap);
 }
 
 #[test]
 fn an_address_that_means_itself_to_everybody_becomes_the_listed_one() {
     let (good, _) = pairs(Connector::Nixl).swap_remove(0);
-    let check = |told: &str, listed: &str, expected: &str| {
-        let told = format!("\"remote_host\":{}", quoted(told));
-        let answer = good.answer.replace("\"remote_host\":\"127.0.0.1\"", &told);
+    let check = |given: &str, listed: &str, expected: &str| {
+        let given = format!("\"remote_host\":{}", quoted(given));
+        let answer = good.answer.replace("\"remote_host\":\"127.0.0.1\"", &given);
         let handed = begin(Connector::Nixl, "", listed).end(answer.as_bytes());
         let params = format!("{{{}}}", handed.unwrap().params.0);
         let mut before = value(answer.as_bytes())["kv_transfer_params"].take();

@@ -67,7 +67,7 @@ impl LegContext<'_> {
             prefill,
             ..
         } = *self;
-        let begun = observe::now();
+        let started = observe::now();
         metrics.disaggregated.inc();
         // The decode worker receives the prompt, so the prefill worker's cached prefix is the one that counts.
         plan.model
@@ -83,7 +83,7 @@ impl LegContext<'_> {
         // The request counts at both workers at once.
         let in_flight = InFlight::decoding(choice.worker.clone(), plan.request.prompt_tokens);
         let running = Running::new(in_flight, Default::default(), None, None);
-        let result = match self.run_prefill_leg(legs, begun).await {
+        let result = match self.run_prefill_leg(legs, started).await {
             PrefillOutcome::Computed(result) => result,
             PrefillOutcome::Answered(answer) => return AttemptOutcome::Answered(answer),
             PrefillOutcome::Failed(failed) => return AttemptOutcome::Failed(failed),
@@ -136,7 +136,7 @@ impl LegContext<'_> {
                 ..FailedAttempt::refused(Stage::Transfer, Failure::KvTransfer, answer)
             });
         }
-        // A decode engine that refuses the request itself tells the prefill engine to free the blocks.
+        // A decode engine that refuses the request itself makes the prefill engine free the blocks.
         transfer.release();
         if !status.is_success() {
             metrics.count_transfer("refused");
@@ -145,8 +145,8 @@ impl LegContext<'_> {
         let now = observe::now();
         self.on_transferred(now);
         let phases = [
-            (&metrics.queue, begun, job.begun),
-            (&metrics.prefill, computed, begun),
+            (&metrics.queue, started, job.started),
+            (&metrics.prefill, computed, started),
             (&metrics.dispatch, sent, computed),
             (&metrics.decode, now, sent),
         ];

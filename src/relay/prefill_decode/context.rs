@@ -42,7 +42,7 @@ impl LegContext<'_> {
     }
 }
 
-/// KV blocks that the decode worker has not fetched yet. Dropped, nobody will fetch them, and they stay pinned
+/// KV blocks that the decode worker has not fetched yet. Dropped, they are never fetched, and they stay pinned
 /// until the engine's lease ends.
 pub(super) struct PendingTransfer<'a> {
     pub(super) metrics: &'a ModelMetrics,
@@ -50,7 +50,7 @@ pub(super) struct PendingTransfer<'a> {
 }
 
 impl PendingTransfer<'_> {
-    /// The blocks were fetched, or the engine was told to free them.
+    /// The blocks were fetched, or the engine got the order to free them.
     pub(super) fn release(mut self) {
         if let Some(pinned) = self.pinned.take() {
             pinned.release();

@@ -89,10 +89,10 @@ impl LegContext<'_> {
                 "the engine process that computed the prompt is gone",
                 FailureOwner::KvTransfer,
             ),
-            // It may wait in the engine's queue, which is nobody's fault.
+            // It may wait in the engine's queue, which is no fault.
             DecodeFailure::Silent => (
                 "no first token in time after a prefill leg",
-                FailureOwner::Nobody,
+                FailureOwner::Unattributed,
             ),
         };
         self.transfer_failed(transfer);

@@ -30,7 +30,7 @@ impl Families {
             transfers: registry.counters(
                 "warmroute_kv_transfers_total",
                 "Prefill legs by the outcome of their KV transfer: completed; refused (the decode worker refused the \
-                 request); failed; abandoned (nobody fetched the blocks, which stay pinned until the engine's lease \
+                 request); failed; abandoned (the blocks were never fetched and stay pinned until the engine's lease \
                  ends); or why there was nothing to transfer.",
                 &["model", "outcome"],
             ),

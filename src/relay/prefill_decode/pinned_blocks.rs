@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::ids::WorkerId;
 
-/// KV transfers remembered for one worker: enough for a thousand a second that nobody fetches. Beyond, the oldest are
+/// KV transfers remembered for one worker: enough for a thousand a second that are never fetched. Beyond, the oldest are
 /// forgotten.
 const TRANSFERS_MAX: usize = 65_536;
 
@@ -46,7 +46,7 @@ pub(super) struct PinnedTransfer {
 }
 
 impl PinnedTransfer {
-    /// The blocks were fetched, or the engine was told to free them.
+    /// The blocks were fetched, or the engine got the order to free them.
     pub(super) fn release(self) {
         let mut workers = self.pinned.workers.lock();
         let Some(pins_of) = workers.get_mut(&self.worker) else {

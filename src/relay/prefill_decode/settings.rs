@@ -56,7 +56,7 @@ pub struct Advanced {
     /// A decode worker that would compute fewer tokens of the prompt than this computes them itself. 256 tokens
     /// take about one step of a busy decode worker.
     pub min_remote_tokens: u32,
-    /// How long engines keep KV blocks that nobody fetches, used for metrics: NIXL's `kv_lease_duration`,
+    /// How long engines keep KV blocks that are never fetched, used for metrics: NIXL's `kv_lease_duration`,
     /// Mooncake's `VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`. `0s`: their defaults, 30 s and 480 s.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
@@ -85,7 +85,7 @@ impl Default for Advanced {
 }
 
 impl Settings {
-    /// How long an engine keeps KV blocks that nobody fetches.
+    /// How long an engine keeps KV blocks that are never fetched.
     pub(super) fn kv_lease(&self, connector: Connector) -> Duration {
         match connector {
             _ if !self.advanced.kv_lease.is_zero() => self.advanced.kv_lease,

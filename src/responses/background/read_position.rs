@@ -235,19 +235,19 @@ mod tests {
 
     #[test]
     fn the_end_of_a_cancelled_response_waits_for_its_output() {
-        let begun = observe::now();
+        let started = observe::now();
         let bare = ended(Status::Cancelled, 9, "[]");
         let mut reading = ReadPosition::new(None);
-        assert!(!reading.is_settled(begun, &bare));
-        assert!(!reading.is_settled(begun + OUTPUT_WAIT / 2, &bare));
+        assert!(!reading.is_settled(started, &bare));
+        assert!(!reading.is_settled(started + OUTPUT_WAIT / 2, &bare));
         let amended = ended(Status::Cancelled, 9, "[{}]");
-        assert!(reading.clone().is_settled(begun, &amended));
-        assert!(reading.is_settled(begun + OUTPUT_WAIT, &bare));
+        assert!(reading.clone().is_settled(started, &amended));
+        assert!(reading.is_settled(started + OUTPUT_WAIT, &bare));
         // These have no output.
-        let unbegun = ended(Status::Cancelled, 2, "[]");
-        assert!(ReadPosition::new(None).is_settled(begun, &unbegun));
+        let unstarted = ended(Status::Cancelled, 2, "[]");
+        assert!(ReadPosition::new(None).is_settled(started, &unstarted));
         let empty = ended(Status::Completed, 9, "[]");
-        assert!(ReadPosition::new(None).is_settled(begun, &empty));
+        assert!(ReadPosition::new(None).is_settled(started, &empty));
     }
 
     #[test]

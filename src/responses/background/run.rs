@@ -105,7 +105,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         original: request.input(),
         client: ClientKey::of_tenant(guard.key.tenant),
         id: job.id,
-        begun: observe::now(),
+        started: observe::now(),
         summary: None,
     };
     tokio::select! {

@@ -25,7 +25,7 @@ use crate::store::{self, EventBatch, LoggedEvents, Status, WriteOutcome};
 pub struct RunState {
     streams: bool,
     phase: Phase,
-    /// Whether an engine has begun to answer.
+    /// Whether an engine has started to answer.
     is_begun: bool,
     /// Whether the record's status is in progress.
     is_started: bool,
@@ -109,7 +109,7 @@ impl RunState {
         self.log.batch().filter(|_| self.streams)
     }
 
-    /// An engine has begun to answer.
+    /// An engine has started to answer.
     pub fn on_begun(&mut self) {
         self.is_begun = true;
     }

@@ -81,7 +81,7 @@ pub(in crate::responses) struct Counts {
     /// has taken them over, and nothing is taken over here.
     lease_held: bool,
     running: usize,
-    /// The part of `running` whose engine has not begun to answer.
+    /// The part of `running` whose engine has not started to answer.
     queued: usize,
     /// Bytes of events of all runs that are stored and also in this replica's memory.
     event_log_bytes: usize,

@@ -28,7 +28,7 @@ pub struct Settings {
     pub run_timeout: Duration,
     /// A background response whose replica or engine died before any output was seen is started again up to this
     /// many times in all. One that took three of them with it may well be the cause. A run counts once an engine has
-    /// begun it.
+    /// started it.
     #[schemars(range(min = 1))]
     pub max_attempts: u32,
     /// Events are collected for this long, then stored, then sent. It delays readers and saves writes to the

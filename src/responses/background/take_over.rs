@@ -13,7 +13,7 @@ pub enum TakeOver {
     StoreCancelled,
 }
 
-/// A response that loses its owners this many times as often as it may be started fails, though no engine has begun
+/// A response that loses its owners this many times as often as it may be started fails, though no engine has started
 /// it: it may be what ends them.
 const LOST_OWNERS_FACTOR: u32 = 3;
 
@@ -26,7 +26,7 @@ pub struct OrphanState {
     pub streams: bool,
     /// Number of stored events.
     pub stored: u64,
-    /// How often an engine has begun it, this time included.
+    /// How often an engine has started it, this time included.
     pub attempts: u32,
     /// How many of its owners were lost.
     pub lost_owners: u32,

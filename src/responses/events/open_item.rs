@@ -1,4 +1,4 @@
-//! An item that the engine has begun and not completed, with what is needed to complete it. Pure.
+//! An item that the engine has started and not completed, with what is needed to complete it. Pure.
 
 use std::io::Write as _;
 

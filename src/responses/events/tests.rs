@@ -305,7 +305,7 @@ fn an_interrupted_call_keeps_its_arguments_so_far() {
 
 #[test]
 fn engine_error_events_become_a_failed_response() {
-    let begun = &reasoning_and_a_call()[..5];
+    let started = &reasoning_and_a_call()[..5];
     for error in [
         "data: {\"error\":{\"message\":\"oom\",\"code\":500}}\n\n",
         "event: error\ndata: {\"type\":\"error\",\"message\":\"oom\"}\n\n",
@@ -315,7 +315,7 @@ fn engine_error_events_become_a_failed_response() {
         "event: response.completed\ndata: {}\n\n",
         "event: response.completed\ndata: {\"response\":{\"status\":\"in_progress\"}}\n\n",
     ] {
-        let (out, outcome) = run(&[&sse(begun), error.as_bytes()], ReasoningEvents::OpenAi);
+        let (out, outcome) = run(&[&sse(started), error.as_bytes()], ReasoningEvents::OpenAi);
         let events = check_stream(&out);
         assert_eq!(outcome.status, Status::Failed, "{error}");
         assert!(

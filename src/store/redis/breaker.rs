@@ -91,8 +91,8 @@ mod tests {
 
     #[test]
     fn opens_after_consecutive_failures_and_admits_one_trial_at_a_time() {
-        let begun = observe::now();
-        let at = |ms| begun + Duration::from_millis(ms);
+        let started = observe::now();
+        let at = |ms| started + Duration::from_millis(ms);
         let breaker = breaker(2);
         assert_eq!(breaker.on_failure(at(0)), None);
         assert!(!breaker.on_success());
@@ -111,11 +111,11 @@ mod tests {
 
     #[test]
     fn a_trial_that_never_reports_does_not_keep_it_open() {
-        let begun = observe::now();
+        let started = observe::now();
         let breaker = breaker(1);
-        assert!(breaker.on_failure(begun).is_some());
-        assert_eq!(breaker.admit(begun + Duration::from_millis(100)), Ok(()));
-        assert_eq!(breaker.admit(begun + Duration::from_millis(200)), Ok(()));
+        assert!(breaker.on_failure(started).is_some());
+        assert_eq!(breaker.admit(started + Duration::from_millis(100)), Ok(()));
+        assert_eq!(breaker.admit(started + Duration::from_millis(200)), Ok(()));
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Redis {
             values.push(("rq", self.pack(request).await?));
         }
         let token = record.token.to_string();
-        let begun = observe::now();
+        let started = observe::now();
         let fence = match record.initial {
             InitialState::Finished { .. } => None,
             InitialState::Background { fence, .. } => Some(fence),
@@ -110,7 +110,7 @@ impl Redis {
             other => return Err(reply.unexpected(other)),
         }
         if let Some(fence) = fence
-            && (observe::now() - begun).as_millis() > INDEX_FRESH_MS
+            && (observe::now() - started).as_millis() > INDEX_FRESH_MS
         {
             self.index(fence, key).await?;
         }

@@ -115,7 +115,7 @@ pub struct Advanced {
     #[serde(with = "DurationText")]
     pub read_timeout: Duration,
     /// For one write, and one second more for each 12.5 MB of it. Longer than for a read: after a write's time-out
-    /// nobody knows whether it was done.
+    /// its outcome is unknown.
     #[schemars(extend("max" = "1h"))]
     #[serde(with = "DurationText")]
     pub write_timeout: Duration,

@@ -40,8 +40,8 @@ async fn a_bridge_that_is_killed_is_followed_again() {
     let incarnation = followed.status(0, 0).await["incarnation"].clone();
     for round in 1..=3 {
         followed.bridges[0].kill();
-        followed.tells(0, 0, "connected", false).await;
-        // Nobody hears of these until the bridge is back.
+        followed.shows(0, 0, "connected", false).await;
+        // These reach no router until the bridge is back.
         for prompt in prompts(round * 20..round * 20 + 10) {
             prompt.to(followed.engine(0)).await;
         }
@@ -49,7 +49,7 @@ async fn a_bridge_that_is_killed_is_followed_again() {
         followed.bridges[0].restart().await;
         followed.equals(0, 0).await;
         // The new bridge asked the engine for all from its first batch on.
-        followed.tells(0, 0, "state", "live").await;
+        followed.shows(0, 0, "state", "live").await;
         for prompt in prompts(round * 20 + 10..round * 20 + 20) {
             prompt.to(followed.engine(0)).await;
         }

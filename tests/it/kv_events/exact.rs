@@ -93,7 +93,7 @@ async fn knows_every_block(wire: Wire, layout: Layout, hashes: Hashes) {
         assert_eq!(status["unknown_removals"], 0, "{what}");
         if wire != Wire::Bridge {
             let last = truth.last_sequence.unwrap();
-            followed.tells(place, 0, "last_sequence", last).await;
+            followed.shows(place, 0, "last_sequence", last).await;
         }
         assert!(!held(truth).is_empty());
     }
@@ -120,14 +120,14 @@ async fn knows_every_block(wire: Wire, layout: Layout, hashes: Hashes) {
 
 #[tokio::test]
 async fn every_block_is_known_over_zeromq_as_maps() {
-    knows_every_block(Wire::Told, Layout::Map, Hashes::Int).await;
+    knows_every_block(Wire::Announced, Layout::Map, Hashes::Int).await;
     knows_every_block(Wire::Zmq, Layout::Map, Hashes::Bytes).await;
 }
 
 #[tokio::test]
 async fn every_block_is_known_over_zeromq_as_arrays() {
     knows_every_block(Wire::Zmq, Layout::Array, Hashes::Int).await;
-    knows_every_block(Wire::Told, Layout::Array, Hashes::Bytes).await;
+    knows_every_block(Wire::Announced, Layout::Array, Hashes::Bytes).await;
 }
 
 #[tokio::test]
@@ -144,7 +144,7 @@ async fn every_block_is_known_through_a_bridge_as_arrays() {
 
 #[tokio::test]
 async fn a_prompt_goes_to_the_engine_that_tells_that_it_holds_it() {
-    for wire in [Wire::Told, Wire::Zmq, Wire::Bridge] {
+    for wire in [Wire::Announced, Wire::Zmq, Wire::Bridge] {
         let followed = Followed::start(wire, vec![telling(); 3]).await;
         // The router has no part in it.
         Prompt::new(1, 100).to(followed.engine(1)).await;
@@ -169,7 +169,7 @@ async fn a_reset_cache_is_known_to_be_empty() {
         followed.equals(0, 0).await;
         assert_eq!(followed.explain(&prompt).await[0].tokens, 96, "{wire:?}");
         followed.engine(0).reset().await;
-        // An engine tells so with its next step.
+        // An engine publishes it with its next step.
         Prompt::new(2, 50).to(followed.engine(0)).await;
         followed.equals(0, 0).await;
         assert_eq!(followed.explain(&prompt).await[0].tokens, 0, "{wire:?}");
@@ -254,7 +254,7 @@ async fn every_rank_has_its_tree_and_a_worker_counts_by_the_poorest() {
             let status = followed.status(0, rank).await;
             assert_eq!(status["state"], "live", "{wire:?}: {status:#}");
             let blocks = held(&engine.cache_contents(rank).await).len();
-            followed.tells(0, rank, "blocks/gpu", blocks).await;
+            followed.shows(0, rank, "blocks/gpu", blocks).await;
         }
     }
 }

@@ -260,7 +260,7 @@ async fn suffers(wire: Wire, case: Case) {
     .await;
     traffic(&followed, &mut draw).await;
     followed.equals(0, 0).await;
-    followed.tells(0, 0, "state", "live").await;
+    followed.shows(0, 0, "state", "live").await;
 
     let loses_the_last = case.faults.lose_for_good || case.end != End::Live;
     faults(&followed, case.faults.clone()).await;
@@ -307,13 +307,16 @@ async fn suffers(wire: Wire, case: Case) {
 /// that answers again may do so too late for the router.
 async fn claims_what_it_knows(followed: &Followed) {
     let mut last = Last::default();
-    eventually("all is known, or it is told that it is not", async || {
-        let status = followed.status(0, 0).await;
-        let scored = scored(&followed.cluster, "w0", 0).await;
-        let truth = held(&followed.engine(0).cache_contents(0).await);
-        last.0 = format!("{status:#}, {scored:?} of {truth:?}");
-        status["state"] == "partial" || scored == Some(truth)
-    })
+    eventually(
+        "all is known, or the state says that it is not",
+        async || {
+            let status = followed.status(0, 0).await;
+            let scored = scored(&followed.cluster, "w0", 0).await;
+            let truth = held(&followed.engine(0).cache_contents(0).await);
+            last.0 = format!("{status:#}, {scored:?} of {truth:?}");
+            status["state"] == "partial" || scored == Some(truth)
+        },
+    )
     .await;
 }
 
@@ -369,8 +372,8 @@ async fn without_a_replay_a_lost_batch_or_connection_forgets_all() {
             let mut draw = fastrand::Rng::with_seed(7);
             let followed = Followed::start(wire, vec![without_replay()]).await;
             let old = Prompt::new(100, 150);
-            // What was told before anybody listened is lost, too.
-            eventually(&format!("{wire:?}, {name}: it is heard"), async || {
+            // What was published before a subscriber came is lost, too.
+            eventually(&format!("{wire:?}, {name}: it arrives"), async || {
                 let new = Prompt::new(draw.u32(1_000..1_000_000), 40);
                 new.to(followed.engine(0)).await;
                 old.to(followed.engine(0)).await;

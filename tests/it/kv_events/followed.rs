@@ -19,8 +19,8 @@ use crate::cluster::{Cluster, Decided, Engine, Killed, Router, config, eventuall
 /// How a router hears of an engine's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wire {
-    /// ZeroMQ, at the addresses that the engine itself tells.
-    Told,
+    /// ZeroMQ, at the addresses that the engine itself announces.
+    Announced,
     /// ZeroMQ, at addresses that the router was given.
     Zmq,
     /// gRPC, through a bridge that is a process of its own.
@@ -103,7 +103,7 @@ impl Followed {
         let mut started = Vec::new();
         for (place, settings) in engines.into_iter().enumerate() {
             let settings = match wire {
-                Wire::Told => everywhere(settings),
+                Wire::Announced => everywhere(settings),
                 Wire::Zmq | Wire::Bridge => settings,
             };
             started.push(Engine::here(&format!("w{place}"), settings).await);
@@ -120,7 +120,7 @@ impl Followed {
         let mut config = quick();
         for engine in &engines {
             let listed = match wire {
-                Wire::Told => engine.listed(),
+                Wire::Announced => engine.listed(),
                 Wire::Zmq => over_zmq(engine),
                 Wire::Bridge => {
                     bridges.push(Bridge::of(engine));
@@ -145,7 +145,7 @@ impl Followed {
     }
 
     /// Waits until `/kv` says so of a rank of an engine. Its figures may be a moment old.
-    pub(super) async fn tells(
+    pub(super) async fn shows(
         &self,
         place: usize,
         rank: usize,
@@ -228,7 +228,7 @@ pub(super) fn quick() -> Config {
     config
 }
 
-/// An engine of a small cache that tells of it.
+/// An engine of a small cache that publishes its events.
 pub(super) fn small(settings: Settings) -> Settings {
     Settings {
         cache_blocks: 64.try_into().unwrap(),

@@ -84,7 +84,7 @@ async fn restarts(case: Case) {
         config.kv_events.advanced.zmq.max_backoff = Duration::from_millis(700);
     })
     .await;
-    followed.tells(0, 0, "connected", true).await;
+    followed.shows(0, 0, "connected", true).await;
     let old: Vec<Prompt> = (0..BEFORE).map(prompt).collect();
     for prompt in &old {
         prompt.to(followed.engine(0)).await;
@@ -164,7 +164,7 @@ async fn restarts(case: Case) {
         },
     )
     .await;
-    // What comes now is told, whatever came before.
+    // What comes now is published, whatever came before.
     let mut families = 200..;
     eventually(&format!("{what}: the new process is known"), async || {
         watch.look(&followed.cluster, &what).await;
@@ -240,7 +240,7 @@ async fn a_bridge_gives_each_life_of_an_engine_a_name_of_its_own() {
     let mut followed = Followed::of(Wire::Bridge, vec![engine], |_| {}).await;
     prompt(1).to(followed.engine(0)).await;
     followed.equals(0, 0).await;
-    followed.tells(0, 0, "state", "live").await;
+    followed.shows(0, 0, "state", "live").await;
     let incarnation = followed.status(0, 0).await["incarnation"].clone();
     assert!(incarnation.is_string());
     followed.cluster.engines[0].restart(telling()).await;

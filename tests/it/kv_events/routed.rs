@@ -6,7 +6,7 @@ use warmroute::sim::worker::Settings;
 use super::followed::{Followed, Prompt, Wire};
 use crate::cluster::{Engine, eventually, telling};
 
-/// Blocks are told when they are computed; a burst of siblings comes before that.
+/// Blocks are published when they are computed; a burst of siblings comes before that.
 #[tokio::test]
 async fn a_sibling_goes_where_the_prompt_is_being_computed() {
     let slow = Settings {
@@ -18,21 +18,21 @@ async fn a_sibling_goes_where_the_prompt_is_being_computed() {
         Engine::here("w1", slow).await,
     ];
     let followed = Followed::of(Wire::Zmq, engines, |_| {}).await;
-    // Of an engine that has told nothing yet, the size of its blocks is not known.
+    // Of an engine that has published nothing yet, the size of its blocks is not known.
     for place in 0..2 {
         Prompt::new(2, 32).to(followed.engine(place)).await;
         followed.equals(place, 0).await;
-        followed.tells(place, 0, "stored_blocks", 2).await;
+        followed.shows(place, 0, "stored_blocks", 2).await;
     }
     let prompt = Prompt::new(1, 1_600);
     let (first, known) = tokio::join!(followed.post(&prompt), async {
         let mut known = Vec::new();
-        eventually("somebody is to hold the prompt", async || {
+        eventually("a worker is to get the prompt", async || {
             known = followed.explain(&prompt).await;
             known.iter().any(|row| row.tokens > 0)
         })
         .await;
-        // Neither has told of any block of it.
+        // Neither has published any block of it.
         for place in 0..2 {
             assert_eq!(followed.status(place, 0).await["stored_blocks"], 2);
         }
@@ -49,7 +49,7 @@ async fn a_sibling_goes_where_the_prompt_is_being_computed() {
             }
         );
     }
-    // Its answer has come, so the prompt is computed, and told.
+    // Its answer has come, so the prompt is computed and published.
     let place = usize::from(first.worker == "w1");
     followed.equals(place, 0).await;
     let again = followed.post(&prompt).await;
@@ -81,14 +81,14 @@ async fn a_worker_whose_events_cannot_be_reached_is_predicted() {
         assert_eq!(row.known_by, "predicted");
         assert_eq!(row.tokens > 0, row.worker == first.worker, "{row:?}");
     }
-    followed.tells(0, 0, "state", "cold").await;
+    followed.shows(0, 0, "state", "cold").await;
     let status = followed.status(0, 0).await;
     let lost = status["disconnect_reason"].as_str().unwrap_or_default();
     assert!(lost.contains("refused"), "{status:#}");
     // Where they can be reached, they count.
-    let heard = Followed::start(Wire::Zmq, vec![telling()]).await;
-    heard.tells(0, 0, "connected", true).await;
-    heard.post(&prompt).await;
-    heard.equals(0, 0).await;
-    assert_eq!(heard.explain(&prompt).await[0].known_by, "exact");
+    let followed = Followed::start(Wire::Zmq, vec![telling()]).await;
+    followed.shows(0, 0, "connected", true).await;
+    followed.post(&prompt).await;
+    followed.equals(0, 0).await;
+    assert_eq!(followed.explain(&prompt).await[0].known_by, "exact");
 }

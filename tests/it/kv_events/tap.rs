@@ -122,18 +122,18 @@ async fn tap_prints_json_with_the_flag() {
         .iter()
         .map(|held| format!("{:016x}", held.hash.0))
         .collect();
-    let told = [&read[1], &read[3]].into_iter();
-    let mut told: Vec<&str> = told
+    let listed = [&read[1], &read[3]].into_iter();
+    let mut listed: Vec<&str> = listed
         .flat_map(|it| it["block_hashes"].as_array().unwrap())
         .map(|name| name.as_str().unwrap())
         .collect();
-    assert_eq!(read[3]["parent"], told[1]);
+    assert_eq!(read[3]["parent"], listed[1]);
     assert_eq!(
         (&read[1]["sequence"], &read[3]["sequence"]),
         (&0.into(), &1.into())
     );
-    told.sort_unstable();
-    assert_eq!(told, hashes);
+    listed.sort_unstable();
+    assert_eq!(listed, hashes);
 }
 
 #[test]

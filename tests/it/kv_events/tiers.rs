@@ -39,7 +39,7 @@ async fn a_holder_below_the_gpu_loses_to_one_in_it_and_wins_against_none() {
     lower.to(followed.engine(1)).await;
     for (place, tier, blocks) in [(0, "disk", 24), (1, "cpu", 24), (2, "gpu", 12)] {
         followed
-            .tells(place, 0, &format!("blocks/{tier}"), blocks)
+            .shows(place, 0, &format!("blocks/{tier}"), blocks)
             .await;
     }
     let page = explained(&followed, &all).await;
@@ -89,7 +89,7 @@ async fn a_tree_that_is_not_proved_counts_for_nothing_and_explain_says_so() {
         ..Faults::default()
     };
     followed.engine(0).fault(silent).await;
-    followed.tells(0, 0, "state", "stale").await;
+    followed.shows(0, 0, "state", "stale").await;
     let page = explained(&followed, &prompt).await;
     let row = &page["workers"][0];
     let tree = &row["trees"][0];
@@ -103,7 +103,7 @@ async fn a_tree_that_is_not_proved_counts_for_nothing_and_explain_says_so() {
     assert_eq!(page["excluded"], json!([]));
 }
 
-/// An engine whose first batches nobody can have any more, and a router that comes late.
+/// An engine whose first batches are gone, and a router that comes late.
 async fn late(asks: bool, settings: Settings) -> Followed {
     let engine = Engine::here("w0", settings).await;
     for family in 1..4 {
@@ -122,7 +122,7 @@ async fn late(asks: bool, settings: Settings) -> Followed {
     })
     .await;
     Prompt::new(4, 200).to(followed.engine(0)).await;
-    followed.tells(0, 0, "state", "partial").await;
+    followed.shows(0, 0, "state", "partial").await;
     followed
 }
 
@@ -178,7 +178,7 @@ async fn an_engine_that_does_not_take_it_gets_the_clients_own_request_and_is_not
     let counted = ["model=\"sim\"", "outcome=\"refused\""];
     let metric = "warmroute_kv_report_requests_total";
     assert_eq!(followed.cluster.metric(metric, &counted).await, 1.0);
-    // What is wrong with the client's own is told as the engine tells it.
+    // What is wrong with the client's own is answered as the engine answers it.
     let body = json!({"model": "sim", "prompt": vec![7; 100], "max_tokens": 0});
     let answer = followed
         .cluster

@@ -32,7 +32,7 @@ async fn followed(engines: usize) -> Followed {
     }
     let followed = Followed::of(Wire::Zmq, started, soon).await;
     for place in 0..engines {
-        // Of an engine that has told nothing yet, the size of its blocks is not known.
+        // Of an engine that has published nothing yet, the size of its blocks is not known.
         Prompt::new(90, 32).to(followed.engine(place)).await;
         followed.equals(place, 0).await;
     }
@@ -84,13 +84,17 @@ async fn an_engine_with_other_tokens_is_noticed_and_believed_again_when_it_agree
         parity(&followed).await["mismatch"] == true
     })
     .await;
-    let told = parity(&followed).await;
-    assert_eq!(told["checks"]["partial"].as_u64().unwrap(), 6, "{told:#}");
-    let difference = &told["difference"];
-    assert_eq!(difference["block"], 2, "{told:#}");
-    assert_eq!(difference["token"], 40, "{told:#}");
+    let report = parity(&followed).await;
+    assert_eq!(
+        report["checks"]["partial"].as_u64().unwrap(),
+        6,
+        "{report:#}"
+    );
+    let difference = &report["difference"];
+    assert_eq!(difference["block"], 2, "{report:#}");
+    assert_eq!(difference["token"], 40, "{report:#}");
     let at = |of: &str| difference[of][12].as_u64().unwrap();
-    assert_eq!(at("engine_tokens"), at("router_tokens") + 1, "{told:#}");
+    assert_eq!(at("engine_tokens"), at("router_tokens") + 1, "{report:#}");
     assert_eq!(alarm(&followed).await, 1.0);
     let (wrong, right) = (Prompt::new(11, 100), Prompt::new(1, 100));
     for prompt in [&wrong, &right] {
@@ -116,8 +120,8 @@ async fn an_engine_with_other_tokens_is_noticed_and_believed_again_when_it_agree
     eventually("they count again", async || {
         family += 1;
         followed.post(&Prompt::new(family, 100)).await;
-        let told = parity(&followed).await;
-        told["mismatch"] == false
+        let report = parity(&followed).await;
+        report["mismatch"] == false
     })
     .await;
     assert_eq!(alarm(&followed).await, 0.0);
@@ -146,19 +150,19 @@ async fn one_engine_of_two_that_differs_is_believed_no_more_and_the_other_is() {
     eventually("the one that differs is found", async || {
         family += 1;
         followed.post(&Prompt::new(family, 64)).await;
-        let told = parity(&followed).await;
-        let rows = told["workers"].as_array().cloned().unwrap_or_default();
+        let report = parity(&followed).await;
+        let rows = report["workers"].as_array().cloned().unwrap_or_default();
         let mut rows = rows.iter();
         rows.any(|row| row["worker"] == "w1" && row["is_trusted"] == false)
     })
     .await;
-    let told = parity(&followed).await;
-    assert_eq!(told["mismatch"], false, "{told:#}");
+    let report = parity(&followed).await;
+    assert_eq!(report["mismatch"], false, "{report:#}");
     let rows = followed.explain(&Prompt::new(1, 64)).await;
     let known_by: Vec<&str> = rows.iter().map(|row| &*row.known_by).collect();
     assert_eq!(known_by, ["exact", "predicted"]);
     assert!(
-        told["difference"]["engine_tokens"]
+        report["difference"]["engine_tokens"]
             .as_array()
             .unwrap()
             .len()

@@ -44,13 +44,13 @@ async fn a_worker_that_is_removed_takes_its_tree_along_and_comes_back_with_a_new
         ];
         let bridges: Vec<Bridge> = match wire {
             Wire::Bridge => engines.iter().map(Bridge::of).collect(),
-            Wire::Told | Wire::Zmq => Vec::new(),
+            Wire::Announced | Wire::Zmq => Vec::new(),
         };
         let file = Removed::new("workers: []\n");
         let list = |places: &[usize]| {
             let listed = places.iter().map(|place| match wire {
                 Wire::Bridge => bridges[*place].listed(&engines[*place]),
-                Wire::Told | Wire::Zmq => over_zmq(&engines[*place]),
+                Wire::Announced | Wire::Zmq => over_zmq(&engines[*place]),
             });
             let listed: Vec<Value> = listed.map(|listed| json!(listed)).collect();
             // All JSON is YAML.

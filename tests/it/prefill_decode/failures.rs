@@ -279,7 +279,7 @@ impl Fleet {
         }
     }
 
-    /// And in the end nobody holds anything for anybody.
+    /// And in the end no blocks stay pinned.
     pub(super) async fn is_unpinned(&self, what: &str) {
         within(
             UNPINNED,
@@ -633,19 +633,19 @@ async fn a_decode_process_killed_in_mid_stream_ends_its_streams_with_an_error() 
         for (path, body, stream) in fleet.kinds(3_000) {
             if stream {
                 let mut stream = fleet.cluster.open(path, &body).await;
-                let mut begun = String::new();
-                while said(&begun).is_empty() {
-                    begun += &stream.until("\n\n").await;
+                let mut started = String::new();
+                while said(&started).is_empty() {
+                    started += &stream.until("\n\n").await;
                 }
-                open.push((path, stream, begun));
+                open.push((path, stream, started));
             }
         }
         assert_eq!(fleet.decode(0).kv_transfers().await.received, 3 + 1);
         fleet.kill("d0").await;
-        for (path, mut stream, begun) in open {
+        for (path, mut stream, started) in open {
             let (rest, whole) = stream.rest().await;
             assert!(whole, "{path}: {rest}");
-            crate::failures::ends_with_an_error(path, &(begun + &rest));
+            crate::failures::ends_with_an_error(path, &(started + &rest));
         }
         fleet.is_unpinned("d0 is killed").await;
     }
@@ -863,9 +863,9 @@ async fn a_client_that_leaves_in_mid_stream_leaves_nothing_behind() {
             }
             let before = fleet.decode(0).kv_transfers().await.aborted_decode_legs;
             let mut stream = fleet.cluster.open(path, &body).await;
-            let mut begun = String::new();
-            while said(&begun).is_empty() {
-                begun += &stream.until("\n\n").await;
+            let mut started = String::new();
+            while said(&started).is_empty() {
+                started += &stream.until("\n\n").await;
             }
             drop(stream);
             eventually("the engine was let go", async || {

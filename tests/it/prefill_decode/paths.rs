@@ -1,4 +1,4 @@
-//! What requests over pairs come to while all is well, and what is told of them.
+//! What requests over pairs come to while all is well, and what the metrics and /explain show of them.
 
 use std::time::Duration;
 
@@ -380,17 +380,17 @@ async fn explain_names_both_workers_or_says_why_there_is_one() {
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.json()
     };
-    let told = explain(&body).await;
-    assert_eq!(told["chosen"], "w1");
-    assert_eq!(told["disaggregation"]["is_disaggregated"], true);
-    assert_eq!(told["disaggregation"]["prefill"], "w0");
-    assert_eq!(told["disaggregation"]["workers"][0]["worker"], "w0");
-    assert_eq!(told["workers"].as_array().unwrap().len(), 1);
+    let explained = explain(&body).await;
+    assert_eq!(explained["chosen"], "w1");
+    assert_eq!(explained["disaggregation"]["is_disaggregated"], true);
+    assert_eq!(explained["disaggregation"]["prefill"], "w0");
+    assert_eq!(explained["disaggregation"]["workers"][0]["worker"], "w0");
+    assert_eq!(explained["workers"].as_array().unwrap().len(), 1);
     let several = body.replacen('{', "{\"n\":2,", 1);
-    let told = explain(&several).await;
-    assert_eq!(told["disaggregation"]["is_disaggregated"], false);
+    let explained = explain(&several).await;
+    assert_eq!(explained["disaggregation"]["is_disaggregated"], false);
     assert_eq!(
-        told["disaggregation"]["not_disaggregated_reason"],
+        explained["disaggregation"]["not_disaggregated_reason"],
         "several"
     );
     assert_eq!(cluster.requests().await, [0, 0]);
@@ -429,7 +429,7 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
         again.text()
     );
 
-    let begun = cluster.engines[0].kv_transfers().await.granted;
+    let before = cluster.engines[0].kv_transfers().await.granted;
     let body = json!({"model": "sim", "background": true, "max_output_tokens": 2_000,
         "input": "in the background. ".repeat(40)});
     let answer = cluster.post("/v1/responses", body.to_string()).await;
@@ -437,8 +437,8 @@ async fn responses_are_stored_gone_on_with_and_cancelled_over_pairs() {
     let id = answer.json()["id"].as_str().unwrap().to_owned();
     let decode = &cluster.engines[1];
     eventually("it runs over a pair", async || {
-        cluster.engines[0].kv_transfers().await.granted == begun + 1
-            && decode.kv_transfers().await.received == begun + 1
+        cluster.engines[0].kv_transfers().await.granted == before + 1
+            && decode.kv_transfers().await.received == before + 1
     })
     .await;
     let cancelled = cluster
@@ -503,7 +503,7 @@ async fn a_transfer_that_fails_is_begun_again_and_at_last_done_without() {
                 let context = format!("{path}, stream {stream}");
                 let answer = decided(&cluster, path, &body).await;
                 assert_eq!(answer.status, 200, "{context}: {}", answer.text());
-                // An engine that answers an error has said so; a stream that breaks off may be begun again.
+                // An engine that answers an error has said so; a stream that breaks off may be started again.
                 let why = if stream {
                     "no_prefill_worker"
                 } else {

@@ -89,10 +89,10 @@ async fn what_a_decode_engine_did_not_finish_is_stored_as_failed() {
         let mut fleet = Fleet::of(connector, (1, 1), slow, unnoticed).await;
         let body = ask("storms", 3_000, json!({"stream": true}));
         let mut stream = fleet.cluster.open(PATH, &body.to_string()).await;
-        let begun = stream.until("output_text.delta").await;
+        let started = stream.until("output_text.delta").await;
         fleet.kill("d0").await;
         let (rest, whole) = stream.rest().await;
-        let text = begun + &rest;
+        let text = started + &rest;
         assert!(whole, "{text}");
         crate::failures::ends_with_an_error(PATH, &text);
         let id = text
@@ -178,11 +178,11 @@ async fn a_cancelled_response_leaves_either_leg() {
     }
 }
 
-/// A background response is cancelled once its leg, counted by `legs` with those that were aborted, has begun.
+/// A background response is cancelled once its leg, counted by `legs` with those that were aborted, has started.
 async fn cancelled(fleet: &Fleet, what: &str, legs: impl AsyncFn() -> (u64, u64)) {
-    let (begun, aborted) = legs().await;
+    let (started, aborted) = legs().await;
     let response = create(fleet, &ask(what, 8, json!({"background": true}))).await;
-    eventually("the leg has begun", async || legs().await.0 > begun).await;
+    eventually("the leg has started", async || legs().await.0 > started).await;
     let cancel = format!("{PATH}/{}/cancel", response["id"].as_str().unwrap());
     let answer = fleet.cluster.post(&cancel, "").await;
     assert_eq!(

@@ -53,7 +53,7 @@ impl Responses {
                     | StatusCode::SERVICE_UNAVAILABLE
                     | StatusCode::GATEWAY_TIMEOUT
             );
-            let waited = observe::now().saturating_duration_since(context.begun);
+            let waited = observe::now().saturating_duration_since(context.started);
             if !may_help || waited + pause > limit {
                 return Err(error);
             }

@@ -17,7 +17,7 @@ pub(super) async fn stopped(responses: &Responses, guard: &RunGuard) -> StopReas
     };
     let drained = async {
         responses.tasks.stopped().await;
-        // A run that no engine has begun is released at once; the others have until the end of the drain.
+        // A run that no engine has started is released at once; the others have until the end of the drain.
         let is_begun = guard.run.state.lock().is_begun();
         if is_begun {
             responses.tasks.aborted().await;
