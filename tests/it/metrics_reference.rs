@@ -2,9 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
-use crate::cluster::Cluster;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use warmroute::fleet::discovery::WorkerSpec;
+use warmroute::routing::Policy;
+
+use crate::client;
+use crate::cluster::{Cluster, Engine, Router, chat, config, eventually, fast};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
 
@@ -67,4 +75,52 @@ async fn every_scraped_metric_is_on_the_page() {
         let (name, kind) = family.split_once(' ').unwrap();
         assert!(page.contains(&format!("| `{name}` | {kind} |")), "{family}");
     }
+}
+
+/// Accepts connections at all addresses of this host, and passes them on.
+async fn at_every_address(engine: SocketAddr) -> u16 {
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut engine = TcpStream::connect(engine).await?;
+                tokio::io::copy_bidirectional(&mut client, &mut engine).await
+            });
+        }
+    });
+    port
+}
+
+/// Each worker has had a streamed request, so it has all series of requests. Those of KV events have a bound of their
+/// own, 2.5 MB.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scrape_with_1000_workers_takes_less_than_8_mb() {
+    const KV_EVENTS: usize = 2_500_000;
+    let engine = Engine::here("engine", fast()).await;
+    let port = at_every_address(engine.address).await;
+    let mut config = config();
+    config.fleet.health.interval = Duration::from_secs(5);
+    config.routing.policy = Policy::RoundRobin;
+    config.workers = (0..1_000)
+        .map(|n| WorkerSpec {
+            url: format!("http://127.1.{}.{}:{port}", n / 250, n % 250 + 1),
+            name: format!("vllm-llama-70b-{n:04}.inference.svc.cluster.local:8000"),
+            ..WorkerSpec::default()
+        })
+        .collect();
+    let router = Router::here(&config).await;
+    let mut text = String::new();
+    eventually("every worker has answered", async || {
+        let body = chat("hello", 2, true);
+        let requests: JoinSet<_> = (0..500)
+            .map(|_| client::post(router.api, "/v1/chat/completions", body.clone()))
+            .collect();
+        requests.join_all().await;
+        text = client::get(router.admin, "/metrics").await.text().to_owned();
+        let count = "warmroute_time_to_first_token_seconds_count{";
+        text.lines().filter(|line| line.starts_with(count)).count() >= 1_000
+    })
+    .await;
+    assert!(text.len() < 8_000_000 - KV_EVENTS, "{} bytes", text.len());
 }
