@@ -16,6 +16,7 @@ FUZZ_TARGETS ?= frame kv_transfer msgpack protobuf proxy_protocol state_token
 CACHE := $(CURDIR)/.cache
 VENV := $(CACHE)/venv
 NODE := $(CACHE)/node
+DEPLOY_VENV := $(CACHE)/deploy-venv
 
 heading = @printf '\n== %s ==\n' '$(1)'
 
@@ -30,7 +31,7 @@ quick: ## Format, clippy and unit tests; no network.
 	$(CARGO) test --locked --offline --lib
 
 .PHONY: test
-test: lint cargo-test sdk demo bench-build ## All tests. Well inside an hour on two cores.
+test: lint cargo-test sdk manifests demo bench-build ## All tests. Well inside an hour on two cores.
 	$(call heading,all passed)
 
 .PHONY: build
@@ -100,6 +101,12 @@ sdk: redis $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node
 	WARMROUTE_NODE=$(NODE) timeout --kill-after=10 600 \
 	    $(VENV)/bin/python -W error::ResourceWarning -m unittest discover --verbose --start-directory tests/sdk
 
+.PHONY: manifests
+manifests: $(DEPLOY_VENV)/installed ## What is in deploy/: rendered, and held against the schemas of Kubernetes' API.
+	$(call heading,manifests)
+	$(CARGO) build --locked
+	$(DEPLOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/deploy
+
 .PHONY: demo
 demo: build ## The demo, which ends by itself.
 	$(call heading,demo)
@@ -128,6 +135,11 @@ fuzz: ## Fuzz what reads foreign bytes, FUZZ_MINUTES each target.
 $(VENV)/installed: tests/sdk/requirements.txt .ci/python-environment
 	$(call heading,Python SDK)
 	PYTHON='$(PYTHON)' .ci/python-environment $(VENV) tests/sdk/requirements.txt
+	touch $@
+
+$(DEPLOY_VENV)/installed: tests/deploy/requirements.txt .ci/python-environment
+	$(call heading,Python for the manifests)
+	PYTHON='$(PYTHON)' .ci/python-environment $(DEPLOY_VENV) tests/deploy/requirements.txt
 	touch $@
 
 $(NODE)/installed: tests/sdk/package.json tests/sdk/package-lock.json .ci/node-environment

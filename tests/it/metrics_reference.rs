@@ -117,7 +117,10 @@ async fn a_scrape_with_1000_workers_takes_less_than_8_mb() {
             .map(|_| client::post(router.api, "/v1/chat/completions", body.clone()))
             .collect();
         requests.join_all().await;
-        text = client::get(router.admin, "/metrics").await.text().to_owned();
+        text = client::get(router.admin, "/metrics")
+            .await
+            .text()
+            .to_owned();
         let count = "warmroute_time_to_first_token_seconds_count{";
         text.lines().filter(|line| line.starts_with(count)).count() >= 1_000
     })
