@@ -21,6 +21,7 @@ mod prefix_index;
 mod race_point;
 mod shared;
 mod simd;
+mod sync;
 mod tree;
 mod tree_copy;
 mod tree_slots;

@@ -20,8 +20,9 @@ use crate::units::SizeText;
 #[serde(default)]
 pub struct Settings {
     /// Memory of the index of all workers' cached blocks, at about 50 bytes a block: 2 GiB are 40 million blocks
-    /// or 600 million tokens. When it is full, the deepest blocks of the worker that stored nothing for the
-    /// longest time are dropped from it first.
+    /// or 600 million tokens. When it is full, the blocks that were stored longest ago are dropped from it, for all
+    /// workers that have them and the ends of chains first. What it has taken for blocks is used again, and given back
+    /// when the last worker of a model has left; names and tables shrink before.
     #[serde(with = "SizeText")]
     #[schemars(extend("min" = "1MiB"))]
     pub max_index_memory: u64,
@@ -103,7 +104,7 @@ impl PrefixIndexes {
         all
     }
 
-    /// All blocks of one dp rank of a worker, parents before children. Events wait meanwhile.
+    /// All blocks of one dp rank of a worker, parents before children. Lookups and events go on meanwhile.
     pub fn list(&self, worker: WorkerId, rank: u32) -> Vec<TreeBlock> {
         let indexes = self.all().into_iter();
         indexes

@@ -50,6 +50,12 @@ impl MemoryAccount {
         self.budget.bytes.load(Relaxed) > self.budget.max_bytes
     }
 
+    /// Of all indexes together.
+    pub(super) fn bytes_over_limit(&self) -> usize {
+        let bytes = self.budget.bytes.load(Relaxed);
+        bytes.saturating_sub(self.budget.max_bytes) as usize
+    }
+
     /// An index gives no pages back while it lives, so the first one could leave nothing to later ones:
     /// an eighth of the budget is only for indexes that have less than an equal part.
     pub(super) fn has_room_for(&self, bytes: usize) -> bool {

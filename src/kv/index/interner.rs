@@ -1,7 +1,6 @@
 //! Makes owner sets and reuses them: only the writer's, behind its lock.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::atomic::{AtomicU64, fence};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -10,6 +9,7 @@ use super::owner_sets::{
     CLASSES, EMPTY_SET, FIRST_PIECE, OwnerSets, Residency, SetId, Slot, TREE_MASK, TREES_PER_WORD,
     class_of, group_and_plane, is_stored, locate, owner_of, sole_owner, stored_id, stride, word_of,
 };
+use super::sync::{fence, zeroed};
 
 /// A set's words, sorted by tier and group.
 type Content = SmallVec<[u64; 24]>;
@@ -52,12 +52,61 @@ impl SetInterner {
         }
     }
 
+    /// Memory of the sets, without the part of the last piece of each class that was never used: the system gives
+    /// no memory for it.
     pub(super) fn bytes(&self) -> usize {
-        let sets = self.referrers.iter().enumerate();
-        let own: usize = sets
-            .map(|(class, sets)| sets.len() * (stride(class) * 8 + 8))
-            .sum();
-        own + self.content_bytes + self.ids.capacity() * 28
+        let words = |(class, sets): (usize, &Vec<u32>)| sets.len() * stride(class) * 8;
+        let words: usize = self.referrers.iter().enumerate().map(words).sum();
+        let numbers = self.referrers.iter().chain(&self.free);
+        let numbers: usize = numbers.map(|numbers| numbers.capacity() * 4).sum();
+        // A map has a control byte for each entry, and room for a seventh more.
+        let ids = self.ids.capacity() * 8 / 7 * (size_of::<(Box<[u64]>, SetId)>() + 1);
+        words + numbers + ids + self.content_bytes
+    }
+
+    /// Of [`SetInterner::bytes`], the words of free sets. Lookups may be reading them, so they are used again and never
+    /// given back.
+    pub(super) fn free_bytes(&self) -> usize {
+        let free = self.free.iter().enumerate();
+        free.map(|(class, free)| free.len() * stride(class) * 8)
+            .sum()
+    }
+
+    /// Memory beside the sets' words.
+    #[cfg(test)]
+    pub(super) fn recount_numbers(&self) -> usize {
+        let contents = self.ids.keys().map(|content| size_of_val(&**content));
+        let ids = self.ids.len() * size_of::<(Box<[u64]>, SetId)>();
+        let numbers = self.referrers.iter().chain(&self.free);
+        contents.sum::<usize>() + ids + numbers.map(|numbers| numbers.len() * 4).sum::<usize>()
+    }
+
+    /// Gives memory back if most of it is unused.
+    pub(super) fn shrink(&mut self) {
+        if self.ids.capacity() > 64 + self.ids.len() * 8 {
+            self.ids.shrink_to(self.ids.len() * 2);
+        }
+    }
+
+    /// The trees of a set, and where each has the block.
+    pub(super) fn owners(&self, sets: &OwnerSets, set: SetId) -> SmallVec<[(Slot, Residency); 8]> {
+        let mut owners = SmallVec::new();
+        if set != EMPTY_SET && !is_stored(set) {
+            let (slot, plane) = owner_of(set);
+            owners.push((slot, Residency::of_plane(plane)));
+        }
+        if is_stored(set) {
+            for word in self.content(sets, set) {
+                let (group, plane) = group_and_plane(word);
+                let mut trees = word & TREE_MASK;
+                while trees != 0 {
+                    let slot = group * TREES_PER_WORD as u64 + u64::from(trees.trailing_zeros());
+                    owners.push((slot as Slot, Residency::of_plane(plane)));
+                    trees &= trees - 1;
+                }
+            }
+        }
+        owners
     }
 
     /// Where a tree has a block of this owner set.
@@ -195,8 +244,7 @@ impl SetInterner {
             let index = self.referrers[class].len() as u32 - 1;
             let (piece, _) = locate(index);
             sets.classes[class][piece].get_or_init(|| {
-                let words = (FIRST_PIECE << piece) as usize * stride(class);
-                (0..words).map(|_| AtomicU64::new(0)).collect()
+                zeroed((FIRST_PIECE << piece) as usize * stride(class))
             });
             index
         });

@@ -8,7 +8,6 @@ mod remaining;
 mod walk;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use self::remaining::RemainingTrees;
 use super::members::Members;
@@ -18,6 +17,7 @@ use super::pages::{Body, Head, LOOKAHEAD, PageId, Version};
 use super::race_point::race_point;
 use super::shared::Shared;
 use super::simd::prefetch;
+use super::sync::{AtomicU32, AtomicU64};
 use super::types::RankPrefix;
 use crate::kv::block::{ChainRoot, LocalHash, PathHash, SEGMENT_BLOCKS};
 

@@ -62,8 +62,8 @@ impl Metrics {
             block_size = key.1,
             dropped_blocks = dropped,
             fix = "raise the memory limit of the KV index",
-            "KV index is at its memory limit; dropping the deepest blocks of the workers that stored \
-             nothing for the longest time"
+            "KV index is at its memory limit; dropping the blocks that were stored longest ago, ends of \
+             chains first"
         );
     }
 }

@@ -3,8 +3,9 @@
 //!
 //! This is extendible hashing: a directory of buckets, where a full bucket is split in two by the next
 //! bit of the hash. Entries keep 32 bits of the hash, so growing reads no names and copies no entry
-//! twice, takes memory only for the new bucket, and no event waits while a whole table is rebuilt. The
-//! table has no names: a caller checks with the block itself whether it has the name.
+//! twice, takes memory only for the new bucket, and no event waits while a whole table is rebuilt. Two buckets that
+//! once were one are merged again when few entries are left. The table has no names: a caller checks with the block
+//! itself whether it has the name.
 
 mod bucket;
 
@@ -22,6 +23,8 @@ pub(super) struct NameTable {
     directory: Vec<u32>,
     depth: u32,
     buckets: Vec<Bucket>,
+    /// Buckets that share as many bits as the directory tells apart.
+    deepest: usize,
     max_depth: u32,
 }
 
@@ -52,7 +55,8 @@ impl NameTable {
         Self {
             directory: vec![0],
             depth: 0,
-            buckets: vec![Bucket::new(0)],
+            buckets: vec![Bucket::new(0, 0)],
+            deepest: 1,
             max_depth,
         }
     }
@@ -61,6 +65,12 @@ impl NameTable {
         self.buckets.len() * LINES_BYTES
             + self.buckets.capacity() * size_of::<Bucket>()
             + self.directory.capacity() * 4
+    }
+
+    #[cfg(test)]
+    pub(super) fn recount(&self) -> usize {
+        let buckets = self.buckets.iter().map(Bucket::recount);
+        buckets.sum::<usize>() + size_of_val(&*self.directory)
     }
 
     #[inline]
@@ -124,7 +134,58 @@ impl NameTable {
     pub(super) fn remove(&mut self, name: u64, block: BlockId) {
         let hash = spread(name);
         let index = self.bucket_of(hash);
-        self.buckets[index].remove(hash, block);
+        let bucket = &mut self.buckets[index];
+        bucket.remove(hash, block);
+        if bucket.is_sparse() {
+            self.merge(hash);
+        }
+    }
+
+    /// Merges the bucket of a hash with the one it was split from, as long as both together are at most half full.
+    #[cold]
+    #[inline(never)]
+    fn merge(&mut self, hash: u32) {
+        loop {
+            let index = self.bucket_of(hash);
+            let bucket = &self.buckets[index];
+            let depth = bucket.depth();
+            if depth == 0 || !bucket.is_sparse() {
+                return;
+            }
+            let other = (bucket.prefix() ^ 1) as usize;
+            let other = self.directory[other << (self.depth - depth)] as usize;
+            if self.buckets[other].depth() != depth || !bucket.fits(&self.buckets[other]) {
+                return;
+            }
+            let last = self.buckets.len() - 1;
+            let moved = self.buckets.swap_remove(other);
+            let index = if index == last { other } else { index };
+            self.buckets[index].merge(&moved);
+            self.point_to(index);
+            if self.buckets.capacity() > self.buckets.len() * 4 {
+                self.buckets.shrink_to(self.buckets.len() * 2);
+            }
+            if other < self.buckets.len() {
+                self.point_to(other);
+            }
+            if depth == self.depth {
+                self.deepest -= 2;
+            }
+            while self.deepest == 0 && self.depth > 0 {
+                self.directory = self.directory.iter().step_by(2).copied().collect();
+                self.depth -= 1;
+                let depths = self.buckets.iter().map(Bucket::depth);
+                self.deepest = depths.filter(|depth| *depth == self.depth).count();
+            }
+        }
+    }
+
+    /// Sets the directory's entries of a bucket.
+    fn point_to(&mut self, bucket: usize) {
+        let depth = self.buckets[bucket].depth();
+        let first = self.buckets[bucket].prefix() as usize;
+        let each = 1 << (self.depth - depth);
+        self.directory[first * each..(first + 1) * each].fill(bucket as u32);
     }
 
     /// Splits the bucket of a hash until there is room for it. Returns that bucket.
@@ -144,14 +205,15 @@ impl NameTable {
                 let twice = self.directory.iter().flat_map(|bucket| [*bucket; 2]);
                 self.directory = twice.collect();
                 self.depth += 1;
+                self.deepest = 0;
             }
-            let new = self.buckets[index].split();
             // The new bucket gets the hashes that share the bits so far and have the next one set.
-            let first = ((u64::from(hash) << depth) >> 32 << 1 | 1) as usize;
-            let each = 1 << (self.depth - depth - 1);
-            let new_index = self.buckets.len() as u32;
-            self.directory[first * each..(first + 1) * each].fill(new_index);
+            let new = self.buckets[index].split();
             self.buckets.push(new);
+            self.point_to(self.buckets.len() - 1);
+            if depth + 1 == self.depth {
+                self.deepest += 2;
+            }
         }
     }
 }
@@ -201,6 +263,30 @@ mod tests {
         ) {
             check(max_depth, names, steps);
         }
+    }
+
+    #[test]
+    fn buckets_and_directory_shrink_when_names_are_removed() {
+        let mut table = NameTable::new();
+        let empty = table.bytes();
+        let names = 0..200_000u64;
+        for name in names.clone() {
+            assert_eq!(table.insert(name, name as u32, |_| false), Insert::Done);
+        }
+        let full = table.bytes();
+        for name in names.clone().filter(|name| name % 100 > 0) {
+            table.remove(name, name as u32);
+        }
+        assert!(table.bytes() < full / 20, "{} of {full}", table.bytes());
+        for name in names.clone() {
+            let found = table.find(name, |block| u64::from(block) == name);
+            assert_eq!(found, (name % 100 == 0).then_some(name as u32));
+        }
+        for name in names.filter(|name| name % 100 == 0) {
+            table.remove(name, name as u32);
+        }
+        assert_eq!((table.buckets.len(), table.directory.len()), (1, 1));
+        assert!(table.bytes() <= empty + 64 * size_of::<Bucket>());
     }
 
     #[test]

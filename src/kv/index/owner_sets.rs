@@ -9,9 +9,9 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::atomic::{AtomicU64, fence};
 
 use super::members::{DISK_PLANE, Members};
+use super::sync::{AtomicU64, SETS_AT_ONCE, fence};
 
 /// The owners of a block. [`EMPTY_SET`]; one plus a slot and a tier ([`sole_owner`]); or, with
 /// [`STORED`] set, a size class and an index in it.
@@ -124,7 +124,7 @@ pub(super) fn group_and_plane(word: u64) -> (u64, u64) {
 
 /// Pieces of a class double in size, the first one has so many sets.
 const PIECES: usize = 24;
-pub(super) const FIRST_PIECE: u32 = 64;
+pub(super) const FIRST_PIECE: u32 = SETS_AT_ONCE;
 
 /// The piece of a class that has a set, and the set's position in it.
 #[inline]
@@ -140,12 +140,17 @@ type Piece = OnceLock<Box<[AtomicU64]>>;
 #[derive(Debug)]
 pub(super) struct OwnerSets {
     pub(super) classes: [[Piece; PIECES]; CLASSES],
+    /// What stands in for the generation of a single tree's id, and of an id without a set.
+    sole_owner: AtomicU64,
+    no_such_set: AtomicU64,
 }
 
 impl OwnerSets {
     pub(super) fn new() -> Self {
         Self {
             classes: std::array::from_fn(|_| std::array::from_fn(|_| OnceLock::new())),
+            sole_owner: AtomicU64::new(0),
+            no_such_set: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -161,12 +166,10 @@ impl OwnerSets {
     /// Changes whenever the id comes to stand for another set; constant for a single tree's.
     #[inline]
     pub(super) fn generation(&self, set: SetId) -> &AtomicU64 {
-        static SOLE_OWNER: AtomicU64 = AtomicU64::new(0);
-        static NO_SUCH_SET: AtomicU64 = AtomicU64::new(u64::MAX);
         if !is_stored(set) {
-            return &SOLE_OWNER;
+            return &self.sole_owner;
         }
-        self.words(set).map_or(&NO_SUCH_SET, |words| &words[0])
+        self.words(set).map_or(&self.no_such_set, |words| &words[0])
     }
 
     /// Adds the set's trees to `members`. Returns the generation that was read. The caller then checks

@@ -4,11 +4,11 @@
 //! one cache miss, and a removal needs no tombstone and moves no other entry: a reader finds whatever
 //! stays. A full table is replaced by a larger one; readers of the old one finish there.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::pages::PageId;
 use super::simd::prefetch;
+use super::sync::AtomicU64;
 
 const ENTRIES: usize = 7;
 
@@ -39,6 +39,11 @@ impl PageTable {
 
     pub(super) fn is_full(&self, entries: usize) -> bool {
         entries * 8 > self.lines.len() * ENTRIES * 7
+    }
+
+    /// Whether a table with room for so many entries would be less than a quarter of this one.
+    pub(super) fn is_sparse(&self, entries: usize) -> bool {
+        entries * 4 * 4 < self.lines.len() * ENTRIES * 3
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -132,19 +137,19 @@ impl PageTable {
             .map(|entry| entry - 1)
     }
 
-    /// A table with room for more, and the entries of this one. The lines of both are in the order of
+    /// A table with room for so many entries, and the entries of this one. The lines of both are in the order of
     /// hashes, so one pass is enough.
-    pub(super) fn grown(&self, entries: usize) -> Self {
-        let larger = Self::with_room_for(entries);
+    pub(super) fn resized(&self, entries: usize) -> Self {
+        let new = Self::with_room_for(entries);
         for line in &self.lines {
             for entry in &line.entries {
                 match entry.load(Relaxed) {
                     0 => {}
-                    entry => larger.put(entry),
+                    entry => new.put(entry),
                 }
             }
         }
-        larger
+        new
     }
 
     #[inline]
@@ -184,7 +189,7 @@ mod tests {
             let mut model = HashMap::new();
             for (page, put) in steps {
                 if put && table.is_full(model.len() + 1) {
-                    table = table.grown(model.len() + 1);
+                    table = table.resized(model.len() + 1);
                 }
                 if put {
                     if model.insert(page, hash(page)).is_none() {

@@ -12,9 +12,9 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 use super::owner_sets::{EMPTY_SET, SetId};
+use super::sync::{AtomicU32, AtomicU64, PAGES_AT_ONCE, fence};
 use crate::kv::block::SEGMENT_BLOCKS;
 
 /// A page's number. Pages that one event takes are numbered consecutively where possible.
@@ -140,7 +140,7 @@ impl FetchOrRelaxed for AtomicU64 {
 }
 
 /// Pages are allocated this many at once.
-pub(super) const CHUNK: usize = 1024;
+pub(super) const CHUNK: usize = PAGES_AT_ONCE;
 
 #[derive(Debug)]
 struct Chunk {

@@ -3,8 +3,10 @@
 mod concurrent;
 mod copied;
 mod interleaved;
+mod listed;
 mod memory_limit;
 mod model;
+mod shared_blocks;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

@@ -6,10 +6,10 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU64, AtomicUsize, fence};
 
 use super::owner_sets::{MAX_TREES, Slot, TREES_PER_WORD};
 use super::race_point::race_point;
+use super::sync::{AtomicU64, AtomicUsize, fence};
 use crate::ids::WorkerId;
 
 /// A group's slots are made at once, so that the trees of one word of a set lie together.

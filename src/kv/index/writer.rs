@@ -7,10 +7,12 @@ mod copies;
 mod copy;
 mod evict;
 mod fork_filter;
-mod list;
+pub(super) mod list;
 mod page_alloc;
 mod page_rows;
 mod place;
+#[cfg(test)]
+mod recount;
 mod remove;
 mod store;
 mod tree_state;
@@ -26,7 +28,7 @@ use super::interner::SetInterner;
 use super::name_table::NameTable;
 use super::owner_sets::{EMPTY_SET, MAX_TREES, Residency, Slot};
 use super::page_table::PageTable;
-use super::pages::{BlockId, CHUNK, PageId, Pages, locate};
+use super::pages::{BlockId, CHUNK, PageId, Pages, block_id, locate};
 use super::shared::Shared;
 use super::simd::prefetch;
 use crate::ids::WorkerId;
@@ -55,8 +57,10 @@ pub(super) struct Writer {
     pub(super) blocks: u64,
     /// Blocks, counted once for each tree that owns them.
     pub(super) memberships: u64,
-    /// Counts stores, to tell which tree stored nothing for the longest time.
+    /// Counts stores, to tell which pages were stored longest ago.
     clock: u64,
+    /// The clock at the last eviction.
+    evicted_at: u64,
     trees_bytes: usize,
     /// Blocks dropped for the memory limit since the caller took this count.
     pub(super) dropped_blocks: u64,
@@ -88,6 +92,7 @@ impl Writer {
             blocks: 0,
             memberships: 0,
             clock: 0,
+            evicted_at: 0,
             trees_bytes: 0,
             dropped_blocks: 0,
         }
@@ -156,9 +161,12 @@ impl Writer {
             + self.starts.table.bytes()
             + self.forks.table.bytes()
             + (self.free.capacity() + self.trees.capacity() * 2) * 4
+            + self.stale_names.capacity() * size_of::<(u64, BlockId)>()
+            + self.paths.capacity() * 8
+            + ForkFilter::BYTES
     }
 
-    fn page_bytes(&self) -> usize {
+    pub(super) fn page_bytes(&self) -> usize {
         self.chunks.len() * (CHUNK * Pages::BYTES + RowChunk::BYTES)
     }
 
@@ -257,14 +265,19 @@ impl Writer {
             self.meta_mut(page).owned += 1;
             self.blocks += 1;
         } else if new == EMPTY_SET {
-            self.blocks -= 1;
-            let meta = self.meta_mut(page);
-            meta.owned -= 1;
-            if meta.named >> offset & 1 == 1 {
-                meta.named &= !(1 << offset);
-                let name = self.chunk(page).rows[page as usize % CHUNK].names[offset];
-                self.stale_names.push((name, block));
-            }
+            self.note_unowned(page, offset);
+        }
+    }
+
+    /// A block's last owner has gone.
+    fn note_unowned(&mut self, page: PageId, offset: usize) {
+        self.blocks -= 1;
+        let meta = self.meta_mut(page);
+        meta.owned -= 1;
+        if meta.named >> offset & 1 == 1 {
+            meta.named &= !(1 << offset);
+            let name = self.chunk(page).rows[page as usize % CHUNK].names[offset];
+            self.stale_names.push((name, block_id(page, offset)));
         }
     }
 

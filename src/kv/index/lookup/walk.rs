@@ -1,12 +1,12 @@
 //! A lookup block by block, where a page cannot be passed as a whole.
 
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::{Lookup, MAX_TRIES};
 use crate::kv::block::{LocalHash, PathHash, SEGMENT_BLOCKS};
 use crate::kv::index::pages::{Body, Head, PageId, Version};
 use crate::kv::index::race_point::race_point;
+use crate::kv::index::sync::AtomicU32;
 
 /// No tree owns the prompt's next block.
 struct NoTreeLeft;

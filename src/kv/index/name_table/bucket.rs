@@ -10,7 +10,7 @@ const ENTRIES: usize = 8;
 /// Lines of a bucket: 8 KiB.
 const LINES: usize = 128;
 /// A bucket is full at three quarters.
-pub(super) const MAX_ENTRIES: u32 = (LINES * ENTRIES * 3 / 4) as u32;
+pub(super) const MAX_ENTRIES: u16 = (LINES * ENTRIES * 3 / 4) as u16;
 /// A block's number has 27 bits. The five bits above each of a line's eight block numbers count entries
 /// that overflowed past the line: one count for each value of three bits of the hash, so that a lookup
 /// seldom goes on in vain. (In a table with insertions and removals, every fourth line has overflowed.)
@@ -85,9 +85,10 @@ pub(super) const LINES_BYTES: usize = size_of::<Lines>();
 #[derive(Debug)]
 pub(super) struct Bucket {
     lines: Box<Lines>,
-    len: u32,
-    /// How many first bits of their hashes all entries share.
-    depth: u32,
+    /// The first bits of their hashes that all entries share, and how many these are.
+    prefix: u32,
+    depth: u8,
+    len: u16,
 }
 
 #[inline]
@@ -109,17 +110,54 @@ fn probe_order(hash: u32) -> impl Iterator<Item = usize> {
 }
 
 impl Bucket {
-    pub(super) fn new(depth: u32) -> Self {
+    pub(super) fn new(prefix: u32, depth: u32) -> Self {
         Self {
             lines: Box::new(Lines([EMPTY; LINES])),
+            prefix,
+            depth: depth as u8,
             len: 0,
-            depth,
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn recount(&self) -> usize {
+        let entries = self.lines.0.iter().flat_map(|line| line.hashes);
+        assert_eq!(entries.filter(|hash| *hash != 0).count(), usize::from(self.len));
+        size_of_val(self) + size_of_val(&*self.lines)
     }
 
     #[inline]
     pub(super) fn depth(&self) -> u32 {
-        self.depth
+        u32::from(self.depth)
+    }
+
+    #[inline]
+    pub(super) fn prefix(&self) -> u32 {
+        self.prefix
+    }
+
+    /// Less than a quarter of what it has room for.
+    #[inline]
+    pub(super) fn is_sparse(&self) -> bool {
+        self.len < MAX_ENTRIES / 4
+    }
+
+    /// Whether this bucket would be at most half full with another one's entries.
+    pub(super) fn fits(&self, other: &Self) -> bool {
+        self.len + other.len <= MAX_ENTRIES / 2
+    }
+
+    /// Adds the entries of the bucket that differs in the last shared bit.
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.depth -= 1;
+        self.prefix >>= 1;
+        for line in &other.lines.0 {
+            for (lane, hash) in line.hashes.into_iter().enumerate() {
+                if hash != 0 {
+                    self.insert(hash, line.block(lane));
+                }
+            }
+        }
     }
 
     #[inline]
@@ -205,9 +243,10 @@ impl Bucket {
     /// Moves the entries whose next bit is set to a new bucket. Entries outside their home line are
     /// inserted again, nearer to it.
     pub(super) fn split(&mut self) -> Self {
-        let depth = self.depth;
+        let depth = self.depth();
         self.depth += 1;
-        let mut other = Self::new(self.depth);
+        self.prefix <<= 1;
+        let mut other = Self::new(self.prefix | 1, self.depth());
         let mut displaced: SmallVec<[(u32, BlockId); 128]> = SmallVec::new();
         let lines = self.lines.0.iter_mut().zip(&mut other.lines.0);
         for (line, (from, to)) in lines.enumerate() {
@@ -227,9 +266,9 @@ impl Bucket {
             to.blocks = std::array::from_fn(|lane| blocks[lane] & moves[lane]);
             from.hashes = std::array::from_fn(|lane| hashes[lane] & !moves[lane]);
             from.blocks = std::array::from_fn(|lane| blocks[lane] & !moves[lane]);
-            other.len += matching_lanes(0, &to.hashes).count_zeros() - (32 - ENTRIES as u32);
+            other.len += (matching_lanes(0, &to.hashes).count_zeros() - (32 - ENTRIES as u32)) as u16;
         }
-        self.len -= other.len + displaced.len() as u32;
+        self.len -= other.len + displaced.len() as u16;
         for (hash, block) in displaced {
             match hash << depth >> 31 {
                 0 => self.insert(hash, block),
@@ -246,7 +285,7 @@ mod tests {
 
     #[test]
     fn entries_past_an_overflowing_line_are_found_and_removed() {
-        let mut bucket = Bucket::new(0);
+        let mut bucket = Bucket::new(0, 0);
         for block in 0..100 {
             bucket.insert(7, block);
         }

@@ -12,6 +12,8 @@ pub(super) struct ForkFilter {
 }
 
 impl ForkFilter {
+    pub(super) const BYTES: usize = WORDS * 8;
+
     pub(super) fn new() -> Self {
         Self {
             bits: Box::new([0; WORDS]),

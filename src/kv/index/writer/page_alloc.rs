@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use arc_swap::ArcSwap;
+
 use super::{Directory, Writer};
 use crate::kv::block::{PathHash, SEGMENT_BLOCKS};
 use crate::kv::index::owner_sets::EMPTY_SET;
+use crate::kv::index::page_table::PageTable;
 use crate::kv::index::pages::{BlockId, CHUNK, NO_ID, PageId, locate};
 use crate::kv::index::shared::Shared;
 
@@ -77,7 +80,7 @@ impl Writer {
         directory.len += 1;
         if directory.table.is_full(directory.len) {
             let room = directory.len + directory.len / 4 + 8;
-            directory.table = Arc::new(directory.table.grown(room));
+            directory.table = Arc::new(directory.table.resized(room));
             directory.table.insert(PathHash(path).mixed(), page);
             published.store(directory.table.clone());
         } else {
@@ -109,6 +112,15 @@ impl Writer {
 }
 
 impl Directory {
+    /// Replaces a table that is nearly empty by a smaller one.
+    pub(super) fn shrink(&mut self, published: &ArcSwap<PageTable>) {
+        let room = (self.len * 2).max(CHUNK);
+        if self.table.is_sparse(room) {
+            self.table = Arc::new(self.table.resized(room));
+            published.store(self.table.clone());
+        }
+    }
+
     fn remove(&mut self, first: u64, page: PageId) {
         self.table.remove(PathHash(first).mixed(), page);
         self.len -= 1;

@@ -11,6 +11,9 @@ pub(super) struct PageMeta {
     pub(super) parent: BlockId,
     /// Blocks before the first one.
     pub(super) depth: u32,
+    /// The writer's clock when a block of the page was stored last. Before an eviction also: when one that continues
+    /// the page's chain was.
+    pub(super) stored_at: u64,
     /// Which of the blocks' names are in the name table, a bit each.
     pub(super) named: u32,
     /// Blocks that any tree owns. `named` and `owned` are no shorter than a register: loading both

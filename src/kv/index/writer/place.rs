@@ -92,11 +92,15 @@ impl Writer {
                     let (parent, _) = locate(parent);
                     shared.pages.get(parent).0.next.store(page, Relaxed);
                 }
+                self.meta_mut(page).parent = end.block;
                 next = (page, 0);
             }
             let (page, mut offset) = next;
             let (head, body) = shared.pages.get(page);
-            let room = SEGMENT_BLOCKS - self.meta(page).depth as usize % SEGMENT_BLOCKS;
+            let clock = self.clock;
+            let meta = self.meta_mut(page);
+            meta.stored_at = clock;
+            let room = SEGMENT_BLOCKS - meta.depth as usize % SEGMENT_BLOCKS;
             self.invalidate(shared, page);
             // Blocks that the page has already.
             let mut added = 0;

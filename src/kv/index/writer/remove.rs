@@ -79,7 +79,9 @@ impl Writer {
         }
         self.finish(shared, &mut tree, &removal);
         self.purge_names();
+        tree.shrink_if_sparse();
         self.put_back(slot, tree);
+        self.shrink_tables(shared);
         missing
     }
 
@@ -259,5 +261,7 @@ impl Writer {
         self.purge_names();
         tree.shrink();
         self.put_back(slot, tree);
+        self.stale_names = Vec::new();
+        self.shrink_tables(shared);
     }
 }

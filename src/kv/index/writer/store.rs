@@ -66,7 +66,6 @@ impl Writer {
         };
         let store = StoreContext::new(slot, tier, copies);
         self.clock += 1;
-        let clock = self.clock;
         let mut left = blocks;
         while !left.is_empty() {
             let (piece, rest) = left.split_at(left.len().min(PIECE));
@@ -79,7 +78,6 @@ impl Writer {
             let Some(mut tree) = self.take_tree(slot) else {
                 return Ok(());
             };
-            tree.stored_at = clock;
             let placed = self.place(shared, &mut tree, store, &mut end, piece);
             self.put_back(slot, tree);
             if placed < piece.len() {

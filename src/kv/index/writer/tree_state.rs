@@ -1,5 +1,7 @@
 //! What the writer knows of one tree besides its bits in the owner sets.
 
+use std::hash::Hash;
+
 use rustc_hash::FxHashMap;
 
 use super::copies::{Copies, StoreContext, default_copies, residency_of};
@@ -24,8 +26,6 @@ pub(in crate::kv::index) struct TreeState {
     /// Blocks in each tier, and in any.
     pub(in crate::kv::index) blocks: [u64; Tier::COUNT],
     pub(in crate::kv::index) len: u64,
-    /// The writer's clock at the last store.
-    pub(super) stored_at: u64,
     /// Whether the memory limit took blocks since this was last asked.
     pub(in crate::kv::index) was_evicted: bool,
     ends: ChainEnds,
@@ -61,7 +61,6 @@ impl TreeState {
     pub(super) fn prefetch(&self) {
         prefetch(&self.pages);
         prefetch(&self.copies);
-        prefetch(&self.stored_at);
     }
 
     /// The block that a store ended with under this name, if it is noted. A guess: the block may have
@@ -200,6 +199,19 @@ impl TreeState {
             + of(self.names.capacity(), 16)
             + of(self.copies.capacity(), 12)
             + size_of::<Self>()
+    }
+
+    /// Gives memory back if most of it is unused.
+    pub(super) fn shrink_if_sparse(&mut self) {
+        fn shrink<K: Eq + Hash, V>(map: &mut FxHashMap<K, V>) {
+            if map.capacity() > 64 + map.len() * 4 {
+                map.shrink_to(map.len() * 2);
+            }
+        }
+        shrink(&mut self.pages);
+        shrink(&mut self.aliases);
+        shrink(&mut self.names);
+        shrink(&mut self.copies);
     }
 
     pub(super) fn shrink(&mut self) {
