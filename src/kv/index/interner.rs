@@ -243,9 +243,8 @@ impl SetInterner {
             self.referrers[class].push(0);
             let index = self.referrers[class].len() as u32 - 1;
             let (piece, _) = locate(index);
-            sets.classes[class][piece].get_or_init(|| {
-                zeroed((FIRST_PIECE << piece) as usize * stride(class))
-            });
+            sets.classes[class][piece]
+                .get_or_init(|| zeroed((FIRST_PIECE << piece) as usize * stride(class)));
             index
         });
         // The index fits its bits: each set has at least one block, and an index has fewer blocks.

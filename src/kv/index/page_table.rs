@@ -30,10 +30,9 @@ pub(super) struct PageTable {
 
 impl PageTable {
     pub(super) fn with_room_for(entries: usize) -> Self {
-        // Three quarters full.
-        let lines = (entries * 4).div_ceil(ENTRIES * 3).max(4);
+        let lines = (0..lines_for(entries)).map(|_| Line::default());
         Self {
-            lines: (0..lines).map(|_| Line::default()).collect(),
+            lines: lines.collect(),
         }
     }
 
@@ -43,7 +42,7 @@ impl PageTable {
 
     /// Whether a table with room for so many entries would be less than a quarter of this one.
     pub(super) fn is_sparse(&self, entries: usize) -> bool {
-        entries * 4 * 4 < self.lines.len() * ENTRIES * 3
+        lines_for(entries) * 4 < self.lines.len()
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -165,6 +164,11 @@ impl PageTable {
             index + 1
         }
     }
+}
+
+/// Three quarters full.
+fn lines_for(entries: usize) -> usize {
+    (entries * 4).div_ceil(ENTRIES * 3).max(4)
 }
 
 #[inline]

@@ -13,8 +13,12 @@ use super::owner_sets::{MAX_TREES, NO_SLOT, Slot};
 use super::shared::Shared;
 use super::types::{RankPrefix, TreeBlock};
 use super::writer::Writer;
+use super::writer::list::Listing;
 use crate::ids::WorkerId;
 use crate::kv::block::{ChainRoot, LocalHash};
+
+/// Pages that are listed before events get their turn: some 4,000 blocks.
+const PAGES_AT_ONCE: usize = 256;
 
 #[derive(Debug)]
 pub struct PrefixIndex {
@@ -61,13 +65,35 @@ impl PrefixIndex {
         self.trees.load(Relaxed) > 0
     }
 
-    /// The blocks of one dp rank; none if it has no tree here.
+    /// The blocks of one dp rank; none if it has no tree here. Events are applied meanwhile: a block that is stored or
+    /// removed while the others are listed may be missing or not.
     pub(in crate::kv) fn list_of(&self, worker: WorkerId, rank: u32) -> Vec<TreeBlock> {
-        let writer = self.writer();
-        match self.shared.slots.find(worker, rank) {
-            Some(slot) => writer.list(&self.shared, slot),
-            None => Vec::new(),
+        self.list_in_slices(worker, rank, || {})
+    }
+
+    /// Calls `between` after each slice, with the writer's lock free.
+    pub(super) fn list_in_slices(
+        &self,
+        worker: WorkerId,
+        rank: u32,
+        mut between: impl FnMut(),
+    ) -> Vec<TreeBlock> {
+        let find = || self.shared.slots.find(worker, rank);
+        let pages = self.read(|writer, _| find().map(|slot| writer.pages_of(slot)));
+        let mut listing = Listing::default();
+        for slice in pages.unwrap_or_default().chunks(PAGES_AT_ONCE) {
+            let writer = self.writer();
+            let Some(slot) = find() else {
+                break;
+            };
+            for page in slice {
+                writer.list_page(&self.shared, slot, *page, &mut listing);
+            }
+            // To the event that waits, if there is one.
+            MutexGuard::unlock_fair(writer);
+            between();
         }
+        listing.finish()
     }
 
     /// A slot for a new tree, invisible to lookups; [`NO_SLOT`] if the index has none left.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::owner_sets::Slot;
 use super::prefix_index::PrefixIndex;
 use super::types::{CopyReport, NewBlock, Parent, TreeBlock, UnknownParent};
+use super::writer::list::Listing;
 use crate::ids::WorkerId;
 use crate::kv::event::{EngineHash, Tier};
 
@@ -101,8 +102,13 @@ impl Tree {
 
     /// All blocks as they are now, parents before children.
     pub fn list(&self) -> Vec<TreeBlock> {
-        self.index
-            .read(|writer, shared| writer.list(shared, self.slot))
+        self.index.read(|writer, shared| {
+            let mut listing = Listing::default();
+            for page in writer.pages_of(self.slot) {
+                writer.list_page(shared, self.slot, page, &mut listing);
+            }
+            listing.finish()
+        })
     }
 
     /// Whether the memory limit took blocks from the tree since this was last asked.

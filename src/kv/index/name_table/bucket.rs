@@ -122,7 +122,10 @@ impl Bucket {
     #[cfg(test)]
     pub(super) fn recount(&self) -> usize {
         let entries = self.lines.0.iter().flat_map(|line| line.hashes);
-        assert_eq!(entries.filter(|hash| *hash != 0).count(), usize::from(self.len));
+        assert_eq!(
+            entries.filter(|hash| *hash != 0).count(),
+            usize::from(self.len)
+        );
         size_of_val(self) + size_of_val(&*self.lines)
     }
 
@@ -266,7 +269,8 @@ impl Bucket {
             to.blocks = std::array::from_fn(|lane| blocks[lane] & moves[lane]);
             from.hashes = std::array::from_fn(|lane| hashes[lane] & !moves[lane]);
             from.blocks = std::array::from_fn(|lane| blocks[lane] & !moves[lane]);
-            other.len += (matching_lanes(0, &to.hashes).count_zeros() - (32 - ENTRIES as u32)) as u16;
+            other.len +=
+                (matching_lanes(0, &to.hashes).count_zeros() - (32 - ENTRIES as u32)) as u16;
         }
         self.len -= other.len + displaced.len() as u16;
         for (hash, block) in displaced {

@@ -47,7 +47,11 @@ impl Fleet {
     }
 
     fn store(&mut self, worker: usize, number: u64, blocks: u64) {
-        let blocks = prompt(number, blocks, self.has_private_names.then_some(worker as u64));
+        let blocks = prompt(
+            number,
+            blocks,
+            self.has_private_names.then_some(worker as u64),
+        );
         let parent = Parent::Root(ChainRoot(1));
         self.trees[worker]
             .store(parent, &blocks, Tier::Gpu, CopyReport::OneMore)
@@ -72,7 +76,10 @@ impl Fleet {
             .index
             .read(|writer, shared| (writer.bytes(), writer.recount(shared)));
         assert!(recounted <= counted, "{recounted} > {counted}");
-        assert!(counted <= recounted * 5 / 4 + (96 << 10), "{counted}, recounted {recounted}");
+        assert!(
+            counted <= recounted * 5 / 4 + (96 << 10),
+            "{counted}, recounted {recounted}"
+        );
         counted
     }
 }
@@ -176,12 +183,18 @@ fn names_sets_and_tables_shrink_when_workers_leave() {
         assert!(left < blocks / 2);
         let given_back = before.saturating_sub(after) as u64;
         let gone = blocks - left;
-        assert!(given_back > gone * 8, "{given_back} bytes for {gone} blocks");
+        assert!(
+            given_back > gone * 8,
+            "{given_back} bytes for {gone} blocks"
+        );
         assert_eq!(fleet.depths(4, 300), [(0, 300)]);
         fleet.trees[0].clear();
         let empty = fleet.check_accounts();
         let pages = fleet.index.read(|writer, _| writer.page_bytes());
-        assert!(empty < pages + (192 << 10), "{empty}, {pages} of them pages");
+        assert!(
+            empty < pages + (192 << 10),
+            "{empty}, {pages} of them pages"
+        );
     }
 }
 

@@ -75,8 +75,8 @@ impl Writer {
         let free_sets = self.sets.free_bytes();
         let side = self.side_bytes() - free_sets;
         let names = self.names.bytes();
-        let excess = side.saturating_sub(chunks * SIDE_BYTES)
-            + names.saturating_sub(chunks * NAMES_BYTES);
+        let excess =
+            side.saturating_sub(chunks * SIDE_BYTES) + names.saturating_sub(chunks * NAMES_BYTES);
         excess.min(shared.memory.bytes_over_limit().saturating_sub(free_sets))
     }
 
@@ -111,7 +111,9 @@ impl Writer {
     /// Notes at the pages before them when pages were stored.
     fn note_continuations(&mut self, shared: &Shared) {
         for page in 0..self.first_unused {
-            let PageMeta { owned, stored_at, .. } = *self.meta(page);
+            let PageMeta {
+                owned, stored_at, ..
+            } = *self.meta(page);
             // What was stored before the last eviction was noted then.
             if owned == 0 || stored_at < self.evicted_at {
                 continue;

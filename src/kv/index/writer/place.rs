@@ -31,6 +31,42 @@ pub(super) struct ChainEnd {
     pub(super) trail: [PageId; LOOKAHEAD],
 }
 
+/// Blocks on their way into pages.
+struct Placement<'a> {
+    store: StoreContext,
+    /// The owner set of new blocks.
+    owner: SetId,
+    blocks: &'a [NewBlock],
+    /// The blocks' path hashes, and the one before them.
+    paths: &'a [u64],
+    before: u64,
+    /// Blocks of the chain before them.
+    start: u32,
+    /// How many are placed.
+    placed: usize,
+    end: &'a mut ChainEnd,
+}
+
+impl Placement<'_> {
+    #[inline]
+    fn is_complete(&self) -> bool {
+        self.placed == self.blocks.len()
+    }
+
+    /// Blocks of the chain before the next one.
+    #[inline]
+    fn depth(&self) -> u32 {
+        self.start + self.placed as u32
+    }
+
+    /// The next blocks are in a page now, up to an offset.
+    #[inline]
+    fn advance(&mut self, blocks: usize, page: PageId, offset: usize) {
+        self.placed += blocks;
+        self.end.block = block_id(page, offset - 1);
+    }
+}
+
 impl Writer {
     /// Places blocks after `end`, which moves on. Returns how many; fewer than given at the memory
     /// limit.
@@ -42,181 +78,228 @@ impl Writer {
         end: &mut ChainEnd,
         blocks: &[NewBlock],
     ) -> usize {
-        for block in blocks.iter().take(AHEAD) {
-            self.names.prefetch(block.name.0);
-        }
-        let mut paths = std::mem::take(&mut self.paths);
-        paths.clear();
-        let (mut path, before) = (PathHash(end.path), end.path);
-        paths.extend(blocks.iter().zip(end.depth..).map(|(block, depth)| {
-            path = path.step(block.local, depth);
-            path.0
-        }));
-        let start = end.depth;
-        let to_segment = (SEGMENT_BLOCKS - start as usize % SEGMENT_BLOCKS) % SEGMENT_BLOCKS;
-        for path in paths.iter().skip(to_segment).step_by(SEGMENT_BLOCKS) {
-            self.starts.table.prefetch(PathHash(*path).mixed());
-        }
-        let owner = sole_owner(store.slot, store.residency);
-        let mut placed = 0;
+        let paths = self.hash_paths(*end, blocks);
         // The page and the offset in it where the next block goes, if known.
         let mut next = (NO_ID, 0);
         if end.block != NO_ID && !is_segment_start(end.depth) {
             let (page, offset) = locate(end.block);
             next = (page, offset + 1);
         }
-        while placed < blocks.len() {
-            let depth = start + placed as u32;
+        let mut placement = Placement {
+            store,
+            owner: sole_owner(store.slot, store.residency),
+            blocks,
+            paths: &paths,
+            before: end.path,
+            start: end.depth,
+            placed: 0,
+            end,
+        };
+        while !placement.is_complete() {
             if next.0 == NO_ID {
-                let parent = match is_segment_start(depth) {
-                    true => end.block,
-                    false => NO_ID,
-                };
-                let guess = self.page_after(shared, parent, paths[placed]);
-                let found = guess
-                    .or_else(|| self.page_of(shared, paths[placed], depth))
-                    .or_else(|| {
-                        let parent_path = placed.checked_sub(1).map_or(before, |last| paths[last]);
-                        self.new_page(shared, paths[placed], depth, end.block, parent_path)
-                    });
-                let Some(page) = found else {
+                let Some(page) = self.next_page(shared, &mut placement) else {
                     break;
                 };
-                if is_segment_start(depth) {
-                    let before = &mut end.trail[depth as usize / SEGMENT_BLOCKS % LOOKAHEAD];
-                    if let Some((_, far)) = shared.pages.ahead(std::mem::replace(before, page)) {
-                        far.store(page, Relaxed);
-                    }
-                }
-                if guess.is_none() && parent != NO_ID {
-                    let (parent, _) = locate(parent);
-                    shared.pages.get(parent).0.next.store(page, Relaxed);
-                }
-                self.meta_mut(page).parent = end.block;
                 next = (page, 0);
             }
-            let (page, mut offset) = next;
-            let (head, body) = shared.pages.get(page);
+            let (page, offset) = next;
             let clock = self.clock;
             let meta = self.meta_mut(page);
             meta.stored_at = clock;
             let room = SEGMENT_BLOCKS - meta.depth as usize % SEGMENT_BLOCKS;
             self.invalidate(shared, page);
-            // Blocks that the page has already.
-            let mut added = 0;
-            while placed < blocks.len()
-                && offset < head.len()
-                && body.paths[offset].load(Relaxed) == paths[placed]
-            {
-                let block = block_id(page, offset);
-                let run = match store.is_default && !tree.has_aliases() {
-                    true => self.add_owner_to_run(
-                        shared,
-                        store,
-                        block,
-                        &paths[placed..],
-                        &blocks[placed..],
-                    ),
-                    false => 0,
-                };
-                if run > 0 {
-                    tree.blocks[store.tier as usize] += run as u64;
-                    added += run;
-                    offset += run;
-                    placed += run;
-                    end.block = block_id(page, offset - 1);
-                    continue;
-                }
-                let is_new = self.add_owner(shared, tree, store, block);
-                added += usize::from(is_new);
-                let name = blocks[placed].name;
-                if !self.has_name(block, name) || tree.has_aliases() {
-                    // The new name may make the tree forget other blocks of this page, not this one.
-                    tree.count_page(page, std::mem::take(&mut added));
-                    self.set_name(shared, tree, store.slot, block, name, is_new);
-                    self.invalidate(shared, page);
-                }
-                end.block = block;
-                offset += 1;
-                placed += 1;
-            }
-            tree.count_page(page, added);
+            let offset = self.own_known_blocks(shared, tree, &mut placement, page, offset);
             next = (NO_ID, 0);
-            // New blocks after the page's last one.
-            if offset == head.len() && offset < room && placed < blocks.len() {
-                let from = placed;
-                let fits = (room - offset).min(blocks.len() - placed);
-                head.prepare_append();
-                while placed - from < fits {
-                    if !tree.has_aliases() {
-                        let fits = fits - (placed - from);
-                        let new = self.append(
-                            page,
-                            offset,
-                            owner,
-                            body,
-                            &paths[placed..placed + fits],
-                            &blocks[placed..],
-                        );
-                        offset += new;
-                        placed += new;
-                        if new > 0 {
-                            end.block = block_id(page, offset - 1);
-                        }
-                        if new == fits {
-                            break;
-                        }
-                    }
-                    if offset > 0
-                        && let Some(fork) =
-                            self.page_of(shared, paths[placed], start + placed as u32)
-                    {
-                        next = (fork, 0);
-                        break;
-                    }
-                    let name = blocks[placed].name;
-                    let block = block_id(page, offset);
-                    if tree.alias(name).is_some() {
-                        // The tree knows another block by this name.
-                        break;
-                    }
-                    match self.insert_name(block, name) {
-                        Insert::Done => {}
-                        Insert::Taken(other)
-                            if self.owns_by_table_name(shared, tree, store.slot, other) =>
-                        {
-                            break;
-                        }
-                        Insert::Taken(_) | Insert::NoRoom => tree.set_alias(block, name),
-                    }
-                    body.paths[offset].store(paths[placed], Relaxed);
-                    body.owners[offset].store(owner, Relaxed);
-                    end.block = block_id(page, offset);
-                    offset += 1;
-                    placed += 1;
-                }
-                head.open();
-                if offset > 0 {
-                    head.last
-                        .store(body.paths[offset - 1].load(Relaxed), Relaxed);
-                }
-                head.close(offset);
-                self.count_new(tree, store, page, offset - (placed - from)..offset);
-                if next.0 == NO_ID && placed - from < fits {
-                    next = self.evict_conflict(shared, tree, store, page, offset, &blocks[placed]);
-                    if next.0 == page {
-                        continue;
-                    }
+            let is_at_end = offset == shared.pages.get(page).0.len();
+            if is_at_end && offset < room && !placement.is_complete() {
+                next = self.add_new_blocks(shared, tree, &mut placement, page, offset..room);
+                if next.0 == page {
+                    continue;
                 }
             }
             if self.meta(page).owned > 0 {
                 self.refresh(shared, page);
             }
         }
+        let placed = placement.placed;
         end.path = placed.checked_sub(1).map_or(end.path, |last| paths[last]);
-        end.depth = start + placed as u32;
+        end.depth += placed as u32;
         self.paths = paths;
         placed
+    }
+
+    /// The path hashes of blocks after `end`, in scratch space. Asks for the cache lines that are read next.
+    #[inline]
+    fn hash_paths(&mut self, end: ChainEnd, blocks: &[NewBlock]) -> Vec<u64> {
+        for block in blocks.iter().take(AHEAD) {
+            self.names.prefetch(block.name.0);
+        }
+        let mut paths = std::mem::take(&mut self.paths);
+        paths.clear();
+        let mut path = PathHash(end.path);
+        paths.extend(blocks.iter().zip(end.depth..).map(|(block, depth)| {
+            path = path.step(block.local, depth);
+            path.0
+        }));
+        let into_segment = end.depth as usize % SEGMENT_BLOCKS;
+        let to_segment = (SEGMENT_BLOCKS - into_segment) % SEGMENT_BLOCKS;
+        for path in paths.iter().skip(to_segment).step_by(SEGMENT_BLOCKS) {
+            self.starts.table.prefetch(PathHash(*path).mixed());
+        }
+        paths
+    }
+
+    /// The page that begins with the next block, found or new; linked to the pages before it. None at the memory limit.
+    #[inline]
+    fn next_page(&mut self, shared: &Shared, placement: &mut Placement) -> Option<PageId> {
+        let (depth, path) = (placement.depth(), placement.paths[placement.placed]);
+        let last = placement.end.block;
+        let parent = match is_segment_start(depth) {
+            true => last,
+            false => NO_ID,
+        };
+        let guess = self.page_after(shared, parent, path);
+        let found = guess
+            .or_else(|| self.page_of(shared, path, depth))
+            .or_else(|| {
+                let before = placement.placed.checked_sub(1);
+                let before = before.map_or(placement.before, |last| placement.paths[last]);
+                self.new_page(shared, path, depth, last, before)
+            });
+        let page = found?;
+        if is_segment_start(depth) {
+            let trail = &mut placement.end.trail;
+            let before = &mut trail[depth as usize / SEGMENT_BLOCKS % LOOKAHEAD];
+            if let Some((_, far)) = shared.pages.ahead(std::mem::replace(before, page)) {
+                far.store(page, Relaxed);
+            }
+        }
+        if guess.is_none() && parent != NO_ID {
+            let (parent, _) = locate(parent);
+            shared.pages.get(parent).0.next.store(page, Relaxed);
+        }
+        self.meta_mut(page).parent = last;
+        Some(page)
+    }
+
+    /// Makes the tree own the next blocks as far as the page has them, from `offset` on. Returns the offset after
+    /// them.
+    #[inline]
+    fn own_known_blocks(
+        &mut self,
+        shared: &Shared,
+        tree: &mut TreeState,
+        placement: &mut Placement,
+        page: PageId,
+        mut offset: usize,
+    ) -> usize {
+        let (store, paths, blocks) = (placement.store, placement.paths, placement.blocks);
+        let (head, body) = shared.pages.get(page);
+        let mut added = 0;
+        while !placement.is_complete()
+            && offset < head.len()
+            && body.paths[offset].load(Relaxed) == paths[placement.placed]
+        {
+            let placed = placement.placed;
+            let block = block_id(page, offset);
+            let run = match store.is_default && !tree.has_aliases() {
+                true => {
+                    let (paths, blocks) = (&paths[placed..], &blocks[placed..]);
+                    self.add_owner_to_run(shared, store, block, paths, blocks)
+                }
+                false => 0,
+            };
+            if run > 0 {
+                tree.blocks[store.tier as usize] += run as u64;
+                added += run;
+                offset += run;
+                placement.advance(run, page, offset);
+                continue;
+            }
+            let is_new = self.add_owner(shared, tree, store, block);
+            added += usize::from(is_new);
+            let name = blocks[placed].name;
+            if !self.has_name(block, name) || tree.has_aliases() {
+                // The new name may make the tree forget other blocks of this page, not this one.
+                tree.count_page(page, std::mem::take(&mut added));
+                self.set_name(shared, tree, store.slot, block, name, is_new);
+                self.invalidate(shared, page);
+            }
+            offset += 1;
+            placement.advance(1, page, offset);
+        }
+        tree.count_page(page, added);
+        offset
+    }
+
+    /// Adds the next blocks after a page's last one, to the offsets that are free. Returns where the block after them
+    /// goes, if that is known.
+    #[inline]
+    fn add_new_blocks(
+        &mut self,
+        shared: &Shared,
+        tree: &mut TreeState,
+        placement: &mut Placement,
+        page: PageId,
+        free: Range<usize>,
+    ) -> (PageId, usize) {
+        let (store, paths, blocks) = (placement.store, placement.paths, placement.blocks);
+        let (head, body) = shared.pages.get(page);
+        let mut offset = free.start;
+        let end = free.end.min(offset + blocks.len() - placement.placed);
+        let mut next = (NO_ID, 0);
+        head.prepare_append();
+        while offset < end {
+            if !tree.has_aliases() {
+                let placed = placement.placed;
+                let (paths, blocks) = (&paths[placed..placed + end - offset], &blocks[placed..]);
+                let new = self.append(page, offset, placement.owner, body, paths, blocks);
+                if new > 0 {
+                    offset += new;
+                    placement.advance(new, page, offset);
+                }
+                if offset == end {
+                    break;
+                }
+            }
+            let (path, name) = (paths[placement.placed], blocks[placement.placed].name);
+            if offset > 0
+                && let Some(fork) = self.page_of(shared, path, placement.depth())
+            {
+                next = (fork, 0);
+                break;
+            }
+            let block = block_id(page, offset);
+            if tree.alias(name).is_some() {
+                // The tree knows another block by this name.
+                break;
+            }
+            match self.insert_name(block, name) {
+                Insert::Done => {}
+                Insert::Taken(other)
+                    if self.owns_by_table_name(shared, tree, store.slot, other) =>
+                {
+                    break;
+                }
+                Insert::Taken(_) | Insert::NoRoom => tree.set_alias(block, name),
+            }
+            body.paths[offset].store(path, Relaxed);
+            body.owners[offset].store(placement.owner, Relaxed);
+            offset += 1;
+            placement.advance(1, page, offset);
+        }
+        head.open();
+        if offset > 0 {
+            let last = body.paths[offset - 1].load(Relaxed);
+            head.last.store(last, Relaxed);
+        }
+        head.close(offset);
+        self.count_new(tree, store, page, free.start..offset);
+        if next.0 == NO_ID && offset < end {
+            let block = &blocks[placement.placed];
+            next = self.evict_conflict(shared, tree, store, page, offset, block);
+        }
+        next
     }
 
     /// Makes the tree forget another block that it knows by the next block's name. Returns where the next

@@ -17,7 +17,9 @@ impl Writer {
         let tables: [&PageTable; 2] = [&shared.starts.load(), &shared.forks.load()];
         let trees = self.trees.iter().flatten().map(|tree| tree.bytes());
         let sets = (0..CLASSES).map(|class| {
-            let pieces = shared.sets.classes[class].iter().filter_map(|piece| piece.get());
+            let pieces = shared.sets.classes[class]
+                .iter()
+                .filter_map(|piece| piece.get());
             let sets = pieces.flat_map(|piece| piece.chunks(stride(class)));
             // A set that was never used has no generation.
             let used = sets.filter(|words| words[0].load(Relaxed) != 0);
