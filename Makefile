@@ -121,6 +121,12 @@ bench-build: ## The benches compile.
 bench: ## Run the benches.
 	$(CARGO) bench --locked
 
+# A package of its own, because loom stands in for the standard library's atomics.
+.PHONY: loom
+loom: ## All interleavings of a lookup and the writer of the KV index, up to two preemptions.
+	$(call heading,interleavings of the KV index)
+	$(CARGO) run --locked --manifest-path tests/loom/Cargo.toml --target-dir target/loom
+
 # Needs cargo-fuzz and a C++ compiler. libFuzzer's instrumentation is not stable, hence the variable.
 .PHONY: fuzz
 fuzz: ## Fuzz what reads foreign bytes, FUZZ_MINUTES each target.

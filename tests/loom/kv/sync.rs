@@ -1,0 +1,11 @@
+//! Loom's atomics, and few of everything: each execution makes all of them anew.
+
+pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, fence};
+
+pub(super) const PAGES_AT_ONCE: usize = 4;
+
+pub(super) const SETS_AT_ONCE: u32 = 2;
+
+pub(super) fn zeroed(words: usize) -> Box<[AtomicU64]> {
+    (0..words).map(|_| AtomicU64::new(0)).collect()
+}
