@@ -39,6 +39,7 @@ use crate::http::listen_address::listen_address;
 use crate::http::server;
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::{self, PredictedIndex};
+use crate::kv::subscriber::joins::Joins;
 use crate::kv::subscriber::{self, StatusBoard};
 use crate::kv::tokenizer_check::{Detokenize, TokenizerCheck, Watcher};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
@@ -193,6 +194,7 @@ impl App {
                     unconfirmed.forget(worker);
                 })
             },
+            joins: Joins::new(&config.kv_events.advanced.joins, &metrics),
             trees: start.trees(),
         };
         let kv_events = OffloadThread::start("kv-events")?;

@@ -198,6 +198,7 @@ mod tests {
     use crate::kv::indexes::{self, PrefixIndexes};
     use crate::kv::stream;
     use crate::kv::subscriber::StatusBoard;
+    use crate::kv::subscriber::joins::{self, Joins};
     use crate::observe::metrics;
 
     #[tokio::test]
@@ -220,6 +221,7 @@ mod tests {
             metrics: subscriber::Metrics::new(&registry),
             settings: stream::Settings::default(),
             on_cache_lost: Arc::new(|_| {}),
+            joins: Joins::new(&joins::Settings::default(), &registry),
             trees: None,
         };
         let metrics = Metrics {

@@ -10,6 +10,7 @@ use super::tokenizer::{self, Loaded, Tokenizer};
 use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
 use crate::fleet::{Member, circuit_breaker, health};
 use crate::http::{client, server};
+use crate::kv::subscriber::joins;
 use crate::kv::{grpc, indexes, predicted, stream, tokenizer_check, unconfirmed, zmq};
 use crate::openai::tenant::TenantSpec;
 use crate::relay::{self, ModelSettings, PerModel};
@@ -250,6 +251,8 @@ pub struct KvEventsAdvanced {
     pub unconfirmed: unconfirmed::Settings,
     /// How lost KV events are noticed and requested again.
     pub stream: stream::Settings,
+    /// What ranks that join at the same time may take.
+    pub joins: joins::Settings,
     /// KV events over ZeroMQ.
     pub zmq: zmq::Settings,
     /// KV events over gRPC.

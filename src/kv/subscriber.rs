@@ -5,6 +5,8 @@
 
 mod apply;
 mod entry;
+mod join;
+pub mod joins;
 mod log_once;
 mod metrics;
 mod peer_trees;
@@ -31,6 +33,8 @@ use crate::ids::{Model, WorkerId};
 use crate::observe;
 use apply::{BatchEffect, RankTree};
 pub use entry::RepeatReport;
+use join::WaitingToJoin;
+use joins::{Joining, Joins, QueuedBytes};
 use log_once::LogOnce;
 use metrics::Meters;
 pub use metrics::Metrics;
@@ -70,6 +74,7 @@ pub struct Shared {
     pub metrics: Metrics,
     pub settings: stream::Settings,
     pub on_cache_lost: OnCacheLost,
+    pub joins: Joins,
     /// Other replicas, if there are any.
     pub trees: Option<Arc<dyn TreeSource>>,
 }
@@ -109,7 +114,11 @@ pub async fn run(
                 is_watched.then_some(Input::RestartSignal)
             }
             // Before the timer: if this process was paused, events that arrived meanwhile come first.
-            event = source.next() => Some(Input::Source(event)),
+            (joining, incarnation) = join::permitted(&mut task.waiting) => {
+                Some(Input::Join(joining, incarnation))
+            }
+            // What has connected and waits is not read: its batches stay with the engine.
+            event = source.next(), if task.waiting.is_none() => Some(Input::Source(event)),
             fetched = peer_trees::fetched(&mut task.fetching) => Some(Input::PeerTree(fetched)),
             Some(wanted) = task.copies.recv() => Some(Input::CopyTree(wanted)),
             () = sleep => Some(Input::Timer),
@@ -123,6 +132,8 @@ pub async fn run(
 
 enum Input {
     Source(SourceEvent),
+    /// The rank may join now.
+    Join(Joining, Option<String>),
     /// The health checks saw the worker go down or its process restart.
     RestartSignal,
     Timer,
@@ -140,6 +151,11 @@ struct Task {
     meters: Meters,
     on_cache_lost: OnCacheLost,
     trees: Option<Arc<dyn TreeSource>>,
+    joins: Joins,
+    waiting: Option<WaitingToJoin>,
+    /// While the engine replays what it keeps.
+    joining: Option<Joining>,
+    queued: QueuedBytes,
     /// Requests of other replicas for this tree.
     copies: mpsc::Receiver<TreeRequest>,
     fetching: Option<Fetching>,
@@ -186,6 +202,10 @@ impl Task {
             meters,
             on_cache_lost: shared.on_cache_lost,
             trees: shared.trees,
+            queued: shared.joins.queue(),
+            joins: shared.joins,
+            waiting: None,
+            joining: None,
             copies,
             fetching: None,
             peer_trees: PeerTrees::default(),
@@ -218,6 +238,7 @@ impl Task {
         let is_timer = matches!(input, Input::Timer);
         let steps = match input {
             Input::Source(event) => self.on_source_event(now, event, source.can_replay()),
+            Input::Join(joining, incarnation) => self.join(now, joining, incarnation.as_deref()),
             Input::RestartSignal => self.stream.on_restart_signal(now),
             Input::Timer => {
                 self.check_eviction(now);
@@ -233,6 +254,7 @@ impl Task {
             self.unreported_since.get_or_insert(now);
         }
         self.carry_out(steps, source).await;
+        self.note_join(now);
         self.report(now);
     }
 
@@ -250,11 +272,13 @@ impl Task {
                 self.status.update(|report| report.status.connected = true);
                 self.meters.connected.set(1);
                 self.peer_trees.refused.clear();
-                self.stream
-                    .on_connected(now, incarnation.as_deref(), can_replay)
+                self.join_or_wait(now, incarnation, can_replay)
             }
             SourceEvent::Live(batch) => {
                 self.note_decode_error(now, &batch);
+                if !self.has_room_for(&batch) {
+                    return Steps::new();
+                }
                 self.stream.on_live(now, batch.into())
             }
             SourceEvent::Replayed(batch) => {
@@ -276,6 +300,7 @@ impl Task {
                     report.status.disconnect_reason = Some(reason);
                 });
                 self.meters.connected.set(0);
+                self.joining = None;
                 self.stream.on_disconnected(now)
             }
         }

@@ -201,15 +201,15 @@ impl Source for Zmq {
                     if let Some(parts) = subscription.early.take() {
                         return self.on_message(Ok(parts));
                     }
-                    // In this order: once the end of the process is seen, none of its replay is
-                    // reported any more.
+                    // In this order: live batches must wait for the end of the replay, and those that are not
+                    // read wait with the engine. Whether both are of one process is for the stream to find out.
                     tokio::select! {
                         biased;
-                        received = subscription.connection.message() => {
-                            return self.on_message(received);
-                        }
                         message = next_replay_message(&mut self.replay) => {
                             return self.on_replay_message(message);
+                        }
+                        received = subscription.connection.message() => {
+                            return self.on_message(received);
                         }
                     }
                 }

@@ -49,7 +49,7 @@ pub struct Caches {
 pub struct CachedPrefixes<'a> {
     group: &'a Group,
     caches: &'a Caches,
-    statuses: StatusSnapshot,
+    statuses: StatusSnapshot<'a>,
     blocks: &'a [Block],
     /// None if the prompt's tokens are not known.
     exact: Option<ReportedPrefixes>,

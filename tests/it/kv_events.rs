@@ -4,6 +4,7 @@ mod bridged;
 mod exact;
 mod faults;
 mod followed;
+mod joins;
 mod restarts;
 mod routed;
 mod tap;

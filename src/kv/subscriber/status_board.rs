@@ -19,23 +19,35 @@ use crate::kv::tree_copies::{NoTree, TreeCopy};
 
 type Entries = FxHashMap<WorkerId, Vec<Arc<RankEntry>>>;
 
+/// Maps that workers are spread over: so many times fewer entries are copied when a subscriber starts or ends.
+const SHARDS: usize = 128;
+
 /// All ranks that have a subscriber.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct StatusBoard {
-    /// Replaced when a subscriber starts or ends, so that readers take no lock.
-    entries: ArcSwap<Entries>,
+    /// One is replaced when a subscriber starts or ends, so that readers take no lock.
+    shards: [ArcSwap<Entries>; SHARDS],
     /// Subscribers whose source has never been connected.
     never_connected: AtomicU32,
 }
 
+impl Default for StatusBoard {
+    fn default() -> Self {
+        Self {
+            shards: std::array::from_fn(|_| ArcSwap::default()),
+            never_connected: AtomicU32::new(0),
+        }
+    }
+}
+
 /// The board as one request sees it.
 #[derive(Debug)]
-pub struct StatusSnapshot {
-    entries: Guard<Arc<Entries>>,
+pub struct StatusSnapshot<'a> {
+    board: &'a StatusBoard,
     all_connected: bool,
 }
 
-impl StatusSnapshot {
+impl StatusSnapshot<'_> {
     /// Whether every subscriber has been connected at least once; then [`Self::was_connected`] need not
     /// be called for each worker.
     #[inline]
@@ -46,7 +58,7 @@ impl StatusSnapshot {
     /// Whether all `ranks` of a worker have been connected at least once. A worker that advertises an
     /// unreachable endpoint has no usable events.
     pub fn was_connected(&self, worker: WorkerId, ranks: u32) -> bool {
-        self.entries.get(&worker).is_some_and(|entries| {
+        self.board.of(worker).get(&worker).is_some_and(|entries| {
             entries.len() >= ranks as usize
                 && entries.iter().all(|rank| rank.was_connected.load(Relaxed))
         })
@@ -70,19 +82,19 @@ pub struct WorkerCache {
 impl StatusBoard {
     /// Whether a worker's events are followed, in whatever state.
     pub fn has_events(&self, worker: WorkerId) -> bool {
-        self.entries.load().contains_key(&worker)
+        self.of(worker).contains_key(&worker)
     }
 
-    pub fn snapshot(&self) -> StatusSnapshot {
+    pub fn snapshot(&self) -> StatusSnapshot<'_> {
         StatusSnapshot {
             all_connected: self.never_connected.load(Relaxed) == 0,
-            entries: self.entries.load(),
+            board: self,
         }
     }
 
     /// `None` unless all `ranks` of the worker have a subscriber.
     pub fn worker_cache(&self, worker: WorkerId, ranks: u32) -> Option<WorkerCache> {
-        let entries = self.entries.load();
+        let entries = self.of(worker);
         let entries = entries.get(&worker)?;
         if entries.len() < ranks as usize {
             return None;
@@ -147,15 +159,14 @@ impl StatusBoard {
 
     /// How many ranks have a subscriber, and of how many all is known that is to be known soon.
     pub fn settled(&self) -> (usize, usize) {
-        let entries = self.entries.load();
-        let ranks = entries.values().flatten();
+        let ranks = self.all();
         let is_settled = |rank: &&Arc<RankEntry>| rank.is_settled.load(Relaxed);
-        (ranks.clone().count(), ranks.filter(is_settled).count())
+        (ranks.len(), ranks.iter().filter(is_settled).count())
     }
 
     /// Whether the tree of some rank is partial: used by routing, but not known to be complete.
     pub fn is_partial(&self, worker: WorkerId) -> bool {
-        let entries = self.entries.load();
+        let entries = self.of(worker);
         let ranks = entries.get(&worker);
         ranks.is_some_and(|ranks| ranks.iter().any(|rank| rank.is_partial.load(Relaxed)))
     }
@@ -183,7 +194,6 @@ impl StatusBoard {
 
     /// Every rank's status, by worker and rank.
     pub fn statuses(&self, now: Instant) -> Vec<Status> {
-        let entries = self.entries.load_full();
         let status = |entry: &Arc<RankEntry>| {
             let report = &mut *entry.report.lock();
             let mut status = report.status.clone();
@@ -192,17 +202,27 @@ impl StatusBoard {
             status.events_per_second = report.events.per_second(now);
             status
         };
-        let mut statuses: Vec<Status> = entries.values().flatten().map(status).collect();
+        let mut statuses: Vec<Status> = self.all().iter().map(status).collect();
         statuses.sort_by(|a, b| (&a.worker, a.rank).cmp(&(&b.worker, b.rank)));
         statuses
     }
 
     fn ranks(&self, worker: WorkerId) -> Vec<Arc<RankEntry>> {
-        self.entries
-            .load()
-            .get(&worker)
-            .cloned()
-            .unwrap_or_default()
+        self.of(worker).get(&worker).cloned().unwrap_or_default()
+    }
+
+    fn all(&self) -> Vec<Arc<RankEntry>> {
+        let shards = self.shards.iter().map(ArcSwap::load);
+        let ranks = shards.map(|entries| entries.values().flatten().cloned().collect::<Vec<_>>());
+        ranks.flatten().collect()
+    }
+
+    fn shard(&self, worker: WorkerId) -> &ArcSwap<Entries> {
+        &self.shards[worker.0 as usize % SHARDS]
+    }
+
+    fn of(&self, worker: WorkerId) -> Guard<Arc<Entries>> {
+        self.shard(worker).load()
     }
 
     pub(super) fn register(
@@ -214,7 +234,7 @@ impl StatusBoard {
     ) -> RankStatus {
         let entry = Arc::new(RankEntry::new(now, status, requests));
         self.never_connected.fetch_add(1, Relaxed);
-        self.entries.rcu(|entries| {
+        self.shard(worker).rcu(|entries| {
             let mut entries = Entries::clone(entries);
             entries.entry(worker).or_default().push(entry.clone());
             entries
@@ -257,7 +277,7 @@ impl Drop for RankStatus {
         if !self.entry.was_connected.load(Relaxed) {
             self.board.never_connected.fetch_sub(1, Relaxed);
         }
-        self.board.entries.rcu(|entries| {
+        self.board.shard(self.worker).rcu(|entries| {
             let mut entries = Entries::clone(entries);
             if let Some(ranks) = entries.get_mut(&self.worker) {
                 ranks.retain(|entry| !Arc::ptr_eq(entry, &self.entry));

@@ -1,3 +1,5 @@
+mod joins;
+
 use std::num::NonZeroU32;
 
 use parking_lot::Mutex;
@@ -136,6 +138,7 @@ fn shared(indexes: Arc<PrefixIndexes>, registry: &Registry) -> Shared {
         metrics: Metrics::new(registry),
         settings: stream::Settings::default(),
         on_cache_lost: Arc::new(|_| {}),
+        joins: Joins::new(&super::joins::Settings::default(), registry),
         trees: None,
     }
 }
