@@ -58,7 +58,7 @@ pub enum Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nobody else may take the owner's responses over until then.
+    /// No other owner may take the owner's responses over until then.
     Held { until: Instant },
     /// The owner may take nothing over until a heartbeat succeeds.
     Lost,

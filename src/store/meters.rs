@@ -109,6 +109,7 @@ pub(super) struct Meters {
     /// 1 if Redis may evict keys.
     pub(super) may_evict: IntGauge,
     pub(super) reconnects: IntCounter,
+    pub(super) replica_waits: IntCounterVec,
     pub(super) scripts_reloaded: IntCounter,
 }
 
@@ -167,6 +168,12 @@ impl Meters {
             reconnects: registry.counter(
                 "warmroute_store_connections_opened_total",
                 "Connections opened to Redis.",
+            ),
+            replica_waits: registry.counters(
+                "warmroute_store_replica_waits_total",
+                "Writes that were to wait for replicas of Redis, by result: acknowledged, timed_out, or not_asked \
+                 (within a second of a time-out). Those that were not acknowledged stand; a failover may lose them.",
+                &["result"],
             ),
             scripts_reloaded: registry.counter(
                 "warmroute_store_scripts_reloaded_total",

@@ -14,6 +14,7 @@ mod background;
 mod breaker;
 mod breakers;
 mod client;
+mod conversation_items;
 mod conversations;
 mod executor;
 mod failure;
@@ -22,6 +23,7 @@ mod link;
 mod notices;
 mod owners;
 mod packed;
+mod replica_wait;
 mod reply;
 mod request;
 mod responses;
@@ -37,7 +39,9 @@ use bytes::Bytes;
 
 pub use self::client::Redis;
 use self::conversations::PutKind;
-pub use self::settings::{Advanced, CircuitBreaker, Mode, Settings, Tls, UrlOrMap, url_or_map};
+pub use self::settings::{
+    Advanced, CircuitBreaker, Mode, Settings, Tls, UrlOrMap, Wait, url_or_map,
+};
 use super::meters::Op;
 use super::{
     CancelOutcome, Cancellation, CancelledOutput, Claim, ConversationKey, DeleteOutcome,

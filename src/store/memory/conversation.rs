@@ -124,7 +124,7 @@ impl Conversation {
         Ok(put)
     }
 
-    /// Succeeds after the lease has expired, if nobody else took the lock.
+    /// Succeeds after the lease has expired, if no other request took the lock.
     pub(super) fn commit(
         &mut self,
         token: IdempotencyToken,

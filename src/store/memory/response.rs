@@ -71,7 +71,7 @@ pub(super) struct Run {
     pub(super) fencing_number: u64,
     pub(super) attempts: u32,
     /// The fencing number whose run an engine began.
-    pub(super) begun: Option<u64>,
+    pub(super) started: Option<u64>,
     pub(super) lost_owners: u32,
     pub(super) retention: Retention,
     pub(super) streams: bool,
@@ -101,7 +101,7 @@ impl Response {
                     owner: Some(fence.owner),
                     fencing_number: fence.number,
                     attempts: 1,
-                    begun: None,
+                    started: None,
                     lost_owners: 0,
                     retention,
                     streams,

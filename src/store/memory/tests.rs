@@ -234,7 +234,7 @@ fn one_for_polling_only_goes_soon_after_its_end() {
     store.pass(599);
     assert!(now(store.memory.get(key(0))).unwrap().is_some());
     store.pass(1);
-    // Nobody asks for it; whatever its shard is asked next drops it.
+    // It is not read; whatever its shard is asked next drops it.
     let neighbour = key(SHARDS as u64);
     assert!(now(store.memory.get(neighbour)).unwrap().is_none());
     assert_eq!(store.ids(), 0);

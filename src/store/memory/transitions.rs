@@ -41,7 +41,7 @@ impl Response {
         }
         self.status = Status::InProgress;
         if let Some(run) = &mut self.run {
-            run.begun = Some(fence.number);
+            run.started = Some(fence.number);
         }
         WriteOutcome::Done
     }
@@ -188,7 +188,7 @@ impl Response {
                 return Takeover::Raced;
             }
             if runs {
-                run.attempts += u32::from(run.begun == Some(run.fencing_number));
+                run.attempts += u32::from(run.started == Some(run.fencing_number));
                 run.lost_owners += u32::from(run.owner.is_some());
             }
             run.owner = Some(by);

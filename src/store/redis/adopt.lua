@@ -1,5 +1,5 @@
 -- Takes over a running response whose owner's lease has expired (which the caller has checked), or that was
--- released; or a cancelled one whose output is still to be stored. An attempt counts when an engine has begun it
+-- released; or a cancelled one whose output is still to be stored. An attempt counts when an engine has started it
 -- (before that field existed, when the response is in progress); a release ends a run without counting it as lost.
 -- KEYS record; ARGV expected owner, expected fencing number, new owner, new fencing number
 local v = load(KEYS[1])

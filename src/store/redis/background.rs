@@ -89,7 +89,7 @@ impl Redis {
         for (name, packed) in values {
             call = call.field(name, packed.field);
         }
-        let mut reply = self.call(Kind::Write, call).await?;
+        let mut reply = self.call_replicated(Kind::Write, call).await?;
         let outcome = reply.write_outcome()?;
         let put = match outcome {
             WriteOutcome::Done => reply.word()?,
@@ -135,7 +135,7 @@ impl Redis {
             .number(self.keep.max_event_log)
             .arg(cancel.event)
             .arg(packed.field);
-        let mut reply = self.call(Kind::Write, call).await?;
+        let mut reply = self.call_replicated(Kind::Write, call).await?;
         Ok(match reply.word()?.as_str() {
             "ok" => {
                 let (was, owner) = (reply.status()?, reply.owner()?);
@@ -180,7 +180,8 @@ impl Redis {
         for (name, packed) in values {
             call = call.field(name, packed.field);
         }
-        let outcome = self.call(Kind::WriteOnce, call).await?.write_outcome()?;
+        let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
+        let outcome = reply.write_outcome()?;
         if matches!(outcome, WriteOutcome::Done | WriteOutcome::Terminal(_)) {
             self.unindex(Some(fence.owner), key);
         }

@@ -84,7 +84,7 @@ impl Breakers {
 }
 
 /// The slot of a key, by the part in braces if there is one.
-fn slot(key: &[u8]) -> usize {
+pub(super) fn slot(key: &[u8]) -> usize {
     let tag = memchr::memchr(b'{', key).and_then(|open| {
         let rest = &key[open + 1..];
         let close = memchr::memchr(b'}', rest)?;
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_redis() {
-        // As `CLUSTER KEYSLOT` tells.
+        // As `CLUSTER KEYSLOT` replies.
         for (key, expected) in [
             ("foo", 12_182),
             ("bar", 5_061),

@@ -118,6 +118,19 @@ impl Redis {
         Reply::new(self.execute(kind, Request::Script(call)).await?)
     }
 
+    /// As [`Self::call`], for a write that clients rely on once it is acknowledged: it waits for replicas of Redis
+    /// if the settings say so.
+    pub(super) async fn call_replicated(&self, kind: Kind, call: Call) -> Result<Reply, Error> {
+        if !self.executor.waits_for_replicas() {
+            return self.call(kind, call).await;
+        }
+        let (executor, index) = (self.executor.clone(), self.link.waiting());
+        let request = Request::Script(call);
+        let result = async move { executor.execute(index, kind, &request).await };
+        let spawned = SpawnedRequest(self.own_thread.runtime().spawn(result));
+        Reply::new(spawned.result().await?)
+    }
+
     /// Sends a command without waiting for it: a later scan makes up for its failure.
     pub(super) fn send_detached(&self, request: Request) {
         drop(self.spawn(Kind::Write, request));

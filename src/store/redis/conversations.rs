@@ -1,21 +1,17 @@
-//! Conversations: their object, items and lock.
+//! Conversations: their object, new items and lock.
 
 use bytes::Bytes;
 
 use super::client::Redis;
-use super::packed::{BATCH_BYTES, Field, Packed};
-use super::reply::{Reply, malformed};
+use super::packed::{Field, Packed};
+use super::reply::Reply;
 use super::request::{Kind, Request};
 use super::scripts::{Arg, Call, Name};
-use super::values::REREADS_MAX;
-use crate::store::conversation::{Order, TOKENS_MAX};
+use crate::store::conversation::TOKENS_MAX;
 use crate::store::{
-    Claim, Commit, ConversationKey, Error, IdempotencyToken, Item, ItemOutcome, ItemsOutcome,
-    LockOutcome, NewConversation, Page, PutOutcome,
+    Claim, Commit, ConversationKey, Error, IdempotencyToken, Item, LockOutcome, NewConversation,
+    PutOutcome,
 };
-
-/// Items that one read of a conversation goes through: well below a millisecond of Redis.
-const ITEMS_AT_A_TIME: u32 = 1_000;
 
 /// Items that are packed, their pieces written, and not yet part of a conversation.
 pub(super) struct PreparedItems {
@@ -44,7 +40,7 @@ impl PutKind {
 
 impl Redis {
     /// A script call about a conversation.
-    fn call_about(&self, name: Name, key: ConversationKey) -> Call {
+    pub(super) fn call_about(&self, name: Name, key: ConversationKey) -> Call {
         Call::new(name).keys(self.keys.conversation(key))
     }
 
@@ -93,7 +89,7 @@ impl Redis {
             .arg(object)
             .number(TOKENS_MAX as u64);
         let call = with_items(call, &items, &prepared);
-        let mut reply = match self.call(Kind::Write, call).await {
+        let mut reply = match self.call_replicated(Kind::Write, call).await {
             Ok(reply) => reply,
             Err(error) => {
                 // If the items may have been written, their pieces must stay.
@@ -216,153 +212,12 @@ impl Redis {
             .arg("update")
             .arg(self.pack_object(&object).await?)
             .number(self.keep.conversations.as_millis() as u64);
-        self.existed(Kind::Write, call).await
+        existed(self.call_replicated(Kind::Write, call).await?)
     }
 
     pub(super) async fn drop_conversation(&self, key: ConversationKey) -> Result<bool, Error> {
         let call = self.call_about(Name::CONVERSATION, key).arg("delete");
-        self.existed(Kind::WriteOnce, call).await
-    }
-
-    /// False if there is no such conversation.
-    async fn existed(&self, kind: Kind, call: Call) -> Result<bool, Error> {
-        let mut reply = self.call(kind, call).await?;
-        match reply.word()?.as_str() {
-            "ok" => Ok(true),
-            "gone" => Ok(false),
-            other => Err(reply.unexpected(other)),
-        }
-    }
-
-    pub(super) async fn page_of_items(
-        &self,
-        key: ConversationKey,
-        page: Page,
-    ) -> Result<ItemsOutcome, Error> {
-        self.read_items(key, "page", &page, 0).await
-    }
-
-    pub(super) async fn every_item(
-        &self,
-        key: ConversationKey,
-        bytes_max: u64,
-    ) -> Result<ItemsOutcome, Error> {
-        let page = Page {
-            after: None,
-            limit: u32::MAX,
-            order: Order::OldestFirst,
-        };
-        self.read_items(key, "all", &page, bytes_max).await
-    }
-
-    /// Reads in batches, so that small reads of other requests are not blocked. Items added meanwhile may be
-    /// included. If the last item of a batch is deleted before the next batch, reading starts over.
-    async fn read_items(
-        &self,
-        key: ConversationKey,
-        which: &'static str,
-        page: &Page,
-        bytes_max: u64,
-    ) -> Result<ItemsOutcome, Error> {
-        let mut items: Vec<Item> = Vec::new();
-        let mut rereads = 0;
-        loop {
-            let after = items.last().map(|item| &item.id).or(page.after.as_ref());
-            let after = after.map_or(Vec::new(), |id| id.as_bytes().to_vec());
-            let left = page.limit.saturating_sub(items.len() as u32);
-            let call = self
-                .call_about(Name::ITEMS, key)
-                .arg(which)
-                .arg(after)
-                .number(left.min(ITEMS_AT_A_TIME).into())
-                .arg(match page.order {
-                    Order::OldestFirst => "asc",
-                    Order::NewestFirst => "desc",
-                })
-                .number(bytes_max)
-                .number(BATCH_BYTES as u64)
-                .expecting(BATCH_BYTES as u64);
-            let mut reply = self.call(Kind::Read, call).await?;
-            match reply.word()?.as_str() {
-                "ok" => {}
-                "gone" => return Ok(ItemsOutcome::Gone),
-                "unknown_after" if items.is_empty() => return Ok(ItemsOutcome::UnknownAfter),
-                "unknown_after" if rereads < REREADS_MAX => {
-                    rereads += 1;
-                    items.clear();
-                    continue;
-                }
-                "too_large" => {
-                    return Ok(ItemsOutcome::TooLarge {
-                        bytes: reply.count()?,
-                    });
-                }
-                other => return Err(reply.unexpected(other)),
-            }
-            let has_more = reply.word()? == "1";
-            let mut is_whole = true;
-            while is_whole && !reply.is_empty() {
-                let id = reply.word()?.into();
-                let packed = reply.whole("item")?;
-                match self.item_of(key, packed).await? {
-                    Some(json) => items.push(Item { id, json }),
-                    // Deleted since: continue after the last item that was read.
-                    None if rereads < REREADS_MAX => {
-                        rereads += 1;
-                        is_whole = false;
-                    }
-                    None => return Err(malformed("a piece of an item is missing")),
-                }
-            }
-            if is_whole && (!has_more || items.len() as u64 >= page.limit.into()) {
-                return Ok(ItemsOutcome::Found { items, has_more });
-            }
-        }
-    }
-
-    async fn item_of(&self, key: ConversationKey, packed: Vec<u8>) -> Result<Option<Bytes>, Error> {
-        let [_, values, _] = self.keys.conversation(key);
-        self.assemble(&values, "k", packed).await
-    }
-
-    pub(super) async fn one_item(
-        &self,
-        key: ConversationKey,
-        item: String,
-    ) -> Result<ItemOutcome, Error> {
-        let call = self.call_about(Name::ITEMS, key).arg("one").arg(item);
-        let call = call.number(0).arg("asc").number(0).number(0);
-        let mut reply = self.call(Kind::Read, call).await?;
-        match reply.word()?.as_str() {
-            "ok" => {}
-            "gone" => return Ok(ItemOutcome::Gone),
-            "no_item" => return Ok(ItemOutcome::NoItem),
-            other => return Err(reply.unexpected(other)),
-        }
-        let (_, _) = (reply.word()?, reply.word()?);
-        match self.item_of(key, reply.whole("item")?).await? {
-            Some(json) => Ok(ItemOutcome::Found(json)),
-            // Items are never replaced, so it was deleted meanwhile.
-            None => Ok(ItemOutcome::NoItem),
-        }
-    }
-
-    pub(super) async fn drop_item(
-        &self,
-        key: ConversationKey,
-        item: String,
-    ) -> Result<ItemOutcome, Error> {
-        let call = self.call_about(Name::DELETE_ITEM, key).arg(item);
-        let mut reply = self.call(Kind::WriteOnce, call).await?;
-        match reply.word()?.as_str() {
-            "ok" => {
-                let object = reply.whole("object")?;
-                Ok(ItemOutcome::Found(self.unpack(object).await?))
-            }
-            "gone" => Ok(ItemOutcome::Gone),
-            "no_item" => Ok(ItemOutcome::NoItem),
-            other => Err(reply.unexpected(other)),
-        }
+        existed(self.call_replicated(Kind::WriteOnce, call).await?)
     }
 
     pub(super) async fn take_lock(
@@ -390,8 +245,8 @@ impl Redis {
         token: IdempotencyToken,
     ) -> Result<(), Error> {
         let call = self.call_about(Name::CONVERSATION, key).arg("unlock");
-        self.existed(Kind::Write, call.arg(token.to_string()))
-            .await?;
+        let call = call.arg(token.to_string());
+        existed(self.call(Kind::Write, call).await?)?;
         Ok(())
     }
 }
@@ -406,4 +261,13 @@ fn with_items(mut call: Call, items: &[Item], prepared: &PreparedItems) -> Call 
             .arg(packed.field.clone());
     }
     call
+}
+
+/// False if there is no such conversation.
+fn existed(mut reply: Reply) -> Result<bool, Error> {
+    match reply.word()?.as_str() {
+        "ok" => Ok(true),
+        "gone" => Ok(false),
+        other => Err(reply.unexpected(other)),
+    }
 }

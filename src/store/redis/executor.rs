@@ -18,6 +18,7 @@ use super::failure::{
     BUSY_RETRY, Failure, classify, is_script_missing, server_failure, unavailable, unknown,
 };
 use super::link::{Connection, Link, SHARED};
+use super::replica_wait::ReplicaWait;
 use super::request::{Kind, Request};
 use super::settings::{Mode, Settings};
 use crate::http::circuit_breaker::State;
@@ -40,6 +41,8 @@ pub(super) struct Executor {
     breakers: Breakers,
     in_flight: AtomicU32,
     max_in_flight: u32,
+    /// `None`: writes do not wait for replicas.
+    replica_wait: Option<ReplicaWait>,
     read_timeout: Duration,
     write_timeout: Duration,
     meters: Meters,
@@ -60,6 +63,7 @@ impl Executor {
             ),
             in_flight: AtomicU32::new(0),
             max_in_flight: settings.advanced.max_in_flight,
+            replica_wait: ReplicaWait::new(&settings.wait, &meters),
             read_timeout: settings.advanced.read_timeout,
             write_timeout: settings.advanced.write_timeout,
             meters,
@@ -88,6 +92,10 @@ impl Executor {
 
     pub(super) fn last_failure(&self) -> Arc<str> {
         self.last_failure.lock().clone()
+    }
+
+    pub(super) fn waits_for_replicas(&self) -> bool {
+        self.replica_wait.is_some()
     }
 
     /// Executes a request. Must be polled on the thread of that connection.
@@ -127,6 +135,22 @@ impl Executor {
             }
         }
         self.account(request, &result);
+        let result = match result {
+            Ok((value, connection)) => {
+                if let Some(replica_wait) = &self.replica_wait
+                    && index == self.link.waiting()
+                {
+                    match connection {
+                        Some(connection) => {
+                            replica_wait.wait(connection, request.first_key()).await;
+                        }
+                        None => replica_wait.on_other_connection(),
+                    }
+                }
+                Ok(value)
+            }
+            Err(failure) => Err(failure),
+        };
         result.map_err(|failure| match (kind, failure.error) {
             // A read has no unknown outcome.
             (
@@ -151,14 +175,16 @@ impl Executor {
         (before < self.max_in_flight).then_some(in_flight)
     }
 
+    /// Returns the connection with the reply if it is the one that was asked for.
     async fn attempt(
         &self,
         index: usize,
         kind: Kind,
         request: &Request,
         deadline: tokio::time::Instant,
-    ) -> Result<Value, Failure> {
+    ) -> Result<(Value, Option<Connection>), Failure> {
         let meters = &self.meters;
+        let wanted = index;
         let (index, mut connection) = self.connection(index, deadline).await?;
         let sending = async {
             let answer = match request {
@@ -178,7 +204,7 @@ impl Executor {
         match timeout_at(deadline, sending).await {
             Ok(Ok(value)) => {
                 self.link.on_answer(index);
-                Ok(value)
+                Ok((value, (index == wanted).then_some(connection)))
             }
             Ok(Err(error)) => {
                 let failure = classify(&error);
@@ -221,7 +247,7 @@ impl Executor {
         }
     }
 
-    fn account(&self, request: &Request, result: &Result<Value, Failure>) {
+    fn account<T>(&self, request: &Request, result: &Result<T, Failure>) {
         match result {
             Err(failure) if failure.is_server_failure => {
                 let opened_from = self.breakers.on_failure(request, observe::now());

@@ -166,7 +166,7 @@ mod tests {
             "ERR Error running script (call to f_1f): @user_script:9: -MISCONF Redis is configured to save",
             "MISCONF Redis is configured to save",
             "LOADING Redis is loading the dataset in memory",
-            "STRANGE never heard of",
+            "STRANGE error of the future",
         ] {
             assert!(failure_of(line).is_server_failure, "{line}");
         }

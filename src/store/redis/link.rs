@@ -54,8 +54,10 @@ struct Slot {
 pub(super) struct Link {
     target: Target,
     timeout: Duration,
-    /// The shared connection, then the one of each I/O thread.
+    /// The shared connection, then the one of each I/O thread, then the one of writes that wait for replicas.
     slots: Vec<Slot>,
+    /// I/O threads with a connection of their own.
+    own: usize,
     opened: AtomicU64,
     /// Generations of connections: how often all were lost, plus one. The first connection of a generation is
     /// logged.
@@ -75,7 +77,7 @@ impl std::fmt::Debug for Link {
     }
 }
 
-/// A connection, and the number that tells it from its successors in the same slot.
+/// A connection, and a number that its successors in the same slot do not have.
 pub(super) struct Connection {
     pub(super) wire: Wire,
     pub(super) number: u64,
@@ -92,7 +94,8 @@ impl Link {
         Self {
             target,
             timeout,
-            slots: (0..=own).map(slot).collect(),
+            slots: (0..own + 2).map(slot).collect(),
+            own,
             opened: AtomicU64::new(0),
             generation: AtomicU64::new(1),
             logged_generation: AtomicU64::new(0),
@@ -105,9 +108,10 @@ impl Link {
     /// The connection that an I/O thread uses; 0 is not an I/O thread. The shared one while its own cannot be
     /// opened.
     pub(super) fn index_for(&self, io_thread: usize) -> usize {
-        let Some(slot) = self.slots.get(io_thread) else {
+        if io_thread > self.own {
             return SHARED;
-        };
+        }
+        let slot = &self.slots[io_thread];
         let uses_shared = match &*slot.state.lock() {
             State::Failed { at, .. } => observe::now().saturating_duration_since(*at) < OWN_RETRY,
             State::Connecting { is_retry } => *is_retry,
@@ -117,6 +121,11 @@ impl Link {
             true => SHARED,
             false => io_thread,
         }
+    }
+
+    /// The index of the connection for writes that wait for replicas of Redis. Opened at its first use.
+    pub(super) fn waiting(&self) -> usize {
+        self.own + 1
     }
 
     /// The connection with this index, if it is open.

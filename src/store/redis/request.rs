@@ -17,7 +17,7 @@ pub(super) enum Request {
 }
 
 impl Request {
-    /// The first key, which tells the node of a cluster; empty for a command without one.
+    /// The first key, which determines the node of a cluster; empty for a command without one.
     pub(super) fn first_key(&self) -> &[u8] {
         match self {
             Self::Command(command) | Self::Bulk { command, .. } => {

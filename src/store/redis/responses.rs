@@ -103,7 +103,7 @@ impl Redis {
                 )
                 .field("sq", "-1"),
         };
-        let mut reply = self.call(Kind::Write, call).await?;
+        let mut reply = self.call_replicated(Kind::Write, call).await?;
         match reply.word()?.as_str() {
             "ok" => {}
             "exists" => return Err(Error::Exists),
@@ -278,7 +278,7 @@ impl Redis {
         let call = Call::new(Name::DELETE)
             .key(self.keys.record(key))
             .key(self.keys.log(key));
-        let mut reply = self.call(Kind::WriteOnce, call).await?;
+        let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
         match reply.word()?.as_str() {
             "ok" => {}
             "gone" => return Ok(DeleteOutcome::Gone),

@@ -33,6 +33,8 @@ pub struct Settings {
     pub prefix: String,
     /// TLS, for `rediss://`.
     pub tls: Tls,
+    /// Writes that wait for replicas of Redis.
+    pub wait: Wait,
     /// Settings for experts.
     pub advanced: Advanced,
 }
@@ -50,6 +52,7 @@ impl Default for Settings {
             database: 0,
             prefix: "wr:".to_owned(),
             tls: Tls::default(),
+            wait: Wait::default(),
             advanced: Advanced::default(),
         }
     }
@@ -100,6 +103,31 @@ pub struct Tls {
     pub certificate_file: String,
     /// The key of the client certificate.
     pub key_file: String,
+}
+
+/// A failover of Redis loses writes that its replicas did not have yet. With this setting, new responses, their ends,
+/// cancels, deletions and items of conversations are acknowledged once replicas have them (`WAIT`). A write that too
+/// few replicas have in time stands all the same, and is counted and logged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Wait {
+    /// Replicas that must have a write; 0 does not wait. More than there are makes all writes time out.
+    pub replicas: u32,
+    /// How long a write waits for them. After a time-out writes do not wait for a second.
+    #[schemars(extend("min" = "1ms", "max" = "10s"))]
+    #[serde(with = "DurationText")]
+    pub timeout: Duration,
+}
+
+impl Default for Wait {
+    fn default() -> Self {
+        Self {
+            // A write would take a round trip more, and a Redis without replicas has none to wait for.
+            replicas: 0,
+            // A hundred times what replicas in the same zone take.
+            timeout: Duration::from_millis(100),
+        }
+    }
 }
 
 /// Settings of Redis for experts.
@@ -244,7 +272,7 @@ pub(super) fn address(url: &str) -> Result<(bool, String, u16), String> {
         Some(("rediss", rest)) => (true, rest),
         _ => return Err(shape()),
     };
-    // Not even what stands before the @ is told: it would be a password.
+    // What stands before the @ is not repeated: it may be a password.
     if rest.contains('@') {
         return Err("must have no user or password in it; they have keys of their own".to_owned());
     }

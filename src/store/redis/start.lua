@@ -1,4 +1,4 @@
--- An engine has begun: changes the status from queued to in progress, and notes whose run it is.
+-- An engine has started: changes the status from queued to in progress, and notes whose run it is.
 -- KEYS record; ARGV owner, fencing number
 local v = load(KEYS[1], ARGV[1], ARGV[2])
 local refused = refusal(v)

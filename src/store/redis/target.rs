@@ -8,6 +8,7 @@ use std::{fmt, fs};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
+use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
 use redis::io::tcp::TcpSettings;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{
@@ -77,6 +78,20 @@ impl Wire {
             Self::Cluster(connection) => connection.req_packed_command(command).await,
         };
         // An error of the server arrives as a value.
+        answer?.extract_error()
+    }
+
+    /// A command without a key, for the master of this slot.
+    pub(super) async fn at_slot(&mut self, command: Cmd, slot: usize) -> RedisResult<Value> {
+        let answer = match self {
+            Self::One(connection) => connection.req_packed_command(&command).await,
+            Self::Cluster(connection) => {
+                let route = Route::new(slot as u16, SlotAddr::Master);
+                let node = SingleNodeRoutingInfo::SpecificNode(route);
+                let routing = RoutingInfo::SingleNode(node);
+                connection.route_command(command, routing).await
+            }
+        };
         answer?.extract_error()
     }
 
