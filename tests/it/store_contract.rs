@@ -4,6 +4,8 @@
 mod conversations;
 mod faults;
 mod model;
+mod owners;
+mod replicas;
 mod responses;
 
 use std::sync::Arc;
@@ -100,7 +102,7 @@ fn tenant() -> Tenant {
     Tenant::tagged(0xabc)
 }
 
-/// A response that nobody has made, alone in its chain.
+/// A response that is not stored, alone in its chain.
 fn new_key() -> ResponseKey {
     ResponseKey {
         tenant: tenant(),

@@ -27,7 +27,7 @@ impl Redis {
         let mut lost = Vec::new();
         for ((key, fence), state) in running.into_iter().zip(states) {
             let reason = match state {
-                // Not decodable. The next write to it reports the error.
+                // Not decodable, or on a node that is down. The next write to it reports the error.
                 Err(_) => None,
                 Ok(None) => Some(OwnershipLoss::Gone),
                 Ok(Some(state)) => match state.owner {
@@ -49,7 +49,7 @@ impl Redis {
     }
 
     /// Reads status and ownership of each response, in one pipeline. A record that cannot be decoded does not
-    /// affect the others.
+    /// affect the others, nor does one on a node of a cluster that is down.
     async fn states(&self, keys: Vec<ResponseKey>) -> Result<Vec<ReadState>, Error> {
         let mut requests = Vec::with_capacity(keys.len());
         for key in keys {
@@ -60,13 +60,26 @@ impl Redis {
             requests.push(self.spawn(Kind::Read, Request::Command(command)));
         }
         let mut states = Vec::with_capacity(requests.len());
+        let mut unavailable = 0;
         for request in requests {
-            match request.result().await.and_then(RunState::read) {
-                Err(error) if error.retry_after().is_some() => return Err(error),
-                found => states.push(found),
+            let state = request.result().await.and_then(RunState::read);
+            if let Err(error) = &state
+                && error.retry_after().is_some()
+            {
+                unavailable += 1;
+                if !self.is_cluster() {
+                    return Err(error.clone());
+                }
+            }
+            states.push(state);
+        }
+        match states.pop() {
+            Some(Err(error)) if unavailable == states.len() + 1 => Err(error),
+            last => {
+                states.extend(last);
+                Ok(states)
             }
         }
-        Ok(states)
     }
 
     pub(super) async fn find_orphans(&self, max: usize) -> Result<Vec<Orphan>, Error> {
@@ -78,15 +91,14 @@ impl Redis {
             if orphans.len() >= max {
                 break;
             }
+            let has_any = match self.orphans_if_dead(owner, seen, max, &mut orphans).await {
+                Ok(has_any) => has_any,
+                // What lies on other nodes is taken over all the same.
+                Err(error) if self.is_cluster() && error.retry_after().is_some() => continue,
+                Err(error) => return Err(error),
+            };
             if let Some(owner) = owner
-                && !self.is_dead(owner, seen).await?
-            {
-                continue;
-            }
-            let left = max - orphans.len();
-            let has_any = self.orphans_of(owner, left, &mut orphans).await?;
-            if let Some(owner) = owner
-                && !has_any
+                && has_any == Some(false)
                 && seen.is_none_or(|seen| seen > DEAD_OWNER_KEPT_MS)
             {
                 let mut forget = redis::cmd("ZREM");
@@ -98,6 +110,23 @@ impl Redis {
         orphans.sort_by_key(|orphan| orphan.key);
         orphans.dedup();
         Ok(orphans)
+    }
+
+    /// As [`Self::orphans_of`]; `None` for an owner that lives.
+    async fn orphans_if_dead(
+        &self,
+        owner: Option<Owner>,
+        seen: Option<u64>,
+        max: usize,
+        orphans: &mut Vec<Orphan>,
+    ) -> Result<Option<bool>, Error> {
+        if let Some(owner) = owner
+            && !self.is_dead(owner, seen).await?
+        {
+            return Ok(None);
+        }
+        let left = max - orphans.len();
+        self.orphans_of(owner, left, orphans).await.map(Some)
     }
 
     /// Adds the orphans of a dead owner (or released ones) to `orphans`, and removes ended responses from its
@@ -120,6 +149,7 @@ impl Redis {
         for (key, state) in keys.into_iter().zip(states) {
             let state = match state {
                 Ok(state) => state,
+                Err(error) if error.retry_after().is_some() => continue,
                 Err(error) => {
                     warn!(id = %key.id, %error, "background response record cannot be decoded; leaving it to other replicas");
                     continue;
@@ -183,6 +213,7 @@ impl Redis {
                 },
                 // It may be about to be created: the entry in the set is written first.
                 Ok(_) => {}
+                Err(error) if error.retry_after().is_some() => {}
                 Err(error) => {
                     warn!(id = %key.id, %error, "background response record cannot be decoded; it cannot be released");
                 }

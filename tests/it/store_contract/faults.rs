@@ -119,7 +119,7 @@ async fn a_redis_that_comes_back_empty_has_lost_all_and_nothing_is_brought_back(
 }
 
 #[tokio::test]
-async fn a_write_that_was_sent_and_not_answered_is_told_as_unknown_and_may_be_repeated() {
+async fn a_write_that_was_sent_and_not_answered_is_reported_as_unknown_and_may_be_repeated() {
     over_each(async || {
         let server = Server::start().await;
         let settings = Settings {
@@ -300,7 +300,7 @@ async fn a_record_of_a_newer_release_is_left_as_it_is() {
     let end = ending(Status::Completed);
     assert!(is_unreadable(store.finalize(key, FENCE, end).await.err()));
     assert_eq!(server.cli(&["hget", name.trim(), "st"]).trim(), "queued");
-    // That is nobody's trouble but the record's.
+    // Only this record is affected.
     assert!(store.health().is_up);
 }
 
@@ -513,7 +513,7 @@ async fn a_cluster_keeps_a_chain_in_one_slot_and_outlives_a_master() {
     eventually("a replica has taken over", async || {
         for chain in &chains {
             match is_whole(chain).await {
-                Ok(whole) => assert!(whole, "told as missing while its master was down"),
+                Ok(whole) => assert!(whole, "reported as missing while its master was down"),
                 Err(_) => return false,
             }
         }
@@ -570,7 +570,10 @@ async fn sentinels_name_the_new_master_after_the_old_one_died() {
         eventually("it is read from the new master", async || {
             match store.get(key).await {
                 Ok(found) => {
-                    assert!(found.is_some(), "told as missing while its master was down");
+                    assert!(
+                        found.is_some(),
+                        "reported as missing while its master was down"
+                    );
                     true
                 }
                 Err(_) => false,
@@ -616,7 +619,7 @@ async fn connections_that_were_cut_are_made_anew_and_whoever_asks_does_not_notic
     assert!((5..=12).contains(&made), "{made}");
 }
 
-/// Passes connections on to a server, and nothing more on those up to the number that it is told.
+/// Passes connections on to a server, and nothing more on those up to the number that it is given.
 async fn hanging(server: &Server) -> (Settings, watch::Sender<usize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

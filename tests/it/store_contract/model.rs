@@ -144,7 +144,7 @@ struct Running {
     owner: Option<Owner>,
     fencing_number: u64,
     attempts: u32,
-    begun: Option<u64>,
+    started: Option<u64>,
     lost_owners: u32,
     has_output_pending: bool,
     retention: Retention,
@@ -326,7 +326,7 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
                 None => WriteOutcome::Gone,
                 Some(row) => row.refuses(fence).unwrap_or_else(|| {
                     row.status = Status::InProgress;
-                    row.run.as_mut().unwrap().begun = Some(fence.number);
+                    row.run.as_mut().unwrap().started = Some(fence.number);
                     WriteOutcome::Done
                 }),
             };
@@ -581,7 +581,7 @@ async fn create(
                 owner: Some(names.owners[owner]),
                 fencing_number: 1,
                 attempts: 1,
-                begun: None,
+                started: None,
                 lost_owners: 0,
                 has_output_pending: false,
                 retention,
@@ -692,7 +692,7 @@ fn orphan(model: &Model, key: ResponseKey, row: &Row) -> Option<Orphan> {
     })
 }
 
-/// How often it was begun, if it is adopted.
+/// How often it was started, if it is adopted.
 fn adopt(row: &mut Row, orphan: &Orphan, by: Owner, alive: &HashSet<Owner>) -> Option<u32> {
     let runs = !row.status.is_terminal();
     let run = row
@@ -704,7 +704,7 @@ fn adopt(row: &mut Row, orphan: &Orphan, by: Owner, alive: &HashSet<Owner>) -> O
         return None;
     }
     if runs {
-        run.attempts += u32::from(run.begun == Some(run.fencing_number));
+        run.attempts += u32::from(run.started == Some(run.fencing_number));
         run.lost_owners += u32::from(run.owner.is_some());
     }
     run.owner = Some(by);
