@@ -8,8 +8,10 @@
 mod checks;
 mod clients;
 mod encoder;
+mod failover;
 mod faults;
 mod network;
+mod on_time;
 mod owner;
 mod readers;
 mod run;
@@ -22,11 +24,13 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use tracing::trace;
 
+use self::checks::PromisedEnd;
 use self::faults::{Fault, Faults};
 use self::readers::{Ledger, Reader};
 use self::run::{Run, Word};
 use self::store_harness::{StoreHarness, StoreReply, StoreRequest};
 use warmroute::ids::{ResponseId, Root, Tenant};
+use warmroute::responses::background::recent_ends::RecentEnds;
 use warmroute::responses::background::run_table::{Bounds, RunTable};
 use warmroute::sim::world::World;
 use warmroute::store::{NoticeCursor, Orphan, Owner, ResponseKey, RetentionSettings, lease};
@@ -42,6 +46,21 @@ const CALM: Duration = Duration::from_secs(25);
 const END: Duration = Duration::from_secs(150);
 /// Delay before a request without a reply is retried.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scenario {
+    /// Replicas, network and store fail at random.
+    Faults,
+    /// As `Faults`; then the store fails over to a copy without its last writes, and nothing fails from there on.
+    Failover,
+    /// One replica after the other is killed and notices are lost, nothing else: there are limits to how long cancels
+    /// and take-overs take.
+    OnTime,
+    /// As `Faults`, with a store of three nodes that are down at different times, and responses that are kept for some
+    /// seconds after their end.
+    Nodes,
+}
 
 /// A violated invariant.
 #[derive(Debug)]
@@ -87,14 +106,29 @@ pub(crate) struct Counts {
     /// Released by a draining replica.
     pub released: u64,
     /// Events that readers received.
-    pub told: u64,
+    pub received: u64,
     /// Events that readers received from a replica's memory instead of the store.
-    pub told_from_memory: u64,
+    pub received_from_memory: u64,
     /// Readers that resumed on another replica.
     pub resumed: u64,
     /// Runs that stopped without a terminal event.
     pub broken: u64,
     pub steps: u64,
+    /// Responses of which a failover lost writes.
+    pub lost_writes: u64,
+    /// Ends that a failover lost, and that must come back.
+    pub lost_ends: u64,
+    /// Killed replicas' runs that others had to take over in time.
+    pub takeovers_on_time: u64,
+    /// Responses that an owner, and not an engine, ended as failed.
+    pub owner_failures: u64,
+    /// Streams that were compared with the stored output.
+    pub outputs_compared: u64,
+    pub cancels_on_time: u64,
+    /// Refused because a node of the store was down.
+    pub node_refusals: u64,
+    /// Responses that were gone some time after their end.
+    pub expired: u64,
 }
 
 impl Counts {
@@ -109,17 +143,25 @@ impl Counts {
         self.given_up += other.given_up;
         self.outputs_kept += other.outputs_kept;
         self.released += other.released;
-        self.told += other.told;
-        self.told_from_memory += other.told_from_memory;
+        self.received += other.received;
+        self.received_from_memory += other.received_from_memory;
         self.resumed += other.resumed;
         self.broken += other.broken;
         self.steps += other.steps;
+        self.lost_writes += other.lost_writes;
+        self.lost_ends += other.lost_ends;
+        self.takeovers_on_time += other.takeovers_on_time;
+        self.cancels_on_time += other.cancels_on_time;
+        self.node_refusals += other.node_refusals;
+        self.expired += other.expired;
+        self.owner_failures += other.owner_failures;
+        self.outputs_compared += other.outputs_compared;
     }
 }
 
-/// Runs the simulation of this seed, with clocks that start at `begun`.
-pub(crate) fn run(seed: u64, begun: Instant) -> Result<Counts, Violation> {
-    Fleet::new(seed, begun).run()
+/// Runs the simulation of this seed, with clocks that start at `started`.
+pub(crate) fn run(scenario: Scenario, seed: u64, started: Instant) -> Result<Counts, Violation> {
+    Fleet::new(scenario, seed, started).run()
 }
 
 #[derive(Debug)]
@@ -135,6 +177,8 @@ enum Event {
     /// The reader of this number connects or reads on.
     Read(usize),
     Fault(Fault),
+    /// The store fails over without its last writes.
+    Failover(usize),
     Start(usize),
 }
 
@@ -148,6 +192,7 @@ enum ReplicaEvent {
     Again(ResponseKey, u64, u64),
     Create(u128),
     Retry(ReplyTo, Box<StoreRequest>),
+    RepeatEnds,
     Abort,
     Exit,
     StoreReply(ReplyTo, Box<(StoreRequest, StoreReply)>),
@@ -183,7 +228,7 @@ enum ReplyTo {
         reader: usize,
         asked: u64,
     },
-    Nobody,
+    NoReceiver,
 }
 
 struct Replica {
@@ -199,12 +244,16 @@ struct Replica {
     /// Takeovers without a reply yet.
     adopting: BTreeSet<ResponseKey>,
     looks: u32,
+    recent_ends: RecentEnds,
 }
 
 struct Fleet {
+    scenario: Scenario,
+    /// No faults happen after this time.
+    quiet_from: Duration,
     world: World<Event>,
     random: Rng,
-    begun: Instant,
+    started: Instant,
     leases: lease::Settings,
     store: StoreHarness,
     faults: Faults,
@@ -217,6 +266,15 @@ struct Fleet {
     acknowledged: BTreeSet<ResponseKey>,
     /// Responses that two replicas run, and since when.
     doubled: BTreeMap<ResponseKey, Duration>,
+    /// The ends that clients were informed of, as long as they must stay.
+    promised: BTreeMap<ResponseKey, PromisedEnd>,
+    /// Responses of which a failover lost writes.
+    rolled_back: BTreeSet<ResponseKey>,
+    /// Whether each response can be run by any replica.
+    portable: BTreeMap<ResponseKey, bool>,
+    /// When each response was cancelled, and when its owner was killed.
+    cancelled_at: BTreeMap<ResponseKey, Duration>,
+    lost_at: BTreeMap<ResponseKey, Duration>,
     names: u64,
     counts: Counts,
 }
@@ -229,7 +287,7 @@ fn key(number: u128) -> ResponseKey {
 }
 
 impl Fleet {
-    fn new(seed: u64, begun: Instant) -> Self {
+    fn new(scenario: Scenario, seed: u64, started: Instant) -> Self {
         let mut random = Rng::with_seed(seed);
         let mut keep = RetentionSettings::default();
         if random.u8(..4) == 0 {
@@ -238,10 +296,20 @@ impl Fleet {
         }
         let leases = lease::Settings::default();
         let faults = Faults::new(&mut random);
+        if scenario == Scenario::Nodes {
+            keep.ephemeral = Duration::from_secs(4);
+        }
         let mut fleet = Self {
+            scenario,
+            quiet_from: CALM,
+            promised: BTreeMap::new(),
+            rolled_back: BTreeSet::new(),
+            portable: BTreeMap::new(),
+            cancelled_at: BTreeMap::new(),
+            lost_at: BTreeMap::new(),
             world: World::default(),
-            store: StoreHarness::new(begun, keep),
-            begun,
+            store: StoreHarness::new(started, keep, scenario),
+            started,
             faults,
             replicas: Vec::new(),
             readers: Vec::new(),
@@ -260,7 +328,13 @@ impl Fleet {
             fleet.start(at);
         }
         fleet.plan();
-        if seed % 8 == 1 {
+        if scenario == Scenario::Failover {
+            let mut random = Rng::with_seed(!seed);
+            let at = Duration::from_millis(random.u64(3_000..20_000));
+            let lost = random.usize(1..10);
+            fleet.world.set(at, Event::Failover(lost));
+        }
+        if seed % 8 == 1 && scenario == Scenario::Faults {
             // A random generator of its own, so that known seeds keep their meaning.
             let mut random = Rng::with_seed(!seed);
             for _ in 0..3 {
@@ -298,8 +372,12 @@ impl Fleet {
             }
         }
         for (at, fault) in self.faults.timed(&mut self.random) {
-            self.world.set(at, Event::Fault(fault));
+            if self.scenario != Scenario::OnTime {
+                self.world.set(at, Event::Fault(fault));
+            }
         }
+        self.plan_kills();
+        self.plan_nodes();
     }
 
     fn replica(&mut self, incarnation: u64) -> Replica {
@@ -320,6 +398,7 @@ impl Fleet {
             cursor: (owner, NoticeCursor::default()),
             adopting: BTreeSet::new(),
             looks: 0,
+            recent_ends: RecentEnds::default(),
         }
     }
 
@@ -330,6 +409,9 @@ impl Fleet {
         self.later(at, 0..50, ReplicaEvent::Lease);
         self.later(at, 0..500, ReplicaEvent::Notices);
         self.later(at, 1_500..2_500, ReplicaEvent::Scan);
+        if self.scenario == Scenario::Failover {
+            self.later(at, 1_000..1_001, ReplicaEvent::RepeatEnds);
+        }
     }
 
     fn owner(&mut self) -> Owner {
@@ -342,7 +424,7 @@ impl Fleet {
     }
 
     fn instant(&self) -> Instant {
-        self.begun + self.world.now()
+        self.started + self.world.now()
     }
 
     fn ms(&mut self, range: std::ops::Range<u64>) -> Duration {
@@ -411,6 +493,12 @@ impl Fleet {
                 }
                 Ok(())
             }
+            Event::Cancel(_) | Event::Delete(_)
+                if self.has_failed_over() =>
+            {
+                // The promise is about the first end.
+                Ok(())
+            }
             Event::Cancel(number) => {
                 if let Some(at) = self.open() {
                     self.cancel(at, number);
@@ -419,11 +507,12 @@ impl Fleet {
             }
             Event::Delete(number) => {
                 if let Some(at) = self.open() {
-                    self.send(at, ReplyTo::Nobody, StoreRequest::Delete(key(number)));
+                    self.send(at, ReplyTo::NoReceiver, StoreRequest::Delete(key(number)));
                 }
                 Ok(())
             }
             Event::Read(reader) => self.on_read(reader),
+            Event::Failover(lost) => self.on_failover(lost),
             Event::Fault(fault) => self.on_fault(fault),
             Event::Start(at) => {
                 self.start(at);

@@ -4,31 +4,38 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use crate::replica_simulation::{self, Counts};
+use crate::replica_simulation::{self, Counts, Scenario};
 use warmroute::observe;
 
 const SEEDS: u64 = 3_000;
 
+/// Of each of the other scenarios.
+const SCENARIO_SEEDS: u64 = 600;
+
 fn check(seed: u64) -> Counts {
-    match replica_simulation::run(seed, observe::now()) {
+    check_in(Scenario::Faults, seed)
+}
+
+fn check_in(scenario: Scenario, seed: u64) -> Counts {
+    match replica_simulation::run(scenario, seed, observe::now()) {
         Ok(counts) => counts,
-        Err(broken) => panic!("seed {seed}: {broken}"),
+        Err(broken) => panic!("{scenario:?}, seed {seed}: {broken}"),
     }
 }
 
-#[test]
-fn whatever_fails_a_background_response_has_one_owner_one_end_and_each_event_once() {
+/// What happened in all seeds up to `seeds`.
+fn check_all(scenario: Scenario, seeds: u64) -> Counts {
     let next = AtomicU64::new(0);
     let threads = thread::available_parallelism().map_or(2, usize::from);
-    let counts = thread::scope(|scope| {
+    thread::scope(|scope| {
         let some = || {
             let mut counts = Counts::default();
             loop {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
-                if seed >= SEEDS {
+                if seed >= seeds {
                     return counts;
                 }
-                counts.add(&check(seed));
+                counts.add(&check_in(scenario, seed));
             }
         };
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
@@ -37,9 +44,20 @@ fn whatever_fails_a_background_response_has_one_owner_one_end_and_each_event_onc
             counts.add(&one.join().unwrap());
         }
         counts
-    });
-    // Each of these situations occurred.
-    for (what, count) in [
+    })
+}
+
+/// Each of these situations occurred.
+fn occurred(counts: &[(&str, u64)], seeds: u64) {
+    for (what, count) in counts {
+        assert!(*count > seeds / 60, "{what}: {count} in {seeds} seeds");
+    }
+}
+
+#[test]
+fn whatever_fails_a_background_response_has_one_owner_one_end_and_each_event_once() {
+    let counts = check_all(Scenario::Faults, SEEDS);
+    let situations = [
         ("acknowledged", counts.acknowledged),
         ("completed", counts.completed),
         ("failed", counts.failed),
@@ -49,12 +67,45 @@ fn whatever_fails_a_background_response_has_one_owner_one_end_and_each_event_onc
         ("given up", counts.given_up),
         ("released", counts.released),
         ("outputs stored by another", counts.outputs_kept),
-        ("received from memory", counts.told_from_memory),
+        ("received from memory", counts.received_from_memory),
         ("resumed", counts.resumed),
         ("broken off", counts.broken),
-    ] {
-        assert!(count > SEEDS / 60, "{what}: {count} in {SEEDS} seeds");
-    }
+        ("failed by an owner", counts.owner_failures),
+        ("streams compared with outputs", counts.outputs_compared),
+    ];
+    occurred(&situations, SEEDS);
+}
+
+#[test]
+fn an_end_that_a_failover_of_the_store_lost_comes_back_while_its_writer_lives() {
+    let counts = check_all(Scenario::Failover, SCENARIO_SEEDS);
+    let situations = [
+        ("responses with lost writes", counts.lost_writes),
+        ("lost ends", counts.lost_ends),
+    ];
+    occurred(&situations, SCENARIO_SEEDS);
+}
+
+#[test]
+fn a_cancel_takes_a_second_and_a_take_over_twenty() {
+    let counts = check_all(Scenario::OnTime, SCENARIO_SEEDS);
+    let situations = [
+        ("take-overs", counts.takeovers_on_time),
+        ("cancels", counts.cancels_on_time),
+    ];
+    occurred(&situations, SCENARIO_SEEDS);
+}
+
+#[test]
+fn a_store_of_several_nodes_keeps_its_promises_while_some_are_down() {
+    let counts = check_all(Scenario::Nodes, SCENARIO_SEEDS);
+    let situations = [
+        ("refused by a node", counts.node_refusals),
+        ("expired", counts.expired),
+        ("run again", counts.rerun),
+        ("cancelled", counts.cancelled),
+    ];
+    occurred(&situations, SCENARIO_SEEDS);
 }
 
 #[test]

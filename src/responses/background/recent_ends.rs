@@ -10,6 +10,7 @@ use bytes::Bytes;
 use super::log;
 use crate::store::{
     Cancellation, CancelledOutput, EventBatch, FencingToken, Finalization, ResponseKey,
+    WriteOutcome,
 };
 
 /// When an end is checked, counted from its write. A failover takes some seconds, and rarely half a minute.
@@ -19,6 +20,8 @@ const CHECKS: [Duration; 4] = [
     Duration::from_secs(30),
     Duration::from_secs(60),
 ];
+/// How often one end is adapted to the log that the store has left.
+pub const TRIES_MAX: u32 = 4;
 /// Of all ends together; the oldest are dropped.
 const BYTES_MAX: usize = 64 << 20;
 /// Of the events of one response.
@@ -127,6 +130,16 @@ impl RecentEnds {
         let found = self.ends.iter().rev().find(|end| end.key == key)?;
         Some(found.write.clone())
     }
+}
+
+/// Adapts an end that is repeated to the log that the store has left. False if that cannot help.
+pub fn adapt(end: &mut Finalization, outcome: &WriteOutcome) -> bool {
+    match outcome {
+        WriteOutcome::Gap { last } => end.batch = events_after(end, *last),
+        WriteOutcome::Duplicate { .. } | WriteOutcome::Overflow => end.batch = None,
+        _ => return false,
+    }
+    true
 }
 
 /// The events of an end after number `last`, which is the last one that the store still has; `None` if they are not

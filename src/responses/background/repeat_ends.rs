@@ -11,8 +11,6 @@ use crate::store::{self, CancelOutcome, ResponseKey, WriteOutcome};
 
 /// Time between two looks at what is due.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How often one end is adapted to the log that the store has left.
-const TRIES_MAX: u32 = 4;
 
 pub(super) async fn run(responses: &Responses) {
     let background = &responses.background;
@@ -54,17 +52,15 @@ pub(super) async fn repeat(responses: &Responses, key: ResponseKey, write: &EndW
             let mut tries = 0;
             loop {
                 tries += 1;
-                match responses.store.finalize(key, *fence, end.clone()).await {
-                    Ok(WriteOutcome::Gap { last }) if tries < TRIES_MAX => {
-                        end.batch = recent_ends::events_after(&end, last);
-                    }
-                    Ok(WriteOutcome::Duplicate { .. } | WriteOutcome::Overflow)
-                        if tries < TRIES_MAX =>
-                    {
-                        end.batch = None;
-                    }
-                    result => break result.map(|outcome| outcome == WriteOutcome::Done),
+                let result = responses.store.finalize(key, *fence, end.clone()).await;
+                let may_adapt = tries < recent_ends::TRIES_MAX;
+                if let Ok(outcome) = &result
+                    && may_adapt
+                    && recent_ends::adapt(&mut end, outcome)
+                {
+                    continue;
                 }
+                break result.map(|outcome| outcome == WriteOutcome::Done);
             }
         }
         EndWrite::Cancelled { cancel, output } => {

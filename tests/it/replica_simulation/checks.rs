@@ -3,10 +3,21 @@
 use std::time::Duration;
 
 use super::{Fleet, Violation};
-use warmroute::store::{ResponseKey, Status};
+use warmroute::store::{FencingToken, ResponseKey, Status};
 
 /// An owner that returns after its lease has ended learns within this time what was taken over from it.
 const DOUBLE_MAX: Duration = Duration::from_secs(20);
+
+/// An end that a client was informed of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PromisedEnd {
+    pub(super) status: Status,
+    /// The replica that wrote it.
+    pub(super) replica: usize,
+    pub(super) incarnation: u64,
+    /// `None`: cancelled by a replica that did not run it.
+    pub(super) fence: Option<FencingToken>,
+}
 
 impl Fleet {
     pub(super) fn has_settled(&mut self) -> bool {
@@ -34,6 +45,10 @@ impl Fleet {
         for key in self.streams.keys().copied().collect::<Vec<_>>() {
             let is_acknowledged = self.acknowledged.contains(&key);
             let Some(record) = self.store.get(now, key) else {
+                if self.store.may_have_expired(now, key) {
+                    self.counts.expired += 1;
+                    continue;
+                }
                 if is_acknowledged && !self.store.is_gone(key) {
                     return Err(Violation::new(
                         now,
@@ -44,13 +59,24 @@ impl Fleet {
                 self.counts.gone += 1;
                 continue;
             };
+            let promised = self
+                .promised
+                .get(&key)
+                .filter(|_| self.rolled_back.contains(&key));
+            if let Some(end) = promised
+                && end.status != record.status
+            {
+                let reason = format!("{end:?} was acknowledged, and it is {}", record.status);
+                return Err(Violation::new(now, key, reason));
+            }
             match record.status {
                 Status::Completed | Status::Incomplete => self.counts.completed += 1,
                 Status::Failed => self.counts.failed += 1,
                 Status::Cancelled => {
                     self.counts.cancelled += 1;
                     if self.store.lacks_output(now, key) {
-                        let reason = "it was cancelled, and lacks the output that was told of it";
+                        let reason =
+                            "it was cancelled, and lacks the output that readers received of it";
                         return Err(Violation::new(now, key, reason));
                     }
                 }
@@ -83,7 +109,7 @@ impl Fleet {
     /// Not for long do two replicas with a valid lease run a response, and a lease that a replica considers valid
     /// is valid in the store too.
     pub(super) fn check_single_owner(&mut self, key: ResponseKey) -> Result<(), Violation> {
-        if self.faults.was_emptied() {
+        if self.faults.was_emptied() || self.has_failed_over() {
             // The store has lost the leases too, until the next heartbeats.
             return Ok(());
         }

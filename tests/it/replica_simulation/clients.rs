@@ -2,7 +2,7 @@
 
 use super::run::hint;
 use super::store_harness::StoreRequest;
-use super::{Event, Fleet, REPLICAS, ReplicaEvent, ReplyTo, Violation, key};
+use super::{Event, Fleet, REPLICAS, ReplicaEvent, ReplyTo, Scenario, Violation, key};
 use warmroute::responses::background::log;
 use warmroute::responses::background::run_state::RunState;
 use warmroute::store::record::{Content, InitialState, Retention};
@@ -33,6 +33,8 @@ impl Fleet {
             0 => b"not portable",
             _ => b"portable",
         };
+        self.portable.insert(key, request == b"portable");
+        let is_ephemeral = self.scenario == Scenario::Nodes && number % 2 == 0;
         let record = NewRecord {
             token: IdempotencyToken(number as u64),
             parent: None,
@@ -41,7 +43,10 @@ impl Fleet {
             content: Content::default(),
             initial: InitialState::Background {
                 fence,
-                retention: Retention::Stored,
+                retention: match is_ephemeral {
+                    true => Retention::Ephemeral,
+                    false => Retention::Stored,
+                },
                 streams,
                 request: request.into(),
             },

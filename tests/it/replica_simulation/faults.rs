@@ -124,6 +124,20 @@ impl Faults {
         Some(fault(trap.kind, at, random))
     }
 
+    /// No faults from now on.
+    pub(super) fn end(&mut self, now: Duration) {
+        self.traps.clear();
+        self.down_until = now;
+        self.loses_until = now;
+        self.has_large_ends = false;
+    }
+
+    /// Without faults that requests trigger.
+    pub(super) fn without_traps(&mut self) {
+        self.traps.clear();
+        self.has_large_ends = false;
+    }
+
     pub(super) fn down(&mut self, now: Duration, length: Duration) {
         self.down_until = self.down_until.max((now + length).min(CALM));
     }

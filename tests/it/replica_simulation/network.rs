@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::faults::Fault;
 use super::store_harness::{StoreReply, StoreRequest};
-use super::{CALM, Event, Fleet, PAUSE, ReplicaEvent, ReplyTo, Violation, key};
+use super::{Event, Fleet, PAUSE, ReplicaEvent, ReplyTo, Scenario, Violation, key};
 use warmroute::responses::background::run_step::{StopReason, Then};
 use warmroute::store::{self, CancelOutcome, Takeover};
 
@@ -25,7 +25,8 @@ impl Fleet {
 
     /// The network delay of a request or its reply.
     pub(super) fn delay(&mut self, ask: &StoreRequest) -> Duration {
-        let is_slow = self.now() < CALM
+        let is_slow = self.now() < self.quiet_from
+            && self.scenario != Scenario::OnTime
             && match ask {
                 // A create is never late, or it could recreate a deleted record.
                 StoreRequest::Create(..) => false,
@@ -47,8 +48,10 @@ impl Fleet {
     ) -> Result<(), Violation> {
         let now = self.now();
         let retry_after = Duration::from_secs(1);
-        let is_lost = now < CALM && self.faults.loses(now) && self.random.u8(..4) == 0;
-        let (said, delay) = if self.faults.is_down(now) {
+        let is_lost = now < self.quiet_from && self.faults.loses(now) && self.random.u8(..4) == 0;
+        let is_node_down = self.store.is_node_down(now, &ask);
+        self.counts.node_refusals += u64::from(is_node_down);
+        let (said, delay) = if self.faults.is_down(now) || is_node_down {
             match self.random.u8(..4) {
                 0 => {
                     let reason = "slow".into();
@@ -90,6 +93,7 @@ impl Fleet {
             && matches!(said, StoreReply::Cancelled(Ok(CancelOutcome::Done { .. })))
         {
             self.ledger.on_cancelled(*key);
+            self.cancelled_at.entry(*key).or_insert(now);
         }
         let when = now + delay;
         self.world.set(
@@ -110,6 +114,7 @@ impl Fleet {
         ask: StoreRequest,
         said: StoreReply,
     ) -> Result<(), Violation> {
+        self.on_end_reply(at, &ask, &said);
         match (to, said) {
             (ReplyTo::Heartbeat(by), StoreReply::Nothing(said)) => {
                 let owner = self.owner();
@@ -121,7 +126,14 @@ impl Fleet {
                 self.set_lease(at);
             }
             (ReplyTo::Run { key, serial, asked }, said) => {
-                let Some(run) = self.find(at, key, serial).filter(|run| run.asked == asked) else {
+                if self
+                    .find(at, key, serial)
+                    .is_none_or(|run| run.asked != asked)
+                {
+                    return Ok(());
+                }
+                self.check_failure(at, key, &ask, &said)?;
+                let Some(run) = self.find(at, key, serial) else {
                     return Ok(());
                 };
                 return match run.on_said(&said) {
@@ -138,6 +150,9 @@ impl Fleet {
             (ReplyTo::Notices(owner), StoreReply::Notices(Ok((notices, next)))) => {
                 if self.replicas[at].cursor.0 == owner {
                     self.replicas[at].cursor.1 = next;
+                }
+                if self.loses_notices() {
+                    return Ok(());
                 }
                 for notice in notices {
                     self.stop(at, notice.key, StopReason::Cancelled)?;
@@ -227,8 +242,13 @@ impl Fleet {
 
     pub(super) fn on_fault(&mut self, fault: Fault) -> Result<(), Violation> {
         let now = self.now();
+        let empties = matches!(fault, Fault::Empty(_)) && self.scenario != Scenario::Faults;
+        if self.has_failed_over() || empties {
+            return Ok(());
+        }
         match fault {
             Fault::Kill(at) if self.replicas[at].is_up => {
+                self.on_killed(at);
                 self.replicas[at].is_up = false;
                 let when = now + self.ms(100..8_000);
                 self.world.set(when, Event::Start(at));
@@ -242,7 +262,7 @@ impl Fleet {
                 for key in self.replicas[at].table.keys() {
                     let run = self.replicas[at].table.find(key);
                     // Runs that no engine has started are released at once; the others may finish.
-                    if run.is_some_and(|run| !run.state.is_begun()) {
+                    if run.is_some_and(|run| !run.state.has_engine_started()) {
                         self.stop(at, key, StopReason::Draining)?;
                     }
                 }

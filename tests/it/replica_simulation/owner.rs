@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::run::{Act, Run, Word};
 use super::store_harness::{StoreReply, StoreRequest};
-use super::{ATTEMPTS_MAX, Event, Fleet, NUMBERS, ReplicaEvent, ReplyTo, Violation, key};
+use super::{ATTEMPTS_MAX, Event, Fleet, NUMBERS, ReplicaEvent, ReplyTo, Scenario, Violation, key};
 use warmroute::responses::background::run_state::RunState;
 use warmroute::responses::background::run_step::StopReason;
 use warmroute::responses::background::run_table::RunRefusal;
@@ -25,8 +25,13 @@ impl Fleet {
                 for number in 1..=NUMBERS {
                     self.check_single_owner(key(number))?;
                 }
+                self.check_times()?;
             }
-            ReplicaEvent::Notices => self.on_notices(at),
+            ReplicaEvent::Notices => {
+                self.on_notices(at);
+                self.check_times()?;
+            }
+            ReplicaEvent::RepeatEnds => return self.on_repeat_ends(at),
             ReplicaEvent::Scan => return self.on_sweep(at),
             ReplicaEvent::Word(key, serial, word) => {
                 let found = self.find(at, key, serial);
@@ -68,7 +73,7 @@ impl Fleet {
     pub(super) fn set_lease(&mut self, at: usize) {
         let next = self.replicas[at].table.next_timeout();
         let when = next
-            .saturating_duration_since(self.begun)
+            .saturating_duration_since(self.started)
             .max(self.now() + Duration::from_millis(1));
         let incarnation = self.replicas[at].incarnation;
         self.world
@@ -91,7 +96,12 @@ impl Fleet {
     }
 
     pub(super) fn on_notices(&mut self, at: usize) {
-        self.later(at, 100..1_000, ReplicaEvent::Notices);
+        // As often as the real one where it is timed.
+        let (interval, check_every) = match self.scenario {
+            Scenario::OnTime => (50..60, 10),
+            _ => (100..1_000, 4),
+        };
+        self.later(at, interval, ReplicaEvent::Notices);
         let replica = &mut self.replicas[at];
         let owner = replica.table.owner();
         if replica.cursor.0 != owner {
@@ -104,7 +114,7 @@ impl Fleet {
         replica.looks += 1;
         let running = replica
             .looks
-            .is_multiple_of(4)
+            .is_multiple_of(check_every)
             .then(|| replica.table.to_check());
         self.send(
             at,
@@ -133,7 +143,14 @@ impl Fleet {
                 .store
                 .ask(now, &StoreRequest::Untracked(owner, known))?
         {
-            self.replicas[at].table.on_strays(owner, &strays);
+            let mut left = Vec::new();
+            for (key, fence) in strays {
+                match self.replicas[at].recent_ends.find(key) {
+                    Some(write) => self.repeat_end(at, key, &write)?,
+                    None => left.push((key, fence)),
+                }
+            }
+            self.replicas[at].table.on_strays(owner, &left);
         }
         let replica = &self.replicas[at];
         let (to_hand_back, unconfirmed) =
@@ -207,7 +224,7 @@ impl Fleet {
             false => {
                 self.counts.given_up += 1;
                 // It never ran, and others could run it.
-                if orphan_state.is_portable && !self.store.was_begun(key) {
+                if orphan_state.is_portable && !self.store.was_started(key) {
                     let reason = "it is given up, and no engine ever began it";
                     return Err(Violation::new(self.now(), key, reason));
                 }
@@ -339,7 +356,7 @@ impl Fleet {
         let replica = &self.replicas[at];
         if replica.is_draining && replica.table.is_empty() {
             let owner = replica.table.owner();
-            self.send(at, ReplyTo::Nobody, StoreRequest::EndLease(owner));
+            self.send(at, ReplyTo::NoReceiver, StoreRequest::EndLease(owner));
             self.later(at, 50..51, ReplicaEvent::Exit);
         }
     }

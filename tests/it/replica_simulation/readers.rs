@@ -23,8 +23,8 @@ pub(super) struct Reader {
     reading: ReadPosition,
     /// The number of the next event.
     next: u64,
-    has_heard: bool,
-    has_heard_end: bool,
+    has_received: bool,
+    has_received_end: bool,
     /// The log is gone: only the terminal event can be received.
     is_cut: bool,
     asked: u64,
@@ -38,8 +38,8 @@ impl Reader {
             at: None,
             reading: ReadPosition::new(after),
             next: after.map_or(0, |after| after + 1),
-            has_heard: false,
-            has_heard_end: false,
+            has_received: false,
+            has_received_end: false,
             is_cut: false,
             asked: 0,
         }
@@ -48,10 +48,10 @@ impl Reader {
 
 /// What any reader received of each response.
 #[derive(Debug, Default)]
-pub(super) struct Ledger(BTreeMap<ResponseKey, Told>);
+pub(super) struct Ledger(BTreeMap<ResponseKey, ReceivedStream>);
 
 #[derive(Debug, Default)]
-struct Told {
+struct ReceivedStream {
     events: BTreeMap<u64, SimulatedEvent>,
     end: Option<u64>,
     /// The one run whose output was received.
@@ -64,32 +64,39 @@ impl Ledger {
         self.0.entry(key).or_default().is_cancelled = true;
     }
 
+    pub(super) fn forget(&mut self, key: ResponseKey) {
+        self.0.remove(&key);
+    }
+
     /// Records a received event.
-    fn on_told(&mut self, key: ResponseKey, heard: &SimulatedEvent) -> Result<(), String> {
-        let told = self.0.entry(key).or_default();
-        let number = heard.number;
-        if heard.kind == END {
-            if told.end.is_some_and(|end| end != number) {
-                return Err(format!("it ends with {:?} and with {number}", told.end));
+    fn on_event(&mut self, key: ResponseKey, event: &SimulatedEvent) -> Result<(), String> {
+        let stream = self.0.entry(key).or_default();
+        let number = event.number;
+        if event.kind == END {
+            if stream.end.is_some_and(|end| end != number) {
+                return Err(format!("it ends with {:?} and with {number}", stream.end));
             }
-            told.end = Some(number);
+            stream.end = Some(number);
         } else {
-            if told.end.is_some_and(|end| end <= number) {
-                return Err(format!("{heard:?} was told beyond its end"));
+            if stream.end.is_some_and(|end| end <= number) {
+                return Err(format!("{event:?} was received beyond its end"));
             }
-            if number >= FIRST_EVENTS && *told.name.get_or_insert(heard.name) != heard.name {
-                return Err(format!("{heard:?} was told, and words of {:?}", told.name));
+            if number >= FIRST_EVENTS && *stream.name.get_or_insert(event.name) != event.name {
+                return Err(format!(
+                    "{event:?} was received, and words of {:?}",
+                    stream.name
+                ));
             }
         }
-        let known = told.events.entry(number).or_insert_with(|| heard.clone());
-        let is_same = match heard.kind == END {
+        let known = stream.events.entry(number).or_insert_with(|| event.clone());
+        let is_same = match event.kind == END {
             // The terminal event may come from the record.
             true => known.kind == END,
-            false => known == heard,
+            false => known == event,
         };
         match is_same {
             true => Ok(()),
-            false => Err(format!("{known:?} was told, and {heard:?}")),
+            false => Err(format!("{known:?} was received, and {event:?}")),
         }
     }
 }
@@ -115,14 +122,14 @@ impl Fleet {
                 Some((at, incarnation, run))
             }
             Some(_) => {
-                if found.has_heard_end {
+                if found.has_received_end {
                     self.readers[reader].is_over = true;
                     return Ok(());
                 }
                 // The connection broke: it resumes elsewhere after the last received number.
                 self.counts.resumed += 1;
                 let found = &mut self.readers[reader];
-                if found.has_heard {
+                if found.has_received {
                     found.reading = ReadPosition::new(found.next.checked_sub(1));
                 }
                 None
@@ -159,7 +166,7 @@ impl Fleet {
                 Tail::InMemory { text, last, is_end } => {
                     let next = self.readers[reader].reading.on_tail(text, last, is_end);
                     let text = text.to_vec();
-                    self.counts.told_from_memory += u64::from(!text.is_empty());
+                    self.counts.received_from_memory += u64::from(!text.is_empty());
                     return self.on_read_here(reader, &text, next);
                 }
                 Tail::InStore => {}
@@ -223,7 +230,7 @@ impl Fleet {
             }
             StoreReply::Events(Ok(None)) | StoreReply::Record(Ok(None)) => {
                 if !self.store.is_gone(key) {
-                    let reason = "a reader was told that it is not there";
+                    let reason = "the store answered a reader that it is not there";
                     return Err(Violation::new(self.now(), key, reason));
                 }
                 self.readers[reader].is_over = true;
@@ -242,9 +249,9 @@ impl Fleet {
             Next::Over => {
                 let found = &mut self.readers[reader];
                 found.is_over = true;
-                if !found.has_heard_end {
+                if !found.has_received_end {
                     let key = found.key;
-                    return Err(Violation::new(self.now(), key, "a reader was told no end"));
+                    return Err(Violation::new(self.now(), key, "a reader received no end"));
                 }
             }
             Next::More => self.read_later(reader, 0..5),
@@ -266,35 +273,36 @@ impl Fleet {
         let broken = |reason: String| Err(Violation::new(now, key, reason));
         let Some(events) = encoder::parse_events(text) else {
             let text = String::from_utf8_lossy(text).into_owned();
-            return broken(format!("a reader heard {text:?}"));
+            return broken(format!("a reader received {text:?}"));
         };
         let record = self.store.get(now, key);
         let stored = record
             .as_ref()
             .and_then(|it| it.background)
             .and_then(|it| it.last_event);
-        for heard in events {
+        for event in events {
             let found = &mut self.readers[reader];
-            let is_end = heard.kind == END;
+            let is_end = event.kind == END;
             // A reader that asked for events after the end receives the terminal event.
-            let is_again = is_end && !found.has_heard && heard.number < found.next;
-            let is_far = is_end && found.is_cut && heard.number > found.next;
-            let is_next = heard.number == found.next || is_again || is_far;
-            if found.has_heard_end || !is_next {
-                return broken(format!("a reader at {} heard {heard:?}", found.next));
+            let is_again = is_end && !found.has_received && event.number < found.next;
+            let is_far = is_end && found.is_cut && event.number > found.next;
+            let is_next = event.number == found.next || is_again || is_far;
+            if found.has_received_end || !is_next {
+                return broken(format!("a reader at {} received {event:?}", found.next));
             }
-            found.next = heard.number + 1;
-            found.has_heard = true;
-            found.has_heard_end = is_end;
-            self.counts.told += 1;
-            if !self.store.is_gone(key) && stored < Some(heard.number) {
-                return broken(format!("{heard:?} was told before it was stored"));
+            found.next = event.number + 1;
+            found.has_received = true;
+            found.has_received_end = is_end;
+            self.counts.received += 1;
+            let is_rolled_back = self.rolled_back.contains(&key);
+            if !is_rolled_back && !self.store.is_gone(key) && stored < Some(event.number) {
+                return broken(format!("{event:?} was received before it was stored"));
             }
             let is_terminal = record.as_ref().is_none_or(|it| it.status.is_terminal());
             if is_end && !is_terminal {
-                return broken(format!("{heard:?} was told of what runs"));
+                return broken(format!("{event:?} was received of what runs"));
             }
-            if let Err(reason) = self.ledger.on_told(key, &heard) {
+            if let Err(reason) = self.ledger.on_event(key, &event) {
                 return broken(reason);
             }
         }
@@ -306,6 +314,7 @@ impl Fleet {
         let reader = self.readers.len();
         self.readers.push(Reader::new(key, None));
         let now = self.now();
+        let mut whole = Vec::new();
         for _ in 0..10_000 {
             let after = self.readers[reader].reading.after();
             let Some(read) = self.store.events(now, key, after) else {
@@ -317,6 +326,7 @@ impl Fleet {
                 .on_read(&read, CUT_BYTES, &mut out);
             self.readers[reader].is_cut |= read.log == LogState::Overflowed;
             self.tell(reader, &out)?;
+            whole.extend_from_slice(&out);
             match next {
                 Next::More => {}
                 Next::Wait => return Err(Violation::new(now, key, "its events do not end")),
@@ -332,15 +342,29 @@ impl Fleet {
             }
         }
         self.readers[reader].is_over = true;
-        if !self.readers[reader].has_heard_end {
+        if !self.readers[reader].has_received_end {
             return Err(Violation::new(now, key, "it has no end"));
         }
-        let status = self.store.get(now, key).map(|it| it.status);
+        let record = self.store.get(now, key);
+        let status = record.as_ref().map(|it| it.status);
+        // What is retrieved is what was streamed.
+        let output = record.map(|it| it.content.output).unwrap_or_default();
+        if !output.is_empty() && !self.readers[reader].is_cut {
+            self.counts.outputs_compared += 1;
+            let streamed = encoder::parse_events(&whole).unwrap_or_default();
+            let streamed = streamed.into_iter().filter(|event| event.kind != END);
+            let streamed: Vec<_> = streamed.collect();
+            let output = encoder::parse_events(&output).unwrap_or_default();
+            if streamed != output {
+                let reason = format!("{streamed:?} was streamed, and {output:?} is stored");
+                return Err(Violation::new(now, key, reason));
+            }
+        }
         let is_cancelled = self
             .ledger
             .0
             .get(&key)
-            .is_some_and(|told| told.is_cancelled);
+            .is_some_and(|stream| stream.is_cancelled);
         if is_cancelled && status != Some(Status::Cancelled) {
             let reason = format!("its cancel was answered, and it is {status:?}");
             return Err(Violation::new(now, key, reason));

@@ -35,6 +35,16 @@ pub(super) enum Act {
     Leave,
 }
 
+/// Why a run ends as failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FailureCause {
+    Engine,
+    /// The store refuses the output.
+    TooLarge,
+    /// What the owner found or was asked to do.
+    Owner,
+}
+
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) serial: u64,
@@ -44,7 +54,7 @@ pub(super) struct Run {
     key: ResponseKey,
     fence: FencingToken,
     encoder: EventEncoder,
-    heard: VecDeque<Word>,
+    arrived: VecDeque<Word>,
     has_engine: bool,
     end: Option<End>,
     /// The request whose reply it waits for; other replies are ignored.
@@ -53,6 +63,7 @@ pub(super) struct Run {
     last: u64,
     /// Finalizations sent so far.
     ends: u64,
+    pub(super) failure: Option<FailureCause>,
 }
 
 #[derive(Debug)]
@@ -60,6 +71,8 @@ struct End {
     token: IdempotencyToken,
     status: Status,
     cut: Bytes,
+    /// The text of all events before the end, if they are known.
+    output: Bytes,
 }
 
 impl Run {
@@ -71,17 +84,18 @@ impl Run {
             key,
             fence,
             encoder: EventEncoder::new(serial),
-            heard: VecDeque::new(),
+            arrived: VecDeque::new(),
             has_engine: false,
             end: None,
             asked: 0,
             last: 0,
             ends: 0,
+            failure: None,
         }
     }
 
     pub(super) fn hear(&mut self, word: Word) {
-        self.heard.push_back(word);
+        self.arrived.push_back(word);
     }
 
     /// True if the pending wait was abandoned.
@@ -99,7 +113,7 @@ impl Run {
                     self.state.on_events(self.encoder.announce().as_bytes());
                     continue;
                 }
-                Step::ReadEngine => match self.heard.pop_front() {
+                Step::ReadEngine => match self.arrived.pop_front() {
                     Some(word) => {
                         self.on_word(word);
                         continue;
@@ -126,14 +140,16 @@ impl Run {
                             self.state.on_events(said.as_bytes());
                         }
                     }
+                    self.failure = Some(FailureCause::Owner);
                     self.conclude(Status::Failed);
                     continue;
                 }
                 Step::FailWithoutOutput { number } => {
                     self.encoder.go_on_at(number);
                     self.conclude(Status::Failed);
+                    self.failure = Some(FailureCause::TooLarge);
                     if let Some(end) = &mut self.end {
-                        end.cut = Bytes::new();
+                        (end.cut, end.output) = Default::default();
                     }
                     continue;
                 }
@@ -148,7 +164,10 @@ impl Run {
                             commit: None,
                             token: end.token,
                             status: end.status,
-                            content: Content::default(),
+                            content: Content {
+                                response: Bytes::new(),
+                                output: end.output.clone(),
+                            },
                             hint: hint(),
                             batch,
                             delta_table: end.cut.clone(),
@@ -158,11 +177,14 @@ impl Run {
                 Step::ReadCancelled => StoreRequest::Get(key),
                 Step::CancelAgain => StoreRequest::Cancel(key, cancellation(self.serial)),
                 Step::StorePartial => {
-                    let told = self.state.log().stored_text();
-                    let told = told.filter(|_| self.state.streams());
+                    let logged = self.state.log().stored_text();
+                    let logged = logged.filter(|_| self.state.streams());
                     let amend = CancelledOutput {
-                        content: Content::default(),
-                        delta_table: told.map(log::compressed).unwrap_or_default(),
+                        content: Content {
+                            response: Bytes::new(),
+                            output: Bytes::copy_from_slice(logged.unwrap_or_default()),
+                        },
+                        delta_table: logged.map(log::compressed).unwrap_or_default(),
                     };
                     StoreRequest::FinalizeCancelled(key, fence, amend)
                 }
@@ -173,13 +195,14 @@ impl Run {
     }
 
     fn on_word(&mut self, word: Word) {
-        self.state.on_begun();
+        self.state.on_engine_started();
         match word {
             Word::Some(count) => {
                 let said = self.encoder.words(count);
                 self.state.on_events(said.as_bytes());
             }
             Word::Last(status) => {
+                self.failure = Some(FailureCause::Engine);
                 let said = self.encoder.words(0);
                 self.state.on_events(said.as_bytes());
                 self.conclude(status);
@@ -190,12 +213,14 @@ impl Run {
     fn conclude(&mut self, status: Status) {
         let text = self.state.log().text().filter(|_| self.state.streams());
         let cut = text.map(log::compressed).unwrap_or_default();
+        let output = Bytes::copy_from_slice(text.unwrap_or_default());
         self.state.on_last_event(self.encoder.end().as_bytes());
         self.ends += 1;
         self.end = Some(End {
             token: IdempotencyToken(self.serial * 256 + self.ends),
             status,
             cut,
+            output,
         });
     }
 
@@ -223,7 +248,7 @@ impl Run {
     }
 }
 
-fn cancellation(serial: u64) -> Cancellation {
+pub(super) fn cancellation(serial: u64) -> Cancellation {
     Cancellation {
         token: IdempotencyToken(serial),
         response: b"{}".as_slice().into(),

@@ -1,6 +1,6 @@
 //! The simulated store: the memory store on a virtual clock, with its invariants checked after each write.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::Violation;
+use super::{Scenario, Violation};
 use warmroute::observe::metrics::Registry;
 use warmroute::responses::background::log;
 use warmroute::store::log::LogState;
 use warmroute::store::memory::{self, Memory};
+use warmroute::store::record::{InitialState, Retention};
 use warmroute::store::{
     self, CancelOutcome, Cancellation, CancelledOutput, DeleteOutcome, EventBatch, FencingToken,
     Finalization, LoggedEvents, NewRecord, Notice, NoticeCursor, Orphan, Owner, OwnershipLoss,
@@ -109,6 +110,19 @@ impl StoreRequest {
         }
     }
 
+    fn is_write(&self) -> bool {
+        !matches!(
+            self,
+            Self::Get(_)
+                | Self::Events(..)
+                | Self::Notices(..)
+                | Self::CheckOwnership(_)
+                | Self::Orphans
+                | Self::Untracked(..)
+                | Self::Request(..)
+        )
+    }
+
     /// The fencing token of a write.
     fn fence(&self) -> Option<FencingToken> {
         match self {
@@ -134,16 +148,41 @@ struct ExpectedRecord {
     was_cancelled: bool,
     /// Whether the output that readers had received was stored after the cancel.
     has_output: bool,
-    /// Whether an engine has begun it.
-    was_begun: bool,
+    /// Whether an engine has started it.
+    was_started: bool,
+    /// The fencing numbers under which an engine started it.
+    starts: BTreeSet<u64>,
+    was_deleted: bool,
+    is_ephemeral: bool,
+    ended_at: Option<Duration>,
+}
+
+impl ExpectedRecord {
+    /// Whether it may be gone because it has ended a while ago.
+    fn has_expired(&self, now: Duration, keep: &RetentionSettings) -> bool {
+        let until = self.ended_at.map(|at| at + keep.ephemeral);
+        self.is_ephemeral && until.is_some_and(|until| until <= now)
+    }
+}
+
+/// The nodes of a store that has several.
+pub(super) const NODES: u64 = 3;
+
+fn node_of(key: ResponseKey) -> u64 {
+    key.id.root().0 % NODES
 }
 
 pub(super) struct StoreHarness {
-    begun: Instant,
+    started: Instant,
     clock: Arc<AtomicU64>,
     keep: RetentionSettings,
     memory: Memory,
     known: BTreeMap<ResponseKey, ExpectedRecord>,
+    scenario: Scenario,
+    /// The writes, where the store may lose some.
+    writes: Vec<(Duration, StoreRequest)>,
+    /// Nodes that are down, from when and until when.
+    nodes_down: Vec<(u64, Duration, Duration)>,
     /// When each owner's lease ends in the store.
     leases: BTreeMap<Owner, Duration>,
 }
@@ -153,21 +192,24 @@ const EVENTS_BYTES: u64 = 64;
 const ORPHANS_MAX: usize = 64;
 
 impl StoreHarness {
-    pub(super) fn new(begun: Instant, keep: RetentionSettings) -> Self {
+    pub(super) fn new(started: Instant, keep: RetentionSettings, scenario: Scenario) -> Self {
         let clock = Arc::new(AtomicU64::new(0));
         Self {
-            begun,
-            memory: memory(begun, &clock, &keep),
+            started,
+            memory: memory(started, &clock, &keep),
             clock,
             keep,
             known: BTreeMap::new(),
             leases: BTreeMap::new(),
+            scenario,
+            writes: Vec::new(),
+            nodes_down: Vec::new(),
         }
     }
 
     /// Restarts the store empty.
     pub(super) fn empty(&mut self) {
-        self.memory = memory(self.begun, &self.clock, &self.keep);
+        self.memory = memory(self.started, &self.clock, &self.keep);
         self.leases.clear();
         for known in self.known.values_mut() {
             known.is_gone |= known.status.is_some();
@@ -176,7 +218,109 @@ impl StoreHarness {
     }
 
     pub(super) fn is_gone(&self, key: ResponseKey) -> bool {
-        self.known.get(&key).is_some_and(|known| known.is_gone)
+        let now = Duration::from_micros(self.clock.load(Ordering::Relaxed));
+        let known = self.known.get(&key);
+        known.is_some_and(|known| known.is_gone || known.has_expired(now, &self.keep))
+    }
+
+    pub(super) fn may_have_expired(&self, now: Duration, key: ResponseKey) -> bool {
+        let known = self.known.get(&key);
+        known.is_some_and(|known| known.has_expired(now, &self.keep))
+    }
+
+    /// How often an engine started it.
+    pub(super) fn starts(&self, key: ResponseKey) -> usize {
+        self.known.get(&key).map_or(0, |known| known.starts.len())
+    }
+
+    /// The text of its log.
+    pub(super) fn logged(&mut self, now: Duration, key: ResponseKey) -> Option<Vec<u8>> {
+        self.at(now);
+        logged_events(&self.memory, key)
+    }
+
+    /// Loses the last writes. Returns the responses that they were about.
+    pub(super) fn fail_over(
+        &mut self,
+        now: Duration,
+        lost: usize,
+    ) -> Result<BTreeSet<ResponseKey>, Violation> {
+        let mut writes = std::mem::take(&mut self.writes);
+        let lost = writes.split_off(writes.len().saturating_sub(lost));
+        self.memory = memory(self.started, &self.clock, &self.keep);
+        self.leases.clear();
+        let before = std::mem::take(&mut self.known);
+        for (at, ask) in writes {
+            let _ = self.ask(at, &ask)?;
+        }
+        self.at(now);
+        for (key, was) in before {
+            let known = self.known.entry(key).or_default();
+            known.was_started |= was.was_started;
+            if known.status.is_none() && was.status.is_some() {
+                (known.is_gone, known.was_emptied) = (true, true);
+            }
+        }
+        Ok(lost.iter().filter_map(|(_, ask)| ask.key()).collect())
+    }
+
+    pub(super) fn set_node_down(&mut self, node: u64, from: Duration, until: Duration) {
+        self.nodes_down.push((node, from, until));
+    }
+
+    fn is_down(&self, now: Duration, node: u64) -> bool {
+        let mut down = self.nodes_down.iter();
+        down.any(|(it, from, until)| *it == node && (*from..*until).contains(&now))
+    }
+
+    /// Whether the request needs a node that is down.
+    pub(super) fn is_node_down(&self, now: Duration, ask: &StoreRequest) -> bool {
+        let mut nodes: Vec<u64> = ask.key().map(node_of).into_iter().collect();
+        let owner = |owner: &Owner| owner.0 % NODES;
+        match ask {
+            StoreRequest::Heartbeat(by, _)
+            | StoreRequest::EndLease(by)
+            | StoreRequest::Notices(by, _)
+            | StoreRequest::Untracked(by, _) => nodes.push(owner(by)),
+            StoreRequest::Create(_, new) => {
+                if let InitialState::Background { fence, .. } = &new.initial {
+                    nodes.push(owner(&fence.owner));
+                }
+            }
+            StoreRequest::TakeOver(orphan, by) => {
+                nodes.push(owner(by));
+                nodes.extend(orphan.owner.as_ref().map(owner));
+            }
+            StoreRequest::CheckOwnership(runs) => {
+                let mut runs = runs.iter().map(|(key, _)| node_of(*key)).peekable();
+                return runs.peek().is_some() && runs.all(|node| self.is_down(now, node));
+            }
+            _ => {}
+        }
+        nodes.into_iter().any(|node| self.is_down(now, node))
+    }
+
+    /// Without what lies on nodes that are down.
+    fn reachable(&self, now: Duration, said: StoreReply) -> StoreReply {
+        let is_up = |key: ResponseKey| !self.is_down(now, node_of(key));
+        match said {
+            StoreReply::Lost(Ok(mut lost)) => {
+                lost.retain(|(key, _)| is_up(*key));
+                StoreReply::Lost(Ok(lost))
+            }
+            StoreReply::Untracked(Ok(mut found)) => {
+                found.retain(|(key, _)| is_up(*key));
+                StoreReply::Untracked(Ok(found))
+            }
+            StoreReply::Orphans(Ok(mut orphans)) => {
+                orphans.retain(|orphan| {
+                    let owner = orphan.owner.map(|owner| owner.0 % NODES);
+                    is_up(orphan.key) && owner.is_none_or(|node| !self.is_down(now, node))
+                });
+                StoreReply::Orphans(Ok(orphans))
+            }
+            said => said,
+        }
     }
 
     /// Whether the output of a cancelled response is still to be stored: its log is there, and readers may have
@@ -187,11 +331,11 @@ impl StoreHarness {
         if known.is_none_or(|known| known.has_output || known.is_gone || known.was_emptied) {
             return false;
         }
-        told(&self.memory, key).is_some_and(|told| !told.is_empty())
+        logged_events(&self.memory, key).is_some_and(|logged| !logged.is_empty())
     }
 
-    pub(super) fn was_begun(&self, key: ResponseKey) -> bool {
-        self.known.get(&key).is_some_and(|known| known.was_begun)
+    pub(super) fn was_started(&self, key: ResponseKey) -> bool {
+        self.known.get(&key).is_some_and(|known| known.was_started)
     }
 
     /// Whether this owner's lease is valid in the store.
@@ -225,6 +369,9 @@ impl StoreHarness {
         ask: &StoreRequest,
     ) -> Result<StoreReply, Violation> {
         self.at(now);
+        if self.scenario == Scenario::Failover && ask.is_write() {
+            self.writes.push((now, ask.clone()));
+        }
         let memory = &self.memory;
         let said = match ask.clone() {
             StoreRequest::Heartbeat(owner, lease) => {
@@ -277,7 +424,7 @@ impl StoreHarness {
         if let Some(key) = ask.key() {
             self.look(now, key, ask, &said)?;
         }
-        Ok(said)
+        Ok(self.reachable(now, said))
     }
 
     fn look(
@@ -292,11 +439,19 @@ impl StoreHarness {
         let known = self.known.entry(key).or_default();
         let broken = |reason: String| Err(Violation::new(now, key, reason));
         let Some(record) = found else {
+            known.was_deleted |= matches!(ask, StoreRequest::Delete(_));
+            let is_early = known.status.is_some()
+                && !known.is_gone
+                && !known.was_deleted
+                && !known.has_expired(now, &self.keep);
             known.is_gone |= known.status.is_some();
-            return Ok(());
+            return match is_early {
+                true => broken(format!("{ask:?} found it gone")),
+                false => Ok(()),
+            };
         };
         if matches!(ask, StoreRequest::Create(..)) && known.was_emptied {
-            // Its client was told nothing yet: it is the same creation, tried again.
+            // Its client has no answer yet: it is the same creation, tried again.
             *known = ExpectedRecord::default();
         }
         if known.is_gone {
@@ -341,10 +496,10 @@ impl StoreHarness {
             StoreReply::Write(Ok(WriteOutcome::Done)),
         ) = (ask, said)
             && run.streams
-            && let Some(told) = told(&self.memory, key)
-            && log::decompressed(&amend.delta_table, told.len() + 1).as_ref() != Some(&told)
+            && let Some(logged) = logged_events(&self.memory, key)
+            && log::decompressed(&amend.delta_table, logged.len() + 1).as_ref() != Some(&logged)
         {
-            return broken("what was left of it is not what was told of it".to_owned());
+            return broken("what was kept of it is not what readers received of it".to_owned());
         }
         match (ask, said) {
             (StoreRequest::Finalize(..), StoreReply::Write(Ok(WriteOutcome::Done))) => {
@@ -354,7 +509,8 @@ impl StoreHarness {
                 known.was_cancelled = true;
             }
             (StoreRequest::Start(..), StoreReply::Write(Ok(WriteOutcome::Done))) => {
-                known.was_begun = true;
+                known.was_started = true;
+                known.starts.insert(run.fencing_number);
             }
             (StoreRequest::FinalizeCancelled(..), StoreReply::Write(Ok(WriteOutcome::Done))) => {
                 known.has_output = true;
@@ -364,14 +520,18 @@ impl StoreHarness {
         if known.was_finalized && known.was_cancelled {
             return broken("it was finalised, and cancelled".to_owned());
         }
+        known.is_ephemeral = run.retention == Retention::Ephemeral;
+        if record.status.is_terminal() {
+            known.ended_at.get_or_insert(now);
+        }
         known.status = Some(record.status);
         known.fence = Some((run.owner, run.fencing_number));
         Ok(())
     }
 }
 
-/// All that was told of a cancelled response, while its log is there.
-fn told(memory: &Memory, key: ResponseKey) -> Option<Vec<u8>> {
+/// All that readers may have received of a cancelled response, while its log is there.
+fn logged_events(memory: &Memory, key: ResponseKey) -> Option<Vec<u8>> {
     let read = done(memory.events(key, None, u64::MAX)).ok()??;
     if read.log != LogState::Whole {
         return None;
@@ -383,9 +543,9 @@ fn told(memory: &Memory, key: ResponseKey) -> Option<Vec<u8>> {
     Some(batches.flat_map(|it| it.bytes.to_vec()).collect())
 }
 
-fn memory(begun: Instant, clock: &Arc<AtomicU64>, keep: &RetentionSettings) -> Memory {
+fn memory(started: Instant, clock: &Arc<AtomicU64>, keep: &RetentionSettings) -> Memory {
     let clock = clock.clone();
-    let now = move || begun + Duration::from_micros(clock.load(Ordering::Relaxed));
+    let now = move || started + Duration::from_micros(clock.load(Ordering::Relaxed));
     let settings = memory::Settings::default();
     Memory::with_clock(&settings, keep, &Registry::default(), Arc::new(now))
 }
